@@ -1,0 +1,78 @@
+"""The build context: every file BuildKit gets, as one value."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class File:
+    data: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Context:
+    """Path -> file, and for generated text the template line of every line."""
+
+    files: dict[str, File]
+    origins: dict[str, list[str]] = field(default_factory=dict)
+
+    def digest(self, *, without: str | None = None) -> str:
+        """sha256 over every path, mode and content (but those under `without`)."""
+        total = hashlib.sha256()
+        for path in sorted(self.files):
+            if without and path.startswith(without):
+                continue
+            file = self.files[path]
+            total.update(f"{path}\0{file.mode:o}\0{len(file.data)}\0".encode())
+            total.update(file.data)
+        return total.hexdigest()
+
+    def origin(self, path: str, line: int) -> str | None:
+        """`template:line` of a generated line (from 1)."""
+        lines = self.origins.get(path, [])
+        return lines[line - 1] or None if 0 < line <= len(lines) else None
+
+    def write(self, folder: Path) -> None:
+        """Makes `folder` hold exactly this context; on any error the old folder is still whole."""
+        fresh = folder.with_name(folder.name + ".new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        for path, file in self.files.items():
+            target = fresh / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.data)
+            target.chmod(file.mode)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+
+
+def read(folder: Path) -> Context:
+    """A context that was written before; empty when the folder is not there."""
+    files = {
+        str(path.relative_to(folder)): File(path.read_bytes(), path.stat().st_mode & 0o777)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    return Context(files)
+
+
+def diff(old: Context, new: Context) -> str:
+    """A unified diff of two contexts; empty when they are the same."""
+    out: list[str] = []
+    for path in sorted({*old.files, *new.files}):
+        a, b = old.files.get(path), new.files.get(path)
+        if a == b:
+            continue
+        if a and b and a.data == b.data:
+            out.append(f"mode of {path}: {a.mode:o} -> {b.mode:o}\n")
+            continue
+        texts = [(f.data.decode("utf-8", "replace").splitlines(keepends=True) if f else []) for f in (a, b)]
+        out += difflib.unified_diff(
+            *texts, f"last build/{path}" if a else "/dev/null", f"now/{path}" if b else "/dev/null"
+        )
+    return "".join(line if line.endswith("\n") else line + "\n" for line in out)

@@ -1,0 +1,83 @@
+"""The one error hierarchy. The CLI prints these; nothing else in the package prints."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place in something the user wrote."""
+
+    path: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.path if self.line is None else f"{self.path}:{self.line}"
+
+
+class RocstackError(Exception):
+    """Root of every error a user can cause.
+
+    Carries a stable `code`, what happened, where, the likely cause and the next step.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        code: str,
+        where: Where | None = None,
+        cause: str | None = None,
+        next_step: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.code = code
+        self.where = where
+        self.cause = cause
+        self.next_step = next_step
+
+    def as_dict(self) -> dict[str, object]:
+        """The shape printed by `--json`."""
+        return {
+            "code": self.code,
+            "what": self.what,
+            "where": str(self.where) if self.where else None,
+            "cause": self.cause,
+            "next": self.next_step,
+            "exit_code": self.exit_code,
+        }
+
+
+class CheckFailed(RocstackError):
+    """Something ran and the answer was no: a failed build, smoke test or push."""
+
+    exit_code = 1
+
+
+class BadInput(RocstackError, ValueError):
+    """What the user wrote can't be used."""
+
+    exit_code = 2
+
+
+class Missing(RocstackError):
+    """Something this machine needs is not there; `next_step` says how to get it."""
+
+    exit_code = 3
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """A sentence that offers the nearest known names, or lists them when they are few."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
+    if close:
+        return "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
+    if names and len(names) <= 12:
+        return "known: " + ", ".join(names)
+    return None

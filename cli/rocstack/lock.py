@@ -1,0 +1,151 @@
+"""The lock: the resolved versions, digests and sha256 of a stack."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from rocstack import paths
+from rocstack.errors import BadInput, Where
+from rocstack.stack import Stack
+from rocstack.words import ImageRef, Line, Name, Package, Sha256, Url, Value, Version
+
+FILE = "rocstack.lock"
+
+
+class LockedBase(Value):
+    image: ImageRef
+    how: Literal["registry", "mmdebstrap"]
+    digest: Line  # of the image, as the registry or the engine names it
+
+
+class LockedPackage(Value):
+    name: Package
+    version: Version
+    sha256: Sha256 | None = None
+
+
+class LockedWheel(Value):
+    name: Name
+    version: Version
+    sha256: tuple[Sha256, ...]
+
+
+class LockedSource(Value):
+    component: Name
+    version: Version
+    url: Url | None = None
+    package: Package | None = None
+    sha256: Sha256
+
+
+class Lock(Value):
+    format: Literal[1] = 1
+    stack: Name
+    definition: Sha256  # of the stack the lock was made from
+    base: LockedBase | None = None
+    packages: tuple[LockedPackage, ...] = ()
+    wheels: tuple[LockedWheel, ...] = ()
+    sources: tuple[LockedSource, ...] = ()
+
+    def digest(self) -> str:
+        """The lock hash of the labels: sha256 over the whole lock."""
+        return hashlib.sha256(self.to_text().encode()).hexdigest()
+
+    def to_text(self) -> str:
+        return json.dumps(self.model_dump(exclude_none=True), indent=1, sort_keys=True) + "\n"
+
+    def requirements(self) -> str:
+        """The wheels as pip's requirements file with hashes."""
+        lines = []
+        for wheel in self.wheels:
+            hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
+            lines.append(f"{wheel.name}=={wheel.version} {hashes}")
+        return "\n".join(lines) + "\n"
+
+
+def definition_digest(stack: Stack) -> str:
+    """sha256 of what the stack chooses. Size budgets, texts and facts don't change what is built."""
+    chosen = stack.model_dump_json(exclude={"about", "facts", "budget_mb", "disk_mb", "driver"})
+    return hashlib.sha256(chosen.encode()).hexdigest()
+
+
+def read(path: Path) -> Lock:
+    """Reads a lock file.
+
+    Raises:
+        BadInput: it can't be read, or it is no lock.
+    """
+    try:
+        return Lock.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"can't read {path}: {error.strerror}", code="no-lock") from None
+    except (UnicodeDecodeError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "not UTF-8"}
+        at = ".".join(str(part) for part in first["loc"])
+        raise BadInput(
+            f"not a rocstack lock: {at + ': ' if at else ''}{first['msg']}", code="bad-lock", where=Where(str(path)),
+            next_step="make it anew with `rocstack lock`",
+        ) from None
+
+
+def for_stack(stack: Stack, file: Path | None) -> Lock | None:
+    """The lock of `stack`: the user's file if it is there, else the one that ships with the stack.
+
+    Raises:
+        BadInput: the lock was made from another stack, or from another state of this one.
+    """
+    shipped = paths.images() / "stacks" / f"{stack.name}.lock"
+    path = file if file and file.exists() else shipped
+    if not path.exists():
+        return None
+    lock = read(path)
+    if lock.stack != stack.name:
+        if path == file:
+            raise BadInput(
+                f"the lock is of stack '{lock.stack}', not of '{stack.name}'", code="lock-mismatch",
+                where=Where(str(path)), next_step=f"`rocstack lock --stack {stack.name}`, or name the other stack",
+            )
+        return None
+    if lock.definition != definition_digest(stack):
+        raise BadInput(
+            f"the lock does not match its stack: '{stack.name}' was changed after it was locked{_changes(stack, lock)}",
+            code="lock-mismatch", where=Where(str(path)), next_step=f"`rocstack lock --stack {stack.name}`",
+        )
+    return lock
+
+
+def _changes(stack: Stack, lock: Lock) -> str:
+    locked = {wheel.name: wheel.version for wheel in lock.wheels}
+    for name, version in stack.wheels.items():
+        if locked.get(name) != version:
+            return f" (wheel {name}: stack {version}, lock {locked.get(name, 'none')})"
+    return ""
+
+
+class Drift(Value):
+    """One thing the world has at another version than the lock."""
+
+    what: Line
+    locked: Line
+    found: Line
+
+
+def drift(lock: Lock, packages: dict[str, str], wheels: dict[str, str]) -> tuple[Drift, ...]:
+    """What an image holds at other versions than the lock names. Packages the image lacks are not drift:
+    the two roles hold different sets."""
+    out = [
+        Drift(what=package.name, locked=package.version, found=packages[package.name])
+        for package in lock.packages
+        if package.name in packages and packages[package.name] != package.version
+    ]
+    out += [
+        Drift(what=f"{wheel.name} (wheel)", locked=wheel.version, found=wheels[wheel.name])
+        for wheel in lock.wheels
+        if wheel.name in wheels and wheels[wheel.name] != wheel.version
+    ]
+    return tuple(out)

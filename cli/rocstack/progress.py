@@ -1,0 +1,127 @@
+"""BuildKit's progress as values: what each step is, when it ran, what it printed. Pure; fed by `buildkit`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+_STAGE = re.compile(r"\[(?P<stage>[^\]]+?)(?: +(?P<index>\d+)/(?P<total>\d+))?\] (?P<text>.*)", re.DOTALL)
+
+
+@dataclass
+class Step:
+    """One vertex of the build graph."""
+
+    digest: str
+    name: str
+    seconds: float | None = None
+    started: str | None = None
+    cached: bool = False
+    error: str | None = None
+    log: list[str] = field(default_factory=list)
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def stage(self) -> str:
+        match = _STAGE.match(self.name)
+        return match["stage"] if match else "export"
+
+    @property
+    def title(self) -> str:
+        """A short line for people: the instruction without its mounts and heredoc."""
+        match = _STAGE.match(self.name)
+        text = match["text"] if match else self.name
+        text = re.sub(r"--(mount|network)=\S+\s+", "", text)
+        text = re.sub(r"<<'?EOS'?.*", "", text, flags=re.DOTALL)
+        return " ".join(text.split())[:100]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One finished line of one step's output."""
+
+    step: Step
+    text: str
+
+
+class Progress:
+    """Collects the raw JSON stream; `feed` gives the lines and steps that became complete."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, Step] = {}
+        self.messages = ""  # what the builder says outside the stream: the closing error
+        self._buffer = ""
+        self._partial: dict[str, str] = {}
+
+    def feed(self, text: str) -> Iterator[Step | Line]:
+        """Takes a piece of the stream.
+
+        Yields:
+            A Step each time it starts, ends or fails, a Line for each line of output.
+        """
+        self._buffer += text
+        decoder = json.JSONDecoder()
+        while self._buffer:
+            self._buffer = self._buffer.lstrip()
+            if not self._buffer.startswith("{"):
+                line, newline, rest = self._buffer.partition("\n")
+                if not newline:
+                    return
+                self.messages += line + "\n"
+                self._buffer = rest
+                continue
+            try:
+                value, end = decoder.raw_decode(self._buffer)
+            except ValueError:
+                return
+            self._buffer = self._buffer[end:]
+            yield from self._take(value)
+
+    def close(self) -> None:
+        self.messages += self._buffer
+        self._buffer = ""
+        for digest, text in self._partial.items():
+            if text:
+                self.steps[digest].log.append(text)
+
+    def _take(self, value: dict[str, Any]) -> Iterator[Step | Line]:
+        for vertex in value.get("vertexes") or []:
+            step = self.steps.setdefault(vertex["digest"], Step(vertex["digest"], vertex["name"]))
+            before = (step.started, step.seconds, step.error, step.cached)
+            step.inputs = tuple(vertex.get("inputs") or step.inputs)
+            step.cached = step.cached or bool(vertex.get("cached"))
+            step.started = step.started or vertex.get("started")
+            step.error = vertex.get("error") or step.error
+            if vertex.get("completed") and vertex.get("started"):
+                step.seconds = (step.seconds or 0.0) if step.cached else _seconds(step.started, vertex["completed"])
+            if before != (step.started, step.seconds, step.error, step.cached):
+                yield step
+        for log in value.get("logs") or []:
+            step = self.steps.setdefault(log["vertex"], Step(log["vertex"], log["vertex"]))
+            text = self._partial.pop(step.digest, "") + base64.b64decode(log.get("data") or "").decode("utf-8", "replace")
+            *lines, rest = text.split("\n")
+            self._partial[step.digest] = rest
+            for line in lines:
+                clean = line.rsplit("\r", 1)[-1]
+                step.log.append(clean)
+                yield Line(step, clean)
+
+    def failed(self) -> Step | None:
+        """The step that failed by itself, not one that was cancelled for it."""
+        broken = [s for s in self.steps.values() if s.error and "context canceled" not in s.error]
+        return broken[0] if broken else None
+
+
+def _seconds(started: str | None, completed: str) -> float:
+    if not started:
+        return 0.0
+    return max(0.0, (_time(completed) - _time(started)).total_seconds())
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(re.sub(r"\.(\d{1,6})\d*Z$", r".\1+00:00", text).replace("Z", "+00:00"))

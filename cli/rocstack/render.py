@@ -1,0 +1,191 @@
+"""Resolved stack + lock -> build context. Pure: the same input gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rocstack import __version__, paths, prune, sourcemap
+from rocstack.blocks import Blocks, environment, guarded, sources
+from rocstack.component import ROLES, Library, Role
+from rocstack.context import Context, File
+from rocstack.lock import Lock
+from rocstack.resolve import Part, Resolved
+
+UIDS = {"munge": 42430, "slurm": 64030}  # slurm's is Debian's own (base-passwd), munge's is ours
+TOOLS = ("python3", "python3-pip", "binutils", "xz-utils")
+TRAINER = "trainer"
+# What a training run imports, found with `python3 -X importtime -m rocstack_trainer`.
+WARM = ("torch.distributed", "torch.optim", "numpy", "safetensors.torch", "transformers.models.llama.modeling_llama")
+
+
+def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Library) -> Context:
+    """The whole context.
+
+    Raises:
+        BadInput: a template or override is wrong (with its file and line).
+    """
+    env = environment({**_own_templates(), **sources(components), **sources(nics)})
+    vars = _variables(resolved, lock)
+    vars["m"] = guarded(lambda: env.get_template("macros.j2").make_module(vars))
+    blocks = Blocks(env, components, vars)
+    nic_blocks = Blocks(env, nics, vars)
+    parts = {part.name: part for part in resolved.parts}
+
+    def component_block(name: str, block: str, **extra: Any) -> str:
+        return blocks.render(name, block, part=parts[name], **extra)
+
+    vars["blocks"] = _Bound(component_block)
+    vars["nic_blocks"] = nic_blocks
+    dockerfile = guarded(lambda: env.get_template("Dockerfile.j2").render(vars))
+
+    files: dict[str, File] = {}
+    origins: dict[str, list[str]] = {}
+
+    def put(path: str, marked: str, mode: int = 0o644) -> None:
+        text, origin = sourcemap.split(marked)
+        files[path] = File(text.encode(), mode)
+        origins[path] = origin
+
+    put("Dockerfile", dockerfile)
+    for role in ROLES:
+        for index, part in enumerate(p for p in resolved.parts if p.reaches(role)):
+            folder = f"smoke/{role}-trainer" if part.name == TRAINER else f"smoke/{role}"
+            put(f"{folder}/{index:02d}-{part.name}.sh", _smoke_script(part, role, component_block))
+        if role == "worker":
+            text = nic_blocks.render(resolved.nic.name, "smoke", role=role)
+            put(f"smoke/{role}/90-nic.sh", f"version() {{ echo {resolved.nic.name}; }}\n{text}")
+        files[f"facts/{role}.json"] = File(_facts(resolved, lock, role))
+    rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *prune.rules(resolved.stack.gfx))
+    files["build/dpkg.rules"] = File(("\n".join(rules) + "\n").encode())
+    files |= _tree(paths.images() / "build", "build")
+    files |= _tree(paths.images() / "rootfs", "rootfs")
+    if TRAINER in parts:
+        files |= trainer_files(_site_packages(resolved))
+    if vars["wheels"]:
+        files["wheels.txt"] = File(lock.requirements().encode() if lock else b"")
+    return Context(dict(sorted(files.items())), origins)
+
+
+class _Bound:
+    """What templates see as `blocks`."""
+
+    def __init__(self, render: Any) -> None:
+        self.render = render
+
+    def has(self, name: str, block: str) -> bool:
+        return bool(self.render(name, block))
+
+    def any(self, names: list[str], block: str) -> bool:
+        return any(self.render(name, block) for name in names)
+
+
+def _smoke_script(part: Part, role: Role, block: Any) -> str:
+    return f"version() {{\n{block(part.name, 'version', role=role)}}}\n{block(part.name, 'smoke', role=role)}"
+
+
+def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
+    amd = resolved.has("rocm") and resolved.part("rocm").choice.method == "amd"
+
+    def own_parts(layer: tuple[str, ...], role: Role) -> list[str]:
+        return [n for n in layer if resolved.part(n).reaches(role) and len(resolved.part(n).roles) == 1]
+
+    def prefix(name: str) -> str:
+        return f"/opt/{name}" if resolved.part(name).choice.method == "source" else "/usr"
+
+    def libdir(name: str) -> str:
+        built = resolved.part(name).choice.method == "source"
+        return f"/opt/{name}/lib" if built else "/usr/lib/x86_64-linux-gnu"
+
+    def dev_packages(names: tuple[str, ...]) -> tuple[str, ...]:
+        parts = [resolved.part(n) for n in names if resolved.has(n)]
+        return tuple(p for part in parts if part.choice.method == "apt" for p in part.packages.builder_packages)
+
+    def env(role: Role) -> dict[str, str]:
+        own = {"ROCSTACK_ROLE": role, "ROCSTACK_STACK": resolved.stack.name, "ROCSTACK_NIC": resolved.nic.name}
+        return {**own, **(resolved.nic.env if role == "worker" else {})}
+
+    return {
+        "r": resolved,
+        "roles": ROLES,
+        "uids": UIDS,
+        "env": env,
+        "own_parts": own_parts,
+        "prefix": prefix,
+        "libdir": libdir,
+        "dev_packages": dev_packages,
+        "rocm_path": "/opt/rocm" if amd else "/usr",
+        "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
+        "rocstack_version": __version__,
+        "site_packages": _site_packages(resolved),
+        "tools_packages": TOOLS,
+        "needs_source_packages": any(part.choice.source for part in resolved.parts),
+        "trainer_roles": resolved.part(TRAINER).roles if resolved.has(TRAINER) else (),
+        "warm_modules": WARM,
+        "wheels": bool(resolved.stack.wheels),
+    }
+
+
+def _site_packages(resolved: Resolved) -> str:
+    return f"/usr/local/lib/python{resolved.stack.python}/dist-packages"
+
+
+def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
+    """What the manifest can't read off the tree: identity, and which component asked for which package."""
+    packages = {}
+    for part in resolved.parts:
+        if part.reaches(role):
+            lists = part.packages
+            packages[part.name] = [
+                *lists.packages, *(lists.worker_packages if role == "worker" else lists.control_packages)
+            ]
+    if role == "worker":
+        packages["nic"] = list(resolved.way.packages)
+    identity = {
+        "rocstack": __version__,
+        "stack": resolved.stack.name,
+        "nic": resolved.nic.name,
+        "way": resolved.way_name,
+        "role": role,
+        "gfx": list(resolved.stack.gfx),
+        "lock": lock.digest() if lock else None,
+    }
+    built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
+    wheels = {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))} if lock else {}
+    facts = {
+        "identity": identity,
+        "packages": packages,
+        "prefixes": built,
+        "site_packages": _site_packages(resolved),
+        "wheels": wheels,
+    }
+    return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _own_templates() -> dict[str, str]:
+    return {name: (paths.templates() / name).read_text() for name in ("Dockerfile.j2", "macros.j2")}
+
+
+def _tree(folder: Path, prefix: str) -> dict[str, File]:
+    return {
+        f"{prefix}/{path.relative_to(folder)}": File(path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
+    }
+
+
+def trainer_files(site_packages: str) -> dict[str, File]:
+    """The trainer as it lies in the image: its package, its metadata and its command."""
+    package = paths.images() / "trainer" / "rocstack_trainer"
+    site = f"trainer{site_packages}"
+    files = _tree(package, f"{site}/rocstack_trainer")
+    version = next(
+        line.split('"')[1] for line in (package / "__init__.py").read_text().splitlines() if "__version__ =" in line
+    )
+    info = f"{site}/rocstack_trainer-{version}.dist-info"
+    files[f"{info}/METADATA"] = File(f"Metadata-Version: 2.1\nName: rocstack-trainer\nVersion: {version}\n".encode())
+    files[f"{info}/INSTALLER"] = File(b"rocstack\n")
+    command = b'#!/bin/sh\nexec python3 -m rocstack_trainer "$@"\n'
+    files["trainer/usr/local/bin/rocstack-train"] = File(command, 0o755)
+    return files

@@ -1,0 +1,121 @@
+"""Stack + NIC profile + overlay -> one resolved value: all that rendering needs, and nothing it must look up."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from rocstack.component import Component, Library, Nic, Packages, Role, Way, validate_head
+from rocstack.errors import BadInput, Where, did_you_mean
+from rocstack.overlay import Overlay
+from rocstack.stack import Choice, Stack
+from rocstack.words import ImageRef, Name, Value
+
+
+class Part(Value):
+    """One component as it will be built."""
+
+    name: Name
+    about: str
+    roles: tuple[Role, ...]
+    choice: Choice
+    packages: Packages
+
+    def reaches(self, role: Role) -> bool:
+        return role in self.roles
+
+
+class Resolved(Value):
+    stack: Stack
+    nic: Nic
+    way_name: Name
+    way: Way
+    base: ImageRef
+    parts: tuple[Part, ...]  # in layer order
+    exclude: tuple[str, ...]
+
+    def part(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
+
+    def has(self, name: str) -> bool:
+        return any(part.name == name for part in self.parts)
+
+    def layer_packages(self, layer: tuple[str, ...], role: Role) -> tuple[str, ...]:
+        """What one layer installs for one role, beyond what both roles share."""
+        out: list[str] = []
+        for name in layer:
+            part = self.part(name)
+            if not part.reaches(role):
+                continue
+            own = part.packages.worker_packages if role == "worker" else part.packages.control_packages
+            out += own if len(part.roles) > 1 else part.packages.packages + own
+        return _unique(out)
+
+    def shared_packages(self) -> tuple[str, ...]:
+        """What both roles install first, in a layer they share."""
+        return _unique([p for part in self.parts if len(part.roles) > 1 for p in part.packages.packages])
+
+    def facts(self) -> dict[str, Any]:
+        """What the rules judge: component versions, OS, gfx, NIC, and the PMIx each side was built against."""
+        facts: dict[str, Any] = {part.name: part.choice.version for part in self.parts}
+        facts |= {"os": self.stack.base.os, "gfx": list(self.stack.gfx), "nic": self.nic.name}
+        pmix = facts.get("pmix")
+        for name in ("slurm", "openmpi"):
+            if self.has(name):
+                facts[f"{name}.pmix"] = self.part(name).choice.pmix or pmix
+        return facts
+
+    def digest(self) -> str:
+        """sha256 of the whole resolved value."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def resolve(
+    stack: Stack, nic_name: str, components: Library, nics: Library, overlay: Overlay, *, base: str | None = None,
+    way: str | None = None, where: Where | None = None,
+) -> Resolved:
+    """Joins the choices.
+
+    Raises:
+        BadInput: an unknown component, NIC, method or way; a component whose need the stack doesn't meet;
+            an override that matches nothing.
+    """
+    overlay.check_components(tuple(stack.components))
+    parts = tuple(_part(stack, name, components, overlay, where) for layer in stack.layers for name in layer)
+    heads = {part.name: validate_head(components.get(part.name), Component) for part in parts}
+    for part in parts:
+        for need in heads[part.name].needs:
+            if need not in stack.components:
+                raise BadInput(
+                    f"component '{part.name}' needs '{need}', which stack '{stack.name}' does not have",
+                    code="need-unmet", where=where, next_step=f"add '{need}' to the stack's components",
+                )
+    nic = validate_head(nics.get(nic_name), Nic)
+    way_name = way or next(iter(nic.ways))
+    if way_name not in nic.ways:
+        hint = did_you_mean(way_name, nic.ways)
+        raise BadInput(
+            f"NIC profile '{nic.name}' has no way '{way_name}'" + (f": {hint}" if hint else ""), code="unknown-way"
+        )
+    exclude = _unique([*stack.exclude, *(g for head in heads.values() for g in head.exclude)])
+    return Resolved(
+        stack=stack, nic=nic, way_name=way_name, way=nic.ways[way_name], base=base or stack.base.image, parts=parts,
+        exclude=exclude,
+    )
+
+
+def _part(stack: Stack, name: str, components: Library, overlay: Overlay, where: Where | None) -> Part:
+    head = validate_head(components.get(name, where), Component)
+    choice = stack.components[name]
+    if choice.method not in head.methods:
+        raise BadInput(
+            f"component '{name}' can't be had by method '{choice.method}': known: {', '.join(head.methods)}",
+            code="unknown-method", where=where,
+        )
+    lists = head.methods[choice.method]
+    changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}
+    return Part(name=name, about=head.about, roles=head.roles, choice=choice, packages=Packages(**changed))
+
+
+def _unique(items: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))

@@ -1,0 +1,114 @@
+"""Settings: flag > ROCSTACK_* variable > rocstack.yml > default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from rocstack import document
+from rocstack.errors import BadInput, Where, did_you_mean
+from rocstack.words import ImageRef, Line, Name, Url, Value
+
+FILE = "rocstack.yml"
+PREFIX = "ROCSTACK_"
+
+
+def _file(text: str) -> str:
+    if text and not Path(text).expanduser().is_file():
+        raise ValueError(f"no file {text}")
+    return text
+
+
+class Settings(Value):
+    """Every setting; the description is what `rocstack config` and the reference print."""
+
+    stack: Line = Field("debian-13", description="stack to build: a name of `rocstack stacks`, or a .yml file")
+    nic: Name = Field("tcp", description="NIC profile")
+    overlay: Line = Field("", description="folder with your overlay.yml, components/, nic/ and stacks/")
+    out: Line = Field(".rocstack", description="folder for contexts, logs and reports")
+    image_prefix: ImageRef = Field("rocstack", description="local image names start with this")
+    base: Literal["auto", "registry", "mmdebstrap"] = Field(
+        "auto", description="where the base comes from; auto: the registry, else mmdebstrap"
+    )
+    base_image: Line = Field("", description="base image instead of the stack's own")
+    apt_mirror: Annotated[str, Field(description="the distribution's mirror, instead of the client's default")] = ""
+    pip_index: Annotated[str, Field(description="wheel index, instead of pip's own configuration")] = ""
+    ca_bundle: Annotated[str, AfterValidator(_file)] = Field(
+        "", description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like"
+    )
+    push: Line = Field("", description="registry[:port][/folder] to push to")
+    tag: Line = Field("", description="release tag; default: ISO year and week, such as 2026.47")
+    attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")
+    memlock: Literal["auto", "unlimited", "omit"] = Field(
+        "auto", description="memlock of started containers; auto: unlimited where this host allows it"
+    )
+
+    def overlay_folder(self) -> Path | None:
+        return Path(self.overlay).expanduser() if self.overlay else None
+
+
+class Found(Value):
+    """One setting's value and where it came from."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def load(
+    flags: Mapping[str, Any], env: Mapping[str, str], folder: Path
+) -> tuple[Settings, tuple[Found, ...]]:
+    """Joins the layers; `flags` holds only what was given.
+
+    Raises:
+        BadInput: an unknown or wrong setting, with the place it came from.
+    """
+    file = folder / FILE
+    doc = document.read(file) if file.exists() else document.Document(str(file), {})
+    known = Settings.model_fields
+    own = {k: v for k, v in doc.data.items() if k != "cluster"}  # `cluster:` belongs to deploy
+    for key in own:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise BadInput(
+                f"unknown setting '{key}'" + (f": {hint}" if hint else ""), code="unknown-key", where=doc.where((key,))
+            )
+    found: list[Found] = []
+    values: dict[str, Any] = {}
+    for name, info in known.items():
+        variable = PREFIX + name.upper()
+        if flags.get(name) is not None:
+            value, source = flags[name], f"--{name.replace('_', '-')}"
+        elif env.get(variable):
+            value, source = env[variable], variable
+        elif name in own:
+            value, source = own[name], str(doc.where((name,)))
+        else:
+            value, source = info.default, "default"
+        if info.annotation is int and isinstance(value, str) and value.isdigit():
+            value = int(value)
+        values[name] = value
+        found.append(Found(name=name, value=value, source=source))
+    _refuse_misspelt(env)
+    try:
+        return Settings.model_validate(values), tuple(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        source = next(f.source for f in found if f.name == name)
+        raise BadInput(
+            f"{name} = {values[name]!r}: {first['msg'].removeprefix('Value error, ')}", code="bad-setting",
+            where=Where(source), next_step="`rocstack config` shows every setting and where it came from",
+        ) from None
+
+
+def _refuse_misspelt(env: Mapping[str, str]) -> None:
+    ours = {PREFIX + name.upper() for name in Settings.model_fields}
+    for variable in env:
+        if variable.startswith(PREFIX) and variable not in ours and not variable.startswith(PREFIX + "TEST_"):
+            hint = did_you_mean(variable, ours)
+            if hint and hint.startswith("did you mean"):
+                raise BadInput(f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment"))

@@ -1,0 +1,152 @@
+"""The stack: a named, complete choice of components and versions on one base OS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rocstack import document, paths
+from rocstack.errors import BadInput, did_you_mean
+from rocstack.words import Gfx, Glob, ImageRef, Line, Name, Option, Package, Sha256, Suite, Url, Value, Version
+
+Method = Literal["apt", "amd", "source", "wheel", "own"]
+
+
+class Bootstrap(Value):
+    """How mmdebstrap makes the base where no registry answers."""
+
+    suite: Suite
+    components: tuple[Suite, ...] = ("main",)
+    distribution: Literal["debian", "ubuntu"] = "debian"
+
+
+class Base(Value):
+    image: ImageRef
+    os: Name
+    bootstrap: Bootstrap | None = None
+
+
+class AptRepository(Value):
+    """A foreign apt repository, pinned over the distribution's own packages."""
+
+    name: Name
+    uri: Url
+    suite: Suite
+    components: tuple[Suite, ...] = ("main",)
+    key: Url
+    key_sha256: Sha256 | None = None
+    origin: Line
+    priority: int = Field(600, ge=1, le=1001)
+
+
+class Choice(Value):
+    """One component as this stack has it: by which method, at which version."""
+
+    method: Method
+    version: Version
+    source: Package | None = None  # a distribution's source package (deb-src)
+    url: Url | None = None  # or an upstream archive
+    sha256: Sha256 | None = None
+    index: Url | None = None  # a wheel index beside the default one
+    options: tuple[Option, ...] = ()  # configure options appended to the component's own
+    pmix: Version | None = None  # the PMIx it is built against, where the version alone doesn't say
+
+    @model_validator(mode="after")
+    def _origin(self) -> Choice:
+        if self.method == "source" and (self.source is None) == (self.url is None):
+            raise ValueError("method 'source' needs either 'source' (a source package) or 'url' with 'sha256'")
+        if self.url and not self.sha256:
+            raise ValueError("'url' needs 'sha256', so that what is built is what was meant")
+        return self
+
+
+class Fact(Value):
+    """A statement of the vendor's about this stack, and where it is written."""
+
+    says: Line
+    source: Line
+
+
+class Stack(Value):
+    name: Name
+    about: Line
+    base: Base
+    python: Version
+    gfx: tuple[Gfx, ...] = Field(min_length=1)
+    components: dict[Name, Choice]
+    layers: tuple[tuple[Name, ...], ...]
+    repositories: tuple[AptRepository, ...] = ()
+    wheels: dict[Name, Version] = {}
+    provided: tuple[Name, ...] = ()  # Python distributions that come as system packages, not wheels
+    exclude: tuple[Glob, ...] = ()
+    budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
+    disk_mb: int = Field(gt=0)  # free space a cold build needs
+    driver: Line | None = None  # amdgpu versions tested with this userspace
+    facts: tuple[Fact, ...] = ()
+
+    @model_validator(mode="after")
+    def _layers_hold_every_component(self) -> Stack:
+        placed = [name for layer in self.layers for name in layer]
+        for name in placed:
+            if name not in self.components:
+                raise ValueError(f"layers: '{name}' is not among this stack's components")
+            if placed.count(name) > 1:
+                raise ValueError(f"layers: '{name}' stands in two layers")
+        missing = [name for name in self.components if name not in placed]
+        if missing:
+            raise ValueError(f"layers: no layer holds '{missing[0]}'")
+        return self
+
+    def with_gfx(self, gfx: tuple[str, ...]) -> Stack:
+        """The same stack for other gfx targets (validated again)."""
+        return Stack.model_validate({**self.model_dump(), "gfx": gfx}, strict=True)
+
+
+def folders(overlay: Path | None) -> list[Path]:
+    """Where stacks are looked for; the user's own folder first."""
+    own = [overlay / "stacks"] if overlay else []
+    return [*own, paths.images() / "stacks"]
+
+
+def names(overlay: Path | None = None) -> dict[str, Path]:
+    """Every known stack and its file."""
+    found: dict[str, Path] = {}
+    for folder in folders(overlay):
+        for file in sorted(folder.glob("*.yml")):
+            found.setdefault(file.stem, file)
+    return dict(sorted(found.items()))
+
+
+def load(name: str, overlay: Path | None = None) -> Stack:
+    """Reads the stack called `name`, or the file at that path when it ends in .yml.
+
+    Raises:
+        BadInput: no such stack, or its file is wrong (with file:line).
+    """
+    known = names(overlay)
+    file = Path(name) if name.endswith((".yml", ".yaml")) else known.get(name)
+    if file is None:
+        hint = did_you_mean(name, known)
+        raise BadInput(
+            f"no stack '{name}'" + (f": {hint}" if hint else ""),
+            code="unknown-stack",
+            next_step="`rocstack stacks` lists them",
+        )
+    doc = document.read(file, code="unknown-stack")
+    return from_document(doc, name=file.stem)
+
+
+def from_document(doc: document.Document, *, name: str) -> Stack:
+    lists_to_tuples: dict[str, Any] = _tuples(doc.data)
+    return document.Document(doc.path, lists_to_tuples, doc.lines).validate(Stack, extra={"name": name})
+
+
+def _tuples(value: Any) -> Any:
+    """YAML gives lists; the frozen models hold tuples."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value

@@ -1,0 +1,44 @@
+"""Checked strings. Whatever reaches a Dockerfile or a shell passes through one of these, so a value
+can't start an instruction, end a line or open a subshell."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+
+
+class Value(BaseModel):
+    """A frozen value; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _word(pattern: str, meaning: str) -> AfterValidator:
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(f"{text!r} is not {meaning}")
+        return text
+
+    return AfterValidator(check)
+
+
+Name = Annotated[str, _word(r"[a-z0-9][a-z0-9.-]{0,62}", "a name (small letters, digits, '-' and '.')")]
+Version = Annotated[str, _word(r"[0-9][0-9A-Za-z.+~:-]{0,63}", "a version (digits, letters and .+~:-)")]
+Package = Annotated[str, _word(r"[a-z0-9][a-z0-9.+-]{0,127}", "a package name (small letters, digits and .+-)")]
+Gfx = Annotated[str, _word(r"gfx[0-9a-f]{3,5}", "a gfx target such as gfx942")]
+Sha256 = Annotated[str, _word(r"[0-9a-f]{64}", "a sha256 (64 hex digits)")]
+Url = Annotated[str, _word(r"https?://[A-Za-z0-9._~:/@%+,=&?-]{1,500}", "a plain http(s) address")]
+Suite = Annotated[str, _word(r"[a-z0-9./-]{1,80}", "an apt suite or component")]
+Glob = Annotated[str, _word(r"/[A-Za-z0-9._*?+/@-]{1,200}", "an absolute path glob without quotes or spaces")]
+ImageRef = Annotated[
+    str,
+    _word(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?", "an image reference (registry/name:tag)"),
+]
+Option = Annotated[str, _word(r"--?[A-Za-z0-9][A-Za-z0-9_./=,:+-]{0,200}", "a configure option")]
+EnvName = Annotated[str, _word(r"[A-Z][A-Z0-9_]{0,63}", "an environment variable's name")]
+EnvValue = Annotated[str, _word(r"[A-Za-z0-9_.,:/=@%^+ -]{0,300}", "a plain value (no quotes, $, \\ or newline)")]
+Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0a-\x1f]*$")]

@@ -1,0 +1,115 @@
+"""The command line. Reads and checks everything before torch is imported, which alone takes a second."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import NoReturn
+
+from rocstack_trainer import __version__, launch, settings
+from rocstack_trainer.config import Config, micro_batches
+from rocstack_trainer.errors import ConfigError, NonFiniteError, TrainerError
+from rocstack_trainer.launch import Rank
+from rocstack_trainer.spawn import die_with_parent, omp_threads, spawn
+
+EPILOG = """\
+any setting:  --section.key=value, as in --train.lr=1e-3 (--print-config shows all of them)
+example:      rocstack-train --config tiny --steps 5 --ranks 2
+on a cluster: srun, mpirun and torchrun start the ranks; leave --ranks out then
+stop:         SIGTERM, SIGUSR1 or Ctrl-C saves a checkpoint at the next step and exits 0
+exit codes:   0 done, 1 failed, 2 wrong settings, 3 something is missing here, 128+n ended by signal n
+"""
+
+
+def main() -> NoReturn:
+    code = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)  # threads of a broken process group could hold up an ordinary exit
+    sys.exit(0)
+
+
+def run(argv: list[str]) -> int:
+    """Returns the exit code."""
+    started = float(os.environ.setdefault("ROCSTACK_TRAINER_STARTED", str(time.time())))
+    rank = Rank()
+    try:
+        rank = launch.from_env(os.environ)
+        spawned = "ROCSTACK_TRAINER_PARENT" in os.environ
+        if spawned:
+            die_with_parent()
+        args, config = parse(argv)
+        if args.print_config:
+            print(config.to_toml())
+            return 0
+        if args.ranks is not None and not spawned:
+            return start_ranks(args, config, rank, argv)
+        # torch reads it once, when it is imported.
+        os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(rank.local_world)))
+        rank = launch.with_device(rank, args.check_backend or config.parallel.backend)
+        if args.check_backend:
+            from rocstack_trainer.all_reduce_check import check
+
+            check(rank, config.parallel.timeout_s)
+            return 0
+        if rank.rank == 0:
+            print(header(config, rank), flush=True)
+        from rocstack_trainer.train import train
+
+        return train(config, rank, started)
+    except TrainerError as error:
+        if not isinstance(error, NonFiniteError) or rank.rank == 0:  # that one is raised on all ranks
+            who = f"rank {rank.rank}: " if rank.world > 1 else ""
+            print(f"error: {who}{error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
+    parser = argparse.ArgumentParser(
+        "rocstack-train",
+        description="Trains a Llama model data-parallel on GPUs (RCCL) or CPUs (gloo, MPI).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", default="tiny", help="TOML file or the name of a preset (default: tiny)")
+    parser.add_argument("--steps", type=int, help="same as --train.steps=N")
+    parser.add_argument("--ranks", type=int, help="start N ranks on this machine")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument("--check-backend", choices=("gloo", "mpi", "nccl"), help="only check its all-reduce")
+    parser.add_argument("--version", action="version", version=__version__)
+    args, rest = parser.parse_known_args(argv)
+    overrides = rest + ([] if args.steps is None else [f"--train.steps={args.steps}"])
+    return args, settings.load(args.config, overrides)
+
+
+def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list[str]) -> int:
+    if args.ranks < 1:
+        raise ConfigError(f"--ranks {args.ranks}: at least 1")
+    if rank.world > 1:
+        raise ConfigError(
+            f"--ranks {args.ranks}: leave it out, {rank.launcher} already started {rank.world} ranks"
+        )
+    if not args.check_backend:
+        micro_batches(config.train, args.ranks)  # said once here, not by every rank
+    if args.check_backend == "mpi" or config.parallel.backend == "mpi":
+        raise ConfigError("--ranks can't start MPI ranks: use mpirun -n N or srun --mpi=pmix")
+    os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(args.ranks)))
+    return spawn(args.ranks, [sys.executable, "-m", "rocstack_trainer", *argv])
+
+
+def header(config: Config, rank: Rank) -> str:
+    import torch
+
+    accelerator = f"ROCm {torch.version.hip}" if torch.version.hip else "no ROCm"
+    return (
+        f"{config.to_toml()}\n"
+        f"rocstack-train {__version__}: PyTorch {torch.__version__} ({accelerator}), {rank.world} rank(s)"
+        f" by {rank.launcher}, {rank.backend} on {rank.device.partition(':')[0]},"
+        f" {torch.get_num_threads()} thread(s) each"
+    )

@@ -1,0 +1,267 @@
+"""The real command in processes of its own, as a person or a scheduler starts it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from conftest import PACKAGE, SMALL, command, lines, ranks, start, state
+
+from rocstack_trainer import all_reduce_check, launch
+from rocstack_trainer.errors import TrainerError
+
+FOREVER = (*SMALL, "--train.steps=1000000", "--train.min_lr=1", "--train.warmup=0")
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it didn't happen in time"
+        time.sleep(0.05)
+
+
+def ended(pid: int) -> bool:
+    """Gone, or a zombie that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+def training(tmp_path: Path):
+    """A run on 2 ranks after some steps: the process, the pids of its ranks, its checkpoint folder."""
+    metrics, folder = tmp_path / "m.jsonl", tmp_path / "c"
+    process = start(*FOREVER, "--ranks", "2", f"--output.metrics={metrics}", f"--checkpoint.dir={folder}")
+    try:
+        wait_for(lambda: process.poll() is not None or (metrics.exists() and len(lines(metrics)) > 3))
+        assert process.poll() is None, process.communicate()
+        yield process, children(process.pid), folder
+    finally:
+        process.kill()
+
+
+def test_two_ranks_five_steps() -> None:
+    done = command("--config", "tiny", "--steps", "5", "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.splitlines()
+    assert out[0].startswith("model = { ")
+    assert "2 rank(s) by --ranks, gloo on cpu" in done.stdout
+    assert re.search(r"start-up: [\d.]+ s", done.stdout)
+    assert "synthetic bytes" in done.stdout
+    assert len([line for line in out if line.startswith("step=")]) == 5
+    assert re.fullmatch(r"weights sha256 [0-9a-f]{64}", out[-1])
+
+
+def test_a_rank_that_is_killed_takes_the_others_down_at_once(training) -> None:
+    process, pids, _ = training
+    assert len(pids) == 2
+    began = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "rank 1 was ended by SIGKILL" in err
+    assert all(ended(pid) for pid in pids)
+
+
+def test_no_rank_outlives_its_parent(training) -> None:
+    process, pids, _ = training
+    process.kill()
+    process.wait()
+    wait_for(lambda: all(ended(pid) for pid in pids), 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_stop_signal_saves_and_ends_well(training, number: signal.Signals) -> None:
+    process, pids, folder = training
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "run it again to go on" in out
+    (saved,) = folder.glob("step-*")
+    assert int(saved.name[5:]) == state(folder, int(saved.name[5:]))["step"] >= 4
+    assert all(ended(pid) for pid in pids)
+
+
+def test_a_second_signal_does_not_wait(training) -> None:
+    process, pids, _ = training
+    os.kill(pids[0], signal.SIGSTOP)  # this rank can't come to a step boundary
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert all(ended(pid) for pid in pids)
+
+
+def test_a_stop_signal_to_one_rank_stops_all_at_the_same_step(training) -> None:
+    process, pids, folder = training
+    os.kill(pids[1], signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "a signal to another rank" in out
+    assert len(list(folder.glob("step-*"))) == 1
+
+
+def test_a_stop_without_a_checkpoint_folder_says_that_work_is_lost(tmp_path: Path) -> None:
+    metrics = tmp_path / "m.jsonl"
+    process = start(*FOREVER, f"--output.metrics={metrics}")
+    wait_for(lambda: metrics.exists() and len(lines(metrics)) > 1)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "nothing was saved" in out
+
+
+def test_a_failure_of_every_rank_is_told_once() -> None:
+    done = command(*SMALL, "--ranks", "2", "--train.lr=1e30", "--train.warmup=0", "--steps", "9")
+    assert done.returncode == 1
+    assert done.stderr.count("error:") == 1
+    assert "lower train.lr" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--stesp=5"], 2, "did you mean train.steps?"),
+        (["--ranks", "3", "--train.batch=8"], 2, "can't be shared by 3 ranks evenly: try 6"),
+        (["--ranks", "0"], 2, "at least 1"),
+        (["--config", "tinny"], 2, "did you mean tiny?"),
+        (["--ranks", "2", "--check-backend", "mpi"], 2, "mpirun"),
+    ],
+)
+def test_mistakes_are_told_at_once_and_without_a_traceback(args: list[str], code: int, message: str) -> None:
+    began = time.monotonic()
+    done = command(*args)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert time.monotonic() - began < 2
+
+
+def test_a_missing_token_file_of_a_rank() -> None:
+    done = command(*SMALL, "--ranks", "2", "--data.tokens=/nowhere/t.bin")
+    assert done.returncode == 2
+    assert "/nowhere/t.bin: No such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_mistakes_do_not_import_torch() -> None:
+    heavy = "{'torch', 'transformers', 'numpy'}"
+    code = f"import sys, rocstack_trainer.cli; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(PACKAGE)}).returncode
+        == 0
+    )
+    assert "--check-backend" in command("--help").stdout
+
+
+def test_gloo_adds_up() -> None:
+    done = command("--check-backend", "gloo", "--ranks", "3")
+    assert done.returncode == 0, done.stderr
+    assert "gloo: all-reduce is right on 3 ranks" in done.stdout
+
+
+def wrong_sum(rank: launch.Rank) -> None:
+    original = dist.all_reduce
+
+    def all_reduce(values, *args, **kwargs):
+        original(values, *args, **kwargs)
+        if rank.rank == 1 and len(values) == 1000:
+            values[567] += 1
+
+    dist.all_reduce = all_reduce
+    all_reduce_check.check(rank, 20)
+
+
+def test_a_wrong_sum_is_found() -> None:
+    error = ranks(2, wrong_sum)[1]
+    assert isinstance(error, TrainerError)
+    assert "1 of 1000" in str(error)
+    assert "element 567" in str(error)
+
+
+@pytest.mark.skipif(not (dist.is_mpi_available() and shutil.which("mpirun")), reason="no MPI in this PyTorch")
+def test_mpi_adds_up_and_trains_under_mpirun() -> None:
+    mpirun = [
+        "mpirun",
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "rocstack_trainer",
+    ]
+    env = os.environ | {"PYTHONPATH": str(PACKAGE)}
+    for backend in ("mpi", "gloo"):
+        done = subprocess.run(
+            [*mpirun, "--check-backend", backend], env=env, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"{backend}: all-reduce is right on 2 ranks (mpirun)" in done.stdout
+    for backend in ("mpi", "gloo"):
+        args = [*mpirun, *SMALL, "--steps=3", f"--parallel.backend={backend}"]
+        done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
+def torchrun_works() -> bool:
+    """Debian's PyTorch has no libuv, which torchrun's rendezvous asks for."""
+    try:
+        dist.TCPStore("127.0.0.1", 0, 1, True)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.skipif(not torchrun_works(), reason="this PyTorch has no libuv, so torchrun can't start")
+def test_torchrun_restarts_a_killed_rank_and_the_run_resumes(tmp_path: Path) -> None:
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ]
+    metrics, folder = tmp_path / "m.jsonl", tmp_path / "c"
+    run = [
+        *SMALL,
+        "--train.warmup=0",
+        "--train.min_lr=1",
+        f"--checkpoint.dir={folder}",
+        "--checkpoint.every=5",
+    ]
+    process = subprocess.Popen(
+        [*torchrun, "-m", "rocstack_trainer", *run, "--steps=150", f"--output.metrics={metrics}"],
+        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(lambda: metrics.exists() and len(lines(metrics)) > 12)
+        os.kill(children(process.pid)[1], signal.SIGKILL)
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    assert "resume: step" in out
+    straight = tmp_path / "straight"
+    assert command(*run[:-2], "--steps=150", "--ranks=2", f"--checkpoint.dir={straight}").returncode == 0
+    assert state(folder, 150)["weights_sha256"] == state(straight, 150)["weights_sha256"]

@@ -52,7 +52,8 @@ class Blocks:
         override = self._library.overrides.get(name)
         if override:
             own = guarded(
-                lambda: self._env.get_template(f"overlay/{self._library.kind}/{override.path.name}"), self._library
+                lambda: self._env.get_template(f"overlay/{self._library.kind}/{override.path.name}"),
+                self._library,
             )
             for key, function in own.blocks.items():
                 if key not in BLOCKS:
@@ -83,7 +84,9 @@ def guarded(render: Any, library: Library | None = None) -> Any:
     except TemplateSyntaxError as error:
         raise _bad_template(str(error.message), error.name or "?", error.lineno, library) from None
     except TemplateError as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith((".j2", "<template>"))]
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith((".j2", "<template>"))
+        ]
         name, line = _template_frame(error) if not frames else (frames[-1].filename, frames[-1].lineno or 0)
         raise _bad_template(str(error), name, line, library) from None
 
@@ -107,6 +110,8 @@ def _bad_template(message: str, name: str, line: int, library: Library | None) -
         file = files.get(name.rsplit("/", 1)[-1].removesuffix(".j2"))
         path = str(file.path) if file else name
     return BadInput(
-        f"template error: {message}", code="bad-template", where=Where(path, line or None),
+        f"template error: {message}",
+        code="bad-template",
+        where=Where(path, line or None),
         next_step="correct the template; `rocstack render` checks it without building",
     )

@@ -112,7 +112,8 @@ class Library:
             hint = did_you_mean(name, self.files)
             noun = {"components": "component", "nic": "NIC profile"}[self.kind]
             raise BadInput(
-                f"no {noun} '{name}'" + (f": {hint}" if hint else ""), code=f"unknown-{noun.split()[0].lower()}",
+                f"no {noun} '{name}'" + (f": {hint}" if hint else ""),
+                code=f"unknown-{noun.split()[0].lower()}",
                 where=where,
             )
         return self.files[name]
@@ -130,7 +131,8 @@ def library(kind: Literal["components", "nic"], overlay: Path | None = None) -> 
         else:
             hint = did_you_mean(file.name, files)
             raise BadInput(
-                f"'{path.name}' overrides blocks of a template that does not exist" + (f": {hint}" if hint else ""),
+                f"'{path.name}' overrides blocks of a template that does not exist"
+                + (f": {hint}" if hint else ""),
                 code="override-unmatched",
                 where=Where(str(path), 1),
                 next_step="rename it, or give it a head to add a new one",

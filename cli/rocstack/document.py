@@ -139,7 +139,9 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
     if node is None:
         return Document(path, {})
     if not isinstance(node, yaml.MappingNode):
-        raise BadInput("the file must hold a mapping (key: value)", code="bad-yaml", where=Where(path, first_line))
+        raise BadInput(
+            "the file must hold a mapping (key: value)", code="bad-yaml", where=Where(path, first_line)
+        )
     lines: dict[Path_, int] = {}
     _walk(node, (), lines, path, first_line, set())
     return Document(path, yaml.load(text, Loader=_Loader), lines)

@@ -94,7 +94,9 @@ def explain(progress: Progress, context: Context) -> Failure:
         digest=step.digest if step else "",
         kind=kind,
         first_error=first,
-        context=tuple(line for line in lines[max(0, index - 6) : index + 4] if "rocstack-failed-at" not in line),
+        context=tuple(
+            line for line in lines[max(0, index - 6) : index + 4] if "rocstack-failed-at" not in line
+        ),
         template=template,
         dockerfile_line=line,
         cause=cause,
@@ -121,7 +123,9 @@ def _dockerfile_line(messages: str, step: Step | None, log: list[str], context: 
     at = next((m for m in map(_AT.search, log) if m), None)
     if at and "Dockerfile" in context.files:
         lines = context.files["Dockerfile"].data.decode().splitlines()
-        opening = next((i for i in range(line - 1, len(lines)) if lines[i].rstrip().endswith("<<'EOS'")), None)
+        opening = next(
+            (i for i in range(line - 1, len(lines)) if lines[i].rstrip().endswith("<<'EOS'")), None
+        )
         if opening is not None:
             return opening + 1 + int(at[1])
     return line
@@ -129,7 +133,9 @@ def _dockerfile_line(messages: str, step: Step | None, log: list[str], context: 
 
 def _smoke_script(step: Step | None, component: str, context: Context) -> str | None:
     role = step.stage.removeprefix("smoke-") if step else ""
-    return next((p for p in context.files if p.startswith(f"smoke/{role}/") and p.endswith(f"-{component}.sh")), None)
+    return next(
+        (p for p in context.files if p.startswith(f"smoke/{role}/") and p.endswith(f"-{component}.sh")), None
+    )
 
 
 def _advice(lines: list[str], text: str, smoke: bool) -> tuple[str | None, str | None]:
@@ -141,13 +147,18 @@ def _advice(lines: list[str], text: str, smoke: bool) -> tuple[str | None, str |
             f"look for its new name; until then `<component>_packages_remove: [{package}]` in your overlay",
         )
     if "no space left on device" in text:
-        return "the disk is full", "`docker system df` shows what takes the space; `docker builder prune` frees cache"
+        return (
+            "the disk is full",
+            "`docker system df` shows what takes the space; `docker builder prune` frees cache",
+        )
     if "do not match the hashes" in text or "sha256 mismatch" in text:
         return (
             "a download is not the file that was locked: it was replaced, or a proxy changed it on the way",
             "compare with the publisher; if the change is meant, `rocstack lock` pins the new one",
         )
-    if "certificate" in text and ("verify failed" in text or "self-signed" in text or "unable to get local issuer" in text):
+    if "certificate" in text and (
+        "verify failed" in text or "self-signed" in text or "unable to get local issuer" in text
+    ):
         return (
             "an inspecting proxy signs with a CA that the build doesn't know",
             "name the company's bundle: --ca-bundle FILE, or `ca_bundle:` in rocstack.yml",

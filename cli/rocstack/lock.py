@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rocstack import paths
 from rocstack.errors import BadInput, Where
-from rocstack.stack import Stack
+from rocstack.stack import Choice, Stack
 from rocstack.words import ImageRef, Line, Name, Package, Sha256, Url, Value, Version
 
 FILE = "rocstack.lock"
@@ -56,6 +56,9 @@ class Lock(Value):
         """The lock hash of the labels: sha256 over the whole lock."""
         return hashlib.sha256(self.to_text().encode()).hexdigest()
 
+    def source(self, component: str) -> LockedSource | None:
+        return next((source for source in self.sources if source.component == component), None)
+
     def to_text(self) -> str:
         return json.dumps(self.model_dump(exclude_none=True), indent=1, sort_keys=True) + "\n"
 
@@ -69,9 +72,28 @@ class Lock(Value):
 
 
 def definition_digest(stack: Stack) -> str:
-    """sha256 of what the stack chooses. Size budgets, texts and facts don't change what is built."""
-    chosen = stack.model_dump_json(exclude={"about", "facts", "budget_mb", "disk_mb", "driver"})
+    """sha256 of what decides which packages, wheels and sources a lock holds."""
+    chosen = stack.model_dump_json(
+        include={"base", "python", "components", "repositories", "wheels", "provided"}, exclude_defaults=True
+    )
     return hashlib.sha256(chosen.encode()).hexdigest()
+
+
+def source_sha256(component: str, choice: Choice, lock: Lock | None) -> str | None:
+    """What the source of `component` must hash to: an upstream archive itself, or a source package's .dsc
+    (which names the sha256 of its files). None where neither stack nor lock says so."""
+    locked = lock.source(component) if lock else None
+    return choice.sha256 or (locked.sha256 if locked else None)
+
+
+def unpinned(stack: Stack, lock: Lock | None) -> tuple[str, ...]:
+    """What no build may start without: archives and wheels whose sha256 neither stack nor lock says.
+    A source package counts as pinned: apt checks it against the distribution's signed index."""
+    locked = {wheel.name for wheel in lock.wheels} if lock else set()
+    archives = [n for n, c in stack.components.items() if c.url and not source_sha256(n, c, lock)]
+    # The wheel that a component comes as has its own name (torch), so any lock is taken to hold it.
+    parts = [n for n, c in stack.components.items() if c.method == "wheel" and not locked]
+    return tuple(archives + parts + [name for name in stack.wheels if name not in locked])
 
 
 def read(path: Path) -> Lock:
@@ -88,7 +110,9 @@ def read(path: Path) -> Lock:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "not UTF-8"}
         at = ".".join(str(part) for part in first["loc"])
         raise BadInput(
-            f"not a rocstack lock: {at + ': ' if at else ''}{first['msg']}", code="bad-lock", where=Where(str(path)),
+            f"not a rocstack lock: {at + ': ' if at else ''}{first['msg']}",
+            code="bad-lock",
+            where=Where(str(path)),
             next_step="make it anew with `rocstack lock`",
         ) from None
 
@@ -107,14 +131,18 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
     if lock.stack != stack.name:
         if path == file:
             raise BadInput(
-                f"the lock is of stack '{lock.stack}', not of '{stack.name}'", code="lock-mismatch",
-                where=Where(str(path)), next_step=f"`rocstack lock --stack {stack.name}`, or name the other stack",
+                f"the lock is of stack '{lock.stack}', not of '{stack.name}'",
+                code="lock-mismatch",
+                where=Where(str(path)),
+                next_step=f"`rocstack lock --stack {stack.name}`, or name the other stack",
             )
         return None
     if lock.definition != definition_digest(stack):
         raise BadInput(
             f"the lock does not match its stack: '{stack.name}' was changed after it was locked{_changes(stack, lock)}",
-            code="lock-mismatch", where=Where(str(path)), next_step=f"`rocstack lock --stack {stack.name}`",
+            code="lock-mismatch",
+            where=Where(str(path)),
+            next_step=f"`rocstack lock --stack {stack.name}`",
         )
     return lock
 

@@ -98,12 +98,16 @@ class Progress:
             step.started = step.started or vertex.get("started")
             step.error = vertex.get("error") or step.error
             if vertex.get("completed") and vertex.get("started"):
-                step.seconds = (step.seconds or 0.0) if step.cached else _seconds(step.started, vertex["completed"])
+                step.seconds = (
+                    (step.seconds or 0.0) if step.cached else _seconds(step.started, vertex["completed"])
+                )
             if before != (step.started, step.seconds, step.error, step.cached):
                 yield step
         for log in value.get("logs") or []:
             step = self.steps.setdefault(log["vertex"], Step(log["vertex"], log["vertex"]))
-            text = self._partial.pop(step.digest, "") + base64.b64decode(log.get("data") or "").decode("utf-8", "replace")
+            text = self._partial.pop(step.digest, "") + base64.b64decode(log.get("data") or "").decode(
+                "utf-8", "replace"
+            )
             *lines, rest = text.split("\n")
             self._partial[step.digest] = rest
             for line in lines:

@@ -10,14 +10,21 @@ from rocstack import __version__, paths, prune, sourcemap
 from rocstack.blocks import Blocks, environment, guarded, sources
 from rocstack.component import ROLES, Library, Role
 from rocstack.context import Context, File
-from rocstack.lock import Lock
+from rocstack.errors import BadInput
+from rocstack.lock import Lock, source_sha256
 from rocstack.resolve import Part, Resolved
 
 UIDS = {"munge": 42430, "slurm": 64030}  # slurm's is Debian's own (base-passwd), munge's is ours
 TOOLS = ("python3", "python3-pip", "binutils", "xz-utils")
 TRAINER = "trainer"
 # What a training run imports, found with `python3 -X importtime -m rocstack_trainer`.
-WARM = ("torch.distributed", "torch.optim", "numpy", "safetensors.torch", "transformers.models.llama.modeling_llama")
+WARM = (
+    "torch.distributed",
+    "torch.optim",
+    "numpy",
+    "safetensors.torch",
+    "transformers.models.llama.modeling_llama",
+)
 
 
 def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Library) -> Context:
@@ -53,6 +60,8 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
         for index, part in enumerate(p for p in resolved.parts if p.reaches(role)):
             folder = f"smoke/{role}-trainer" if part.name == TRAINER else f"smoke/{role}"
             put(f"{folder}/{index:02d}-{part.name}.sh", _smoke_script(part, role, component_block))
+            versions = f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}"
+            put(versions, component_block(part.name, "version", role=role))
         if role == "worker":
             text = nic_blocks.render(resolved.nic.name, "smoke", role=role)
             put(f"smoke/{role}/90-nic.sh", f"version() {{ echo {resolved.nic.name}; }}\n{text}")
@@ -66,6 +75,19 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
     if vars["wheels"]:
         files["wheels.txt"] = File(lock.requirements().encode() if lock else b"")
     return Context(dict(sorted(files.items())), origins)
+
+
+def require_lock(resolved: Resolved, lock: Lock | None) -> None:
+    """
+    Raises:
+        BadInput: the stack has wheels and nothing says which files they must be.
+    """
+    if resolved.stack.wheels and (lock is None or not lock.wheels):
+        raise BadInput(
+            f"stack '{resolved.stack.name}' has no lock, so its wheels have no sha256 to be checked against",
+            code="no-lock",
+            next_step=f"`rocstack lock --stack {resolved.stack.name}` where its repositories can be reached",
+        )
 
 
 class _Bound:
@@ -100,10 +122,16 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
 
     def dev_packages(names: tuple[str, ...]) -> tuple[str, ...]:
         parts = [resolved.part(n) for n in names if resolved.has(n)]
-        return tuple(p for part in parts if part.choice.method == "apt" for p in part.packages.builder_packages)
+        return tuple(
+            p for part in parts if part.choice.method == "apt" for p in part.packages.builder_packages
+        )
 
     def env(role: Role) -> dict[str, str]:
-        own = {"ROCSTACK_ROLE": role, "ROCSTACK_STACK": resolved.stack.name, "ROCSTACK_NIC": resolved.nic.name}
+        own = {
+            "ROCSTACK_ROLE": role,
+            "ROCSTACK_STACK": resolved.stack.name,
+            "ROCSTACK_NIC": resolved.nic.name,
+        }
         return {**own, **(resolved.nic.env if role == "worker" else {})}
 
     return {
@@ -119,6 +147,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
         "rocstack_version": __version__,
         "site_packages": _site_packages(resolved),
+        "source_sha256": lambda part: source_sha256(part.name, part.choice, lock),
         "tools_packages": TOOLS,
         "needs_source_packages": any(part.choice.source for part in resolved.parts),
         "trainer_roles": resolved.part(TRAINER).roles if resolved.has(TRAINER) else (),
@@ -138,7 +167,8 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
         if part.reaches(role):
             lists = part.packages
             packages[part.name] = [
-                *lists.packages, *(lists.worker_packages if role == "worker" else lists.control_packages)
+                *lists.packages,
+                *(lists.worker_packages if role == "worker" else lists.control_packages),
             ]
     if role == "worker":
         packages["nic"] = list(resolved.way.packages)
@@ -152,7 +182,11 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
         "lock": lock.digest() if lock else None,
     }
     built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
-    wheels = {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))} if lock else {}
+    wheels = (
+        {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))}
+        if lock
+        else {}
+    )
     facts = {
         "identity": identity,
         "packages": packages,
@@ -160,7 +194,7 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
         "site_packages": _site_packages(resolved),
         "wheels": wheels,
     }
-    return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()
+    return (json.dumps(facts, indent=1) + "\n").encode()  # in layer order: a package belongs to the first
 
 
 def _own_templates() -> dict[str, str]:
@@ -169,9 +203,12 @@ def _own_templates() -> dict[str, str]:
 
 def _tree(folder: Path, prefix: str) -> dict[str, File]:
     return {
-        f"{prefix}/{path.relative_to(folder)}": File(path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644)
+        f"{prefix}/{path.relative_to(folder)}": File(
+            path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644
+        )
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
+        if path.is_file()
+        and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
     }
 
 
@@ -181,10 +218,14 @@ def trainer_files(site_packages: str) -> dict[str, File]:
     site = f"trainer{site_packages}"
     files = _tree(package, f"{site}/rocstack_trainer")
     version = next(
-        line.split('"')[1] for line in (package / "__init__.py").read_text().splitlines() if "__version__ =" in line
+        line.split('"')[1]
+        for line in (package / "__init__.py").read_text().splitlines()
+        if "__version__ =" in line
     )
     info = f"{site}/rocstack_trainer-{version}.dist-info"
-    files[f"{info}/METADATA"] = File(f"Metadata-Version: 2.1\nName: rocstack-trainer\nVersion: {version}\n".encode())
+    files[f"{info}/METADATA"] = File(
+        f"Metadata-Version: 2.1\nName: rocstack-trainer\nVersion: {version}\n".encode()
+    )
     files[f"{info}/INSTALLER"] = File(b"rocstack\n")
     command = b'#!/bin/sh\nexec python3 -m rocstack_trainer "$@"\n'
     files["trainer/usr/local/bin/rocstack-train"] = File(command, 0o755)

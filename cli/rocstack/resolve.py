@@ -56,8 +56,10 @@ class Resolved(Value):
         return _unique([p for part in self.parts if len(part.roles) > 1 for p in part.packages.packages])
 
     def facts(self) -> dict[str, Any]:
-        """What the rules judge: component versions, OS, gfx, NIC, and the PMIx each side was built against."""
+        """What the rules judge: component versions and methods, OS, gfx, NIC, and the PMIx each side was built
+        against. The host's `driver` is not known here."""
         facts: dict[str, Any] = {part.name: part.choice.version for part in self.parts}
+        facts |= {f"{part.name}.method": part.choice.method for part in self.parts}
         facts |= {"os": self.stack.base.os, "gfx": list(self.stack.gfx), "nic": self.nic.name}
         pmix = facts.get("pmix")
         for name in ("slurm", "openmpi"):
@@ -71,8 +73,15 @@ class Resolved(Value):
 
 
 def resolve(
-    stack: Stack, nic_name: str, components: Library, nics: Library, overlay: Overlay, *, base: str | None = None,
-    way: str | None = None, where: Where | None = None,
+    stack: Stack,
+    nic_name: str,
+    components: Library,
+    nics: Library,
+    overlay: Overlay,
+    *,
+    base: str | None = None,
+    way: str | None = None,
+    where: Where | None = None,
 ) -> Resolved:
     """Joins the choices.
 
@@ -88,18 +97,26 @@ def resolve(
             if need not in stack.components:
                 raise BadInput(
                     f"component '{part.name}' needs '{need}', which stack '{stack.name}' does not have",
-                    code="need-unmet", where=where, next_step=f"add '{need}' to the stack's components",
+                    code="need-unmet",
+                    where=where,
+                    next_step=f"add '{need}' to the stack's components",
                 )
     nic = validate_head(nics.get(nic_name), Nic)
     way_name = way or next(iter(nic.ways))
     if way_name not in nic.ways:
         hint = did_you_mean(way_name, nic.ways)
         raise BadInput(
-            f"NIC profile '{nic.name}' has no way '{way_name}'" + (f": {hint}" if hint else ""), code="unknown-way"
+            f"NIC profile '{nic.name}' has no way '{way_name}'" + (f": {hint}" if hint else ""),
+            code="unknown-way",
         )
     exclude = _unique([*stack.exclude, *(g for head in heads.values() for g in head.exclude)])
     return Resolved(
-        stack=stack, nic=nic, way_name=way_name, way=nic.ways[way_name], base=base or stack.base.image, parts=parts,
+        stack=stack,
+        nic=nic,
+        way_name=way_name,
+        way=nic.ways[way_name],
+        base=base or stack.base.image,
+        parts=parts,
         exclude=exclude,
     )
 
@@ -110,10 +127,12 @@ def _part(stack: Stack, name: str, components: Library, overlay: Overlay, where:
     if choice.method not in head.methods:
         raise BadInput(
             f"component '{name}' can't be had by method '{choice.method}': known: {', '.join(head.methods)}",
-            code="unknown-method", where=where,
+            code="unknown-method",
+            where=where,
         )
     lists = head.methods[choice.method]
     changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}
+    changed["worker_packages"] = _unique([*changed["worker_packages"], *choice.packages])
     return Part(name=name, about=head.about, roles=head.roles, choice=choice, packages=Packages(**changed))
 
 

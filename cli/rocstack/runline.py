@@ -25,7 +25,7 @@ Size = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,11}[bkmgBKMG]?$"
 
 
 class RunProfile(Value):
-    """What a site sets once for all its containers. `shm` is "host" (share its /dev/shm) or a size of its own."""
+    """What a site sets once for all its containers. `shm`: "host" shares its /dev/shm, a size makes one."""
 
     ulimits: Ulimits = "auto"
     shm: Literal["host"] | Size = "host"

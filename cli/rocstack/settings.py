@@ -10,7 +10,8 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from rocstack import document
 from rocstack.errors import BadInput, Where, did_you_mean
-from rocstack.words import ImageRef, Line, Name, Url, Value
+from rocstack.runline import DEFAULT, RunProfile
+from rocstack.words import ImageRef, Line, Name, Value
 
 FILE = "rocstack.yml"
 PREFIX = "ROCSTACK_"
@@ -25,7 +26,9 @@ def _file(text: str) -> str:
 class Settings(Value):
     """Every setting; the description is what `rocstack config` and the reference print."""
 
-    stack: Line = Field("debian-13", description="stack to build: a name of `rocstack stacks`, or a .yml file")
+    stack: Line = Field(
+        "debian-13", description="stack to build: a name of `rocstack stacks`, or a .yml file"
+    )
     nic: Name = Field("tcp", description="NIC profile")
     overlay: Line = Field("", description="folder with your overlay.yml, components/, nic/ and stacks/")
     out: Line = Field(".rocstack", description="folder for contexts, logs and reports")
@@ -34,16 +37,19 @@ class Settings(Value):
         "auto", description="where the base comes from; auto: the registry, else mmdebstrap"
     )
     base_image: Line = Field("", description="base image instead of the stack's own")
-    apt_mirror: Annotated[str, Field(description="the distribution's mirror, instead of the client's default")] = ""
+    apt_mirror: Annotated[
+        str, Field(description="the distribution's mirror, instead of the client's default")
+    ] = ""
     pip_index: Annotated[str, Field(description="wheel index, instead of pip's own configuration")] = ""
     ca_bundle: Annotated[str, AfterValidator(_file)] = Field(
-        "", description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like"
+        "",
+        description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
     )
     push: Line = Field("", description="registry[:port][/folder] to push to")
     tag: Line = Field("", description="release tag; default: ISO year and week, such as 2026.47")
     attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")
-    memlock: Literal["auto", "unlimited", "omit"] = Field(
-        "auto", description="memlock of started containers; auto: unlimited where this host allows it"
+    run: RunProfile = Field(
+        DEFAULT, description="limits and shared memory of containers that `run` starts (ulimits, shm)"
     )
 
     def overlay_folder(self) -> Path | None:
@@ -74,7 +80,9 @@ def load(
         if key not in known:
             hint = did_you_mean(key, known)
             raise BadInput(
-                f"unknown setting '{key}'" + (f": {hint}" if hint else ""), code="unknown-key", where=doc.where((key,))
+                f"unknown setting '{key}'" + (f": {hint}" if hint else ""),
+                code="unknown-key",
+                where=doc.where((key,)),
             )
     found: list[Found] = []
     values: dict[str, Any] = {}
@@ -100,8 +108,10 @@ def load(
         name = str(first["loc"][0])
         source = next(f.source for f in found if f.name == name)
         raise BadInput(
-            f"{name} = {values[name]!r}: {first['msg'].removeprefix('Value error, ')}", code="bad-setting",
-            where=Where(source), next_step="`rocstack config` shows every setting and where it came from",
+            f"{name} = {values[name]!r}: {first['msg'].removeprefix('Value error, ')}",
+            code="bad-setting",
+            where=Where(source),
+            next_step="`rocstack config` shows every setting and where it came from",
         ) from None
 
 
@@ -111,4 +121,6 @@ def _refuse_misspelt(env: Mapping[str, str]) -> None:
         if variable.startswith(PREFIX) and variable not in ours and not variable.startswith(PREFIX + "TEST_"):
             hint = did_you_mean(variable, ours)
             if hint and hint.startswith("did you mean"):
-                raise BadInput(f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment"))
+                raise BadInput(
+                    f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment")
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +10,20 @@ from pydantic import Field, model_validator
 
 from rocstack import document, paths
 from rocstack.errors import BadInput, did_you_mean
-from rocstack.words import Gfx, Glob, ImageRef, Line, Name, Option, Package, Sha256, Suite, Url, Value, Version
+from rocstack.words import (
+    Gfx,
+    Glob,
+    ImageRef,
+    Line,
+    Name,
+    Option,
+    Package,
+    Sha256,
+    Suite,
+    Url,
+    Value,
+    Version,
+)
 
 Method = Literal["apt", "amd", "source", "wheel", "own"]
 
@@ -48,17 +62,18 @@ class Choice(Value):
     version: Version
     source: Package | None = None  # a distribution's source package (deb-src)
     url: Url | None = None  # or an upstream archive
-    sha256: Sha256 | None = None
+    sha256: Sha256 | None = None  # of the archive or the .dsc; where it is missing, the lock supplies it
     index: Url | None = None  # a wheel index beside the default one
     options: tuple[Option, ...] = ()  # configure options appended to the component's own
     pmix: Version | None = None  # the PMIx it is built against, where the version alone doesn't say
+    packages: tuple[Package, ...] = ()  # what the worker role needs with this choice, beyond the method's own
 
     @model_validator(mode="after")
     def _origin(self) -> Choice:
         if self.method == "source" and (self.source is None) == (self.url is None):
-            raise ValueError("method 'source' needs either 'source' (a source package) or 'url' with 'sha256'")
-        if self.url and not self.sha256:
-            raise ValueError("'url' needs 'sha256', so that what is built is what was meant")
+            raise ValueError("method 'source' needs either 'source' (a source package) or 'url' (an archive)")
+        if self.sha256 and self.method != "source":
+            raise ValueError("'sha256' is of a source; this method has none")
         return self
 
 
@@ -84,6 +99,9 @@ class Stack(Value):
     budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
     disk_mb: int = Field(gt=0)  # free space a cold build needs
     driver: Line | None = None  # amdgpu versions tested with this userspace
+    alternatives: dict[
+        Name, dict[Method, Choice]
+    ] = {}  # other methods a component of this stack can be had by
     facts: tuple[Fact, ...] = ()
 
     @model_validator(mode="after")
@@ -102,6 +120,28 @@ class Stack(Value):
     def with_gfx(self, gfx: tuple[str, ...]) -> Stack:
         """The same stack for other gfx targets (validated again)."""
         return Stack.model_validate({**self.model_dump(), "gfx": gfx}, strict=True)
+
+    def with_methods(self, methods: Mapping[str, str]) -> Stack:
+        """The same stack with some components by another method, as its `alternatives` have them.
+
+        Raises:
+            BadInput: the stack has no such component, or no such method for it.
+        """
+        chosen = dict(self.components)
+        for name, method in methods.items():
+            known = {
+                c.method: c
+                for c in (*self.alternatives.get(name, {}).values(), *filter(None, [chosen.get(name)]))
+            }
+            if method not in known:
+                hint = did_you_mean(method, known) if known else did_you_mean(name, self.alternatives)
+                raise BadInput(
+                    f"stack '{self.name}' does not have '{name}' by method '{method}'"
+                    + (f": {hint}" if hint else ""),
+                    code="unknown-method",
+                )
+            chosen[name] = known[method]
+        return self.model_copy(update={"components": chosen})
 
 
 def folders(overlay: Path | None) -> list[Path]:

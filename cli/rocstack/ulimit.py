@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from rocstack.host import UNLIMITED, Host
 
@@ -16,8 +16,14 @@ NUMBERS = {
 }  # fmt: skip
 
 
+# RDMA pins memory; a rank opens a socket and files per peer; 64 MiB of stack for OpenMP and Fortran.
+AUTO = {"memlock": "-1:-1", "nofile": "1048576:1048576", "stack": "67108864:67108864"}
+
+
 def parse_limit(value: Any) -> str:
-    """`SOFT[:HARD]` (or one number for both, -1 for none) as "soft:hard"."""
+    """`SOFT[:HARD]` (or one number for both, -1 for none) as "soft:hard"; "auto" stays."""
+    if value == "auto":
+        return "auto"
     found = re.fullmatch(r"(-1|\d{1,18})(?::(-1|\d{1,18}))?", str(value))
     if not found or isinstance(value, bool | float):
         raise ValueError(f"{value!r} is not a limit (a number or SOFT:HARD; -1 is unlimited)")
@@ -33,12 +39,17 @@ def _known(name: Any) -> Any:
     return name
 
 
+def _auto_is_known(limits: dict[str, str]) -> dict[str, str]:
+    for name, limit in limits.items():
+        if limit == "auto" and name not in AUTO:
+            raise ValueError(f"{name}: only {', '.join(AUTO)} can be auto")
+    return limits
+
+
 UlimitName = Annotated[str, BeforeValidator(_known)]
 Limit = Annotated[str, BeforeValidator(parse_limit)]
-Ulimits = dict[UlimitName, Limit] | Literal["auto"]
+Ulimits = Annotated[dict[UlimitName, Limit], AfterValidator(_auto_is_known)] | Literal["auto"]
 
-# RDMA pins memory; a rank opens a socket and files per peer; 64 MiB of stack for OpenMP and Fortran.
-AUTO = {"memlock": "-1:-1", "nofile": "1048576:1048576", "stack": "67108864:67108864"}
 _NEEDS = {
     "memlock": "RoCE and InfiniBand pin memory and need it unlimited (IPC_LOCK exempts only root in the"
     " container): start the engine with LimitMEMLOCK=infinity",
@@ -48,12 +59,13 @@ _NEEDS = {
 def choose(host: Host, wanted: Ulimits) -> tuple[dict[str, str], tuple[str, ...]]:
     """The limits to ask the engine for, and notes on those left out.
 
-    What the user wrote is asked for as it stands; "auto" leaves out what this host is known to refuse.
+    What the user wrote is asked for as it stands; an "auto" that this host is known to refuse is left out.
     """
-    if wanted != "auto":
-        return dict(wanted), ()
-    given = {name: limit for name, limit in AUTO.items() if _allowed(host, name, limit)}
-    return given, tuple(left_out(name, host.limits.get(name)) for name in AUTO if name not in given)
+    asked = dict.fromkeys(AUTO, "auto") if wanted == "auto" else wanted
+    known = {name: AUTO[name] if limit == "auto" else limit for name, limit in asked.items()}
+    out = [name for name, limit in asked.items() if limit == "auto" and not _allowed(host, name, known[name])]
+    given = {name: limit for name, limit in known.items() if name not in out}
+    return given, tuple(left_out(name, host.limits.get(name)) for name in out)
 
 
 def _allowed(host: Host, name: str, limit: str) -> bool:

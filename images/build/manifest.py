@@ -23,7 +23,9 @@ def read_status(root: Path) -> dict[str, dict[str, str]]:
     return packages
 
 
-def closure(wanted: list[str], packages: dict[str, dict[str, str]], providers: dict[str, list[str]]) -> set[str]:
+def closure(
+    wanted: list[str], packages: dict[str, dict[str, str]], providers: dict[str, list[str]]
+) -> set[str]:
     seen: set[str] = set()
     queue = list(wanted)
     while queue:
@@ -32,7 +34,9 @@ def closure(wanted: list[str], packages: dict[str, dict[str, str]], providers: d
             if real not in seen:
                 seen.add(real)
                 needs = packages[real].get("Depends", "") + "," + packages[real].get("Pre-Depends", "")
-                queue += [re.split(r"[ (:]", word.strip())[0] for word in re.split(r"[,|]", needs) if word.strip()]
+                queue += [
+                    re.split(r"[ (:]", word.strip())[0] for word in re.split(r"[,|]", needs) if word.strip()
+                ]
     return seen
 
 
@@ -69,11 +73,15 @@ def wheel_files(root: Path, site: str) -> dict[str, tuple[str, list[str]]]:
     for record in (root / site.lstrip("/")).glob("*.dist-info/RECORD"):
         name, _, version = record.parent.name.removesuffix(".dist-info").partition("-")
         paths = [line.rsplit(",", 2)[0] for line in record.read_text().splitlines()]
-        found[re.sub(r"[-_.]+", "-", name).lower()] = (version, [os.path.normpath(f"{site}/{p}") for p in paths])
+        found[re.sub(r"[-_.]+", "-", name).lower()] = (
+            version,
+            [os.path.normpath(f"{site}/{p}") for p in paths],
+        )
     return found
 
 
-def read_smoke(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
+def read_smoke(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, object]]]:
+    facts: dict[str, str] = {}
     versions: dict[str, str] = {}
     results: dict[str, dict[str, object]] = {}
     for file in sorted(folder.glob("*.tsv")):
@@ -82,11 +90,14 @@ def read_smoke(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, object
             entry = results.setdefault(name, {"ok": [], "ms": 0})
             if kind == "version":
                 versions[name] = text
+            elif kind == "fact":
+                key, _, value = text.partition("=")
+                facts[key] = value
             elif kind == "ok":
                 entry["ok"].append(text)  # type: ignore[attr-defined]
             else:
                 entry["ms"] = int(text)
-    return versions, results
+    return versions, facts, results
 
 
 def merged_usr(path: str, root: Path) -> str:
@@ -139,10 +150,11 @@ def main() -> None:
     if extra:
         per_component["trainer"] = per_component.get("trainer", 0) + sum(extra.values())
 
-    versions, smoke = read_smoke(args.smoke)
+    versions, measured, smoke = read_smoke(args.smoke)
     manifest = {
         **facts["identity"],
         "versions": dict(sorted(versions.items())),
+        "facts": measured,
         "size": {
             "bytes": sum(sizes.values()) + sum(extra.values()),
             "components": dict(sorted(per_component.items(), key=lambda item: -item[1])),

@@ -1,0 +1,46 @@
+# Every target sets up what it needs by itself; a second call takes about a second.
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup python demo test test-slow lint bench lock clean
+
+SCRIPTS = $(shell find cli .ci images bench docs -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Python environment and container engine, only what is missing
+	@cli/setup.sh
+
+python:
+	@cli/setup.sh python
+
+demo: setup ## build the default stack, then run what was built
+	$(BIN)/rocstack build --nic tcp
+	$(BIN)/rocstack demo
+
+test: setup lint ## lint and all tests but the slow ones
+	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: setup ## the tests that take minutes
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+lint: python ## style, types, shell scripts and workflows
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck --exclude=SC1091 $(SCRIPTS)
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github/workflows
+	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: skipped"; fi
+
+bench: setup ## measure builds against a plain Dockerfile
+	$(BIN)/python bench/build
+
+lock: python ## resolve requirements.lock again (UPGRADE=--upgrade for the newest versions)
+	$(BIN)/pip-compile --quiet $(UPGRADE) --generate-hashes --allow-unsafe --strip-extras --all-extras --all-build-deps \
+	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header --no-annotate \
+	  --output-file requirements.lock pyproject.toml
+
+clean: ## remove the Python environment and rocstack's own files here
+	rm -rf .venv .rocstack

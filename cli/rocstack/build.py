@@ -1,0 +1,236 @@
+"""Builds the images of one stack and NIC: context, report stage, labels, image; retries and the report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from rocstack import __version__, buildkit, engine
+from rocstack.base import BaseImage
+from rocstack.component import Role
+from rocstack.context import Context
+from rocstack.failure import Failure, explain
+from rocstack.labels import content_digest, labels
+from rocstack.lock import Lock, drift
+from rocstack.progress import Line, Step
+from rocstack.report import BuildReport, ImageReport, StepTime, failure_report, over_budget
+from rocstack.resolve import Resolved
+from rocstack.settings import Settings
+from rocstack.site import Site
+
+OnEvent = Callable[[Role, Step | Line], None]
+OnNote = Callable[[str], None]
+
+
+@dataclass
+class Build:
+    """One run of `rocstack build`; `folder` holds its context, logs and reports."""
+
+    client: docker.DockerClient
+    resolved: Resolved
+    lock: Lock | None
+    context: Context
+    base: BaseImage
+    settings: Settings
+    site: Site
+    folder: Path
+    roles: tuple[Role, ...]
+    frozen: bool = False
+    no_cache: bool = False
+    refresh: bool = False
+    on_event: OnEvent = lambda role, event: None
+    on_note: OnNote = lambda text: None
+    sleep: Callable[[float], None] = time.sleep
+    _failed: dict[str, Role] = field(default_factory=dict)  # step digest -> the role that reported it
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def reference(self, role: Role) -> str:
+        return f"{self.settings.image_prefix}/{role}:{self.resolved.stack.name}-{self.resolved.nic.name}"
+
+    def run(self) -> BuildReport:
+        """Builds every role.
+
+        Raises:
+            Missing: too little disk for a build from nothing.
+        """
+        started = time.monotonic()
+        if not any(engine.find_image(self.client, self.reference(role)) for role in self.roles):
+            engine.require_disk(self.client, self.resolved.stack.disk_mb)
+        self.context.write(self.folder / "context")
+        world = self._world(self.refresh)
+        with ThreadPoolExecutor(len(self.roles)) as pool:
+            images = tuple(pool.map(lambda role: self._image(role, world), self.roles))
+        report = BuildReport(
+            rocstack=__version__,
+            stack=self.resolved.stack.name,
+            nic=self.resolved.nic.name,
+            way=self.resolved.way_name,
+            base=self.base.reference,
+            base_digest=self.base.digest,
+            lock=self.lock.digest() if self.lock else None,
+            world=world,
+            context_digest=self.context.digest(),
+            seconds=round(time.monotonic() - started, 2),
+            images=images,
+        )
+        (self.folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
+        (self.folder / "report.xml").write_text(report.to_junit())
+        return report
+
+    def _world(self, refresh: bool) -> str:
+        """Which state of the distribution's index is meant: this week's, until told to look again."""
+        file = self.folder / "world"
+        now = datetime.now(UTC)
+        week = f"{now.isocalendar().year}.{now.isocalendar().week:02d}"
+        known = file.read_text().strip() if file.exists() else ""
+        if refresh or not known.startswith(week):
+            known = f"{week}-{now:%d%H%M%S}" if refresh else week
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(known + "\n")
+        return known
+
+    def _image(self, role: Role, world: str) -> ImageReport:
+        started = time.monotonic()
+        log = self.folder / "logs" / f"{role}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        dest = self.folder / role
+        steps: dict[str, Step] = {}
+        with log.open("w") as out:
+
+            def event(item: Step | Line) -> None:
+                step = item.step if isinstance(item, Line) else item
+                steps[step.digest] = step
+                if isinstance(item, Line):
+                    out.write(f"[{step.stage}] {item.text}\n")
+                self.on_event(role, item)
+
+            request = buildkit.Request(
+                self.folder / "context", f"report-{role}", world, self.site, dest=dest, no_cache=self.no_cache
+            )
+            attempts, failure = self._retried(role, request, event)
+            report = ImageReport(
+                role=role,
+                reference=self.reference(role),
+                status="built",
+                seconds=0,
+                log=str(log),
+                attempts=attempts,
+            )
+            if failure:
+                return self._broken(report, role, request, failure, started)
+            manifest = json.loads((dest / "manifest.json").read_text())
+            report = self._described(report, manifest, steps)
+            refused = self._refusal(report)
+            if refused:
+                return self._broken(report, role, request, refused, started)
+            content = content_digest(self.context.digest(), self.base, manifest)
+            final = buildkit.Request(
+                self.folder / "context",
+                role,
+                world,
+                self.site,
+                tags=(self.reference(role),),
+                labels=labels(self.resolved, role, self.base, self.lock, manifest, content),
+            )
+            _, failure = self._retried(role, final, event)
+            if failure:
+                return self._broken(report, role, final, failure, started)
+        image = self.client.images.get(self.reference(role))
+        return report.model_copy(
+            update={"image_id": image.id, "seconds": round(time.monotonic() - started, 2)}
+        )
+
+    def _retried(
+        self, role: Role, request: buildkit.Request, event: Callable[[Step | Line], None]
+    ) -> tuple[int, Failure | None]:
+        """Runs until it works, fails for good, or the attempts are spent. Backoff: 5, 10, 20 ... 60 s."""
+        for attempt in range(1, self.settings.attempts + 1):
+            code, progress = buildkit.run(request, event)
+            if code == 0:
+                return attempt, None
+            failure = explain(progress, self.context)
+            if failure.kind == "permanent" or attempt == self.settings.attempts:
+                return attempt, failure
+            if failure.kind == "stale":
+                self.on_note(f"{role}: the package index is older than the mirror; fetching it anew")
+                request = buildkit.Request(**{**request.__dict__, "world": self._world(refresh=True)})
+            else:
+                pause = min(60.0, 5.0 * 2 ** (attempt - 1))
+                self.on_note(f"{role}: {failure.first_error} (transient); trying again in {pause:.0f} s")
+                self.sleep(pause)
+        raise AssertionError("attempts is at least 1")
+
+    def _broken(
+        self, report: ImageReport, role: Role, request: buildkit.Request, failure: Failure, started: float
+    ) -> ImageReport:
+        with self._guard:
+            first = self._failed.setdefault(failure.digest or f"own-{role}", role)
+        seconds = round(time.monotonic() - started, 2)
+        if first != role:
+            return report.model_copy(update={"status": "blocked", "blocked_by": first, "seconds": seconds})
+        shown = failure_report(failure, shlex.join(request.shown()))
+        return report.model_copy(update={"status": "failed", "failure": shown, "seconds": seconds})
+
+    def _described(
+        self, report: ImageReport, manifest: dict[str, Any], steps: dict[str, Step]
+    ) -> ImageReport:
+        shown = [
+            s
+            for s in steps.values()
+            if s.seconds is not None and not s.stage.startswith(("internal", "export"))
+        ]
+        return report.model_copy(
+            update={
+                "size_bytes": manifest["size"]["bytes"],
+                "versions": manifest["versions"],
+                "components": manifest["size"]["components"],
+                "largest": manifest["size"]["largest_packages"],
+                "smoke": {name: tuple(seen["ok"]) for name, seen in manifest["smoke"].items()},
+                "drift": drift(self.lock, manifest["packages"], manifest["wheels"]) if self.lock else (),
+                "steps": tuple(
+                    StepTime(stage=s.stage, step=s.title, seconds=round(s.seconds or 0, 2), cached=s.cached)
+                    for s in shown
+                ),
+            }
+        )
+
+    def _refusal(self, report: ImageReport) -> Failure | None:
+        """What makes a whole image unwanted: drift under --frozen, a version other than the stack's, its size."""
+        if self.frozen and report.drift:
+            first = report.drift[0]
+            return _refused(
+                "lock",
+                f"{first.what} is {first.found}, the lock says {first.locked} ({len(report.drift)} differences)",
+                "the distribution moved on since the lock was made",
+                "`rocstack lock` pins what is there now; without --frozen the difference is only reported",
+            )
+        if report.role == "worker":
+            size = over_budget(report, self.resolved.stack.budget_mb)
+            if size:
+                return _refused("size", size, None, "drop what grew, or raise budget_mb in the stack")
+        return None
+
+
+def _refused(stage: str, error: str, cause: str | None, next_step: str) -> Failure:
+    return Failure(
+        stage=stage,
+        step="",
+        digest="",
+        kind="permanent",
+        first_error=error,
+        context=(),
+        template=None,
+        dockerfile_line=None,
+        cause=cause,
+        next_step=next_step,
+    )

@@ -1,0 +1,58 @@
+"""`rocstack demo`: what was built, at work: versions as the container tells them, and a short training run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import err, out, print_json, table
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo", epilog="Example: rocstack demo --nic tcp")(demo)
+
+
+def demo(
+    stack: options.Stack = None,
+    nic: options.Nic = None,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 8,
+    json: options.Json = False,
+) -> None:
+    """Run the image that was built: print its versions, train a tiny model on 2 ranks."""
+    from rocstack import engine
+    from rocstack.errors import CheckFailed, Missing
+
+    chosen = options.settings(stack=stack, nic=nic)
+    reference = f"{chosen.image_prefix}/worker:{Path(chosen.stack).stem}-{chosen.nic}"
+    if engine.find_image(engine.connect(), reference) is None:
+        raise Missing(
+            f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it"
+        )
+    inside = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]
+    listed = subprocess.run([*inside, "rocstack-versions"], capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        raise CheckFailed(f"{reference} does not run: {listed.stderr.strip()[-300:]}", code="demo-failed")
+    versions = dict(line.split("\t", 1) for line in listed.stdout.splitlines())
+    if not json:
+        table(("COMPONENT", "VERSION"), versions.items(), title=f"{reference}, as read inside the container")
+        out.print()
+    train = [*inside, "rocstack-train", "--config", "tiny", "--steps", str(steps), "--ranks", "2"]
+    err.print("training a tiny Llama on 2 ranks (CPU, gloo)")
+    ran = subprocess.run(train, capture_output=json, text=True, check=False)
+    if json:
+        print_json(
+            {
+                "image": reference,
+                "versions": versions,
+                "training": ran.stdout.splitlines(),
+                "ok": ran.returncode == 0,
+            }
+        )
+    if ran.returncode != 0:
+        raise CheckFailed(
+            "the trainer did not finish", code="demo-failed", next_step="its output above says why"
+        )

@@ -1,0 +1,51 @@
+"""`rocstack lock`: pin versions, base digest and sha256."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import err, out, print_json
+
+
+def register(app: typer.Typer) -> None:
+    app.command("lock", epilog="Example: rocstack lock --stack debian-13")(lock)
+
+
+def lock(
+    stack: options.Stack = None,
+    nic: options.Nic = None,
+    overlay: options.Overlay = None,
+    to: Path = typer.Option(options.LOCK, help="Where the lock is written."),
+    json: options.Json = False,
+) -> None:
+    """Resolve a stack and pin every package, wheel and source by version and sha256, and the base by digest."""
+    from rocstack import base as bases
+    from rocstack import engine, locking, site
+    from rocstack.lock import Lock, drift, read
+
+    chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
+    value, _, _ = options.resolved(chosen, gfx=None, way=None)
+    client = engine.connect()
+    made = locking.make(value, bases.ensure(client, value.stack, chosen, err.print), site.of(chosen))
+    before: Lock | None = read(to) if to.exists() else None
+    fresh = to.with_name(to.name + ".new")
+    fresh.write_text(made.to_text())
+    os.replace(fresh, to)
+    changes = (
+        drift(before, {p.name: p.version for p in made.packages}, {w.name: w.version for w in made.wheels})
+        if before
+        else ()
+    )
+    if json:
+        print_json({"file": str(to), "digest": made.digest(), "changes": [c.model_dump() for c in changes]})
+        return
+    for change in changes:
+        out.print(f"{change.what}: {change.locked} -> {change.found}")
+    out.print(
+        f"{to}: {len(made.packages)} packages, {len(made.wheels)} wheels, {len(made.sources)} sources, "
+        f"base {made.base.digest[:19] if made.base else 'none'}, hash {made.digest()[:12]}"
+    )

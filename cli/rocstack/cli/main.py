@@ -1,0 +1,97 @@
+"""`rocstack`: the root command, exit codes, and nothing heavy at start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from rocstack import __version__
+from rocstack.cli import build, config, demo, init, lock, render, run, stacks
+from rocstack.cli.ui import State, err, print_error, print_json
+from rocstack.errors import RocstackError
+
+app = typer.Typer(
+    name="rocstack",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"rocstack {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """From a list of AMD GPU nodes to a verified multi-node training cluster.
+
+    Start with `rocstack build`. Exit codes: 0 done, 1 a check failed, 2 bad input, 3 this machine lacks something.
+    """
+    State.debug = debug
+
+
+for module in (init, build, render, stacks, lock, run, demo, config):
+    module.register(app)
+
+
+def main() -> None:
+    """Runs the command; whatever a person can cause ends as a message and an exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    State.json = "--json" in sys.argv
+    State.debug = "--debug" in sys.argv or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
+    try:
+        code: Any = app(standalone_mode=False)
+    except RocstackError as error:
+        if State.debug:
+            raise
+        print_error(error)
+        code = error.exit_code
+    except (KeyboardInterrupt, EOFError, typer.Abort):
+        err.print("stopped. What was finished is kept; run the same command again to go on.")
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        code = _usage_or_bug(error)
+    sys.stdout.flush()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_or_bug(error: Exception) -> int:
+    """A usage error prints itself; anything else is ours and says so."""
+    show = getattr(error, "show", None)
+    if callable(show):
+        if State.json:
+            print_json(
+                {"error": {"code": "usage", "what": str(getattr(error, "message", error)), "exit_code": 2}}
+            )
+        else:
+            show()
+        return 2
+    exit_code = getattr(error, "exit_code", None)
+    if isinstance(exit_code, int):
+        return exit_code
+    if State.debug:
+        raise error
+    err.print(f"[bold red]error:[/] {type(error).__name__}: {error}", markup=True)
+    err.print("  cause: a defect in rocstack, not in what you wrote")
+    err.print("  next: run again with `rocstack --debug ...` and report what it prints")
+    return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Options that several commands share, and how a command's flags become settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rocstack.resolve import Resolved
+    from rocstack.settings import Settings
+
+Stack = Annotated[
+    str | None, typer.Option(help="Stack to use; `rocstack stacks` lists them.", show_default=False)
+]
+Nic = Annotated[
+    str | None, typer.Option(help="NIC profile: tcp, mellanox, broadcom, ...", show_default=False)
+]
+Overlay = Annotated[
+    str | None, typer.Option(help="Folder with your own changes (overlay.yml, components/, nic/, stacks/).")
+]
+Gfx = Annotated[str | None, typer.Option(help="gfx targets instead of the stack's own, comma-separated.")]
+Way = Annotated[
+    str | None, typer.Option(help="How the NIC's provider gets in; default: the profile's first.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+LockFile = Annotated[Path, typer.Option("--lock", help="Lock file.", show_default=True)]
+LOCK = Path("rocstack.lock")
+
+
+def settings(**flags: Any) -> Settings:
+    from rocstack.settings import load
+
+    return load(flags, os.environ, Path.cwd())[0]
+
+
+def resolved(
+    chosen: Settings, *, gfx: str | None, way: str | None, base: str | None = None
+) -> tuple[Resolved, Any, Any]:
+    """Stack + NIC + overlay, and the two template libraries.
+
+    Raises:
+        BadInput: whatever is wrong with them; a rule that the combination breaks.
+    """
+    from rocstack import component, overlay, resolve, rules, stack
+    from rocstack.errors import BadInput, did_you_mean
+
+    folder = chosen.overlay_folder()
+    layer = overlay.load(folder)
+    components, nics = component.library("components", folder), component.library("nic", folder)
+    choice = stack.load(chosen.stack, folder)
+    if gfx:
+        choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
+    if chosen.nic not in nics.files:
+        hint = did_you_mean(chosen.nic, nics.files)
+        raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
+    value = resolve.resolve(choice, chosen.nic, components, nics, layer, base=base, way=way)
+    rules.refuse_broken(rules.judge(rules.load(), value.facts()))
+    return value, components, nics

@@ -1,0 +1,151 @@
+"""`rocstack run` and `rocstack shell`: the image on this host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import err, escape, print_json
+
+Image = Annotated[str | None, typer.Option(help="Image instead of the one built here for --stack and --nic.")]
+RoleName = Annotated[str, typer.Option(help="worker or control.")]
+Gpus = Annotated[str, typer.Option(help="all, none, or numbers such as 0,2-3.")]
+Mounts = Annotated[list[str], typer.Option("--mount", help="SRC[:DST[:ro]]; may be given several times.")]
+Env = Annotated[
+    list[str], typer.Option("--env", help="NAME or NAME=VALUE; the value never reaches the process list.")
+]
+Name = Annotated[str | None, typer.Option(help="Name of the container.")]
+Print = Annotated[bool, typer.Option("--print", help="Print the docker line and stop.")]
+
+
+def register(app: typer.Typer) -> None:
+    passes = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+    app.command(
+        "run",
+        context_settings=passes,
+        epilog="Example: rocstack run --gpus 0 -- rocstack-train --config tiny --steps 5",
+    )(run)
+    app.command("shell", epilog="Example: rocstack shell --nic broadcom")(shell)
+
+
+def run(
+    context: typer.Context,
+    image: Image = None,
+    role: RoleName = "worker",
+    stack: options.Stack = None,
+    nic: options.Nic = None,
+    gpus: Gpus = "all",
+    mount: Mounts = [],  # noqa: B006
+    env: Env = [],  # noqa: B006
+    name: Name = None,
+    show: Print = False,
+    json: options.Json = False,
+) -> None:
+    """Start the image with this host's devices, groups, limits and mounts. The current folder is /workspace."""
+    start(context.args, image, role, stack, nic, gpus, mount, env, name, show, json)
+
+
+def shell(
+    image: Image = None,
+    role: RoleName = "worker",
+    stack: options.Stack = None,
+    nic: options.Nic = None,
+    gpus: Gpus = "all",
+    mount: Mounts = [],  # noqa: B006
+    env: Env = [],  # noqa: B006
+    name: Name = None,
+    show: Print = False,
+) -> None:
+    """A shell in the image, with this host's devices, groups, limits and mounts."""
+    start(["bash"], image, role, stack, nic, gpus, mount, env, name, show, False)
+
+
+def start(
+    command: list[str],
+    image: str | None,
+    role: str,
+    stack: str | None,
+    nic: str | None,
+    gpus: str,
+    mount: list[str],
+    env: list[str],
+    name: str | None,
+    show: bool,
+    json: bool,
+) -> None:
+    from rocstack import engine, ulimit
+    from rocstack.component import ROLES
+    from rocstack.environment import parse_env
+    from rocstack.errors import BadInput, Missing
+    from rocstack.host import read_host
+    from rocstack.mount import check_mounts, parse_mount
+    from rocstack.runline import parse_gpus, run_line, shell_quote
+
+    chosen = options.settings(stack=stack, nic=nic)
+    if role not in ROLES:
+        raise BadInput(f"no role '{role}': known: {', '.join(ROLES)}", code="unknown-role")
+    reference = image or f"{chosen.image_prefix}/{role}:{Path(chosen.stack).stem}-{chosen.nic}"
+    variables = parse_env(env, os.environ)
+    mounts = check_mounts([parse_mount(text, base=Path.cwd(), home=Path.home()) for text in mount])
+    line = run_line(
+        read_host(),
+        reference,
+        command,
+        profile=chosen.run,
+        gpus=parse_gpus(gpus),
+        mounts=mounts,
+        workspace=Path.cwd(),
+        env=variables,
+        terminal=sys.stdin.isatty() and sys.stdout.isatty(),
+        stdin=not sys.stdin.isatty(),
+        name=name,
+    )
+    if show:
+        if json:
+            print_json({"args": list(line.args), "notes": list(line.notes)})
+        else:
+            for note in line.notes:
+                err.print(f"note: {escape(note)}")
+            sys.stdout.write(shell_quote(line) + "\n")
+        return
+    client = engine.connect()
+    if image is None and engine.find_image(client, reference) is None:
+        raise Missing(
+            f"no image {reference} on this host",
+            code="no-image",
+            next_step=f"`rocstack build --stack {chosen.stack} --nic {chosen.nic}`, or name one: --image REFERENCE",
+        )
+    for note in line.notes:
+        err.print(f"note: {escape(note)}")
+    environ = {**os.environ, **dict(variables.values)}
+    while True:
+        code, said = _docker(line.args, environ)
+        refused = ulimit.refused_ulimit(said) if code in (125, 126, 127) else None
+        less = line.without_ulimit(refused) if refused else line
+        if less.flags == line.flags:
+            raise typer.Exit(code)
+        line = less
+        err.print(f"note: {escape(line.notes[-1])}; starting without it")
+
+
+def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
+    """Runs docker with its messages shown as they come; gives the exit status and the first 4 kB of them, where a
+    refused limit is named."""
+    with subprocess.Popen(["docker", *args], env=environ, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        said = b""
+        try:
+            while chunk := os.read(process.stderr.fileno(), 65536):
+                said = (said + chunk)[:4096]
+                sys.stderr.buffer.write(chunk)
+                sys.stderr.flush()
+        except KeyboardInterrupt:
+            process.wait()  # the client has got Ctrl-C too and stops its container
+            raise
+    return process.returncode, said.decode("utf-8", "replace")

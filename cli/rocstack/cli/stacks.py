@@ -1,0 +1,79 @@
+"""`rocstack stacks` and `rocstack explain`."""
+
+from __future__ import annotations
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import escape, out, print_json, table
+
+
+def register(app: typer.Typer) -> None:
+    app.command("stacks", epilog="Example: rocstack stacks")(stacks)
+    app.command("explain", epilog="Example: rocstack explain --stack rocm-7.2-ubuntu-24.04 --gfx gfx950")(
+        explain
+    )
+
+
+def stacks(overlay: options.Overlay = None, json: options.Json = False) -> None:
+    """List the stacks and NIC profiles."""
+    from rocstack import component, stack
+
+    folder = options.settings(overlay=overlay).overlay_folder()
+    found = [stack.load(name, folder) for name in stack.names(folder)]
+    nics = [
+        component.validate_head(file, component.Nic)
+        for file in component.library("nic", folder).files.values()
+    ]
+    if json:
+        print_json({"stacks": [s.model_dump() for s in found], "nics": [n.model_dump() for n in nics]})
+        return
+    table(("STACK", "OS", "GFX", "ABOUT"), [(s.name, s.base.os, " ".join(s.gfx), s.about) for s in found])
+    out.print()
+    table(("NIC", "WAYS", "ABOUT"), [(n.name, " ".join(n.ways), n.about) for n in nics])
+
+
+def explain(
+    stack: options.Stack = None,
+    nic: options.Nic = None,
+    gfx: options.Gfx = None,
+    driver: str = typer.Option("", help="amdgpu driver version of the nodes, such as 6.10.5 or 30.20.1."),
+    overlay: options.Overlay = None,
+    json: options.Json = False,
+) -> None:
+    """Say why a combination is allowed or refused, rule by rule."""
+    from rocstack import component, resolve, rules
+    from rocstack import overlay as overlays
+    from rocstack import stack as stack_module
+
+    chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
+    folder = chosen.overlay_folder()
+    choice = stack_module.load(chosen.stack, folder)
+    if gfx:
+        choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
+    value = resolve.resolve(
+        choice,
+        chosen.nic,
+        component.library("components", folder),
+        component.library("nic", folder),
+        overlays.load(folder),
+    )
+    facts = value.facts() | ({"driver": driver} if driver else {})
+    verdicts = rules.judge(rules.load(), facts)
+    broken = [v for v in verdicts if v.state == "broken"]
+    if json:
+        print_json({"allowed": not broken, "facts": facts, "verdicts": [v.model_dump() for v in verdicts]})
+    else:
+        for verdict in verdicts:
+            if verdict.state == "does not apply":
+                continue
+            colour = {"holds": "green", "broken": "red", "unknown": "yellow"}[verdict.state]
+            out.print(f"[{colour}]{verdict.state:8}[/] {escape(verdict.rule.id)}: {escape(verdict.text)}")
+            out.print(f"         why: {escape(verdict.rule.reason)}")
+            out.print(f"         source: {escape(verdict.rule.source)}")
+        idle = sum(v.state == "does not apply" for v in verdicts)
+        for fact in choice.facts:
+            out.print(f"fact     {escape(fact.says)}\n         source: {escape(fact.source)}")
+        out.print(f"{'refused' if broken else 'allowed'}: {len(broken)} broken, {idle} rules do not apply")
+    if broken:
+        raise typer.Exit(1)

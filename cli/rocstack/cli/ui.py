@@ -1,0 +1,80 @@
+"""What the person sees: errors, tables, progress. Colour and live display on a terminal, plain lines without one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rocstack.errors import RocstackError
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class State:
+    """Set once by the root command."""
+
+    debug = False
+    json = False
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+
+
+def print_error(error: RocstackError) -> None:
+    """what, where, cause, next; or the same as JSON when the command was asked for JSON."""
+    if State.json:
+        print_json({"error": error.as_dict()})
+        return
+    place = f"{error.where}: " if error.where else ""
+    err.print(f"[bold red]error:[/] {escape(place + error.what)}")
+    for label, text in (("cause", error.cause), ("next", error.next_step)):
+        if text:
+            err.print(f"  {label}: {escape(text)}")
+
+
+def escape(text: str) -> str:
+    from rich.markup import escape as rich_escape
+
+    return rich_escape(text)
+
+
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    title: str | None = None,
+    right: Iterable[int] = (),
+) -> None:
+    """A table that wraps on a narrow terminal, and aligned columns where there is no terminal."""
+    columns, rows = list(columns), [list(map(str, row)) for row in rows]
+    numbers = set(right)
+    if not out.is_terminal:
+        if title:
+            out.print(escape(title))
+        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+        for row in [columns, *rows]:
+            cells = (
+                c.rjust(w) if i in numbers else c.ljust(w)
+                for i, (c, w) in enumerate(zip(row, widths, strict=True))
+            )
+            out.print(escape("  ".join(cells).rstrip()))
+        return
+    grid = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold"
+    )
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    out.print(grid, soft_wrap=False)
+
+
+def mb(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e6:.0f} MB"

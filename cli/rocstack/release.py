@@ -1,0 +1,50 @@
+"""Gives built images their release tags and pushes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import docker
+
+from rocstack import registry, tags
+from rocstack.report import BuildReport
+from rocstack.settings import Settings
+
+
+def push_images(
+    client: docker.DockerClient,
+    report: BuildReport,
+    settings: Settings,
+    *,
+    move_tags: bool,
+    say: Callable[[str], None],
+) -> BuildReport:
+    """Pushes every image of the report and notes each tag's digest, read back from the registry.
+
+    Raises:
+        CheckFailed, Missing, BadInput: as `registry.push`.
+    """
+    target = tags.parse_registry(settings.push)
+    default = type(settings).model_fields
+    release = settings.tag or tags.week_tag(datetime.now(UTC).date())
+    pair = (default["stack"].default, default["nic"].default)
+    wanted = tags.release_tags(report.stack, report.nic, release, default=pair)
+    images = []
+    for image in report.images:
+        repository = target.repository(image.role)
+        labels = client.images.get(image.reference).labels
+        pushed = registry.push(
+            client,
+            image.reference,
+            repository,
+            tags.content_tag(labels["io.rocstack.content"]),
+            wanted,
+            attempts=settings.attempts,
+            move_tags=move_tags,
+            on_event=lambda event: None if event.kind == "layer" else say(event.text),
+        )
+        images.append(
+            image.model_copy(update={"pushed": {f"{repository}:{t}": pushed.digest for t in pushed.tags}})
+        )
+    return report.model_copy(update={"images": tuple(images)})

@@ -1,0 +1,236 @@
+"""Publishing against a real registry: the distribution's docker-registry, with a password, in a container."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import pytest
+from docker import DockerClient
+
+from rocstack.errors import CheckFailed, Missing
+from rocstack.pusher import Event
+from rocstack.registry import Pushed, push
+
+pytestmark = pytest.mark.engine
+
+BASE = os.environ.get("ROCSTACK_TEST_BASE", "exp/base:1")
+USER = "ada"
+DOCKERFILE = f"""\
+FROM {BASE}
+RUN apt-get update -qq && apt-get install -qqy --no-install-recommends docker-registry
+WORKDIR /etc/docker/registry
+CMD perl -e 'print "{USER}:", crypt($ENV{{PASSWORD}}, q($2y$05$) . "a" x 22), "\\n"' >htpasswd \\
+ && exec docker-registry serve config.yml
+"""
+CONTENT = "c-0123456789abcdef"
+WEEK = "2026.47"
+
+
+def engine(*args: str, stdin: str | None = None, **env: str) -> str:
+    done = subprocess.run(
+        ["docker", *args], input=stdin, capture_output=True, text=True, env={**os.environ, **env}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Registry:
+    host: str
+    password: str
+    container: str
+
+    def wait(self) -> None:
+        for _ in range(200):
+            answer = http.client.HTTPConnection(self.host, timeout=5)
+            try:
+                answer.request("GET", "/v2/")
+                assert answer.getresponse().status == 401, "the registry must ask for a login"
+                return
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.1)
+            finally:
+                answer.close()
+        raise AssertionError("the registry does not answer: " + engine("logs", self.container))
+
+    def start(self) -> None:
+        engine("start", self.container)
+        self.wait()
+
+    def stop(self) -> None:
+        engine("kill", self.container)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[Registry]:
+    name = f"rocstack-test-registry-{secrets.token_hex(4)}"
+    port, password = free_port(), secrets.token_hex(16)
+    engine("build", "--quiet", "--tag", name, "-", stdin=DOCKERFILE)
+    try:
+        publish = f"127.0.0.1:{port}:5000"
+        engine("create", "--name", name, "--publish", publish, "--env=PASSWORD", name, PASSWORD=password)
+        here = Registry(f"127.0.0.1:{port}", password, name)
+        here.start()
+        yield here
+    finally:
+        subprocess.run(["docker", "rm", "--force", "--volumes", name], capture_output=True)
+        subprocess.run(["docker", "rmi", "--force", name], capture_output=True)
+
+
+@dataclass
+class Site:
+    """One person's machine: a login and a repository of its own; local images are removed again."""
+
+    client: DockerClient
+    registry: Registry
+    repository: str
+    config: Path
+    made: list[str]
+
+    def login(self, password: str | None) -> None:
+        token = base64.b64encode(f"{USER}:{password}".encode()).decode()
+        auths = {self.registry.host: {"auth": token}} if password else {}
+        self.config.write_text(json.dumps({"auths": auths}))
+        self.client.api.reload_config(str(self.config))
+
+    def image(self, text: str) -> str:
+        """A tiny image that nobody else has; returns its id."""
+        found = engine(
+            "build", "--quiet", "-", stdin=f"FROM scratch\nLABEL content={self.repository}/{text}\n"
+        )
+        self.made.append(found)
+        return found
+
+    def push(
+        self, image: str, tags: tuple[str, ...] = (WEEK,), **options: object
+    ) -> tuple[Pushed, list[Event]]:
+        events: list[Event] = []
+        done = push(
+            self.client,
+            image,
+            self.repository,
+            CONTENT,
+            tags,
+            on_event=events.append,
+            **{"attempts": 1, **options},  # type: ignore[arg-type]
+        )
+        return done, events
+
+    def digest(self, tag: str) -> str:
+        return str(self.client.images.get_registry_data(f"{self.repository}:{tag}").id)
+
+
+@pytest.fixture
+def site(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    repository = f"{registry.host}/{secrets.token_hex(4)}/rocstack-worker"
+    here = Site(docker.from_env(), registry, repository, tmp_path / "config.json", [])
+    here.login(registry.password)
+    yield here
+    for image in here.made:
+        subprocess.run(["docker", "rmi", "--force", image], capture_output=True)
+    here.client.close()
+
+
+def test_push_reads_back_and_a_second_push_sends_nothing(site: Site) -> None:
+    image = site.image("one")
+    done, events = site.push(image, ("debian-13-tcp-2026.47", WEEK))
+    assert done.sent == (CONTENT, "debian-13-tcp-2026.47", WEEK)
+    assert {site.digest(tag) for tag in done.tags} == {done.digest}
+    assert [event.tag for event in events if event.kind == "done"] == list(done.sent)
+
+    again, events = site.push(image, ("debian-13-tcp-2026.47", WEEK))
+    assert (again.digest, again.sent, again.bytes_sent) == (done.digest, (), 0)
+    assert {event.kind for event in events} == {"kept"}
+
+
+def test_bytes_of_a_real_layer_are_counted(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(secrets.token_bytes(300_000))
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY weights /\n")
+    image = engine("build", "--quiet", str(tmp_path))
+    site.made.append(image)
+    done, events = site.push(image)
+    assert 300_000 <= done.bytes_sent < 330_000
+    assert any(event.kind == "layer" and event.total >= 300_000 for event in events)
+
+
+def test_existing_tag_is_not_moved_unless_asked(site: Site) -> None:
+    first = site.push(site.image("one"))[0].digest
+    other = site.image("two")
+    second_content = {"content_tag": "c-fedcba9876543210"}
+    with pytest.raises(CheckFailed) as caught:
+        push(site.client, other, site.repository, second_content["content_tag"], (WEEK,))
+    second = site.digest(second_content["content_tag"])
+    assert caught.value.code == "tag-exists"
+    assert first in caught.value.what
+    assert second in caught.value.what
+    assert site.digest(WEEK) == first != second
+
+    push(site.client, other, site.repository, second_content["content_tag"], (WEEK,), move_tags=True)
+    assert site.digest(WEEK) == second
+
+
+def test_same_content_built_twice_stays_the_first_image(site: Site) -> None:
+    image = site.image("elsewhere")
+    first = site.push(image)[0].digest
+    engine("rmi", "--force", image)
+    done, events = site.push(site.image("here"), (WEEK, "2026.48"))
+    assert any("fetching" in event.text for event in events)
+    assert done.digest == site.digest("2026.48") == first
+    assert done.sent == ("2026.48",)
+
+
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_login_is_asked_for(site: Site, password: str | None) -> None:
+    site.login(password)
+    with pytest.raises(Missing) as caught:
+        site.push(site.image("one"), attempts=5, sleep=pytest.fail)
+    assert caught.value.code == "registry-denied"
+    assert f"docker login {site.registry.host}" in (caught.value.next_step or "")
+    assert site.registry.password not in json.dumps(caught.value.as_dict())
+
+
+def test_registry_that_is_not_there(site: Site) -> None:
+    waits: list[float] = []
+    nowhere = f"127.0.0.1:{free_port()}/a/rocstack-worker"
+    with pytest.raises(Missing, match=r"can't be reached \(3 attempts\)") as caught:
+        push(site.client, site.image("one"), nowhere, CONTENT, (WEEK,), attempts=3, sleep=waits.append)
+    assert (caught.value.code, caught.value.exit_code) == ("registry-unreachable", 3)
+    assert waits == [2, 4]
+
+
+def test_registry_that_comes_back_between_attempts(site: Site) -> None:
+    image = site.image("one")
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            site.registry.start()
+
+    site.registry.stop()
+    try:
+        done, events = site.push(image, attempts=4, sleep=wait)
+    finally:
+        site.registry.start()
+    assert waits == [2, 4]
+    assert site.digest(WEEK) == done.digest
+    assert sum(event.kind == "retry" for event in events) == 2

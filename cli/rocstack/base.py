@@ -99,9 +99,7 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
             next_step="`apt-get install mmdebstrap`, or name an image you have: --base-image NAME",
         )
     command = ["mmdebstrap", "--variant=minbase", "--include=ca-certificates", "--quiet"]
-    command += (
-        ["--keyring=/usr/share/keyrings/debian-archive-keyring.gpg"] if spec.distribution == "debian" else []
-    )
+    command += ["--keyring=/usr/share/keyrings/debian-archive-keyring.gpg"] if spec.distribution == "debian" else []
     command += [f"--components={','.join(spec.components)}"]
     command += [f"--dpkgopt=path-exclude={glob}" for glob in stack.exclude if glob.startswith("/usr/share")]
     # The image's own rules are written at build time; mmdebstrap's copy of them would shadow later changes.
@@ -115,7 +113,8 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    assert maker.stdout is not None and maker.stderr is not None
+    assert maker.stdout is not None
+    assert maker.stderr is not None
     maker.stdout.close()
     try:
         maker_errors = maker.stderr.read().decode("utf-8", "replace")

@@ -84,9 +84,7 @@ def guarded(render: Any, library: Library | None = None) -> Any:
     except TemplateSyntaxError as error:
         raise _bad_template(str(error.message), error.name or "?", error.lineno, library) from None
     except TemplateError as error:
-        frames = [
-            f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith((".j2", "<template>"))
-        ]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith((".j2", "<template>"))]
         name, line = _template_frame(error) if not frames else (frames[-1].filename, frames[-1].lineno or 0)
         raise _bad_template(str(error), name, line, library) from None
 

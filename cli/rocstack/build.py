@@ -146,9 +146,7 @@ class Build:
             if failure:
                 return self._broken(report, role, final, failure, started)
         image = self.client.images.get(self.reference(role))
-        return report.model_copy(
-            update={"image_id": image.id, "seconds": round(time.monotonic() - started, 2)}
-        )
+        return report.model_copy(update={"image_id": image.id, "seconds": round(time.monotonic() - started, 2)})
 
     def _retried(
         self, role: Role, request: buildkit.Request, event: Callable[[Step | Line], None]
@@ -181,14 +179,8 @@ class Build:
         shown = failure_report(failure, shlex.join(request.shown()))
         return report.model_copy(update={"status": "failed", "failure": shown, "seconds": seconds})
 
-    def _described(
-        self, report: ImageReport, manifest: dict[str, Any], steps: dict[str, Step]
-    ) -> ImageReport:
-        shown = [
-            s
-            for s in steps.values()
-            if s.seconds is not None and not s.stage.startswith(("internal", "export"))
-        ]
+    def _described(self, report: ImageReport, manifest: dict[str, Any], steps: dict[str, Step]) -> ImageReport:
+        shown = [s for s in steps.values() if s.seconds is not None and not s.stage.startswith(("internal", "export"))]
         return report.model_copy(
             update={
                 "size_bytes": manifest["size"]["bytes"],

@@ -87,9 +87,7 @@ def read_template(path: Path) -> TemplateFile:
     head, fence, body = text[len(FENCE) :].partition("\n" + FENCE)
     if not fence:
         raise BadInput("the head has no closing '---'", code="bad-template", where=Where(str(path), 1))
-    return TemplateFile(
-        path.stem, path, document.parse(head, str(path), first_line=2), body, head.count("\n") + 4
-    )
+    return TemplateFile(path.stem, path, document.parse(head, str(path), first_line=2), body, head.count("\n") + 4)
 
 
 def validate_head(file: TemplateFile, model: type[Head]) -> Head:
@@ -131,8 +129,7 @@ def library(kind: Literal["components", "nic"], overlay: Path | None = None) -> 
         else:
             hint = did_you_mean(file.name, files)
             raise BadInput(
-                f"'{path.name}' overrides blocks of a template that does not exist"
-                + (f": {hint}" if hint else ""),
+                f"'{path.name}' overrides blocks of a template that does not exist" + (f": {hint}" if hint else ""),
                 code="override-unmatched",
                 where=Where(str(path), 1),
                 next_step="rename it, or give it a head to add a new one",

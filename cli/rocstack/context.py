@@ -71,8 +71,10 @@ def diff(old: Context, new: Context) -> str:
         if a and b and a.data == b.data:
             out.append(f"mode of {path}: {a.mode:o} -> {b.mode:o}\n")
             continue
-        texts = [(f.data.decode("utf-8", "replace").splitlines(keepends=True) if f else []) for f in (a, b)]
-        out += difflib.unified_diff(
-            *texts, f"last build/{path}" if a else "/dev/null", f"now/{path}" if b else "/dev/null"
-        )
+        names = (f"last build/{path}" if a else "/dev/null", f"now/{path}" if b else "/dev/null")
+        out += difflib.unified_diff(_lines(a), _lines(b), *names)
     return "".join(line if line.endswith("\n") else line + "\n" for line in out)
+
+
+def _lines(file: File | None) -> list[str]:
+    return file.data.decode("utf-8", "replace").splitlines(keepends=True) if file else []

@@ -139,17 +139,13 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
     if node is None:
         return Document(path, {})
     if not isinstance(node, yaml.MappingNode):
-        raise BadInput(
-            "the file must hold a mapping (key: value)", code="bad-yaml", where=Where(path, first_line)
-        )
+        raise BadInput("the file must hold a mapping (key: value)", code="bad-yaml", where=Where(path, first_line))
     lines: dict[Path_, int] = {}
     _walk(node, (), lines, path, first_line, set())
     return Document(path, yaml.load(text, Loader=_Loader), lines)
 
 
-def _walk(
-    node: yaml.Node, loc: Path_, lines: dict[Path_, int], path: str, first_line: int, seen: set[int]
-) -> None:
+def _walk(node: yaml.Node, loc: Path_, lines: dict[Path_, int], path: str, first_line: int, seen: set[int]) -> None:
     line = node.start_mark.line + first_line
     lines.setdefault(loc, line)
     if not isinstance(node, yaml.ScalarNode):

@@ -73,7 +73,8 @@ def require_disk(client: docker.DockerClient, need_mb: int) -> None:
     free_mb = shutil.disk_usage(root).free // 1_000_000
     if free_mb < need_mb:
         raise Missing(
-            f"{free_mb / 1000:.1f} GB are free in {root}; a build of this stack from nothing needs about {need_mb / 1000:.1f} GB",
+            f"{free_mb / 1000:.1f} GB are free in {root}; a build of this stack from nothing needs about "
+            f"{need_mb / 1000:.1f} GB",
             code="disk-full",
             next_step="`docker system df` shows what takes the space; `docker builder prune` frees old build cache",
         )

@@ -45,7 +45,5 @@ def parse_env(texts: Sequence[str], environ: Mapping[str, str]) -> Environment:
     return Environment(
         tuple(f"--env={name}={value}" if name in own else f"--env={name}" for name, value in given.items()),
         tuple((name, value) for name, value in given.items() if name not in own),
-        tuple(
-            f"{name} is not set here, so the container doesn't get it" for name in found if name not in given
-        ),
+        tuple(f"{name} is not set here, so the container doesn't get it" for name in found if name not in given),
     )

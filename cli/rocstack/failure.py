@@ -94,9 +94,7 @@ def explain(progress: Progress, context: Context) -> Failure:
         digest=step.digest if step else "",
         kind=kind,
         first_error=first,
-        context=tuple(
-            line for line in lines[max(0, index - 6) : index + 4] if "rocstack-failed-at" not in line
-        ),
+        context=tuple(line for line in lines[max(0, index - 6) : index + 4] if "rocstack-failed-at" not in line),
         template=template,
         dockerfile_line=line,
         cause=cause,
@@ -123,9 +121,7 @@ def _dockerfile_line(messages: str, step: Step | None, log: list[str], context: 
     at = next((m for m in map(_AT.search, log) if m), None)
     if at and "Dockerfile" in context.files:
         lines = context.files["Dockerfile"].data.decode().splitlines()
-        opening = next(
-            (i for i in range(line - 1, len(lines)) if lines[i].rstrip().endswith("<<'EOS'")), None
-        )
+        opening = next((i for i in range(line - 1, len(lines)) if lines[i].rstrip().endswith("<<'EOS'")), None)
         if opening is not None:
             return opening + 1 + int(at[1])
     return line
@@ -133,9 +129,7 @@ def _dockerfile_line(messages: str, step: Step | None, log: list[str], context: 
 
 def _smoke_script(step: Step | None, component: str, context: Context) -> str | None:
     role = step.stage.removeprefix("smoke-") if step else ""
-    return next(
-        (p for p in context.files if p.startswith(f"smoke/{role}/") and p.endswith(f"-{component}.sh")), None
-    )
+    return next((p for p in context.files if p.startswith(f"smoke/{role}/") and p.endswith(f"-{component}.sh")), None)
 
 
 def _advice(lines: list[str], text: str, smoke: bool) -> tuple[str | None, str | None]:

@@ -146,9 +146,7 @@ def _pairs(lines: Iterable[str]) -> dict[str, str]:
 def _gpus(nodes: Path) -> tuple[int, ...]:
     """Render minors in the order in which ROCm counts GPUs. CPU nodes have no SIMD units."""
     minors = []
-    for node in sorted(
-        (path for path in nodes.glob("*") if path.name.isdigit()), key=lambda path: int(path.name)
-    ):
+    for node in sorted((path for path in nodes.glob("*") if path.name.isdigit()), key=lambda path: int(path.name)):
         properties = _pairs(_text(node / "properties").splitlines())
         minor = int(properties.get("drm_render_minor", "0"))
         if minor > 0 and int(properties.get("simd_count", "0")) > 0:

@@ -20,7 +20,8 @@ set -e
 if [ -n "$ROCSTACK_SITE" ]; then set -a; eval "$ROCSTACK_SITE"; set +a; fi
 apt-get -qq -o APT::Update::Error-Mode=any update >&2
 mapfile -t wanted
-apt-get -qq -s install --no-install-recommends "${wanted[@]}" | sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/\1=\2/p' >/tmp/inst
+apt-get -qq -s install --no-install-recommends "${wanted[@]}" |
+    sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/\1=\2/p' >/tmp/inst
 cat /tmp/inst
 echo ---
 xargs -a /tmp/inst apt-cache show --no-all-versions | grep -E '^(Package|Version|SHA256):'
@@ -64,9 +65,7 @@ def lock_packages(resolved: Resolved, base: BaseImage, site: Site) -> tuple[Lock
         env={**_environ(), "ROCSTACK_SITE": site.env_file()},
     )
     if ran.returncode != 0:
-        errors = [
-            line for line in ran.stderr.splitlines() if line.startswith("E:")
-        ] or ran.stderr.splitlines()[-1:]
+        errors = [line for line in ran.stderr.splitlines() if line.startswith("E:")] or ran.stderr.splitlines()[-1:]
         raise CheckFailed(
             f"apt can't resolve the stack's packages: {errors[0] if errors else 'no message'}",
             code="packages-unresolved",
@@ -96,9 +95,7 @@ def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:
     from rocstack import wheels
 
     sources = tuple(
-        LockedSource(
-            component=part.name, version=part.choice.version, url=part.choice.url, sha256=part.choice.sha256
-        )
+        LockedSource(component=part.name, version=part.choice.version, url=part.choice.url, sha256=part.choice.sha256)
         for part in resolved.parts
         if part.choice.url and part.choice.sha256
     )

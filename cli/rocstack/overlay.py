@@ -83,9 +83,7 @@ def load(folder: Path | None) -> Overlay:
     if folder is None:
         return Overlay()
     if not folder.is_dir():
-        raise BadInput(
-            f"no overlay folder {folder}", code="no-overlay", next_step="create it, or drop --overlay"
-        )
+        raise BadInput(f"no overlay folder {folder}", code="no-overlay", next_step="create it, or drop --overlay")
     file = folder / "overlay.yml"
     if not file.exists():
         return Overlay(folder)

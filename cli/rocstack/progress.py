@@ -98,9 +98,7 @@ class Progress:
             step.started = step.started or vertex.get("started")
             step.error = vertex.get("error") or step.error
             if vertex.get("completed") and vertex.get("started"):
-                step.seconds = (
-                    (step.seconds or 0.0) if step.cached else _seconds(step.started, vertex["completed"])
-                )
+                step.seconds = (step.seconds or 0.0) if step.cached else _seconds(step.started, vertex["completed"])
             if before != (step.started, step.seconds, step.error, step.cached):
                 yield step
         for log in value.get("logs") or []:

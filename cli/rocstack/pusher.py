@@ -90,9 +90,7 @@ class Pusher:
         def once() -> str:
             with _engine():
                 self.client.images.get(image).tag(self.repository, tag=tag)
-                said = self._follow(
-                    tag, self.client.images.push(self.repository, tag=tag, stream=True, decode=True)
-                )
+                said = self._follow(tag, self.client.images.push(self.repository, tag=tag, stream=True, decode=True))
             if said is None:
                 raise _Refused("the engine stopped talking before the end: unexpected EOF")
             return said

@@ -104,9 +104,7 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
                 next_step="free space there, or raise its limit on uploads",
             )
         case "no-image" | "bad-name":
-            return BadInput(
-                f"{reference} can't be pushed", code=kind, cause=cause, next_step="check the name"
-            )
+            return BadInput(f"{reference} can't be pushed", code=kind, cause=cause, next_step="check the name")
         case _:
             return CheckFailed(
                 f"push of {reference} failed",

@@ -44,7 +44,5 @@ def push_images(
             move_tags=move_tags,
             on_event=lambda event: None if event.kind == "layer" else say(event.text),
         )
-        images.append(
-            image.model_copy(update={"pushed": {f"{repository}:{t}": pushed.digest for t in pushed.tags}})
-        )
+        images.append(image.model_copy(update={"pushed": {f"{repository}:{t}": pushed.digest for t in pushed.tags}}))
     return report.model_copy(update={"images": tuple(images)})

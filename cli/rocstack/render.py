@@ -108,23 +108,19 @@ def _smoke_script(part: Part, role: Role, block: Any) -> str:
 
 
 def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
-    amd = resolved.has("rocm") and resolved.part("rocm").choice.method == "amd"
-
     def own_parts(layer: tuple[str, ...], role: Role) -> list[str]:
         return [n for n in layer if resolved.part(n).reaches(role) and len(resolved.part(n).roles) == 1]
 
     def prefix(name: str) -> str:
-        return f"/opt/{name}" if resolved.part(name).choice.method == "source" else "/usr"
+        method = resolved.part(name).choice.method if resolved.has(name) else "apt"
+        return {"source": f"/opt/{name}", "amd": "/opt/rocm"}.get(method, "/usr")
 
     def libdir(name: str) -> str:
-        built = resolved.part(name).choice.method == "source"
-        return f"/opt/{name}/lib" if built else "/usr/lib/x86_64-linux-gnu"
+        return "/usr/lib/x86_64-linux-gnu" if prefix(name) == "/usr" else f"{prefix(name)}/lib"
 
     def dev_packages(names: tuple[str, ...]) -> tuple[str, ...]:
         parts = [resolved.part(n) for n in names if resolved.has(n)]
-        return tuple(
-            p for part in parts if part.choice.method == "apt" for p in part.packages.builder_packages
-        )
+        return tuple(p for part in parts if part.choice.method == "apt" for p in part.packages.builder_packages)
 
     def env(role: Role) -> dict[str, str]:
         own = {
@@ -143,7 +139,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "prefix": prefix,
         "libdir": libdir,
         "dev_packages": dev_packages,
-        "rocm_path": "/opt/rocm" if amd else "/usr",
+        "rocm_path": prefix("rocm"),
         "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
         "rocstack_version": __version__,
         "site_packages": _site_packages(resolved),
@@ -183,9 +179,7 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
     }
     built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
     wheels = (
-        {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))}
-        if lock
-        else {}
+        {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))} if lock else {}
     )
     facts = {
         "identity": identity,
@@ -203,12 +197,9 @@ def _own_templates() -> dict[str, str]:
 
 def _tree(folder: Path, prefix: str) -> dict[str, File]:
     return {
-        f"{prefix}/{path.relative_to(folder)}": File(
-            path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644
-        )
+        f"{prefix}/{path.relative_to(folder)}": File(path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644)
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
+        if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
     }
 
 
@@ -218,14 +209,10 @@ def trainer_files(site_packages: str) -> dict[str, File]:
     site = f"trainer{site_packages}"
     files = _tree(package, f"{site}/rocstack_trainer")
     version = next(
-        line.split('"')[1]
-        for line in (package / "__init__.py").read_text().splitlines()
-        if "__version__ =" in line
+        line.split('"')[1] for line in (package / "__init__.py").read_text().splitlines() if "__version__ =" in line
     )
     info = f"{site}/rocstack_trainer-{version}.dist-info"
-    files[f"{info}/METADATA"] = File(
-        f"Metadata-Version: 2.1\nName: rocstack-trainer\nVersion: {version}\n".encode()
-    )
+    files[f"{info}/METADATA"] = File(f"Metadata-Version: 2.1\nName: rocstack-trainer\nVersion: {version}\n".encode())
     files[f"{info}/INSTALLER"] = File(b"rocstack\n")
     command = b'#!/bin/sh\nexec python3 -m rocstack_trainer "$@"\n'
     files["trainer/usr/local/bin/rocstack-train"] = File(command, 0o755)

@@ -74,9 +74,7 @@ class BuildReport(Value):
 
     def to_junit(self) -> str:
         """One test case an image, and one for each component's smoke test."""
-        suite = ET.Element(
-            "testsuite", name=f"rocstack build {self.stack} {self.nic}", time=f"{self.seconds:.1f}"
-        )
+        suite = ET.Element("testsuite", name=f"rocstack build {self.stack} {self.nic}", time=f"{self.seconds:.1f}")
         count = failed = skipped = 0
         for image in self.images:
             case = ET.SubElement(
@@ -90,9 +88,7 @@ class BuildReport(Value):
             if image.failure:
                 failed += 1
                 where = f" ({image.failure.template})" if image.failure.template else ""
-                node = ET.SubElement(
-                    case, "failure", message=f"{image.failure.stage}: {image.failure.error}{where}"
-                )
+                node = ET.SubElement(case, "failure", message=f"{image.failure.stage}: {image.failure.error}{where}")
                 node.text = "\n".join([*image.failure.context, "", f"reproduce: {image.failure.reproduce}"])
             elif image.status == "blocked":
                 skipped += 1

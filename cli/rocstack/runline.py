@@ -196,9 +196,7 @@ def _workspace(folder: Path | None, mounts: Sequence[Mount]) -> tuple[list[str],
         return [], []
     if any(mount.target == WORKSPACE for mount in mounts):
         return [f"--workdir={WORKSPACE}"], []
-    if folder == Path("/") or ":" in str(
-        folder
-    ):  # all of the host is no workspace; ':' ends a path for docker
+    if folder == Path("/") or ":" in str(folder):  # all of the host is no workspace; ':' ends a path for docker
         return [], [f"{folder} is not mounted at {WORKSPACE}: start from another folder, or use --mount"]
     return [f"--volume={folder}:{WORKSPACE}", f"--workdir={WORKSPACE}"], []
 

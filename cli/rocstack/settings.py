@@ -26,9 +26,7 @@ def _file(text: str) -> str:
 class Settings(Value):
     """Every setting; the description is what `rocstack config` and the reference print."""
 
-    stack: Line = Field(
-        "debian-13", description="stack to build: a name of `rocstack stacks`, or a .yml file"
-    )
+    stack: Line = Field("debian-13", description="stack to build: a name of `rocstack stacks`, or a .yml file")
     nic: Name = Field("tcp", description="NIC profile")
     overlay: Line = Field("", description="folder with your overlay.yml, components/, nic/ and stacks/")
     out: Line = Field(".rocstack", description="folder for contexts, logs and reports")
@@ -37,9 +35,7 @@ class Settings(Value):
         "auto", description="where the base comes from; auto: the registry, else mmdebstrap"
     )
     base_image: Line = Field("", description="base image instead of the stack's own")
-    apt_mirror: Annotated[
-        str, Field(description="the distribution's mirror, instead of the client's default")
-    ] = ""
+    apt_mirror: Annotated[str, Field(description="the distribution's mirror, instead of the client's default")] = ""
     pip_index: Annotated[str, Field(description="wheel index, instead of pip's own configuration")] = ""
     ca_bundle: Annotated[str, AfterValidator(_file)] = Field(
         "",
@@ -64,9 +60,7 @@ class Found(Value):
     source: str
 
 
-def load(
-    flags: Mapping[str, Any], env: Mapping[str, str], folder: Path
-) -> tuple[Settings, tuple[Found, ...]]:
+def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tuple[Settings, tuple[Found, ...]]:
     """Joins the layers; `flags` holds only what was given.
 
     Raises:
@@ -121,6 +115,4 @@ def _refuse_misspelt(env: Mapping[str, str]) -> None:
         if variable.startswith(PREFIX) and variable not in ours and not variable.startswith(PREFIX + "TEST_"):
             hint = did_you_mean(variable, ours)
             if hint and hint.startswith("did you mean"):
-                raise BadInput(
-                    f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment")
-                )
+                raise BadInput(f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment"))

@@ -99,9 +99,7 @@ class Stack(Value):
     budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
     disk_mb: int = Field(gt=0)  # free space a cold build needs
     driver: Line | None = None  # amdgpu versions tested with this userspace
-    alternatives: dict[
-        Name, dict[Method, Choice]
-    ] = {}  # other methods a component of this stack can be had by
+    alternatives: dict[Name, dict[Method, Choice]] = {}  # other methods a component of this stack can be had by
     facts: tuple[Fact, ...] = ()
 
     @model_validator(mode="after")
@@ -130,14 +128,12 @@ class Stack(Value):
         chosen = dict(self.components)
         for name, method in methods.items():
             known = {
-                c.method: c
-                for c in (*self.alternatives.get(name, {}).values(), *filter(None, [chosen.get(name)]))
+                c.method: c for c in (*self.alternatives.get(name, {}).values(), *filter(None, [chosen.get(name)]))
             }
             if method not in known:
                 hint = did_you_mean(method, known) if known else did_you_mean(name, self.alternatives)
                 raise BadInput(
-                    f"stack '{self.name}' does not have '{name}' by method '{method}'"
-                    + (f": {hint}" if hint else ""),
+                    f"stack '{self.name}' does not have '{name}' by method '{method}'" + (f": {hint}" if hint else ""),
                     code="unknown-method",
                 )
             chosen[name] = known[method]

@@ -53,9 +53,7 @@ def resolve(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
         env = {"PATH": "/usr/bin:/bin", **_pip_env(), **site.env}
         ran = subprocess.run([*command, *wanted], capture_output=True, text=True, env=env, check=False)
         if ran.returncode != 0:
-            errors = [
-                line for line in ran.stderr.splitlines() if line.startswith("ERROR")
-            ] or ran.stderr.splitlines()
+            errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
             raise CheckFailed(
                 f"pip can't resolve the stack's wheels: {errors[-1] if errors else 'no message'}",
                 code="wheels-unresolved",

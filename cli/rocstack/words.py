@@ -28,9 +28,7 @@ def _word(pattern: str, meaning: str) -> AfterValidator:
 
 Name = Annotated[str, _word(r"[a-z0-9][a-z0-9.-]{0,62}", "a name (small letters, digits, '-' and '.')")]
 Version = Annotated[str, _word(r"[0-9][0-9A-Za-z.+~:-]{0,63}", "a version (digits, letters and .+~:-)")]
-Package = Annotated[
-    str, _word(r"[a-z0-9][a-z0-9.+-]{0,127}", "a package name (small letters, digits and .+-)")
-]
+Package = Annotated[str, _word(r"[a-z0-9][a-z0-9.+-]{0,127}", "a package name (small letters, digits and .+-)")]
 Gfx = Annotated[str, _word(r"gfx[0-9a-f]{3,5}", "a gfx target such as gfx942")]
 Sha256 = Annotated[str, _word(r"[0-9a-f]{64}", "a sha256 (64 hex digits)")]
 Url = Annotated[str, _word(r"https?://[A-Za-z0-9._~:/@%+,=&?-]{1,500}", "a plain http(s) address")]
@@ -38,13 +36,9 @@ Suite = Annotated[str, _word(r"[a-z0-9./-]{1,80}", "an apt suite or component")]
 Glob = Annotated[str, _word(r"/[A-Za-z0-9._*?+/@-]{1,200}", "an absolute path glob without quotes or spaces")]
 ImageRef = Annotated[
     str,
-    _word(
-        r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?", "an image reference (registry/name:tag)"
-    ),
+    _word(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?", "an image reference (registry/name:tag)"),
 ]
 Option = Annotated[str, _word(r"--?[A-Za-z0-9][A-Za-z0-9_./=,:+-]{0,200}", "a configure option")]
 EnvName = Annotated[str, _word(r"[A-Z][A-Z0-9_]{0,63}", "an environment variable's name")]
-EnvValue = Annotated[
-    str, _word(r"[A-Za-z0-9_.,:/=@%^+ -]{0,300}", "a plain value (no quotes, $, \\ or newline)")
-]
+EnvValue = Annotated[str, _word(r"[A-Za-z0-9_.,:/=@%^+ -]{0,300}", "a plain value (no quotes, $, \\ or newline)")]
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0a-\x1f]*$")]

@@ -23,9 +23,7 @@ def read_status(root: Path) -> dict[str, dict[str, str]]:
     return packages
 
 
-def closure(
-    wanted: list[str], packages: dict[str, dict[str, str]], providers: dict[str, list[str]]
-) -> set[str]:
+def closure(wanted: list[str], packages: dict[str, dict[str, str]], providers: dict[str, list[str]]) -> set[str]:
     seen: set[str] = set()
     queue = list(wanted)
     while queue:
@@ -34,9 +32,7 @@ def closure(
             if real not in seen:
                 seen.add(real)
                 needs = packages[real].get("Depends", "") + "," + packages[real].get("Pre-Depends", "")
-                queue += [
-                    re.split(r"[ (:]", word.strip())[0] for word in re.split(r"[,|]", needs) if word.strip()
-                ]
+                queue += [re.split(r"[ (:]", word.strip())[0] for word in re.split(r"[,|]", needs) if word.strip()]
     return seen
 
 

@@ -38,9 +38,7 @@ WEEK = "2026.47"
 
 
 def engine(*args: str, stdin: str | None = None, **env: str) -> str:
-    done = subprocess.run(
-        ["docker", *args], input=stdin, capture_output=True, text=True, env={**os.environ, **env}
-    )
+    done = subprocess.run(["docker", *args], input=stdin, capture_output=True, text=True, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -112,15 +110,11 @@ class Site:
 
     def image(self, text: str) -> str:
         """A tiny image that nobody else has; returns its id."""
-        found = engine(
-            "build", "--quiet", "-", stdin=f"FROM scratch\nLABEL content={self.repository}/{text}\n"
-        )
+        found = engine("build", "--quiet", "-", stdin=f"FROM scratch\nLABEL content={self.repository}/{text}\n")
         self.made.append(found)
         return found
 
-    def push(
-        self, image: str, tags: tuple[str, ...] = (WEEK,), **options: object
-    ) -> tuple[Pushed, list[Event]]:
+    def push(self, image: str, tags: tuple[str, ...] = (WEEK,), **options: object) -> tuple[Pushed, list[Event]]:
         events: list[Event] = []
         done = push(
             self.client,

@@ -199,9 +199,7 @@ codes = st.builds(
 )
 libraries = st.builds(
     Library,
-    entries=st.dictionaries(targets.map(hip), codes, min_size=3).map(
-        lambda entries: [HOST, *entries.items()]
-    ),
+    entries=st.dictionaries(targets.map(hip), codes, min_size=3).map(lambda entries: [HOST, *entries.items()]),
     rodata=st.integers(0, 9000),
     tail=st.lists(st.integers(0, 9000), max_size=3).map(tuple),
     relro=st.integers(8, 20_000),
@@ -300,9 +298,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_expected_is_left_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
-) -> None:
+def test_what_is_not_expected_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
     content, reason = REFUSED[case]
     file = tmp_path / "library.so"
     file.write_bytes(content)
@@ -432,7 +428,5 @@ def test_a_linked_library_still_loads_relocates_and_unwinds(tmp_path: Path, opti
         return
     assert file.stat().st_size < size - 660_000 + 4 * 65536
     length = len(Loaded(file.read_bytes()).content(b".hip_fatbin"))
-    loaded = subprocess.run(
-        [sys.executable, "-c", LOADER, file, str(length)], capture_output=True, check=True
-    )
+    loaded = subprocess.run([sys.executable, "-c", LOADER, file, str(length)], capture_output=True, check=True)
     assert read_bundle(loaded.stdout) == {HOST[0]: b"", hip("gfx90a"): CODE[::-1]}

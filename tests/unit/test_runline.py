@@ -211,9 +211,7 @@ def test_limit_refuses(value: object) -> None:
 
 def test_written_limit_is_asked_for_and_auto_is_found_out() -> None:
     poor = Host(limits={"memlock": 65536, "nofile": 1024}, raises_limits=False)
-    wanted = RunProfile.model_validate(
-        {"ulimits": {"memlock": -1, "nofile": "auto", "stack": "auto"}}
-    ).ulimits
+    wanted = RunProfile.model_validate({"ulimits": {"memlock": -1, "nofile": "auto", "stack": "auto"}}).ulimits
     given, notes = ulimit.choose(poor, wanted)
     assert given == {"memlock": "-1:-1", "stack": "67108864:67108864"}
     assert notes == ("ulimit nofile can't be raised on this host and stays at 1024",)

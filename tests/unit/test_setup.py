@@ -52,9 +52,7 @@ Signed-By: /k.gpg
         ("other.sources", STANZAS.replace("bookworm", "noble"), ""),
     ],
 )
-def test_trixie_is_derived_from_the_machines_own_source(
-    tmp_path: Path, name: str, text: str, expected: str
-) -> None:
+def test_trixie_is_derived_from_the_machines_own_source(tmp_path: Path, name: str, text: str, expected: str) -> None:
     source = tmp_path / name
     source.write_text(text)
     result = bash('as_trixie "$SOURCE"', SOURCE=str(source))
@@ -66,9 +64,7 @@ def test_borrowed_settings_stay_in_one_folder(tmp_path: Path) -> None:
     (etc / "sources.list.d").mkdir(parents=True)
     (etc / "sources.list").write_text(ONE_LINE)
     (etc / "sources.list.d" / "debian.sources").write_text(STANZAS)
-    result = bash(
-        'APT_DIR=$ETC; borrow_from_trixie "$TO"; printf "%s\\n" "${APT[@]}"', ETC=str(etc), TO=str(borrowed)
-    )
+    result = bash('APT_DIR=$ETC; borrow_from_trixie "$TO"; printf "%s\\n" "${APT[@]}"', ETC=str(etc), TO=str(borrowed))
     assert result.returncode == 0, result.stderr
     assert {path.name for path in etc.rglob("*") if path.is_file()} == {"debian.sources", "sources.list"}
     for copy in (borrowed / "sources" / "sources.list", borrowed / "sources" / "debian.sources"):

@@ -81,9 +81,7 @@ def test_only_the_default_pair_gets_the_bare_release() -> None:
         "debian-13-tcp-2026.47",
         "2026.47",
     )
-    assert release_tags("debian-13", "broadcom", "2026.47", default=default) == (
-        "debian-13-broadcom-2026.47",
-    )
+    assert release_tags("debian-13", "broadcom", "2026.47", default=default) == ("debian-13-broadcom-2026.47",)
     assert release_tags("rocm-7.2", "tcp", "rc1", default=default) == ("rocm-7.2-tcp-rc1",)
 
 

@@ -19,9 +19,7 @@ def test_stacks_and_nics_of_the_weekly_matrix_exist() -> None:
     scheduled = re.search(r"\|\| '(.*)'", matrix["stack"])
     assert scheduled
     stacks = json.loads(scheduled[1])
-    by_hand = workflow[True]["workflow_dispatch"]["inputs"]["stacks"][
-        "default"
-    ]  # YAML 1.1 reads `on` as true
+    by_hand = workflow[True]["workflow_dispatch"]["inputs"]["stacks"]["default"]  # YAML 1.1 reads `on` as true
     assert stacks == json.loads(by_hand), "a run by hand builds the same as the scheduled one"
     assert not set(stacks) - set(stack.names())
     assert not set(matrix["nic"]) - {file.stem for file in (paths.templates() / "nic").glob("*.j2")}

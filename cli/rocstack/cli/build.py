@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        "build", epilog="Example: rocstack build --nic broadcom --push registry.example.com:5000/hpc"
-    )(build)
+    app.command("build", epilog="Example: rocstack build --nic broadcom --push registry.example.com:5000/hpc")(build)
 
 
 def build(
@@ -176,9 +174,7 @@ def _show_failure(image: ImageReport) -> None:
     for line in failure.context:
         err.print(f"    | {escape(line)}")
     if failure.template:
-        err.print(
-            f"  template: templates/{escape(failure.template)} (Dockerfile line {failure.dockerfile_line})"
-        )
+        err.print(f"  template: templates/{escape(failure.template)} (Dockerfile line {failure.dockerfile_line})")
     for label, text in (("cause", failure.cause), ("next", failure.next_step)):
         if text:
             err.print(f"  {label}: {escape(text)}")

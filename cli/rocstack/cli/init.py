@@ -60,12 +60,6 @@ def settings_text() -> str:
     ]
     for name, info in Settings.model_fields.items():
         default = info.default
-        shown = (
-            default.model_dump_json()
-            if isinstance(default, BaseModel)
-            else '""'
-            if default == ""
-            else default
-        )
+        shown = default.model_dump_json() if isinstance(default, BaseModel) else '""' if default == "" else default
         lines += [f"# {info.description}", f"#{name}: {shown}", ""]
     return "\n".join(lines)

@@ -76,9 +76,7 @@ def _usage_or_bug(error: Exception) -> int:
     show = getattr(error, "show", None)
     if callable(show):
         if State.json:
-            print_json(
-                {"error": {"code": "usage", "what": str(getattr(error, "message", error)), "exit_code": 2}}
-            )
+            print_json({"error": {"code": "usage", "what": str(getattr(error, "message", error)), "exit_code": 2}})
         else:
             show()
         return 2

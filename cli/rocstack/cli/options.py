@@ -12,19 +12,13 @@ if TYPE_CHECKING:
     from rocstack.resolve import Resolved
     from rocstack.settings import Settings
 
-Stack = Annotated[
-    str | None, typer.Option(help="Stack to use; `rocstack stacks` lists them.", show_default=False)
-]
-Nic = Annotated[
-    str | None, typer.Option(help="NIC profile: tcp, mellanox, broadcom, ...", show_default=False)
-]
+Stack = Annotated[str | None, typer.Option(help="Stack to use; `rocstack stacks` lists them.", show_default=False)]
+Nic = Annotated[str | None, typer.Option(help="NIC profile: tcp, mellanox, broadcom, ...", show_default=False)]
 Overlay = Annotated[
     str | None, typer.Option(help="Folder with your own changes (overlay.yml, components/, nic/, stacks/).")
 ]
 Gfx = Annotated[str | None, typer.Option(help="gfx targets instead of the stack's own, comma-separated.")]
-Way = Annotated[
-    str | None, typer.Option(help="How the NIC's provider gets in; default: the profile's first.")
-]
+Way = Annotated[str | None, typer.Option(help="How the NIC's provider gets in; default: the profile's first.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 LockFile = Annotated[Path, typer.Option("--lock", help="Lock file.", show_default=True)]
 LOCK = Path("rocstack.lock")

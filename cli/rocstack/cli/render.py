@@ -20,9 +20,7 @@ def render(
     nic: options.Nic = None,
     stack: options.Stack = None,
     to: Annotated[Path | None, typer.Option(help="Write the whole context to this folder.")] = None,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Show what changed since the last build of this pair.")
-    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show what changed since the last build of this pair.")] = False,
     gfx: options.Gfx = None,
     way: options.Way = None,
     overlay: options.Overlay = None,

@@ -17,9 +17,7 @@ Image = Annotated[str | None, typer.Option(help="Image instead of the one built 
 RoleName = Annotated[str, typer.Option(help="worker or control.")]
 Gpus = Annotated[str, typer.Option(help="all, none, or numbers such as 0,2-3.")]
 Mounts = Annotated[list[str], typer.Option("--mount", help="SRC[:DST[:ro]]; may be given several times.")]
-Env = Annotated[
-    list[str], typer.Option("--env", help="NAME or NAME=VALUE; the value never reaches the process list.")
-]
+Env = Annotated[list[str], typer.Option("--env", help="NAME or NAME=VALUE; the value never reaches the process list.")]
 Name = Annotated[str | None, typer.Option(help="Name of the container.")]
 Print = Annotated[bool, typer.Option("--print", help="Print the docker line and stop.")]
 

@@ -10,9 +10,7 @@ from rocstack.cli.ui import escape, out, print_json, table
 
 def register(app: typer.Typer) -> None:
     app.command("stacks", epilog="Example: rocstack stacks")(stacks)
-    app.command("explain", epilog="Example: rocstack explain --stack rocm-7.2-ubuntu-24.04 --gfx gfx950")(
-        explain
-    )
+    app.command("explain", epilog="Example: rocstack explain --stack rocm-7.2-ubuntu-24.04 --gfx gfx950")(explain)
 
 
 def stacks(overlay: options.Overlay = None, json: options.Json = False) -> None:
@@ -21,10 +19,7 @@ def stacks(overlay: options.Overlay = None, json: options.Json = False) -> None:
 
     folder = options.settings(overlay=overlay).overlay_folder()
     found = [stack.load(name, folder) for name in stack.names(folder)]
-    nics = [
-        component.validate_head(file, component.Nic)
-        for file in component.library("nic", folder).files.values()
-    ]
+    nics = [component.validate_head(file, component.Nic) for file in component.library("nic", folder).files.values()]
     if json:
         print_json({"stacks": [s.model_dump() for s in found], "nics": [n.model_dump() for n in nics]})
         return

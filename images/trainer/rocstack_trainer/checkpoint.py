@@ -75,9 +75,7 @@ class Checkpoints:
             try:
                 self._write(step, digest, net, optimizer)
             except OSError as error:
-                raise CheckpointError(
-                    f"step {step} not saved: {error}\n  older ones are untouched"
-                ) from error
+                raise CheckpointError(f"step {step} not saved: {error}\n  older ones are untouched") from error
             self.say(f"checkpoint: step {step} in {self.folder}, weights sha256 {digest[:16]}")
         self.saved = step
         dist.barrier()
@@ -111,9 +109,7 @@ class Checkpoints:
                 self.say(f"resume: {path} skipped: {fault}")
                 continue
             was = _state(path)["model"]
-            other = [
-                f"model.{key}={was.get(key)}" for key, value in self.shape.items() if was.get(key) != value
-            ]
+            other = [f"model.{key}={was.get(key)}" for key, value in self.shape.items() if was.get(key) != value]
             if other:
                 raise CheckpointError(f"{path} is of another model: it has {', '.join(other)}")
             return path

@@ -92,9 +92,7 @@ def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list
     if args.ranks < 1:
         raise ConfigError(f"--ranks {args.ranks}: at least 1")
     if rank.world > 1:
-        raise ConfigError(
-            f"--ranks {args.ranks}: leave it out, {rank.launcher} already started {rank.world} ranks"
-        )
+        raise ConfigError(f"--ranks {args.ranks}: leave it out, {rank.launcher} already started {rank.world} ranks")
     if not args.check_backend:
         micro_batches(config.train, args.ranks)  # said once here, not by every rank
     if args.check_backend == "mpi" or config.parallel.backend == "mpi":

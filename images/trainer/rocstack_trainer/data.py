@@ -32,9 +32,7 @@ class Samples:
         self.name = config.tokens or f"synthetic bytes (made-up words, seed {seed})"
         self.n = (len(self.tokens) - 1) // self.seq_len
         if self.n < 1:
-            raise ConfigError(
-                f"{self.name}: {len(self.tokens)} tokens, too few for data.seq_len={self.seq_len}"
-            )
+            raise ConfigError(f"{self.name}: {len(self.tokens)} tokens, too few for data.seq_len={self.seq_len}")
 
     def ids(self, step: int, rank: int, world: int) -> np.ndarray:
         """The sample numbers (int64, batch/world of them) of this rank at this step."""

@@ -112,9 +112,7 @@ def process_group(rank: Rank, timeout_s: float) -> Iterator[None]:
         else:
             timeout = timedelta(seconds=timeout_s)
             store = _store(rank, timeout)
-            dist.init_process_group(
-                rank.backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout
-            )
+            dist.init_process_group(rank.backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
         if dist.get_world_size() != rank.world:
             raise ConfigError(
                 f"{rank.backend} sees {dist.get_world_size()} ranks, but {rank.launcher} says {rank.world}"

@@ -125,9 +125,7 @@ def learning_rate(settings: Train, step: int) -> float:
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
-    return settings.lr * (
-        settings.min_lr + (1 - settings.min_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1)))
-    )
+    return settings.lr * (settings.min_lr + (1 - settings.min_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1))))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

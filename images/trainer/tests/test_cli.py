@@ -163,10 +163,7 @@ def test_a_missing_token_file_of_a_rank() -> None:
 def test_help_and_mistakes_do_not_import_torch() -> None:
     heavy = "{'torch', 'transformers', 'numpy'}"
     code = f"import sys, rocstack_trainer.cli; sys.exit(bool({heavy} & set(sys.modules)))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(PACKAGE)}).returncode
-        == 0
-    )
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(PACKAGE)}).returncode == 0
     assert "--check-backend" in command("--help").stdout
 
 

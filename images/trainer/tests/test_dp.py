@@ -54,9 +54,7 @@ def test_bucketed_is_bitwise_naive(bucket_mb: float, tied: str) -> None:
     """On 2 ranks, where a sum has only one order."""
     both = [
         ranks(2, grouped, gradient, small(*common, f"parallel.gradients={kind}"))[0]
-        for common in [
-            (f"parallel.bucket_mb={bucket_mb}", f"model.tie_word_embeddings={tied}", "train.micro_batch=1")
-        ]
+        for common in [(f"parallel.bucket_mb={bucket_mb}", f"model.tie_word_embeddings={tied}", "train.micro_batch=1")]
         for kind in ("naive", "bucketed")
     ]
     assert torch.equal(*both)
@@ -122,9 +120,7 @@ def test_broadcast_gives_everybody_rank_0s_tensors() -> None:
 
 
 def test_pack_keeps_order_limit_and_type() -> None:
-    tensors = [
-        torch.zeros(n, dtype=kind) for n, kind in ((4, torch.float32), (4, torch.float32), (9, torch.float32))
-    ]
+    tensors = [torch.zeros(n, dtype=kind) for n, kind in ((4, torch.float32), (4, torch.float32), (9, torch.float32))]
     tensors.append(torch.zeros(1, dtype=torch.int64))
     groups = list(dp.pack(tensors, 32))
     assert [[t.numel() for t in group] for group in groups] == [[4, 4], [9], [1]]

@@ -24,9 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:
-    config = settings.load(
-        str(file), ["--train.steps=9", "--train.deterministic=False", "--data.tokens=a=b.bin"]
-    )
+    config = settings.load(str(file), ["--train.steps=9", "--train.deterministic=False", "--data.tokens=a=b.bin"])
     assert config.train.steps == 9
     assert config.train.lr == 1.0
     assert isinstance(config.train.lr, float)
@@ -36,9 +34,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(file: Path) -> N
 
 
 def test_the_printed_settings_read_back_as_the_same(tmp_path: Path) -> None:
-    config = settings.load(
-        "tiny", ["--train.lr=1e-5", '--checkpoint.dir=/a "quoted" ü\\path', "--train.clip=0"]
-    )
+    config = settings.load("tiny", ["--train.lr=1e-5", '--checkpoint.dir=/a "quoted" ü\\path', "--train.clip=0"])
     path = tmp_path / "printed.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     assert settings.load(str(path)) == config

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +17,14 @@ from typing import Any
 
 import docker
 
-from rocstack import __version__, buildkit, engine
+from rocstack import __version__, engine
 from rocstack.base import BaseImage
+from rocstack.buildkit import Builder, Request
 from rocstack.component import Role
 from rocstack.context import Context
 from rocstack.failure import Failure, explain
 from rocstack.labels import content_digest, labels
-from rocstack.lock import Lock, drift
+from rocstack.lock import Lock, against_stack, drift
 from rocstack.progress import Line, Step
 from rocstack.report import BuildReport, ImageReport, StepTime, failure_report, over_budget
 from rocstack.resolve import Resolved
@@ -51,6 +54,7 @@ class Build:
     on_event: OnEvent = lambda role, event: None
     on_note: OnNote = lambda text: None
     sleep: Callable[[float], None] = time.sleep
+    _builder: Builder = field(default_factory=Builder)
     _failed: dict[str, Role] = field(default_factory=dict)  # step digest -> the role that reported it
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -63,14 +67,24 @@ class Build:
         Raises:
             Missing: too little disk for a build from nothing.
         """
-        started = time.monotonic()
+        with exclusive(self.folder, self.on_note):
+            report = self._run(time.monotonic())
+            write_report(self.folder, report)
+        return report
+
+    def _run(self, started: float) -> BuildReport:
         if not any(engine.find_image(self.client, self.reference(role)) for role in self.roles):
             engine.require_disk(self.client, self.resolved.stack.disk_mb)
         self.context.write(self.folder / "context")
         world = self._world(self.refresh)
         with ThreadPoolExecutor(len(self.roles)) as pool:
-            images = tuple(pool.map(lambda role: self._image(role, world), self.roles))
-        report = BuildReport(
+            waiting = [pool.submit(self._image, role, world) for role in self.roles]
+            try:
+                images = tuple(future.result() for future in waiting)
+            except BaseException:
+                self._builder.stop()
+                raise
+        return BuildReport(
             rocstack=__version__,
             stack=self.resolved.stack.name,
             nic=self.resolved.nic.name,
@@ -83,9 +97,6 @@ class Build:
             seconds=round(time.monotonic() - started, 2),
             images=images,
         )
-        (self.folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
-        (self.folder / "report.xml").write_text(report.to_junit())
-        return report
 
     def _world(self, refresh: bool) -> str:
         """Which state of the distribution's index is meant: this week's, until told to look again."""
@@ -114,7 +125,7 @@ class Build:
                     out.write(f"[{step.stage}] {item.text}\n")
                 self.on_event(role, item)
 
-            request = buildkit.Request(
+            request = Request(
                 self.folder / "context", f"report-{role}", world, self.site, dest=dest, no_cache=self.no_cache
             )
             attempts, failure = self._retried(role, request, event)
@@ -134,7 +145,7 @@ class Build:
             if refused:
                 return self._broken(report, role, request, refused, started)
             content = content_digest(self.context.digest(), self.base, manifest)
-            final = buildkit.Request(
+            final = Request(
                 self.folder / "context",
                 role,
                 world,
@@ -149,11 +160,11 @@ class Build:
         return report.model_copy(update={"image_id": image.id, "seconds": round(time.monotonic() - started, 2)})
 
     def _retried(
-        self, role: Role, request: buildkit.Request, event: Callable[[Step | Line], None]
+        self, role: Role, request: Request, event: Callable[[Step | Line], None]
     ) -> tuple[int, Failure | None]:
         """Runs until it works, fails for good, or the attempts are spent. Backoff: 5, 10, 20 ... 60 s."""
         for attempt in range(1, self.settings.attempts + 1):
-            code, progress = buildkit.run(request, event)
+            code, progress = self._builder.run(request, event)
             if code == 0:
                 return attempt, None
             failure = explain(progress, self.context)
@@ -161,7 +172,7 @@ class Build:
                 return attempt, failure
             if failure.kind == "stale":
                 self.on_note(f"{role}: the package index is older than the mirror; fetching it anew")
-                request = buildkit.Request(**{**request.__dict__, "world": self._world(refresh=True)})
+                request = Request(**{**request.__dict__, "world": self._world(refresh=True)})
             else:
                 pause = min(60.0, 5.0 * 2 ** (attempt - 1))
                 self.on_note(f"{role}: {failure.first_error} (transient); trying again in {pause:.0f} s")
@@ -169,7 +180,7 @@ class Build:
         raise AssertionError("attempts is at least 1")
 
     def _broken(
-        self, report: ImageReport, role: Role, request: buildkit.Request, failure: Failure, started: float
+        self, report: ImageReport, role: Role, request: Request, failure: Failure, started: float
     ) -> ImageReport:
         with self._guard:
             first = self._failed.setdefault(failure.digest or f"own-{role}", role)
@@ -188,7 +199,10 @@ class Build:
                 "components": manifest["size"]["components"],
                 "largest": manifest["size"]["largest_packages"],
                 "smoke": {name: tuple(seen["ok"]) for name, seen in manifest["smoke"].items()},
-                "drift": drift(self.lock, manifest["packages"], manifest["wheels"]) if self.lock else (),
+                "drift": (
+                    *against_stack(self.resolved.stack, manifest["versions"]),
+                    *(drift(self.lock, manifest["packages"], manifest["wheels"]) if self.lock else ()),
+                ),
                 "steps": tuple(
                     StepTime(stage=s.stage, step=s.title, seconds=round(s.seconds or 0, 2), cached=s.cached)
                     for s in shown
@@ -211,6 +225,25 @@ class Build:
             if size:
                 return _refused("size", size, None, "drop what grew, or raise budget_mb in the stack")
         return None
+
+
+@contextmanager
+def exclusive(folder: Path, say: OnNote) -> Iterator[None]:
+    """One build at a time in a folder; the second waits for the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".building").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another build uses {folder}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_report(folder: Path, report: BuildReport) -> None:
+    """report.json and report.xml (JUnit) of the last build."""
+    (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    (folder / "report.xml").write_text(report.to_junit())
 
 
 def _refused(stage: str, error: str, cause: str | None, next_step: str) -> Failure:

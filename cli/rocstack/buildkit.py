@@ -5,12 +5,17 @@ from __future__ import annotations
 import codecs
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocstack.progress import Line, Progress, Step
 from rocstack.site import Site
+
+
+class Stopped(Exception):
+    """The build was ended from outside; the one who did it knows why."""
 
 
 @dataclass(frozen=True)
@@ -59,36 +64,58 @@ class Request:
         return ["plain" if word == "rawjson" else word for word in self.command()]
 
 
-def run(request: Request, on_event: Callable[[Step | Line], None]) -> tuple[int, Progress]:
-    """Runs the build to its end and gives its exit status and all its progress.
+class Builder:
+    """Runs builds; `stop` (from another thread) ends them all, and what was finished stays in the cache."""
 
-    Whatever interrupts it (Ctrl-C) ends the build process first; what was finished stays in the cache.
-    """
-    progress = Progress()
-    env = {**os.environ, "ROCSTACK_SITE_ENV": request.site.env_file()}
-    # Its own process group: Ctrl-C reaches us alone, and we end it in order.
-    process = subprocess.Popen(
-        request.command(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=env,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-    try:
-        while chunk := process.stderr.read1(65536):  # type: ignore[attr-defined]
-            for event in progress.feed(decode(chunk)):
-                on_event(event)
-        process.wait()
-    finally:
-        if process.poll() is None:
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+        self._guard = threading.Lock()
+
+    def run(self, request: Request, on_event: Callable[[Step | Line], None]) -> tuple[int, Progress]:
+        """Runs one build to its end and gives its exit status and all its progress.
+
+        Raises:
+            Stopped: `stop` was called.
+        """
+        progress = Progress()
+        env = {**os.environ, "ROCSTACK_SITE_ENV": request.site.env_file()}
+        with self._guard:
+            if self._stopped:
+                raise Stopped
+            # Its own process group: Ctrl-C reaches us alone, and we end it in order.
+            process = subprocess.Popen(
+                request.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=env,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        try:
+            with process:
+                assert process.stderr is not None
+                while chunk := os.read(process.stderr.fileno(), 65536):
+                    for event in progress.feed(decode(chunk)):
+                        on_event(event)
+        finally:
+            self._running.discard(process)
+        if self._stopped:
+            raise Stopped
+        progress.close()
+        return process.returncode, progress
+
+    def stop(self) -> None:
+        """Ends every build that runs; one that doesn't end by itself in 20 s is killed."""
+        with self._guard:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
             process.terminate()
+        for process in running:
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-    progress.close()
-    return process.returncode, progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 from rocstack.errors import BadInput, Where, did_you_mean
 
 MAX_BYTES = 1_000_000
+MAX_DEPTH = 20
+_SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Model = TypeVar("Model", bound=BaseModel)
 Path_ = tuple[str | int, ...]
@@ -46,7 +49,11 @@ class Document:
     def _explain(self, model: type[BaseModel], error: ValidationError) -> BadInput:
         first = error.errors()[0]
         loc: Path_ = tuple(first["loc"])
-        key = ".".join(str(part) for part in loc) or "the document"
+        message = first["msg"].removeprefix("Value error, ")
+        named = (*loc, message.partition(":")[0])
+        if first["type"] == "value_error" and named in self.lines:  # a check of a whole mapping names the key it means
+            loc, message = named, message.partition(": ")[2]
+        key = ".".join(str(part) for part in loc if part != "[key]") or "the document"
         others = len(error.errors()) - 1
         more = f" ({others} more problem{'s' * (others > 1)} after it)" if others else ""
         if first["type"] == "extra_forbidden":
@@ -58,15 +65,22 @@ class Document:
                 where=self.where(loc),
                 next_step="correct the key, or remove it",
             )
-        message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "string_type":
-            message = f"must be text: write it in quotes (YAML reads {first['input']!r} as a number)"
+            message = _must_be_text(first["input"])
         return BadInput(
             f"{key}: {message[:1].lower()}{message[1:]}{more}",
             code="bad-value",
             where=self.where(loc),
             next_step="correct the value and run again",
         )
+
+
+def _must_be_text(value: Any) -> str:
+    if value is None:
+        return "must be text, and nothing is there"
+    if isinstance(value, dict | list | tuple):
+        return "must be text, not a list or mapping"
+    return f"must be text: write it in quotes (YAML reads {value!s} as a {type(value).__name__})"
 
 
 def _known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
@@ -96,15 +110,16 @@ def read(path: Path, *, code: str = "no-file") -> Document:
         BadInput: missing, too large, not UTF-8, not YAML, a duplicate key, or not a mapping.
     """
     try:
-        size = path.stat().st_size
-        raw = path.read_bytes() if size <= MAX_BYTES else b""
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise BadInput(
             f"can't read {path}: {error.strerror}", code=code, next_step="check the path and its permissions"
         ) from None
-    if size > MAX_BYTES:
+    if len(raw) > MAX_BYTES:
         raise BadInput(
-            f"{size / 1e6:.1f} MB of YAML; at most {MAX_BYTES / 1e6:.0f} MB is read",
+            f"{max(size, len(raw)) / 1e6:.1f} MB of YAML; at most {MAX_BYTES / 1e6:.0f} MB is read",
             code="too-large",
             where=Where(str(path)),
             cause="this is probably not the file you meant",
@@ -123,46 +138,68 @@ def read(path: Path, *, code: str = "no-file") -> Document:
 
 
 def parse(text: str, path: str, *, first_line: int = 1) -> Document:
-    """Parses YAML text that stands at `first_line` of `path`."""
+    """Parses YAML text that stands at `first_line` of `path`. Plain YAML only: no aliases (a few can unfold to
+    gigabytes), no tags, no deep nests; every key is text.
+
+    Raises:
+        BadInput: with the line.
+    """
+
+    def refuse(what: str, line: int | None, code: str = "bad-yaml", next_step: str | None = None) -> BadInput:
+        return BadInput(what, code=code, where=Where(path, line), next_step=next_step)
+
+    odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if odd:
+        raise refuse(
+            f"not valid YAML: control character U+{ord(odd[0]):04X}", text.count("\n", 0, odd.start()) + first_line
+        )
+    loader = _Loader(text)
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        depth = 0
+        for event in yaml.parse(text, Loader=_Loader):  # events need no stack; composing a deep nest would crash
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            at = (event.start_mark.line if event.start_mark else 0) + first_line
+            if depth > MAX_DEPTH:
+                raise refuse(f"nested deeper than {MAX_DEPTH} levels", at)
+            if isinstance(event, yaml.AliasEvent):
+                raise refuse("YAML aliases are not read", at)
+        root = loader.get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        line = mark.line + first_line if mark else None
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        raise BadInput(
-            f"not valid YAML: {problem}",
-            code="bad-yaml",
-            where=Where(path, line),
+        raise refuse(
+            f"not valid YAML: {getattr(error, 'problem', None) or error}",
+            mark.line + first_line if mark else None,
             next_step="check indentation and quotes on that line and the one before",
         ) from None
-    if node is None:
-        return Document(path, {})
-    if not isinstance(node, yaml.MappingNode):
-        raise BadInput("the file must hold a mapping (key: value)", code="bad-yaml", where=Where(path, first_line))
     lines: dict[Path_, int] = {}
-    _walk(node, (), lines, path, first_line, set())
-    return Document(path, yaml.load(text, Loader=_Loader), lines)
 
+    def value(node: yaml.Node, loc: Path_) -> Any:
+        line = node.start_mark.line + first_line
+        lines.setdefault(loc, line)
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            out: dict[str, Any] = {}
+            for key, item in node.value:
+                at = key.start_mark.line + first_line
+                if not isinstance(key, yaml.ScalarNode):
+                    raise refuse("a key must be a plain word", at)
+                name = key.value  # as it is written: YAML would read `on` as true
+                if name in out:
+                    raise refuse(f"key '{name}' stands twice", at, "duplicate-key")
+                lines[(*loc, name)] = at
+                out[name] = value(item, (*loc, name))
+            return out
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [value(item, (*loc, index)) for index, item in enumerate(node.value)]
+        if not isinstance(node, yaml.ScalarNode) or kind not in _SCALARS:
+            raise refuse(f"the YAML tag '{node.tag}' is not read", line)
+        try:
+            return loader.construct_object(node)
+        except (yaml.YAMLError, ValueError, OverflowError):
+            raise refuse(f"'{node.value[:40]}' can't be read as a YAML {kind}: write it in quotes", line) from None
 
-def _walk(node: yaml.Node, loc: Path_, lines: dict[Path_, int], path: str, first_line: int, seen: set[int]) -> None:
-    line = node.start_mark.line + first_line
-    lines.setdefault(loc, line)
-    if not isinstance(node, yaml.ScalarNode):
-        if id(node) in seen:  # a few aliases can unfold to gigabytes
-            raise BadInput("YAML aliases are not read", code="bad-yaml", where=Where(path, lines[loc]))
-        seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name = getattr(key, "value", None)
-            line = key.start_mark.line + first_line
-            if not isinstance(name, str):
-                raise BadInput("a key must be a plain word", code="bad-yaml", where=Where(path, line))
-            if (*loc, name) in lines:
-                raise BadInput(f"key '{name}' stands twice", code="duplicate-key", where=Where(path, line))
-            lines[(*loc, name)] = line
-            _walk(value, (*loc, name), lines, path, first_line, seen)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            lines[(*loc, index)] = value.start_mark.line + first_line
-            _walk(value, (*loc, index), lines, path, first_line, seen)
+    if root is None:
+        return Document(path, {})
+    if not isinstance(root, yaml.MappingNode):
+        raise refuse("the file must hold a mapping (key: value)", first_line)
+    return Document(path, value(root, ()), lines)

@@ -163,6 +163,15 @@ class Drift(Value):
     found: Line
 
 
+def against_stack(stack: Stack, versions: dict[str, str]) -> tuple[Drift, ...]:
+    """Components whose version, as read in the image, is not the one the stack names."""
+    return tuple(
+        Drift(what=name, locked=choice.version, found=versions[name])
+        for name, choice in stack.components.items()
+        if name in versions and versions[name].split("+")[0] != choice.version.split("+")[0]
+    )
+
+
 def drift(lock: Lock, packages: dict[str, str], wheels: dict[str, str]) -> tuple[Drift, ...]:
     """What an image holds at other versions than the lock names. Packages the image lacks are not drift:
     the two roles hold different sets."""

@@ -64,7 +64,7 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
             put(versions, component_block(part.name, "version", role=role))
         if role == "worker":
             text = nic_blocks.render(resolved.nic.name, "smoke", role=role)
-            put(f"smoke/{role}/90-nic.sh", f"version() {{ echo {resolved.nic.name}; }}\n{text}")
+            put(f"smoke/{role}/90-nic.sh", text)
         files[f"facts/{role}.json"] = File(_facts(resolved, lock, role))
     rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *prune.rules(resolved.stack.gfx))
     files["build/dpkg.rules"] = File(("\n".join(rules) + "\n").encode())
@@ -73,7 +73,9 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
     if vars["wheels"]:
-        files["wheels.txt"] = File(lock.requirements().encode() if lock else b"")
+        indexes = [part.choice.index for part in resolved.parts if part.choice.index]
+        extra = "".join(f"--extra-index-url {index}\n" for index in indexes)
+        files["wheels.txt"] = File((extra + (lock.requirements() if lock else "")).encode())
     return Context(dict(sorted(files.items())), origins)
 
 
@@ -148,7 +150,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "needs_source_packages": any(part.choice.source for part in resolved.parts),
         "trainer_roles": resolved.part(TRAINER).roles if resolved.has(TRAINER) else (),
         "warm_modules": WARM,
-        "wheels": bool(resolved.stack.wheels),
+        "wheels": bool(resolved.stack.wheels) or any(part.choice.method == "wheel" for part in resolved.parts),
     }
 
 

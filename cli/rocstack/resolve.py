@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 from rocstack.component import Component, Library, Nic, Packages, Role, Way, validate_head
@@ -61,6 +62,10 @@ class Resolved(Value):
         facts: dict[str, Any] = {part.name: part.choice.version for part in self.parts}
         facts |= {f"{part.name}.method": part.choice.method for part in self.parts}
         facts |= {"os": self.stack.base.os, "gfx": list(self.stack.gfx), "nic": self.nic.name}
+        facts["wheels"] = list(self.stack.wheels)
+        of_rocm = re.search(r"\+rocm([0-9.]+[0-9])", facts.get("pytorch", ""))
+        if of_rocm:
+            facts["pytorch.rocm"] = of_rocm[1]
         pmix = facts.get("pmix")
         for name in ("slurm", "openmpi"):
             if self.has(name):

@@ -92,24 +92,21 @@ def judge(rules: tuple[Rule, ...], facts: Mapping[str, object]) -> tuple[Verdict
     return tuple(_judge(rule, facts) for rule in rules)
 
 
-def broken(verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
-    return tuple(verdict for verdict in verdicts if verdict.state == "broken")
-
-
-def check(verdicts: tuple[Verdict, ...]) -> None:
-    """Refuses a combination.
+def refuse_broken(verdicts: tuple[Verdict, ...]) -> None:
+    """Refuses a combination that breaks a rule.
 
     Raises:
-        BadInput: a rule is broken; says which, why, and where that is written.
+        BadInput: a rule is broken; names the first, with its reason and source.
     """
-    bad = broken(verdicts)
-    if bad:
-        more = f" ({len(bad) - 1} more rule{'s' * (len(bad) > 2)} broken)" if len(bad) > 1 else ""
+    broken = [verdict for verdict in verdicts if verdict.state == "broken"]
+    if broken:
+        first = broken[0]
+        more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
         raise BadInput(
-            f"rule '{bad[0].rule.id}' is broken: {bad[0].text}{more}",
+            f"rule {first.rule.id} is broken: {first.text}{more}",
             code="rule-broken",
-            cause=f"{bad[0].rule.reason} ({bad[0].rule.source})",
-            next_step="`rocstack explain` shows every rule and what decided it",
+            cause=f"{first.rule.reason} (source: {first.rule.source})",
+            next_step="`rocstack explain` shows every rule; choose other versions or another stack",
         )
 
 
@@ -158,7 +155,10 @@ def _meets(name: str, fact: object, wanted: tuple[str, ...], items: Callable[[li
         answers.append(answer)
     said = ", ".join(str(value) for value in values) or "(none)"
     met = items(answers)
-    return met, f"{name} {said} is {'' if met else 'not '}{' or '.join(wanted)}"
+    if any(_is_spec(text) for text in wanted):
+        return met, f"{name} {said} is {'within' if met else 'outside'} {' or '.join(wanted)}"
+    words = [text for text in wanted if not text.startswith("!")]
+    return met, f"{name} is {said}" + (f", not {' or '.join(words)}" if words and not met else "")
 
 
 def _matches(value: object, wanted: tuple[str, ...]) -> Answer:

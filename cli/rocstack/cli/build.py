@@ -46,7 +46,7 @@ def build(
     """Build, smoke-test and label the worker and control images of a stack for a NIC."""
     from rocstack import base as bases
     from rocstack import engine, locking, render, site
-    from rocstack.build import Build
+    from rocstack.build import Build, write_report
     from rocstack.cli.progress import display
     from rocstack.component import ROLES
     from rocstack.errors import BadInput, did_you_mean
@@ -99,6 +99,7 @@ def build(
         from rocstack.release import push_images
 
         report = push_images(client, report, chosen, move_tags=move_tags, say=err.print)
+        write_report(folder, report)
     if json:
         print_json(report.to_json())
     else:

@@ -27,9 +27,9 @@ def main() -> NoReturn:
     code = run(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    if code:
-        os._exit(code)  # threads of a broken process group could hold up an ordinary exit
-    sys.exit(0)
+    if code or launch.is_open():
+        os._exit(code)  # closing a broken process group, or gloo's, could hang
+    sys.exit(0)  # MPI_Finalize runs at an ordinary exit
 
 
 def run(argv: list[str]) -> int:

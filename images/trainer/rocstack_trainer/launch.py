@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -97,7 +98,12 @@ def with_device(rank: Rank, backend: str) -> Rank:
 
 @contextmanager
 def process_group(rank: Rank, timeout_s: float) -> Iterator[None]:
-    """The process group of all ranks. After an error it is left alone: closing it could hang."""
+    """The process group of all ranks.
+
+    Only MPI and RCCL are shut down at the end, and only after success. gloo's destructor in PyTorch 2.6 joins its
+    threads while it holds the GIL; a thread that is about to drop a tensor waits for the GIL: both wait for ever.
+    So a process that `is_open` has to end with os._exit.
+    """
     import torch
     import torch.distributed as dist
 
@@ -118,11 +124,19 @@ def process_group(rank: Rank, timeout_s: float) -> Iterator[None]:
                 f"{rank.backend} sees {dist.get_world_size()} ranks, but {rank.launcher} says {rank.world}"
             )
         yield
+        dist.barrier()  # nobody leaves while another still needs it
+        if rank.backend != "gloo":
+            dist.destroy_process_group()
     except RuntimeError as error:
         if explained := _explained(error):
             raise explained from error
         raise
-    dist.destroy_process_group()
+
+
+def is_open() -> bool:
+    """Is there still a process group in this process? Doesn't import torch."""
+    dist = sys.modules.get("torch.distributed")
+    return bool(dist and dist.is_available() and dist.is_initialized())
 
 
 def _store(rank: Rank, timeout: timedelta) -> Any:

@@ -1,0 +1,246 @@
+"""Measures `rocstack build` beside the same package set in one plain Dockerfile, in one run.
+
+    python bench/build [--only cold,warm,trainer,size,step,render] [--out FILE]
+
+Prints JSON. Both builds start from the same base, with no layer and no download cached: rocstack's by a stack of its
+own name (its cache mounts carry it) and --no-cache. rocstack's time includes its smoke test and both roles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = "torch==2.13.0"
+STEPS = 20
+Result = dict[str, Any]
+
+
+def run(*command: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done
+
+
+def timed(*command: str | Path, cwd: Path | None = None, **env: str) -> tuple[float, str]:
+    started = time.monotonic()
+    text = run(*command, cwd=cwd, **env).stdout
+    return time.monotonic() - started, text
+
+
+class Bench:
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.name = f"bench-{uuid.uuid4().hex[:8]}"
+        self.tree = work / "tree"  # a copy, so that the trainer can be changed
+        for part in ("cli", "images", "templates", "playbooks"):
+            shutil.copytree(ROOT / part, self.tree / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        stack = (ROOT / "images/stacks/debian-13.yml").read_text()
+        (work / f"{self.name}.yml").write_text(stack)
+        lock = json.loads((ROOT / "images/stacks/debian-13.lock").read_text())
+        (work / "bench.lock").write_text(json.dumps({**lock, "stack": self.name}))
+        self.env = {"PYTHONPATH": str(self.tree / "cli"), "ROCSTACK_IMAGE_PREFIX": self.name}
+
+    def rocstack(self, *words: str) -> tuple[float, str]:
+        command = [sys.executable, "-m", "rocstack.cli.main", *words]
+        stack = ["--stack", str(self.work / f"{self.name}.yml"), "--lock", "bench.lock"]
+        return timed(*command, *stack, cwd=self.work, **self.env)
+
+    def images(self) -> list[str]:
+        listed = run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+        return [name for name in listed if name.startswith((f"{self.name}/", f"{self.name}-"))]
+
+    def cold(self) -> Result:
+        self.rocstack("build", "--role", "control")  # makes the base, which neither side's time includes
+        base = next(name for name in self.images() if "/base:" in name)
+        ours, report = self.rocstack("build", "--no-cache", "--json")
+        theirs = self.peer(base)
+        worker = next(i for i in json.loads(report)["images"] if i["role"] == "worker")
+        return {
+            "cold": {
+                "rocstack_s": round(ours, 1),
+                "peer_s": round(theirs, 1),
+                "ratio": round(ours / theirs, 3),
+                "limit": 0.7,
+                "rocstack_steps": {
+                    f"{s['stage']}: {s['step']}": s["seconds"] for s in worker["steps"] if not s["cached"]
+                },
+            }
+        }
+
+    def peer(self, base: str) -> float:
+        """Builds the peer from the packages that the stack's components name; gives its seconds."""
+        folder = self.work / "peer"
+        shutil.copytree(ROOT / "images/trainer/rocstack_trainer", folder / "rocstack_trainer", dirs_exist_ok=True)
+        text = Path(__file__).with_name("Dockerfile.peer").read_text()
+        sys.path.insert(0, str(self.tree / "cli"))
+        from rocstack import component, overlay, resolve, stack  # the copy under test
+
+        chosen = stack.load("debian-13")
+        value = resolve.resolve(
+            chosen, "tcp", component.library("components"), component.library("nic"), overlay.Overlay()
+        )
+        for part in value.parts:
+            words = " ".join(part.packages.packages + part.packages.worker_packages)
+            text = text.replace(f"@{part.name}@", words)
+        text = text.replace("@wheels@", " ".join(f"{n}=={v}" for n, v in chosen.wheels.items()))
+        (folder / "Dockerfile").write_text(text)
+        command = ["docker", "buildx", "build", "--no-cache", "--build-arg", f"BASE={base}", "-t", f"{self.name}-peer"]
+        ca = next((os.environ[n] for n in ("PIP_CERT", "SSL_CERT_FILE") if os.environ.get(n)), None)
+        command += ["--secret", f"id=ca,src={ca}"] if ca else []
+        return timed(*command, str(folder))[0]
+
+    def warm(self) -> Result:
+        times = [self.rocstack("build")[0] for _ in range(5)]
+        return {
+            "warm": {
+                "median_s": round(statistics.median(times), 2),
+                "all_s": [round(t, 2) for t in times],
+                "limit_s": 3,
+            }
+        }
+
+    def trainer(self) -> Result:
+        """A change in the trainer: time, and what is new in the image."""
+        reference = f"{self.name}/worker:{self.name}-tcp"
+        before = set(self.layers(reference))
+        with (self.tree / "images/trainer/rocstack_trainer/__init__.py").open("a") as file:
+            file.write(f"# changed {time.time()}\n")
+        seconds, _ = self.rocstack("build")
+        fresh = [layer for layer in self.layers(reference) if layer not in before]
+        return {
+            "trainer_change": {
+                "seconds": round(seconds, 2),
+                "limit_s": 10,
+                "new_layers": len(fresh),
+                "new_layer_compressed_bytes": self.compressed(reference, fresh),
+                "limit_bytes": 1_000_000,
+            }
+        }
+
+    def layers(self, reference: str) -> list[str]:
+        return list(json.loads(run("docker", "image", "inspect", reference).stdout)[0]["RootFS"]["Layers"])
+
+    def compressed(self, reference: str, fresh: list[str]) -> int:
+        """gzip size of the new layers, the last ones of the image."""
+        archive = self.work / "image.tar"
+        run("docker", "save", "-o", archive, reference)
+        with tarfile.open(archive) as tar:
+            manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+            files = manifest[0]["Layers"][-len(fresh) :] if fresh else []
+            total = sum(len(gzip.compress(tar.extractfile(name).read())) for name in files)  # type: ignore[union-attr]
+        archive.unlink()
+        return total
+
+    def size(self) -> Result:
+        def measured(reference: str) -> int:
+            return int(json.loads(run("docker", "image", "inspect", reference).stdout)[0]["Size"])
+
+        ours, theirs = measured(f"{self.name}/worker:{self.name}-tcp"), measured(f"{self.name}-peer")
+        return {
+            "size": {
+                "rocstack_bytes": ours,
+                "peer_bytes": theirs,
+                "ratio": round(ours / theirs, 3),
+                "limit_ratio": 0.7,
+                "limit_bytes": 1_600_000_000,
+            }
+        }
+
+    def step(self) -> Result:
+        """Median step of the tiny model on 2 ranks, image and host in turns."""
+        venv = ROOT / ".rocstack" / "bench-venv"
+        if not (venv / "done").exists():
+            run(sys.executable, "-m", "venv", "--clear", venv)
+            run(venv / "bin/pip", "install", "-q", TORCH, "transformers==5.23.0", "safetensors", "numpy")
+            (venv / "done").touch()
+        words = ["--config", "tiny", "--steps", str(STEPS), "--ranks", "2"]
+        image = [
+            "docker",
+            "run",
+            "--rm",
+            "--no-healthcheck",
+            "--ipc=host",
+            f"{self.name}/worker:{self.name}-tcp",
+            "rocstack-train",
+        ]
+        host = [venv / "bin/python", "-m", "rocstack_trainer"]
+        inside: list[float] = []
+        outside: list[float] = []
+        for _ in range(3):
+            inside.append(step_ms(run(*image, *words, cwd=self.work).stdout))
+            outside.append(step_ms(run(*host, *words, cwd=self.work, PYTHONPATH=str(ROOT / "images/trainer")).stdout))
+        ours, theirs = min(inside), min(outside)
+        return {
+            "trainer_step": {
+                "image_ms": ours,
+                "host_wheel_ms": theirs,
+                "ratio": round(ours / theirs, 3),
+                "limit": 1.2,
+                "all_image_ms": inside,
+                "all_host_ms": outside,
+                "host_torch": TORCH,
+            }
+        }
+
+    def render(self) -> Result:
+        times = [self.rocstack("render")[0] for _ in range(7)]
+        return {"render": {"median_s": round(statistics.median(times), 3), "limit_s": 0.5}}
+
+    def clean(self) -> None:
+        for name in self.images():
+            subprocess.run(["docker", "rmi", "-f", name], capture_output=True, check=False)
+
+
+def step_ms(text: str) -> float:
+    """The trainer's own median, from its closing line."""
+    line = next(line for line in text.splitlines() if "median step" in line)
+    return float(line.split("median step ")[1].split(" ms")[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="cold,warm,trainer,size,step,render")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    wanted = args.only.split(",")
+    result: Result = {
+        "command": " ".join(["python bench/build", *sys.argv[1:]]),
+        "cpus": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder))
+        try:
+            if "cold" not in wanted:
+                bench.rocstack("build")
+            for name in ("cold", "size", "warm", "trainer", "step", "render"):
+                if name in wanted:
+                    print(f"measuring {name} ...", file=sys.stderr, flush=True)
+                    result |= getattr(bench, name)()
+        finally:
+            bench.clean()
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

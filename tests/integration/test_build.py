@@ -1,0 +1,177 @@
+"""`rocstack build` of the default stack: what it reports, how long it takes, what a change costs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import termios
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+from conftest import Built
+from place import Place, engine, inspect
+
+from rocstack.report import BuildReport
+
+pytestmark = pytest.mark.engine
+LOADED = 1.5  # times are of an idle machine with two cores
+CONTROL_CODE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def layers(image: str) -> list[str]:
+    return list(inspect(image)["RootFS"]["Layers"])
+
+
+def test_report_agrees_with_the_engine(built: Built) -> None:
+    report = built.first.json
+    assert report["ok"]
+    assert [image["role"] for image in report["images"]] == ["worker", "control"]
+    for image in report["images"]:
+        seen = inspect(image["reference"])
+        assert image["image_id"] == seen["Id"]
+        assert image["status"] == "built"
+        # The engine counts files that a later layer replaces twice.
+        assert 0.9 * seen["Size"] < image["size_bytes"] <= seen["Size"]
+        assert sum(image["components"].values()) == image["size_bytes"]
+        assert image["versions"].keys() == image["smoke"].keys() - {"nic"} or image["role"] == "worker"
+        assert all(image["smoke"].values()), "every smoke test says what it saw"
+        log = built.place.folder / image["log"]
+        assert log.is_file()
+
+
+def test_json_is_the_report_file(built: Built) -> None:
+    report = built.first.json
+    folder = built.place.folder / ".rocstack/debian-13-tcp"
+    assert json.loads((folder / "report.json").read_text()) == report
+    again = BuildReport.model_validate_json(json.dumps({k: v for k, v in report.items() if k != "ok"}))
+    assert json.loads(json.dumps(again.to_json())) == report
+
+    suite = ET.fromstring((folder / "report.xml").read_text())
+    cases = suite.findall("testcase")
+    assert len(cases) == int(suite.get("tests", "0")) == 2 + sum(len(image["smoke"]) for image in report["images"])
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "0")
+    assert not suite.findall(".//failure")
+
+
+def test_nothing_changed_takes_seconds_and_makes_the_same_images(built: Built) -> None:
+    times = []
+    for _ in range(3):
+        again = built.place.build()
+        times.append(again.seconds)
+        for image in again.json["images"]:
+            assert image["image_id"] == built.first.image(image["role"])["image_id"]
+            assert all(step["cached"] for step in image["steps"] if step["step"] != "FROM")
+    print(f"nothing changed: {min(times):.2f} s (limit 3 s)")
+    assert min(times) < 3 * LOADED
+
+
+def test_change_in_the_trainer_is_one_small_layer(apart: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
+    changed = apart.with_tree(tmp_path_factory.mktemp("tree"))
+    before = changed.build()
+    file = changed.tree / "images/trainer/rocstack_trainer/train.py"
+    file.write_text(f"{file.read_text()}\n# changed at {time.time_ns()}\n")
+    after = changed.build()
+
+    old, new = (layers(outcome.image("worker")["image_id"]) for outcome in (before, after))
+    assert len(old) == len(new)
+    assert [a == b for a, b in zip(old, new, strict=True)] == [True] * (len(new) - 1) + [False]
+    newest = engine("history", "--format", "{{.Size}}", "--human=false", "--no-trunc", apart.reference("worker"))
+    sizes = [int(size) for size in newest.stdout.split()]
+    own = next(size for size in sizes if size)
+    print(f"a change in the trainer: {after.seconds:.1f} s (limit 10 s), layer of {own / 1e3:.0f} kB uncompressed")
+    assert own < 1_000_000  # so its compressed size is, too
+    assert after.seconds < 10 * LOADED
+    labels = [inspect(outcome.image("worker")["image_id"])["Config"]["Labels"] for outcome in (before, after)]
+    assert labels[0]["io.rocstack.content"] != labels[1]["io.rocstack.content"]
+    assert before.image("control")["image_id"] != after.image("control")["image_id"], "its content label says so too"
+    assert layers(before.image("control")["image_id"]) == layers(after.image("control")["image_id"])
+
+
+def test_roles_share_their_first_layers(built: Built) -> None:
+    worker, control = layers(built.worker), layers(built.control)
+    shared = len(os.path.commonprefix([worker, control]))
+    assert shared >= 3, "base, accounts and the packages of both"
+    own = len(control) - shared
+    assert 0 < own <= 4
+
+
+def test_size_is_within_the_budget(built: Built) -> None:
+    size = inspect(built.worker)["Size"]
+    print(f"worker: {size / 1e6:.0f} MB uncompressed (budget 1600 MB)")
+    assert size < 1600e6
+    assert built.first.image("worker")["size_bytes"] < 1600e6
+
+
+def test_one_role_by_itself(built: Built) -> None:
+    alone = built.place.build("--role", "control")
+    assert [image["role"] for image in alone.json["images"]] == ["control"]
+    assert alone.image("control")["image_id"] == built.first.image("control")["image_id"]
+
+
+def test_content_label_is_stable(built: Built, place: Place) -> None:
+    def content(image: str) -> str:
+        return str(inspect(image)["Config"]["Labels"]["io.rocstack.content"])
+
+    first = {role: content(built.first.image(role)["image_id"]) for role in ("worker", "control")}
+    elsewhere = place.build()
+    assert {role: content(elsewhere.image(role)["image_id"]) for role in first} == first
+    assert re.fullmatch(r"[0-9a-f]{64}", first["worker"])
+    assert first["worker"] != first["control"]
+
+
+@pytest.mark.parametrize(("nic", "provider"), [("mellanox", "mlx5"), ("broadcom", "bnxt_re")])
+def test_other_nics(built: Built, place: Place, nic: str, provider: str) -> None:
+    done = place.build("--nic", nic)
+    labels = inspect(place.reference("worker", nic))["Config"]["Labels"]
+    assert labels["io.rocstack.nic"] == nic
+    assert labels["io.rocstack.nic.way"] == "inbox"
+    assert labels["io.rocstack.nic.kernel-abi"] == "1-1"
+    assert labels["io.rocstack.verbs.private-abi"] == "34"
+    assert labels["io.rocstack.nic.provider"].endswith(f"/lib{provider}-rdmav34.so")
+    found = engine("run", "--rm", place.reference("worker", nic), "sha256sum", labels["io.rocstack.nic.provider"])
+    assert found.stdout.split()[0] == labels["io.rocstack.nic.provider-sha256"]
+    assert any(provider in line for line in done.image("worker")["smoke"]["nic"])
+    assert layers(place.reference("worker", nic))[:-1] == layers(built.worker)[:-1], "no package of its own"
+
+
+def test_plain_lines_without_a_terminal(built: Built) -> None:
+    again = built.place.run("build")
+    assert again.code == 0, again.err
+    for text in (again.out, again.err):
+        assert "\x1b" not in text
+        assert "\r" not in text
+    assert again.err.startswith("building worker, control of debian-13 for tcp")
+    assert re.search(r"^\d+ steps from the cache$", again.err, re.MULTILINE)
+    for heading in ("COMPONENT", "PACKAGE", "IMAGE"):
+        assert re.search(rf"^{heading} +", again.out, re.MULTILINE), heading
+    assert re.search(rf"^{re.escape(built.worker)} +built +\d+ MB +\d+\.\d s +[0-9a-f]{{12}}$", again.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_on_a_terminal(built: Built, columns: int) -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    here = built.place.with_env(TERM="xterm-256color")
+    process = here.start("build", stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    text = b""
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        text += chunk
+    os.close(master)
+    shown = text.decode()
+    assert process.wait() == 0, shown
+    assert "\x1b[?25l" in shown, "no live display"
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is left hidden"
+    assert "Traceback" not in shown
+    plain = CONTROL_CODE.sub("", shown)
+    table = plain[plain.index("worker: what is in it") : plain.index("\nbase ")].splitlines()
+    assert max(len(line.rstrip()) for line in table) <= columns

@@ -1,0 +1,185 @@
+"""The images at work: a controller and a worker on a network, with a MUNGE key and the smallest slurm.conf."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import testinfra
+from conftest import Built
+from place import engine
+
+pytestmark = pytest.mark.engine
+
+# Without privileges there are no cgroups to put jobs in.
+SLURM_CONF = """\
+ClusterName=rocstack
+SlurmctldHost=ctl
+SlurmctldParameters=enable_configless
+SlurmUser=slurm
+AuthType=auth/munge
+CredType=cred/munge
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+SlurmctldPidFile=/var/lib/slurm/slurmctld.pid
+MailProg=/bin/true
+ReturnToService=2
+MpiDefault=pmix
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+NodeName=n1 CPUs=4 State=UNKNOWN
+PartitionName=train Nodes=ALL Default=YES State=UP
+"""
+CGROUP_CONF = "CgroupPlugin=disabled\n"
+RANKS = """\
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(f"rank {world.rank} of {world.size}: sum {world.allreduce(world.rank + 1)}")
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+
+    def run(self, *command: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+        flags = [f"--env={key}={value}" for key, value in env.items()]
+        return engine("exec", *flags, self.name, *command, check=check)
+
+    def state(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(engine("inspect", "--format", "{{json .State}}", self.name).stdout)
+        return found
+
+    def health(self) -> str:
+        health = self.state().get("Health")
+        return str(health["Status"]) if isinstance(health, dict) else "none"
+
+    def log(self) -> str:
+        done = engine("logs", self.name)
+        return done.stdout + done.stderr
+
+
+def until(said: Callable[[], str], wanted: str, node: Node, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while (now := said()) != wanted:
+        assert time.monotonic() < deadline, f"{now!r} is not {wanted!r} after {seconds} s: {node.state()}\n{node.log()}"
+        time.sleep(0.3)
+
+
+class Cluster:
+    def __init__(self, built: Built, folder: Path) -> None:
+        self.built, self.folder = built, folder
+        self.network = f"{built.place.prefix}-net"
+        self.made: list[Node] = []
+        for name in ("right.key", "wrong.key"):
+            (folder / name).write_bytes(secrets.token_bytes(1024))
+            (folder / name).chmod(0o400)
+        (folder / "etc").mkdir()
+        (folder / "etc/slurm.conf").write_text(SLURM_CONF)
+        (folder / "etc/cgroup.conf").write_text(CGROUP_CONF)
+        for path in (folder, folder / "etc"):
+            path.chmod(0o755)
+        engine("network", "create", self.network)
+
+    def start(self, host: str, role: str, *flags: str, key: str = "right.key") -> Node:
+        """Its health is looked at every second, not every 30, or this would take minutes."""
+        node = Node(f"{self.built.place.prefix}-{host}")
+        line = ["--detach", "--name", node.name, "--hostname", host, "--network", self.network, "--network-alias", host]
+        line += ["--volume", f"{self.folder / key}:/run/secrets/munge.key:ro", "--shm-size=256m"]
+        line += ["--health-interval=1s", "--health-start-period=1s", "--health-retries=3"]
+        engine("run", *line, *flags, self.built.place.reference(role))
+        self.made.append(node)
+        return node
+
+    def settings(self) -> str:
+        return f"--volume={self.folder / 'etc'}:/etc/slurm:ro"
+
+    def close(self) -> None:
+        for node in self.made:
+            engine("rm", "--force", "--volumes", node.name, check=False)
+        engine("network", "rm", self.network, check=False)
+
+
+@pytest.fixture(scope="module")
+def cluster(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(built, tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def control(cluster: Cluster) -> Node:
+    node = cluster.start("ctl", "control", cluster.settings())
+    until(node.health, "healthy", node)
+    return node
+
+
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster, control: Node) -> Node:
+    """It is told only where the controller is; its settings come from there."""
+    node = cluster.start("n1", "worker", "--env=ROCSTACK_CONTROLLER=ctl")
+    until(node.health, "healthy", node)
+    until(lambda: control.run("sinfo", "--noheader", "--format=%T").stdout.strip(), "idle", node)
+    return node
+
+
+def test_daemons_become_healthy(control: Node, worker: Node) -> None:
+    assert "is UP" in worker.run("scontrol", "ping").stdout
+    host = testinfra.get_host(f"docker://{worker.name}")
+    assert host.socket("tcp://0.0.0.0:6818").is_listening
+    key = host.file("/etc/munge/munge.key")
+    assert (key.user, key.group, key.mode, key.size) == ("munge", "munge", 0o400, 1024)
+    assert testinfra.get_host(f"docker://{control.name}").socket("tcp://0.0.0.0:6817").is_listening
+    assert control.run("stat", "-c", "%U", "/var/lib/slurm/slurmctld").stdout.strip() == "slurm"
+
+
+def test_srun(worker: Node, control: Node) -> None:
+    assert worker.run("srun", "-N1", "hostname").stdout == "n1\n"
+    assert control.run("srun", "-N1", "hostname").stdout == "n1\n"
+    failed = worker.run("srun", "-N1", "bash", "-c", "exit 9", check=False)
+    assert failed.returncode == 9
+    assert failed.stderr.startswith("srun: error: n1: task 0: Exited with exit code 9"), "and nothing of plugstack"
+
+
+def test_mpi_ranks_under_slurm_talk_over_ucx(worker: Node) -> None:
+    quiet = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_pml_base_verbose": "10"}
+    done = worker.run("srun", "--mpi=pmix", "-n2", "python3", "-c", RANKS, **quiet)
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: sum 3", "rank 1 of 2: sum 3"]
+    assert "selected ucx" in done.stderr + done.stdout or "select: component ucx selected" in done.stderr
+
+
+def test_trainer_under_slurm(worker: Node) -> None:
+    train = ["rocstack-train", "--config", "tiny", "--steps", "2"]
+    done = worker.run("srun", "-n2", *train, OMP_NUM_THREADS="1")
+    assert "2" in done.stdout
+
+
+def test_wrong_key_is_unhealthy(cluster: Cluster, control: Node) -> None:
+    node = cluster.start("n2", "worker", cluster.settings(), key="wrong.key")
+    until(node.health, "unhealthy", node)
+    said = json.loads(engine("inspect", "--format", "{{json .State.Health.Log}}", node.name).stdout)
+    assert "the controller does not answer" in said[-1]["Output"]
+
+
+def test_wrong_key_never_gets_the_settings(cluster: Cluster, control: Node) -> None:
+    node = cluster.start("n3", "worker", "--env=ROCSTACK_CONTROLLER=ctl", key="wrong.key")
+    until(lambda: str(node.state()["Status"]), "exited", node)
+    assert node.state()["ExitCode"] != 0
+    assert "munge" in node.log().lower() or "auth" in node.log().lower()
+
+
+def test_dead_controller_is_unhealthy(cluster: Cluster, control: Node, worker: Node) -> None:
+    """Last: it takes the controller away."""
+    engine("kill", control.name)
+    until(worker.health, "unhealthy", worker)
+    assert os.path.exists(cluster.folder)

@@ -24,7 +24,7 @@ from rocstack.component import Role
 from rocstack.context import Context
 from rocstack.failure import Failure, explain
 from rocstack.labels import content_digest, labels
-from rocstack.lock import Lock, against_stack, drift
+from rocstack.lock import Lock, against_stack, base_drift, drift
 from rocstack.progress import Line, Step
 from rocstack.report import BuildReport, ImageReport, StepTime, failure_report, over_budget
 from rocstack.resolve import Resolved
@@ -201,6 +201,7 @@ class Build:
                 "smoke": {name: tuple(seen["ok"]) for name, seen in manifest["smoke"].items()},
                 "drift": (
                     *against_stack(self.resolved.stack, manifest["versions"]),
+                    *(base_drift(self.lock, self.base.how, self.base.digest) if self.lock else ()),
                     *(drift(self.lock, manifest["packages"], manifest["wheels"]) if self.lock else ()),
                 ),
                 "steps": tuple(

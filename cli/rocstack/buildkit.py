@@ -33,17 +33,9 @@ class Request:
 
     def command(self) -> list[str]:
         """What is run. Secrets come from the environment, so none is in the process list."""
-        out = [
-            "docker",
-            "buildx",
-            "build",
-            "--builder",
-            "default",
-            "--progress",
-            "rawjson",
-            "--target",
-            self.target,
-        ]
+        out = ["docker", "buildx", "build", "--builder", "default", "--progress", "rawjson", "--target", self.target]
+        # Provenance holds times: with it the same build would be another image each time.
+        out.append("--provenance=false")
         out += ["--build-arg", f"ROCSTACK_WORLD={self.world}"]
         if self.site.env:
             out += ["--secret", "id=site-env,env=ROCSTACK_SITE_ENV"]

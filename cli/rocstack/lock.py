@@ -172,6 +172,13 @@ def against_stack(stack: Stack, versions: dict[str, str]) -> tuple[Drift, ...]:
     )
 
 
+def base_drift(lock: Lock, how: str, digest: str) -> tuple[Drift, ...]:
+    """A registry's base at another digest. One made by mmdebstrap has no lasting digest; its packages are compared."""
+    if lock.base and lock.base.how == how == "registry" and lock.base.digest != digest:
+        return (Drift(what=f"base image {lock.base.image}", locked=lock.base.digest, found=digest),)
+    return ()
+
+
 def drift(lock: Lock, packages: dict[str, str], wheels: dict[str, str]) -> tuple[Drift, ...]:
     """What an image holds at other versions than the lock names. Packages the image lacks are not drift:
     the two roles hold different sets."""

@@ -14,7 +14,8 @@ from rocstack.lock import Lock, LockedBase, LockedPackage, LockedSource, definit
 from rocstack.resolve import Resolved
 from rocstack.site import Site
 
-# Prints what apt would install, and the sha256 of each from the index. Reads the package names from stdin.
+# Prints what the base holds and what apt would install over it, and the sha256 of each from the index.
+# Reads the package names from stdin.
 _SCRIPT = r"""
 set -e
 if [ -n "$ROCSTACK_SITE" ]; then set -a; eval "$ROCSTACK_SITE"; set +a; fi
@@ -22,6 +23,7 @@ apt-get -qq -o APT::Update::Error-Mode=any update >&2
 mapfile -t wanted
 apt-get -qq -s install --no-install-recommends "${wanted[@]}" |
     sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/\1=\2/p' >/tmp/inst
+dpkg-query -W -f '${Package}=${Version}\n' >>/tmp/inst
 cat /tmp/inst
 echo ---
 xargs -a /tmp/inst apt-cache show --no-all-versions | grep -E '^(Package|Version|SHA256):'
@@ -83,11 +85,11 @@ def parse_packages(text: str) -> tuple[LockedPackage, ...]:
         fields = dict(re.findall(r"^(\w+): (\S+)$", block, re.MULTILINE))
         if "SHA256" in fields:
             sums[(fields["Package"], fields["Version"])] = fields["SHA256"]
-    out = []
+    out: dict[str, LockedPackage] = {}
     for line in chosen.split():
         name, _, version = line.partition("=")
-        out.append(LockedPackage(name=name, version=version, sha256=sums.get((name, version))))
-    return tuple(sorted(out, key=lambda package: package.name))
+        out.setdefault(name, LockedPackage(name=name, version=version, sha256=sums.get((name, version))))
+    return tuple(sorted(out.values(), key=lambda package: package.name))
 
 
 def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:

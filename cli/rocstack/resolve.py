@@ -19,6 +19,7 @@ class Part(Value):
     name: Name
     about: str
     roles: tuple[Role, ...]
+    needs: tuple[Name, ...]
     choice: Choice
     packages: Packages
 
@@ -40,6 +41,21 @@ class Resolved(Value):
 
     def has(self, name: str) -> bool:
         return any(part.name == name for part in self.parts)
+
+    def build_order(self) -> tuple[Part, ...]:
+        """All parts, each after what it needs."""
+        placed: dict[str, Part] = {}
+
+        def place(part: Part, above: tuple[str, ...] = ()) -> None:
+            for need in part.needs:
+                if need not in placed and need not in above:
+                    place(self.part(need), (*above, part.name))
+            placed[part.name] = part
+
+        for part in self.parts:
+            if part.name not in placed:
+                place(part)
+        return tuple(placed.values())
 
     def layer_packages(self, layer: tuple[str, ...], role: Role) -> tuple[str, ...]:
         """What one layer installs for one role, beyond what both roles share."""
@@ -138,7 +154,9 @@ def _part(stack: Stack, name: str, components: Library, overlay: Overlay, where:
     lists = head.methods[choice.method]
     changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}
     changed["worker_packages"] = _unique([*changed["worker_packages"], *choice.packages])
-    return Part(name=name, about=head.about, roles=head.roles, choice=choice, packages=Packages(**changed))
+    return Part(
+        name=name, about=head.about, roles=head.roles, needs=head.needs, choice=choice, packages=Packages(**changed)
+    )
 
 
 def _unique(items: list[str] | tuple[str, ...]) -> tuple[str, ...]:

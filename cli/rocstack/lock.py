@@ -79,6 +79,11 @@ def definition_digest(stack: Stack) -> str:
     return hashlib.sha256(chosen.encode()).hexdigest()
 
 
+def wheel_of(component: str) -> str:
+    """The name of the wheel that a component comes as."""
+    return "torch" if component == "pytorch" else component
+
+
 def source_sha256(component: str, choice: Choice, lock: Lock | None) -> str | None:
     """What the source of `component` must hash to: an upstream archive itself, or a source package's .dsc
     (which names the sha256 of its files). None where neither stack nor lock says so."""
@@ -91,9 +96,8 @@ def unpinned(stack: Stack, lock: Lock | None) -> tuple[str, ...]:
     A source package counts as pinned: apt checks it against the distribution's signed index."""
     locked = {wheel.name for wheel in lock.wheels} if lock else set()
     archives = [n for n, c in stack.components.items() if c.url and not source_sha256(n, c, lock)]
-    # The wheel that a component comes as has its own name (torch), so any lock is taken to hold it.
-    parts = [n for n, c in stack.components.items() if c.method == "wheel" and not locked]
-    return tuple(archives + parts + [name for name in stack.wheels if name not in locked])
+    wheels = [wheel_of(n) for n, c in stack.components.items() if c.method == "wheel"]
+    return tuple(archives + [name for name in (*wheels, *stack.wheels) if name not in locked])
 
 
 def read(path: Path) -> Lock:

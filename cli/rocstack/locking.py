@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
+from rocstack import paths
 from rocstack.base import BaseImage
 from rocstack.component import ROLES
 from rocstack.errors import CheckFailed
@@ -14,19 +16,17 @@ from rocstack.lock import Lock, LockedBase, LockedPackage, LockedSource, definit
 from rocstack.resolve import Resolved
 from rocstack.site import Site
 
+_BUILD = "/run/rocstack/build"
+_HELPERS = ("site", "fetch", "fetch-source", "apt-update", "apt-install", "apt-repository")
 # Prints what the base holds and what apt would install over it, and the sha256 of each from the index.
-# Reads the package names from stdin.
-_SCRIPT = r"""
-set -e
-if [ -n "$ROCSTACK_SITE" ]; then set -a; eval "$ROCSTACK_SITE"; set +a; fi
-apt-get -qq -o APT::Update::Error-Mode=any update >&2
-mapfile -t wanted
-apt-get -qq -s install --no-install-recommends "${wanted[@]}" |
+_RESOLVE = r"""
+apt-get -qq -s install --no-install-recommends {packages} |
     sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/\1=\2/p' >/tmp/inst
-dpkg-query -W -f '${Package}=${Version}\n' >>/tmp/inst
+dpkg-query -W -f '${{Package}}=${{Version}}\n' >>/tmp/inst
 cat /tmp/inst
 echo ---
 xargs -a /tmp/inst apt-cache show --no-all-versions | grep -E '^(Package|Version|SHA256):'
+echo --- sources
 """
 
 
@@ -51,35 +51,81 @@ def packages(resolved: Resolved) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-def lock_packages(resolved: Resolved, base: BaseImage, site: Site) -> tuple[LockedPackage, ...]:
-    """Asks apt inside the base image what it would install.
+def script(resolved: Resolved, site: Site) -> str:
+    """What runs inside the base image. The build's own helpers set up mirror, repositories and certificates, so
+    that a lock sees the packages a build would see; then apt is asked, and sources are hashed. Pure."""
+    lines = ["set -euo pipefail"]
+
+    def file(path: str, text: str) -> None:
+        end = "ROCSTACK_END_OF_FILE"
+        lines.append(f"install -D -m 0755 /dev/stdin {path} <<'{end}'\n{text.rstrip()}\n{end}")
+
+    def run(*words: str) -> None:
+        lines.append(shlex.join(words) + " >&2")
+
+    for name in _HELPERS:
+        file(f"{_BUILD}/{name}", (paths.images() / "build" / name).read_text())
+    file("/run/rocstack/site.env", site.env_file())
+    if site.ca:
+        file("/run/rocstack/ca.pem", Path(site.ca).read_text())
+    for repo in resolved.stack.repositories:
+        run(f"{_BUILD}/apt-repository", repo.name, repo.uri, repo.suite, " ".join(repo.components), repo.key,
+            repo.key_sha256 or "-", repo.origin, str(repo.priority))  # fmt: skip
+    run(f"{_BUILD}/apt-update", "--source")
+    lines.append(_RESOLVE.format(packages=shlex.join(packages(resolved))))
+    archives = [part for part in resolved.parts if part.choice.url]
+    if any(str(part.choice.url).startswith("https:") and not part.choice.sha256 for part in archives):
+        run(f"{_BUILD}/apt-install", "ca-certificates")
+    for part in resolved.parts:
+        choice = part.choice
+        if choice.source:
+            found = shlex.join([f"{_BUILD}/fetch-source", "--dsc", choice.source, choice.version])
+        elif choice.url and not choice.sha256:
+            run(f"{_BUILD}/fetch", choice.url, "/tmp/archive")
+            found = "sha256sum </tmp/archive"
+        elif choice.url:
+            found = f"echo {choice.sha256}"
+        else:
+            continue
+        lines.append(f"sum=$({found} | cut -d ' ' -f 1)\necho {part.name} $sum")
+    return "\n".join(lines) + "\n"
+
+
+def ask_apt(resolved: Resolved, base: BaseImage, site: Site) -> str:
+    """Runs the script inside the base image.
 
     Raises:
-        CheckFailed: a package is gone, or the mirror does not answer.
+        CheckFailed: a package or source is gone, or a mirror does not answer.
     """
-    command = ["docker", "run", "--rm", "-i", "--env", "ROCSTACK_SITE", base.reference, "bash", "-c", _SCRIPT]
-    ran = subprocess.run(
-        command,
-        input="\n".join(packages(resolved)) + "\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**_environ(), "ROCSTACK_SITE": site.env_file()},
-    )
+    # The script comes through stdin: site settings are in no process list.
+    command = ["docker", "run", "--rm", "-i", base.reference, "bash", "-c", "cat >/tmp/ask && bash /tmp/ask </dev/null"]
+    ran = subprocess.run(command, input=script(resolved, site), capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         errors = [line for line in ran.stderr.splitlines() if line.startswith("E:")] or ran.stderr.splitlines()[-1:]
         raise CheckFailed(
             f"apt can't resolve the stack's packages: {errors[0] if errors else 'no message'}",
             code="packages-unresolved",
-            cause="a package is not in the distribution (any more), or its mirror does not answer",
+            cause="a package or source is not there (any more), or its mirror does not answer",
             next_step="correct the component's packages, or try again",
         )
-    return parse_packages(ran.stdout)
+    return ran.stdout
+
+
+def parse_sources(text: str, resolved: Resolved) -> tuple[LockedSource, ...]:
+    """The script's last part as locked sources. Pure."""
+    out = []
+    for line in text.partition("--- sources\n")[2].splitlines():
+        name, sha256 = line.split()
+        choice = resolved.part(name).choice
+        out.append(
+            LockedSource(component=name, version=choice.version, url=choice.url, package=choice.source, sha256=sha256)
+        )
+    return tuple(out)
 
 
 def parse_packages(text: str) -> tuple[LockedPackage, ...]:
     """The script's output as locked packages. Pure."""
-    chosen, _, shown = text.partition("---\n")
+    chosen, _, shown = text.partition("--- sources\n")[0].partition("---\n")
     sums: dict[tuple[str, str], str] = {}
     for block in re.split(r"(?=^Package: )", shown, flags=re.MULTILINE):
         fields = dict(re.findall(r"^(\w+): (\S+)$", block, re.MULTILINE))
@@ -96,11 +142,7 @@ def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:
     """Resolves packages, wheels and sources. Needs the engine (for apt) and the network."""
     from rocstack import wheels
 
-    sources = tuple(
-        LockedSource(component=part.name, version=part.choice.version, url=part.choice.url, sha256=part.choice.sha256)
-        for part in resolved.parts
-        if part.choice.url and part.choice.sha256
-    )
+    answer = ask_apt(resolved, base, site)
     return Lock(
         stack=resolved.stack.name,
         definition=definition_digest(resolved.stack),
@@ -109,13 +151,7 @@ def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:
             how="registry" if base.how == "registry" else "mmdebstrap",
             digest=base.digest,
         ),
-        packages=lock_packages(resolved, base, site),
+        packages=parse_packages(answer),
         wheels=wheels.resolve(resolved.stack, site),
-        sources=sources,
+        sources=parse_sources(answer, resolved),
     )
-
-
-def _environ() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)

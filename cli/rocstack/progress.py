@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+_SAID = re.compile(r"<<'EOS' \(: \"([^\"]+)\";")
 _STAGE = re.compile(r"\[(?P<stage>[^\]]+?)(?: +(?P<index>\d+)/(?P<total>\d+))?\] (?P<text>.*)", re.DOTALL)
 
 
@@ -33,7 +34,10 @@ class Step:
 
     @property
     def title(self) -> str:
-        """A short line for people: the instruction without its mounts and heredoc."""
+        """A short line for people: what a heredoc says it is, or the instruction without its mounts."""
+        said = _SAID.search(self.name)
+        if said:
+            return said[1]
         match = _STAGE.match(self.name)
         text = match["text"] if match else self.name
         text = re.sub(r"--(mount|network)=\S+\s+", "", text)

@@ -11,7 +11,7 @@ from rocstack.blocks import Blocks, environment, guarded, sources
 from rocstack.component import ROLES, Library, Role
 from rocstack.context import Context, File
 from rocstack.errors import BadInput
-from rocstack.lock import Lock, source_sha256
+from rocstack.lock import Lock, source_sha256, unpinned
 from rocstack.resolve import Part, Resolved
 
 UIDS = {"munge": 42430, "slurm": 64030}  # slurm's is Debian's own (base-passwd), munge's is ours
@@ -82,11 +82,13 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
 def require_lock(resolved: Resolved, lock: Lock | None) -> None:
     """
     Raises:
-        BadInput: the stack has wheels and nothing says which files they must be.
+        BadInput: wheels or archives of the stack have no sha256 to be checked against.
     """
-    if resolved.stack.wheels and (lock is None or not lock.wheels):
+    missing = unpinned(resolved.stack, lock)
+    if missing:
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise BadInput(
-            f"stack '{resolved.stack.name}' has no lock, so its wheels have no sha256 to be checked against",
+            f"stack '{resolved.stack.name}' has no lock that says the sha256 of {names}",
             code="no-lock",
             next_step=f"`rocstack lock --stack {resolved.stack.name}` where its repositories can be reached",
         )

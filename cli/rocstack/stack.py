@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from rocstack import document, paths
 from rocstack.errors import BadInput, did_you_mean
@@ -84,12 +84,15 @@ class Fact(Value):
     source: Line
 
 
+GfxTargets = Annotated[tuple[Gfx, ...], Field(min_length=1)]
+
+
 class Stack(Value):
     name: Name
     about: Line
     base: Base
     python: Version
-    gfx: tuple[Gfx, ...] = Field(min_length=1)
+    gfx: GfxTargets
     components: dict[Name, Choice]
     layers: tuple[tuple[Name, ...], ...]
     repositories: tuple[AptRepository, ...] = ()
@@ -116,8 +119,20 @@ class Stack(Value):
         return self
 
     def with_gfx(self, gfx: tuple[str, ...]) -> Stack:
-        """The same stack for other gfx targets (validated again)."""
-        return Stack.model_validate({**self.model_dump(), "gfx": gfx}, strict=True)
+        """The same stack for other gfx targets.
+
+        Raises:
+            BadInput: not a gfx target, or none.
+        """
+        try:
+            chosen = TypeAdapter(GfxTargets).validate_python(gfx)
+        except ValidationError as error:
+            raise BadInput(
+                f"gfx targets {','.join(gfx)!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
+                code="bad-gfx",
+                next_step="write them as gfx90a,gfx942",
+            ) from None
+        return self.model_copy(update={"gfx": chosen})
 
     def with_methods(self, methods: Mapping[str, str]) -> Stack:
         """The same stack with some components by another method, as its `alternatives` have them.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.errors import CheckFailed
-from rocstack.lock import LockedWheel
+from rocstack.lock import LockedWheel, wheel_of
 from rocstack.site import Site
 from rocstack.stack import Stack
 
@@ -29,7 +29,7 @@ def resolve(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
     indexes = []
     for name, choice in stack.components.items():
         if choice.method == "wheel":
-            wanted.append(f"{'torch' if name == 'pytorch' else name}=={choice.version}")
+            wanted.append(f"{wheel_of(name)}=={choice.version}")
             indexes += ["--extra-index-url", choice.index] if choice.index else []
     if not wanted:
         return ()

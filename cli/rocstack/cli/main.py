@@ -47,9 +47,18 @@ for module in (init, build, render, stacks, lock, run, demo, config):
     module.register(app)
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not KeyboardInterrupt, which the command-line library turns into a silent exit."""
+
+
+def _interrupt(signal_number: int, frame: object) -> None:
+    raise Interrupted
+
+
 def main() -> None:
     """Runs the command; whatever a person can cause ends as a message and an exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
     State.json = "--json" in sys.argv
     State.debug = "--debug" in sys.argv or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
     try:
@@ -59,7 +68,7 @@ def main() -> None:
             raise
         print_error(error)
         code = error.exit_code
-    except (KeyboardInterrupt, EOFError, typer.Abort):
+    except (Interrupted, typer.Abort):
         err.print("stopped. What was finished is kept; run the same command again to go on.")
         code = 130
     except BrokenPipeError:

@@ -143,7 +143,7 @@ def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
                 said = (said + chunk)[:4096]
                 sys.stderr.buffer.write(chunk)
                 sys.stderr.flush()
-        except KeyboardInterrupt:
+        except BaseException:
             process.wait()  # the client has got Ctrl-C too and stops its container
             raise
     return process.returncode, said.decode("utf-8", "replace")

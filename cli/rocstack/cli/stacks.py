@@ -16,8 +16,10 @@ def register(app: typer.Typer) -> None:
 def stacks(overlay: options.Overlay = None, json: options.Json = False) -> None:
     """List the stacks and NIC profiles."""
     from rocstack import component, stack
+    from rocstack import overlay as overlays
 
     folder = options.settings(overlay=overlay).overlay_folder()
+    overlays.load(folder)  # refuses a folder that is not there
     found = [stack.load(name, folder) for name in stack.names(folder)]
     nics = [component.validate_head(file, component.Nic) for file in component.library("nic", folder).files.values()]
     if json:

@@ -38,7 +38,7 @@ def check(rank: Rank, timeout_s: float) -> None:
                 took = time.perf_counter() - start
     if rank.rank == 0:
         print(
-            f"{rank.backend}: all-reduce is right on {rank.world} ranks ({rank.launcher});"
+            f"{rank.backend}: all-reduce is right on {rank.world} rank(s) ({rank.launcher});"
             f" {values.nbytes >> 20} MiB took {took * 1e3:.1f} ms",
             flush=True,
         )

@@ -48,8 +48,7 @@ def from_env(env: Mapping[str, str]) -> Rank:
     """Reads the launcher's variables; imports nothing heavy.
 
     Raises:
-        ConfigError: a variable is not a number, the rank is not below the number of ranks, or a PMIx launcher
-            told the rank but not how many there are.
+        ConfigError: a variable is not a number, the rank is not below the number of ranks, or that is unknown.
     """
     for launcher, (rank, world, local_rank, local_world) in LAUNCHERS.items():
         if rank not in env or world not in env:
@@ -100,9 +99,9 @@ def with_device(rank: Rank, backend: str) -> Rank:
 def process_group(rank: Rank, timeout_s: float) -> Iterator[None]:
     """The process group of all ranks.
 
-    Only MPI and RCCL are shut down at the end, and only after success. gloo's destructor in PyTorch 2.6 joins its
-    threads while it holds the GIL; a thread that is about to drop a tensor waits for the GIL: both wait for ever.
-    So a process that `is_open` has to end with os._exit.
+    Only MPI and RCCL are shut down, and only after success. gloo's destructor in PyTorch 2.6 joins its threads
+    while it holds the GIL, which a thread that drops a tensor waits for: neither goes on. So a process in which
+    `is_open` is true has to end with os._exit.
     """
     import torch
     import torch.distributed as dist
@@ -117,12 +116,10 @@ def process_group(rank: Rank, timeout_s: float) -> Iterator[None]:
             dist.init_process_group("mpi")  # mpirun or srun already connected the ranks
         else:
             timeout = timedelta(seconds=timeout_s)
-            store = _store(rank, timeout)
-            dist.init_process_group(rank.backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
+            numbers = {"rank": rank.rank, "world_size": rank.world}
+            dist.init_process_group(rank.backend, store=_store(rank, timeout), timeout=timeout, **numbers)
         if dist.get_world_size() != rank.world:
-            raise ConfigError(
-                f"{rank.backend} sees {dist.get_world_size()} ranks, but {rank.launcher} says {rank.world}"
-            )
+            raise ConfigError(f"{rank.launcher} says {rank.world} ranks, {rank.backend} {dist.get_world_size()}")
         yield
         dist.barrier()  # nobody leaves while another still needs it
         if rank.backend != "gloo":

@@ -1,0 +1,253 @@
+"""Writes docs/reference.md from the code: commands, settings, fields of stacks, components, NICs and rules, labels.
+
+    python docs/generate.py [--check]
+
+--check writes nothing and exits 1 when the file is not what the code says.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from rocstack import component, errors, labels, overlay, paths, resolve, rules, runline, settings, stack, ulimit, words
+from rocstack.base import BaseImage
+from rocstack.cli.main import app
+from rocstack.lock import Lock
+
+FILE = Path(__file__).with_name("reference.md")
+# Titles of the files that users write -> their models, the outermost first.
+MODELS: dict[str, tuple[type[BaseModel], ...]] = {
+    "Stack": (
+        stack.Stack,
+        stack.Base,
+        stack.Bootstrap,
+        stack.Choice,
+        stack.AptRepository,
+        stack.Fact,
+    ),
+    "Component head": (component.Component, component.Packages),
+    "NIC profile head": (component.Nic, component.Way),
+    "Rule": (rules.Rule,),
+    "Run profile": (runline.RunProfile,),
+}
+# What exit codes mean where the general table says too little. A new command needs its line here.
+EXIT = {
+    "build": "Exit code 1: an image failed or is blocked, or the push was refused.",
+    "config": "Exit code 2: a setting is unknown or wrong.",
+    "demo": "Exit code 1: the image does not run or does not train; 3: it was not built.",
+    "explain": "Exit code 1: a rule is broken.",
+    "init": "Exit code 0 also when every file is there already.",
+    "lock": "Exit code 1: apt or pip can't resolve something.",
+    "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
+    "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",
+    "shell": "The exit code is that of the shell; 3: no image, or no GPU although `--gpus` asks for one.",
+    "stacks": "Exit code 2: a stack or NIC file is wrong.",
+}
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(heads)]
+    lines += [["---"] * len(lines[0]), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def commands() -> str:
+    root: Any = typer.main.get_command(app)
+    context = root.make_context("rocstack", ["stacks"], resilient_parsing=True)
+    out = ["## Commands\n", help_text(root.help), "\nOptions of `rocstack` itself:\n", options(root, context)]
+    for name in sorted(root.commands):
+        command = root.commands[name]
+        sub = type(context)(command, info_name=name, parent=context)
+        usage = " ".join(["rocstack", name, *command.collect_usage_pieces(sub)])
+        if command.context_settings.get("allow_extra_args"):
+            usage += " [-- COMMAND...]"
+        example = (command.epilog or "").removeprefix("Example: ")
+        out += [f"### rocstack {name}\n", help_text(command.help), f"\n```text\n{usage}\n```\n", options(command, sub)]
+        out += [EXIT[name] + "\n", f"```sh\n{example}\n```\n" if example else ""]
+    return "\n".join(filter(None, out))
+
+
+def help_text(text: str) -> str:
+    return " ".join(inspect.cleandoc(text).split())
+
+
+def options(command: Any, context: Any) -> str:
+    records = [param.get_help_record(context) for param in command.get_params(context)]
+    return table(("option", "what it does"), ((code(first), " ".join(text.split())) for first, text in records))
+
+
+def exit_codes() -> str:
+    classes = (errors.CheckFailed, errors.BadInput, errors.Missing)
+    own = {c.exit_code: inspect.cleandoc(c.__doc__ or "") for c in classes}
+    rows = {0: "Done.", **own, 130: "Stopped by Ctrl-C or SIGTERM; the next run goes on from the cache."}
+    return "## Exit codes\n\n" + table(("code", "meaning"), ((str(n), text) for n, text in rows.items()))
+
+
+def all_settings() -> str:
+    rows = []
+    for name, info in settings.Settings.model_fields.items():
+        shown, variable = info.default, settings.PREFIX + name.upper()
+        if isinstance(shown, BaseModel):  # a mapping: rocstack.yml only
+            shown, variable = shown.model_dump_json(), ""
+        rows.append((code(name), code(variable), code(str(shown)), info.description or ""))
+    text = "A flag wins over its variable, that over `rocstack.yml` in the current folder, that over the default.\n"
+    return "## Settings\n\n" + text + "\n" + table(("setting", "variable", "default", "what it is"), rows)
+
+
+def comments(model: type[BaseModel]) -> dict[str, tuple[str, str]]:
+    """Field -> (annotation, comment behind it), from the source."""
+    source = inspect.getsource(model)
+    lines = source.splitlines()
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            comment = re.search(r"  # (.*)$", lines[(node.end_lineno or node.lineno) - 1])
+            found[node.target.id] = (kind(node.annotation), comment[1] if comment else "")
+    return found
+
+
+def kind(node: ast.expr) -> str:
+    """An annotation in words: tuple[Gfx, ...] -> list of Gfx."""
+    match node:
+        case ast.BinOp(left=left, right=ast.Constant(value=None)):
+            return kind(left)
+        case ast.BinOp(left=left, right=right):
+            return f"{kind(left)} or {kind(right)}"
+        case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[key, value])):
+            return f"map of {kind(key)} to {kind(value)}"
+        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant()])):
+            return f"list of {kind(item)}"
+        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=items)):
+            return f"{len(items)} of {kind(items[0])}"
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            items = choices.elts if isinstance(choices, ast.Tuple) else [choices]
+            return " or ".join(ast.unparse(item).strip("'") for item in items)
+    return {"str": "Line", "int": "number", "GfxTargets": "list of Gfx"}.get(ast.unparse(node), ast.unparse(node))
+
+
+def default(info: Any) -> str:
+    if info.default is PydanticUndefined:
+        return "required"
+    value = info.default
+    if value is None or value in ((), {}):
+        return ""
+    return code(", ".join(value) if isinstance(value, tuple) else str(value))
+
+
+def models() -> str:
+    out = ["## Files\n"]
+    for title, kinds in MODELS.items():
+        for model in kinds:
+            notes = comments(model)
+            about = " ".join(inspect.cleandoc(model.__doc__ or "").split()) if "__doc__" in vars(model) else ""
+            rows = [
+                (code(name), notes[name][0], default(info), info.description or notes[name][1])
+                for name, info in model.model_fields.items()
+                if name not in ("id",) and not (name == "name" and model in (stack.Stack, *heads()))
+            ]
+            name = title if model is kinds[0] else f"{title}: {model.__name__}"
+            out += [
+                f"### {name}\n",
+                about + "\n" if about else "",
+                table(("field", "kind", "default", "what it is"), rows),
+            ]
+    operations = ", ".join(code(op) for op in overlay.OPERATIONS)
+    lists = ", ".join(code(name) for name in component.LISTS)
+    out.append(
+        "### Overlay\n\nKeys of `overlay.yml` are `<component>_<list>_<operation>`; in a component's name '_' stands "
+        f"for '-'. Lists: {lists}. Operations: {operations}. Values are lists of Package.\n"
+    )
+    return "\n".join(filter(None, out))
+
+
+def heads() -> tuple[type[BaseModel], ...]:
+    return (component.Component, component.Nic)
+
+
+def kinds_of_text() -> str:
+    """The checked strings of `words`, with the meaning that error messages use."""
+    found = re.findall(r'^(\w+) = Annotated\[\s*str,\s*_word\(r?"(.*?)", "(.*?)"\)', inspect.getsource(words), re.M)
+    rows = [(name, meaning.replace("\\\\", "\\"), code(pattern)) for name, pattern, meaning in found]
+    rows += [
+        ("Line", "one line of text, at most 1000 characters", ""),
+        ("Method", ", ".join(get_args(stack.Method)), ""),
+        ("Role", ", ".join(component.ROLES), ""),
+        (
+            "Condition",
+            "a version specifier, a word, `!word` (anything else), or a list of these of which one must match",
+            "",
+        ),
+        ("Size", "a number with b, k, m or g behind it", ""),
+        (
+            "Ulimits",
+            f"`auto` ({', '.join(ulimit.AUTO)}), or a map of limit to SOFT[:HARD], -1 (unlimited) or `auto`",
+            "",
+        ),
+    ]
+    return "### Kinds of text\n\n" + table(("kind", "meaning", "pattern"), rows)
+
+
+def all_labels() -> str:
+    """The labels of a real rendering; what differs from build to build is shown as its kind."""
+    templates = paths.templates()
+    seen = {
+        key: "..."
+        for file in sorted(templates.rglob("*.j2"))
+        for key in re.findall(r"^fact ([a-z0-9.-]+) ", file.read_text(), re.M)
+    }
+    parts, nics = component.library("components"), component.library("nic")
+    chosen = resolve.resolve(stack.load("debian-13"), "broadcom", parts, nics, overlay.Overlay())
+    base = BaseImage(reference="<reference of the base>", digest="<digest of the base>", how="registry")
+    manifest = {"facts": seen, "versions": {"<name>": "<version, read in the image>"}}
+    found = labels.labels(chosen, "worker", base, Lock(stack="debian-13", definition="0" * 64), manifest, "0" * 64)
+    rows = [
+        (code(key), code(re.sub(r"^[0-9a-f]{64}$", "<sha256>", value)), origin(key, seen))
+        for key, value in found.items()
+    ]
+    text = "As the worker image of `debian-13` for `broadcom` carries them. `docker image inspect` shows them.\n"
+    return "## Labels\n\n" + text + "\n" + table(("label", "value", "from"), rows)
+
+
+def origin(key: str, measured: dict[str, str]) -> str:
+    name = key.removeprefix(labels.OWN)
+    if name in measured or name.startswith("component."):
+        return "measured in the image by the smoke test"
+    return {"content": "context, base, packages and wheels", "lock": "the lock, if there is one"}.get(name, "the build")
+
+
+def render() -> str:
+    intro = "# Reference\n\nMade from the code by `python docs/generate.py`; don't edit it.\n"
+    parts = (intro, commands(), exit_codes(), all_settings(), models(), kinds_of_text(), all_labels())
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def main(argv: list[str]) -> int:
+    text = render()
+    if argv == ["--check"]:
+        if FILE.exists() and FILE.read_text(encoding="utf-8") == text:
+            return 0
+        sys.stderr.write(f"{FILE.name} is not what the code says: run `python docs/generate.py`\n")
+        return 1
+    if argv:
+        sys.stderr.write("usage: python docs/generate.py [--check]\n")
+        return 2
+    FILE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

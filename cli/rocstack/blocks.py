@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError
+from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 
-from rocstack import sourcemap
+from rocstack import paths, sourcemap
 from rocstack.component import Library
-from rocstack.errors import BadInput, Where, did_you_mean
+from rocstack.errors import BadInput, RocstackError, Where, did_you_mean
 
-BLOCKS = ("builder", "runtime", "copy", "version", "smoke")
+BLOCKS = {"components": ("builder", "runtime", "copy", "version", "smoke"), "nic": ("runtime", "smoke")}
+NEEDED = {"components": ("version", "smoke"), "nic": ("smoke",)}
 
 
 def environment(sources: Mapping[str, str]) -> Environment:
@@ -37,6 +37,19 @@ def sources(library: Library) -> dict[str, str]:
     return out
 
 
+def own_files(library: Library) -> dict[str, str]:
+    """Templates that are the user's (files that don't lie among ours, and overrides) -> path."""
+    shipped = paths.templates() / library.kind
+    added = {f"{library.kind}/{f.path.name}": f for f in library.files.values() if f.path.parent != shipped}
+    overrides = {f"overlay/{library.kind}/{f.path.name}": f for f in library.overrides.values()}
+    return {name: str(file.path) for name, file in (added | overrides).items()}
+
+
+def shown(name: str, *libraries: Library) -> str:
+    """How messages call a template: the user's file as it was named, ours by its place in `templates/`."""
+    return next((own_files(library)[name] for library in libraries if name in own_files(library)), f"templates/{name}")
+
+
 class Blocks:
     """The blocks of one library. `vars` is what templates may name."""
 
@@ -44,6 +57,7 @@ class Blocks:
         self._env = env
         self._library = library
         self._vars = vars
+        check_blocks(env, library, own_files(library))
 
     def render(self, name: str, block: str, **extra: Any) -> str:
         """One block's text, with line marks; empty when the template has no such block or it yields only space."""
@@ -56,13 +70,6 @@ class Blocks:
                 self._library,
             )
             for key, function in own.blocks.items():
-                if key not in BLOCKS:
-                    hint = did_you_mean(key, BLOCKS)
-                    raise BadInput(
-                        f"block '{key}' overrides nothing in {name}" + (f": {hint}" if hint else ""),
-                        code="override-unmatched",
-                        where=Where(str(override.path)),
-                    )
                 context.blocks.setdefault(key, []).insert(0, function)
         if block not in context.blocks:
             return ""
@@ -81,12 +88,51 @@ def guarded(render: Any, library: Library | None = None) -> Any:
     """
     try:
         return render()
+    except RocstackError:
+        raise
     except TemplateSyntaxError as error:
         raise _bad_template(str(error.message), error.name or "?", error.lineno, library) from None
-    except TemplateError as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith((".j2", "<template>"))]
-        name, line = _template_frame(error) if not frames else (frames[-1].filename, frames[-1].lineno or 0)
-        raise _bad_template(str(error), name, line, library) from None
+    except Exception as error:
+        name, line = _template_frame(error)
+        if not line and not isinstance(error, TemplateError):
+            raise  # no template's mistake
+        told = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        raise _bad_template(told, name, line, library) from None
+
+
+def check_blocks(env: Environment, library: Library, names: Iterable[str]) -> None:
+    """Refuses templates with blocks that nothing renders (they are misspelt), and without those that each needs.
+
+    Raises:
+        BadInput: with the line.
+    """
+    known = BLOCKS[library.kind]
+    texts = sources(library)
+    for name in names:
+        found = list(guarded(lambda n=name: env.parse(texts[n], n), library).find_all(nodes.Block))
+        for block in found:
+            if block.name not in known:
+                hint = did_you_mean(block.name, known)
+                raise BadInput(
+                    f"block '{block.name}' is never used" + (f": {hint}" if hint else ""),
+                    code="override-unmatched",
+                    where=Where(shown(name, library), block.lineno),
+                )
+        if not found and name.startswith("overlay/"):
+            raise BadInput(
+                "it overrides nothing, for it has no block",
+                code="override-unmatched",
+                where=Where(shown(name, library), 1),
+                next_step=f"blocks: {', '.join(known)}",
+            )
+        missing = [block for block in NEEDED[library.kind] if block not in [block.name for block in found]]
+        if missing and not name.startswith("overlay/"):
+            raise BadInput(
+                f"it has no block '{missing[0]}'",
+                code="bad-template",
+                where=Where(shown(name, library), 1),
+                next_step="every component tells its version and how it is tested, every NIC profile how it is tested",
+            )
 
 
 def _template_frame(error: BaseException) -> tuple[str, int]:
@@ -102,14 +148,10 @@ def _template_frame(error: BaseException) -> tuple[str, int]:
 
 
 def _bad_template(message: str, name: str, line: int, library: Library | None) -> BadInput:
-    path = name
-    if library is not None:
-        files = library.overrides if name.startswith("overlay/") else library.files
-        file = files.get(name.rsplit("/", 1)[-1].removesuffix(".j2"))
-        path = str(file.path) if file else name
+    where = Where(shown(name, *filter(None, [library])), line or None) if name != "?" else None
     return BadInput(
         f"template error: {message}",
         code="bad-template",
-        where=Where(path, line or None),
+        where=where,
         next_step="correct the template; `rocstack render` checks it without building",
     )

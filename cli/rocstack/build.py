@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,9 @@ class Build:
     refresh: bool = False
     on_event: OnEvent = lambda role, event: None
     on_note: OnNote = lambda text: None
-    sleep: Callable[[float], None] = time.sleep
     _builder: Builder = field(default_factory=Builder)
     _failed: dict[str, Role] = field(default_factory=dict)  # step digest -> the role that reported it
+    _world: str = ""
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def reference(self, role: Role) -> str:
@@ -76,9 +76,9 @@ class Build:
         if not any(engine.find_image(self.client, self.reference(role)) for role in self.roles):
             engine.require_disk(self.client, self.resolved.stack.disk_mb)
         self.context.write(self.folder / "context")
-        world = self._world(self.refresh)
+        self._world = self._index(self.refresh)
         with ThreadPoolExecutor(len(self.roles)) as pool:
-            waiting = [pool.submit(self._image, role, world) for role in self.roles]
+            waiting = [pool.submit(self._image, role) for role in self.roles]
             try:
                 images = tuple(future.result() for future in waiting)
             except BaseException:
@@ -92,13 +92,13 @@ class Build:
             base=self.base.reference,
             base_digest=self.base.digest,
             lock=self.lock.digest() if self.lock else None,
-            world=world,
+            world=self._world,
             context_digest=self.context.digest(),
             seconds=round(time.monotonic() - started, 2),
             images=images,
         )
 
-    def _world(self, refresh: bool) -> str:
+    def _index(self, refresh: bool) -> str:
         """Which state of the distribution's index is meant: this week's, until told to look again."""
         file = self.folder / "world"
         now = datetime.now(UTC)
@@ -110,7 +110,14 @@ class Build:
             file.write_text(known + "\n")
         return known
 
-    def _image(self, role: Role, world: str) -> ImageReport:
+    def _newer_index(self, seen: str) -> str:
+        """The first image that finds its index too old fetches one for all, so that they still share layers."""
+        with self._guard:
+            if self._world == seen:
+                self._world = self._index(refresh=True)
+            return self._world
+
+    def _image(self, role: Role) -> ImageReport:
         started = time.monotonic()
         log = self.folder / "logs" / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +133,9 @@ class Build:
                 self.on_event(role, item)
 
             request = Request(
-                self.folder / "context", f"report-{role}", world, self.site, dest=dest, no_cache=self.no_cache
+                self.folder / "context", f"report-{role}", self._world, self.site, dest=dest, no_cache=self.no_cache
             )
-            attempts, failure = self._retried(role, request, event)
+            request, attempts, failure = self._retried(role, request, event)
             report = ImageReport(
                 role=role,
                 reference=self.reference(role),
@@ -148,12 +155,12 @@ class Build:
             final = Request(
                 self.folder / "context",
                 role,
-                world,
+                request.world,
                 self.site,
                 tags=(self.reference(role),),
                 labels=labels(self.resolved, role, self.base, self.lock, manifest, content),
             )
-            _, failure = self._retried(role, final, event)
+            final, _, failure = self._retried(role, final, event)
             if failure:
                 return self._broken(report, role, final, failure, started)
         image = self.client.images.get(self.reference(role))
@@ -161,22 +168,26 @@ class Build:
 
     def _retried(
         self, role: Role, request: Request, event: Callable[[Step | Line], None]
-    ) -> tuple[int, Failure | None]:
-        """Runs until it works, fails for good, or the attempts are spent. Backoff: 5, 10, 20 ... 60 s."""
+    ) -> tuple[Request, int, Failure | None]:
+        """Runs until it works, fails for good, or the attempts are spent; gives the request as it ran last.
+        Backoff: 5, 10, 20 ... 60 s."""
+        fresh = False
         for attempt in range(1, self.settings.attempts + 1):
             code, progress = self._builder.run(request, event)
             if code == 0:
-                return attempt, None
+                return request, attempt, None
             failure = explain(progress, self.context)
-            if failure.kind == "permanent" or attempt == self.settings.attempts:
-                return attempt, failure
+            again = failure.kind == "transient" or (failure.kind == "stale" and not fresh)
+            if not again or attempt == self.settings.attempts:
+                return request, attempt, failure
             if failure.kind == "stale":
+                fresh = True  # a file that a fresh index names and the mirror lacks is gone for good
                 self.on_note(f"{role}: the package index is older than the mirror; fetching it anew")
-                request = Request(**{**request.__dict__, "world": self._world(refresh=True)})
+                request = replace(request, world=self._newer_index(request.world))
             else:
                 pause = min(60.0, 5.0 * 2 ** (attempt - 1))
                 self.on_note(f"{role}: {failure.first_error} (transient); trying again in {pause:.0f} s")
-                self.sleep(pause)
+                self._builder.pause(pause)
         raise AssertionError("attempts is at least 1")
 
     def _broken(

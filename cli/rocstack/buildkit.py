@@ -61,7 +61,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
+        self._stopped = threading.Event()
         self._guard = threading.Lock()
 
     def run(self, request: Request, on_event: Callable[[Step | Line], None]) -> tuple[int, Progress]:
@@ -73,7 +73,7 @@ class Builder:
         progress = Progress()
         env = {**os.environ, "ROCSTACK_SITE_ENV": request.site.env_file()}
         with self._guard:
-            if self._stopped:
+            if self._stopped.is_set():
                 raise Stopped
             # Its own process group: Ctrl-C reaches us alone, and we end it in order.
             process = subprocess.Popen(
@@ -94,15 +94,25 @@ class Builder:
                         on_event(event)
         finally:
             self._running.discard(process)
-        if self._stopped:
+        if self._stopped.is_set():
             raise Stopped
-        progress.close()
+        for event in progress.close():
+            on_event(event)
         return process.returncode, progress
+
+    def pause(self, seconds: float) -> None:
+        """Waits between two attempts.
+
+        Raises:
+            Stopped: `stop` was called.
+        """
+        if self._stopped.wait(seconds):
+            raise Stopped
 
     def stop(self) -> None:
         """Ends every build that runs; one that doesn't end by itself in 20 s is killed."""
         with self._guard:
-            self._stopped = True
+            self._stopped.set()
             running = list(self._running)
         for process in running:
             process.terminate()

@@ -12,7 +12,7 @@ from pydantic import Field
 from rocstack import document, paths
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.stack import Method, _tuples
-from rocstack.words import EnvName, EnvValue, Glob, Line, Name, Package, Value
+from rocstack.words import Driver, EnvName, EnvValue, Glob, Line, Name, Package, Value
 
 Role = Literal["worker", "control"]
 ROLES: tuple[Role, ...] = ("worker", "control")
@@ -51,8 +51,8 @@ class Nic(Value):
     about: Line
     hardware: tuple[Line, ...] = ()
     pci: tuple[Line, ...] = ()  # vendor:device
-    modules: tuple[Line, ...] = ()  # kernel modules on the host
-    provider: Line | None = None  # the libibverbs driver's name
+    modules: tuple[Driver, ...] = ()  # kernel modules on the host
+    provider: Driver | None = None  # the libibverbs driver's name
     ways: dict[Name, Way] = Field(min_length=1)
     env: dict[EnvName, EnvValue] = {}
 
@@ -78,10 +78,7 @@ class TemplateFile:
 
 def read_template(path: Path) -> TemplateFile:
     """Splits `---` head `---` body; a file without a head has an empty one (block overrides)."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"can't read {path}: {error}", code="bad-template", where=Where(str(path))) from None
+    text = document.read_text(path, code="bad-template")
     if not text.startswith(FENCE):
         return TemplateFile(path.stem, path, document.Document(str(path), {}), text, 1)
     head, fence, body = text[len(FENCE) :].partition("\n" + FENCE)

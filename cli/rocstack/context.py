@@ -17,10 +17,11 @@ class File:
 
 @dataclass(frozen=True)
 class Context:
-    """Path -> file, and for generated text the template line of every line."""
+    """Path -> file; for generated text the template line of every line, and for packages the line that asks."""
 
     files: dict[str, File]
     origins: dict[str, list[str]] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
 
     def digest(self, *, without: str | None = None) -> str:
         """sha256 over every path, mode and content (but those under `without`)."""
@@ -39,16 +40,30 @@ class Context:
         return lines[line - 1] or None if 0 < line <= len(lines) else None
 
     def write(self, folder: Path) -> None:
-        """Makes `folder` hold exactly this context; on any error the old folder is still whole."""
+        """Makes `folder` hold exactly this context; on any error the old folder is still whole, and nothing else
+        is left behind."""
+        folder = folder.resolve()
         fresh = folder.with_name(folder.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
-        for path, file in self.files.items():
-            target = fresh / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.data)
-            target.chmod(file.mode)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
+        try:
+            for path, file in self.files.items():
+                target = fresh / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.data)
+                target.chmod(file.mode)
+            for made in (fresh, *(p for p in fresh.rglob("*") if p.is_dir())):
+                made.chmod(0o755)  # COPY gives an image's folders these modes, whatever the umask here is
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.rename(folder)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether `folder` was written by `Context.write`: only then may it be replaced."""
+    dockerfile = folder / "Dockerfile"
+    return dockerfile.is_file() and b"rendered by rocstack" in dockerfile.read_bytes()[:300]
 
 
 def read(folder: Path) -> Context:

@@ -35,19 +35,36 @@ class Document:
             loc = loc[:-1]
         return Where(self.path, self.lines.get(loc))
 
+    def texts(self, start: Path_) -> dict[Path_, str]:
+        """Every text at or under `start`, by its key path."""
+        out: dict[Path_, str] = {}
+        for loc in self.lines:
+            value: Any = self.data
+            if loc[: len(start)] == start:
+                for part in loc:
+                    value = value[part]
+                if isinstance(value, str):
+                    out[loc] = value
+        return out
+
     def validate(self, model: type[Model], *, extra: Mapping[str, Any] | None = None) -> Model:
-        """The document as `model`.
+        """The document as `model`. `extra` holds what the file may not say itself.
 
         Raises:
             BadInput: the first thing wrong, with its line and, for unknown keys, the nearest known one.
         """
         try:
+            for key in extra or {}:
+                if key in self.data:
+                    raise BadInput(f"'{key}' is the file's own name", code="unknown-key", where=self.where((key,)))
             return model.model_validate({**self.data, **(extra or {})})
         except ValidationError as error:
-            raise self._explain(model, error) from None
+            raise self.explain(model, error) from None
 
-    def _explain(self, model: type[BaseModel], error: ValidationError) -> BadInput:
-        first = error.errors()[0]
+    def explain(self, model: type[BaseModel], error: ValidationError) -> BadInput:
+        """The first thing wrong, with its line and, for unknown keys, the nearest known one."""
+        # A misspelt key that is needed is missing too; the spelling is what the person must see.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         loc: Path_ = tuple(first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         named = (*loc, message.partition(":")[0])
@@ -55,7 +72,7 @@ class Document:
             loc, message = named, message.partition(": ")[2]
         key = ".".join(str(part) for part in loc if part != "[key]") or "the document"
         others = len(error.errors()) - 1
-        more = f" ({others} more problem{'s' * (others > 1)} after it)" if others else ""
+        more = f" ({others} more problem{'s' * (others > 1)})" if others else ""
         if first["type"] == "extra_forbidden":
             known = _known_keys(model, loc[:-1])
             hint = did_you_mean(str(loc[-1]), known)
@@ -109,6 +126,15 @@ def read(path: Path, *, code: str = "no-file") -> Document:
     Raises:
         BadInput: missing, too large, not UTF-8, not YAML, a duplicate key, or not a mapping.
     """
+    return parse(read_text(path, code=code), str(path))
+
+
+def read_text(path: Path, *, code: str = "no-file") -> str:
+    """What a person wrote.
+
+    Raises:
+        BadInput: missing, too large, or not UTF-8.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -119,13 +145,13 @@ def read(path: Path, *, code: str = "no-file") -> Document:
         ) from None
     if len(raw) > MAX_BYTES:
         raise BadInput(
-            f"{max(size, len(raw)) / 1e6:.1f} MB of YAML; at most {MAX_BYTES / 1e6:.0f} MB is read",
+            f"{max(size, len(raw)) / 1e6:.1f} MB of text; at most {MAX_BYTES / 1e6:.0f} MB is read",
             code="too-large",
             where=Where(str(path)),
             cause="this is probably not the file you meant",
         )
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise BadInput(
@@ -134,7 +160,6 @@ def read(path: Path, *, code: str = "no-file") -> Document:
             where=Where(str(path), line),
             next_step="save the file as UTF-8",
         ) from None
-    return parse(text, str(path))
 
 
 def parse(text: str, path: str, *, first_line: int = 1) -> Document:
@@ -168,7 +193,7 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         raise refuse(
             f"not valid YAML: {getattr(error, 'problem', None) or error}",
-            mark.line + first_line if mark else None,
+            min(mark.line, text.rstrip().count("\n")) + first_line if mark else None,  # not behind the end
             next_step="check indentation and quotes on that line and the one before",
         ) from None
     lines: dict[Path_, int] = {}

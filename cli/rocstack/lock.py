@@ -73,10 +73,17 @@ class Lock(Value):
 
 def definition_digest(stack: Stack) -> str:
     """sha256 of what decides which packages, wheels and sources a lock holds."""
-    chosen = stack.model_dump_json(
-        include={"base", "python", "components", "repositories", "wheels", "provided"}, exclude_defaults=True
+    chosen = stack.model_dump(
+        mode="json",
+        include={"base", "python", "components", "repositories", "wheels", "provided"},
+        exclude_defaults=True,
     )
-    return hashlib.sha256(chosen.encode()).hexdigest()
+    # One lock serves a stack whichever of its alternatives is taken.
+    for name, others in stack.alternatives.items():
+        choices = [choice.model_dump_json(exclude_defaults=True) for choice in (stack.components[name], *others)]
+        chosen["components"][name] = sorted(choices)
+    text = json.dumps(chosen, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def wheel_of(component: str) -> str:
@@ -125,8 +132,11 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
     """The lock of `stack`: the user's file if it is there, else the one that ships with the stack.
 
     Raises:
-        BadInput: the lock was made from another stack, or from another state of this one.
+        BadInput: the lock was made from another stack, or from another state of this one; a file that was named
+            is not there.
     """
+    if file and file != Path(FILE) and not file.exists():
+        raise BadInput(f"no lock file {file}", code="no-lock", next_step="check the path, or make it: `rocstack lock`")
     shipped = paths.images() / "stacks" / f"{stack.name}.lock"
     path = file if file and file.exists() else shipped
     if not path.exists():

@@ -35,11 +35,11 @@ def for_resolved(resolved: Resolved, file: Path | None) -> Lock | None:
 
 
 def last_base(folder: Path) -> str | None:
-    """The base that the last build in `folder` started from."""
-    report = folder / "report.json"
-    if not report.exists():
+    """The base that the last build in `folder` started from; None where no report tells it."""
+    try:
+        return str(json.loads((folder / "report.json").read_text())["base"])
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    return str(json.loads(report.read_text())["base"])
 
 
 def packages(resolved: Resolved) -> tuple[str, ...]:

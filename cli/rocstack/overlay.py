@@ -10,11 +10,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rocstack import document
-from rocstack.component import LISTS
+from rocstack.component import LISTS, ROLES, Role
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.words import Package
 
 OPERATIONS = ("append", "remove", "override")
+FILES = {"overlay.yml": ".yml", "components": ".j2", "nic": ".j2", "stacks": ".yml"}
 _KEY = re.compile(rf"(?P<component>.+?)_(?P<list>{'|'.join(LISTS)})_(?P<op>{'|'.join(OPERATIONS)})")
 _PACKAGES = TypeAdapter(tuple[Package, ...])
 
@@ -73,22 +74,51 @@ class Overlay:
                     where=change.where,
                 )
 
+    def check_roles(self, component: str, roles: tuple[Role, ...]) -> None:
+        """A list of a role that the component doesn't reach is never installed."""
+        for change in self.changes:
+            role = change.list.removesuffix("_packages")
+            if change.component == component and role in ROLES and role not in roles:
+                raise BadInput(
+                    f"{component} is not part of the {role} image, so its {change.list} are never installed",
+                    code="override-unmatched",
+                    where=change.where,
+                )
+
 
 def load(folder: Path | None) -> Overlay:
     """Reads the overlay folder; without one, an empty overlay.
 
     Raises:
-        BadInput: the folder is missing, or a key has not the form <component>_<list>_<append|remove|override>.
+        BadInput: the folder is missing, a file in it is misspelt, or a key has not the form
+            <component>_<list>_<append|remove|override>.
     """
     if folder is None:
         return Overlay()
     if not folder.is_dir():
         raise BadInput(f"no overlay folder {folder}", code="no-overlay", next_step="create it, or drop --overlay")
+    _refuse_misspelt(folder)
     file = folder / "overlay.yml"
     if not file.exists():
         return Overlay(folder)
     doc = document.read(file)
     return Overlay(folder, tuple(_change(doc, key, value) for key, value in doc.data.items()))
+
+
+def _refuse_misspelt(folder: Path) -> None:
+    """What looks like one of our files and is none would be passed over in silence."""
+    for path in sorted(folder.iterdir()):
+        hint = did_you_mean(path.name, FILES)
+        if path.name not in FILES and hint and hint.startswith("did you mean"):
+            raise BadInput(f"'{path.name}' is never read: {hint}", code="override-unmatched", where=Where(str(path)))
+        if path.name in FILES and path.is_dir():
+            for file in sorted(path.iterdir()):
+                if file.suffix != FILES[path.name] and not file.name.startswith((".", "README")):
+                    raise BadInput(
+                        f"'{file.name}' is never read: files in {path.name}/ end in {FILES[path.name]}",
+                        code="override-unmatched",
+                        where=Where(str(file)),
+                    )
 
 
 def _change(doc: document.Document, key: str, value: Any) -> Change:
@@ -105,5 +135,7 @@ def _change(doc: document.Document, key: str, value: Any) -> Change:
     try:
         packages = _PACKAGES.validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
-        raise BadInput(f"{key}: {error.errors()[0]['msg']}", code="bad-value", where=where) from None
+        first = error.errors()[0]
+        told = first["msg"].removeprefix("Value error, ") if first["loc"] else "must be a list of packages: [a, b]"
+        raise BadInput(f"{key}: {told}", code="bad-value", where=doc.where((key, *first["loc"]))) from None
     return Change(match["component"].replace("_", "-"), match["list"], match["op"], packages, where)

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 
 _SAID = re.compile(r"<<'EOS' \(: \"([^\"]+)\";")
-_STAGE = re.compile(r"\[(?P<stage>[^\]]+?)(?: +(?P<index>\d+)/(?P<total>\d+))?\] (?P<text>.*)", re.DOTALL)
+# "[internal] ...", "[worker-base 2/7] RUN ...", and "[2/7] RUN ..." where there is one stage only.
+_STAGE = re.compile(r"\[(?P<stage>(?!\d+/\d+\])[^\]]+?)?(?: *\d+/\d+)?\] (?P<text>.*)", re.DOTALL)
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Step:
     @property
     def stage(self) -> str:
         match = _STAGE.match(self.name)
-        return match["stage"] if match else "export"
+        return (match["stage"] or "image") if match else "export"
 
     @property
     def title(self) -> str:
@@ -60,7 +61,7 @@ class Progress:
         self.steps: dict[str, Step] = {}
         self.messages = ""  # what the builder says outside the stream: the closing error
         self._buffer = ""
-        self._partial: dict[str, str] = {}
+        self._partial: dict[tuple[str, int], bytes] = {}  # unfinished lines of standard output and error
 
     def feed(self, text: str) -> Iterator[Step | Line]:
         """Takes a piece of the stream.
@@ -86,12 +87,12 @@ class Progress:
             self._buffer = self._buffer[end:]
             yield from self._take(value)
 
-    def close(self) -> None:
+    def close(self) -> list[Line]:
+        """The stream is over: what stands without a newline is a line too."""
         self.messages += self._buffer
         self._buffer = ""
-        for digest, text in self._partial.items():
-            if text:
-                self.steps[digest].log.append(text)
+        rests, self._partial = self._partial, {}
+        return [self._line(self.steps[digest], rest) for (digest, _), rest in rests.items() if rest]
 
     def _take(self, value: dict[str, Any]) -> Iterator[Step | Line]:
         for vertex in value.get("vertexes") or []:
@@ -107,15 +108,17 @@ class Progress:
                 yield step
         for log in value.get("logs") or []:
             step = self.steps.setdefault(log["vertex"], Step(log["vertex"], log["vertex"]))
-            text = self._partial.pop(step.digest, "") + base64.b64decode(log.get("data") or "").decode(
-                "utf-8", "replace"
-            )
-            *lines, rest = text.split("\n")
-            self._partial[step.digest] = rest
+            stream = (step.digest, log.get("stream", 1))
+            data = self._partial.pop(stream, b"") + base64.b64decode(log.get("data") or "")
+            *lines, self._partial[stream] = data.split(b"\n")
             for line in lines:
-                clean = line.rsplit("\r", 1)[-1]
-                step.log.append(clean)
-                yield Line(step, clean)
+                yield self._line(step, line)
+
+    def _line(self, step: Step, data: bytes) -> Line:
+        """Keeps what a terminal would show at the end: a carriage return starts the line again."""
+        text = data.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
+        step.log.append(text)
+        return Line(step, text)
 
     def failed(self) -> Step | None:
         """The step that failed by itself, not one that was cancelled for it."""

@@ -12,6 +12,17 @@ from rocstack.report import BuildReport
 from rocstack.settings import Settings
 
 
+def wanted_tags(stack: str, nic: str, settings: Settings) -> tuple[str, ...]:
+    """The tags of a release, by the setting `tag` or this week.
+
+    Raises:
+        BadInput: as `tags.release_tags`.
+    """
+    default = type(settings).model_fields
+    release = settings.tag or tags.week_tag(datetime.now(UTC).date())
+    return tags.release_tags(stack, nic, release, default=(default["stack"].default, default["nic"].default))
+
+
 def push_images(
     client: docker.DockerClient,
     report: BuildReport,
@@ -26,10 +37,7 @@ def push_images(
         CheckFailed, Missing, BadInput: as `registry.push`.
     """
     target = tags.parse_registry(settings.push)
-    default = type(settings).model_fields
-    release = settings.tag or tags.week_tag(datetime.now(UTC).date())
-    pair = (default["stack"].default, default["nic"].default)
-    wanted = tags.release_tags(report.stack, report.nic, release, default=pair)
+    wanted = wanted_tags(report.stack, report.nic, settings)
     images = []
     for image in report.images:
         repository = target.repository(image.role)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack import __version__, paths, prune, sourcemap
-from rocstack.blocks import Blocks, environment, guarded, sources
+from rocstack.blocks import Blocks, environment, guarded, own_files, sources
 from rocstack.component import ROLES, Library, Role
 from rocstack.context import Context, File
 from rocstack.errors import BadInput
@@ -50,10 +50,13 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
     files: dict[str, File] = {}
     origins: dict[str, list[str]] = {}
 
-    def put(path: str, marked: str, mode: int = 0o644) -> None:
-        text, origin = sourcemap.split(marked)
-        files[path] = File(text.encode(), mode)
-        origins[path] = origin
+    own = {**own_files(components), **own_files(nics)}
+
+    def put(path: str, marked: str) -> None:
+        text, lines = sourcemap.split(marked)
+        files[path] = File(text.encode())
+        places = (line.rpartition(":") for line in lines)
+        origins[path] = [f"{own.get(name, f'templates/{name}')}:{line}" if name else "" for name, _, line in places]
 
     put("Dockerfile", dockerfile)
     for role in ROLES:
@@ -76,7 +79,19 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
         indexes = [part.choice.index for part in resolved.parts if part.choice.index]
         extra = "".join(f"--extra-index-url {index}\n" for index in indexes)
         files["wheels.txt"] = File((extra + (lock.requirements() if lock else "")).encode())
-    return Context(dict(sorted(files.items())), origins)
+    return Context(dict(sorted(files.items())), origins, _asked(resolved, components, nics, own))
+
+
+def _asked(resolved: Resolved, components: Library, nics: Library, own: dict[str, str]) -> dict[str, str]:
+    """Package -> the line of the template's head that asks for it; a stack or an overlay may ask for more."""
+    lists = [(components.files[part.name], ("methods", part.choice.method)) for part in resolved.parts]
+    out: dict[str, str] = {}
+    for file, start in [*lists, (nics.files[resolved.nic.name], ("ways", resolved.way_name))]:
+        place = own.get(file.label, f"templates/{file.label}")
+        texts = file.head.texts(start)
+        for loc, text in texts.items():
+            out.setdefault(text, f"{place}:{file.head.where(loc).line}")
+    return out
 
 
 def require_lock(resolved: Resolved, lock: Lock | None) -> None:

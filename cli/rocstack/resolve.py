@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from rocstack.component import Component, Library, Nic, Packages, Role, Way, validate_head
+from rocstack.document import Path_
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.overlay import Overlay
 from rocstack.stack import Choice, Stack
@@ -102,15 +104,22 @@ def resolve(
     *,
     base: str | None = None,
     way: str | None = None,
-    where: Where | None = None,
+    where: Callable[[Path_], Where | None] = lambda loc: None,
 ) -> Resolved:
-    """Joins the choices.
+    """Joins the choices. `where` finds the line of a key path of the stack, for messages.
 
     Raises:
         BadInput: an unknown component, NIC, method or way; a component whose need the stack doesn't meet;
             an override that matches nothing.
     """
     overlay.check_components(tuple(stack.components))
+    for name, file in components.overrides.items():
+        if name not in stack.components:
+            raise BadInput(
+                f"'{file.path.name}' overrides nothing: stack '{stack.name}' has no component '{name}'",
+                code="override-unmatched",
+                where=Where(str(file.path), 1),
+            )
     parts = tuple(_part(stack, name, components, overlay, where) for layer in stack.layers for name in layer)
     heads = {part.name: validate_head(components.get(part.name), Component) for part in parts}
     for part in parts:
@@ -119,7 +128,7 @@ def resolve(
                 raise BadInput(
                     f"component '{part.name}' needs '{need}', which stack '{stack.name}' does not have",
                     code="need-unmet",
-                    where=where,
+                    where=where(("components", part.name)),
                     next_step=f"add '{need}' to the stack's components",
                 )
     nic = validate_head(nics.get(nic_name), Nic)
@@ -142,15 +151,18 @@ def resolve(
     )
 
 
-def _part(stack: Stack, name: str, components: Library, overlay: Overlay, where: Where | None) -> Part:
-    head = validate_head(components.get(name, where), Component)
+def _part(
+    stack: Stack, name: str, components: Library, overlay: Overlay, where: Callable[[Path_], Where | None]
+) -> Part:
+    head = validate_head(components.get(name, where(("components", name))), Component)
     choice = stack.components[name]
     if choice.method not in head.methods:
         raise BadInput(
             f"component '{name}' can't be had by method '{choice.method}': known: {', '.join(head.methods)}",
             code="unknown-method",
-            where=where,
+            where=where(("components", name, "method")),
         )
+    overlay.check_roles(name, head.roles)
     lists = head.methods[choice.method]
     changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}
     changed["worker_packages"] = _unique([*changed["worker_packages"], *choice.packages])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rocstack import document
+from rocstack import document, stack
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.runline import DEFAULT, RunProfile
-from rocstack.words import ImageRef, Line, Name, Value
+from rocstack.words import ImageRef, Line, Name, Url, Value
 
 FILE = "rocstack.yml"
 PREFIX = "ROCSTACK_"
@@ -34,9 +35,9 @@ class Settings(Value):
     base: Literal["auto", "registry", "mmdebstrap"] = Field(
         "auto", description="where the base comes from; auto: the registry, else mmdebstrap"
     )
-    base_image: Line = Field("", description="base image instead of the stack's own")
-    apt_mirror: Annotated[str, Field(description="the distribution's mirror, instead of the client's default")] = ""
-    pip_index: Annotated[str, Field(description="wheel index, instead of pip's own configuration")] = ""
+    base_image: ImageRef | Literal[""] = Field("", description="base image instead of the stack's own")
+    apt_mirror: Url | Literal[""] = Field("", description="the distribution's mirror, instead of the client's default")
+    pip_index: Url | Literal[""] = Field("", description="wheel index, instead of pip's own configuration")
     ca_bundle: Annotated[str, AfterValidator(_file)] = Field(
         "",
         description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
@@ -51,9 +52,13 @@ class Settings(Value):
     def overlay_folder(self) -> Path | None:
         return Path(self.overlay).expanduser() if self.overlay else None
 
+    def stack_name(self) -> str:
+        """The stack's name, also where a file is set."""
+        return stack.name_of(self.stack)
+
 
 class Found(Value):
-    """One setting's value and where it came from."""
+    """One setting's value and where it came from; a password in an address is not shown."""
 
     name: str
     value: Any
@@ -90,29 +95,37 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
             value, source = own[name], str(doc.where((name,)))
         else:
             value, source = info.default, "default"
-        if info.annotation is int and isinstance(value, str) and value.isdigit():
+        if info.annotation is int and isinstance(value, str) and value.isdecimal():
             value = int(value)
         values[name] = value
-        found.append(Found(name=name, value=value, source=source))
+        found.append(Found(name=name, value=_without_password(value), source=source))
     _refuse_misspelt(env)
     try:
         return Settings.model_validate(values), tuple(found)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        source = next(f.source for f in found if f.name == name)
+        setting = next(f for f in found if f.name == name)
+        if first["type"] == "extra_forbidden":
+            raise doc.explain(Settings, error) from None
         raise BadInput(
-            f"{name} = {values[name]!r}: {first['msg'].removeprefix('Value error, ')}",
+            f"{name} = {setting.value!r}: {_without_password(first['msg'].removeprefix('Value error, '))}",
             code="bad-setting",
-            where=Where(source),
+            where=Where(setting.source),
             next_step="`rocstack config` shows every setting and where it came from",
         ) from None
 
 
+def _without_password(value: Any) -> Any:
+    return re.sub(r"//[^/@\s]*@", "//***@", value) if isinstance(value, str) else value
+
+
 def _refuse_misspelt(env: Mapping[str, str]) -> None:
-    ours = {PREFIX + name.upper() for name in Settings.model_fields}
+    ours = [name.upper() for name in Settings.model_fields]
     for variable in env:
-        if variable.startswith(PREFIX) and variable not in ours and not variable.startswith(PREFIX + "TEST_"):
-            hint = did_you_mean(variable, ours)
+        name = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and name not in ours and not name.startswith("TEST_"):
+            hint = did_you_mean(name, ours)  # without the prefix, which would make any two look alike
             if hint and hint.startswith("did you mean"):
+                hint = hint.replace("'", f"'{PREFIX}", 1).replace(" or '", f" or '{PREFIX}")
                 raise BadInput(f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment"))

@@ -12,7 +12,7 @@ _MARK = re.compile("\x00([^\x00]*):([0-9]+)\x00")
 
 
 class MarkLines(Extension):
-    """Ends every literal template line with an invisible mark; `split` takes the marks out again."""
+    """Ends every piece of a literal template line with an invisible mark; `split` takes the marks out again."""
 
     def filter_stream(self, stream: TokenStream) -> Iterable[Token]:
         for token in stream:
@@ -23,12 +23,8 @@ class MarkLines(Extension):
 
 
 def _mark(text: str, name: str, line: int) -> str:
-    out = []
-    for number, piece in enumerate(text.split("\n"), start=line):
-        out.append(piece)
-        out.append(f"\x00{name}:{number}\x00\n")
-    out.pop()
-    return "".join(out)
+    *lines, last = [f"{piece}\x00{name}:{number}\x00" for number, piece in enumerate(text.split("\n"), start=line)]
+    return "".join(f"{each}\n" for each in lines) + (last if not last.startswith("\x00") else "")
 
 
 def split(marked: str) -> tuple[str, list[str]]:

@@ -17,6 +17,7 @@ from rocstack.words import (
     Line,
     Name,
     Option,
+    Origin,
     Package,
     Sha256,
     Suite,
@@ -51,7 +52,7 @@ class AptRepository(Value):
     components: tuple[Suite, ...] = ("main",)
     key: Url
     key_sha256: Sha256 | None = None
-    origin: Line
+    origin: Origin
     priority: int = Field(600, ge=1, le=1001)
 
 
@@ -102,7 +103,7 @@ class Stack(Value):
     budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
     disk_mb: int = Field(gt=0)  # free space a cold build needs
     driver: Line | None = None  # amdgpu versions tested with this userspace
-    alternatives: dict[Name, dict[Method, Choice]] = {}  # other methods a component of this stack can be had by
+    alternatives: dict[Name, tuple[Choice, ...]] = {}  # other ways a component of this stack can be had
     facts: tuple[Fact, ...] = ()
 
     @model_validator(mode="after")
@@ -110,9 +111,15 @@ class Stack(Value):
         placed = [name for layer in self.layers for name in layer]
         for name in placed:
             if name not in self.components:
-                raise ValueError(f"layers: '{name}' is not among this stack's components")
+                hint = did_you_mean(name, self.components)
+                raise ValueError(
+                    f"layers: '{name}' is not among this stack's components" + (f": {hint}" if hint else "")
+                )
             if placed.count(name) > 1:
                 raise ValueError(f"layers: '{name}' stands in two layers")
+        for name in self.alternatives:
+            if name not in self.components:
+                raise ValueError(f"alternatives: '{name}' is not among this stack's components")
         missing = [name for name in self.components if name not in placed]
         if missing:
             raise ValueError(f"layers: no layer holds '{missing[0]}'")
@@ -140,19 +147,24 @@ class Stack(Value):
         Raises:
             BadInput: the stack has no such component, or no such method for it.
         """
-        chosen = dict(self.components)
+        chosen, others = dict(self.components), dict(self.alternatives)
         for name, method in methods.items():
-            known = {
-                c.method: c for c in (*self.alternatives.get(name, {}).values(), *filter(None, [chosen.get(name)]))
-            }
-            if method not in known:
-                hint = did_you_mean(method, known) if known else did_you_mean(name, self.alternatives)
+            if name not in chosen:
+                hint = did_you_mean(name, self.alternatives)
                 raise BadInput(
-                    f"stack '{self.name}' does not have '{name}' by method '{method}'" + (f": {hint}" if hint else ""),
+                    f"stack '{self.name}' has no component '{name}'" + (f": {hint}" if hint else ""),
+                    code="unknown-component",
+                )
+            known = {choice.method: choice for choice in (*self.alternatives.get(name, ()), chosen[name])}
+            if method not in known:
+                hint = did_you_mean(method, known)
+                raise BadInput(
+                    f"stack '{self.name}' can't have '{name}' by method '{method}'" + (f": {hint}" if hint else ""),
                     code="unknown-method",
                 )
-            chosen[name] = known[method]
-        return self.model_copy(update={"components": chosen})
+            chosen[name] = known.pop(method)
+            others[name] = tuple(known.values())
+        return self.model_copy(update={"components": chosen, "alternatives": others})
 
 
 def folders(overlay: Path | None) -> list[Path]:
@@ -170,14 +182,28 @@ def names(overlay: Path | None = None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def name_of(text: str) -> str:
+    """The stack's name, where `text` is a name or the path of a .yml file."""
+    return Path(text).stem if text.endswith((".yml", ".yaml")) else text
+
+
 def load(name: str, overlay: Path | None = None) -> Stack:
     """Reads the stack called `name`, or the file at that path when it ends in .yml.
 
     Raises:
         BadInput: no such stack, or its file is wrong (with file:line).
     """
+    return from_document(read(name, overlay), name=name_of(name))
+
+
+def read(name: str, overlay: Path | None = None) -> document.Document:
+    """The document of the stack called `name`, not validated yet.
+
+    Raises:
+        BadInput: no such stack, or its file can't be read.
+    """
     known = names(overlay)
-    file = Path(name) if name.endswith((".yml", ".yaml")) else known.get(name)
+    file = Path(name) if name_of(name) != name else known.get(name)
     if file is None:
         hint = did_you_mean(name, known)
         raise BadInput(
@@ -185,8 +211,7 @@ def load(name: str, overlay: Path | None = None) -> Stack:
             code="unknown-stack",
             next_step="`rocstack stacks` lists them",
         )
-    doc = document.read(file, code="unknown-stack")
-    return from_document(doc, name=file.stem)
+    return document.read(file, code="unknown-stack")
 
 
 def from_document(doc: document.Document, *, name: str) -> Stack:

@@ -13,8 +13,8 @@ import pytest
 from place import STACK, Outcome, Place, engine
 
 from rocstack import base as bases
-from rocstack import stack
 from rocstack import engine as engines
+from rocstack import stack
 from rocstack.settings import Settings
 
 

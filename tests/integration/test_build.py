@@ -19,8 +19,12 @@ from place import Place, engine, inspect
 from rocstack.report import BuildReport
 
 pytestmark = pytest.mark.engine
-LOADED = 1.5  # times are of an idle machine with two cores
 CONTROL_CODE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def slack() -> float:
+    """How much more than on an idle machine something may take here and now."""
+    return 1.5 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def layers(image: str) -> list[str]:
@@ -65,9 +69,9 @@ def test_nothing_changed_takes_seconds_and_makes_the_same_images(built: Built) -
         times.append(again.seconds)
         for image in again.json["images"]:
             assert image["image_id"] == built.first.image(image["role"])["image_id"]
-            assert all(step["cached"] for step in image["steps"] if step["step"] != "FROM")
+            assert [s for s in image["steps"] if not s["cached"] and not s["step"].startswith("FROM ")] == []
     print(f"nothing changed: {min(times):.2f} s (limit 3 s)")
-    assert min(times) < 3 * LOADED
+    assert min(times) < 3 * slack()
 
 
 def test_change_in_the_trainer_is_one_small_layer(apart: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -85,7 +89,7 @@ def test_change_in_the_trainer_is_one_small_layer(apart: Place, tmp_path_factory
     own = next(size for size in sizes if size)
     print(f"a change in the trainer: {after.seconds:.1f} s (limit 10 s), layer of {own / 1e3:.0f} kB uncompressed")
     assert own < 1_000_000  # so its compressed size is, too
-    assert after.seconds < 10 * LOADED
+    assert after.seconds < 10 * slack()
     labels = [inspect(outcome.image("worker")["image_id"])["Config"]["Labels"] for outcome in (before, after)]
     assert labels[0]["io.rocstack.content"] != labels[1]["io.rocstack.content"]
     assert before.image("control")["image_id"] != after.image("control")["image_id"], "its content label says so too"
@@ -94,7 +98,7 @@ def test_change_in_the_trainer_is_one_small_layer(apart: Place, tmp_path_factory
 
 def test_roles_share_their_first_layers(built: Built) -> None:
     worker, control = layers(built.worker), layers(built.control)
-    shared = len(os.path.commonprefix([worker, control]))
+    shared = next(n for n, (a, b) in enumerate(zip(worker, control, strict=False)) if a != b)
     assert shared >= 3, "base, accounts and the packages of both"
     own = len(control) - shared
     assert 0 < own <= 4

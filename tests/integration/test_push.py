@@ -24,10 +24,8 @@ from rocstack.registry import Pushed, push
 
 pytestmark = pytest.mark.engine
 
-BASE = os.environ.get("ROCSTACK_TEST_BASE", "exp/base:1")
 USER = "ada"
 DOCKERFILE = f"""\
-FROM {BASE}
 RUN apt-get update -qq && apt-get install -qqy --no-install-recommends docker-registry
 WORKDIR /etc/docker/registry
 CMD perl -e 'print "{USER}:", crypt($ENV{{PASSWORD}}, q($2y$05$) . "a" x 22), "\\n"' >htpasswd \\
@@ -77,10 +75,10 @@ class Registry:
 
 
 @pytest.fixture(scope="module")
-def registry() -> Iterator[Registry]:
+def registry(base: str) -> Iterator[Registry]:
     name = f"rocstack-test-registry-{secrets.token_hex(4)}"
     port, password = free_port(), secrets.token_hex(16)
-    engine("build", "--quiet", "--tag", name, "-", stdin=DOCKERFILE)
+    engine("build", "--quiet", "--tag", name, "-", stdin=f"FROM {base}\n{DOCKERFILE}")
     try:
         publish = f"127.0.0.1:{port}:5000"
         engine("create", "--name", name, "--publish", publish, "--env=PASSWORD", name, PASSWORD=password)

@@ -16,20 +16,18 @@ from rocstack.ulimit import refused_ulimit
 
 pytestmark = pytest.mark.engine
 
-BASE = os.environ.get("ROCSTACK_TEST_BASE", "exp/base:1")
-
 
 def start(line: RunLine, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["docker", *line.args], capture_output=True, text=True, env={**os.environ, **env})
 
 
-def test_line_for_this_machine_starts(tmp_path: Path) -> None:
+def test_line_for_this_machine_starts(base: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/here").touch()
     env = parse_env(["SECRET=s3cret", "HOME=/nowhere"], {})
     line = run_line(
         read_host(),
-        BASE,
+        base,
         [
             "sh",
             "-c",
@@ -44,11 +42,11 @@ def test_line_for_this_machine_starts(tmp_path: Path) -> None:
     assert (tmp_path / "made").exists()
 
 
-def test_refused_limit_is_recognised_and_left_out() -> None:
+def test_refused_limit_is_recognised_and_left_out(base: str) -> None:
     host = read_host()
     if host.raises_limits or host.limits["memlock"] == -1:
         pytest.skip("this engine may lift memlock")
-    line = run_line(host, BASE, ["sh", "-c", "ulimit -l"], profile=RunProfile(ulimits={"memlock": "-1:-1"}))
+    line = run_line(host, base, ["sh", "-c", "ulimit -l"], profile=RunProfile(ulimits={"memlock": "-1:-1"}))
     refused = start(line)
     assert refused.returncode == 125
     assert refused_ulimit(refused.stderr) == "memlock"

@@ -91,6 +91,11 @@ def test_rule_can_hold_and_can_be_broken(rule_id: str) -> None:
         assert all(item in verdict.text for item in ([value] if isinstance(value, str) else value))
 
 
+def test_a_nightly_is_judged_by_its_version() -> None:
+    assert judge("rocm-7.2-pytorch", {**AMD, "pytorch": "2.12.0.dev20260101+rocm7.2"}).state == "holds"
+    assert judge("rocm-7.2-pytorch", {**AMD, "pytorch": "2.15.0.dev20260901+rocm7.2"}).state == "broken"
+
+
 @pytest.mark.parametrize("rule_id", CASES)
 @pytest.mark.parametrize("gone", [None, "", 7, object(), [None], "no version"], ids=repr)
 def test_without_a_fact_nothing_is_known(rule_id: str, gone: object) -> None:
@@ -137,7 +142,7 @@ def test_debian_13_for_mi300_is_refused() -> None:
         stack.load("debian-13").with_gfx(("gfx942",)), "tcp", component.library("components"),
         component.library("nic"), overlay.Overlay(),
     )  # fmt: skip
-    with pytest.raises(BadInput, match="gfx942-rccl.*2.13.4") as error:
+    with pytest.raises(BadInput, match=r"gfx942-rccl.*2\.13\.4") as error:
         rules.refuse_broken(rules.judge(RULES, resolved.facts()))
     assert error.value.code == "rule-broken"
     assert "RCCL changelog" in (error.value.cause or "")
@@ -159,7 +164,8 @@ def test_facts_that_shipped_rules_name_exist() -> None:
 facts = st.dictionaries(
     st.sampled_from([*AMD, "nonsense"]),
     st.one_of(
-        st.none(), st.integers(), st.text(max_size=20), st.sampled_from([v for v in AMD.values() if isinstance(v, str)]),
+        st.none(), st.integers(), st.text(max_size=20),
+        st.sampled_from([value for value in AMD.values() if isinstance(value, str)]),
         st.lists(st.one_of(st.none(), st.text(max_size=8), st.sampled_from(["gfx942", "gfx950"])), max_size=3),
         st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
         st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}([+~-][a-z0-9.]{0,8})?", fullmatch=True),

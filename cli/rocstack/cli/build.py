@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocstack.cli import options
-from rocstack.cli.ui import err, escape, mb, out, print_json, table
+from rocstack.cli.ui import err, escape, mb, out, print_json, say, table
 
 if TYPE_CHECKING:
     from rocstack.report import BuildReport, ImageReport
@@ -69,13 +69,16 @@ def build(
     value, components, nics = options.resolved(chosen, gfx=gfx, way=way)
     locked = locking.for_resolved(value, lock)
     render.require_lock(value, locked)
+    render.render(value, locked, components, nics)
     if chosen.push:
+        from rocstack.release import wanted_tags
         from rocstack.tags import parse_registry
 
         parse_registry(chosen.push)
+        wanted_tags(value.stack.name, value.nic.name, chosen)
     engine.require_buildx()
     client = engine.connect()
-    start = bases.ensure(client, value.stack, chosen, err.print)
+    start = bases.ensure(client, value.stack, chosen, say)
     value = value.model_copy(update={"base": start.reference})
     folder = Path(chosen.out) / f"{value.stack.name}-{value.nic.name}"
     with display(roles, value) as shown:
@@ -98,7 +101,7 @@ def build(
     if report.ok and chosen.push:
         from rocstack.release import push_images
 
-        report = push_images(client, report, chosen, move_tags=move_tags, say=err.print)
+        report = push_images(client, report, chosen, move_tags=move_tags, say=say)
         write_report(folder, report)
     if json:
         print_json(report.to_json())
@@ -175,7 +178,7 @@ def _show_failure(image: ImageReport) -> None:
     for line in failure.context:
         err.print(f"    | {escape(line)}")
     if failure.template:
-        err.print(f"  template: templates/{escape(failure.template)} (Dockerfile line {failure.dockerfile_line})")
+        err.print(f"  template: {escape(failure.template)} (Dockerfile line {failure.dockerfile_line})")
     for label, text in (("cause", failure.cause), ("next", failure.next_step)):
         if text:
             err.print(f"  {label}: {escape(text)}")

@@ -23,7 +23,16 @@ def config(json: options.Json = False) -> None:
     texts = {name: info.description or "" for name, info in Settings.model_fields.items()}
     if json:
         print_json(
-            {item.name: {"value": item.value, "source": item.source, "about": texts[item.name]} for item in found}
+            {
+                item.name: {"value": _plain(item.value), "source": item.source, "about": texts[item.name]}
+                for item in found
+            }
         )
         return
     table(("SETTING", "VALUE", "FROM", "ABOUT"), [(f.name, f.value, f.source, texts[f.name]) for f in found])
+
+
+def _plain(value: object) -> object:
+    from pydantic import BaseModel
+
+    return value.model_dump() if isinstance(value, BaseModel) else value

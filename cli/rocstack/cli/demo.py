@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,7 +26,7 @@ def demo(
     from rocstack.errors import CheckFailed, Missing
 
     chosen = options.settings(stack=stack, nic=nic)
-    reference = f"{chosen.image_prefix}/worker:{Path(chosen.stack).stem}-{chosen.nic}"
+    reference = f"{chosen.image_prefix}/worker:{chosen.stack_name()}-{chosen.nic}"
     if engine.find_image(engine.connect(), reference) is None:
         raise Missing(f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it")
     inside = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]

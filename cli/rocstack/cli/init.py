@@ -44,7 +44,7 @@ def init(
         print_json({"written": written, "kept": [name for name in files if name not in written]})
         return
     for name in files:
-        out.print(f"{'wrote' if name in written else 'kept'} {folder / name}")
+        out.print(f"{'wrote' if name in written else 'kept'} {folder / name}", markup=False)
     out.print("next: rocstack build")
 
 

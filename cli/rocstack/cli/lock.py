@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from rocstack.cli import options
-from rocstack.cli.ui import err, out, print_json
+from rocstack.cli.ui import out, print_json, say
 
 
 def register(app: typer.Typer) -> None:
@@ -25,13 +26,18 @@ def lock(
     """Resolve a stack and pin every package, wheel and source by version and sha256, and the base by digest."""
     from rocstack import base as bases
     from rocstack import engine, locking, site
+    from rocstack.errors import BadInput, Where
     from rocstack.lock import Lock, drift, read
 
+    if not to.parent.is_dir() or to.is_dir():
+        raise BadInput("the lock can't be written there", code="no-folder", where=Where(str(to)))
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
     value, _, _ = options.resolved(chosen, gfx=None, way=None)
     client = engine.connect()
-    made = locking.make(value, bases.ensure(client, value.stack, chosen, err.print), site.of(chosen))
-    before: Lock | None = read(to) if to.exists() else None
+    made = locking.make(value, bases.ensure(client, value.stack, chosen, say), site.of(chosen))
+    before: Lock | None = None
+    with suppress(BadInput):  # a damaged lock is made anew
+        before = read(to)
     fresh = to.with_name(to.name + ".new")
     fresh.write_text(made.to_text())
     os.replace(fresh, to)

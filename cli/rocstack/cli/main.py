@@ -11,8 +11,8 @@ import typer
 
 from rocstack import __version__
 from rocstack.cli import build, config, demo, init, lock, render, run, stacks
-from rocstack.cli.ui import State, err, print_error, print_json
-from rocstack.errors import RocstackError
+from rocstack.cli.ui import State, err, escape, print_error, print_json
+from rocstack.errors import BadInput, RocstackError, Where
 
 app = typer.Typer(
     name="rocstack",
@@ -59,8 +59,9 @@ def main() -> None:
     """Runs the command; whatever a person can cause ends as a message and an exit code, never a traceback."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
-    State.json = "--json" in sys.argv
-    State.debug = "--debug" in sys.argv or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
+    own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # after it stands another's command
+    State.json = "--json" in own
+    State.debug = "--debug" in own or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
     try:
         code: Any = app(standalone_mode=False)
     except RocstackError as error:
@@ -74,10 +75,26 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:
+        if State.debug:
+            raise
+        code = _no_access(error)
     except Exception as error:
         code = _usage_or_bug(error)
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _no_access(error: OSError) -> int:
+    """A path that can't be read or written, a full disk: the person's to mend, not ours."""
+    shown = BadInput(
+        f"{error.strerror or error}",
+        code="no-access",
+        where=Where(str(error.filename)) if error.filename else None,
+        next_step="check the path, its permissions and the free space",
+    )
+    print_error(shown)
+    return shown.exit_code
 
 
 def _usage_or_bug(error: Exception) -> int:
@@ -94,7 +111,7 @@ def _usage_or_bug(error: Exception) -> int:
         return exit_code
     if State.debug:
         raise error
-    err.print(f"[bold red]error:[/] {type(error).__name__}: {error}", markup=True)
+    err.print(f"[bold red]error:[/] {escape(f'{type(error).__name__}: {error}')}")
     err.print("  cause: a defect in rocstack, not in what you wrote")
     err.print("  next: run again with `rocstack --debug ...` and report what it prints")
     return 1

@@ -38,18 +38,29 @@ def resolved(
     Raises:
         BadInput: whatever is wrong with them; a rule that the combination breaks.
     """
-    from rocstack import component, overlay, resolve, rules, stack
+    from rocstack import rules
+
+    joined = join(chosen, gfx=gfx, way=way, base=base)
+    rules.refuse_broken(rules.judge(rules.load(), joined[0].facts()))
+    return joined
+
+
+def join(
+    chosen: Settings, *, gfx: str | None, way: str | None = None, base: str | None = None
+) -> tuple[Resolved, Any, Any]:
+    """As `resolved`, whatever the rules say."""
+    from rocstack import component, overlay, resolve, stack
     from rocstack.errors import BadInput, did_you_mean
 
     folder = chosen.overlay_folder()
     layer = overlay.load(folder)
     components, nics = component.library("components", folder), component.library("nic", folder)
-    choice = stack.load(chosen.stack, folder)
+    doc = stack.read(chosen.stack, folder)
+    choice = stack.from_document(doc, name=stack.name_of(chosen.stack))
     if gfx:
         choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
     if chosen.nic not in nics.files:
         hint = did_you_mean(chosen.nic, nics.files)
         raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
-    value = resolve.resolve(choice, chosen.nic, components, nics, layer, base=base, way=way)
-    rules.refuse_broken(rules.judge(rules.load(), value.facts()))
+    value = resolve.resolve(choice, chosen.nic, components, nics, layer, base=base, way=way, where=doc.where)
     return value, components, nics

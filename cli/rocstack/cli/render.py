@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rocstack.cli import options
-from rocstack.cli.ui import err, out, print_json
+from rocstack.cli.ui import out, print_json, say
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def render(
     from rocstack.errors import BadInput, Where
 
     chosen = options.settings(nic=nic, stack=stack, overlay=overlay, base_image=base_image)
-    folder = Path(chosen.out) / f"{Path(chosen.stack).stem}-{chosen.nic}"
+    folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
     value, components, nics = options.resolved(
         chosen,
         gfx=gfx,
@@ -58,7 +58,7 @@ def render(
             sys.stdout.write(text or "nothing changed since the last build\n")
         return
     if to:
-        if to.exists() and any(to.iterdir()) and not (to / "Dockerfile").exists():
+        if to.exists() and not (to.is_dir() and (not any(to.iterdir()) or context.is_ours(to))):
             raise BadInput(
                 f"{to} holds something else",
                 code="not-empty",
@@ -69,8 +69,8 @@ def render(
         if json:
             print_json({"folder": str(to), "digest": result.digest(), "files": sorted(result.files)})
         else:
-            out.print(f"{len(result.files)} files in {to}")
-            err.print(f"build it by hand: docker buildx build --target worker {to}")
+            out.print(f"{len(result.files)} files in {to}", markup=False)
+            say(f"build it by hand: docker buildx build --target worker {to}")
         return
     if json:
         print_json(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def start(
     chosen = options.settings(stack=stack, nic=nic)
     if role not in ROLES:
         raise BadInput(f"no role '{role}': known: {', '.join(ROLES)}", code="unknown-role")
-    reference = image or f"{chosen.image_prefix}/{role}:{Path(chosen.stack).stem}-{chosen.nic}"
+    reference = image or f"{chosen.image_prefix}/{role}:{chosen.stack_name()}-{chosen.nic}"
     variables = parse_env(env, os.environ)
     mounts = check_mounts([parse_mount(text, base=Path.cwd(), home=Path.home()) for text in mount])
     line = run_line(
@@ -134,16 +135,22 @@ def start(
 
 def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
     """Runs docker with its messages shown as they come; gives the exit status and the first 4 kB of them, where a
-    refused limit is named."""
+    refused limit is named. How an interrupted command ends is its own affair, so its status is waited for."""
     with subprocess.Popen(["docker", *args], env=environ, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = b""
+        # Ctrl-C reaches the client as well as us, and it passes it on; SIGTERM reaches us alone.
+        before = {
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+        }
         try:
             while chunk := os.read(process.stderr.fileno(), 65536):
                 said = (said + chunk)[:4096]
                 sys.stderr.buffer.write(chunk)
                 sys.stderr.flush()
-        except BaseException:
-            process.wait()  # the client has got Ctrl-C too and stops its container
-            raise
+            process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return process.returncode, said.decode("utf-8", "replace")

@@ -39,22 +39,10 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Say why a combination is allowed or refused, rule by rule."""
-    from rocstack import component, resolve, rules
-    from rocstack import overlay as overlays
-    from rocstack import stack as stack_module
+    from rocstack import rules
 
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
-    folder = chosen.overlay_folder()
-    choice = stack_module.load(chosen.stack, folder)
-    if gfx:
-        choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
-    value = resolve.resolve(
-        choice,
-        chosen.nic,
-        component.library("components", folder),
-        component.library("nic", folder),
-        overlays.load(folder),
-    )
+    value, _, _ = options.join(chosen, gfx=gfx)
     facts = value.facts() | ({"driver": driver} if driver else {})
     verdicts = rules.judge(rules.load(), facts)
     broken = [v for v in verdicts if v.state == "broken"]
@@ -69,7 +57,7 @@ def explain(
             out.print(f"         why: {escape(verdict.rule.reason)}")
             out.print(f"         source: {escape(verdict.rule.source)}")
         idle = sum(v.state == "does not apply" for v in verdicts)
-        for fact in choice.facts:
+        for fact in value.stack.facts:
             out.print(f"fact     {escape(fact.says)}\n         source: {escape(fact.source)}")
         out.print(f"{'refused' if broken else 'allowed'}: {len(broken)} broken, {idle} rules do not apply")
     if broken:

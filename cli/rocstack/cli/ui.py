@@ -12,8 +12,8 @@ from rich.table import Table
 
 from rocstack.errors import RocstackError
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 class State:
@@ -37,6 +37,11 @@ def print_error(error: RocstackError) -> None:
     for label, text in (("cause", error.cause), ("next", error.next_step)):
         if text:
             err.print(f"  {label}: {escape(text)}")
+
+
+def say(text: str) -> None:
+    """A plain line to the person; what others wrote is never markup."""
+    err.print(text, markup=False)
 
 
 def escape(text: str) -> str:

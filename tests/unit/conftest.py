@@ -1,0 +1,55 @@
+"""Fixtures: the command line without a process or an engine, and the default stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support import Cli, Joined, Ran, join
+
+from rocstack.context import Context
+
+NO_ENGINE = "unix:///nonexistent/engine.sock"
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    """`cli("render", "--nic", "tcp", cwd=..., env={...})` in an empty folder, where no engine answers."""
+    from rocstack.cli.main import main
+    from rocstack.cli.ui import State
+
+    def run(*args: str, cwd: Path = tmp_path, env: dict[str, str] | None = None) -> Ran:
+        handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("ROCSTACK_")]:
+                patch.delenv(name)
+            for name, value in {"DOCKER_HOST": NO_ENGINE, "COLUMNS": "200", **(env or {})}.items():
+                patch.setenv(name, value)
+            patch.chdir(cwd)
+            patch.setattr(sys, "argv", ["rocstack", *args])
+            capfd.readouterr()
+            try:
+                with pytest.raises(SystemExit) as ended:
+                    main()
+            finally:
+                State.debug = State.json = False
+                for number, handler in handlers:
+                    signal.signal(number, handler)
+        out, err = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, out, err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def default() -> Joined:
+    return join()
+
+
+@pytest.fixture(scope="session")
+def default_context(default: Joined) -> Context:
+    return default.render()

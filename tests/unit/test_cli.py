@@ -1,0 +1,401 @@
+"""The command line without an engine: help, usage, refusals and their exit codes, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from support import Cli, listing
+
+import rocstack
+from rocstack import paths
+
+COMMANDS = ["init", "build", "render", "stacks", "explain", "lock", "run", "shell", "demo", "config"]
+ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
+
+
+def test_help(cli: Cli) -> None:
+    ran = cli("--help")
+    assert ran.code == 0
+    assert [line.split()[0] for line in ran.out.partition("Commands:")[2].splitlines() if line.strip()] == COMMANDS
+    assert cli("-h").out == ran.out
+    assert "Exit codes" in ran.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_commands(command: str, cli: Cli) -> None:
+    ran = cli(command, "--help")
+    assert ran.code == 0
+    assert re.search(rf"Example: .*rocstack {command}", ran.out)
+    if command not in ("shell",):
+        assert "--json" in ran.out
+    options = re.findall(r"^  (--[a-z-]+)[ ,A-Z\[]*(.*)$", ran.out, re.MULTILINE)
+    assert options
+    assert [name for name, text in options if not text.strip()] == []
+
+
+def test_no_command(cli: Cli) -> None:
+    ran = cli()
+    assert ran.code == 2
+    assert "Usage: rocstack" in ran.out + ran.err
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").out == f"rocstack {rocstack.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("biuld",), "No such command 'biuld'"),
+        (("build", "--nick", "tcp"), "No such option"),
+        (("build", "extra"), "unexpected extra argument"),
+        (("build", "--nic"), "requires an argument"),
+        (("demo", "--steps", "many"), "not a valid int"),
+    ],
+)
+def test_usage(args: tuple[str, ...], says: str, cli: Cli, tmp_path: Path) -> None:
+    ran = cli(*args)
+    assert ran.code == 2
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    as_json = cli(*args, "--json")
+    assert (as_json.code, as_json.json()["error"]["code"], as_json.json()["error"]["exit_code"]) == (2, "usage", 2)
+    assert says in as_json.json()["error"]["what"]
+    assert listing(tmp_path) == {}
+
+
+REFUSALS = [
+    # arguments, code, part of the message
+    (("build", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("build", "--stack", "none.yml"), "unknown-stack", "No such file"),
+    (("build", "--nic", "melanox"), "unknown-nic", "did you mean 'mellanox'"),
+    (("build", "--nic", "x y"), "bad-setting", "is not a name"),
+    (("build", "--nic", "x;reboot"), "bad-setting", "is not a name"),
+    (("build", "--way", "inbx"), "unknown-way", "did you mean 'inbox'"),
+    (("build", "--role", "workers"), "unknown-role", "did you mean 'worker'"),
+    (("build", "--gfx", "mi300x"), "bad-gfx", "gfx942"),
+    (("build", "--gfx", "gfx90a,gfx942\nRUN"), "bad-gfx", "gfx942"),
+    (("build", "--base", "registy"), "bad-setting", "'auto', 'registry' or 'mmdebstrap'"),
+    (("build", "--base-image", "a b"), "bad-setting", "is not an image reference"),
+    (("build", "--overlay", "none"), "no-overlay", "no overlay folder"),
+    (("build", "--lock", "none.lock"), "no-lock", "no lock file none.lock"),
+    (("build", "--ca-bundle", "none.pem"), "bad-setting", "no file none.pem"),
+    (("build", "--push", "https://registry.example"), "bad-registry", "without http:// or https://"),
+    (("build", "--push", "registry.example:5000", "--tag", "a b"), "bad-tag", "can't be a tag"),
+    (("render", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("render", "--nic", "tpc"), "unknown-nic", "did you mean 'tcp'"),
+    (("render", "--base-image", "a\nRUN reboot"), "bad-setting", "is not an image reference"),
+    (("render", "--gfx", ""), None, ""),
+    (("render", "--diff"), "no-build", "no last build"),
+    (("lock", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("lock", "--to", "none/rocstack.lock"), "no-folder", "can't be written there"),
+    (("explain", "--nic", "tpc"), "unknown-nic", "did you mean 'tcp'"),
+    (("explain", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("explain", "--gfx", "x"), "bad-gfx", "gfx942"),
+    (("stacks", "--overlay", "none"), "no-overlay", "no overlay folder"),
+    (("run", "--role", "x"), "unknown-role", "worker, control"),
+    (("run", "--gpus", "x"), "bad-gpus", ""),
+    (("run", "--mount", "/none:/x"), "bad-mount", ""),
+    (("run", "--env", "1A=b"), "bad-env", "not the name of a variable"),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"), REFUSALS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_refused(args: tuple[str, ...], code: str | None, says: str, cli: Cli, tmp_path: Path) -> None:
+    """Before any engine is asked: none answers here, and exit code 3 would say so."""
+    ran = cli(args[0], "--json", *args[1:])
+    if code is None:
+        assert ran.code == 0
+        return
+    error = ran.json()["error"]
+    assert says in error["what"]
+    assert (ran.code, error["code"], error["exit_code"]) == (2, code, 2)
+    assert ran.err == ""
+    plain = cli(*args)
+    assert plain.code == 2
+    assert plain.out == ""
+    assert plain.err.startswith("error: ")
+    assert error["what"].splitlines()[0] in plain.err
+    assert "Traceback" not in plain.err
+    assert listing(tmp_path) == {}
+
+
+def test_debug_shows_where_it_came_from(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rocstack.cli.main", "--debug", "render", "--nic", "tpc"]
+    ran = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert "Traceback" in ran.stderr
+    assert "no NIC profile 'tpc'" in ran.stderr
+
+
+BROKEN = [
+    # file, bytes, line, code
+    ("rocstack.yml", b"nic: caf\xe9\n", 1, "not-utf8"),
+    ("rocstack.yml", b"a: " + b"x" * 10_000_000, None, "too-large"),
+    ("rocstack.yml", b"nic: tcp\nnci: tcp\n", 2, "unknown-key"),
+    ("rocstack.yml", b"nic: [\n", 1, "bad-yaml"),
+    ("rocstack.yml", b"a: " + b"[" * 500_000, 1, "bad-yaml"),
+    ("rocstack.yml", b"a: &a [x]\nb: [*a, *a]\n", 2, "bad-yaml"),
+    ("rocstack.yml", b"nic: tcp\nnic: tcp\n", 2, "duplicate-key"),
+    ("mine/overlay.yml", b"slurm_packages_append: [a\xff]\n", 1, "not-utf8"),
+    ("mine/overlay.yml", b"#" * 10_000_000, None, "too-large"),
+    ("mine/overlay.yml", b"slrum_packages_append: [a]\n", 1, "override-unmatched"),
+    ("mine/overlay.yml", b"\nucx_worker_packages_remove: [gone]\n", 2, "override-unmatched"),
+    ("mine/overlay.yml", b"ucx_worker_packages_append: ['a; reboot']\n", 1, "bad-value"),
+    ("mine/components/ucx.j2", b"{% block smoke %}\n{{ nope }}\n{% endblock %}\n", 2, "bad-template"),
+    ("mine/components/ucxx.j2", b"{% block smoke %}\n{% endblock %}\n", 1, "override-unmatched"),
+    ("mine/components/ucx.j2", b"{% block smoek %}\n{% endblock %}\n", 1, "override-unmatched"),
+    ("mine/components/ucx.j2", b"---\nabout: \xff\n---\n", 2, "not-utf8"),
+    ("mine/nic/tcp.j2", b"---\nabout: x\nways: {inbox: {}}\nenvs: {}\n---\n", 4, "unknown-key"),
+    ("mine/stacks/debian-13.yml", b"about: \xff\n", 1, "not-utf8"),
+    ("mine/stacks/debian-13.yml", b"x: " + b"y" * 10_000_000, None, "too-large"),
+    ("mine/stacks/debian-13.yml", b"about: x\npyton: '3.13'\n", 2, "unknown-key"),
+    ("rocstack.lock", b"{}", None, "bad-lock"),
+    ("rocstack.lock", b"\xff\xfe", None, "bad-lock"),
+]
+
+
+@pytest.mark.parametrize(("path", "data", "line", "code"), BROKEN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("command", ["build", "render"])
+def test_broken_files(
+    command: str, path: str, data: bytes, line: int | None, code: str, cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    before = listing(tmp_path)
+    overlay = ("--overlay", "mine") if path.startswith("mine") else ()
+    to = ("--to", "out") if command == "render" else ()
+    started = time.monotonic()
+    ran = cli(command, "--json", *overlay, *to)
+    assert time.monotonic() - started < 5
+    error = ran.json()["error"]
+    assert (ran.code, error["code"]) == (2, code)
+    shown = f"{path}:{line}" if line else path
+    assert error["where"].removeprefix(f"{tmp_path}/") == shown
+    assert listing(tmp_path) == before
+
+
+def test_a_rule_broken_is_told_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+    text = (paths.images() / "stacks/debian-13.yml").read_text()
+    (tmp_path / "mine.yml").write_text(re.sub(r"^gfx: .*$", "gfx: [gfx942]", text, flags=re.MULTILINE))
+    before = listing(tmp_path)
+    rules = yaml.safe_load((paths.images() / "rules.yml").read_text())
+    for args in (("build",), ("render", "--to", "out")):
+        ran = cli(*args, "--stack", "mine.yml", "--json")
+        error = ran.json()["error"]
+        assert (ran.code, error["code"]) == (2, "rule-broken")
+        rule = next(rule for name, rule in rules.items() if name in error["what"])
+        assert rule["reason"] in error["cause"]
+        assert rule["source"] in error["cause"]
+        assert "rocstack explain" in error["next"]
+    ran = cli("explain", "--stack", "mine.yml", "--json")
+    assert ran.code == 1
+    assert ran.json()["allowed"] is False
+    assert listing(tmp_path) == before
+
+
+def test_explain(cli: Cli) -> None:
+    ran = cli("explain", "--json")
+    assert ran.code == 0
+    assert ran.json()["allowed"] is True
+    assert ran.json()["facts"]["nic"] == "tcp"
+    text = cli("explain").out
+    assert "source: " in text
+    assert text.splitlines()[-1].startswith("allowed: 0 broken")
+
+
+def test_stacks(cli: Cli) -> None:
+    found = cli("stacks", "--json").json()
+    assert {"debian-13", "rocm-7.2-ubuntu-24.04"} <= {each["name"] for each in found["stacks"]}
+    assert {"tcp", "mellanox", "broadcom"} <= {each["name"] for each in found["nics"]}
+    assert cli("stacks").out.splitlines()[0].split() == ["STACK", "OS", "GFX", "ABOUT"]
+
+
+@pytest.mark.parametrize("args", [("build",), ("demo",), ("lock",), ("run", "--", "true")], ids=lambda args: args[0])
+def test_no_engine(args: tuple[str, ...], cli: Cli, tmp_path: Path, buildx: str) -> None:
+    ran = cli(args[0], "--json", *args[1:], env={"PATH": buildx})
+    error = ran.json()["error"]
+    assert (ran.code, error["code"], error["exit_code"]) == (3, "no-engine", 3)
+    assert "unix:///nonexistent/engine.sock" in error["what"]
+    assert "install" in error["next"]
+    assert listing(tmp_path) == {}
+
+
+@pytest.fixture
+def buildx() -> Iterator[str]:
+    """A PATH on which the engine's client is there and has buildx."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        client = Path(folder) / "docker"
+        client.write_text("#!/bin/sh\nexit 0\n")
+        client.chmod(0o755)
+        yield f"{folder}:/usr/bin:/bin"
+
+
+def test_no_client(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("build", "--json", env={"PATH": str(tmp_path)})
+    assert (ran.code, ran.json()["error"]["code"]) == (3, "no-engine")
+    assert listing(tmp_path) == {}
+
+
+def test_no_buildx(cli: Cli, buildx: str, tmp_path: Path) -> None:
+    client = Path(buildx.split(":")[0]) / "docker"
+    client.write_text("#!/bin/sh\necho \"docker: 'buildx' is not a docker command.\" >&2\nexit 1\n")
+    ran = cli("build", "--json", env={"PATH": buildx})
+    error = ran.json()["error"]
+    assert (ran.code, error["code"]) == (3, "no-buildx")
+    assert "docker-buildx" in error["next"]
+    assert listing(tmp_path) == {}
+
+
+def test_no_permission_on_the_socket(buildx: str) -> None:
+    """As another user before a socket of root's; without root, before a socket that is closed to all."""
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as server:
+        folder = Path(name)
+        folder.chmod(0o755)
+        server.bind(str(folder / "engine.sock"))
+        server.listen()
+        (folder / "engine.sock").chmod(0o600 if os.geteuid() == 0 else 0)
+        (folder / "work").mkdir()
+        (folder / "work").chmod(0o777)
+        env = {
+            "PATH": buildx,
+            "PYTHONPATH": ":".join(sys.path),
+            "DOCKER_HOST": f"unix://{folder}/engine.sock",
+            "HOME": str(folder / "work"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        ran = subprocess.run(
+            [sys.executable, "-m", "rocstack.cli.main", "build", "--json"],
+            cwd=folder / "work",
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            **user,
+        )
+        assert ran.returncode == 3, ran.stderr
+        error = json.loads(ran.stdout)["error"]
+        assert error["code"] == "no-permission"
+        assert "usermod -aG docker" in error["next"]
+        assert str(folder / "engine.sock") in error["what"]
+        assert listing(folder / "work") == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("render", "--to", "/proc/nothing/here"), "/proc/nothing"),
+        (("init", "file/below"), "file"),
+        (("render", "--to", "file"), "holds something else"),
+        (("config",), None),
+    ],
+)
+def test_paths_that_can_t_be_used(args: tuple[str, ...], says: str | None, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    before = listing(tmp_path)
+    ran = cli(*args)
+    assert ran.code == (2 if says else 0)
+    if says:
+        assert says in ran.err
+        assert "next: " in ran.err
+        assert "defect" not in ran.err
+    assert listing(tmp_path) == before
+
+
+def test_a_project_with_its_own_dockerfile_is_not_replaced(cli: Cli, tmp_path: Path) -> None:
+    for path in ("project/Dockerfile", "project/src/main.c"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("FROM debian\n")
+    before = listing(tmp_path)
+    for where, cwd in (("project", tmp_path), (".", tmp_path / "project")):
+        ran = cli("render", "--to", where, "--json", cwd=cwd)
+        assert (ran.code, ran.json()["error"]["code"]) == (2, "not-empty")
+    assert listing(tmp_path) == before
+
+
+def test_options_of_another_command_are_not_ours(cli: Cli, buildx: str) -> None:
+    ran = cli("run", "--", "tool", "--json", "--debug", env={"PATH": buildx})
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("error: no container engine answers")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, tmp_path: Path) -> None:
+    def complete(**env: str) -> str:
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv = ['rocstack']; from rocstack.cli.main import main; main()",
+        ]
+        ran = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**ENV, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert ran.returncode in (0, 1), ran.stderr
+        assert "Traceback" not in ran.stderr
+        return ran.stdout
+
+    assert "_ROCSTACK_COMPLETE" in complete(_ROCSTACK_COMPLETE=f"source_{shell}")
+    if shell == "bash":
+        found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack re", COMP_CWORD="1")
+        assert found.split() == ["render"]
+        found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack build --n", COMP_CWORD="2")
+        assert set(found.split()) == {"--nic", "--no-cache"}
+
+
+def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m rocstack.cli.main render --json | head -c 10"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert ran.stdout == '{\n "digest'
+    assert ran.stderr == ""
+
+
+def test_no_terminal_no_colour(tmp_path: Path) -> None:
+    for args in (["stacks"], ["render", "--nic", "tpc"]):
+        command = [sys.executable, "-m", "rocstack.cli.main", *args]
+        ran = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+        assert "\x1b" not in ran.stdout + ran.stderr
+
+
+def seconds(command: list[str], cwd: Path) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, check=True)
+    return time.perf_counter() - started
+
+
+def test_start_up(tmp_path: Path) -> None:
+    """At most twice what importing the command-line library alone takes: the best of interleaved runs."""
+    ours, plain, render = [], [], []
+    for _ in range(6):
+        plain.append(seconds([sys.executable, "-c", "import typer, rich"], tmp_path))
+        ours.append(seconds([sys.executable, "-m", "rocstack.cli.main", "--help"], tmp_path))
+        render.append(seconds([sys.executable, "-m", "rocstack.cli.main", "render"], tmp_path))
+        if len(ours) > 2 and min(ours) <= 2 * min(plain) and min(render) < 0.5:
+            break
+    assert min(ours) <= 2 * min(plain)
+    print(f"import {min(plain):.3f} s, --help {min(ours):.3f} s, render {min(render):.3f} s")
+    assert min(render) < RENDER_SECONDS
+
+
+RENDER_SECONDS = 0.5

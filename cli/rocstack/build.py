@@ -123,7 +123,7 @@ class Build:
         log.parent.mkdir(parents=True, exist_ok=True)
         dest = self.folder / role
         steps: dict[str, Step] = {}
-        with log.open("w") as out:
+        with log.open("w", buffering=1) as out:  # by line: somebody may watch it
 
             def event(item: Step | Line) -> None:
                 step = item.step if isinstance(item, Line) else item

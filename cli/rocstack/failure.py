@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rocstack.context import Context
 from rocstack.progress import Progress, Step
 
+CONFUSED = "inconsistent graph state"  # BuildKit, when builds that share steps run at once: moby/buildkit issue 2303
 # What may be gone a minute later. Anything else is permanent: trying again would only hide it.
 TRANSIENT = (
     "temporary failure resolving",
@@ -35,6 +36,7 @@ TRANSIENT = (
     "service unavailable",
     "unexpected eof",
     "max retries exceeded",
+    CONFUSED,
 )
 # The index says a package is there and the mirror no longer has it: a fresh index heals it.
 STALE = "  404  "
@@ -211,6 +213,8 @@ def _advice(gone: re.Match[str] | None, text: str, smoke: bool) -> tuple[str | N
         return "the mirror no longer has a file that the package index names", "run again with --refresh"
     if "could not resolve '" in text or "no such host" in text:
         return "a host name is unknown: misspelt, or not known to this network's DNS", "check the name and the DNS"
+    if CONFUSED in text:
+        return "BuildKit lost track of steps that two builds share", "run again; finished steps come from the cache"
     if any(sign in text for sign in TRANSIENT):
         return "the network or a mirror did not answer", "run again; finished steps come from the cache"
     if smoke:

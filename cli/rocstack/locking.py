@@ -1,8 +1,7 @@
-"""Makes a lock from the world as it is now, and finds the lock that belongs to a resolved stack."""
+"""Makes a lock from the world as it is now."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -12,7 +11,7 @@ from rocstack import paths
 from rocstack.base import BaseImage
 from rocstack.component import ROLES
 from rocstack.errors import CheckFailed
-from rocstack.lock import Lock, LockedBase, LockedPackage, LockedSource, definition_digest, for_stack
+from rocstack.lock import Lock, LockedBase, LockedPackage, LockedSource, definition_digest
 from rocstack.resolve import Resolved
 from rocstack.site import Site
 
@@ -28,18 +27,6 @@ echo ---
 xargs -a /tmp/inst apt-cache show --no-all-versions | grep -E '^(Package|Version|SHA256):'
 echo --- sources
 """
-
-
-def for_resolved(resolved: Resolved, file: Path | None) -> Lock | None:
-    return for_stack(resolved.stack, file)
-
-
-def last_base(folder: Path) -> str | None:
-    """The base that the last build in `folder` started from; None where no report tells it."""
-    try:
-        return str(json.loads((folder / "report.json").read_text())["base"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
 
 
 def packages(resolved: Resolved) -> tuple[str, ...]:

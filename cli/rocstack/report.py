@@ -1,9 +1,11 @@
-"""The result of a build as values: for the table, for JSON, for JUnit. Pure."""
+"""The result of a build as values: for the table, for JSON, for JUnit."""
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any, Literal
 
 from rocstack.failure import Failure
@@ -125,6 +127,14 @@ def failure_report(failure: Failure, reproduce: str) -> FailureReport:
         next_step=failure.next_step,
         reproduce=reproduce,
     )
+
+
+def last_base(folder: Path) -> str | None:
+    """The base that the last build in `folder` started from; None where no report tells it."""
+    try:
+        return str(json.loads((folder / "report.json").read_text())["base"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def over_budget(image: ImageReport, budget_mb: int) -> str | None:

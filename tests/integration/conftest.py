@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import docker
 import pytest
-from place import STACK, Outcome, Place, engine
+from place import STACK, Built, Place, engine
 
 from rocstack import base as bases
 from rocstack import engine as engines
@@ -85,22 +84,6 @@ def apart(client: docker.DockerClient, place: Place) -> Place:
     other = Place(place.folder, f"{place.prefix}-{secrets.token_hex(2)}", made=place.made)
     lend_base(client, other.prefix)
     return other
-
-
-@dataclass(frozen=True)
-class Built:
-    """The default stack, built for tcp."""
-
-    place: Place
-    first: Outcome
-
-    @property
-    def worker(self) -> str:
-        return self.place.reference("worker")
-
-    @property
-    def control(self) -> str:
-        return self.place.reference("control")
 
 
 @pytest.fixture(scope="session")

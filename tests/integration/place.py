@@ -45,6 +45,14 @@ class Outcome:
         """The report of one image of a `build --json`."""
         return next(image for image in self.json["images"] if image["role"] == role)
 
+    def failure(self, role: str) -> dict[str, Any]:
+        """Why one image of a `build --json` failed."""
+        assert self.code == 1, self.err + self.out
+        image = self.image(role)
+        assert image["status"] == "failed"
+        found: dict[str, Any] = image["failure"]
+        return found
+
     def failures(self) -> str:
         """What a `build --json` says of what went wrong."""
         said = self.json if self.out else {}
@@ -108,6 +116,22 @@ class Place:
         for name in ("cli", "images", "templates", "playbooks"):
             shutil.copytree(REPO / name, folder / name, ignore=unwanted)
         return replace(self, tree=folder)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The default stack, built for tcp."""
+
+    place: Place
+    first: Outcome
+
+    @property
+    def worker(self) -> str:
+        return self.place.reference("worker")
+
+    @property
+    def control(self) -> str:
+        return self.place.reference("control")
 
 
 def stack_file(folder: Path, **changes: int) -> Path:

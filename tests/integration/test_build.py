@@ -13,8 +13,7 @@ import time
 import xml.etree.ElementTree as ET
 
 import pytest
-from conftest import Built
-from place import Place, engine, inspect
+from place import Built, Place, engine, inspect
 
 from rocstack.report import BuildReport
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import testinfra
-from conftest import Built
-from place import engine
+from place import Built, engine
 
 pytestmark = pytest.mark.engine
 

@@ -11,8 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Built
-from place import Place, engine
+from place import Built, Place, engine
 
 from rocstack.host import read_host
 

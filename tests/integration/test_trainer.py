@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from conftest import Built
-from place import REPO, engine
+from place import REPO, Built, engine
 
 pytestmark = pytest.mark.engine
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Built
-from place import REPO, Place
+from place import REPO, Built, Place
 
 pytestmark = pytest.mark.engine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -61,7 +62,7 @@ def test_version(cli: Cli) -> None:
         (("build", "--nick", "tcp"), "No such option"),
         (("build", "extra"), "unexpected extra argument"),
         (("build", "--nic"), "requires an argument"),
-        (("demo", "--steps", "many"), "not a valid int"),
+        (("demo", "--steps", "many"), "valid integer"),
     ],
 )
 def test_usage(args: tuple[str, ...], says: str, cli: Cli, tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_usage(args: tuple[str, ...], says: str, cli: Cli, tmp_path: Path) -> No
     assert ran.code == 2
     assert says in ran.err
     assert "Traceback" not in ran.err
-    as_json = cli(*args, "--json")
+    as_json = cli(args[0], "--json", *args[1:])
     assert (as_json.code, as_json.json()["error"]["code"], as_json.json()["error"]["exit_code"]) == (2, "usage", 2)
     assert says in as_json.json()["error"]["what"]
     assert listing(tmp_path) == {}
@@ -111,9 +112,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "says"), REFUSALS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
-)
+@pytest.mark.parametrize(("args", "code", "says"), REFUSALS, ids=[" ".join(refusal[0]) for refusal in REFUSALS])
 def test_refused(args: tuple[str, ...], code: str | None, says: str, cli: Cli, tmp_path: Path) -> None:
     """Before any engine is asked: none answers here, and exit code 3 would say so."""
     ran = cli(args[0], "--json", *args[1:])
@@ -262,39 +261,33 @@ def test_no_buildx(cli: Cli, buildx: str, tmp_path: Path) -> None:
     assert listing(tmp_path) == {}
 
 
-def test_no_permission_on_the_socket(buildx: str) -> None:
-    """As another user before a socket of root's; without root, before a socket that is closed to all."""
-    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as server:
-        folder = Path(name)
-        folder.chmod(0o755)
-        server.bind(str(folder / "engine.sock"))
+def obey_modes() -> None:
+    """Takes from root what lets it pass over file modes (PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and _READ_SEARCH)."""
+    for capability in (1, 2):
+        ctypes.CDLL(None).prctl(24, capability)
+
+
+def test_no_permission_on_the_socket(buildx: str, tmp_path: Path) -> None:
+    path = Path(buildx.split(":")[0]) / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
         server.listen()
-        (folder / "engine.sock").chmod(0o600 if os.geteuid() == 0 else 0)
-        (folder / "work").mkdir()
-        (folder / "work").chmod(0o777)
-        env = {
-            "PATH": buildx,
-            "PYTHONPATH": ":".join(sys.path),
-            "DOCKER_HOST": f"unix://{folder}/engine.sock",
-            "HOME": str(folder / "work"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        path.chmod(0)
         ran = subprocess.run(
             [sys.executable, "-m", "rocstack.cli.main", "build", "--json"],
-            cwd=folder / "work",
-            env=env,
+            cwd=tmp_path,
+            env={**ENV, "PATH": buildx, "DOCKER_HOST": f"unix://{path}"},
             capture_output=True,
             text=True,
             check=False,
-            **user,
+            preexec_fn=obey_modes,
         )
-        assert ran.returncode == 3, ran.stderr
-        error = json.loads(ran.stdout)["error"]
-        assert error["code"] == "no-permission"
-        assert "usermod -aG docker" in error["next"]
-        assert str(folder / "engine.sock") in error["what"]
-        assert listing(folder / "work") == {}
+    assert ran.returncode == 3, ran.stderr
+    error = json.loads(ran.stdout)["error"]
+    assert error["code"] == "no-permission"
+    assert "usermod -aG docker" in error["next"]
+    assert str(path) in error["what"]
+    assert listing(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -385,17 +378,14 @@ def seconds(command: list[str], cwd: Path) -> float:
 
 
 def test_start_up(tmp_path: Path) -> None:
-    """At most twice what importing the command-line library alone takes: the best of interleaved runs."""
+    """--help in at most twice what importing its libraries takes, render in half a second: the best of some runs,
+    which take turns."""
     ours, plain, render = [], [], []
-    for _ in range(6):
+    for _ in range(12):
         plain.append(seconds([sys.executable, "-c", "import typer, rich"], tmp_path))
         ours.append(seconds([sys.executable, "-m", "rocstack.cli.main", "--help"], tmp_path))
         render.append(seconds([sys.executable, "-m", "rocstack.cli.main", "render"], tmp_path))
         if len(ours) > 2 and min(ours) <= 2 * min(plain) and min(render) < 0.5:
             break
     assert min(ours) <= 2 * min(plain)
-    print(f"import {min(plain):.3f} s, --help {min(ours):.3f} s, render {min(render):.3f} s")
-    assert min(render) < RENDER_SECONDS
-
-
-RENDER_SECONDS = 0.5
+    assert min(render) < 0.5

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from support import instructions, join, refusal
@@ -170,7 +170,8 @@ def test_the_fields_are_all_there() -> None:
     }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+# Each example renders a whole context; making a failing one smaller would take minutes.
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(st.data())
 def test_fields(plain: list[str], data: st.DataObject) -> None:
     """Many fields at once, each with a text that passes by itself."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import Joined, join
+from support import join
 
 from rocstack import locking
 
@@ -50,23 +50,3 @@ def test_asked_for(nic: str) -> None:
     assert {"slurmd", "slurmctld", "munge", "tini"} <= set(wanted)
     facts = [json.loads(joined.render().files[f"facts/{role}.json"].data) for role in ("worker", "control")]
     assert set(wanted) == {package for fact in facts for packages in fact["packages"].values() for package in packages}
-
-
-@pytest.mark.parametrize(
-    ("text", "base"),
-    [
-        ('{"base": "debian:trixie"}', "debian:trixie"),
-        ("{", None),
-        ("{}", None),
-        ("[]", None),
-        (None, None),
-    ],
-)
-def test_last_base(text: str | None, base: str | None, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "report.json").write_text(text)
-    assert locking.last_base(tmp_path) == base
-
-
-def test_for_resolved(default: Joined) -> None:
-    assert locking.for_resolved(default.resolved, None) == default.lock

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocstack.failure import Failure
 from rocstack.lock import Drift
-from rocstack.report import BuildReport, ImageReport, StepTime, failure_report, over_budget
+from rocstack.report import BuildReport, ImageReport, StepTime, failure_report, last_base, over_budget
 
 FAILURE = Failure(
     stage="worker-base",
@@ -143,3 +144,19 @@ def test_budget(size: int | None, says: str | None) -> None:
 def test_budget_names_the_largest() -> None:
     told = over_budget(image(size_bytes=2_000_000_000, largest={"libtorch": 700_400_000, "x": 1}), 1600)
     assert told == "2000 MB uncompressed, the stack's budget is 1600 MB; the largest package is libtorch (700 MB)"
+
+
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ('{"base": "debian:trixie"}', "debian:trixie"),
+        ("{", None),
+        ("{}", None),
+        ("[]", None),
+        (None, None),
+    ],
+)
+def test_last_base(text: str | None, base: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "report.json").write_text(text)
+    assert last_base(tmp_path) == base

@@ -45,11 +45,12 @@ def build(
 ) -> None:
     """Build, smoke-test and label the worker and control images of a stack for a NIC."""
     from rocstack import base as bases
-    from rocstack import engine, locking, render, site
+    from rocstack import engine, render, site
     from rocstack.build import Build, write_report
     from rocstack.cli.progress import display
     from rocstack.component import ROLES
     from rocstack.errors import BadInput, did_you_mean
+    from rocstack.lock import for_stack
 
     chosen = options.settings(
         nic=nic,
@@ -67,7 +68,7 @@ def build(
     roles = tuple(r for r in ROLES if not role or r == role)
     # All that can be refused without the engine is refused first.
     value, components, nics = options.resolved(chosen, gfx=gfx, way=way)
-    locked = locking.for_resolved(value, lock)
+    locked = for_stack(value.stack, lock)
     render.require_lock(value, locked)
     render.render(value, locked, components, nics)
     if chosen.push:

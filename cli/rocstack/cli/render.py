@@ -29,9 +29,11 @@ def render(
     json: options.Json = False,
 ) -> None:
     """Print the Dockerfile, or write its whole context; builds nothing, needs no engine."""
-    from rocstack import context, locking
+    from rocstack import context
     from rocstack import render as renderer
     from rocstack.errors import BadInput, Where
+    from rocstack.lock import for_stack
+    from rocstack.report import last_base
 
     chosen = options.settings(nic=nic, stack=stack, overlay=overlay, base_image=base_image)
     folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
@@ -39,9 +41,9 @@ def render(
         chosen,
         gfx=gfx,
         way=way,
-        base=chosen.base_image or locking.last_base(folder) if diff else chosen.base_image or None,
+        base=chosen.base_image or last_base(folder) if diff else chosen.base_image or None,
     )
-    result = renderer.render(value, locking.for_resolved(value, lock), components, nics)
+    result = renderer.render(value, for_stack(value.stack, lock), components, nics)
     if diff:
         last = context.read(folder / "context")
         if not last.files:

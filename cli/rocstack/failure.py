@@ -209,6 +209,8 @@ def _advice(gone: re.Match[str] | None, text: str, smoke: bool) -> tuple[str | N
             "an inspecting proxy signs with a CA that the build doesn't know",
             "name the company's bundle: --ca-bundle FILE, or `ca_bundle:` in rocstack.yml",
         )
+    if smoke:
+        return "what was built does not work together", "the log holds the command's whole output"
     if STALE in text:
         return "the mirror no longer has a file that the package index names", "run again with --refresh"
     if "could not resolve '" in text or "no such host" in text:
@@ -217,6 +219,4 @@ def _advice(gone: re.Match[str] | None, text: str, smoke: bool) -> tuple[str | N
         return "BuildKit lost track of steps that two builds share", "run again; finished steps come from the cache"
     if any(sign in text for sign in TRANSIENT):
         return "the network or a mirror did not answer", "run again; finished steps come from the cache"
-    if smoke:
-        return "what was built does not work together", "the log holds the command's whole output"
     return None, None

@@ -72,6 +72,7 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
     rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *prune.rules(resolved.stack.gfx))
     files["build/dpkg.rules"] = File(("\n".join(rules) + "\n").encode())
     files |= _tree(paths.images() / "build", "build")
+    files |= _tree(paths.images() / "check", "check")
     files |= _tree(paths.images() / "rootfs", "rootfs")
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))

@@ -13,7 +13,7 @@ import pytest
 
 from rocstack import paths
 
-MANIFEST, PRUNE = (str(paths.images() / "build" / name) for name in ("manifest.py", "prune_tree.py"))
+MANIFEST, PRUNE = (str(paths.images() / name) for name in ("check/manifest.py", "build/prune_tree.py"))
 STATUS = """\
 Package: libc6
 Status: install ok installed
@@ -46,6 +46,10 @@ Depends: libc6, gone
 Package: removed
 Status: deinstall ok config-files
 Version: 1
+
+Package: never-there
+Status: purge ok not-installed
+Priority: optional
 """
 BASE = STATUS[: STATUS.index("Package: tini")]
 FACTS = {
@@ -156,6 +160,31 @@ def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert size["largest_packages"]["libc6"] == 1000  # listed in /lib, lies in /usr/lib
     assert len(size["largest_files"]) <= 10
     assert next(iter(size["largest_files"])) == f"{SITE}/torch/a.so"
+
+
+def test_the_same_tree_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever order the file system lists names in: equal sizes are in the order of their names."""
+    lay_out(tmp_path)
+    for number in (3, 1, 2):
+        put(tmp_path, f"root/opt/same/{number}", 9000)
+    found = [manifest(tmp_path, monkeypatch)]
+    real = os.scandir
+
+    class Backwards:
+        def __init__(self, folder: str) -> None:
+            with real(folder) as entries:
+                self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+        def __enter__(self) -> list[os.DirEntry[str]]:
+            return self.entries
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", Backwards)
+    found.append(manifest(tmp_path, monkeypatch))
+    assert json.dumps(found[0]) == json.dumps(found[1])
+    assert list(found[0]["size"]["largest_files"])[:3] == [f"/opt/same/{number}" for number in (1, 2, 3)]
 
 
 def test_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_wheels_come_with_their_hashes(default: Joined, default_context: Context
 def test_modes(default_context: Context) -> None:
     modes = {path: file.mode for path, file in default_context.files.items()}
     assert modes["build/apt-install"] == modes["trainer/usr/local/bin/rocstack-train"] == 0o755
-    assert modes["Dockerfile"] == modes["build/manifest.py"] == 0o644
+    assert modes["Dockerfile"] == modes["check/manifest.py"] == 0o644
     assert set(modes.values()) == {0o755, 0o644}
     assert not any("__pycache__" in path or "/." in path for path in modes)
 

@@ -24,7 +24,7 @@ class Shown:
         self._tasks = tasks
         self._guard = threading.Lock()
         self._seen: set[str] = set()  # a step both images need is shown once
-        self._cached = 0
+        self._ran = 0
 
     def note(self, text: str) -> None:
         with self._guard:
@@ -46,14 +46,16 @@ class Shown:
                 return
             self._seen.add(item.digest)
             if item.cached:
-                self._cached += 1
+                return
+            self._ran += 1
+            if item.seconds < 0.05 and not item.error:
                 return
             mark = "[red]failed[/]" if item.error else f"{item.seconds:5.1f} s"
             err.print(f"{mark}  {item.stage:22} {escape(item.title[:70])}")
 
     def close(self) -> None:
-        if self._cached:
-            err.print(f"{self._cached} steps from the cache")
+        if not self._ran:
+            err.print("every step from the cache")
 
 
 @contextmanager

@@ -33,7 +33,8 @@ def record(base: str, python: str, case: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "context"
         context(case).write(target)
-        shutil.copytree(paths.images() / "build", target / "build")
+        for name in ("build", "check"):
+            shutil.copytree(paths.images() / name, target / name)
         command = ["docker", "buildx", "build", "--builder", "default", "--progress", "rawjson", "--no-cache"]
         command += [
             "--build-context",

@@ -18,7 +18,7 @@ def read_status(root: Path) -> dict[str, dict[str, str]]:
     packages = {}
     for block in (root / "var/lib/dpkg/status").read_text(errors="replace").split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z-]+): ?(.*)$", block, re.MULTILINE))
-        if fields.get("Status", "").endswith("installed"):
+        if fields.get("Status", "").endswith(" installed"):
             packages[fields["Package"]] = fields
     return packages
 
@@ -44,7 +44,7 @@ def tree_sizes(root: Path) -> dict[str, int]:
     while stack:
         folder = stack.pop()
         with os.scandir(folder) as entries:
-            for entry in entries:
+            for entry in sorted(entries, key=lambda each: each.name):
                 info = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(info.st_mode):
                     stack.append(entry.path)

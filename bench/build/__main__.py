@@ -67,8 +67,7 @@ class Bench:
         return [name for name in listed if name.startswith((f"{self.name}/", f"{self.name}-"))]
 
     def cold(self) -> Result:
-        self.rocstack("build", "--role", "control")  # makes the base, which neither side's time includes
-        base = next(name for name in self.images() if "/base:" in name)
+        base = self.base()  # neither side's time includes it
         ours, report = self.rocstack("build", "--no-cache", "--json")
         theirs = self.peer(base)
         worker = next(i for i in json.loads(report)["images"] if i["role"] == "worker")
@@ -83,6 +82,16 @@ class Bench:
                 },
             }
         }
+
+    def base(self) -> str:
+        """Makes the base image and nothing else, so that no cache of ours is filled."""
+        code = (
+            "from rocstack import base, engine, settings, stack\n"
+            f"chosen = settings.Settings(image_prefix={self.name!r})\n"
+            f"name = {str(self.work / f'{self.name}.yml')!r}\n"
+            "print(base.ensure(engine.connect(), stack.load(name), chosen, lambda text: None).reference)"
+        )
+        return timed(sys.executable, "-c", code, cwd=self.work, **self.env)[1].split()[-1]
 
     def peer(self, base: str) -> float:
         """Builds the peer from the packages that the stack's components name; gives its seconds."""
@@ -204,6 +213,10 @@ class Bench:
         return {"render": {"median_s": round(statistics.median(times), 3), "limit_s": 0.5}}
 
     def clean(self) -> None:
+        """Removes the images and the download caches that this run made, and nothing else."""
+        # A cache mount's description holds its id, and with it this run's name.
+        prune = ["docker", "buildx", "prune", "--force", "--filter", f"description~={self.name}"]
+        subprocess.run(prune, capture_output=True, check=False)
         for name in self.images():
             subprocess.run(["docker", "rmi", "-f", name], capture_output=True, check=False)
 

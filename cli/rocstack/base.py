@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import docker.errors
 import requests.exceptions
 
 from rocstack.engine import find_image
-from rocstack.errors import CheckFailed, Missing
+from rocstack.errors import BadInput, CheckFailed, Missing
 from rocstack.settings import Settings
 from rocstack.stack import Stack
 from rocstack.words import Value
@@ -91,7 +92,13 @@ def _found(
 def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     """Makes a minimal base with mmdebstrap and imports it. About 15 s and 120 MB."""
     spec = stack.base.bootstrap
-    assert spec is not None
+    if spec is None:
+        raise BadInput(
+            f"stack '{stack.name}' does not say how mmdebstrap makes its base",
+            code="no-bootstrap",
+            next_step="add base.bootstrap to the stack, or use --base registry",
+        )
+    partial = f"{reference}-partial-{os.getpid()}"
     if shutil.which("mmdebstrap") is None:
         raise Missing(
             "mmdebstrap is not installed, and no registry gives the base image",
@@ -108,7 +115,7 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     # A folder of its own: a killed run leaves nothing half-imported, docker import takes a whole tar or none.
     maker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     importer = subprocess.Popen(
-        ["docker", "import", "-", reference + "-partial"],
+        ["docker", "import", "-", partial],
         stdin=maker.stdout,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -127,12 +134,12 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
         raise
     if maker.returncode or importer.returncode:
         lines = (maker_errors + importer_errors.decode("utf-8", "replace")).strip().splitlines()
-        subprocess.run(["docker", "rmi", reference + "-partial"], capture_output=True, check=False)
+        subprocess.run(["docker", "rmi", partial], capture_output=True, check=False)
         raise CheckFailed(
             f"mmdebstrap could not make the base: {lines[-1] if lines else 'no message'}",
             code="base-failed",
             cause="\n".join(lines[-6:-1]) or None,
             next_step="check that the distribution's mirror answers (setting apt_mirror), then run again",
         )
-    subprocess.run(["docker", "tag", reference + "-partial", reference], check=True)
-    subprocess.run(["docker", "rmi", reference + "-partial"], capture_output=True, check=False)
+    subprocess.run(["docker", "tag", partial, reference], check=True)
+    subprocess.run(["docker", "rmi", partial], capture_output=True, check=False)

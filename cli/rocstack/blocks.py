@@ -12,7 +12,7 @@ from rocstack.component import Library
 from rocstack.errors import BadInput, RocstackError, Where, did_you_mean
 
 BLOCKS = {"components": ("builder", "runtime", "copy", "version", "smoke"), "nic": ("runtime", "smoke")}
-NEEDED = {"components": ("version", "smoke"), "nic": ("smoke",)}
+NEEDED = {"components": ("version", "smoke"), "nic": ()}
 
 
 def environment(sources: Mapping[str, str]) -> Environment:
@@ -131,7 +131,7 @@ def check_blocks(env: Environment, library: Library, names: Iterable[str]) -> No
                 f"it has no block '{missing[0]}'",
                 code="bad-template",
                 where=Where(shown(name, library), 1),
-                next_step="every component tells its version and how it is tested, every NIC profile how it is tested",
+                next_step="every component tells its version and how it is tested",
             )
 
 

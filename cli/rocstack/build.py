@@ -17,7 +17,7 @@ from typing import Any
 
 import docker
 
-from rocstack import __version__, engine
+from rocstack import __version__
 from rocstack.base import BaseImage
 from rocstack.buildkit import Builder, Request
 from rocstack.component import Role
@@ -59,7 +59,7 @@ class Build:
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def reference(self, role: Role) -> str:
-        return f"{self.settings.image_prefix}/{role}:{self.resolved.stack.name}-{self.resolved.nic.name}"
+        return image_name(self.settings, self.resolved, role)
 
     def run(self) -> BuildReport:
         """Builds every role.
@@ -73,8 +73,6 @@ class Build:
         return report
 
     def _run(self, started: float) -> BuildReport:
-        if not any(engine.find_image(self.client, self.reference(role)) for role in self.roles):
-            engine.require_disk(self.client, self.resolved.stack.disk_mb)
         self.context.write(self.folder / "context")
         self._world = self._index(self.refresh)
         with ThreadPoolExecutor(len(self.roles)) as pool:
@@ -158,7 +156,7 @@ class Build:
                 request.world,
                 self.site,
                 tags=(self.reference(role),),
-                labels=labels(self.resolved, role, self.base, self.lock, manifest, content),
+                labels=labels(self.resolved, role, self.base, self.lock, manifest, content, len(report.drift)),
             )
             final, _, failure = self._retried(role, final, event)
             if failure:
@@ -209,7 +207,10 @@ class Build:
                 "versions": manifest["versions"],
                 "components": manifest["size"]["components"],
                 "largest": manifest["size"]["largest_packages"],
-                "smoke": {name: tuple(seen["ok"]) for name, seen in manifest["smoke"].items()},
+                "smoke": {
+                    name: (*seen["ok"], *(f"skipped: {text}" for text in seen["skipped"]))
+                    for name, seen in manifest["smoke"].items()
+                },
                 "drift": (
                     *against_stack(self.resolved.stack, manifest["versions"]),
                     *(base_drift(self.lock, self.base.how, self.base.digest) if self.lock else ()),
@@ -223,7 +224,7 @@ class Build:
         )
 
     def _refusal(self, report: ImageReport) -> Failure | None:
-        """What makes a whole image unwanted: drift under --frozen, a version other than the stack's, its size."""
+        """What makes a whole image unwanted: drift under --frozen, and its size."""
         if self.frozen and report.drift:
             first = report.drift[0]
             return _refused(
@@ -237,6 +238,11 @@ class Build:
             if size:
                 return _refused("size", size, None, "drop what grew, or raise budget_mb in the stack")
         return None
+
+
+def image_name(settings: Settings, resolved: Resolved, role: Role) -> str:
+    """What an image is called on this host."""
+    return f"{settings.image_prefix}/{role}:{resolved.stack.name}-{resolved.nic.name}"
 
 
 @contextmanager

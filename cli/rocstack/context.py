@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,8 +44,9 @@ class Context:
         """Makes `folder` hold exactly this context; on any error the old folder is still whole, and nothing else
         is left behind."""
         folder = folder.resolve()
-        fresh = folder.with_name(folder.name + ".new")
-        shutil.rmtree(fresh, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        fresh, old = beside / "new", beside / "old"
         try:
             for path, file in self.files.items():
                 target = fresh / path
@@ -53,11 +55,15 @@ class Context:
                 target.chmod(file.mode)
             for made in (fresh, *(p for p in fresh.rglob("*") if p.is_dir())):
                 made.chmod(0o755)  # COPY gives an image's folders these modes, whatever the umask here is
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():
+                folder.rename(old)
             fresh.rename(folder)
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
+            if old.exists() and not folder.exists():
+                old.rename(folder)
             raise
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def is_ours(folder: Path) -> bool:

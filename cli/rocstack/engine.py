@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -13,6 +14,9 @@ import requests.exceptions
 
 from rocstack.errors import Missing
 
+OLDEST_ENGINE = 23  # the first with BuildKit's heredocs without a syntax line (Docker release notes)
+OLDEST_BUILDX = (0, 13)  # the first with --progress rawjson (buildx release notes)
+BUILDX = "install the package docker-buildx (Debian 13, Ubuntu) or docker-buildx-plugin (Docker's own)"
 INSTALL = "`make setup` in a checkout installs and starts one; else install docker.io and docker-buildx"
 
 
@@ -57,7 +61,31 @@ def require_buildx() -> None:
             "docker has no buildx",
             code="no-buildx",
             cause="some distributions package it apart, and older ones not at all",
-            next_step="install the package docker-buildx (Debian 13, Ubuntu) or docker-buildx-plugin (Docker's own)",
+            next_step=BUILDX,
+        )
+    version = re.search(r"(?:^| )v?(\d+)\.(\d+)", found.stdout)
+    if version and (int(version[1]), int(version[2])) < OLDEST_BUILDX:
+        raise Missing(
+            f"buildx {version[1]}.{version[2]} is too old: {OLDEST_BUILDX[0]}.{OLDEST_BUILDX[1]} or newer is needed",
+            code="old-buildx",
+            cause="progress as data (--progress rawjson) came with that version",
+            next_step=BUILDX,
+        )
+
+
+def require_version(client: docker.DockerClient) -> None:
+    """
+    Raises:
+        Missing: an engine whose builder does not know heredocs.
+    """
+    version = str(client.version().get("Version", ""))
+    major = re.match(r"(\d+)\.", version)
+    if major and int(major[1]) < OLDEST_ENGINE:
+        raise Missing(
+            f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed",
+            code="old-engine",
+            cause="its builder does not know the instructions that rocstack's Dockerfiles use",
+            next_step="install docker.io of Debian 13 or Ubuntu 22.04 and newer, or Docker's own packages",
         )
 
 

@@ -24,7 +24,13 @@ def content_digest(context_digest: str, base: BaseImage, manifest: dict[str, Any
 
 
 def labels(
-    resolved: Resolved, role: Role, base: BaseImage, lock: Lock | None, manifest: dict[str, Any], content: str
+    resolved: Resolved,
+    role: Role,
+    base: BaseImage,
+    lock: Lock | None,
+    manifest: dict[str, Any],
+    content: str,
+    drifted: int = 0,
 ) -> dict[str, str]:
     """OCI annotations and io.rocstack.*; values that don't apply are left out."""
     out = {
@@ -45,6 +51,7 @@ def labels(
     }
     if lock:
         out[OWN + "lock"] = lock.digest()
+        out[OWN + "lock.drift"] = str(drifted)  # how many versions differ from the lock
     if resolved.way.kernel_abi:
         out[OWN + "nic.kernel-abi"] = resolved.way.kernel_abi
     for key, value in manifest["facts"].items():  # measured in the image: private ABI, provider, its sha256

@@ -156,7 +156,7 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
             f"the lock does not match its stack: '{stack.name}' was changed after it was locked{_changes(stack, lock)}",
             code="lock-mismatch",
             where=Where(str(path)),
-            next_step=f"`rocstack lock --stack {stack.name}`",
+            next_step="`rocstack lock` with the same --stack makes it anew",
         )
     return lock
 

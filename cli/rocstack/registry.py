@@ -55,6 +55,8 @@ def push(
     pusher.check_local(image)
     digest = pusher.digest(content_tag, denied_is_absent=True)
     if digest is None:
+        if not move_tags:  # before gigabytes are sent for nothing
+            _refuse_to_move(repository, digest, {tag: pusher.digest(tag, denied_is_absent=True) for tag in tags})
         digest = pusher.send(image, content_tag)
     else:
         on_event(Event("kept", content_tag, f"{repository}:{content_tag} is there already: {digest}"))
@@ -79,13 +81,13 @@ def push(
     )
 
 
-def _refuse_to_move(repository: str, digest: str, there: dict[str, str | None]) -> None:
+def _refuse_to_move(repository: str, digest: str | None, there: dict[str, str | None]) -> None:
     taken = {tag: found for tag, found in there.items() if found not in (None, digest)}
     if taken:
         listed = "; ".join(f"{repository}:{tag} is {found}" for tag, found in taken.items())
         raise CheckFailed(
-            f"{listed}; this image is {digest}",
+            f"{listed}; this image is {digest or 'not in the registry yet'}",
             code="tag-exists",
             cause="another image was published under this name before",
-            next_step=f"pull this one as {repository}@{digest}, or move the name with --move-tags",
+            next_step="publish this one under another --tag, or move the name with --move-tags",
         )

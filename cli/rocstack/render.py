@@ -139,8 +139,15 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         return "/usr/lib/x86_64-linux-gnu" if prefix(name) == "/usr" else f"{prefix(name)}/lib"
 
     def dev_packages(names: tuple[str, ...]) -> tuple[str, ...]:
-        parts = [resolved.part(n) for n in names if resolved.has(n)]
-        return tuple(p for part in parts if part.choice.method == "apt" for p in part.packages.builder_packages)
+        """What it takes to build against these: the distribution's headers, or what a library built here links."""
+        out: list[str] = []
+        for name in names:
+            if resolved.has(name):
+                part = resolved.part(name)
+                lists = part.packages
+                built = part.choice.method == "source"
+                out += [*lists.packages, *lists.worker_packages] if built else lists.builder_packages
+        return tuple(dict.fromkeys(out))
 
     def env(role: Role) -> dict[str, str]:
         own = {

@@ -18,6 +18,12 @@ FILE = "rocstack.yml"
 PREFIX = "ROCSTACK_"
 
 
+def _no_password(address: str) -> str:
+    if "@" in address:
+        raise ValueError("the mirror's address stays in the image, so it can't hold a name and password")
+    return address
+
+
 def _file(text: str) -> str:
     if text and not Path(text).expanduser().is_file():
         raise ValueError(f"no file {text}")
@@ -36,7 +42,9 @@ class Settings(Value):
         "auto", description="where the base comes from; auto: the registry, else mmdebstrap"
     )
     base_image: ImageRef | Literal[""] = Field("", description="base image instead of the stack's own")
-    apt_mirror: Url | Literal[""] = Field("", description="the distribution's mirror, instead of the client's default")
+    apt_mirror: Annotated[Url | Literal[""], AfterValidator(_no_password)] = Field(
+        "", description="the distribution's mirror, instead of the client's default"
+    )
     pip_index: Url | Literal[""] = Field("", description="wheel index, instead of pip's own configuration")
     ca_bundle: Annotated[str, AfterValidator(_file)] = Field(
         "",

@@ -83,14 +83,14 @@ def read_smoke(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, 
     for file in sorted(folder.glob("*.tsv")):
         for line in file.read_text().splitlines():
             kind, name, text = line.split("\t", 2)
-            entry = results.setdefault(name, {"ok": [], "ms": 0})
+            entry = results.setdefault(name, {"ok": [], "skipped": [], "ms": 0})
             if kind == "version":
                 versions[name] = text
             elif kind == "fact":
                 key, _, value = text.partition("=")
                 facts[key] = value
-            elif kind == "ok":
-                entry["ok"].append(text)  # type: ignore[attr-defined]
+            elif kind in ("ok", "skipped"):
+                entry[kind].append(text)  # type: ignore[attr-defined]
             else:
                 entry["ms"] = int(text)
     return versions, facts, results

@@ -83,7 +83,7 @@ MISTAKES = [
     ("components/fio.j2", HEAD + VERSION + "{% block smok %}\n{% endblock %}", 10, "override-unmatched", "'smoke'?"),
     ("components/fio.j2", HEAD + SMOKE, 1, "bad-template", "it has no block 'version'"),
     ("components/fio.j2", HEAD + VERSION, 1, "bad-template", "it has no block 'smoke'"),
-    ("nic/mine.j2", NIC + "x", 1, "bad-template", "it has no block 'smoke'"),
+    ("nic/mine.j2", NIC + "{% block smok %}\n{% endblock %}", 5, "override-unmatched", "did you mean 'smoke'?"),
     (
         "components/ucx.j2",
         HEAD + VERSION + "{% block smoke %}{{ x }}{% endblock %}",

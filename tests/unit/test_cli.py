@@ -84,6 +84,9 @@ REFUSALS = [
     (("build", "--nic", "x y"), "bad-setting", "is not a name"),
     (("build", "--nic", "x;reboot"), "bad-setting", "is not a name"),
     (("build", "--way", "inbx"), "unknown-way", "did you mean 'inbox'"),
+    (("build", "--with", "openmpi"), "bad-with", "COMPONENT=METHOD"),
+    (("build", "--with", "opnmpi=source"), "unknown-component", "did you mean 'openmpi'"),
+    (("build", "--with", "openmpi=sorce"), "unknown-method", "did you mean 'source'"),
     (("build", "--role", "workers"), "unknown-role", "did you mean 'worker'"),
     (("build", "--gfx", "mi300x"), "bad-gfx", "gfx942"),
     (("build", "--gfx", "gfx90a,gfx942\nRUN"), "bad-gfx", "gfx942"),
@@ -265,6 +268,16 @@ def obey_modes() -> None:
     """Takes from root what lets it pass over file modes (PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and _READ_SEARCH)."""
     for capability in (1, 2):
         ctypes.CDLL(None).prctl(24, capability)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [("v0.12.1", "old-buildx"), ("v0.13.0", "no-engine"), ("0.30", "no-engine")]
+)
+def test_old_buildx(version: str, code: str, cli: Cli, buildx: str) -> None:
+    client = Path(buildx.split(":")[0]) / "docker"
+    client.write_text(f"#!/bin/sh\necho github.com/docker/buildx {version} 0123456789abcdef\n")
+    ran = cli("build", "--json", env={"PATH": buildx})
+    assert (ran.code, ran.json()["error"]["code"]) == (3, code)
 
 
 def test_no_permission_on_the_socket(buildx: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ MANIFEST: dict[str, Any] = {
 
 @pytest.mark.parametrize("role", ["worker", "control"])
 def test_labels(role: Any, default: Joined) -> None:
-    found = labels(default.resolved, role, BASE, default.lock, MANIFEST, "c" * 64)
+    found = labels(default.resolved, role, BASE, default.lock, MANIFEST, "c" * 64, 3)
     assert default.lock
     own = {key.removeprefix("io.rocstack."): value for key, value in found.items() if key.startswith("io.rocstack.")}
     assert own == {
@@ -36,6 +36,7 @@ def test_labels(role: Any, default: Joined) -> None:
         "base.digest": BASE.digest,
         "content": "c" * 64,
         "lock": default.lock.digest(),
+        "lock.drift": "3",
         "verbs.private-abi": "34",
         "nic.provider": "/usr/lib/x.so",
         "component.ucx": "1.18.1",
@@ -50,9 +51,9 @@ def test_labels(role: Any, default: Joined) -> None:
 
 
 def test_the_kernel_abi_of_the_provider() -> None:
-    found = labels(join(nic="broadcom").resolved, "worker", BASE, None, MANIFEST, "c")
+    found = labels(join(nic="broadcom").resolved, "worker", BASE, None, MANIFEST, "c", 0)
     assert found["io.rocstack.nic.kernel-abi"] == "1-1"
-    assert "io.rocstack.lock" not in found
+    assert not [key for key in found if key.startswith("io.rocstack.lock")]
 
 
 def test_content_is_what_decides_the_image() -> None:

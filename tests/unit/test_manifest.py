@@ -97,7 +97,11 @@ def lay_out(folder: Path) -> None:
         record = f"{name}/a.so,sha256=x,{size}\n{name}-1.2.dist-info/RECORD,,\n../../bin/{name},,\n"
         put(root, f"{SITE}/{name}-1.2.dist-info/RECORD", record)
     put(folder / "extra", f"{SITE}/rocstack_trainer/train.py", 70)
-    put(folder / "smoke", "slurm.tsv", "ok\tslurm\tslurmd starts\nversion\tslurm\t24.11.5\nseconds\tslurm\t12\n")
+    put(
+        folder / "smoke",
+        "slurm.tsv",
+        "ok\tslurm\tslurmd starts\nskipped\tslurm\tno GPU\nversion\tslurm\t24.11.5\nseconds\tslurm\t12\n",
+    )
     put(folder / "smoke", "rdma.tsv", "fact\trdma\tverbs.private-abi=34=x\nok\trdma\ta\nok\trdma\tb\tc\n")
     put(folder, "facts.json", json.dumps(FACTS))
 
@@ -126,8 +130,8 @@ def test_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["versions"] == {"slurm": "24.11.5"}
     assert found["facts"] == {"verbs.private-abi": "34=x"}
     assert found["smoke"] == {
-        "rdma": {"ok": ["a", "b\tc"], "ms": 0},
-        "slurm": {"ok": ["slurmd starts"], "ms": 12},
+        "rdma": {"ok": ["a", "b\tc"], "skipped": [], "ms": 0},
+        "slurm": {"ok": ["slurmd starts"], "skipped": ["no GPU"], "ms": 12},
     }
 
 

@@ -28,7 +28,8 @@ AMD: dict[str, Any] = {
     "rocm.method": "amd",
     "rccl": "2.27.7",
     "rccl.method": "amd",
-    "ucx": "1.18.1",
+    "ucx": "1.20.1",
+    "ucx.method": "source",
     "pmix": "5.0.7",
     "openmpi": "5.0.7",
     "openmpi.pmix": "5.0.7",
@@ -56,6 +57,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rocm-7.1-pytorch": ({"rocm": "7.1.1", "pytorch": "2.6.0"}, {"pytorch": "2.5.1"}),
     "rocm-7.2-pytorch": ({"pytorch": "2.7.1"}, {"pytorch": "2.7.0"}),
     "pytorch-wheel-rocm": ({}, {"pytorch.rocm": "7.1"}),
+    "debian-rccl-gfx": (
+        {"rccl.method": "apt", "rccl": "2.13.4", "gfx": ["gfx90a"]},
+        {"rccl.method": "apt", "rccl": "2.13.4", "gfx": ["gfx90a", "gfx942"]},
+    ),
     "pytorch-wheel-rccl": ({}, {"rccl.method": "source"}),
     "triton-rocm": ({}, {"wheels": ["transformers", "pytorch-triton-rocm"]}),
     "pytorch-triton-rocm": ({"pytorch": "2.9.1"}, {"wheels": ["triton-rocm"]}),
@@ -65,6 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rocm-7-driver": ({"driver": "6.4.3"}, {"driver": "6.3.3"}),
     "rocm-6-ucx": ({"rocm": "6.2.0", "ucx": "1.15.0"}, {"ucx": "1.14.1"}),
     "rocm-7-ucx": ({"ucx": "1.17.0"}, {"ucx": "1.16.0+ds-5"}),
+    "rocm-7-ucx-source": ({"ucx": "1.20.1"}, {"ucx": "1.18.1"}),
     "openmpi-pmix": ({}, {"openmpi.pmix": "4.1.2"}),
     "slurm-pmix": ({}, {"slurm.pmix": "6.0.0"}),
     "same-pmix": ({"slurm.pmix": "5.0.3"}, {"slurm.pmix": "4.2.9"}),
@@ -102,7 +108,7 @@ def test_without_a_fact_nothing_is_known(rule_id: str, gone: object) -> None:
     """Each fact a rule turns on, missing or senseless: never `holds`, and never `broken`."""
     good = {**AMD, **CASES[rule_id][0]}
     rule = BY_ID[rule_id]
-    words = {"os", "gfx", "wheels", "rocm.method", "rccl.method", "pytorch.method"}  # any text is a word
+    words = {"os", "gfx", "wheels", "rocm.method", "rccl.method", "ucx.method", "pytorch.method"}  # any text is a word
     for name in (*rule.when, *rule.need, *(rule.same or ())):
         if isinstance(gone, str) and gone and name in words:
             continue

@@ -150,16 +150,23 @@ def test_deploys_part_of_the_file_is_left_to_it(tmp_path: Path) -> None:
 
 def test_passwords_are_not_shown(tmp_path: Path, cli: Cli) -> None:
     address = "https://user:s3cret@mirror.example/debian"
-    chosen, found = load({"apt_mirror": address}, {}, tmp_path)
-    assert chosen.apt_mirror == address
-    assert source(found, "apt_mirror") == ("https://***@mirror.example/debian", "--apt-mirror")
+    chosen, found = load({"pip_index": address}, {}, tmp_path)
+    assert chosen.pip_index == address
+    assert source(found, "pip_index") == ("https://***@mirror.example/debian", "--pip-index")
     ran = cli("config", env={"ROCSTACK_APT_MIRROR": address, "ROCSTACK_PIP_INDEX": address + " x"})
     assert ran.code == 2
     assert "s3cret" not in ran.out + ran.err
-    ran = cli("config", env={"ROCSTACK_APT_MIRROR": address})
+    ran = cli("config", env={"ROCSTACK_PIP_INDEX": address})
     assert ran.code == 0
     assert "s3cret" not in ran.out
     assert "https://***@mirror.example/debian" in ran.out
+
+
+def test_a_mirror_with_a_password_is_refused(tmp_path: Path, cli: Cli) -> None:
+    """Its address stands in the image's list of sources."""
+    ran = cli("config", env={"ROCSTACK_APT_MIRROR": "https://user:s3cret@mirror.example/debian"})
+    assert ran.code == 2
+    assert "s3cret" not in ran.out + ran.err
 
 
 def test_config(cli: Cli, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from rocstack import paths, stack
+from rocstack import lock, paths, stack
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,4 +22,6 @@ def test_stacks_and_nics_of_the_weekly_matrix_exist() -> None:
     by_hand = workflow[True]["workflow_dispatch"]["inputs"]["stacks"]["default"]  # YAML 1.1 reads `on` as true
     assert stacks == json.loads(by_hand), "a run by hand builds the same as the scheduled one"
     assert not set(stacks) - set(stack.names())
+    for name in stacks:
+        assert lock.for_stack(stack.load(name), None), "a stack without a lock can't be built unattended"
     assert not set(matrix["nic"]) - {file.stem for file in (paths.templates() / "nic").glob("*.j2")}

@@ -24,6 +24,7 @@ def build(
     role: Annotated[str, typer.Option(help="Build one role only: worker or control.")] = "",
     gfx: options.Gfx = None,
     way: options.Way = None,
+    methods: options.With = [],  # noqa: B006
     overlay: options.Overlay = None,
     base: Annotated[str | None, typer.Option(help="auto, registry or mmdebstrap.")] = None,
     base_image: Annotated[str | None, typer.Option(help="Base image instead of the stack's own.")] = None,
@@ -46,7 +47,7 @@ def build(
     """Build, smoke-test and label the worker and control images of a stack for a NIC."""
     from rocstack import base as bases
     from rocstack import engine, render, site
-    from rocstack.build import Build, write_report
+    from rocstack.build import Build, image_name, write_report
     from rocstack.cli.progress import display
     from rocstack.component import ROLES
     from rocstack.errors import BadInput, did_you_mean
@@ -67,7 +68,7 @@ def build(
         raise BadInput(f"no role '{role}': {hint}", code="unknown-role")
     roles = tuple(r for r in ROLES if not role or r == role)
     # All that can be refused without the engine is refused first.
-    value, components, nics = options.resolved(chosen, gfx=gfx, way=way)
+    value, components, nics = options.resolved(chosen, gfx=gfx, way=way, methods=methods)
     locked = for_stack(value.stack, lock)
     render.require_lock(value, locked)
     render.render(value, locked, components, nics)
@@ -79,6 +80,9 @@ def build(
         wanted_tags(value.stack.name, value.nic.name, chosen)
     engine.require_buildx()
     client = engine.connect()
+    engine.require_version(client)
+    if not all(engine.find_image(client, image_name(chosen, value, each)) for each in roles):
+        engine.require_disk(client, value.stack.disk_mb)
     start = bases.ensure(client, value.stack, chosen, say)
     value = value.model_copy(update={"base": start.reference})
     folder = Path(chosen.out) / f"{value.stack.name}-{value.nic.name}"

@@ -12,7 +12,7 @@ import typer
 from rocstack import __version__
 from rocstack.cli import build, config, demo, init, lock, render, run, stacks
 from rocstack.cli.ui import State, err, escape, print_error, print_json
-from rocstack.errors import BadInput, RocstackError, Where
+from rocstack.errors import BadInput, Missing, RocstackError, Where
 
 app = typer.Typer(
     name="rocstack",
@@ -78,11 +78,24 @@ def main() -> None:
     except OSError as error:
         if State.debug:
             raise
-        code = _no_access(error)
+        from_engine = type(error).__module__.partition(".")[0] in ("docker", "requests", "urllib3")
+        code = _engine_gone(error) if from_engine or error.filename == "docker" else _no_access(error)
     except Exception as error:
         code = _usage_or_bug(error)
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _engine_gone(error: OSError) -> int:
+    """The engine refused or stopped answering in the middle, or its client is not there."""
+    shown = Missing(
+        f"the container engine: {getattr(error, 'explanation', None) or error.strerror or error}",
+        code="engine-failed",
+        cause="it stopped, it refused the request, or the command `docker` is not installed",
+        next_step="`docker version` must answer; then run the same command again",
+    )
+    print_error(shown)
+    return shown.exit_code
 
 
 def _no_access(error: OSError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,9 @@ Overlay = Annotated[
 ]
 Gfx = Annotated[str | None, typer.Option(help="gfx targets instead of the stack's own, comma-separated.")]
 Way = Annotated[str | None, typer.Option(help="How the NIC's provider gets in; default: the profile's first.")]
+With = Annotated[
+    list[str], typer.Option("--with", metavar="COMPONENT=METHOD", help="Another of the stack's ways to a component.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 LockFile = Annotated[Path, typer.Option("--lock", help="Lock file.", show_default=True)]
 LOCK = Path("rocstack.lock")
@@ -31,7 +35,7 @@ def settings(**flags: Any) -> Settings:
 
 
 def resolved(
-    chosen: Settings, *, gfx: str | None, way: str | None, base: str | None = None
+    chosen: Settings, *, gfx: str | None, way: str | None, methods: Sequence[str] = (), base: str | None = None
 ) -> tuple[Resolved, Any, Any]:
     """Stack + NIC + overlay, and the two template libraries.
 
@@ -40,13 +44,18 @@ def resolved(
     """
     from rocstack import rules
 
-    joined = join(chosen, gfx=gfx, way=way, base=base)
+    joined = join(chosen, gfx=gfx, way=way, methods=methods, base=base)
     rules.refuse_broken(rules.judge(rules.load(), joined[0].facts()))
     return joined
 
 
 def join(
-    chosen: Settings, *, gfx: str | None, way: str | None = None, base: str | None = None
+    chosen: Settings,
+    *,
+    gfx: str | None,
+    way: str | None = None,
+    methods: Sequence[str] = (),
+    base: str | None = None,
 ) -> tuple[Resolved, Any, Any]:
     """As `resolved`, whatever the rules say."""
     from rocstack import component, overlay, resolve, stack
@@ -57,6 +66,15 @@ def join(
     components, nics = component.library("components", folder), component.library("nic", folder)
     doc = stack.read(chosen.stack, folder)
     choice = stack.from_document(doc, name=stack.name_of(chosen.stack))
+    wanted = [text.partition("=") for text in methods]
+    for name, equals, method in wanted:
+        if not (name and equals and method):
+            raise BadInput(
+                f"--with {name}{equals}{method}: the form is COMPONENT=METHOD",
+                code="bad-with",
+                next_step="such as --with openmpi=source",
+            )
+    choice = choice.with_methods({name: method for name, _, method in wanted})
     if gfx:
         choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
     if chosen.nic not in nics.files:

@@ -45,11 +45,9 @@ class Shown:
             if item.digest in self._seen or "context canceled" in (item.error or ""):
                 return
             self._seen.add(item.digest)
-            if item.cached:
+            if item.cached or (item.seconds < 0.05 and not item.error):  # a FROM never says that it is cached
                 return
             self._ran += 1
-            if item.seconds < 0.05 and not item.error:
-                return
             mark = "[red]failed[/]" if item.error else f"{item.seconds:5.1f} s"
             err.print(f"{mark}  {item.stage:22} {escape(item.title[:70])}")
 

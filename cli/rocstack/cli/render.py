@@ -23,6 +23,7 @@ def render(
     diff: Annotated[bool, typer.Option("--diff", help="Show what changed since the last build of this pair.")] = False,
     gfx: options.Gfx = None,
     way: options.Way = None,
+    methods: options.With = [],  # noqa: B006
     overlay: options.Overlay = None,
     base_image: Annotated[str | None, typer.Option(help="Base image instead of the stack's own.")] = None,
     lock: options.LockFile = options.LOCK,
@@ -41,6 +42,7 @@ def render(
         chosen,
         gfx=gfx,
         way=way,
+        methods=methods,
         base=chosen.base_image or last_base(folder) if diff else chosen.base_image or None,
     )
     result = renderer.render(value, for_stack(value.stack, lock), components, nics)

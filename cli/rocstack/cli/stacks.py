@@ -35,6 +35,7 @@ def explain(
     nic: options.Nic = None,
     gfx: options.Gfx = None,
     driver: str = typer.Option("", help="amdgpu driver version of the nodes, such as 6.10.5 or 30.20.1."),
+    methods: options.With = [],  # noqa: B006
     overlay: options.Overlay = None,
     json: options.Json = False,
 ) -> None:
@@ -42,7 +43,7 @@ def explain(
     from rocstack import rules
 
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
-    value, _, _ = options.join(chosen, gfx=gfx)
+    value, _, _ = options.join(chosen, gfx=gfx, methods=methods)
     facts = value.facts() | ({"driver": driver} if driver else {})
     verdicts = rules.judge(rules.load(), facts)
     broken = [v for v in verdicts if v.state == "broken"]

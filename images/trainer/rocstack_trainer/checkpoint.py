@@ -99,7 +99,9 @@ class Checkpoints:
         shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
         tmp.rename(path)
         _fsync(self.folder)
-        for old in self._all()[self.keep :]:
+        # By age, not by step: after an earlier step was resumed, the newest file has not the highest number.
+        by_age = sorted(self._all(), key=lambda old: (old != path, -old.stat().st_mtime_ns))
+        for old in by_age[self.keep :]:
             shutil.rmtree(old)
 
     def _latest(self) -> Path | None:

@@ -26,6 +26,9 @@ HOST = re.compile(r"\b(?:(?:[a-z0-9-]+\.)+(?:org|com|net|io|dev)|\d+\.\d+\.\d+\.
 
 
 def scrub(text: str) -> str:
+    """Without the names of hosts, and of the images it was recorded with."""
+    for name, plain in zip(sys.argv[1:3], ("minimal:1", "python:1"), strict=True):
+        text = text.replace(name, plain)
     return HOST.sub(lambda found: found[0] if KEEP.search(found[0]) else "mirror.example", text)
 
 

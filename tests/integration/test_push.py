@@ -17,6 +17,7 @@ from pathlib import Path
 import docker
 import pytest
 from docker import DockerClient
+from place import Built, Place, inspect
 
 from rocstack.errors import CheckFailed, Missing
 from rocstack.pusher import Event
@@ -226,3 +227,27 @@ def test_registry_that_comes_back_between_attempts(site: Site) -> None:
     assert waits == [2, 4]
     assert site.digest(WEEK) == done.digest
     assert sum(event.kind == "retry" for event in events) == 2
+
+
+def test_a_build_is_pushed_under_its_release_tags(site: Site, built: Built, place: Place) -> None:
+    target = site.repository.rpartition("/")[0]
+    here = place.with_env(DOCKER_CONFIG=str(site.config.parent))
+    try:
+        done = here.build("--role", "control", "--push", target, "--tag", WEEK)
+        pushed = done.image("control")["pushed"]
+        repository = f"{target}/rocstack-control"
+        content = inspect(here.reference("control"))["Config"]["Labels"]["io.rocstack.content"]
+        names = {f"c-{content[:16]}", WEEK, f"debian-13-tcp-{WEEK}"}
+        assert set(pushed) == {f"{repository}:{name}" for name in names}
+        for reference, digest in pushed.items():
+            assert site.client.images.get_registry_data(reference).id == digest
+        report = json.loads((here.folder / ".rocstack/debian-13-tcp/report.json").read_text())
+        assert report["images"][0]["pushed"] == pushed
+        again = here.build("--role", "control", "--push", target, "--tag", WEEK)
+        assert again.image("control")["pushed"] == pushed
+        assert "is there already" in again.err
+    finally:
+        for image in site.client.images.list(f"{target}/rocstack-control"):
+            for tag in image.tags:
+                if tag.startswith(target):
+                    engine("rmi", tag)

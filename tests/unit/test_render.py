@@ -221,7 +221,7 @@ def test_a_new_component_is_one_new_file(tmp_path: Path) -> None:
     put(tmp_path, "components/fio.j2", FIO)
     text = (paths.images() / "stacks/debian-13.yml").read_text()
     mine = text.replace("  rdma: {", '  fio: {method: apt, version: "3.39"}\n  rdma: {').replace(
-        "  - [pytorch]\n", "  - [pytorch, fio]\n"
+        "openmpi, pytorch]\n", "openmpi, pytorch, fio]\n"
     )
     put(tmp_path, "stacks/mine.yml", mine)
     plain, context = join().render(), join("mine", folder=tmp_path).render()

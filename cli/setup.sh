@@ -196,6 +196,8 @@ start_engine() {
   elif ! alive /run/docker.pid dockerd; then
     say "no systemd here: starting dockerd in the background, log in $ENGINE_LOG"
     drop_stale_pid /run/docker.pid dockerd
+    # A killed engine leaves its bridge, with ports of containers that are gone and whose addresses would clash.
+    ! type -P ip >/dev/null || as_root ip link delete docker0 2>/dev/null || true
     drop_stale_pid /run/docker/containerd/containerd.pid containerd
     launch
   fi

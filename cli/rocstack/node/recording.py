@@ -1,0 +1,171 @@
+"""What was read off a node, before anybody interprets it: a small file system as a value.
+
+A collector fills it on the node, a node model makes one out of data, `probe --record` saves one; the parsers read
+it and nothing else. Paths are the node's own and absolute, and files lie under their real path: `links` holds the
+symbolic links on the way, as they were found (`/sys/class/net/eth0` -> `/sys/devices/...`).
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+MODEL_FILE = "/sys/devices/virtual/rocstack/model"  # only a virtual node has it: the node model's name
+
+
+@dataclass(frozen=True)
+class Node:
+    """A device node under /dev. `kind` is c or b; `mode` holds the permission bits."""
+
+    kind: str
+    major: int
+    minor: int
+    gid: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+
+
+@dataclass(frozen=True)
+class Recording:
+    host: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = field(default_factory=dict)  # what is not text: libraries, PCI config space
+    links: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()  # empty ones, which no file speaks of
+    devices: Mapping[str, Node] = field(default_factory=dict)
+    commands: Mapping[str, Answer] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)  # path or command -> why it could not be read
+    _children: dict[str, dict[str, None]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for path in (*self.files, *self.blobs, *self.links, *self.folders, *self.devices):
+            while path not in ("", "/"):
+                path, _, name = path.rpartition("/")
+                known = self._children.setdefault(path or "/", {})
+                if name in known:
+                    break
+                known[name] = None
+
+    @property
+    def virtual(self) -> str | None:
+        """The node model's name, where this is no real machine."""
+        return self.text(MODEL_FILE)
+
+    def real(self, path: str) -> str:
+        """The path with all links followed."""
+        current = ""
+        for name in path.strip("/").split("/"):
+            if name == "..":
+                current = current.rpartition("/")[0]
+            elif name not in ("", "."):
+                current += "/" + name
+                current = self.links.get(current, current)
+        return current or "/"
+
+    def text(self, path: str) -> str | None:
+        """A file's text without the white space around it; None where there is no such file."""
+        found = self.files.get(self.real(path))
+        return None if found is None else found.strip()
+
+    def number(self, path: str, base: int = 10) -> int | None:
+        """A file that holds one number; None where it doesn't."""
+        try:
+            return int(self.text(path) or "", base)
+        except ValueError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder, in the order in which people count (uverbs2 before uverbs10)."""
+        return sorted(self._children.get(self.real(folder), {}), key=natural)
+
+    def exists(self, path: str) -> bool:
+        real = self.real(path)
+        return real in self.files or real in self.blobs or real in self.devices or real in self._children
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; what is not text is packed."""
+        return {
+            "schema": SCHEMA,
+            "host": self.host,
+            "files": dict(self.files),
+            "blobs": {path: pack(data) for path, data in self.blobs.items()},
+            "links": dict(self.links),
+            "folders": list(self.folders),
+            "devices": {path: vars(node) for path, node in self.devices.items()},
+            "commands": {line: vars(answer) for line, answer in self.commands.items()},
+            "unread": dict(self.unread),
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Recording:
+        """
+        Raises:
+            ValueError: not a recording, or one of another schema version.
+        """
+        if data.get("schema") != SCHEMA:
+            raise ValueError("a recording of schema {!r}, this rocstack reads {}".format(data.get("schema"), SCHEMA))
+        try:
+            return Recording(
+                host=str(data["host"]),
+                files=dict(data["files"]),
+                blobs={path: unpack(text) for path, text in data["blobs"].items()},
+                links=dict(data["links"]),
+                folders=tuple(data["folders"]),
+                devices={path: Node(**node) for path, node in data["devices"].items()},
+                commands={line: Answer(**answer) for line, answer in data["commands"].items()},
+                unread=dict(data["unread"]),
+            )
+        except (KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(f"not a recording: {error}") from error
+
+    def write_tree(self, root: Path, below: str = "/sys") -> None:
+        """Makes a tree that real tools read: what lies below one folder, without that folder's name; links are
+        relative, so the tree may be mounted anywhere. Device nodes are not made."""
+        prefix = below.rstrip("/") + "/"
+
+        def place(path: str) -> Path | None:
+            return root / path[len(prefix) :] if path.startswith(prefix) else None
+
+        for path in (*self.folders, *self.files, *self.blobs):
+            target = place(path)
+            if target is None:
+                continue
+            if path in self.files or path in self.blobs:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(self.blobs[path] if path in self.blobs else self.files[path].encode())
+            else:
+                target.mkdir(parents=True, exist_ok=True)
+        for path, to in self.links.items():
+            link, aim = place(path), place(to)
+            if link is None or aim is None:
+                continue
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(os.path.relpath(str(aim), str(link.parent)))
+
+
+def natural(name: str) -> tuple[str, int, str]:
+    """Sorts numbers at the end of a name by value."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0), name
+
+
+def pack(data: bytes) -> str:
+    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+
+
+def unpack(text: str) -> bytes:
+    return gzip.decompress(base64.b64decode(text))

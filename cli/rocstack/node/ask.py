@@ -1,0 +1,105 @@
+"""Asks the machine itself: programs for their versions, and the kernel for what no file tells.
+
+What a tool would be asked for but the kernel answers just as well is kept under that tool's name and in its words
+(`ip -o -4 addr`, `ethtool -i eth0`, `getconf GNU_LIBC_VERSION`), so a node needs none of these tools.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from typing import Any, NamedTuple
+
+PATIENCE = 3.0  # seconds for one command
+COMMANDS = (
+    "slurmd -V",
+    "munged --version",
+    "docker --version",
+    "podman --version",
+    "apptainer --version",
+    "pmix_info --version",
+    "ofed_info -s",
+    "niccli --version",
+    "nicctl version",
+    "dpkg-query -W libibverbs1 ibverbs-providers rdma-core bnxt-rocelib libionic1 munge slurmd libpmix2 libpmix2t64",
+    "rpm -q libibverbs rdma-core libbnxt_re libionic munge slurm-slurmd pmix",
+)
+PLACES = "/opt/rocm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/niccli"
+
+
+class Asked(NamedTuple):
+    """A command line with its answer ({"code", "out"}), or why there is none; neither: there is no such program."""
+
+    line: str
+    answer: dict[str, Any] | None = None
+    why: str = ""
+
+
+def ask(line: str) -> Asked:
+    words = line.split()
+    program = shutil.which(words[0], path=PLACES)
+    if program is None:
+        return Asked(line)
+    try:
+        done = subprocess.run(
+            [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=PATIENCE, env={"PATH": PLACES, "LC_ALL": "C", "HOME": "/"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Asked(line, why=f"no answer within {PATIENCE:g} s")
+    except OSError as error:
+        return Asked(line, why=error.strerror or str(error))
+    return Asked(line, {"code": done.returncode, "out": done.stdout.decode("utf-8", "replace")})
+
+
+def ask_kernel(netdevs: list[str]) -> list[Asked]:
+    """What the kernel and the C library tell without a program."""
+    answers = {
+        "uname -m": os.uname().machine,
+        "getconf _NPROCESSORS_ONLN": str(os.cpu_count() or ""),
+        "date +%s.%N": f"{time.time():.6f}",
+    }
+    with contextlib.suppress(ValueError):  # not the GNU C library
+        answers["getconf GNU_LIBC_VERSION"] = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answers["ip -o -4 addr"] = _addresses(sock)
+        for name in netdevs:
+            answers["ethtool -i " + name] = _driver(sock, name)
+    return [Asked(line, {"code": 0, "out": out}) for line, out in answers.items() if out]
+
+
+def _addresses(sock: socket.socket) -> str:
+    """SIOCGIFCONF, and SIOCGIFNETMASK for each; netdevice(7)."""
+    size = 24 + 2 * struct.calcsize("P")  # of struct ifreq
+    buffer = array.array("B", bytes(size * 1024))
+    asked = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+    length, _ = struct.unpack("iP", fcntl.ioctl(sock, 0x8912, asked))
+    lines: list[str] = []
+    for start in range(0, length, size):
+        row = buffer.tobytes()[start : start + size]
+        try:
+            mask = fcntl.ioctl(sock, 0x891B, row)[20:24]
+        except OSError:  # gone in the meantime
+            continue
+        prefix = bin(int.from_bytes(mask, "big")).count("1")
+        name = row[:16].partition(b"\0")[0].decode("utf-8", "replace").partition(":")[0]
+        lines.append(f"{len(lines) + 1}: {name}    inet {socket.inet_ntoa(row[20:24])}/{prefix}\n")
+    return "".join(lines)
+
+
+def _driver(sock: socket.socket, name: str) -> str:
+    """SIOCETHTOOL with ETHTOOL_GDRVINFO; struct ethtool_drvinfo of linux/ethtool.h."""
+    info = array.array("B", struct.pack("I192x", 3))
+    try:
+        fcntl.ioctl(sock, 0x8946, struct.pack("16sP16x", os.fsencode(name), info.buffer_info()[0]))
+    except OSError:
+        return ""
+    words = (info.tobytes()[at : at + 32].partition(b"\0")[0].decode("utf-8", "replace") for at in range(4, 132, 32))
+    return "".join(map("{}: {}\n".format, ("driver", "version", "firmware-version", "bus-info"), words))

@@ -1,0 +1,303 @@
+"""Copies from a node what the parsers read. Read-only, no root needed, standard library only: it travels to nodes
+that have nothing of ours.
+
+A virtual node has only its /sys. What its model says beyond that lies in /sys/devices/virtual/rocstack:
+`model` (the model's name), `root/` (files by their path, such as root/proc/cmdline) and `commands/` (answers by
+their command line, such as "commands/ethtool -i rdma0"). They take the place of what this machine says; the tables
+in TABLES are added to it, because the machine's own network is real.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fnmatch
+import gzip
+import os
+import re
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .ask import COMMANDS, ask, ask_kernel  # relative: Ansible ships this folder below another name
+
+SCHEMA = 1  # of the recording
+OURS = "/sys/devices/virtual/rocstack"
+TABLES = ("/proc/net/route", "ip -o -4 addr")
+LARGEST_TEXT = 1 << 20
+LARGEST_LIBRARY = 4 << 20
+
+IB = "/sys/class/infiniband/*"
+KFD = "/sys/class/kfd/kfd/topology/nodes/*"
+MODULES = "amdgpu,bnxt_en,bnxt_re,mlx5_core,mlx5_ib,ionic,ionic_rdma,cxi_*,ib_*,rdma_*,siw,irdma,efa,knem,xpmem"
+LIBRARY_FOLDERS = (
+    "/usr/lib/*-linux-gnu/libibverbs", "/usr/lib64/libibverbs", "/usr/lib/libibverbs", "/usr/lib/*-linux-gnu",
+    "/usr/lib64", "/usr/local/lib", "/usr/local/lib/*-linux-gnu", "/usr/local/lib64",
+)  # fmt: skip
+PROVIDERS = "lib{bnxt_re,mlx5,ionic,rxe}-rdmav*.so"
+PATTERNS = (
+    OURS + "/model",
+    "/etc/os-release",
+    "/opt/rocm/.info/version",
+    "/etc/libibverbs.d/*.driver",
+    "/proc/{cmdline,version,meminfo,net/route,sys/kernel/osrelease,sys/kernel/numa_balancing,1/limits}",
+    "/proc/sys/net/core/{rmem_max,wmem_max}",
+    "/sys/fs/cgroup/{cgroup.controllers,memory}",
+    "/sys/devices/system/node/online",
+    "/sys/module/{" + MODULES + "}{,/version,/srcversion,/initstate}",
+    KFD + "/{name,gpu_id,properties,io_links/*/properties,p2p_links/*/properties}",
+    "/sys/class/drm/{card,renderD}*/device",
+    "/sys/class/net/*/{operstate,speed,mtu,uevent,master,device,bonding/mode,bonding/slaves}",
+    IB + "/{node_type,node_guid,fw_ver,hca_type,board_id,parent,device}",
+    IB + "/ports/*/{state,phys_state,link_layer,rate}",
+    "/sys/class/infiniband_verbs/{abi_version,uverbs*/ibdev,uverbs*/abi_version,uverbs*/dev,uverbs*/device}",
+    "/dev/{kfd,dri/*,infiniband/*,cxi*}",
+    "/opt/cray/libfabric/*/lib64/libfabric.so.1",
+    "/usr/{lib,lib64,lib/*-linux-gnu}/{libcxi,libfabric}.so.1",
+)
+KEEP = {  # of these files only such lines
+    "/etc/group": r"(render|video|rdma|docker):",
+    "/proc/meminfo": r"MemTotal|Huge",
+    "/var/lib/dpkg/info/{ibverbs-providers,libibverbs1,bnxt-rocelib,libionic1}*.list": r".*(-rdmav|libibverbs\.so)",
+}
+ARP = "{arp_ignore,arp_announce,arp_filter,rp_filter}"  # ARP flux between ports of one subnet
+PCI = "/sys/bus/pci/devices"
+PCI_LINK = "current_link_speed,current_link_width,max_link_speed,max_link_width"
+PCI_FUNCTION = (
+    "{vendor,device,class,subsystem_vendor,subsystem_device,numa_node,driver,driver/module,product_name,"
+    "vbios_version,mem_info_vram_total,*.rdma.*/driver,*.rdma.*/driver/module," + PCI_LINK + "}"
+)
+PCI_BRIDGE = "{vendor,device,class," + PCI_LINK + "}"
+# Answers of the kernel that mean "there is no such thing here", as speed does of a port that is down.
+NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP)
+BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+NO_GID = re.compile(r"[0:\s]*$")
+
+
+def collect(root: str = "/", *, run: bool = True, libraries: bool = True) -> dict[str, Any]:
+    """What lies below `root`, as a recording's plain dict (Recording.from_dict reads it).
+
+    `run` asks the machine itself too: programs, and the kernel by ioctl; only where root is "/". `libraries` adds the
+    libraries' bytes.
+    """
+    run = run and os.path.abspath(root) == "/"
+    node = _Node(root)
+    with ThreadPoolExecutor(max_workers=len(COMMANDS)) as pool:
+        running = [pool.submit(ask, line) for line in COMMANDS] if run else []
+        node.read(libraries)
+        answers = [job.result() for job in running]
+    if run:
+        answers += ask_kernel(node.netdevs())
+        if node.blobs:
+            answers.append(ask("rpm -qf " + " ".join(sorted(node.blobs))))
+    for asked in answers:
+        if asked.answer is not None:
+            node.commands[asked.line] = asked.answer
+        elif asked.why:
+            node.unread[asked.line] = asked.why
+    node.read_ours()
+    return node.to_dict()
+
+
+class _Node:
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        self.host = ""
+        self.files: dict[str, str] = {}
+        self.blobs: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+        self.folders: set[str] = set()
+        self.devices: dict[str, dict[str, Any]] = {}
+        self.commands: dict[str, dict[str, Any]] = {}
+        self.unread: dict[str, str] = {}
+        self._steps: dict[str, str] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        full = {path.rpartition("/")[0] for path in (*self.files, *self.blobs, *self.links, *self.devices)}
+        return {
+            "schema": SCHEMA, "host": self.host, "files": self.files, "blobs": self.blobs, "links": self.links,
+            "folders": sorted(self.folders - full), "devices": self.devices, "commands": self.commands,
+            "unread": self.unread,
+        }  # fmt: skip
+
+    def read(self, libraries: bool) -> None:
+        self.host = (self._load("/proc/sys/kernel/hostname") or "").strip()
+        for pattern in PATTERNS:
+            self.take(pattern)
+        for pattern, keep in KEEP.items():
+            self.take(pattern, keep)
+        for name in ("all", "default", *self.netdevs()):
+            self.take("/proc/sys/net/ipv4/conf/" + name + "/" + ARP)
+        engine = (self._load("/run/docker.pid") or "").strip()
+        if engine.isdigit():
+            self.take("/run/docker.pid")
+            self.take("/proc/" + engine + "/limits")
+        for name in self.names(PCI):
+            self._pci(PCI + "/" + name)
+        for port in self.find(IB + "/ports/*"):
+            self._gids(self.real(port))
+        for folder in LIBRARY_FOLDERS if libraries else ():
+            for path in (*self.find(folder + "/libibverbs.so.1"), *self.find(folder + "/" + PROVIDERS)):
+                self._library(self.real(path))
+            for path in self.find(folder + "/lib{bnxt_re,ionic}*.so"):
+                self.real(path)  # notes the links: their names hold the release
+
+    def read_ours(self) -> None:
+        """What a virtual node's model says beyond /sys."""
+        for found in list(self._below(OURS + "/root")):
+            path, text = found[len(OURS + "/root") :], self._load(found)
+            if text is not None:
+                rows = text.partition("\n")[2]  # without the table's head
+                self.files[path] = self.files[path] + rows if path in TABLES and path in self.files else text
+        for line in self.names(OURS + "/commands"):
+            text = self._load(OURS + "/commands/" + line)
+            if text is not None:
+                known = self.commands.get(line, {"out": ""})["out"] if line in TABLES else ""
+                self.commands[line] = {"code": 0, "out": known + text}
+
+    def netdevs(self) -> list[str]:
+        """Network devices with hardware below them, and bonds."""
+        here = "/sys/class/net/"
+        return [n for n in self.names(here) if any(self._is(here + n + "/" + x) for x in ("device", "bonding"))]
+
+    def take(self, pattern: str, keep: str = "") -> None:
+        for path in self.find(pattern):
+            self._one(path if path.startswith("/proc/") else self.real(path), keep)
+
+    def find(self, pattern: str) -> Iterator[str]:
+        """Paths that may be there: {a,b} is either, * anything in one name."""
+        for plain in _either(pattern):
+            yield from self._match("", plain.strip("/").split("/"))
+
+    def _match(self, base: str, names: list[str]) -> Iterator[str]:
+        if not names:
+            yield base
+            return
+        fits = fnmatch.filter(self.names(base), names[0]) if "*" in names[0] else [names[0]]
+        for name in fits:
+            yield from self._match(base + "/" + name, names[1:])
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root + folder))
+        except OSError as error:
+            self._missed(folder, error)
+            return []
+
+    def real(self, path: str) -> str:
+        """The path with all links followed below the root; the links met are noted."""
+        current = ""
+        for name in path.split("/"):
+            if name == "..":
+                current = current.rpartition("/")[0]
+            elif name not in ("", "."):
+                current = self._step(current + "/" + name)
+        return current or "/"
+
+    def _step(self, path: str) -> str:
+        if path not in self._steps:
+            self._steps[path] = path  # where a loop of links ends
+            try:
+                target = os.readlink(self.root + path)
+            except OSError:
+                return path
+            self._steps[path] = self.real(target if target[0] == "/" else path.rpartition("/")[0] + "/" + target)
+            self.links[path] = self._steps[path]
+        return self._steps[path]
+
+    def _is(self, path: str) -> bool:
+        return os.path.lexists(self.root + path)
+
+    def _below(self, folder: str) -> Iterator[str]:
+        for name in self.names(folder):
+            path = folder + "/" + name
+            if os.path.isdir(self.root + path):
+                yield from self._below(path)
+            else:
+                yield path
+
+    def _one(self, path: str, keep: str = "") -> None:
+        try:
+            found = os.lstat(self.root + path)
+        except OSError as error:
+            self._missed(path, error)
+            return
+        if stat.S_ISDIR(found.st_mode):
+            self.folders.add(path)
+        elif stat.S_ISREG(found.st_mode):
+            text = self._load(path)
+            if text is not None:
+                lines = [line for line in text.splitlines(True) if re.match(keep, line)] if keep else [text]
+                self.files[path] = "".join(lines)
+        elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+            self.devices[path] = {
+                "kind": "c" if stat.S_ISCHR(found.st_mode) else "b",
+                "major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev),
+                "gid": found.st_gid, "mode": stat.S_IMODE(found.st_mode),
+            }  # fmt: skip
+
+    def _load(self, path: str) -> str | None:
+        try:
+            with open(self.root + path, "rb") as file:
+                return file.read(LARGEST_TEXT).decode("utf-8", "replace")
+        except OSError as error:
+            self._missed(path, error)
+            return None
+
+    def _missed(self, what: str, error: OSError) -> None:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            self.unread[what] = "permission denied" + (": needs root" if os.geteuid() else "")
+        elif error.errno not in NOTHING:
+            self.unread[what] = error.strerror or str(error)
+
+    def _pci(self, path: str) -> None:
+        """GPUs, network controllers and the bridges above them."""
+        real = self.real(path)
+        vendor, kind = (_hex(self._load(real + "/" + name)) for name in ("vendor", "class"))
+        gpu = vendor == 0x1002 and kind >> 8 in (0x0300, 0x0302, 0x0380, 0x1200)
+        if not gpu and kind >> 16 != 0x02 and vendor != 0x17DB:  # Cray's Cassini
+            self.links.pop(path, None)
+            return
+        self.take(real + "/" + PCI_FUNCTION)
+        above = real.rpartition("/")[0]
+        while BDF.search(above):
+            self.take(above + "/" + PCI_BRIDGE)
+            above = above.rpartition("/")[0]
+
+    def _gids(self, port: str) -> None:
+        """Rows in use, and the empty ones before them: tables have 256 rows or more."""
+        rows = sorted((name for name in self.names(port + "/gids") if name.isdigit()), key=int)
+        found = [(row, self._load(port + "/gids/" + row) or "") for row in rows]
+        while found and NO_GID.match(found[-1][1]):
+            found.pop()
+        for row, gid in found:
+            self.files[port + "/gids/" + row] = gid
+            for attribute in () if NO_GID.match(gid) else ("types", "ndevs"):
+                self._one(f"{port}/gid_attrs/{attribute}/{row}")
+
+    def _library(self, path: str) -> None:
+        try:
+            if os.stat(self.root + path).st_size > LARGEST_LIBRARY:
+                self.unread[path] = f"larger than {LARGEST_LIBRARY >> 20} MiB"
+                return
+            with open(self.root + path, "rb") as file:
+                self.blobs[path] = base64.b64encode(gzip.compress(file.read(LARGEST_LIBRARY), 6)).decode()
+        except OSError as error:
+            self._missed(path, error)
+
+
+def _either(pattern: str) -> list[str]:
+    """The patterns that a{b,c} stands for: ab and ac. Groups don't nest."""
+    head, brace, rest = pattern.partition("{")
+    if not brace:
+        return [pattern]
+    group, _, tail = rest.partition("}")
+    return [head + word + end for word in group.split(",") for end in _either(tail)]
+
+
+def _hex(text: str | None) -> int:
+    try:
+        return int(text or "", 16)
+    except ValueError:
+        return -1

@@ -17,3 +17,7 @@ def images() -> Path:
 
 def templates() -> Path:
     return data_root() / "templates"
+
+
+def playbooks() -> Path:
+    return data_root() / "playbooks"

@@ -1,0 +1,42 @@
+#!/usr/bin/python
+"""Reads what a node profile is made of. Read-only; standard library and Python 3.8."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node.collect import collect
+
+DOCUMENTATION = r"""
+module: rocstack_collect
+short_description: Reads what a node profile is made of
+description:
+  - Copies the small files under /sys, /proc and /etc from which the controller makes a node profile. Changes nothing.
+options:
+  root:
+    description: Folder that stands for the root of the file system.
+    type: path
+    default: /
+author: The rocstack engineers
+"""
+
+RETURN = r"""
+recording:
+  description: The recording as JSON, packed by gzip and base64, so that Ansible handles one plain text.
+  type: str
+  returned: always
+"""
+
+
+def main() -> None:
+    module = AnsibleModule({"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
+    text = json.dumps(collect(module.params["root"]), separators=(",", ":"))
+    packed = base64.b64encode(gzip.compress(text.encode(), 5)).decode()
+    module.exit_json(changed=False, recording=packed)
+
+
+if __name__ == "__main__":
+    main()

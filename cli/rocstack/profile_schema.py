@@ -1,0 +1,69 @@
+"""The published JSON schema of node profiles, made from the dataclasses and the comments behind their fields."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rocstack.node import profile
+
+
+def schema(model: type[Any]) -> dict[str, Any]:
+    """JSON schema of `model`, a dataclass of which node profiles are a part."""
+    found = TypeAdapter(model).json_schema()
+    comments = _comments()
+    for name, part in (*found["$defs"].items(), (model.__name__, found)):
+        for field, about in part.get("properties", {}).items():
+            about.pop("title", None)  # the field's name once more
+            if text := comments.get(name, {}).get(field):
+                about["description"] = text
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack node profiles"}
+    return {**head, **{key: value for key, value in found.items() if key != "title"}}
+
+
+def write(path: Path, model: type[Any]) -> None:
+    path.write_text(text(model), encoding="utf-8")
+
+
+def text(model: type[Any]) -> str:
+    """The published file's content."""
+    return json.dumps(schema(model), indent=1) + "\n"
+
+
+def keys_at(model: type[Any], loc: Sequence[str | int]) -> list[str]:
+    """The keys that may stand in the object at `loc`."""
+    whole = schema(model)
+
+    def followed(node: dict[str, Any]) -> dict[str, Any]:
+        for option in (node, *node.get("anyOf", ())):
+            if "$ref" in option:
+                return dict(whole["$defs"][option["$ref"].rpartition("/")[2]])
+        return node
+
+    node = whole
+    for part in loc:
+        node = followed(node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {}))
+    return list(node.get("properties", {}))
+
+
+@cache
+def _comments() -> dict[str, dict[str, str]]:
+    """Class -> field -> the comment behind it."""
+    source = inspect.getsource(profile)
+    lines = source.splitlines()
+    found: dict[str, dict[str, str]] = {}
+    for part in ast.parse(source).body:
+        for field in part.body if isinstance(part, ast.ClassDef) else ():
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                comment = re.search(r"  # (.*)$", lines[(field.end_lineno or field.lineno) - 1])
+                if comment:
+                    found.setdefault(part.name, {})[field.target.id] = comment[1]
+    return found

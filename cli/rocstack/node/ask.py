@@ -29,7 +29,7 @@ COMMANDS = (
     "niccli --version",
     "nicctl version",
     "dpkg-query -W libibverbs1 ibverbs-providers rdma-core bnxt-rocelib libionic1 munge slurmd libpmix2 libpmix2t64",
-    "rpm -q libibverbs rdma-core libbnxt_re libionic munge slurm-slurmd pmix",
+    "rpm -q --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n libibverbs rdma-core libbnxt_re libionic munge slurm-slurmd pmix",
 )
 PLACES = "/opt/rocm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/niccli"
 

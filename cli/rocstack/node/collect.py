@@ -52,7 +52,7 @@ PATTERNS = (
     IB + "/{node_type,node_guid,fw_ver,hca_type,board_id,parent,device}",
     IB + "/ports/*/{state,phys_state,link_layer,rate}",
     "/sys/class/infiniband_verbs/{abi_version,uverbs*/ibdev,uverbs*/abi_version,uverbs*/dev,uverbs*/device}",
-    "/dev/{kfd,dri/*,infiniband/*,cxi*}",
+    "/dev{,/kfd,/dri/*,/infiniband/*,/cxi*}",
     "/opt/cray/libfabric/*/lib64/libfabric.so.1",
     "/usr/{lib,lib64,lib/*-linux-gnu}/{libcxi,libfabric}.so.1",
 )
@@ -90,7 +90,7 @@ def collect(root: str = "/", *, run: bool = True, libraries: bool = True) -> dic
     if run:
         answers += ask_kernel(node.netdevs())
         if node.blobs:
-            answers.append(ask("rpm -qf " + " ".join(sorted(node.blobs))))
+            answers.append(ask("rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))))
     for asked in answers:
         if asked.answer is not None:
             node.commands[asked.line] = asked.answer

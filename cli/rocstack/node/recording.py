@@ -10,12 +10,14 @@ from __future__ import annotations
 import base64
 import gzip
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 SCHEMA = 1
+T = TypeVar("T")
 MODEL_FILE = "/sys/devices/virtual/rocstack/model"  # only a virtual node has it: the node model's name
 
 
@@ -51,6 +53,8 @@ class Recording:
     _children: dict[str, dict[str, None]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for path in self.folders:
+            self._children.setdefault(path, {})
         for path in (*self.files, *self.blobs, *self.links, *self.folders, *self.devices):
             while path not in ("", "/"):
                 path, _, name = path.rpartition("/")
@@ -110,26 +114,26 @@ class Recording:
         }
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Recording:
+    def from_dict(data: Any) -> Recording:
         """
         Raises:
             ValueError: not a recording, or one of another schema version.
         """
-        if data.get("schema") != SCHEMA:
-            raise ValueError("a recording of schema {!r}, this rocstack reads {}".format(data.get("schema"), SCHEMA))
         try:
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"a recording of schema {data['schema']!r}, this rocstack reads {SCHEMA}")
             return Recording(
-                host=str(data["host"]),
-                files=dict(data["files"]),
-                blobs={path: unpack(text) for path, text in data["blobs"].items()},
-                links=dict(data["links"]),
-                folders=tuple(data["folders"]),
-                devices={path: Node(**node) for path, node in data["devices"].items()},
-                commands={line: Answer(**answer) for line, answer in data["commands"].items()},
-                unread=dict(data["unread"]),
+                host=_of(str, data["host"]),
+                files=_texts(data["files"]),
+                blobs={path: unpack(text) for path, text in _texts(data["blobs"]).items()},
+                links=_texts(data["links"]),
+                folders=tuple(_of(str, path) for path in _of(list, data["folders"])),
+                devices={_of(str, path): _node(**node) for path, node in data["devices"].items()},
+                commands={_of(str, line): _answer(**answer) for line, answer in data["commands"].items()},
+                unread=_texts(data["unread"]),
             )
-        except (KeyError, TypeError, AttributeError, OSError) as error:
-            raise ValueError(f"not a recording: {error}") from error
+        except (KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"not a recording: {error!r}") from error
 
     def write_tree(self, root: Path, below: str = "/sys") -> None:
         """Makes a tree that real tools read: what lies below one folder, without that folder's name; links are
@@ -169,3 +173,21 @@ def pack(data: bytes) -> str:
 
 def unpack(text: str) -> bytes:
     return gzip.decompress(base64.b64decode(text))
+
+
+def _of(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _texts(table: Any) -> dict[str, str]:
+    return {_of(str, name): _of(str, text) for name, text in table.items()}
+
+
+def _node(kind: Any, **numbers: Any) -> Node:
+    return Node(_of(str, kind), **{name: _of(int, number) for name, number in numbers.items()})
+
+
+def _answer(code: Any, out: Any) -> Answer:
+    return Answer(_of(int, code), _of(str, out))

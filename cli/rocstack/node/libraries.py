@@ -1,0 +1,104 @@
+"""libibverbs and its providers as found on the node, and Slingshot's libraries by their place."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from .profile import Library
+from .recording import Recording
+
+_PROVIDER = re.compile(r"lib(.+)-rdmav\d+\.so")
+_VERBS = re.compile(r"libibverbs\.so\.1(\.[0-9.]+)?")
+_NAMED = re.compile(r"lib(cxi|fabric)\.so(?:\.(\d[0-9.]*))?")
+
+
+class ReadLibrary(Protocol):
+    """Gives private_abi, kernel_abi, build_id and glibc as attributes.
+
+    Raises:
+        ValueError: no library at all.
+    """
+
+    def __call__(self, data: bytes, is_libibverbs: bool) -> Any: ...
+
+
+def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library, ...]:
+    """libibverbs first. Without `read` the ABIs stay unread."""
+    packages, names = _packages(rec), _names(rec)
+    found = []
+    for path, data in rec.blobs.items():
+        called = [path.rpartition("/")[2], *names.get(path, ())]
+        provider = next((match[1] for match in map(_PROVIDER.fullmatch, called) if match), None)
+        is_verbs = provider is None and any(map(_VERBS.fullmatch, called))
+        if provider or is_verbs:
+            version = _release(called, provider) or packages.get(path)
+            found.append(_library(path, data, provider, version, read))
+    for path in sorted({target for link, target in rec.links.items() if _NAMED.fullmatch(link.rpartition("/")[2])}):
+        named = _NAMED.fullmatch(path.rpartition("/")[2])
+        if named and path not in rec.blobs:
+            at = re.search(r"/libfabric/(\d[^/]*)/", path)  # /opt/cray/libfabric/1.22.0/lib64
+            found.append(Library(path, "cxi" if named[1] == "cxi" else "libfabric", at[1] if at else named[2]))
+    return tuple(sorted(found, key=lambda library: (library.driver is not None, library.driver or "", library.path)))
+
+
+def _library(path: str, data: bytes, driver: str | None, version: str | None, read: ReadLibrary | None) -> Library:
+    try:
+        facts = read(data, driver is None) if read else None
+    except ValueError:  # no library at all
+        facts = None
+    return Library(
+        path=path,
+        driver=driver,
+        version=version,
+        private_abi=getattr(facts, "private_abi", None),
+        kernel_abi=getattr(facts, "kernel_abi", None),
+        glibc=getattr(facts, "glibc", None),
+        sha256=hashlib.sha256(data).hexdigest(),
+        build_id=getattr(facts, "build_id", None),
+    )
+
+
+def _names(rec: Recording) -> Mapping[str, list[str]]:
+    """The names of the links that lead to a file."""
+    found: dict[str, list[str]] = {}
+    for link in rec.links:
+        found.setdefault(rec.real(link), []).append(link.rpartition("/")[2])
+    return found
+
+
+def _release(names: list[str], driver: str | None) -> str | None:
+    """Of a vendor's own build, whose file holds no version: libbnxt_re-a.b.c.d.so leads to it."""
+    pattern = re.compile(rf"lib{re.escape(driver or '')}-(\d+(?:\.\d+){{3}})\.so")
+    return next((match[1] for match in map(pattern.fullmatch, names) if match), None)
+
+
+def _packages(rec: Recording) -> dict[str, str]:
+    """File -> version of the package that it came with."""
+    versions = package_versions(rec)
+    found = {}
+    for listed in rec.names("/var/lib/dpkg/info"):
+        package = listed.partition(".list")[0].partition(":")[0]
+        for path in (rec.text(f"/var/lib/dpkg/info/{listed}") or "").splitlines():
+            if package in versions:
+                found[rec.real(path)] = versions[package]
+    for line, answer in rec.commands.items():
+        if line.startswith("rpm -qf ") and answer.code == 0:
+            rows = answer.out.splitlines()
+            files = [word for word in line.split() if word.startswith("/")]
+            found.update(
+                {file: row.partition("\t")[2] for file, row in zip(files, rows) if "\t" in row}  # noqa: B905
+            )
+    return found
+
+
+def package_versions(rec: Recording) -> dict[str, str]:
+    """Of the packages asked for, those that are installed: `dpkg-query -W` and rpm answer "name<TAB>version"."""
+    found = {}
+    for line, answer in rec.commands.items():
+        if line.startswith(("dpkg-query -W ", "rpm -q ")):
+            rows = re.findall(r"^([a-z0-9.+_-]+)(?::\w+)?\t(\S+)$", answer.out, re.MULTILINE)
+            found.update(dict(rows))
+    return found

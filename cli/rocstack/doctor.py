@@ -1,0 +1,49 @@
+"""What is known to be wrong with these nodes: every rule over every profile, findings grouped by what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rocstack import fleet, rdma_states, states
+from rocstack.diagnosis import Entry, Finding, Table, few, in_order
+from rocstack.node.profile import NodeProfile
+from rocstack.words import Value
+
+RULES = {**rdma_states.RULES, **states.RULES}
+
+
+class NodeReport(Value):
+    """What was examined, and what is known of it."""
+
+    nodes: tuple[str, ...]
+    virtual: dict[str, str]  # node -> its node model, where the hardware is not real
+    unread: dict[str, tuple[str, ...]]  # node -> what could not be read and why
+    findings: tuple[Finding, ...]
+
+
+def examine(nodes: Sequence[NodeProfile], table: Table) -> NodeReport:
+    """Every state of the table, on each node and between them."""
+    findings = []
+    for name, rule in RULES.items():
+        findings += _findings(table[name], ((values, (node.name,)) for node in nodes for values in rule(node)))
+    for name, compare in fleet.RULES.items() if len(nodes) > 1 else ():
+        findings += _findings(table[name], compare(nodes))
+    return NodeReport(
+        nodes=tuple(node.name for node in nodes),
+        virtual={node.name: node.virtual for node in nodes if node.virtual},
+        unread={node.name: tuple(f"{item.what}: {item.why}" for item in node.unread) for node in nodes if node.unread},
+        findings=in_order(findings),
+    )
+
+
+def _findings(entry: Entry, found: Iterable[tuple[states.Values, tuple[str, ...]]]) -> list[Finding]:
+    """One finding for all nodes that show the state; what most of them show stands on top."""
+    said: dict[str, tuple[states.Values, dict[str, None]]] = {}
+    for values, names in found:
+        said.setdefault(entry.means.format_map(values), (values, {}))[1].update(dict.fromkeys(names))
+    if not said:
+        return []
+    order = sorted(said.items(), key=lambda item: -len(item[1][1]))
+    nodes = tuple(dict.fromkeys(name for _, (_, names) in order for name in names))
+    seen = tuple(f"{few(names)}: {text}" for text, (_, names) in order)
+    return [entry.found(order[0][1][0], count=len(nodes), nodes=nodes, seen=seen)]

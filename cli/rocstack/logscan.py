@@ -1,0 +1,164 @@
+"""Reads a log against the table of known texts. Pure: pieces of bytes in, findings out, memory bounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from rocstack.diagnosis import Entry, Finding, Table, few, in_order
+from rocstack.origin import Origin, origin
+from rocstack.words import Value
+
+RULES = ("tcp-fallback", "tcp-mixed", "tcp-one-node", "transport-unknown")  # found by what all lines say together
+_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_SHOWN = 200  # characters of a line
+_NAMES = 64  # nodes, ranks and processes that are remembered by name
+_USING = re.compile(r"NCCL INFO Using network (?P<net>\S.*)")
+_VIA = re.compile(r"via NET/(?P<net>[A-Za-z]\w*)")
+_NET_KEYS = (b"Using network ", b"via NET/")
+
+
+class LogReport(Value):
+    """What was read, and what is known of it."""
+
+    lines: int
+    bytes: int
+    transports: dict[str, int]  # "IB", "Socket" ... -> processes that use it
+    findings: tuple[Finding, ...]
+
+
+def scan(pieces: Iterable[bytes], table: Table) -> LogReport:
+    """Every known text of the log, each with its first line and how often it stands there."""
+    texts = [
+        (text.encode(), [entry for entry in table.values() if text in entry.text])
+        for text in dict.fromkeys(text for entry in table.values() for text in entry.text)
+    ]
+    tallies: dict[str, _Tally] = {}
+    net = _Network()
+    lines = size = 0
+    ended = True
+    for piece in pieces:
+        size += len(piece)
+        if b"\x1b" in piece:
+            piece = _ANSI.sub(b"", piece)
+        seen: set[tuple[str, int]] = set()  # a line counts once for an entry, whichever of its texts it holds
+        for key, entries in texts:
+            for number, line in _holding(piece, key):
+                for entry in entries:
+                    if (entry.id, number) in seen or (values := entry.read(line)) is None:
+                        continue
+                    seen.add((entry.id, number))
+                    tally = tallies.setdefault(entry.id, _Tally(entry, lines + number, _excerpt(line, key), values))
+                    tally.add(origin(line), lines + number, line, key, values)
+        net.look(piece)
+        lines += piece.count(b"\n")
+        ended = piece.endswith(b"\n")
+    lines += not ended
+    findings = [tally.finding() for tally in sorted(tallies.values(), key=lambda tally: tally.line)]
+    findings += net.findings(table)
+    return LogReport(lines=lines, bytes=size, transports=net.used(), findings=in_order(findings))
+
+
+def _holding(piece: bytes, key: bytes) -> Iterator[tuple[int, str]]:
+    """The lines of `piece` that hold `key`, with their number from 1. A carriage return ends what a person sees."""
+    at, number, counted = piece.find(key), 1, 0
+    while at >= 0:
+        number += piece.count(b"\n", counted, at)
+        counted = at
+        end = piece.find(b"\n", at)
+        end = len(piece) if end < 0 else end
+        start = piece.rfind(b"\n", 0, at) + 1
+        start = max(start, piece.rfind(b"\r", start, at) + 1)
+        shown_end = piece.find(b"\r", at, end)
+        line = piece[max(start, at - 4096) : min(end if shown_end < 0 else shown_end, at + 4096)]
+        yield number, line.decode("utf-8", "replace")
+        at = piece.find(key, end)
+
+
+def _excerpt(line: str, key: bytes) -> str:
+    """What fits on a line of a terminal, around what was found, without control characters."""
+    line = "".join(char if char.isprintable() else " " for char in line).strip()
+    at = max(line.find(key.decode()), 0)
+    start = 0 if len(line) <= _SHOWN else max(0, min(at - _SHOWN // 4, len(line) - _SHOWN))
+    end = start + _SHOWN
+    return ("… " if start else "") + line[start:end] + (" …" if end < len(line) else "")
+
+
+@dataclass
+class _Tally:
+    entry: Entry
+    line: int
+    excerpt: str
+    values: dict[str, str]
+    count: int = 0
+    nodes: dict[str, None] = field(default_factory=dict)
+    ranks: dict[int, None] = field(default_factory=dict)
+
+    def add(self, place: Origin, number: int, line: str, key: bytes, values: dict[str, str]) -> None:
+        self.count += 1
+        if number < self.line:
+            self.line, self.excerpt, self.values = number, _excerpt(line, key), values
+        if place.node and len(self.nodes) < _NAMES:
+            self.nodes[place.node] = None
+        if place.rank is not None and len(self.ranks) < _NAMES:
+            self.ranks[place.rank] = None
+
+    def finding(self) -> Finding:
+        return self.entry.found(
+            self.values,
+            count=self.count,
+            line=self.line,
+            seen=(self.excerpt,),
+            nodes=tuple(self.nodes),
+            ranks=tuple(sorted(self.ranks)),
+        )
+
+
+class _Network:
+    """Which transport each process says that it uses."""
+
+    def __init__(self) -> None:
+        self.info = False
+        self.processes: dict[str, str] = {}  # "n1:812" -> "IB"; a later word replaces an earlier one
+        self.via: set[str] = set()
+        self.hosts: dict[str, None] = {}
+
+    def look(self, piece: bytes) -> None:
+        self.info = self.info or b"NCCL INFO" in piece
+        for _, line in (found for key in _NET_KEYS for found in _holding(piece, key)):
+            if found := _VIA.search(line):
+                self.via.add(_family(found["net"]))
+            elif found := _USING.search(line):
+                process = re.search(r"([A-Za-z0-9][\w.-]*):(\d+):\d+ \[", line)
+                place = origin(line)
+                name = f"{process[1]}:{process[2]}" if process else f"{place.node or '?'}:{place.rank}"
+                if name in self.processes or len(self.processes) < 65536:
+                    self.processes[name] = _family(found["net"].strip())
+                    self.hosts[name.partition(":")[0]] = None
+
+    def used(self) -> dict[str, int]:
+        kinds = list(self.processes.values())
+        return {kind: kinds.count(kind) for kind in sorted({*kinds, *self.via})}
+
+    def findings(self, table: Table) -> list[Finding]:
+        sockets = [name for name, kind in self.processes.items() if kind == "Socket"]
+        others = {*self.processes.values(), *self.via} - {"Socket"}
+        if not sockets and "Socket" not in self.via:
+            if others:
+                return []
+            why = "RCCL's start isn't in it" if self.info else "it has no NCCL INFO line"
+            return [table["transport-unknown"].found({"why": why})]
+        hosts = tuple(dict.fromkeys(name.partition(":")[0] for name in sockets)) or ("some ranks",)
+        if others:
+            name = "tcp-mixed"
+        else:
+            name = "tcp-fallback" if "Socket" in self.via or len(self.hosts) != 1 else "tcp-one-node"
+        count = f"{len(sockets)} processes on " if len(sockets) > 1 else ""
+        who = count + few(hosts)
+        return [table[name].found({"who": who}, count=max(len(sockets), 1), nodes=hosts[:_NAMES])]
+
+
+def _family(net: str) -> str:
+    """IB for all of RCCL's own verbs transports and their plugins (IBext_v8), else the name itself."""
+    return "IB" if net.startswith("IB") else net[:40]

@@ -60,8 +60,8 @@ def _comments() -> dict[str, dict[str, str]]:
     source = inspect.getsource(profile)
     lines = source.splitlines()
     found: dict[str, dict[str, str]] = {}
-    for part in ast.parse(source).body:
-        for field in part.body if isinstance(part, ast.ClassDef) else ():
+    for part in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):
+        for field in part.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 comment = re.search(r"  # (.*)$", lines[(field.end_lineno or field.lineno) - 1])
                 if comment:

@@ -1,0 +1,116 @@
+"""A recording in the making, with the few things that every part of /sys needs."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from rocstack.node.recording import Answer, Node, Recording
+from rocstack.virtual.machine import Function
+
+PCI = "/sys/bus/pci/devices"
+_BRIDGES = {0: "1022:14ab", 1: "1000:c030"}  # pci.ids: AMD's root port (Genoa), Broadcom's PEX890xx switch
+_CARD_BRIDGE = "1002:1479"  # pci.ids: the port of the switch on an AMD card
+
+
+@dataclass
+class Builder:
+    files: dict[str, str] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    devices: dict[str, Node] = field(default_factory=dict)
+    commands: dict[str, Answer] = field(default_factory=dict)
+
+    def put(self, folder: str, values: dict[str, object]) -> None:
+        """Files of one value each, as the kernel writes them: with a newline."""
+        for name, value in values.items():
+            self.files[f"{folder}/{name}"] = f"{value}\n"
+
+    def link(self, path: str, to: str) -> None:
+        self.links[path] = to
+
+    def char(self, path: str, major: int, minor: int, gid: int = 0, mode: int = 0o660) -> None:
+        self.devices[path] = Node("c", major, minor, gid, mode)
+
+    def module(self, name: str, version: str | None, uses: str = "0") -> None:
+        """A loaded kernel module. The kernel's own have no version."""
+        self.put(f"/sys/module/{name}", {"initstate": "live", "refcnt": uses})
+        if version:
+            self.put(f"/sys/module/{name}", {"version": version})
+
+    def driver(self, bus: str, name: str, module: str, device: str) -> None:
+        """Binds a device to a driver of a bus."""
+        home = f"/sys/bus/{bus}/drivers/{name}"
+        self.link(f"{device}/driver", home)
+        self.link(f"{home}/module", f"/sys/module/{module}")
+        self.link(f"{home}/{device.rpartition('/')[2]}", device)
+
+    def function(self, device: Function, klass: int, driver: str) -> str:
+        """A PCI function below its bridges; gives its folder."""
+        home = self._bridges(device)
+        vendor, number = device.id.split(":")
+        self._pci(home, device.id, klass, device.numa, config(device.id, klass))
+        self.put(home, {
+            "current_link_speed": f"{device.link.speed:.1f} GT/s PCIe", "current_link_width": device.link.width,
+            "max_link_speed": f"{device.link.max_speed:.1f} GT/s PCIe", "max_link_width": device.link.max_width,
+            "modalias": f"pci:v0000{vendor.upper()}d0000{number.upper()}sv0000{vendor.upper()}sd0000{number.upper()}"
+                        f"bc{klass >> 16:02X}sc{klass >> 8 & 255:02X}i{klass & 255:02X}",
+            "uevent": f"DRIVER={driver}\nPCI_CLASS={klass:X}\nPCI_ID={device.id.upper()}\n"
+                      f"PCI_SUBSYS_ID={device.id.upper()}\nPCI_SLOT_NAME={device.address}",
+        })  # fmt: skip
+        self.driver("pci", driver, driver, home)
+        return home
+
+    def _bridges(self, device: Function) -> str:
+        """The bridges on the way to a device; gives the device's folder."""
+        first = device.path[0] if device.path else device.address
+        home = f"/sys/devices/pci{first[:7]}"
+        below = int(device.address[5:7], 16)
+        for depth, address in enumerate(device.path):
+            home += f"/{address}"
+            after = (*device.path, device.address)[depth + 1]
+            secondary = int(after[5:7], 16)
+            old = self.blobs.get(f"{home}/config")
+            last = max(below, old[0x1A] if old else 0)
+            id = _BRIDGES.get(min(depth, 1), "") if depth < 3 else _CARD_BRIDGE
+            buses = (int(address[5:7], 16), secondary, last)
+            self._pci(home, id, 0x060400, device.numa, config(id, 0x060400, buses))
+        return f"{home}/{device.address}"
+
+    def _pci(self, home: str, id: str, klass: int, numa: int, space: bytes) -> None:
+        vendor, number = id.split(":")
+        self.put(home, {
+            "vendor": f"0x{vendor}", "device": f"0x{number}", "subsystem_vendor": f"0x{vendor}",
+            "subsystem_device": f"0x{number}", "class": f"0x{klass:06x}", "revision": "0x00", "irq": "0",
+            "numa_node": numa, "enable": "1",
+        })  # fmt: skip
+        self.files[f"{home}/resource"] = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n" * 13
+        self.blobs[f"{home}/config"] = space
+        self.link(f"{home}/subsystem", "/sys/bus/pci")
+        self.link(f"{PCI}/{home.rpartition('/')[2]}", home)
+
+    def recording(self, host: str) -> Recording:
+        return Recording(
+            host=host,
+            files=self.files,
+            blobs=self.blobs,
+            links=self.links,
+            folders=tuple(self.folders),
+            devices=self.devices,
+            commands=self.commands,
+        )
+
+
+def config(id: str, klass: int, buses: tuple[int, int, int] | None = None) -> bytes:
+    """The 256 bytes of PCI configuration space; a bridge has its primary, secondary and last bus."""
+    vendor, number = (int(part, 16) for part in id.split(":"))
+    space = bytearray(256)
+    struct.pack_into("<HHHH", space, 0, vendor, number, 0x0006, 0)
+    space[9:12] = klass.to_bytes(3, "little")
+    if buses:
+        space[0x0E] = 1
+        space[0x18:0x1B] = bytes(buses)
+    else:
+        struct.pack_into("<HH", space, 0x2C, vendor, number)
+    return bytes(space)

@@ -1,0 +1,124 @@
+"""Machine -> recording: the /sys that real tools read, the device nodes, and what /proc would say.
+
+What lies outside /sys stands in the tree too, below /sys/devices/virtual/rocstack, where the collector looks on a
+virtual node: `model` (its name), `root/` (files by their path), `commands/` (answers by command line); and for the
+node's start script `devices` (device nodes to make), `groups` and `netdev` (what its network device is called).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Address
+from typing import Any
+
+from rocstack.node.recording import MODEL_FILE, Answer, Recording
+from rocstack.virtual import gpu_files, nic_files
+from rocstack.virtual.builder import Builder
+from rocstack.virtual.machine import Machine
+
+OURS = MODEL_FILE.rpartition("/")[0]
+
+
+def record(machine: Machine, *, live: bool = False) -> Recording:
+    """Everything that a collector could read off this machine.
+
+    `live`: it will be a container of its own, whose userspace and management network are real and speak for
+    themselves.
+    """
+    tree = Builder()
+    # Where a container's own cgroups and the real CPUs are mounted: programs do run on those.
+    tree.folders += ["/sys/fs/cgroup", "/sys/devices/system/cpu"]
+    tree.put("/sys/devices/system/node", {"online": _range(machine.model.cpu.numa)})
+    dmi = "/sys/devices/virtual/dmi/id"
+    tree.put(dmi, {"sys_vendor": "rocstack", "product_name": f"virtual node {machine.model.name}"})
+    tree.link("/sys/class/dmi/id", dmi)
+    gpu_files.add(tree, machine)
+    nic_files.add(tree, machine)
+    _commands(tree, machine, live)
+    outside = _proc(machine, live) | ({} if live else _etc(machine))
+    tree.put(OURS, {
+        "model": machine.model.name, "faults": "\n".join(machine.faults),
+        "netdev": next(port.interface for port in machine.ports if port.spec.management),
+        "groups": f"video {machine.model.gpus.video}\nrender {machine.model.gpus.render}",
+        "devices": "\n".join(
+            f"{path} {node.kind} {node.major} {node.minor} {node.gid} {node.mode:o}"
+            for path, node in sorted(tree.devices.items())
+        ),
+    })  # fmt: skip
+    for path, text in outside.items():
+        tree.files[path] = tree.files[f"{OURS}/root{path}"] = text
+    for line, answer in tree.commands.items():
+        tree.files[f"{OURS}/commands/{line}"] = answer.out
+    return tree.recording(machine.host)
+
+
+def _proc(machine: Machine, live: bool) -> dict[str, str]:
+    system, cpu = machine.model.system, machine.model.cpu
+    out = {
+        "/proc/cmdline": machine.cmdline + "\n",
+        "/proc/version": f"Linux version {machine.kernel} (a virtual node of rocstack)\n",
+        "/proc/meminfo": f"MemTotal:       {cpu.memory_gib << 20} kB\n",
+        "/proc/sys/kernel/osrelease": machine.kernel + "\n",
+        "/proc/net/route": _routes(machine, live),
+    }
+    out |= {f"/proc/sys/{key.replace('.', '/')}": value + "\n" for key, value in system.sysctl.items()}
+    if system.limits:
+        out["/proc/1/limits"] = _limits(system.limits)
+    return out
+
+
+def _etc(machine: Machine) -> dict[str, str]:
+    system, gpus = machine.model.system, machine.model.gpus
+    return {
+        "/proc/sys/kernel/hostname": machine.host + "\n",
+        "/etc/os-release": f'ID={system.os}\nVERSION_ID="{system.version}"\nPRETTY_NAME="{system.name}"\n',
+        "/etc/group": f"video:x:{gpus.video}:\nrender:x:{gpus.render}:\n",
+    }
+
+
+def _commands(tree: Builder, machine: Machine, live: bool) -> None:
+    cpu = machine.model.cpu
+    said = [(p.interface, p.address) for p in machine.ports if p.address and not (live and p.spec.management)]
+    tree.commands["getconf _NPROCESSORS_ONLN"] = Answer(0, f"{cpu.sockets * cpu.cores * cpu.threads}\n")
+    tree.commands["ip -o -4 addr"] = Answer(
+        0, "".join(f"{number}: {name}    inet {address}\n" for number, (name, address) in enumerate(said, 101))
+    )
+    if not live:
+        tree.commands["uname -m"] = Answer(0, "x86_64\n")
+
+
+def _routes(machine: Machine, live: bool) -> str:
+    """/proc/net/route: an address is a number as memory holds it, so its bytes are the other way round."""
+
+    def row(netdev: str, to: IPv4Address, gateway: IPv4Address, flags: str, mask: IPv4Address) -> str:
+        words = [address.packed[::-1].hex().upper() for address in (to, gateway, mask)]
+        return "\t".join([netdev, *words[:2], flags, "0", "0", "0", words[2], "0", "0", "0"])
+
+    none = IPv4Address(0)
+    rows = ["Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"]
+    for port in machine.ports:
+        if port.address and not (live and port.spec.management):
+            network = port.address.network
+            rows.append(row(port.interface, network.network_address, none, "0001", network.netmask))
+            if port.spec.management and machine.gateway:
+                rows.append(row(port.interface, none, IPv4Address(machine.gateway), "0003", none))
+    return "\n".join(rows) + "\n"
+
+
+def _limits(limits: Mapping[Any, int]) -> str:
+    """/proc/1/limits, by docker's names of limits."""
+    names = {
+        "memlock": ("Max locked memory", "bytes"), "nofile": ("Max open files", "files"),
+        "stack": ("Max stack size", "bytes"), "nproc": ("Max processes", "processes"),
+        "core": ("Max core file size", "bytes"),
+    }  # fmt: skip
+    lines = [f"{'Limit':25} {'Soft Limit':20} {'Hard Limit':20} {'Units':10}"]
+    for key, value in limits.items():
+        name, unit = names[key]
+        shown = "unlimited" if value < 0 else str(value)
+        lines.append(f"{name:25} {shown:20} {shown:20} {unit:10}")
+    return "\n".join(lines) + "\n"
+
+
+def _range(count: int) -> str:
+    return "0" if count == 1 else f"0-{count - 1}"

@@ -116,7 +116,7 @@ class _Node:
     def to_dict(self) -> dict[str, Any]:
         full = {path.rpartition("/")[0] for path in (*self.files, *self.blobs, *self.links, *self.devices)}
         return {
-            "schema": SCHEMA, "host": self.host, "files": self.files, "blobs": self.blobs, "links": self.links,
+            "schema": SCHEMA, "host": self.host or self.files.get("/proc/sys/kernel/hostname", "").strip(), "files": self.files, "blobs": self.blobs, "links": self.links,
             "folders": sorted(self.folders - full), "devices": self.devices, "commands": self.commands,
             "unread": self.unread,
         }  # fmt: skip

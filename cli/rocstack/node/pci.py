@@ -66,8 +66,10 @@ def numa(rec: Recording, folder: str) -> int | None:
 def pcie(rec: Recording, folder: str) -> Pcie:
     """The link towards the root. Some AMD cards hold a switch of their own whose inner link always runs at full speed:
     what counts is the outermost bridge of the card, as amdgpu has it (amdgpu_device_gpu_bandwidth)."""
-    while rec.number(folder.rpartition("/")[0] + "/vendor", 16) == ATI:
-        folder = folder.rpartition("/")[0]
+    above = folder.rpartition("/")[0]
+    while rec.number(above + "/vendor", 16) == ATI:
+        folder = above if rec.text(above + "/current_link_speed") else folder
+        above = above.rpartition("/")[0]
     return Pcie(
         _speed(rec.text(folder + "/current_link_speed")),
         _width(rec.number(folder + "/current_link_width")),

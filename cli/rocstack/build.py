@@ -25,8 +25,11 @@ from rocstack.context import Context
 from rocstack.failure import Failure, explain
 from rocstack.labels import content_digest, labels
 from rocstack.lock import Lock, against_stack, base_drift, drift
+from rocstack.node.gate import FITS, judge
+from rocstack.node.image import from_manifest
+from rocstack.node.profile import NodeProfile
 from rocstack.progress import Line, Step
-from rocstack.report import BuildReport, ImageReport, StepTime, failure_report, over_budget
+from rocstack.report import BuildReport, GateResult, ImageReport, StepTime, failure_report, over_budget
 from rocstack.resolve import Resolved
 from rocstack.settings import Settings
 from rocstack.site import Site
@@ -48,6 +51,7 @@ class Build:
     site: Site
     folder: Path
     roles: tuple[Role, ...]
+    nodes: tuple[NodeProfile, ...] = ()  # what the worker must fit
     frozen: bool = False
     no_cache: bool = False
     refresh: bool = False
@@ -86,7 +90,7 @@ class Build:
             rocstack=__version__,
             stack=self.resolved.stack.name,
             nic=self.resolved.nic.name,
-            way=self.resolved.way_name,
+            way=self.resolved.ways,
             base=self.base.reference,
             base_digest=self.base.digest,
             lock=self.lock.digest() if self.lock else None,
@@ -146,6 +150,8 @@ class Build:
                 return self._broken(report, role, request, failure, started)
             manifest = json.loads((dest / "manifest.json").read_text())
             report = self._described(report, manifest, steps)
+            if role == "worker":
+                report = report.model_copy(update={"gate": self._gate(report.reference, manifest)})
             refused = self._refusal(report)
             if refused:
                 return self._broken(report, role, request, refused, started)
@@ -223,8 +229,13 @@ class Build:
             }
         )
 
+    def _gate(self, reference: str, manifest: dict[str, Any]) -> tuple[GateResult, ...]:
+        image = from_manifest(reference, manifest)
+        verdicts = [judge(image, node) for node in self.nodes]
+        return tuple(GateResult(node=each.node, result=each.result, says=each.says) for each in verdicts)
+
     def _refusal(self, report: ImageReport) -> Failure | None:
-        """What makes a whole image unwanted: drift under --frozen, and its size."""
+        """What makes a whole image unwanted: drift under --frozen, a node that it doesn't fit, and its size."""
         if self.frozen and report.drift:
             first = report.drift[0]
             return _refused(
@@ -232,6 +243,15 @@ class Build:
                 f"{first.what} is {first.found}, the lock says {first.locked} ({len(report.drift)} differences)",
                 "the distribution moved on since the lock was made",
                 "`rocstack lock` pins what is there now; without --frozen the difference is only reported",
+            )
+        unfit = [verdict for verdict in report.gate if verdict.result != FITS]
+        if unfit:
+            more = f" (and {len(unfit) - 1} more nodes)" if len(unfit) > 1 else ""
+            return _refused(
+                "gate",
+                f"{unfit[0].result}: {unfit[0].says}{more}",
+                "the image was built for another NIC driver than the nodes run",
+                "see `gate` in report.json for every node",
             )
         if report.role == "worker":
             size = over_budget(report, self.resolved.stack.budget_mb)

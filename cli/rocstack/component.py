@@ -12,7 +12,7 @@ from pydantic import Field
 from rocstack import document, paths
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.stack import Method, _tuples
-from rocstack.words import Driver, EnvName, EnvValue, Glob, Line, Name, Package, Value
+from rocstack.words import Driver, EnvName, EnvValue, Glob, KernelAbi, Line, Name, Package, PciId, Value
 
 Role = Literal["worker", "control"]
 ROLES: tuple[Role, ...] = ("worker", "control")
@@ -41,20 +41,37 @@ class Component(Value):
 class Way(Value):
     """One way a NIC's userspace provider gets into the image."""
 
+    about: Line
     packages: tuple[Package, ...] = ()
-    kernel_abi: Line | None = None  # the provider's kernel-ABI range, "min-max"
+    kernel_abi: KernelAbi | None = None  # the provider's range where it is known beforehand, "min-max"
     source: Line | None = None  # where that range is written
+    needs: dict[Name, Line] = {}  # component -> versions with which this way works
+    versioned: bool = False  # a release that must equal the host driver's
+    archive: Literal["release", "rdma-core"] | None = None  # source that the user gives: the vendor's, or rdma-core's
+    asked: bool = False  # only by name: never chosen by itself
+
+
+class Setting(Value):
+    """One environment variable of a NIC, why it is set and who says so."""
+
+    name: EnvName
+    value: EnvValue
+    why: Line
+    source: Line
+    when: Line | None = None  # a component and its versions: "rocm>=7.2.1"
 
 
 class Nic(Value):
     name: Name
     about: Line
     hardware: tuple[Line, ...] = ()
-    pci: tuple[Line, ...] = ()  # vendor:device
-    modules: tuple[Driver, ...] = ()  # kernel modules on the host
+    pci: tuple[PciId, ...] = ()
+    modules: tuple[Driver, ...] = ()  # kernel modules on the host; the last one makes the RDMA devices
     provider: Driver | None = None  # the libibverbs driver's name
     ways: dict[Name, Way] = Field(min_length=1)
-    env: dict[EnvName, EnvValue] = {}
+    dscp: int | None = Field(None, ge=0, le=63)  # of RoCE traffic, as the card's own QoS defaults have it
+    dscp_source: Line | None = None
+    env: tuple[Setting, ...] = ()
 
 
 Head = TypeVar("Head", Component, Nic)

@@ -43,7 +43,7 @@ def labels(
         OWN + "stack": resolved.stack.name,
         OWN + "role": role,
         OWN + "nic": resolved.nic.name,
-        OWN + "nic.way": resolved.way_name,
+        OWN + "nic.way": resolved.ways,
         OWN + "gfx": ",".join(resolved.stack.gfx),
         OWN + "base.how": base.how,
         OWN + "base.digest": base.digest,
@@ -52,9 +52,7 @@ def labels(
     if lock:
         out[OWN + "lock"] = lock.digest()
         out[OWN + "lock.drift"] = str(drifted)  # how many versions differ from the lock
-    if resolved.way.kernel_abi:
-        out[OWN + "nic.kernel-abi"] = resolved.way.kernel_abi
-    for key, value in manifest["facts"].items():  # measured in the image: private ABI, provider, its sha256
+    for key, value in manifest["facts"].items():  # measured in the image: glibc, ABIs, the provider's sha256
         out[OWN + key] = value
     for component, version in manifest["versions"].items():
         out[f"{OWN}component.{component}"] = version

@@ -31,7 +31,7 @@ echo --- sources
 
 def packages(resolved: Resolved) -> tuple[str, ...]:
     """Every package any role asks for by name."""
-    wanted = list(resolved.shared_packages()) + list(resolved.way.packages)
+    wanted = list(resolved.shared_packages()) + list(resolved.nic_packages())
     for layer in resolved.stack.layers:
         for role in ROLES:
             wanted += resolved.layer_packages(layer, role)

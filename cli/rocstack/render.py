@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rocstack import __version__, paths, prune, sourcemap
+from rocstack import __version__, inside, paths, prune, sourcemap
 from rocstack.blocks import Blocks, environment, guarded, own_files, sources
-from rocstack.component import ROLES, Library, Role
+from rocstack.component import ROLES, Library, Role, TemplateFile
 from rocstack.context import Context, File
 from rocstack.errors import BadInput
 from rocstack.lock import Lock, source_sha256, unpinned
+from rocstack.nic import elf
 from rocstack.resolve import Part, Resolved
 
 UIDS = {"munge": 42430, "slurm": 64030}  # slurm's is Debian's own (base-passwd), munge's is ours
-TOOLS = ("python3", "python3-pip", "binutils", "xz-utils")
+TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
 TRAINER = "trainer"
 # What a training run imports, found with `python3 -X importtime -m rocstack_trainer`.
 WARM = (
@@ -27,8 +29,14 @@ WARM = (
 )
 
 
-def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Library) -> Context:
-    """The whole context.
+def render(
+    resolved: Resolved,
+    lock: Lock | None,
+    components: Library,
+    nics: Library,
+    archives: Mapping[str, bytes] | None = None,
+) -> Context:
+    """The whole context. `archives` are the sources of the NIC's providers, by their path in it.
 
     Raises:
         BadInput: a template or override is wrong (with its file and line).
@@ -44,7 +52,12 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
         return blocks.render(name, block, part=parts[name], **extra)
 
     vars["blocks"] = _Bound(component_block)
-    vars["nic_blocks"] = nic_blocks
+    nic = resolved.nic.name
+
+    def nic_block(block: str, **extra: Any) -> str:
+        return nic_blocks.render(nic, block, **extra)
+
+    vars["nic_block"] = nic_block
     dockerfile = guarded(lambda: env.get_template("Dockerfile.j2").render(vars))
 
     files: dict[str, File] = {}
@@ -66,13 +79,16 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
             versions = f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}"
             put(versions, component_block(part.name, "version", role=role))
         if role == "worker":
-            text = nic_blocks.render(resolved.nic.name, "smoke", role=role)
-            put(f"smoke/{role}/90-nic.sh", text)
+            put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
         files[f"facts/{role}.json"] = File(_facts(resolved, lock, role))
     rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *prune.rules(resolved.stack.gfx))
     files["build/dpkg.rules"] = File(("\n".join(rules) + "\n").encode())
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")
+    files["check/libibverbs"] = files["build/libibverbs"]
+    files["check/elf.py"] = File(Path(elf.__file__).read_bytes())
+    files |= inside.files(nics)
+    files |= {path: File(data) for path, data in (archives or {}).items()}
     files |= _tree(paths.images() / "rootfs", "rootfs")
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
@@ -85,9 +101,12 @@ def render(resolved: Resolved, lock: Lock | None, components: Library, nics: Lib
 
 def _asked(resolved: Resolved, components: Library, nics: Library, own: dict[str, str]) -> dict[str, str]:
     """Package -> the line of the template's head that asks for it; a stack or an overlay may ask for more."""
-    lists = [(components.files[part.name], ("methods", part.choice.method)) for part in resolved.parts]
+    lists: list[tuple[TemplateFile, tuple[str, str]]] = [
+        (components.files[part.name], ("methods", part.choice.method)) for part in resolved.parts
+    ]
+    lists += [(nics.files[resolved.nic.name], ("ways", provider.way)) for provider in resolved.providers]
     out: dict[str, str] = {}
-    for file, start in [*lists, (nics.files[resolved.nic.name], ("ways", resolved.way_name))]:
+    for file, start in lists:
         place = own.get(file.label, f"templates/{file.label}")
         texts = file.head.texts(start)
         for loc, text in texts.items():
@@ -150,12 +169,11 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         return tuple(dict.fromkeys(out))
 
     def env(role: Role) -> dict[str, str]:
-        own = {
+        return {
             "ROCSTACK_ROLE": role,
             "ROCSTACK_STACK": resolved.stack.name,
             "ROCSTACK_NIC": resolved.nic.name,
         }
-        return {**own, **(resolved.nic.env if role == "worker" else {})}
 
     return {
         "r": resolved,
@@ -194,12 +212,12 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
                 *(lists.worker_packages if role == "worker" else lists.control_packages),
             ]
     if role == "worker":
-        packages["nic"] = list(resolved.way.packages)
+        packages["nic"] = [package for provider in resolved.providers for package in provider.packages]
     identity = {
         "rocstack": __version__,
         "stack": resolved.stack.name,
         "nic": resolved.nic.name,
-        "way": resolved.way_name,
+        "way": resolved.ways,
         "role": role,
         "gfx": list(resolved.stack.gfx),
         "lock": lock.digest() if lock else None,
@@ -215,6 +233,15 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
         "site_packages": _site_packages(resolved),
         "wheels": wheels,
     }
+    if role == "worker":
+        facts["nic"] = {
+            "driver": resolved.nic.provider,
+            "modules": list(resolved.nic.modules),
+            "pci": list(resolved.nic.pci),
+            "providers": [
+                {"place": each.place, "way": each.way, "version": each.version} for each in resolved.providers
+            ],
+        }
     return (json.dumps(facts, indent=1) + "\n").encode()  # in layer order: a package belongs to the first
 
 

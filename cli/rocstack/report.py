@@ -33,6 +33,14 @@ class FailureReport(Value):
     reproduce: str
 
 
+class GateResult(Value):
+    """Whether the image fits one of the nodes that it was built for."""
+
+    node: str
+    result: str
+    says: str
+
+
 class ImageReport(Value):
     """One image: built, failed, or blocked by another image's failure."""
 
@@ -50,6 +58,7 @@ class ImageReport(Value):
     smoke: dict[str, tuple[str, ...]] = {}
     drift: tuple[Drift, ...] = ()
     steps: tuple[StepTime, ...] = ()
+    gate: tuple[GateResult, ...] = ()
     failure: FailureReport | None = None
     attempts: int = 1
     pushed: dict[str, str] = {}  # tag reference -> digest, read back from the registry

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rocstack.component import Component, Library, Nic, Packages, Role, Way, validate_head
+from rocstack.component import Component, Library, Nic, Packages, Role, validate_head
 from rocstack.document import Path_
-from rocstack.errors import BadInput, Where, did_you_mean
+from rocstack.errors import BadInput, Where
+from rocstack.nic.provider import Provider
 from rocstack.overlay import Overlay
 from rocstack.stack import Choice, Stack
 from rocstack.words import ImageRef, Name, Value
@@ -32,11 +33,19 @@ class Part(Value):
 class Resolved(Value):
     stack: Stack
     nic: Nic
-    way_name: Name
-    way: Way
+    providers: tuple[Provider, ...]
     base: ImageRef
     parts: tuple[Part, ...]  # in layer order
     exclude: tuple[str, ...]
+
+    @property
+    def ways(self) -> str:
+        """How the NIC's providers get in, for a label: "inbox", "inbox+source"."""
+        return "+".join(dict.fromkeys(provider.way for provider in self.providers))
+
+    def nic_packages(self) -> tuple[str, ...]:
+        """What the NIC adds to the worker, as apt is asked for it."""
+        return _unique([pin for provider in self.providers for pin in provider.pins])
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -103,13 +112,14 @@ def resolve(
     overlay: Overlay,
     *,
     base: str | None = None,
-    way: str | None = None,
+    providers: tuple[Provider, ...] = (),
     where: Callable[[Path_], Where | None] = lambda loc: None,
 ) -> Resolved:
-    """Joins the choices. `where` finds the line of a key path of the stack, for messages.
+    """Joins the choices; without `providers` the NIC profile's first way is taken. `where` finds the line of a
+    key path of the stack, for messages.
 
     Raises:
-        BadInput: an unknown component, NIC, method or way; a component whose need the stack doesn't meet;
+        BadInput: an unknown component, NIC or method; a component whose need the stack doesn't meet;
             an override that matches nothing.
     """
     overlay.check_components(tuple(stack.components))
@@ -132,23 +142,21 @@ def resolve(
                     next_step=f"add '{need}' to the stack's components",
                 )
     nic = validate_head(nics.get(nic_name), Nic)
-    way_name = way or next(iter(nic.ways))
-    if way_name not in nic.ways:
-        hint = did_you_mean(way_name, nic.ways)
-        raise BadInput(
-            f"NIC profile '{nic.name}' has no way '{way_name}'" + (f": {hint}" if hint else ""),
-            code="unknown-way",
-        )
     exclude = _unique([*stack.exclude, *(g for head in heads.values() for g in head.exclude)])
     return Resolved(
         stack=stack,
         nic=nic,
-        way_name=way_name,
-        way=nic.ways[way_name],
+        providers=providers or (default_provider(nic),),
         base=base or stack.base.image,
         parts=parts,
         exclude=exclude,
     )
+
+
+def default_provider(nic: Nic) -> Provider:
+    """What is built where no host says more: the profile's first way."""
+    name, way = next(iter(nic.ways.items()))
+    return Provider(place=name, way=name, packages=way.packages)
 
 
 def _part(

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from rocstack import document, stack
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.runline import DEFAULT, RunProfile
+from rocstack.stack import AptRepository
 from rocstack.words import ImageRef, Line, Name, Url, Value
 
 FILE = "rocstack.yml"
@@ -35,6 +36,13 @@ class Settings(Value):
 
     stack: Line = Field("debian-13", description="stack to build: a name of `rocstack stacks`, or a .yml file")
     nic: Name = Field("tcp", description="NIC profile")
+    nic_source: Line = Field(
+        "", description="vendor's bundle or library source for the NIC's provider; default: the usual folders"
+    )
+    nic_accept: Line = Field("", description="release of that library to take, whatever the host's driver")
+    nic_repository: AptRepository | None = Field(
+        None, description="the NIC vendor's apt repository (name, uri, suite, components, key, key_sha256, origin)"
+    )
     overlay: Line = Field("", description="folder with your overlay.yml, components/, nic/ and stacks/")
     out: Line = Field(".rocstack", description="folder for contexts, logs and reports")
     image_prefix: ImageRef = Field("rocstack", description="local image names start with this")

@@ -110,15 +110,15 @@ def main() -> None:
     args = parser.parse_args()
     facts = json.loads(args.facts.read_text())
     packages = read_status(args.root)
-    providers: dict[str, list[str]] = {}
+    provided_by: dict[str, list[str]] = {}
     for name, fields in packages.items():
         for provided in fields.get("Provides", "").split(","):
             if provided.strip():
-                providers.setdefault(re.split(r"[ (]", provided.strip())[0], []).append(name)
+                provided_by.setdefault(re.split(r"[ (]", provided.strip())[0], []).append(name)
 
     owner: dict[str, str] = dict.fromkeys(read_status(args.base), "base")
     for component, wanted in facts["packages"].items():
-        for package in sorted(closure(wanted, packages, providers)):
+        for package in sorted(closure(wanted, packages, provided_by)):
             owner.setdefault(package, component)
 
     sizes = tree_sizes(args.root)
@@ -147,6 +147,10 @@ def main() -> None:
         per_component["trainer"] = per_component.get("trainer", 0) + sum(extra.values())
 
     versions, measured, smoke = read_smoke(args.smoke)
+    if "nic" in facts:
+        import providers  # needs pyelftools, which only the build has
+
+        measured |= providers.facts(args.root, facts["nic"], {n: f["Version"] for n, f in packages.items()})
     manifest = {
         **facts["identity"],
         "versions": dict(sorted(versions.items())),

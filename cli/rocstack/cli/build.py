@@ -25,6 +25,11 @@ def build(
     gfx: options.Gfx = None,
     way: options.Way = None,
     methods: options.With = [],  # noqa: B006
+    profiles: options.Profiles = None,
+    inventory: options.Inventory = None,
+    nic_source: options.NicSource = None,
+    nic_accept: options.NicAccept = None,
+    nic_variants: options.NicVariants = False,
     overlay: options.Overlay = None,
     base: Annotated[str | None, typer.Option(help="auto, registry or mmdebstrap.")] = None,
     base_image: Annotated[str | None, typer.Option(help="Base image instead of the stack's own.")] = None,
@@ -48,6 +53,7 @@ def build(
     from rocstack import base as bases
     from rocstack import engine, render, site
     from rocstack.build import Build, image_name, write_report
+    from rocstack.cli.nic import Decision
     from rocstack.cli.progress import display
     from rocstack.component import ROLES
     from rocstack.errors import BadInput, did_you_mean
@@ -57,6 +63,8 @@ def build(
         nic=nic,
         stack=stack,
         overlay=overlay,
+        nic_source=nic_source,
+        nic_accept=nic_accept,
         base=base,
         base_image=base_image,
         push=push,
@@ -68,10 +76,13 @@ def build(
         raise BadInput(f"no role '{role}': {hint}", code="unknown-role")
     roles = tuple(r for r in ROLES if not role or r == role)
     # All that can be refused without the engine is refused first.
-    value, components, nics = options.resolved(chosen, gfx=gfx, way=way, methods=methods)
+    decision = Decision(chosen, way, nic_variants, profiles, inventory)
+    value, components, nics = options.resolved(chosen, gfx=gfx, methods=methods, decide=decision)
+    archives = decision.plan.archives if decision.plan else {}
     locked = for_stack(value.stack, lock)
     render.require_lock(value, locked)
-    render.render(value, locked, components, nics)
+    render.render(value, locked, components, nics, archives)
+    decision.show(value.nic.name)
     if chosen.push:
         from rocstack.release import wanted_tags
         from rocstack.tags import parse_registry
@@ -91,12 +102,13 @@ def build(
             client=client,
             resolved=value,
             lock=locked,
-            context=render.render(value, locked, components, nics),
+            context=render.render(value, locked, components, nics, archives),
             base=start,
             settings=chosen,
             site=site.of(chosen),
             folder=folder,
             roles=roles,
+            nodes=decision.nodes,
             frozen=frozen,
             no_cache=no_cache,
             refresh=refresh,
@@ -165,6 +177,8 @@ def show(report: BuildReport, folder: Path) -> None:
         right=(2, 3),
     )
     for image in built:
+        for verdict in image.gate:
+            out.print(f"{verdict.result}: {verdict.says}", markup=False)
         for reference, digest in image.pushed.items():
             out.print(f"pushed {reference}@{digest}")
     out.print(

@@ -33,7 +33,7 @@ def lock(
     if not to.parent.is_dir() or to.is_dir():
         raise BadInput("the lock can't be written there", code="no-folder", where=Where(str(to)))
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
-    value, _, _ = options.resolved(chosen, gfx=None, way=None, methods=methods)
+    value, _, _ = options.resolved(chosen, gfx=None, methods=methods)
     client = engine.connect()
     made = locking.make(value, bases.ensure(client, value.stack, chosen, say), site.of(chosen))
     before: Lock | None = None

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rocstack.component import Nic as NicHead
+    from rocstack.nic.provider import Provider
     from rocstack.resolve import Resolved
     from rocstack.settings import Settings
+    from rocstack.stack import Stack as StackValue
+
+    Decide = Callable[[NicHead, StackValue], tuple[Provider, ...]]
 
 Stack = Annotated[str | None, typer.Option(help="Stack to use; `rocstack stacks` lists them.", show_default=False)]
 Nic = Annotated[str | None, typer.Option(help="NIC profile: tcp, mellanox, broadcom, ...", show_default=False)]
@@ -19,7 +24,25 @@ Overlay = Annotated[
     str | None, typer.Option(help="Folder with your own changes (overlay.yml, components/, nic/, stacks/).")
 ]
 Gfx = Annotated[str | None, typer.Option(help="gfx targets instead of the stack's own, comma-separated.")]
-Way = Annotated[str | None, typer.Option(help="How the NIC's provider gets in; default: the profile's first.")]
+Way = Annotated[
+    str | None, typer.Option(help="How the NIC's provider gets in: inbox, source, ...; default: by the nodes.")
+]
+Profiles = Annotated[
+    Path | None, typer.Option(help="Node profiles (of `rocstack probe --out`) that the image must fit.")
+]
+Inventory = Annotated[Path | None, typer.Option(help="Inventory to probe: its nodes are what the image must fit.")]
+NicSource = Annotated[
+    str | None,
+    typer.Option(
+        help="The vendor's bundle or library source (folder, .zip, .tar.gz), or rdma-core's for `--way newer`."
+    ),
+]
+NicAccept = Annotated[
+    str | None, typer.Option(help="Take this release, though it is not the one of the host's driver.")
+]
+NicVariants = Annotated[
+    bool, typer.Option("--nic-variants", help="One provider for each kernel ABI of the nodes, in one image.")
+]
 With = Annotated[
     list[str], typer.Option("--with", metavar="COMPONENT=METHOD", help="Another of the stack's ways to a component.")
 ]
@@ -35,16 +58,21 @@ def settings(**flags: Any) -> Settings:
 
 
 def resolved(
-    chosen: Settings, *, gfx: str | None, way: str | None, methods: Sequence[str] = (), base: str | None = None
+    chosen: Settings,
+    *,
+    gfx: str | None,
+    methods: Sequence[str] = (),
+    base: str | None = None,
+    decide: Decide | None = None,
 ) -> tuple[Resolved, Any, Any]:
-    """Stack + NIC + overlay, and the two template libraries.
+    """Stack + NIC + overlay, and the two template libraries. `decide` says how the NIC's provider gets in.
 
     Raises:
         BadInput: whatever is wrong with them; a rule that the combination breaks.
     """
     from rocstack import rules
 
-    joined = join(chosen, gfx=gfx, way=way, methods=methods, base=base)
+    joined = join(chosen, gfx=gfx, methods=methods, base=base, decide=decide)
     rules.refuse_broken(rules.judge(rules.load(), joined[0].facts()))
     return joined
 
@@ -53,9 +81,9 @@ def join(
     chosen: Settings,
     *,
     gfx: str | None,
-    way: str | None = None,
     methods: Sequence[str] = (),
     base: str | None = None,
+    decide: Decide | None = None,
 ) -> tuple[Resolved, Any, Any]:
     """As `resolved`, whatever the rules say."""
     from rocstack import component, overlay, resolve, stack
@@ -80,5 +108,12 @@ def join(
     if chosen.nic not in nics.files:
         hint = did_you_mean(chosen.nic, nics.files)
         raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
-    value = resolve.resolve(choice, chosen.nic, components, nics, layer, base=base, way=way, where=doc.where)
+    providers: tuple[Provider, ...] = ()
+    if decide:
+        providers = decide(component.validate_head(nics.get(chosen.nic), component.Nic), choice)
+        if chosen.nic_repository and any(provider.way == "package" for provider in providers):
+            choice = choice.model_copy(update={"repositories": (*choice.repositories, chosen.nic_repository)})
+    value = resolve.resolve(
+        choice, chosen.nic, components, nics, layer, base=base, providers=providers, where=doc.where
+    )
     return value, components, nics

@@ -60,7 +60,7 @@ class Shown:
 def display(roles: tuple[Role, ...], resolved: Any) -> Iterator[Shown]:
     what = ", ".join(roles)
     err.print(
-        f"building {what} of {resolved.stack.name} for {resolved.nic.name} (way {resolved.way_name}) on {resolved.base}"
+        f"building {what} of {resolved.stack.name} for {resolved.nic.name} (way {resolved.ways}) on {resolved.base}"
     )
     if not err.is_terminal:
         shown = Shown(None, {})

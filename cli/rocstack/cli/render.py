@@ -24,6 +24,11 @@ def render(
     gfx: options.Gfx = None,
     way: options.Way = None,
     methods: options.With = [],  # noqa: B006
+    profiles: options.Profiles = None,
+    inventory: options.Inventory = None,
+    nic_source: options.NicSource = None,
+    nic_accept: options.NicAccept = None,
+    nic_variants: options.NicVariants = False,
     overlay: options.Overlay = None,
     base_image: Annotated[str | None, typer.Option(help="Base image instead of the stack's own.")] = None,
     lock: options.LockFile = options.LOCK,
@@ -32,20 +37,26 @@ def render(
     """Print the Dockerfile, or write its whole context; builds nothing, needs no engine."""
     from rocstack import context
     from rocstack import render as renderer
+    from rocstack.cli.nic import Decision
     from rocstack.errors import BadInput, Where
     from rocstack.lock import for_stack
     from rocstack.report import last_base
 
-    chosen = options.settings(nic=nic, stack=stack, overlay=overlay, base_image=base_image)
+    chosen = options.settings(
+        nic=nic, stack=stack, overlay=overlay, base_image=base_image, nic_source=nic_source, nic_accept=nic_accept
+    )
     folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
+    decision = Decision(chosen, way, nic_variants, profiles, inventory)
     value, components, nics = options.resolved(
         chosen,
         gfx=gfx,
-        way=way,
         methods=methods,
         base=chosen.base_image or last_base(folder) if diff else chosen.base_image or None,
+        decide=decision,
     )
-    result = renderer.render(value, for_stack(value.stack, lock), components, nics)
+    result = renderer.render(
+        value, for_stack(value.stack, lock), components, nics, decision.plan.archives if decision.plan else {}
+    )
     if diff:
         last = context.read(folder / "context")
         if not last.files:

@@ -56,26 +56,27 @@ def table(
     *,
     title: str | None = None,
     right: Iterable[int] = (),
+    on: Console = out,
 ) -> None:
     """A table that wraps on a narrow terminal, and aligned columns where there is no terminal."""
     heads, cells = list(columns), [list(map(str, row)) for row in rows]
     numbers = set(right)
-    if not out.is_terminal:
+    if not on.is_terminal:
         if title:
-            out.print(escape(title))
+            on.print(escape(title))
         widths = [max(len(row[i]) for row in [heads, *cells]) for i in range(len(heads))]
         for row in [heads, *cells]:
             padded = (
                 c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
             )
-            out.print(escape("  ".join(padded).rstrip()))
+            on.print(escape("  ".join(padded).rstrip()))
         return
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
     for index, column in enumerate(heads):
         grid.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
     for row in cells:
         grid.add_row(*(escape(cell) for cell in row))
-    out.print(grid, soft_wrap=False)
+    on.print(grid, soft_wrap=False)
 
 
 def mb(size: int | None) -> str:

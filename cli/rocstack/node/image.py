@@ -48,11 +48,8 @@ def from_labels(name: str, labels: Mapping[str, str]) -> Image:
 def from_manifest(name: str, manifest: Mapping[str, Any]) -> Image:
     """The same from the manifest inside the image, which the entrypoint reads."""
     facts = manifest.get("facts")
-    identity = manifest.get("identity")
     own: dict[str, str] = dict(facts) if isinstance(facts, dict) else {}
-    if isinstance(identity, dict):
-        own.update({key: str(identity[key]) for key in ("nic", "role") if key in identity})
-    return _image(name, own)
+    return _image(name, {**own, **{key: str(manifest[key]) for key in ("nic", "role") if key in manifest}})
 
 
 def _image(name: str, own: Mapping[str, str]) -> Image:

@@ -1,0 +1,39 @@
+"""What of rocstack itself lies in the worker image: the node package, and the NIC profiles as data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rocstack import __version__, node
+from rocstack.component import Library, Nic, validate_head
+from rocstack.context import File
+from rocstack.node.nic_settings import NicSettings, Setting
+
+FOLDER = "rootfs/worker/usr/local/lib/rocstack/python"
+MAIN = "import sys\n\nfrom rocstack.node.inside import main\n\nsys.exit(main(sys.argv[1:]))\n"
+
+
+def files(nics: Library) -> dict[str, File]:
+    """Their part of the context."""
+    package = Path(node.__file__).parent
+    own = {f"{FOLDER}/rocstack/node/{path.name}": path.read_bytes() for path in sorted(package.glob("*.py"))}
+    heads = [validate_head(file, Nic) for file in nics.files.values()]
+    data = [settings(head).to_dict() for head in sorted(heads, key=lambda head: head.name)]
+    own[f"{FOLDER}/rocstack/__init__.py"] = f'__version__ = "{__version__}"\n'.encode()
+    own[f"{FOLDER}/__main__.py"] = MAIN.encode()
+    own[f"{FOLDER}/nics.json"] = (json.dumps(data, indent=1) + "\n").encode()
+    return {path: File(data) for path, data in own.items()}
+
+
+def settings(nic: Nic) -> NicSettings:
+    """A NIC profile's head as the node package has it."""
+    return NicSettings(
+        nic=nic.name,
+        modules=nic.modules,
+        pci=nic.pci,
+        provider=nic.provider,
+        dscp=nic.dscp,
+        dscp_source=nic.dscp_source,
+        env=tuple(Setting(**line.model_dump()) for line in nic.env),
+    )

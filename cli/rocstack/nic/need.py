@@ -1,0 +1,40 @@
+"""What the nodes need of an image's provider library: which kernel ABI their driver speaks, of which release it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rocstack.component import Nic
+from rocstack.node.profile import NodeProfile, Verbs
+
+
+@dataclass(frozen=True)
+class Need:
+    """Nodes that are alike in this. `release` is the vendor driver's version, None for the kernel's own driver."""
+
+    kernel_abi: int
+    release: str | None
+    nodes: tuple[str, ...]
+
+
+def judged(profiles: Iterable[NodeProfile]) -> tuple[NodeProfile, ...]:
+    """The nodes that a worker image must fit: those with GPUs or RDMA devices."""
+    return tuple(profile for profile in profiles if profile.gpus or profile.verbs)
+
+
+def devices(nic: Nic, profile: NodeProfile) -> tuple[Verbs, ...]:
+    return tuple(device for device in profile.verbs if device.driver in nic.modules)
+
+
+def needs(nic: Nic, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
+    """By kernel ABI and release, the most nodes first. What could not be read is left to the gate."""
+    found: dict[tuple[int, str | None], list[str]] = {}
+    for profile in profiles:
+        abis = {device.kernel_abi for device in devices(nic, profile) if device.kernel_abi is not None}
+        version = profile.modules.get(nic.modules[-1]) if nic.modules else None
+        release = version if version and version[0].isdigit() else None
+        for abi in sorted(abis):
+            found.setdefault((abi, release), []).append(profile.name)
+    rows = (Need(abi, release, tuple(nodes)) for (abi, release), nodes in found.items())
+    return tuple(sorted(rows, key=lambda need: (-len(need.nodes), need.kernel_abi, need.release or "")))

@@ -1,0 +1,61 @@
+"""A newer rdma-core, as its source archive: for hosts whose kernel ABI is 1 and whose distribution's release fails."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocstack.errors import BadInput, Where
+from rocstack.nic import archive
+from rocstack.nic.archive import MIB, Budget
+
+FILE = re.compile(r"rdma-core[-_](\d+(?:\.\d+)+)(?:\.orig)?\.tar\.(?:gz|xz)", re.ASCII)
+LARGEST = 64 * MIB  # 65.0 has 2 MB
+_VERSION = re.compile(r'^set\(PACKAGE_VERSION "([\d.]+)"\)', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RdmaCore:
+    version: str
+    name: str
+    sha256: str
+    data: bytes = field(repr=False)
+
+
+def read(path: Path | None) -> RdmaCore:
+    """
+    Raises:
+        BadInput: no such file, not rdma-core's source, damaged, or another version than its name says.
+    """
+    if path is None:
+        raise BadInput(
+            "way 'newer' builds rdma-core from its source, and none is given",
+            code="no-library",
+            next_step="download a release from github.com/linux-rdma/rdma-core and name it with --nic-source",
+        )
+    path = path.expanduser()
+    named = FILE.fullmatch(path.name)
+    if not path.is_file() or not named:
+        raise BadInput(
+            f"{path} is no rdma-core-VERSION.tar.gz",
+            code="no-file" if not path.is_file() else "no-library",
+            next_step="name the source archive of a release with --nic-source",
+        )
+    if path.stat().st_size > LARGEST:
+        raise archive.bad(f"larger than {LARGEST // MIB} MB", str(path), "a release has about two")
+    data = path.read_bytes()
+    said = ""
+    for member in archive.members(io.BytesIO(data), path.name, str(path), Budget(20_000, 512 * MIB)):
+        if member.is_file and re.fullmatch(r"(\./)?[^/]+/CMakeLists\.txt", member.name):
+            said = "".join(_VERSION.findall(member.read(MIB).decode("utf-8", "replace")))
+    if said != named[1]:
+        raise BadInput(
+            f"it is named {named[1]}, and its CMakeLists.txt says {said or 'nothing'}",
+            code="wrong-release",
+            where=Where(str(path)),
+            next_step="take the archive as the project publishes it",
+        )
+    return RdmaCore(said, path.name, hashlib.sha256(data).hexdigest(), data)

@@ -1,0 +1,201 @@
+"""By which way the NIC's provider gets into the image: chosen from what the nodes need, before anything is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
+from rocstack.component import Nic, Way
+from rocstack.errors import BadInput, did_you_mean
+from rocstack.nic.bundle import Release, pick
+from rocstack.nic.need import Need
+from rocstack.nic.provider import Provider
+from rocstack.nic.rdma_core import RdmaCore
+from rocstack.resolve import default_provider
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of what is shown before building."""
+
+    place: str
+    way: str
+    version: str | None
+    kernel_abi: int | None
+    nodes: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    providers: tuple[Provider, ...]
+    rows: tuple[Row, ...]
+    archives: dict[str, bytes] = field(default_factory=dict, repr=False)  # path in the context -> bytes
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What there is to choose from; sources are looked for when they are asked for."""
+
+    releases: Callable[[], Sequence[Release]]
+    rdma_core: Callable[[], RdmaCore]
+    accept: str | None = None  # a release by name, whatever the driver's version
+    repository: bool = False  # does a setting name the vendor's apt repository?
+    versions: Mapping[str, str] = field(default_factory=dict)  # component -> version in this stack
+
+
+def plan(nic: Nic, needs: Sequence[Need], offer: Offer, *, way: str | None = None, variants: bool = False) -> Plan:
+    """One provider for each kernel ABI that the nodes speak.
+
+    Raises:
+        BadInput: no such way; several kernel ABIs without `variants`; nothing that speaks a node's ABI.
+    """
+    if way is not None and way not in nic.ways:
+        hint = did_you_mean(way, nic.ways)
+        raise BadInput(
+            f"NIC profile '{nic.name}' has no way '{way}'" + (f": {hint}" if hint else ""),
+            code="unknown-way",
+        )
+    groups = _by_abi(needs)
+    if len(groups) > 1 and not variants:
+        shown = "; ".join(f"{abi}: {_names(_nodes(rows))}" for abi, rows in groups.items())
+        raise BadInput(
+            f"the nodes speak {len(groups)} kernel ABIs ({shown})",
+            code="several-abis",
+            cause="they run NIC drivers of different releases",
+            next_step="--nic-variants puts a provider for each into one image; or load one driver on all nodes",
+        )
+    if not groups:
+        return _for_nobody(nic, offer, way)
+    made = [_provider(nic, abi, rows, offer, way, several=len(groups) > 1) for abi, rows in groups.items()]
+    return Plan(
+        tuple(provider for provider, _, _ in made),
+        tuple(row for _, row, _ in made),
+        {path: data for _, _, archive in made for path, data in archive.items()},
+        tuple(_strays(groups)),
+    )
+
+
+def _by_abi(needs: Sequence[Need]) -> dict[int, list[Need]]:
+    groups: dict[int, list[Need]] = {}
+    for need in needs:
+        groups.setdefault(need.kernel_abi, []).append(need)
+    return dict(sorted(groups.items()))
+
+
+def _strays(groups: Mapping[int, Sequence[Need]]) -> list[str]:
+    """Nodes whose driver is of another release, but speaks the same ABI."""
+    return [
+        f"{_names(other.nodes)}: driver {other.release or 'in-tree'}, not {rows[0].release or 'in-tree'}; "
+        f"both speak kernel ABI {abi}"
+        for abi, rows in groups.items()
+        for other in rows[1:]
+    ]
+
+
+def _for_nobody(nic: Nic, offer: Offer, way: str | None) -> Plan:
+    """No node is known: the profile's first way, or the one that was asked for."""
+    if way is None and not offer.accept:
+        provider = default_provider(nic)
+        return Plan((provider,), (Row(provider.place, provider.way, None, None, (), "no node is known"),))
+    name = way or next((n for n, w in nic.ways.items() if w.versioned), next(iter(nic.ways)))
+    provider, files = _made(nic, name, name, None, None, offer)
+    return Plan((provider,), (Row(name, name, provider.version, None, (), "asked for"),), files)
+
+
+def _provider(
+    nic: Nic, abi: int, rows: Sequence[Need], offer: Offer, way: str | None, *, several: bool
+) -> tuple[Provider, Row, dict[str, bytes]]:
+    release = rows[0].release
+    name, why = (way, "asked for") if way and not several else _choose(nic, abi, release, offer)
+    place = f"abi-{abi}" if several else name
+    provider, files = _made(nic, place, name, abi, release, offer)
+    return provider, Row(place, name, provider.version, abi, _nodes(rows), why), files
+
+
+def _made(
+    nic: Nic, place: str, name: str, abi: int | None, release: str | None, offer: Offer
+) -> tuple[Provider, dict[str, bytes]]:
+    """The provider, and its source for the context."""
+    way = nic.ways[name]
+    source: Release | RdmaCore | None = None
+    if way.archive == "release":
+        source = pick(offer.releases(), release, offer.accept)
+    elif way.archive == "rdma-core":
+        source = offer.rdma_core()
+    version = source.version if source else (offer.accept or release) if way.versioned else None
+    if way.versioned and version is None:
+        raise BadInput(
+            f"which version of {', '.join(way.packages)} is not known",
+            code="no-release",
+            cause="no node is known whose driver would tell it",
+            next_step="--nic-accept VERSION, or --profiles FILE",
+        )
+    provider = Provider(
+        place=place,
+        way=name,
+        version=version,
+        archive=source.name if source else None,
+        sha256=source.sha256 if source else None,
+        kernel_abi=abi,
+        packages=way.packages,
+    )
+    return provider, {f"nic/{place}/{source.name}": source.data} if source else {}
+
+
+def _choose(nic: Nic, abi: int, release: str | None, offer: Offer) -> tuple[str, str]:
+    """The first way that is known to speak this ABI, else the one that follows the driver's release."""
+    for name, way in nic.ways.items():
+        if not way.asked and way.kernel_abi and holds(way.kernel_abi, abi) and _met(way, offer.versions):
+            return name, f"speaks kernel ABI {way.kernel_abi} ({way.source})" if way.source else "speaks it"
+    why = f"the host's driver is {release}" if release else "the host's driver is not the kernel's own"
+    versioned = [name for name, way in nic.ways.items() if way.versioned and not way.asked]
+    with_source = [name for name in versioned if nic.ways[name].archive]
+    packaged = [name for name in versioned if nic.ways[name].packages]
+    if with_source and (not offer.repository or offer.accept or _has(nic, with_source[0], release, offer)):
+        return with_source[0], why
+    if packaged and offer.repository:
+        return packaged[0], why
+    known = ", ".join(f"{name} {way.kernel_abi}" for name, way in nic.ways.items() if way.kernel_abi)
+    raise BadInput(
+        f"no way to a {nic.provider} provider that speaks kernel ABI {abi}" + (f" (known: {known})" if known else ""),
+        code="no-provider",
+        cause="the nodes run a vendor driver that is newer than rdma-core's provider",
+        next_step="set nic_repository to the vendor's apt repository"
+        if packaged
+        else "load the kernel's own driver on the nodes",
+    )
+
+
+def _has(nic: Nic, name: str, release: str | None, offer: Offer) -> bool:
+    return any(found.version == release for found in offer.releases())
+
+
+def _met(way: Way, versions: Mapping[str, str]) -> bool:
+    """Are the components there in versions with which this way works?"""
+    for component, specifier in way.needs.items():
+        try:
+            if not SpecifierSet(specifier).contains(versions.get(component, ""), prereleases=True):
+                return False
+        except InvalidVersion:
+            return False
+    return True
+
+
+def holds(kernel_abi: str, abi: int) -> bool:
+    """Is `abi` in the range "min-max"?"""
+    low, high = re.fullmatch(r"(\d+)-(\d+)", kernel_abi).groups()  # type: ignore[union-attr]  # rocstack.words checks it
+    return int(low) <= abi <= int(high)
+
+
+def _nodes(rows: Sequence[Need]) -> tuple[str, ...]:
+    return tuple(node for row in rows for node in row.nodes)
+
+
+def _names(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")

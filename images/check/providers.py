@@ -1,0 +1,94 @@
+"""Reads the ABIs of the NIC's provider libraries and of libibverbs in the finished tree: facts for the gate."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import elf
+
+ROOT = "/opt/rocstack/nic"
+NEWER = "/opt/rdma-core/lib"  # where a newer rdma-core lies, before the distribution's
+
+
+def resolved(root: Path, path: str) -> Path:
+    """A path of the image, its links followed as if `root` were /."""
+    current = ""
+    todo = path.strip("/").split("/")
+    for _ in range(1000):
+        if not todo:
+            break
+        name, *todo = todo
+        if name == "..":
+            current = os.path.dirname(current)
+        elif name not in ("", "."):
+            real = root / f"{current}/{name}".lstrip("/")
+            if real.is_symlink():
+                target = os.readlink(real)
+                current = "" if target.startswith("/") else current
+                todo = [*target.strip("/").split("/"), *todo]
+            else:
+                current += f"/{name}"
+    return root / current.lstrip("/")
+
+
+def libibverbs(root: Path) -> str | None:
+    """The one that the loader takes."""
+    for folder in (NEWER, *(f"/{p.relative_to(root)}" for p in sorted((root / "usr/lib").glob("*-linux-gnu")))):
+        if resolved(root, f"{folder}/libibverbs.so.1").is_file():
+            return f"{folder}/libibverbs.so.1"
+    return None
+
+
+def facts(root: Path, nic: dict[str, Any], packages: dict[str, str]) -> dict[str, str]:
+    """Labels of the NIC, without their prefix. What can't be read is left out, with the reason printed."""
+    out = {"nic.modules": ",".join(nic["modules"]), "nic.pci": ",".join(nic["pci"])}
+    library = libibverbs(root)
+    if not nic["driver"] or library is None:
+        return out
+    data = resolved(root, library).read_bytes()
+    pattern = re.search(rb"/[ -~]*/lib%s-rdmav(\d+)\.so", data)
+    verbs = elf.read_libibverbs(data)
+    if verbs.private_abi is not None:
+        out["verbs.private-abi"] = str(verbs.private_abi)
+    rows = [row(root, nic, each, pattern[0].decode() if pattern else "", packages) for each in nic["providers"]]
+    out["nic.providers"] = json.dumps(rows, separators=(",", ":"))
+    ranges = [f"{low}-{high}" for low, high in filter(None, (row["kernel_abi"] for row in rows))]
+    if ranges and len(ranges) == len(rows):
+        out["nic.kernel-abi"] = ",".join(ranges)
+    if len(rows) == 1:
+        for label, key in (("provider", "path"), ("provider-version", "version"), ("provider-sha256", "sha256")):
+            if rows[0][key]:
+                out[f"nic.{label}"] = rows[0][key]
+    return out
+
+
+def row(
+    root: Path, nic: dict[str, Any], provider: dict[str, Any], pattern: str, packages: dict[str, str]
+) -> dict[str, Any]:
+    own = pattern.replace("%s", nic["driver"])
+    place = f"{ROOT}/{provider['place']}"
+    path = f"{place}/{os.path.basename(own)}" if (root / place.lstrip("/")).exists() else own
+    found: dict[str, Any] = {
+        **provider,
+        "driver": nic["driver"],
+        "path": path,
+        "private_abi": None,
+        "kernel_abi": None,
+        "sha256": None,
+    }
+    if provider["way"] == "host":
+        return {**found, "path": None}
+    file = resolved(root, path)
+    abi = elf.read_provider(file.read_bytes())
+    for reason in abi.reasons:
+        print(f"{path}: {reason}")
+    version = provider["version"] or packages.get("ibverbs-providers")
+    return {
+        **found,
+        "version": version,
+        "private_abi": abi.private_abi,
+        "kernel_abi": abi.kernel_abi,
+        "sha256": abi.sha256,
+    }

@@ -50,14 +50,20 @@ def abi_differs(nodes: Nodes) -> Iterator[tuple[Values, tuple[str, ...]]]:
             yield {"driver": driver, "which": grouped(groups)}, _odd(groups)
 
 
-def _facts(node: NodeProfile) -> Iterator[tuple[str, str]]:
-    """What should be equal on all nodes of a kind, as (fact, value)."""
+def _facts(node: NodeProfile) -> dict[str, str]:
+    """What should be equal on all nodes of a kind; how many there are of it has rules of its own."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for fact, value in _each(node):
+        found[fact][value] = None
+    return {fact: " + ".join(sorted(values)) for fact, values in found.items()}
+
+
+def _each(node: NodeProfile) -> Iterator[tuple[str, str]]:
     system = node.system
     plain = {"operating system": system.os, "kernel": system.kernel, "amdgpu driver": node.amdgpu}
     yield from ((name, value) for name, value in plain.items() if value)
     yield from ((f"module {name}", version) for name, version in node.modules.items() if name in _NIC_MODULES)
-    for name, tool in node.tools.items():
-        yield f"{name}", tool
+    yield from node.tools.items()
     for nic in node.nics:
         if nic.nic and nic.firmware:
             yield f"firmware of {nic.nic} {nic.device}", nic.firmware
@@ -78,7 +84,7 @@ def nodes_differ(nodes: Nodes) -> Iterator[tuple[Values, tuple[str, ...]]]:
     facts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node in nodes:
         if node.gpus:
-            for fact, value in dict.fromkeys(_facts(node)):
+            for fact, value in _facts(node).items():
                 facts[fact][value].append(node.name)
     for fact, groups in facts.items():
         if len(groups) > 1:

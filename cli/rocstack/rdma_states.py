@@ -5,42 +5,69 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 from rocstack.diagnosis import few, registering
-from rocstack.node.profile import Gid, Library, NodeProfile, Port, Verbs
+from rocstack.node import gids
+from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs
 from rocstack.states import Rule, Values, grouped
 
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
 MTU = 4200  # bytes: RDMA's largest packet of 4096 and its headers fit
-_PROVIDER = {"mlx5_core": "mlx5", "mlx5_ib": "mlx5", "ionic_rdma": "ionic", "rdma_rxe": "rxe", "bnxt_en": "bnxt_re"}
+_PROVIDERS = {"bnxt_re": "bnxt_re", "mlx5_ib": "mlx5", "ionic_rdma": "ionic", "rdma_rxe": "rxe"}  # by kernel module
 
 
 def by_driver(node: NodeProfile) -> dict[str, list[Verbs]]:
-    """The RDMA devices of each kernel driver that has a provider of that name."""
+    """The RDMA devices of each provider that the probe looks for."""
     found: dict[str, list[Verbs]] = defaultdict(list)
     for device in node.verbs:
-        if device.driver:
-            found[_PROVIDER.get(device.driver, device.driver)].append(device)
+        if device.driver in _PROVIDERS:
+            found[_PROVIDERS[device.driver]].append(device)
     return dict(found)
 
 
+def data_ports(node: NodeProfile) -> list[tuple[Verbs, Port]]:
+    """The ports of the data network, up or down: no bond, and, unless a GPU sits beside it, not the card with the
+    default route nor one that is slower than the fastest. Those are for management; the rest where all are."""
+    known = {netdev.name: netdev for netdev in node.netdevs}
+    ports = [
+        (device, port)
+        for device in node.verbs
+        for port in device.ports
+        if "bond" not in device.name and not any(_in_bond(known, name) for name in device.netdevs)
+    ]
+    routes = sorted((route.metric, route.netdev) for route in node.routes if route.to == "0.0.0.0/0")
+    beside = {link.nic for link in node.affinity if link.via == "switch"}
+    fastest = max((port.rate or 0 for _, port in ports if port.state == "ACTIVE"), default=0)
+    used = [
+        (device, port)
+        for device, port in ports
+        if device.name in beside
+        or (
+            not (routes and routes[0][1] in device.netdevs)
+            and (port.state != "ACTIVE" or not port.rate or port.rate >= fastest)
+        )
+    ]
+    return used or ports
+
+
+def _in_bond(known: Mapping[str, Netdev], name: str) -> bool:
+    netdev = known.get(name)
+    return netdev is not None and (netdev.kind == "bond" or netdev.master in known)
+
+
 def active(node: NodeProfile) -> Iterator[tuple[Verbs, Port]]:
-    return ((device, port) for device in node.verbs for port in device.ports if port.state == "ACTIVE")
+    """The ports of the data network that are up."""
+    return ((device, port) for device, port in data_ports(node) if port.state == "ACTIVE")
 
 
-def roce_v2(gid: Gid) -> bool:
-    return gid.type == "RoCE v2"
-
-
-def ipv4(gid: Gid) -> bool:
-    return gid.gid.startswith("0000:0000:0000:0000:0000:ffff:")
-
-
-def gid_index(port: Port) -> int | None:
-    """The first RoCE v2 entry of an IPv4 address."""
-    return next((gid.index for gid in port.gids if roce_v2(gid) and ipv4(gid)), None)
+def gid_rows(node: NodeProfile) -> Iterator[tuple[Verbs, list[gids.Choice]]]:
+    """Every active Ethernet port's device, and the rows of its GID table that may carry data, best first."""
+    vlans = [netdev.name for netdev in node.netdevs if netdev.kind == "vlan"]
+    for device, port in active(node):
+        if port.link_layer == "Ethernet":
+            yield device, gids.usable(port, device.netdevs, vlans, ())
 
 
 def _takes(library: Library, abi: int) -> bool:
@@ -58,7 +85,7 @@ def _speaking(node: NodeProfile) -> Iterator[tuple[str, str, int, list[Library]]
 @rule
 def no_provider(node: NodeProfile) -> Iterator[Values]:
     for driver, devices, abi, own in _speaking(node):
-        if not own and not any(item.what.endswith((".so", "libibverbs")) for item in node.unread):
+        if not own and not any("libibverbs" in item.what for item in node.unread):
             yield {"driver": driver, "devices": devices, "abi": abi}
 
 
@@ -118,14 +145,14 @@ def no_uverbs(node: NodeProfile) -> Iterator[Values]:
 
 @rule
 def port_down(node: NodeProfile) -> Iterator[Values]:
-    """A port that is down where cards of the same driver carry data, or where none does: a spare card of another
-    make that nobody cabled is no fault."""
-    working = {device.driver for device, _ in active(node)}
+    """A port that is down where cards of the same model carry data, or where none does: a spare card of another
+    model that nobody cabled is no fault."""
+    models = {nic.verbs: nic.device for nic in node.nics}
+    working = {models.get(device.name) for device, _ in active(node)}
     down = [
         f"{device.name} port {port.number} ({port.state}{f', {port.physical}' if port.physical else ''})"
-        for device in node.verbs
-        for port in device.ports
-        if port.state not in (None, "ACTIVE") and (device.driver in working or not working)
+        for device, port in data_ports(node)
+        if port.state not in (None, "ACTIVE") and (models.get(device.name) in working or not working)
     ]
     if down:
         yield {"ports": few(down)}
@@ -158,16 +185,14 @@ def mtu_differs(node: NodeProfile) -> Iterator[Values]:
 
 @rule
 def gid_none(node: NodeProfile) -> Iterator[Values]:
-    yield from _ports_without(node, lambda port: any(map(roce_v2, port.gids)))
+    bad = [device.name for device, rows in gid_rows(node) if not rows]
+    if bad:
+        yield {"devices": few(bad)}
 
 
 @rule
 def gid_no_ipv4(node: NodeProfile) -> Iterator[Values]:
-    yield from _ports_without(node, lambda port: gid_index(port) is not None or not any(map(roce_v2, port.gids)))
-
-
-def _ports_without(node: NodeProfile, good: Callable[[Port], bool]) -> Iterator[Values]:
-    bad = [device.name for device, port in active(node) if port.link_layer == "Ethernet" and not good(port)]
+    bad = [device.name for device, rows in gid_rows(node) if rows and rows[0].family != gids.IPV4]
     if bad:
         yield {"devices": few(bad)}
 
@@ -175,9 +200,9 @@ def _ports_without(node: NodeProfile, good: Callable[[Port], bool]) -> Iterator[
 @rule
 def gid_index_differs(node: NodeProfile) -> Iterator[Values]:
     groups: dict[str, list[str]] = defaultdict(list)
-    for device, port in active(node):
-        if (index := gid_index(port)) is not None:
-            groups[str(index)].append(device.name)
+    for device, rows in gid_rows(node):
+        if rows:
+            groups[str(rows[0].index)].append(device.name)
     if len(groups) > 1:
         yield {"which": grouped(groups)}
 

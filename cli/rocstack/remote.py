@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rocstack import paths
+from rocstack import node, paths
 from rocstack.errors import BadInput, CheckFailed, Missing, Where
 
 State = Literal["started", "ok", "failed", "unreachable"]
@@ -107,6 +107,7 @@ def run(
         raise Missing("ansible-playbook isn't there", code="no-ansible", next_step="pip install ansible-core")
     events = _Events(on_event)
     with tempfile.TemporaryDirectory(prefix="rocstack-") as private:
+        env["ANSIBLE_MODULE_UTILS"] = _module_utils(Path(private))
         code = _ansible(private, paths.playbooks() / playbook, inventory, forks, dict(variables or {}), env, events)
     if events.hosts:
         return tuple(events.hosts.values())
@@ -120,8 +121,15 @@ def run(
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
     # Started by its path, rocstack runs in an environment whose programs PATH doesn't name.
     path = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", os.defpath)))
-    module_utils = str(Path(__file__).parent)  # `node` travels to the nodes
-    return {**_DEFAULTS, **env, **_OURS, "PATH": path, "ANSIBLE_MODULE_UTILS": module_utils}
+    return {**_DEFAULTS, **env, **_OURS, "PATH": path}
+
+
+def _module_utils(private: Path) -> str:
+    """The folder through which our modules find the package `node`, under a name that Ansible doesn't have."""
+    folder = private / "module_utils"
+    folder.mkdir()
+    (folder / "rocstack_node").symlink_to(Path(node.__file__).parent)
+    return str(folder)
 
 
 def _ansible(

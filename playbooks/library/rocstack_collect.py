@@ -8,7 +8,7 @@ import gzip
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node.collect import collect
+from ansible.module_utils.rocstack_node.collect import collect
 
 DOCUMENTATION = r"""
 module: rocstack_collect

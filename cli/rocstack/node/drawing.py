@@ -86,7 +86,7 @@ def state(nic: Nic, netdevs: Iterable[Netdev], verbs: Iterable[Verbs]) -> str:
 
 
 def _title(profile: NodeProfile) -> str:
-    return profile.name + (f" · virtual ({profile.virtual})" if profile.virtual else "")
+    return f"GPUs and NICs of {profile.name}" + (f" · virtual ({profile.virtual})" if profile.virtual else "")
 
 
 def _roots(profile: NodeProfile, devices: Sequence[Device]) -> Iterator[tuple[str, list[str]]]:

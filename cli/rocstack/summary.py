@@ -1,0 +1,127 @@
+"""A node profile in a few lines of words: what `rocstack probe` shows of each node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from rocstack.node.classes import classes, differences
+from rocstack.node.drawing import bits, speed
+from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
+
+UNKNOWN = "not read"
+ROWS = ("system", "GPUs", "NICs", "RDMA", "libraries", "state")
+
+
+def facts(profile: NodeProfile) -> dict[str, str]:
+    """ROWS -> what the node has of it."""
+    return {
+        "system": ", ".join(_system(profile)),
+        "GPUs": ", ".join(_gpus(profile)),
+        "NICs": ", ".join(_nics(profile)),
+        "RDMA": ", ".join(_rdma(profile.verbs)),
+        "libraries": ", ".join(map(_library, profile.libraries)) or "none",
+        "state": ", ".join(_state(profile)) or "no fault seen",
+    }
+
+
+def name(profile: NodeProfile) -> str:
+    """The node's name, and that it is virtual."""
+    return profile.name + (f" (virtual {profile.virtual})" if profile.virtual else "")
+
+
+def alike(profiles: Iterable[NodeProfile]) -> list[str]:
+    """Which nodes are alike, and what sets the others apart; a line each."""
+    groups = classes(profiles)
+    if len(groups) == 1 and len(groups[0].nodes) > 1:
+        return [f"{len(groups[0].nodes)} nodes, all alike"]
+    if len(groups) < 2:
+        return []
+    first = groups[0]
+    lines = [f"{count(len(first.nodes), 'node')} alike: {listed(first.nodes)}"] if len(first.nodes) > 1 else []
+    if not lines:
+        lines = [f"no two of the {len(groups)} nodes are alike"]
+    for difference in differences(groups):
+        *others, most = difference.values
+        sides = "; ".join(f"{listed(nodes)}: {value}" for value, nodes in others)
+        lines.append(f"{difference.trait}: {sides}; {listed(most[1])}: {most[0]}")
+    return lines
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _system(profile: NodeProfile) -> Iterator[str]:
+    system = profile.system
+    yield system.os or UNKNOWN
+    yield f"kernel {system.kernel or UNKNOWN}"
+    if system.memory:
+        yield f"{system.memory / 2**30:.0f} GiB"
+
+
+def _gpus(profile: NodeProfile) -> Iterator[str]:
+    kinds = Counter(f"{gpu.name or gpu.device} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
+    yield from (f"{many} × {kind}" for kind, many in kinds.items())
+    if profile.amdgpu:
+        yield f"amdgpu {profile.amdgpu}"
+    elif not kinds:
+        yield "none"
+
+
+def _nics(profile: NodeProfile) -> Iterator[str]:
+    known = [nic for nic in profile.nics if nic.nic]
+    kinds = Counter(_nic(profile, nic) for nic in known)
+    yield from (f"{many} × {kind}" for kind, many in kinds.items())
+    others = len(profile.nics) - len(known)
+    if others:
+        yield f"{others} other{'s' * (others > 1)}" if known else f"{others} without a NIC profile"
+    if not profile.nics:
+        yield "none"
+
+
+def _nic(profile: NodeProfile, nic: Nic) -> str:
+    rate = bits(speed(nic, profile.netdevs, profile.verbs))
+    driver = f"{nic.driver or 'no driver'} {nic.driver_version or ''}".strip()
+    return " ".join(filter(None, (nic.nic, rate, f"({driver}, firmware {nic.firmware or UNKNOWN})")))
+
+
+def _rdma(verbs: Iterable[Verbs]) -> Iterator[str]:
+    kinds = Counter((device.driver or UNKNOWN, device.kernel_abi) for device in verbs)
+    for (driver, abi), many in kinds.items():
+        yield f"{many} × {driver}, kernel ABI {UNKNOWN if abi is None else abi}"
+    if not kinds:
+        yield "none"
+
+
+def _library(library: Library) -> str:
+    version = library.version or "version not read"
+    if library.driver is None:
+        abi = UNKNOWN if library.private_abi is None else library.private_abi
+        return f"libibverbs {version} (private ABI {abi})"
+    low, high = library.kernel_abi or (None, None)
+    span = UNKNOWN if low is None else f"{low}" if low == high else f"{low}-{high}"
+    return f"{library.driver} {version} (kernel ABI {span})"
+
+
+def _state(profile: NodeProfile) -> Iterator[str]:
+    """What is plainly not as it should be. What it means and what to do is the doctor's affair."""
+    ports = [port for device in profile.verbs for port in device.ports]
+    down = sum(port.state != "ACTIVE" for port in ports)
+    if down:
+        yield f"{down} of {count(len(ports), 'RDMA port')} not active"
+    slow = sum(map(_degraded, [g.pcie for g in profile.gpus] + [n.pcie for n in profile.nics if n.nic]))
+    if slow:
+        yield f"{count(slow, 'PCIe link')} below what the device can"
+    if profile.unread:
+        yield f"{count(len(profile.unread), 'thing')} not read"
+
+
+def _degraded(link: Pcie) -> bool:
+    pairs = ((link.speed, link.max_speed), (link.width, link.max_width))
+    return any(now is not None and most is not None and now < most for now, most in pairs)

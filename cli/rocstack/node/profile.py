@@ -62,7 +62,7 @@ class Gpu(_Part):
     render_minor: int | None = None  # /dev/dri/renderD<minor>
     numa: int | None = None
     memory: int | None = None
-    kfd_node: int | None = None
+    kfd_node: int | None = None  # None: the driver does not drive it
     firmware: str | None = None  # VBIOS
     pcie: Pcie = Pcie()
     path: tuple[str, ...] = ()  # PCI addresses from the root port down to the device itself

@@ -55,7 +55,7 @@ class Entry(Value):
     def places(self) -> set[str]:
         """The names that `means` and `next` want filled."""
         texts = (self.means, self.next)
-        return {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+        return {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name} - {"playbooks"}
 
     def read(self, line: str) -> dict[str, str] | None:
         """What `match` reads off a line that holds one of the texts; None where it doesn't fit."""
@@ -66,7 +66,8 @@ class Entry(Value):
 
     def found(self, values: Mapping[str, object] | None = None, **more: Any) -> Finding:
         """The finding that this entry becomes."""
-        filled = {name: getattr(self, name).format_map(values or {}) for name in ("means", "next")}
+        known = {"playbooks": paths.playbooks(), **(values or {})}
+        filled = {name: getattr(self, name).format_map(known) for name in ("means", "next")}
         return Finding(id=self.id, level=self.level, cause=self.cause, source=self.source, **filled, **more)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rocstack import fleet, rdma_states, states
 from rocstack.diagnosis import Entry, Finding, Table, few, in_order
@@ -10,6 +10,7 @@ from rocstack.node.profile import NodeProfile
 from rocstack.words import Value
 
 RULES = {**rdma_states.RULES, **states.RULES}
+UNREACHED = "node-unreached"
 
 
 class NodeReport(Value):
@@ -21,15 +22,17 @@ class NodeReport(Value):
     findings: tuple[Finding, ...]
 
 
-def examine(nodes: Sequence[NodeProfile], table: Table) -> NodeReport:
-    """Every state of the table, on each node and between them."""
-    findings = []
+def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, str] | None = None) -> NodeReport:
+    """Every state of the table, on each node and between them. `failures`: nodes that could not be read, and why."""
+    silent: list[tuple[states.Values, tuple[str, ...]]]
+    silent = [({"reason": reason}, (name,)) for name, reason in (failures or {}).items()]
+    findings = _findings(table[UNREACHED], silent)
     for name, rule in RULES.items():
         findings += _findings(table[name], ((values, (node.name,)) for node in nodes for values in rule(node)))
     for name, compare in fleet.RULES.items() if len(nodes) > 1 else ():
         findings += _findings(table[name], compare(nodes))
     return NodeReport(
-        nodes=tuple(node.name for node in nodes),
+        nodes=(*(node.name for node in nodes), *(failures or {})),
         virtual={node.name: node.virtual for node in nodes if node.virtual},
         unread={node.name: tuple(f"{item.what}: {item.why}" for item in node.unread) for node in nodes if node.unread},
         findings=in_order(findings),

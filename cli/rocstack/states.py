@@ -55,17 +55,22 @@ def pcie_speed(node: NodeProfile) -> Iterator[Values]:
         yield {"which": few(low)}
 
 
+def _works(node: NodeProfile) -> bool:
+    """A worker, not a control node."""
+    return bool(node.gpus or node.verbs or node.cxi)
+
+
 @rule
 def memlock_low(node: NodeProfile) -> Iterator[Values]:
     limit = node.limits.get("memlock", -1)
-    if 0 <= limit < MEMLOCK:
+    if 0 <= limit < MEMLOCK and _works(node):
         yield {"limit": f"{limit / (1 << 20):g} MiB"}
 
 
 @rule
 def nofile_low(node: NodeProfile) -> Iterator[Values]:
     limit = node.limits.get("nofile", -1)
-    if 0 <= limit < NOFILE:
+    if 0 <= limit < NOFILE and _works(node):
         yield {"limit": limit}
 
 

@@ -3,13 +3,16 @@ by the real parsers; what a /sys tree can't hold (libraries) is added to the pro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import Cli
 
-from rocstack import diagnosis, doctor, fleet
+from rocstack import diagnosis, doctor, fleet, profiles
 from rocstack.node import read
 from rocstack.node.nics import NicKind
 from rocstack.node.profile import Address, Library, NodeProfile, Pcie, Unread
@@ -218,6 +221,57 @@ def test_the_odd_node_is_named() -> None:
 def test_virtual_hardware_is_called_so() -> None:
     report = doctor.examine(TWO, TABLE)
     assert report.virtual == {"n1": "mi300x-thor2", "n2": "mi300x-thor2"}
+
+
+def test_a_node_that_does_not_answer_is_a_finding() -> None:
+    report = doctor.examine(TWO, TABLE, {"n3": "No route to host", "n4": "No route to host"})
+    (finding,) = report.findings
+    assert (finding.id, finding.level, finding.nodes) == ("node-unreached", "error", ("n3", "n4"))
+    assert finding.seen == ("n3, n4: it could not be examined: No route to host",)
+    assert report.nodes == ("n1", "n2", "n3", "n4")
+
+
+# The command
+
+
+def test_saved_profiles(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.json"
+    profiles.write_profiles(file, [*TWO, node("port-down=bnxt_re2", number=3)])
+    done = cli("doctor", "--profiles", str(file))
+    assert done.code == 1
+    assert "virtual, no real hardware (mi300x-thor2): n1, n2, n3" in done.out
+    assert re.search(r"^error port-down \(1 of 3 nodes\)$", done.out, re.MULTILINE)
+    assert "bnxt_re2 port 1" in done.out
+    said = cli("doctor", "--profiles", str(file), "--json").json()
+    assert said["ok"] is False
+    assert {finding["id"] for finding in said["findings"]} == {"port-down", "rdma-fewer"}
+    profiles.write_profiles(file, TWO)
+    done = cli("doctor", "--profiles", str(file))
+    assert done.code == 0
+    assert "nothing known found on n1, n2" in done.out
+    file.write_text("{}")
+    assert cli("doctor", "--profiles", str(file)).code == 2
+
+
+def test_narrow_lines_hold_the_whole_text(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.json"
+    profiles.write_profiles(file, [node(kind="mixed-broken")])
+    wide = cli("doctor", "--profiles", str(file)).out
+    narrow = cli("doctor", "--profiles", str(file), env={"COLUMNS": "60", "FORCE_COLOR": "1"}).out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", narrow)
+    assert max(map(len, plain.splitlines())) <= 60 or "https" in plain
+    assert plain.split() == wide.split()
+
+
+def test_this_host(cli: Cli) -> None:
+    done = cli("doctor", "--json")
+    assert done.code in (0, 1)
+    assert len(done.json()["nodes"]) == 1
+
+
+def test_an_inventory_that_is_not_there(cli: Cli) -> None:
+    done = cli("doctor", "nodes.yml", "--json")
+    assert (done.code, done.json()["error"]["code"]) == (2, "no-inventory")
 
 
 def test_errors_come_first() -> None:

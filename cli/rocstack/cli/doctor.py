@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,12 +42,20 @@ def doctor(
     given = [name for name, value in (("INVENTORY", inventory), ("--log", log), ("--profiles", profiles)) if value]
     if len(given) > 1:
         raise BadInput(f"{' and '.join(given)}: one at a time", code="one-source", next_step="run it once for each")
-    report = _of_log(log) if log else _of_nodes(inventory, profiles)
+    if log:
+        of_log = _of_log(log)
+        _answer(of_log, json, lambda: _show_log(of_log, log))
+    else:
+        of_nodes = _of_nodes(inventory, profiles)
+        _answer(of_nodes, json, lambda: _show_nodes(of_nodes))
+
+
+def _answer(report: LogReport | NodeReport, json: bool, show: Callable[[], None]) -> None:
     failed = any(finding.level == "error" for finding in report.findings)
     if json:
         print_json({"ok": not failed, **report.model_dump()})
     else:
-        _show_log(report, log or "") if hasattr(report, "lines") else _show_nodes(report)
+        show()
     raise typer.Exit(1 if failed else 0)
 
 
@@ -60,14 +69,15 @@ def _of_log(name: str) -> LogReport:
 def _of_nodes(inventory: str | None, profiles: Path | None) -> NodeReport:
     from rocstack import diagnosis, probe
     from rocstack import doctor as core
+    from rocstack import profiles as files
 
+    table = diagnosis.load()
     if profiles:
-        nodes = probe.read_profiles(profiles)
-    elif inventory:
-        nodes = probe.probe_inventory(Path(inventory))
-    else:
-        nodes = [probe.probe_host()]
-    return core.examine(nodes, diagnosis.load())
+        return core.examine(files.read_profiles(profiles), table)
+    if inventory:
+        found = probe.probe_inventory(Path(inventory))
+        return core.examine(found.profiles, table, {failure.node: failure.reason for failure in found.failures})
+    return core.examine([probe.probe_host()], table)
 
 
 def _show_log(report: LogReport, name: str) -> None:

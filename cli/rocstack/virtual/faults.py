@@ -64,7 +64,7 @@ def parse(text: str) -> Fault:
         raise BadInput(
             f"no fault '{name}'" + (f": {hint}" if hint else ""),
             code="bad-fault",
-            next_step=f"known: {', '.join(KINDS)}; `rocstack local up --help` shows their values",
+            next_step=f"known: {', '.join(KINDS)}; `rocstack local models` shows their values",
         )
     if (bool(value) and not kind.takes) or (not value and kind.takes and not kind.takes.startswith("[")):
         takes = f"{name}={kind.takes}" if kind.takes else f"{name}, without a value"
@@ -80,7 +80,10 @@ def apply(machine: Machine, faults: Iterable[Fault]) -> Machine:
     """
     for fault in (*map(parse, machine.model.faults), *faults):
         if fault.node in (None, machine.node):
-            changed = KINDS[fault.kind].change(machine, fault.value)
+            try:
+                changed = KINDS[fault.kind].change(machine, fault.value)
+            except ValueError as error:
+                raise _bad(str(fault), f"{machine.host}: {error}") from None
             machine = replace(changed, faults=(*machine.faults, str(fault)))
     return machine
 
@@ -104,7 +107,7 @@ def _ports(machine: Machine, name: str, change: Callable[[Port], Port]) -> Machi
     carries data."""
     names = [known for port in machine.ports for known in (port.verbs, port.netdev) if known]
     if name and name not in names:
-        raise _bad(name, f"{machine.host} has no such device: {did_you_mean(name, names) or ', '.join(names)}")
+        raise ValueError(f"no device '{name}': {did_you_mean(name, names) or ', '.join(names)}")
     meant = [port for port in machine.ports if (name in (port.verbs, port.netdev) if name else _data(port))]
     return replace(machine, ports=tuple(change(port) if port in meant else port for port in machine.ports))
 
@@ -115,7 +118,7 @@ def _data(port: Port) -> bool:
 
 def _number(text: str, what: str, highest: int) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > highest:
-        raise _bad(text, f"{what} is a number up to {highest}")
+        raise ValueError(f"{what} is a number up to {highest}, not '{text}'")
     return int(text)
 
 
@@ -130,7 +133,7 @@ def _gpu_missing(machine: Machine, value: str) -> Machine:
     place = _number(value, "a GPU", 255)
     left = tuple(gpu for gpu in machine.gpus if gpu.place != place)
     if len(left) == len(machine.gpus):
-        raise _bad(value, f"{machine.host} has no GPU {place}")
+        raise ValueError(f"no GPU {place}")
     return replace(machine, gpus=left)
 
 
@@ -150,13 +153,13 @@ def _port_down(machine: Machine, value: str) -> Machine:
 def _pcie(machine: Machine, value: str) -> Machine:
     name, _, width = value.partition(":")
     if width not in ("x1", "x2", "x4", "x8", "x16"):
-        raise _bad(value, "the form is bnxt_re1:x8 or gpu3:x8")
+        raise ValueError("the form is bnxt_re1:x8 or gpu3:x8")
     lanes = int(width[1:])
     gpu = re.fullmatch(r"gpu([0-9]+)", name)
     if not gpu:
         return _ports(machine, name, lambda p: replace(p, pci=replace(p.pci, link=replace(p.pci.link, width=lanes))))
     if int(gpu[1]) not in [each.place for each in machine.gpus]:
-        raise _bad(value, f"{machine.host} has no GPU {gpu[1]}")
+        raise ValueError(f"no GPU {gpu[1]}")
     gpus = (
         replace(g, pci=replace(g.pci, link=replace(g.pci.link, width=lanes))) if g.place == int(gpu[1]) else g
         for g in machine.gpus

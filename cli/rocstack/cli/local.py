@@ -1,0 +1,152 @@
+"""`rocstack local`: a cluster of virtual nodes on this machine."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import escape, out, print_json, say, table
+
+if TYPE_CHECKING:
+    from rocstack.settings import Settings
+    from rocstack.virtual.local import Local, NodeState
+
+Model = Annotated[str, typer.Option(help="Node model; `rocstack local models` lists them. Or a .yml file.")]
+
+
+def register(app: typer.Typer) -> None:
+    local = typer.Typer(
+        help="A cluster of virtual nodes on this machine: GPUs and NICs are files that the real tools read.",
+        no_args_is_help=True,
+    )
+    local.command("up", epilog="Example: rocstack local up --nodes 2 --fault n2:port-down=bnxt_re3")(up)
+    local.command("down", epilog="Example: rocstack local down")(down)
+    local.command("status", epilog="Example: rocstack local status --json")(status)
+    local.command("models", epilog="Example: rocstack local models")(models)
+    app.add_typer(local, name="local")
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="How many nodes.")] = 2,
+    model: Model = "mi300x-thor2",
+    fault: Annotated[
+        list[str], typer.Option("--fault", metavar="[nK:]FAULT[=VALUE]", help="What is broken; may be given often.")
+    ] = [],  # noqa: B006
+    stack: options.Stack = None,
+    json: options.Json = False,
+) -> None:
+    """Start virtual nodes (containers with sshd and virtual hardware), or change them; write their inventory."""
+    from rocstack import engine
+    from rocstack import stack as stacks
+    from rocstack.virtual import access, faults, nodeimage
+    from rocstack.virtual import model as node_models
+    from rocstack.virtual.cluster import Wish
+
+    chosen = options.settings(stack=stack)
+    wish = Wish(node_models.load(model), nodes, tuple(map(faults.parse, fault)))
+    wish.refuse()
+    access.require_ssh()
+    engine.require_buildx()
+    cluster = _local(chosen)
+    engine.require_version(cluster.client)
+    image = nodeimage.ensure(
+        cluster.client, stacks.load(chosen.stack, chosen.overlay_folder()), chosen, cluster.folder / "image", say
+    )
+    states = cluster.up(wish, image)
+    inventory = _shown(cluster.folder / access.INVENTORY)
+    if json:
+        print_json({**_as_json(states), "inventory": str(cluster.folder / access.INVENTORY)})
+        return
+    _print(states, f"{len(states)} virtual nodes, model {wish.model.name}: {wish.model.about}")
+    config = _shown(cluster.folder / access.CONFIG)
+    out.print(f"inventory: {escape(inventory)}")
+    out.print(f"next: rocstack probe {escape(inventory)}")
+    out.print(f"      ssh -F {escape(config)} n1")
+    out.print("      rocstack local down")
+
+
+def down(
+    every: Annotated[bool, typer.Option("--all", help="Remove the image of virtual nodes too.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Remove this folder's virtual nodes with their network, keys and inventory, and nothing else."""
+    cluster = _local(options.settings())
+    gone = cluster.down()
+    gone["images"] = cluster.remove_images() if every else 0
+    if json:
+        print_json({"virtual": True, "removed": gone})
+    elif any(gone.values()):
+        out.print("removed: " + ", ".join(f"{count} {what}" for what, count in gone.items() if count) + " (virtual)")
+    else:
+        out.print("no virtual cluster here: nothing to remove")
+
+
+def status(json: options.Json = False) -> None:
+    """Show this folder's virtual nodes. Exit code 1: one of them can't be reached."""
+    from rocstack.errors import Missing
+
+    cluster = _local(options.settings())
+    states = cluster.status()
+    if not states:
+        raise Missing(
+            f"no virtual cluster in {Path.cwd()}",
+            code="no-cluster",
+            next_step="`rocstack local up --nodes 2` starts one; each folder has its own",
+        )
+    if json:
+        print_json(_as_json(states))
+    else:
+        _print(states, f"{len(states)} virtual nodes")
+    if not all(state.reachable for state in states):
+        raise typer.Exit(1)
+
+
+def models(json: options.Json = False) -> None:
+    """List the node models, and what can be broken."""
+    from rocstack.virtual import faults
+    from rocstack.virtual import model as node_models
+
+    found = [node_models.load(name) for name in node_models.names()]
+    if json:
+        kinds = [{"name": kind.name, "takes": kind.takes, "does": kind.does} for kind in faults.KINDS.values()]
+        print_json({"models": [model.model_dump() for model in found], "faults": kinds})
+        return
+    table(("MODEL", "ABOUT"), [(model.name, model.about) for model in found])
+    out.print()
+    table(("FAULT", "TAKES", "WHAT IT DOES"), [(kind.name, kind.takes, kind.does) for kind in faults.KINDS.values()])
+
+
+def _local(chosen: Settings) -> Local:
+    from rocstack import engine
+    from rocstack.virtual.local import Local
+
+    return Local(engine.connect(), Path(chosen.out) / "local", chosen.image_prefix, say)
+
+
+def _as_json(states: list[NodeState]) -> dict[str, object]:
+    return {"virtual": True, "nodes": [state.as_dict() for state in states]}
+
+
+def _print(states: list[NodeState], title: str) -> None:
+    rows = [
+        (
+            s.name,
+            s.address,
+            f"{s.state}{'' if s.reachable else ', no ssh'}",
+            str(s.gpus),
+            str(s.nics),
+            " ".join(s.faults),
+        )
+        for s in states
+    ]
+    table(("NODE", "ADDRESS", "STATE", "GPUS", "NICS", "FAULTS"), rows, title=title, right=(3, 4))
+
+
+def _shown(path: Path) -> str:
+    """The path as one types it here."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

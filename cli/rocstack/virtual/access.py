@@ -1,0 +1,103 @@
+"""SSH to virtual nodes: a key of their own, host keys known beforehand, and the inventory that says so."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocstack.errors import Missing
+
+KEY = "id_ed25519"
+HOST_KEY = "ssh_host_ed25519_key"
+KNOWN = "known_hosts"
+CONFIG = "ssh_config"
+INVENTORY = "inventory.yml"
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    address: str
+
+
+def require_ssh() -> None:
+    """
+    Raises:
+        Missing: no ssh client.
+    """
+    for tool in ("ssh", "ssh-keygen"):
+        if shutil.which(tool) is None:
+            raise Missing(
+                f"the command '{tool}' is not there", code="no-ssh", next_step="install the package openssh-client"
+            )
+
+
+def make_key(file: Path, comment: str) -> str:
+    """The public key of `file`; the pair is made where it is not there yet."""
+    public = file.with_name(file.name + ".pub")
+    if not (file.exists() and public.exists()):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)  # ssh-keygen gives the file mode 0600
+    return public.read_text().strip()
+
+
+def known_hosts(hosts: Iterable[tuple[Host, str]]) -> str:
+    """One line a host, from its public host key."""
+    return "".join(f"{host.address} {' '.join(key.split()[:2])}\n" for host, key in hosts)
+
+
+def ssh_config(folder: Path, hosts: Iterable[Host]) -> str:
+    """All that ssh must know, so that nothing of the person's own configuration, made for other machines, counts."""
+
+    def path(name: str) -> str:
+        return '"' + str(folder / name).replace("%", "%%") + '"'
+
+    rows = "".join(f"Host {host.name}\n    HostName {host.address}\n" for host in hosts)
+    return (
+        f"{rows}Host *\n    User root\n    IdentityFile {path(KEY)}\n    UserKnownHostsFile {path(KNOWN)}\n"
+        "    StrictHostKeyChecking yes\n    IdentitiesOnly yes\n"
+    )
+
+
+def ssh(folder: Path, host: Host, *command: str) -> list[str]:
+    return ["ssh", "-F", str(folder / CONFIG), host.name, *command]
+
+
+def inventory(folder: Path, hosts: Iterable[Host], model: str) -> str:
+    """An ordinary Ansible inventory. JSON strings are YAML strings."""
+    rows = "".join(f"        {host.name}: {{ansible_host: {host.address}}}\n" for host in hosts)
+    return (
+        f"# Virtual nodes, model {model}: made by `rocstack local up`, gone with `rocstack local down`.\n"
+        "all:\n"
+        "  vars:\n"
+        "    ansible_user: root\n"
+        f"    ansible_ssh_private_key_file: {json.dumps(str(folder / KEY).replace("%", "%%"))}\n"
+        f"    ansible_ssh_common_args: {json.dumps(shlex.join(['-F', str(folder / CONFIG)]))}\n"
+        "    ansible_python_interpreter: /usr/bin/python3\n"
+        "  children:\n"
+        "    control:\n"
+        "      hosts:\n"
+        "        n1: {}\n"
+        "    workers:\n"
+        "      hosts:\n" + rows
+    )
+
+
+def answers(folder: Path, host: Host, seconds: float, stop: threading.Event) -> bool:
+    """Whether this node's own sshd lets us in, waited for no longer than `seconds`, and not when `stop` is set."""
+    until = time.monotonic() + seconds
+    quickly = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=2"]
+    command = [*ssh(folder, host)[:-1], *quickly, host.name, "true"]
+    while subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL).returncode:
+        if time.monotonic() > until or stop.wait(0.1):
+            return False
+    return True

@@ -1,0 +1,80 @@
+"""The image of node containers: the stack's base and what a freshly installed server has. Kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import docker
+
+from rocstack import base, paths, site
+from rocstack.buildkit import Builder, Request
+from rocstack.context import Context, File
+from rocstack.engine import find_image
+from rocstack.errors import CheckFailed
+from rocstack.failure import Failure, explain
+from rocstack.settings import Settings
+from rocstack.stack import Stack
+
+LABEL = "io.rocstack.node"
+_HELPERS = ("site", "apt-update", "apt-install", "apt-clean")
+Say = Callable[[str], None]
+
+
+def context(base_reference: str) -> Context:
+    images = paths.images()
+    recipe = f"FROM {base_reference} AS node\n" + (images / "node/recipe").read_text()
+    helpers = {f"build/{name}": File((images / "build" / name).read_bytes(), 0o755) for name in _HELPERS}
+    start = File((images / "node/start").read_bytes(), 0o755)
+    return Context({"Dockerfile": File(recipe.encode()), "start": start, **helpers})
+
+
+def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder: Path, say: Say) -> str:
+    """The image's name; builds it where it is not there yet. `folder` takes the context.
+
+    Raises:
+        CheckFailed: a package could not be installed.
+        Missing: no base image.
+    """
+    start = base.ensure(client, stack, settings, say)
+    made = context(start.reference)
+    key = f"{made.digest()}{start.digest}"
+    name = f"{settings.image_prefix}/node:{stack.base.os}-{_short(key)}"
+    if find_image(client, name):
+        return name
+    say(f"building the image of virtual nodes, {name}")
+    made.write(folder)
+    request = Request(folder, "node", "node", site.of(settings), tags=(name,), labels={LABEL: stack.base.os})
+    failure = _build(request, made, settings.attempts, say)
+    if failure:
+        raise CheckFailed(
+            f"the image of virtual nodes could not be built: {failure.first_error}",
+            code="node-image-failed",
+            cause=failure.cause,
+            next_step=failure.next_step or f"see the whole output with `{shlex.join(request.shown())}`",
+        )
+    return name
+
+
+def _build(request: Request, made: Context, attempts: int, say: Say) -> Failure | None:
+    builder = Builder()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for attempt in range(1, attempts + 1):
+                code, progress = pool.submit(builder.run, request, lambda event: None).result()
+                failure = explain(progress, made) if code else None
+                if failure is None or failure.kind == "permanent" or attempt == attempts:
+                    return failure
+                say(f"{failure.first_error} (transient); trying again in {5 * attempt} s")
+                builder.pause(5 * attempt)
+        except BaseException:
+            builder.stop()
+            raise
+    return None
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -10,6 +10,7 @@ from rocstack.node.drawing import bits, speed
 from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
 
 UNKNOWN = "not read"
+MOST = 16  # differences shown
 ROWS = ("system", "GPUs", "NICs", "RDMA", "libraries", "state")
 
 
@@ -41,10 +42,13 @@ def alike(profiles: Iterable[NodeProfile]) -> list[str]:
     lines = [f"{count(len(first.nodes), 'node')} alike: {listed(first.nodes)}"] if len(first.nodes) > 1 else []
     if not lines:
         lines = [f"no two of the {len(groups)} nodes are alike"]
-    for difference in differences(groups):
+    found = differences(groups)
+    for difference in found[:MOST]:
         *others, most = difference.values
         sides = "; ".join(f"{listed(nodes)}: {value}" for value, nodes in others)
         lines.append(f"{difference.trait}: {sides}; {listed(most[1])}: {most[0]}")
+    if len(found) > MOST:
+        lines.append(f"{len(found) - MOST} more differences; --json has all values")
     return lines
 
 

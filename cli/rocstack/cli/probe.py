@@ -27,6 +27,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Write the node profiles
 Record = Annotated[Path | None, typer.Option(help="Write what was read, masked, to this new or empty folder.")]
 Replay = Annotated[Path | None, typer.Option(help="Probe recordings instead: a file of --record, or its folder.")]
 Env = Annotated[bool, typer.Option("--env", help="Show the environment of the fabric, with the reason of every line.")]
+Draw = Annotated[str | None, typer.Option(metavar="NODE", help="Draw this one of several nodes.")]
 Forks = Annotated[int, typer.Option(min=1, max=500, help="Nodes at a time.")]
 Root = Annotated[str | None, typer.Option(help="Root of another file system instead of this host's.", hidden=True)]
 
@@ -40,6 +41,7 @@ def probe(
     to: Out = None,
     record: Record = None,
     replay: Replay = None,
+    draw: Draw = None,
     env: Env = False,
     nic: options.Nic = None,
     forks: Forks = 64,
@@ -68,6 +70,8 @@ def probe(
         _show_env(found, nic, folder, json)
     elif json:
         print_json(profiles.to_dict(found))
+    elif draw:
+        _draw(_named(found, draw))
     elif found:
         _show(found)
     _show_failures(recorded.failures)
@@ -158,16 +162,13 @@ def _record(recordings: Sequence[Recording], folder: Path) -> None:
 
 def _show(found: Sequence[NodeProfile]) -> None:
     from rocstack import summary
-    from rocstack.node.drawing import draw
 
     if len(found) == 1:
         out.print(f"[bold]{escape(summary.name(found[0]))}[/]")
         for row, text in summary.facts(found[0]).items():
             out.print(escape(f"  {row:9}  {_clean(text)}"))
-        drawing = draw(found[0], min(out.width, 120), _unicode())
-        if drawing:
-            out.print()
-            out.print(escape(drawing.rstrip()), soft_wrap=True)
+        out.print()
+        _draw(found[0])
     else:
         rows = ([summary.name(node), *summary.facts(node).values()] for node in found)
         table(("NODE", *(row.upper() for row in summary.ROWS)), ([_clean(cell) for cell in row] for row in rows))
@@ -175,6 +176,23 @@ def _show(found: Sequence[NodeProfile]) -> None:
         for line in summary.alike(found):
             out.print(escape(_clean(line)))
     _show_unread(found)
+
+
+def _draw(node: NodeProfile) -> None:
+    from rocstack.node.drawing import draw
+
+    drawing = draw(node, min(out.width, 120), _unicode())
+    out.print(escape(drawing.rstrip() or f"{node.name}: no GPU and no NIC"), soft_wrap=True)
+
+
+def _named(found: Sequence[NodeProfile], name: str) -> NodeProfile:
+    from rocstack.errors import BadInput, did_you_mean
+
+    for node in found:
+        if node.name == name:
+            return node
+    hint = did_you_mean(name, [node.name for node in found])
+    raise BadInput(f"no node '{name}' was read" + (f": {hint}" if hint else ""), code="unknown-node")
 
 
 def _show_unread(found: Iterable[NodeProfile]) -> None:

@@ -26,6 +26,15 @@ class _Bridge:
     devices: list[Device] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Look:
+    """How wide names are, whether PCI domains are shown, and how a GPU's NIC is near."""
+
+    name: int
+    domain: bool
+    via: bool
+
+
 def draw(profile: NodeProfile, width: int = WIDTH, unicode: bool = True) -> str:
     """The drawing, no line longer than `width`; without `unicode` in ASCII only. Empty for a node without GPU and NIC.
 
@@ -34,10 +43,15 @@ def draw(profile: NodeProfile, width: int = WIDTH, unicode: bool = True) -> str:
     devices: list[Device] = [*profile.gpus, *profile.nics]
     if not devices:
         return ""
+    look = _Look(
+        name=min(max(len(word) for word in ["GPU 00", *map(nic_name, profile.nics)]), 16),
+        domain=any(not device.pci.startswith("0000:") for device in devices),
+        via=width >= 72,
+    )
     lines = [_title(profile)]
     for numa in sorted({device.numa for device in devices}, key=lambda n: (n is None, n or 0)):
         lines.append("NUMA node unknown" if numa is None else f"NUMA node {numa}")
-        lines += _branches(list(_roots(profile, [d for d in devices if d.numa == numa])))
+        lines += _branches(list(_roots(profile, [d for d in devices if d.numa == numa], look)))
     lines += ["", *_xgmi(profile.gpus)] if profile.gpus else []
     return "\n".join(clean(line, width, unicode).rstrip() for line in lines) + "\n"
 
@@ -89,7 +103,7 @@ def _title(profile: NodeProfile) -> str:
     return f"GPUs and NICs of {profile.name}" + (f" · virtual ({profile.virtual})" if profile.virtual else "")
 
 
-def _roots(profile: NodeProfile, devices: Sequence[Device]) -> Iterator[tuple[str, list[str]]]:
+def _roots(profile: NodeProfile, devices: Sequence[Device], look: _Look) -> Iterator[tuple[str, list[str]]]:
     """Each root complex that has devices, with the lines below it."""
     roots: dict[str, _Bridge] = {}
     for device in devices:
@@ -98,50 +112,51 @@ def _roots(profile: NodeProfile, devices: Sequence[Device]) -> Iterator[tuple[st
         for address in path[:-1]:
             bridge = bridge.bridges.setdefault(address, _Bridge(address))
         bridge.devices.append(device)
-    short = all(
-        pci.startswith("0000:") for pci in [gpu.pci for gpu in profile.gpus] + [nic.pci for nic in profile.nics]
-    )
     for name in sorted(roots):
-        below = list(_below(profile, roots[name], short))
+        below = list(_below(profile, roots[name], look))
         if len(below) == 1 and below[0][1]:
             yield f"root complex {name} ─ {below[0][0]}", below[0][1]
         else:
             yield f"root complex {name}", _branches(below)
 
 
-def _below(profile: NodeProfile, bridge: _Bridge, short: bool) -> Iterator[tuple[str, list[str]]]:
+def _below(profile: NodeProfile, bridge: _Bridge, look: _Look) -> Iterator[tuple[str, list[str]]]:
     """Devices and switches; a bridge with one thing below it is no switch and gets no line."""
     for child in sorted(bridge.bridges.values(), key=lambda b: b.address):
-        below = list(_below(profile, child, short))
+        below = list(_below(profile, child, look))
         if len(child.bridges) + bool(child.devices) > 1:
-            yield f"switch {_address(child.address, short)}", _branches(below)
+            yield f"switch {_address(child.address, look)}", _branches(below)
         else:
             yield from below
     alike: dict[tuple[str, ...], list[Nic]] = {}
     for device in sorted(bridge.devices, key=lambda d: d.pci):
         if isinstance(device, Gpu):
-            yield _gpu(profile, device, short), []
+            yield _gpu(profile, device, look), []
         else:
-            alike.setdefault((device.device, *_nic(profile, device, short)[2:4]), []).append(device)
+            alike.setdefault((device.device, *_nic(profile, device, look)[2:4]), []).append(device)
     for nics in alike.values():
         shown = nics if len(nics) <= _MOST_ALIKE else nics[:1]
         for nic in shown:
-            yield _columns(_nic(profile, nic, short)), []
+            yield _columns(_nic(profile, nic, look), look), []
         if len(nics) > len(shown):
             yield f"{len(nics) - 1} more functions like it", []
 
 
-def _gpu(profile: NodeProfile, gpu: Gpu, short: bool) -> str:
-    near = [f"→ {link.nic}, {VIA.get(link.via, link.via)}" for link in profile.affinity if link.gpu == gpu.index]
-    cells = (f"GPU {gpu.index}", _address(gpu.pci, short), gpu.gfx or gpu.device, generation(gpu.pcie), *near)
-    return _columns(cells)
+def _gpu(profile: NodeProfile, gpu: Gpu, look: _Look) -> str:
+    near = [
+        f"→ {link.nic}" + (f", {VIA.get(link.via, link.via)}" if look.via else "")
+        for link in profile.affinity
+        if link.gpu == gpu.index
+    ]
+    cells = (f"GPU {gpu.index}", _address(gpu.pci, look), gpu.gfx or gpu.device, generation(gpu.pcie), *near)
+    return _columns(cells, look)
 
 
-def _nic(profile: NodeProfile, nic: Nic, short: bool) -> tuple[str, ...]:
+def _nic(profile: NodeProfile, nic: Nic, look: _Look) -> tuple[str, ...]:
     rate = speed(nic, profile.netdevs, profile.verbs)
     link = " ".join(filter(None, (bits(rate), state(nic, profile.netdevs, profile.verbs))))
     beside = [name for name in nic.netdevs if name != nic_name(nic)]
-    return nic_name(nic), _address(nic.pci, short), link or nic.device, generation(nic.pcie), " ".join(beside)
+    return nic_name(nic), _address(nic.pci, look), link or nic.device, generation(nic.pcie), " ".join(beside)
 
 
 def bits(rate: int | None) -> str:
@@ -151,12 +166,13 @@ def bits(rate: int | None) -> str:
     return f"{rate / 1000:g}G" if rate >= 1000 else f"{rate}M"
 
 
-def _columns(cells: Sequence[str]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, (9, 7, 9, 8, 0)))  # noqa: B905
+def _columns(cells: Sequence[str], look: _Look) -> str:
+    widths = (look.name, 7, 9, 8, 0)
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths))  # noqa: B905
 
 
-def _address(pci: str, short: bool) -> str:
-    return pci[5:] if short else pci
+def _address(pci: str, look: _Look) -> str:
+    return pci if look.domain else pci[5:]
 
 
 def _branches(items: Sequence[tuple[str, list[str]]]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocstack.cli.ui import err, say, table
-from rocstack.errors import BadInput
+from rocstack.errors import BadInput, CheckFailed
 
 if TYPE_CHECKING:
     from rocstack.component import Nic
@@ -38,7 +38,7 @@ class Decision:
         from rocstack.nic import bundle, rdma_core, ways
         from rocstack.nic.need import needs
 
-        self.nodes = self._nodes(nic)
+        self.nodes = nodes(self.profiles, self.inventory, only=nic)
         source = Path(self.chosen.nic_source) if self.chosen.nic_source else None
 
         def releases() -> tuple[bundle.Release, ...]:
@@ -62,26 +62,6 @@ class Decision:
             )
         return self.plan.providers
 
-    def _nodes(self, nic: Nic) -> tuple[NodeProfile, ...]:
-        from rocstack.nic.need import devices, judged
-
-        if self.profiles and self.inventory:
-            raise BadInput("--profiles and --inventory exclude each other", code="bad-hosts", next_step="give one")
-        if self.profiles:
-            from rocstack.profiles import read_profiles
-
-            return judged(read_profiles(self.profiles))
-        if self.inventory:
-            from rocstack.cli.probe import probed
-
-            return judged(probed(self.inventory))
-        if not nic.modules or not Path("/sys/class/infiniband").is_dir():
-            return ()
-        from rocstack.probe import probe_host
-
-        here = probe_host()
-        return (here,) if devices(nic, here) else ()
-
     def show(self, nic: str) -> None:
         """What will be built for whom; nothing where there is no choice to make."""
         plan = self.plan
@@ -103,6 +83,50 @@ class Decision:
         )
         for note in plan.notes:
             say(note)
+
+
+def nodes(profiles: Path | None, inventory: Path | None, only: Nic | None = None) -> tuple[NodeProfile, ...]:
+    """The nodes that a worker image is judged by: of a file, of an inventory, or this machine; with `only`, this
+    machine counts if it has that NIC.
+
+    Raises:
+        BadInput: both are given; wrong profiles or inventory.
+        CheckFailed: a node of the inventory could not be read.
+    """
+    from rocstack.nic.need import devices, judged
+    from rocstack.profiles import read_profiles
+
+    if profiles and inventory:
+        raise BadInput("--profiles and --inventory exclude each other", code="bad-hosts", next_step="give one")
+    if profiles:
+        return judged(read_profiles(profiles))
+    if inventory:
+        return judged(_probed(inventory))
+    if only and not (only.modules and Path("/sys/class/infiniband").is_dir()):
+        return ()
+    from rocstack.probe import probe_host
+
+    here = probe_host()
+    return (here,) if only is None or devices(only, here) else ()
+
+
+def _probed(inventory: Path) -> tuple[NodeProfile, ...]:
+    from rocstack.probe import probe_inventory
+
+    say(f"probing the nodes of {inventory}")
+    found = probe_inventory(inventory)
+    if found.failures:
+        first = found.failures[0]
+        raise CheckFailed(
+            f"{first.node} is {first.state}: {first.reason}" + _more(len(found.failures) - 1),
+            code="node-unread",
+            next_step="an image is built for nodes that are known; take the node out of the inventory, or mend it",
+        )
+    return found.profiles
+
+
+def _more(count: int) -> str:
+    return f" (and {count} more)" if count else ""
 
 
 def _nodes_shown(names: tuple[str, ...], nodes: tuple[NodeProfile, ...]) -> str:

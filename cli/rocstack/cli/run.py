@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import err, escape, print_json
+
+if TYPE_CHECKING:
+    from rocstack.mount import Mount
 
 Image = Annotated[str | None, typer.Option(help="Image instead of the one built here for --stack and --nic.")]
 RoleName = Annotated[str, typer.Option(help="worker or control.")]
@@ -91,7 +94,8 @@ def start(
         raise BadInput(f"no role '{role}': known: {', '.join(ROLES)}", code="unknown-role")
     reference = image or f"{chosen.image_prefix}/{role}:{chosen.stack_name()}-{chosen.nic}"
     variables = parse_env(env, os.environ)
-    mounts = check_mounts([parse_mount(text, base=Path.cwd(), home=Path.home()) for text in mount])
+    own = [parse_mount(text, base=Path.cwd(), home=Path.home()) for text in mount]
+    mounts = check_mounts([*own, *_from_host(reference, needed=not show)])
     line = run_line(
         read_host(),
         reference,
@@ -131,6 +135,40 @@ def start(
             raise typer.Exit(code)
         line = less
         err.print(f"note: {escape(line.notes[-1])}; starting without it")
+
+
+def _from_host(reference: str, *, needed: bool) -> tuple[Mount, ...]:
+    """Libraries of this host that the image takes at start, if they fit it.
+
+    Raises:
+        CheckFailed: they don't, or that can't be told.
+    """
+    from rocstack import engine
+    from rocstack.errors import CheckFailed, Missing
+    from rocstack.nic.hostlib import host_mounts
+    from rocstack.node.gate import FITS, SLINGSHOT, judge
+    from rocstack.node.image import from_labels
+    from rocstack.probe import probe_host
+
+    try:
+        found = engine.find_image(engine.connect(), reference)
+    except Missing:
+        if needed:
+            raise
+        return ()
+    image = from_labels(reference, (found.labels if found else None) or {})
+    if image.nic != SLINGSHOT and not any(provider.way == "host" for provider in image.providers):
+        return ()
+    node = probe_host()
+    verdict = judge(image, node)
+    if verdict.result != FITS:
+        raise CheckFailed(
+            f"{verdict.result}: {verdict.says}",
+            code="unfit",
+            cause="the image takes a library of this host, which must fit the image's own libibverbs and libc",
+            next_step="`rocstack doctor` looks at this host",
+        )
+    return host_mounts(image, node)
 
 
 def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from rocstack.cli import options
@@ -36,11 +39,18 @@ def explain(
     gfx: options.Gfx = None,
     driver: str = typer.Option("", help="amdgpu driver version of the nodes, such as 6.10.5 or 30.20.1."),
     methods: options.With = [],  # noqa: B006
+    image: Annotated[str | None, typer.Option(help="An image: does it fit the nodes?")] = None,
+    profiles: options.Profiles = None,
+    inventory: options.Inventory = None,
     overlay: options.Overlay = None,
     json: options.Json = False,
 ) -> None:
-    """Say why a combination is allowed or refused, rule by rule."""
+    """Say why a combination is allowed or refused, rule by rule; or with --image, why it fits a node or doesn't."""
     from rocstack import rules
+
+    if image:
+        _explain_image(image, profiles, inventory, json)
+        return
 
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
     value, _, _ = options.join(chosen, gfx=gfx, methods=methods)
@@ -62,4 +72,34 @@ def explain(
             out.print(f"fact     {escape(fact.says)}\n         source: {escape(fact.source)}")
         out.print(f"{'refused' if broken else 'allowed'}: {len(broken)} broken, {idle} rules do not apply")
     if broken:
+        raise typer.Exit(1)
+
+
+def _explain_image(reference: str, profiles: Path | None, inventory: Path | None, json: bool) -> None:
+    """The gate's verdict for every node.
+
+    Raises:
+        Missing: no such image on this host.
+    """
+    from rocstack import engine
+    from rocstack.cli.nic import nodes
+    from rocstack.errors import Missing
+    from rocstack.node.gate import FITS, judge
+    from rocstack.node.image import from_labels
+
+    found = engine.find_image(engine.connect(), reference)
+    if found is None:
+        raise Missing(f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it")
+    image = from_labels(reference, found.labels or {})
+    verdicts = [judge(image, node) for node in nodes(profiles, inventory)]
+    if json:
+        rows = [{"node": v.node, "virtual": v.virtual, "result": v.result, "says": v.says} for v in verdicts]
+        print_json({"image": reference, "fits": all(v.result == FITS for v in verdicts), "nodes": rows})
+    else:
+        for verdict in verdicts:
+            colour = {"fits": "green", "doesn't fit": "red"}.get(verdict.result, "yellow")
+            out.print(f"[{colour}]{escape(verdict.result)}[/]: {escape(verdict.says)}")
+        if not verdicts:
+            out.print("no node with GPUs or RDMA devices to judge")
+    if any(verdict.result != FITS for verdict in verdicts):
         raise typer.Exit(1)

@@ -1,0 +1,28 @@
+"""Libraries of the node that an image takes at start: for way `host`, and for Slingshot's libfabric."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from rocstack.mount import Mount
+from rocstack.nic.provider import ROOT
+from rocstack.node.gate import SLINGSHOT, mountable
+from rocstack.node.image import Image
+from rocstack.node.profile import NodeProfile
+
+
+def host_mounts(image: Image, node: NodeProfile) -> tuple[Mount, ...]:
+    """What is mounted on a node that the gate found fitting. A file that isn't there is not named: docker would
+    make a folder of that name on the host."""
+    out = []
+    for provider in image.providers:
+        library = mountable(node.libraries, provider.driver) if provider.way == "host" else None
+        if library and image.private_abi is not None:
+            name = f"lib{provider.driver}-rdmav{image.private_abi}.so"
+            out.append(Mount(source=library.path, target=f"{ROOT}/{provider.place}/{name}", read_only=True))
+    if image.nic == SLINGSHOT:
+        for library in node.libraries:
+            if library.driver in ("cxi", "libfabric"):
+                name = f"{'libcxi' if library.driver == 'cxi' else 'libfabric'}.so.1"
+                out.append(Mount(source=library.path, target=f"{ROOT}/host/{name}", read_only=True))
+    return tuple({PurePosixPath(mount.target): mount for mount in out}.values())

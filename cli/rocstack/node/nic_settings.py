@@ -1,0 +1,99 @@
+"""What a NIC profile wants in the environment, and on which versions. It travels in the image as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_CONDITION = re.compile(r"([a-z][a-z0-9_-]*)(?:(>=|<=|==|>|<)([0-9]+(?:\.[0-9]+)*))?")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable, why it is set and who says so. `when` is what `holds` reads; of several settings of
+    one name the first that holds is taken."""
+
+    name: str
+    value: str
+    why: str
+    source: str
+    when: str | None = None
+
+
+@dataclass(frozen=True)
+class NicSettings:
+    """The part of a NIC profile that a node's environment depends on. Without a `provider` it needs no verbs."""
+
+    nic: str
+    modules: tuple[str, ...] = ()  # kernel modules on the host
+    pci: tuple[str, ...] = ()  # vendor:device
+    provider: str | None = None  # libibverbs' name of the driver
+    dscp: int | None = None  # of RoCE traffic
+    dscp_source: str | None = None
+    env: tuple[Setting, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> NicSettings:
+        """
+        Raises:
+            ValueError: not the settings of a NIC profile.
+        """
+        try:
+            lists = {"modules": tuple(data.get("modules", ())), "pci": tuple(data.get("pci", ()))}
+            settings = NicSettings(**{**data, **lists, "env": tuple(Setting(**line) for line in data.get("env", ()))})
+            for setting in settings.env:
+                holds(setting.when, {})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not the settings of a NIC profile: {error}") from error
+        return settings
+
+
+SOFT_ROCE = NicSettings("soft-roce", modules=("rdma_rxe",), provider="rxe")  # RDMA in software, for tests
+
+
+def holds(when: str | None, versions: Mapping[str, str]) -> bool | None:
+    """Whether all of the comma-separated conditions hold: `rocm>=7.2.1`, or `anp` for "is there". None where the
+    answer hangs on a version that is not known.
+
+    Raises:
+        ValueError: not such conditions.
+    """
+    answer: bool | None = True
+    for part in (when or "").split(",") if when else ():
+        found = _CONDITION.fullmatch(part.strip())
+        if not found:
+            raise ValueError(f"'{part.strip()}' is no condition; write a name, or as in rocm>=7.2.1")
+        name, how, wanted = found.groups()
+        if how is None:
+            one: bool | None = name in versions
+        else:
+            one = _compare(versions.get(name), how, wanted)
+        if one is False:
+            return False
+        answer = None if one is None else answer
+    return answer
+
+
+def names(when: str) -> list[str]:
+    """The names that the conditions speak of."""
+    return [found.group(1) for found in _CONDITION.finditer(when) if found.group(1)]
+
+
+def _compare(version: str | None, how: str, wanted: str) -> bool | None:
+    have, want = numbers(version or ""), numbers(wanted)
+    if not have:
+        return None
+    length = max(len(have), len(want))
+    left, right = ([*part, *[0] * (length - len(part))] for part in (have, want))
+    return {">=": left >= right, "<=": left <= right, "==": left == right, ">": left > right, "<": left < right}[how]
+
+
+def numbers(version: str) -> list[int]:
+    """7.2.1 of `7.2.1-43~24.04`; nothing where it doesn't begin with a number."""
+    found = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
+    return [int(part) for part in found.group(1).split(".")] if found else []

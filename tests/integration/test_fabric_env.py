@@ -1,0 +1,37 @@
+"""fabric.env as docker reads it: the plain form, with the value that holds a space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from place import engine
+
+from rocstack.node.envfile import parse_env, render_env
+from rocstack.node.fabric import Fabric, Line
+
+pytestmark = pytest.mark.engine
+
+FABRIC = Fabric(
+    node="n1",
+    nic="slingshot",
+    lines=(
+        Line("NCCL_NET", "AWS Libfabric", "a space"),
+        Line("NCCL_IB_HCA", "=bnxt_re0:1,bnxt_re1:1", "an equals sign first"),
+        Line("SITE_NOTE", "it's a $HOME of \\ its own # not a comment", "all that a shell would touch"),
+        Line("EMPTY", "", "nothing"),
+    ),
+)
+
+
+@pytest.mark.parametrize("shell", [False, True])
+def test_a_container_gets_what_was_meant(shell: bool, base: str, prefix: str, tmp_path: Path) -> None:
+    path = tmp_path / "fabric.env"
+    path.write_text(render_env(FABRIC, shell=shell))
+    mounted = ("--volume", f"{path}:/fabric.env:ro", base, "sh", "-euc", "set -a; . /fabric.env; exec env -0")
+    given = ("--env-file", str(path), base, "env", "-0")
+    done = engine("run", "--rm", "--network=none", f"--name={prefix}-env", *(mounted if shell else given))
+    read = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    assert {name: read.get(name) for name in FABRIC.env} == FABRIC.env
+    if shell:
+        assert parse_env(path.read_text()) == FABRIC.env

@@ -211,18 +211,22 @@ def reason(result: Mapping[str, Any]) -> str:
 
 def _why(said: str, inventory: Path) -> CheckFailed | BadInput:
     """Ansible's complaint before any host: nearly always about the inventory."""
-    lines = [re.sub(r"^\s*\[?(ERROR|WARNING)\]?[:!]*\s*", "", line) for line in said.splitlines()]
-    lines = [line.strip() for line in lines if line.strip()]
+    lines = [re.sub(r"^\s*\[?(ERROR|WARNING)\]?[:!]*\s*", "", line).strip() for line in said.splitlines()]
+    lines = [line for line in lines if line] or ["no reason given"]
     place = re.search(r"^(?:<<< )?Origin: (.+?):(\d+)(?::\d+)?$", said, re.MULTILINE)
-    if place or "inventory" in said:
+    tried = dict(re.findall(r"ailed to parse .*?(\w+)'? plugin: (.+)", said))  # one form after the other
+    form = "ini" if "ini" in tried and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
+    if form == "ini":
+        place = None  # of what YAML complains
+    if place or tried or "inventory" in said:
         return BadInput(
-            f"Ansible can't read the inventory: {lines[0] if lines else 'no reason given'}",
+            f"Ansible can't read the inventory: {tried.get(form, lines[0])}",
             code="bad-inventory",
             where=Where(place[1], int(place[2])) if place else Where(str(inventory)),
             next_step=f"`ansible-inventory -i {inventory} --list` shows what Ansible makes of it",
         )
     return CheckFailed(
-        f"Ansible ended before it reached a node: {' '.join(lines[-3:]) or 'no reason given'}",
+        f"Ansible ended before it reached a node: {' '.join(lines[-3:])}",
         code="ansible-failed",
         next_step=f"`ansible -i {inventory} all -m ping` shows the same without rocstack",
     )

@@ -41,7 +41,7 @@ class Component(Value):
 class Way(Value):
     """One way a NIC's userspace provider gets into the image."""
 
-    about: Line
+    about: Line = ""
     packages: tuple[Package, ...] = ()
     kernel_abi: KernelAbi | None = None  # the provider's range where it is known beforehand, "min-max"
     source: Line | None = None  # where that range is written

@@ -102,9 +102,9 @@ def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) 
         ("about: x\nway: {}\n", 3, "did you mean 'ways'"),
         ("about: x\nways: {inbox: {package: [a]}}\n", 3, "did you mean 'packages'"),
         ("about: x\nways: {inbox: {}}\nprovider: x'; reboot\n", 4, "is not the name of a driver"),
-        ("about: x\nways: {inbox: {}}\nenv:\n  A: $(reboot)\n", 5, "is not a plain value"),
-        ("about: x\nways: {inbox: {}}\nenv:\n  a-b: c\n", 5, "is not an environment variable's name"),
-        ("about: x\nways: {inbox: {}}\nenv: {NCCL_IB_DISABLE: 1}\n", 4, "write it in quotes"),
+        ("about: x\nways: {inbox: {}}\nenv:\n  - {name: A, value: $(reboot), why: x, source: y}\n", 5, "is not a plain value"),
+        ("about: x\nways: {inbox: {}}\nenv:\n  - {name: a-b, value: c, why: x, source: y}\n", 5, "is not an environment variable's name"),
+        ("about: x\nways: {inbox: {}}\nenv: [{name: A, value: 1, why: x, source: y}]\n", 4, "write it in quotes"),
     ],
 )
 def test_nic_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_an_override_of_nothing(tmp_path: Path) -> None:
     [
         ("components", "slrum", "no component 'slrum': did you mean 'slurm'?", "unknown-component"),
         ("nic", "melanox", "no NIC profile 'melanox': did you mean 'mellanox'?", "unknown-nic"),
-        ("nic", "zzz", "no NIC profile 'zzz': known: broadcom", "unknown-nic"),
+        ("nic", "zzz", "no NIC profile 'zzz': known: ainic, broadcom", "unknown-nic"),
     ],
 )
 def test_unknown(kind: Kind, name: str, says: str, code: str) -> None:

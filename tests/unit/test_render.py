@@ -40,7 +40,8 @@ about: Intel E810
 provider: irdma
 ways:
   inbox: {packages: [irdma-tools]}
-env: {NCCL_IB_HCA: "irdma0,irdma1"}
+env:
+  - {name: NCCL_IB_TIMEOUT, value: "23", why: a long fabric, source: the site}
 ---
 {% block smoke %}
 ok "{{ r.nic.provider }}"
@@ -238,9 +239,10 @@ def test_a_new_nic_profile_is_one_new_file(tmp_path: Path) -> None:
     put(tmp_path, "nic/intel.j2", INTEL)
     context = join(nic="intel", folder=tmp_path).render()
     text = context.files["Dockerfile"].data.decode()
-    assert "# NIC profile intel, way inbox" in text
+    assert "# NIC profile intel: inbox" in text
     assert "    irdma-tools\n" in text
-    assert 'NCCL_IB_HCA="irdma0,irdma1"' in text
+    nics = json.loads(context.files["rootfs/worker/usr/local/lib/rocstack/python/nics.json"].data)
+    assert [line["value"] for nic in nics if nic["nic"] == "intel" for line in nic["env"]] == ["23"]
     worker, control = text.split("AS worker-base")[1].split("AS control-base")
     assert "irdma" in worker
     assert "irdma" not in control

@@ -12,6 +12,7 @@ from rocstack import component, overlay, resolve, stack
 from rocstack.component import ROLES
 from rocstack.document import Document
 from rocstack.errors import BadInput
+from rocstack.nic.provider import Provider
 
 NAMES = stack.names()
 PLAIN = Path(__file__).parent / "data/stacks/plain.yml"
@@ -57,11 +58,17 @@ def test_digest(default: Joined) -> None:
     assert default.resolved.digest() != join(gfx=("gfx906",)).resolved.digest()
 
 
-def test_ways(default: Joined, tmp_path: Path) -> None:
-    assert default.resolved.way_name == "inbox"
-    with pytest.raises(BadInput, match="no way 'inbx': did you mean 'inbox'") as refused:
-        resolve.resolve(default.resolved.stack, "tcp", default.components, default.nics, overlay.Overlay(), way="inbx")
-    assert refused.value.code == "unknown-way"
+def test_without_a_plan_the_first_way_is_taken(default: Joined) -> None:
+    assert default.resolved.ways == "inbox"
+    assert [provider.place for provider in default.resolved.providers] == ["inbox"]
+
+
+def test_providers_bring_their_packages_and_name_their_ways(default: Joined) -> None:
+    inbox = Provider(place="abi-1", way="inbox")
+    vendor = Provider(place="abi-7", way="package", version="235.2.86.0", packages=("bnxt-rocelib",))
+    found = default.resolved.model_copy(update={"providers": (inbox, vendor)})
+    assert found.ways == "inbox+package"
+    assert found.nic_packages() == ("bnxt-rocelib=235.2.86.0*",)
 
 
 @pytest.mark.parametrize(

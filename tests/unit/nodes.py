@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in CASES.glob("*/recording.yml"))
 
 
+@cache
 def case(name: str) -> dict[str, Any]:
     """A case with what it takes from the one that it is like."""
     data = yaml.load((CASES / name / "recording.yml").read_text(), _Loader)

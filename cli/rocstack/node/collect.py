@@ -1,10 +1,5 @@
 """Copies from a node what the parsers read. Read-only, no root needed, standard library only: it travels to nodes
-that have nothing of ours.
-
-A virtual node has only its /sys. What its model says beyond that lies in /sys/devices/virtual/rocstack:
-`model` (the model's name), `root/` (files by their path, such as root/proc/cmdline) and `commands/` (answers by
-their command line, such as "commands/ethtool -i rdma0"). They take the place of what this machine says; the tables
-in TABLES are added to it, because the machine's own network is real.
+that have nothing of ours. What is read stands in sources.py.
 """
 
 from __future__ import annotations
@@ -20,55 +15,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .ask import COMMANDS, ask, ask_kernel  # relative: Ansible ships this folder below another name
+from . import sources  # relative: Ansible ships this folder below another name
+from .ask import COMMANDS, ask, ask_kernel
+from .sources import OURS
 
 SCHEMA = 1  # of the recording
-OURS = "/sys/devices/virtual/rocstack"
-TABLES = ("/proc/net/route", "ip -o -4 addr")
 LARGEST_TEXT = 1 << 20
 LARGEST_LIBRARY = 4 << 20
-
-IB = "/sys/class/infiniband/*"
-KFD = "/sys/class/kfd/kfd/topology/nodes/*"
-MODULES = "amdgpu,bnxt_en,bnxt_re,mlx5_core,mlx5_ib,ionic,ionic_rdma,cxi_*,ib_*,rdma_*,siw,irdma,efa,knem,xpmem"
-LIBRARY_FOLDERS = (
-    "/usr/lib/*-linux-gnu/libibverbs", "/usr/lib64/libibverbs", "/usr/lib/libibverbs", "/usr/lib/*-linux-gnu",
-    "/usr/lib64", "/usr/local/lib", "/usr/local/lib/*-linux-gnu", "/usr/local/lib64",
-)  # fmt: skip
-PROVIDERS = "lib{bnxt_re,mlx5,ionic,rxe}-rdmav*.so"
-PATTERNS = (
-    OURS + "/model",
-    "/etc/os-release",
-    "/opt/rocm/.info/version",
-    "/etc/libibverbs.d/*.driver",
-    "/proc/{cmdline,version,meminfo,net/route,sys/kernel/osrelease,sys/kernel/numa_balancing,1/limits}",
-    "/proc/sys/net/core/{rmem_max,wmem_max}",
-    "/sys/fs/cgroup/{cgroup.controllers,memory}",
-    "/sys/devices/system/node/online",
-    "/sys/module/{" + MODULES + "}{,/version,/srcversion,/initstate}",
-    KFD + "/{name,gpu_id,properties,io_links/*/properties,p2p_links/*/properties}",
-    "/sys/class/drm/{card,renderD}*/device",
-    "/sys/class/net/*/{operstate,speed,mtu,uevent,master,device,bonding/mode,bonding/slaves}",
-    IB + "/{node_type,node_guid,fw_ver,hca_type,board_id,parent,device}",
-    IB + "/ports/*/{state,phys_state,link_layer,rate}",
-    "/sys/class/infiniband_verbs/{abi_version,uverbs*/ibdev,uverbs*/abi_version,uverbs*/dev,uverbs*/device}",
-    "/dev{,/kfd,/dri/*,/infiniband/*,/cxi*}",
-    "/opt/cray/libfabric/*/lib64/libfabric.so.1",
-    "/usr/{lib,lib64,lib/*-linux-gnu}/{libcxi,libfabric}.so.1",
-)
-KEEP = {  # of these files only such lines
-    "/etc/group": r"(render|video|rdma|docker):",
-    "/proc/meminfo": r"MemTotal|Huge",
-    "/var/lib/dpkg/info/{ibverbs-providers,libibverbs1,bnxt-rocelib,libionic1}*.list": r".*(-rdmav|libibverbs\.so)",
-}
-ARP = "{arp_ignore,arp_announce,arp_filter,rp_filter}"  # ARP flux between ports of one subnet
-PCI = "/sys/bus/pci/devices"
-PCI_LINK = "current_link_speed,current_link_width,max_link_speed,max_link_width"
-PCI_FUNCTION = (
-    "{vendor,device,class,subsystem_vendor,subsystem_device,numa_node,driver,driver/module,product_name,"
-    "vbios_version,mem_info_vram_total,*.rdma.*/driver,*.rdma.*/driver/module," + PCI_LINK + "}"
-)
-PCI_BRIDGE = "{vendor,device,class," + PCI_LINK + "}"
 # Answers of the kernel that mean "there is no such thing here", as speed does of a port that is down.
 NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP)
 BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
@@ -116,32 +69,33 @@ class _Node:
     def to_dict(self) -> dict[str, Any]:
         full = {path.rpartition("/")[0] for path in (*self.files, *self.blobs, *self.links, *self.devices)}
         return {
-            "schema": SCHEMA, "host": self.host or self.files.get("/proc/sys/kernel/hostname", "").strip(), "files": self.files, "blobs": self.blobs, "links": self.links,
-            "folders": sorted(self.folders - full), "devices": self.devices, "commands": self.commands,
-            "unread": self.unread,
+            "schema": SCHEMA, "host": self.host or self.files.get("/proc/sys/kernel/hostname", "").strip(),
+            "files": self.files, "blobs": self.blobs, "links": self.links, "folders": sorted(self.folders - full),
+            "devices": self.devices, "commands": self.commands, "unread": self.unread,
         }  # fmt: skip
 
     def read(self, libraries: bool) -> None:
         self.host = (self._load("/proc/sys/kernel/hostname") or "").strip()
-        for pattern in PATTERNS:
+        for pattern in sources.PATTERNS:
             self.take(pattern)
-        for pattern, keep in KEEP.items():
+        for pattern, keep in sources.KEEP.items():
             self.take(pattern, keep)
         for name in ("all", "default", *self.netdevs()):
-            self.take("/proc/sys/net/ipv4/conf/" + name + "/" + ARP)
+            self.take("/proc/sys/net/ipv4/conf/" + name + "/" + sources.ARP)
         engine = (self._load("/run/docker.pid") or "").strip()
         if engine.isdigit():
             self.take("/run/docker.pid")
             self.take("/proc/" + engine + "/limits")
-        for name in self.names(PCI):
-            self._pci(PCI + "/" + name)
-        for port in self.find(IB + "/ports/*"):
+        for name in self.names(sources.PCI):
+            self._pci(sources.PCI + "/" + name)
+        for port in self.find(sources.IB + "/ports/*"):
             self._gids(self.real(port))
-        for folder in LIBRARY_FOLDERS if libraries else ():
-            for path in (*self.find(folder + "/libibverbs.so.1"), *self.find(folder + "/" + PROVIDERS)):
+        for pattern in sources.ONLY_LINKS:
+            for path in self.find(pattern):
+                self.real(path)  # notes the links
+        for folder in sources.LIBRARY_FOLDERS if libraries else ():
+            for path in (*self.find(folder + "/libibverbs.so.1"), *self.find(folder + "/" + sources.PROVIDERS)):
                 self._library(self.real(path))
-            for path in self.find(folder + "/lib{bnxt_re,ionic}*.so"):
-                self.real(path)  # notes the links: their names hold the release
 
     def read_ours(self) -> None:
         """What a virtual node's model says beyond /sys."""
@@ -149,13 +103,13 @@ class _Node:
             path, text = found[len(OURS + "/root") :], self._load(found)
             if text is not None:
                 rows = text.partition("\n")[2]  # without the table's head
-                self.files[path] = self.files[path] + rows if path in TABLES and path in self.files else text
+                self.files[path] = self.files[path] + rows if path in sources.TABLES and path in self.files else text
                 if path == "/proc/1/limits":  # the model's word, also for an engine of this machine
                     self.files.pop("/run/docker.pid", None)
         for line in self.names(OURS + "/commands"):
             text = self._load(OURS + "/commands/" + line)
             if text is not None:
-                known = self.commands.get(line, {"out": ""})["out"] if line in TABLES else ""
+                known = self.commands.get(line, {"out": ""})["out"] if line in sources.TABLES else ""
                 self.commands[line] = {"code": 0, "out": known + text}
 
     def netdevs(self) -> list[str]:
@@ -261,10 +215,10 @@ class _Node:
         if not gpu and kind >> 16 != 0x02 and vendor != 0x17DB:  # Cray's Cassini
             self.links.pop(path, None)
             return
-        self.take(real + "/" + PCI_FUNCTION)
+        self.take(real + "/" + sources.PCI_FUNCTION)
         above = real.rpartition("/")[0]
         while BDF.search(above):
-            self.take(above + "/" + PCI_BRIDGE)
+            self.take(above + "/" + sources.PCI_BRIDGE)
             above = above.rpartition("/")[0]
 
     def _gids(self, port: str) -> None:

@@ -58,12 +58,10 @@ def known_hosts(hosts: Iterable[tuple[Host, str]]) -> str:
 def ssh_config(folder: Path, hosts: Iterable[Host]) -> str:
     """All that ssh must know, so that nothing of the person's own configuration, made for other machines, counts."""
 
-    def path(name: str) -> str:
-        return '"' + str(folder / name).replace("%", "%%") + '"'
-
     rows = "".join(f"Host {host.name}\n    HostName {host.address}\n" for host in hosts)
     return (
-        f"{rows}Host *\n    User root\n    IdentityFile {path(KEY)}\n    UserKnownHostsFile {path(KNOWN)}\n"
+        f'{rows}Host *\n    User root\n    IdentityFile "{_expanded(folder / KEY)}"\n'
+        f'    UserKnownHostsFile "{_expanded(folder / KNOWN)}"\n'
         "    StrictHostKeyChecking yes\n    IdentitiesOnly yes\n"
     )
 
@@ -80,7 +78,7 @@ def inventory(folder: Path, hosts: Iterable[Host], model: str) -> str:
         "all:\n"
         "  vars:\n"
         "    ansible_user: root\n"
-        f"    ansible_ssh_private_key_file: {json.dumps(str(folder / KEY).replace("%", "%%"))}\n"
+        f"    ansible_ssh_private_key_file: {json.dumps(_expanded(folder / KEY))}\n"
         f"    ansible_ssh_common_args: {json.dumps(shlex.join(['-F', str(folder / CONFIG)]))}\n"
         "    ansible_python_interpreter: /usr/bin/python3\n"
         "  children:\n"
@@ -90,6 +88,11 @@ def inventory(folder: Path, hosts: Iterable[Host], model: str) -> str:
         "    workers:\n"
         "      hosts:\n" + rows
     )
+
+
+def _expanded(path: Path) -> str:
+    """A path that ssh will expand: a % of its own is written twice."""
+    return str(path).replace("%", "%%")
 
 
 def answers(folder: Path, host: Host, seconds: float, stop: threading.Event) -> bool:

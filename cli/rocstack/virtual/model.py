@@ -163,7 +163,7 @@ class NodeModel(Value):
                 raise ValueError(f"switches: '{name}' hangs on two switches")
         for numa in (*(s.numa for s in self.switches), *(n.numa for n in self.nics)):
             if numa >= self.cpu.numa:
-                raise ValueError(f"switches: NUMA node {numa}, and the machine has {self.cpu.numa}")
+                raise ValueError(f"switches: something on NUMA node {numa}, and the machine has {self.cpu.numa}")
         if self.gpus.xgmi != "all":
             for pair in self.gpus.xgmi:
                 if not all(0 <= gpu < self.gpus.count for gpu in pair) or pair[0] == pair[1]:

@@ -20,7 +20,7 @@ def add(tree: Builder, machine: Machine) -> None:
     for port in machine.ports:
         home = tree.function(port.pci, _CLASS, port.spec.module)
         tree.module(port.spec.module, port.driver)
-        _netdev(tree, port, home)
+        _netdev(tree, machine, port, home)
         if port.verbs:
             _verbs(tree, machine, port, port.verbs, home, uverbs)
             uverbs += 1
@@ -39,7 +39,7 @@ def add(tree: Builder, machine: Machine) -> None:
         _bond(tree, bond, [port for port in machine.ports if port.spec.bond == bond])
 
 
-def _netdev(tree: Builder, port: Port, home: str) -> None:
+def _netdev(tree: Builder, machine: Machine, port: Port, home: str) -> None:
     netdev = f"{home}/net/{port.netdev}"
     tree.put(netdev, {
         "operstate": "up" if port.up else "down", "speed": port.spec.speed if port.up else -1, "mtu": port.mtu,
@@ -48,8 +48,11 @@ def _netdev(tree: Builder, port: Port, home: str) -> None:
     })  # fmt: skip
     tree.link(f"{netdev}/device", home)
     tree.link(f"/sys/class/net/{port.netdev}", netdev)
-    said = {"driver": port.spec.module, "version": port.driver or "", "firmware-version": port.firmware or "",
-            "bus-info": port.pci.address}  # fmt: skip
+    # A driver without a version of its own gives the kernel's (net/ethtool/ioctl.c).
+    said = {
+        "driver": port.spec.module, "version": port.driver or machine.kernel,
+        "firmware-version": port.firmware or "", "bus-info": port.pci.address,
+    }  # fmt: skip
     answer = "".join(f"{key}: {value}\n" for key, value in said.items())
     tree.commands[f"ethtool -i {port.netdev}"] = Answer(0, answer)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rocstack import __version__, node
 from rocstack.component import Library, Nic, validate_head
 from rocstack.context import File
-from rocstack.node.nic_settings import NicSettings, Setting
+from rocstack.node.nic_settings import NicSettings
 
 FOLDER = "rootfs/worker/usr/local/lib/rocstack/python"
 MAIN = "import sys\n\nfrom rocstack.node.inside import main\n\nsys.exit(main(sys.argv[1:]))\n"
@@ -28,12 +28,5 @@ def files(nics: Library) -> dict[str, File]:
 
 def settings(nic: Nic) -> NicSettings:
     """A NIC profile's head as the node package has it."""
-    return NicSettings(
-        nic=nic.name,
-        modules=nic.modules,
-        pci=nic.pci,
-        provider=nic.provider,
-        dscp=nic.dscp,
-        dscp_source=nic.dscp_source,
-        env=tuple(Setting(**line.model_dump()) for line in nic.env),
-    )
+    wanted = {"modules", "pci", "provider", "dscp", "dscp_source", "env"}
+    return NicSettings.from_dict({"nic": nic.name, **nic.model_dump(include=wanted)})

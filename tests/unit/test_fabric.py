@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from rocstack import component
+from rocstack import component, inside
+from rocstack.component import Nic, library, validate_head
 from rocstack.node import gids
 from rocstack.node.disagreement import disagreements
 from rocstack.node.envfile import parse_env, render_env
@@ -30,7 +31,7 @@ CASES = sorted(path.stem for path in DATA.glob("*.json"))
 PROFILE = TypeAdapter(NodeProfile)
 NICS = {
     "soft-roce": SOFT_ROCE,
-    **{path.stem: NicSettings.from_dict(json.loads(path.read_text())) for path in (DATA / "nics").glob("*.json")},
+    **{name: inside.settings(validate_head(file, Nic)) for name, file in library("nic").files.items()},
 }
 
 

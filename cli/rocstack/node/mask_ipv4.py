@@ -28,11 +28,14 @@ def move(address: int, networks: Sequence[ipaddress.IPv4Network], chance: Callab
     """
     value = f"{address:032b}"
     length = next((n.prefixlen for n in networks if ipaddress.IPv4Address(address) in n), 24)
-    inside = length < 24 and any(value.startswith(k) and length <= len(k) for k in PRIVATE)
-    if inside and len(set(value[length:])) > 1:
-        length = 24  # 10.0.0.0/8 as a whole can't be moved; its hosts can
-    moved = "".join(str(int(bit) ^ _flips(value[:at], chance)) for at, bit in enumerate(value[:length]))
-    return int(moved + value[length:], 2)
+    moved = _moved(value[:length], chance)
+    if moved == value[:length] and len(set(value[length:])) > 1:  # 10.0.0.0/8 as a whole can't be moved; its hosts can
+        moved = _moved(value[:24], chance)
+    return int(moved + value[len(moved) :], 2)
+
+
+def _moved(bits: str, chance: Callable[[str], bool]) -> str:
+    return "".join(str(int(bit) ^ _flips(bits[:at], chance)) for at, bit in enumerate(bits))
 
 
 def _flips(before: str, chance: Callable[[str], bool]) -> bool:

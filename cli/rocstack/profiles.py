@@ -157,11 +157,9 @@ def _versions(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _explain(data: Any, error: ValidationError) -> str:
     """The first thing wrong, by node name and JSON path; a misspelt key before the one that is missing for it."""
     first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
-    loc, value = list(first["loc"]), data
-    name = ""
-    for part in loc[:2] if loc[:1] == ["profiles"] else ():
-        value = value[part]
-        name = f"{value.get('name')}: " if isinstance(value, dict) else ""
+    loc, name = list(first["loc"]), ""
+    if len(loc) > 2 and loc[0] == "profiles":
+        name = f"{data['profiles'][loc[1]].get('name')}: "
     shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (loc[2:] if name else loc))
     message = {"unexpected_keyword_argument": "unknown key", "missing": "missing"}.get(first["type"], first["msg"])
     hint = None

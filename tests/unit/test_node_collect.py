@@ -235,6 +235,12 @@ def test_addresses_are_those_of_ip() -> None:
     assert sorted((item.netdev, item.address) for item in known) == expected
 
 
+def test_without_programs_the_kernel_still_answers() -> None:
+    found = collect(run=False, libraries=False)["commands"]
+    assert set(found) >= {"uname -m", "date +%s.%N", "ip -o -4 addr"}
+    assert not set(found) & set(asking.COMMANDS)
+
+
 def test_a_program_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "slurmd"
     program.write_text("#!/bin/sh\nsleep 60 & sleep 60\n")

@@ -31,19 +31,20 @@ NO_GID = re.compile(r"[0:\s]*$")
 def collect(root: str = "/", *, run: bool = True, libraries: bool = True) -> dict[str, Any]:
     """What lies below `root`, as a recording's plain dict (Recording.from_dict reads it).
 
-    `run` asks the machine itself too: programs, and the kernel by ioctl; only where root is "/". `libraries` adds the
-    libraries' bytes.
+    Where root is "/", the kernel is asked as well (ioctl), and with `run` programs for their versions. `libraries`
+    adds the libraries' bytes.
     """
-    run = run and os.path.abspath(root) == "/"
+    live = os.path.abspath(root) == "/"
+    run = run and live
     node = _Node(root)
     with ThreadPoolExecutor(max_workers=len(COMMANDS)) as pool:
         running = [pool.submit(ask, line) for line in COMMANDS] if run else []
         node.read(libraries)
         answers = [job.result() for job in running]
-    if run:
+    if run and node.blobs:
+        answers.append(ask("rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))))
+    if live:
         answers += ask_kernel(node.netdevs())
-        if node.blobs:
-            answers.append(ask("rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))))
     for asked in answers:
         if asked.answer is not None:
             node.commands[asked.line] = asked.answer

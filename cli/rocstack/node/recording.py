@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 SCHEMA = 1
+LARGEST = 64 << 20  # bytes of one blob
 T = TypeVar("T")
 MODEL_FILE = "/sys/devices/virtual/rocstack/model"  # only a virtual node has it: the node model's name
 
@@ -119,9 +120,10 @@ class Recording:
         Raises:
             ValueError: not a recording, or one of another schema version.
         """
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if type(schema) is not int or schema != SCHEMA:
+            raise ValueError(f"a recording of schema {schema!r:.40}, this rocstack reads {SCHEMA}")
         try:
-            if data["schema"] != SCHEMA:
-                raise ValueError(f"a recording of schema {data['schema']!r}, this rocstack reads {SCHEMA}")
             return Recording(
                 host=_of(str, data["host"]),
                 files=_texts(data["files"]),
@@ -132,8 +134,8 @@ class Recording:
                 commands={_of(str, line): _answer(**answer) for line, answer in data["commands"].items()},
                 unread=_texts(data["unread"]),
             )
-        except (KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"not a recording: {error!r}") from error
+        except (KeyError, TypeError, AttributeError, ValueError, zlib.error) as error:
+            raise ValueError(f"not a recording: {error!r:.200}") from error
 
     def write_tree(self, root: Path, below: str = "/sys") -> None:
         """Makes a tree that real tools read: what lies below one folder, without that folder's name; links are
@@ -172,7 +174,15 @@ def pack(data: bytes) -> str:
 
 
 def unpack(text: str) -> bytes:
-    return gzip.decompress(base64.b64decode(text))
+    """
+    Raises:
+        ValueError, zlib.error: not packed by `pack`, broken off, or larger than any library.
+    """
+    reader = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    data = reader.decompress(base64.b64decode(text, validate=True), LARGEST)
+    if not reader.eof:
+        raise ValueError(f"packed bytes that break off or are more than {LARGEST}")
+    return data
 
 
 def _of(kind: type[T], value: Any) -> T:

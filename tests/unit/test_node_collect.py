@@ -117,6 +117,14 @@ def test_nothing_there_is_nothing_wrong(tmp_path: Path) -> None:
     assert parse(Recording.from_dict(found)).unread == ()
 
 
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    folder = os.path.join(os.fsencode(tree(tmp_path, {"sys/class/net/eth0/mtu": "1500\n"})), b"sys/class/net/\xff\xfe")
+    os.mkdir(folder)
+    Path(os.fsdecode(folder), "mtu").write_text("9000\n")
+    profile = parse(Recording.from_dict(json.loads(json.dumps(collect(str(tmp_path))))))
+    assert {netdev.name: netdev.mtu for netdev in profile.netdevs} == {"eth0": 1500, "??": 9000}
+
+
 def test_pipes_sockets_and_loops_hold_nobody_up(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     os.mkfifo(tmp_path / "proc/cmdline")

@@ -81,7 +81,8 @@ folders = ("class/net", "class/infiniband", "class/infiniband_verbs", "bus/pci/d
 )
 @settings(deadline=None)
 def test_any_name(rows: list[tuple[str, str, str]]) -> None:
-    hold(Recording(host="n1", files={f"/sys/{folder}/{name}/{file}": "1\n" for folder, name, file in rows}))
+    files = {f"/sys/{folder}/{name}/{file}": "1\n" for folder, name, file in rows}
+    hold(Recording.from_dict({**Recording().to_dict(), "files": files}))
 
 
 values = st.recursive(

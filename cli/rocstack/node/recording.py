@@ -125,13 +125,13 @@ class Recording:
             raise ValueError(f"a recording of schema {schema!r:.40}, this rocstack reads {SCHEMA}")
         try:
             return Recording(
-                host=_of(str, data["host"]),
+                host=_text(data["host"]),
                 files=_texts(data["files"]),
                 blobs={path: unpack(text) for path, text in _texts(data["blobs"]).items()},
                 links=_texts(data["links"]),
-                folders=tuple(_of(str, path) for path in _of(list, data["folders"])),
-                devices={_of(str, path): _node(**node) for path, node in data["devices"].items()},
-                commands={_of(str, line): _answer(**answer) for line, answer in data["commands"].items()},
+                folders=tuple(_text(path) for path in _of(list, data["folders"])),
+                devices={_text(path): _node(**node) for path, node in data["devices"].items()},
+                commands={_text(line): _answer(**answer) for line, answer in data["commands"].items()},
                 unread=_texts(data["unread"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError, zlib.error) as error:
@@ -191,13 +191,18 @@ def _of(kind: type[T], value: Any) -> T:
     return value
 
 
+def _text(value: Any) -> str:
+    """A name on a node may be any bytes; what is no text in them becomes "?", since JSON can't hold it."""
+    return _of(str, value).encode("utf-8", "replace").decode()
+
+
 def _texts(table: Any) -> dict[str, str]:
-    return {_of(str, name): _of(str, text) for name, text in table.items()}
+    return {_text(name): _text(text) for name, text in table.items()}
 
 
 def _node(kind: Any, **numbers: Any) -> Node:
-    return Node(_of(str, kind), **{name: _of(int, number) for name, number in numbers.items()})
+    return Node(_text(kind), **{name: _of(int, number) for name, number in numbers.items()})
 
 
 def _answer(code: Any, out: Any) -> Answer:
-    return Answer(_of(int, code), _of(str, out))
+    return Answer(_of(int, code), _text(out))

@@ -61,6 +61,7 @@ def probe(
     folder = options.settings(overlay=overlay).overlay_folder()
     recorded = _recorded(inventory, replay, root, forks)
     found = probes.profiles(recorded.recordings, folder)
+    drawn = _named(found, draw) if draw else None
     if record:
         _record(recorded.recordings, record)
     if to and found:
@@ -70,8 +71,8 @@ def probe(
         _show_env(found, nic, folder, json)
     elif json:
         print_json(profiles.to_dict(found))
-    elif draw:
-        _draw(_named(found, draw))
+    elif drawn:
+        _draw(drawn)
     elif found:
         _show(found)
     _show_failures(recorded.failures)

@@ -101,7 +101,7 @@ def make_tarball(
 ) -> Path:
     """Writes `libbnxt_re-VERSION.tar.gz` into `folder`; the same arguments give the same bytes.
 
-    `private_abi` is that of the source's libibverbs (34) unless another is asked for: then the library doesn't fit.
+    `private_abi` is the source's own (34) unless another is asked for: that library fits no libibverbs at hand.
     `source` is rdma-core's original archive; without one it is fetched once and kept in the user's cache.
     """
     archive = read_source(source or fetch_source())
@@ -127,8 +127,7 @@ def make_bundle(tarball: Path, folder: Path, release: str = "bcm5760x_900.2.56.0
 
 def make_files(source: Mapping[str, str], version: str, kernel_abi: int, private_abi: int | None) -> Files:
     """Path in the tarball's folder -> text. Pure."""
-    own = re.search(r'set\(IBVERBS_PABI_VERSION "(\d+)"\)', source["CMakeLists.txt"])
-    assert own
+    (own,) = re.findall(r'set\(IBVERBS_PABI_VERSION "(\d+)"\)', source["CMakeLists.txt"])
     provider = {Path(path).name: text for path, text in source.items() if path.startswith("providers/bnxt_re/")}
     code = {name: text.replace('"bnxt_re-abi.h"', '"abi.h"') for name, text in provider.items()}
     guard = "#define __BNXT_RE_ABI_H__\n"
@@ -142,7 +141,7 @@ def make_files(source: Mapping[str, str], version: str, kernel_abi: int, private
     words = {
         "version": version,
         "kernel_abi": kernel_abi,
-        "private_abi": private_abi or int(own[1]),
+        "private_abi": private_abi or int(own),
         "rdma_core": RDMA_CORE,
         "sources": " ".join(f"src/{name}" for name in sorted([*code, *private]) if name.endswith(".c")),
     }

@@ -449,7 +449,8 @@ def test_changed_bytes(name: str, place: int, patch: bytes) -> None:
     data[place : place + len(patch)] = patch
     found = search(name, bytes(data))
     if not isinstance(found, BadInput):
-        assert all(each.data == LIBRARY for each in found), "a changed release was taken"
+        content = {gzip.decompress(each.data) for each in found}  # gzip's own header has no checksum
+        assert content <= {raw_tar(library_files())}, "a changed release was taken"
 
 
 @given(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=8))
@@ -471,14 +472,12 @@ def test_cut_anywhere(name: str, place: int) -> None:
 
 
 @given(
-    st.text(min_size=1, max_size=40),
+    st.text("ab./\\~- ", min_size=1, max_size=12),
     st.sampled_from([tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE]),
-    st.text(max_size=20),
+    st.text("ab./\\~-", max_size=12),
 )
 def test_any_name_and_link(name: str, kind: bytes, link: str) -> None:
     """What is accepted lies in its folder wherever it is unpacked."""
-    if "\0" in name + link:
-        return
     data = library(edit=lambda tar: tar.addfile(*entry(f"{TOP}/{name}", kind=kind, link=link)))
     if isinstance(search(name_of(V1), data), BadInput):
         return

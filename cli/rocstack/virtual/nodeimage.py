@@ -28,8 +28,8 @@ def context(base_reference: str) -> Context:
     images = paths.images()
     recipe = f"FROM {base_reference} AS node\n" + (images / "node/recipe").read_text()
     helpers = {f"build/{name}": File((images / "build" / name).read_bytes(), 0o755) for name in _HELPERS}
-    start = File((images / "node/start").read_bytes(), 0o755)
-    return Context({"Dockerfile": File(recipe.encode()), "start": start, **helpers})
+    own = {name: File((images / "node" / name).read_bytes(), 0o755) for name in ("start", "devices")}
+    return Context({"Dockerfile": File(recipe.encode()), **own, **helpers})
 
 
 def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder: Path, say: Say) -> str:

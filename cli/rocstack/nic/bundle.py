@@ -1,5 +1,4 @@
-"""Source releases of a provider: Broadcom's bnxt_re library, or rdma-core. Found in what the vendor delivers, checked,
-and chosen by the host's driver."""
+"""Releases of Broadcom's bnxt_re library: found in what the vendor delivers, checked, chosen by the host's driver."""
 
 from __future__ import annotations
 
@@ -16,44 +15,16 @@ from rocstack.errors import BadInput, RocstackError, Where
 from rocstack.nic import archive
 from rocstack.nic.archive import MIB, Budget, shown
 
+LIBRARY = re.compile(r"libbnxt_re-(\d+(?:\.\d+){3})\.tar\.gz", re.ASCII)
 PACKAGE = re.compile(r"bnxt-rocelib_(\d+(?:\.\d+){3})(?:-[\w.+~]+)?_amd64\.deb", re.ASCII)
 # How Broadcom calls its bundles, and people the folders that they keep them in (bcm5760x_230.2.52.0a.zip,
 # /opt/bcm_232.1.132.8c; /opt/broadcom and /opt/bnxt-bundles of AMD's Primus). The rest of a usual folder isn't opened.
-VENDOR = re.compile(r"(bcm|bnxt|brcm|broadcom|nxe|netxtreme|libbnxt_re-|rdma-core[-_])", re.IGNORECASE)
+VENDOR = re.compile(r"(bcm|bnxt|brcm|broadcom|nxe|netxtreme|libbnxt_re-)", re.IGNORECASE)
 USUAL_FOLDERS = ("/opt", "/usr/src", "~/Downloads", "~")
 MAX_DEPTH = 4  # archives in one another
 MAX_NESTED = 1024 * MIB
-MAX_RELEASE = 32 * MIB  # bnxt_re has 1.3 MB, rdma-core 2.2
-
-
-@dataclass(frozen=True)
-class Product:
-    """What a source release looks like. Its top folder is `name`-VERSION."""
-
-    name: str
-    file: re.Pattern[str]  # group 1: the version
-    build: str  # the file that it is built by
-    versions: tuple[str, str]  # the file that says the version, and the pattern to find it by
-    abi: tuple[str, str] | None = None  # the same of the kernel ABI
-
-
+MAX_RELEASE = 32 * MIB  # 232.0.164.5 has 1.3 MB
 _DEFINE = r"^[ \t]*#[ \t]*define[ \t]+{}[ \t]+\"?([\w.]+)\"?[ \t]*$"
-PRODUCTS = (
-    Product(
-        "libbnxt_re",
-        re.compile(r"libbnxt_re-(\d+(?:\.\d+){3})\.tar\.gz", re.ASCII),
-        "configure.ac",
-        ("src/version.h", _DEFINE.format("LIBBNXT_RE_BUILD_VERSION")),
-        ("src/abi.h", _DEFINE.format("BNXT_RE_ABI_VERSION")),
-    ),
-    Product(
-        "rdma-core",
-        re.compile(r"rdma-core[-_](\d+(?:\.\d+)+)(?:\.orig)?\.tar\.(?:gz|xz)", re.ASCII),
-        "CMakeLists.txt",
-        ("CMakeLists.txt", r"^set\(PACKAGE_VERSION \"([\d.]+)\"\)"),
-    ),
-)
-LIBRARY = PRODUCTS[0].file.pattern
 
 
 @dataclass(frozen=True)
@@ -78,7 +49,7 @@ class Release:
 
 
 def find(source: Path) -> tuple[Release, ...]:
-    """Every release in `source`: a release's tarball itself, a bundle, or a folder of them.
+    """Every release in `source`: the library's tarball itself, a bundle, or a folder of them.
 
     Raises:
         BadInput: nothing is there, no release is in it, or an archive is damaged, encrypted or made to do harm.
@@ -89,7 +60,7 @@ def find(source: Path) -> tuple[Release, ...]:
     found = tuple(_on_disk(source, Budget()))
     if not found:
         raise BadInput(
-            f"no release in {where}",
+            f"no release of libbnxt_re in {where}",
             code="no-library",
             cause="looked for libbnxt_re-A.B.C.D.tar.gz in it, in its folders and in the archives inside them",
             next_step="name the vendor's bundle (bcm*.zip) or the library's own tarball with --nic-source",
@@ -113,45 +84,44 @@ def find_usual(
     return tuple(found)
 
 
-def pick(releases: Iterable[Release], wanted: str | None, accept: str | None = None, pattern: str = LIBRARY) -> Release:
-    """Of the releases with a name like `pattern` the one that is the host driver's own, or that a person accepts by
-    its version. Where neither is known: the only one.
+def pick(releases: Iterable[Release], wanted: str | None, accept: str | None = None) -> Release:
+    """The release that is the host driver's own, or that a person accepts by its version. Where neither is known: the
+    only one.
 
     Raises:
         BadInput: none is, or two that differ are; with the list of all.
     """
-    named = [each for each in releases if re.fullmatch(pattern, each.name) or each.kind == "deb"]
-    sources = {each.sha256: each for each in named if each.kind == "source"}.values()
+    releases = tuple(releases)
+    sources = {each.sha256: each for each in releases if each.kind == "source"}.values()
     version = accept or wanted
     matching = [each for each in sources if version in (None, each.version)]
     if len(matching) == 1:
         return matching[0]
-    product = next((each.name for each in PRODUCTS if each.name in pattern), "the source")
-    listed = "found: " + "; ".join(map(str, named)) if named else "none was found at all"
     if matching and version:
         raise BadInput(
-            f"{len(matching)} different files claim to be {product} {version}",
+            f"{len(matching)} different files claim to be libbnxt_re {version}",
             code="two-releases",
             cause="; ".join(f"{each.where} (sha256 {each.sha256[:12]})" for each in matching),
             next_step="name the right one with --nic-source",
         )
     if accept:
-        what = f"there is no {product} {accept} to accept"
+        what = f"there is no libbnxt_re {accept} to accept"
     elif wanted:
-        what = f"the host's driver is {wanted}, and no {product} {wanted} was found"
+        what = f"the host's driver is {wanted}, and no libbnxt_re {wanted} was found"
     else:
-        what = (
-            f"which release of {product} is wanted is not known" if matching else f"no release of {product} was found"
-        )
-    steps = [
-        "give the bundle that the host's driver came from with --nic-source" if wanted else "give one with --nic-source"
-    ]
-    if any(each.kind == "deb" and each.version == version for each in named):
+        what = "which libbnxt_re is wanted is not known" if matching else "no libbnxt_re was found"
+    steps = ["give the bundle that the host's driver came from with --nic-source"]
+    if any(each.kind == "deb" and each.version == version for each in releases):
         steps.insert(0, "take the way `package`, which installs the vendor's Debian package")
     if sources and not accept:
         newest = max((each.version for each in sources), key=lambda text: [int(n) for n in text.split(".")])
         steps.append(f"accept another by its version: --nic-accept {newest}")
-    raise BadInput(what, code="no-release", cause=listed, next_step="; or ".join(steps))
+    raise BadInput(
+        what,
+        code="no-release",
+        cause="found: " + "; ".join(map(str, releases)) if releases else "none was found at all",
+        next_step="; or ".join(steps),
+    )
 
 
 def inspect(name: str, data: bytes, where: str) -> Release:
@@ -160,37 +130,32 @@ def inspect(name: str, data: bytes, where: str) -> Release:
     Raises:
         BadInput: the content is not what the name says, or no archive that may be unpacked.
     """
-    product, version = _product(name) or (None, "")
-    if product is None:
+    named = LIBRARY.fullmatch(name)
+    if not named:
         raise archive.bad(f"'{shown(name)}' is no name of a release", where, "wanted: libbnxt_re-A.B.C.D.tar.gz")
-    top = f"{product.name}-{version}"
-    wanted = [product.build, product.versions[0], *(product.abi or ())[:1]]
-    texts: dict[str, str] = {}
-    for member in archive.members(io.BytesIO(data), name, where, Budget(20_000, 512 * MIB), plain=True):
+    version, top = named[1], f"libbnxt_re-{named[1]}"
+    texts = {"configure.ac": "", "src/version.h": "", "src/abi.h": ""}
+    for member in archive.members(io.BytesIO(data), name, where, Budget(10_000, 512 * MIB), plain=True):
         path = member.name.removeprefix("./").rstrip("/")
         folder, _, inner = path.partition("/")
         if path not in ("", ".") and folder != top:
             raise _other(f"it holds '{shown(path)}', and all of a release is in {top}/", where)
-        if inner in wanted and member.is_file:
+        if inner in texts and member.is_file:
             texts[inner] = member.read(MIB).decode("utf-8", "replace")
-    if product.build not in texts:
-        raise _other(f"it has no {top}/{product.build} to build from", where)
-    said = _values(texts, product.versions)
+    if not texts["configure.ac"]:
+        raise _other(f"it has no {top}/configure.ac to build from", where)
+    said = _defined(texts["src/version.h"], "LIBBNXT_RE_BUILD_VERSION")
     if said - {version}:
-        raise _other(f"its {product.versions[0]} says {', '.join(sorted(said))}", where)
-    abis = _values(texts, product.abi) if product.abi else set()
+        raise _other(f"its src/version.h says {', '.join(sorted(said))}", where)
+    abis = _defined(texts["src/abi.h"], "BNXT_RE_ABI_VERSION")
     abi = int(abis.pop()) if len(abis) == 1 and re.fullmatch(r"\d{1,4}", min(abis), re.ASCII) else None
     return Release(name, version, abi, hashlib.sha256(data).hexdigest(), len(data), where, data=data)
 
 
-def _product(name: str) -> tuple[Product, str] | None:
-    return next(((each, found[1]) for each in PRODUCTS if (found := each.file.fullmatch(name))), None)
-
-
-def _values(texts: dict[str, str], place: tuple[str, str]) -> set[str]:
-    """All values that `place`, a file and a pattern, gives; comments don't count."""
-    bare = re.sub(r"/\*.*?\*/|//[^\n]*", " ", texts.get(place[0], ""), flags=re.DOTALL)
-    return set(re.findall(place[1], bare, re.MULTILINE))
+def _defined(header: str, name: str) -> set[str]:
+    """All values that a header gives `name`; comments don't count."""
+    bare = re.sub(r"/\*.*?\*/|//[^\n]*", " ", header, flags=re.DOTALL)
+    return set(re.findall(_DEFINE.format(name), bare, re.MULTILINE))
 
 
 def _other(what: str, where: str) -> BadInput:
@@ -239,10 +204,10 @@ def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int =
         BadInput: damaged, encrypted, made to do harm, or not what its name says.
     """
     package = PACKAGE.fullmatch(name)
-    if package or _product(name):
+    if package or LIBRARY.fullmatch(name):
         data = file.read(MAX_RELEASE + 1)
         if len(data) > MAX_RELEASE:
-            raise archive.bad(f"larger than {MAX_RELEASE // MIB} MB", where, "a release has one or two")
+            raise archive.bad(f"larger than {MAX_RELEASE // MIB} MB", where, "a release has about one")
         if package:
             yield Release(name, package[1], None, hashlib.sha256(data).hexdigest(), len(data), where, "deb")
         else:
@@ -253,6 +218,6 @@ def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int =
     for member in archive.members(file, name, where, budget):
         inner = re.split(r"[/\\]", member.name)[-1]
         if member.is_file and _wanted(inner):
-            known = _product(inner) or PACKAGE.fullmatch(inner)
+            known = LIBRARY.fullmatch(inner) or PACKAGE.fullmatch(inner)
             data = member.read(MAX_RELEASE if known else MAX_NESTED)
             yield from in_file(inner, member.where, io.BytesIO(data), budget, depth + 1)

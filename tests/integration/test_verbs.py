@@ -15,7 +15,7 @@ import standin
 from place import REPO, Built, engine
 
 from rocstack import site
-from rocstack.nic import elf
+from rocstack.nic import bundle, elf
 from rocstack.settings import Settings
 
 pytestmark = pytest.mark.engine
@@ -255,6 +255,16 @@ def test_a_damaged_library_kills_the_process(tried: Tried, tmp_path: Path) -> No
 
 
 # The build
+
+
+def test_the_stand_in_is_found_and_picked(builder: Builder, tmp_path: Path) -> None:
+    """By the same code that reads a vendor's bundle; the same arguments give the same bytes."""
+    source = standin.fetch_source()
+    made = [standin.make_tarball(tmp_path / str(abi), kernel_abi=abi, source=source) for abi in (6, 7)]
+    assert made[0].read_bytes() == (builder.folder / made[0].name).read_bytes()
+    assert [bundle.find(path)[0].kernel_abi for path in made] == [6, 7]
+    found = bundle.find(standin.make_bundle(made[0], tmp_path))
+    assert bundle.pick(found, standin.VERSION).data == made[0].read_bytes()
 
 
 def test_installed_names(vendor: Path) -> None:

@@ -147,8 +147,7 @@ def make_files(source: Mapping[str, str], version: str, kernel_abi: int, private
     }
     return {
         "README": _README.format(**words),
-        "COPYING": source["COPYING.GPL2"],
-        "COPYING.BSD": source["COPYING.BSD_MIT"],
+        **{name: text for name, text in source.items() if name.startswith("COPYING.")},
         "autogen.sh": _AUTOGEN,
         "configure.ac": _CONFIGURE.format(**words),
         "Makefile.am": _MAKEFILE.format(**words),

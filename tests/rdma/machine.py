@@ -38,8 +38,10 @@ class Machine:
 
     name: str
     address: str
-    boot_seconds: float
+    port: int  # of ssh, here
+    key: Path
     ssh: list[str]
+    boot_seconds: float
 
     def try_run(self, command: str, seconds: int = 60) -> Outcome:
         done = subprocess.run(
@@ -53,6 +55,9 @@ class Machine:
         done = self.try_run(command, seconds)
         assert done.code == 0, f"{self.name}: {command}: exit {done.code}\n{done.said[-4000:]}"
         return done.out
+
+    def write(self, path: str, text: str) -> None:
+        subprocess.run([*self.ssh, f"cat >{path}"], input=text, text=True, check=True, timeout=60)
 
     @contextmanager
     def serving(self, command: str, port: int) -> Iterator[None]:
@@ -88,6 +93,8 @@ class Starting:
     number: int
     process: subprocess.Popen[bytes]
     console: Path
+    port: int
+    key: Path
     ssh: list[str]
     since: float
 
@@ -98,7 +105,7 @@ class Starting:
             assert waited < BOOT_LIMIT, f"machine {self.number} is not up after {waited:.0f} s: {said[-2000:]}"
             time.sleep(0.1)
         seconds = time.monotonic() - self.since
-        return Machine(f"n{self.number}", f"10.77.0.{self.number}", seconds, self.ssh)
+        return Machine(f"n{self.number}", f"10.77.0.{self.number}", self.port, self.key, self.ssh, seconds)
 
 
 @contextmanager
@@ -130,7 +137,7 @@ def started(number: int, boot: Boot, folder: Path, ends: tuple[int, int]) -> Ite
         ssh += ["-o", option]
     process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}, stdin=subprocess.DEVNULL)
     try:
-        yield Starting(number, process, console, [*ssh, "root@127.0.0.1"], time.monotonic())
+        yield Starting(number, process, console, port, boot.key, [*ssh, "root@127.0.0.1"], time.monotonic())
     finally:
         subprocess.run([*ssh, "-O", "exit", "127.0.0.1"], capture_output=True)
         process.terminate()

@@ -4,51 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from machine import Machine, Outcome
-from verbs import DEVICE, NETDEV, PORT, gids, index_of, mapped, sent_packets
+from mpi import DEVICES, LANE, SETTINGS, Pair, allreduce, assert_over_rdma, assert_summed, rdma_traffic
+from verbs import DEVICE, NETDEV, PORT, VLAN_ADDRESS, gids, index_of, mapped, sent_packets, until_row
 
-Pair = tuple[Machine, Machine]
 VERBS = "/usr/lib/x86_64-linux-gnu/libibverbs"
-UCX = {
-    "UCX_TLS": "rc_verbs,tcp,self,sm",  # tcp helps to connect: UCX's other helper, ud_verbs, times out on rdma_rxe
-    "UCX_NET_DEVICES": f"{DEVICE}:1,{NETDEV}",
-    "UCX_LOG_LEVEL": "info",
-}
-LANE = re.compile(r"inter-node cfg#\d+ tag\((\S+)\)")
-
-
-def allreduce(machines: Pair, doubles: int = 65536) -> Outcome:
-    """One rank on each machine, 512 KiB."""
-    exported = " ".join(f"-x {name}={value}" for name, value in UCX.items())
-    hosts = ",".join(f"{machine.name}:1" for machine in machines)
-    return machines[0].try_run(
-        f"mpirun --allow-run-as-root -np 2 --host {hosts} --mca oob_tcp_if_include {NETDEV} --mca pml ucx {exported}"
-        f" python3 /machine/allreduce.py {doubles}",
-        seconds=120,
-    )
-
-
-def assert_summed(done: Outcome) -> None:
-    assert done.code == 0, done.said
-    assert {f"rank {rank} of 2 on n{rank + 1}: sum 3.0" for rank in (0, 1)} <= set(done.out.splitlines()), done.said
-
-
-def assert_over_rdma(said: str, ends: int) -> None:
-    """UCX itself says by which transport the machines talk, once on each end."""
-    assert LANE.findall(said) == [f"rc_verbs/{DEVICE}:1"] * ends, said
-
-
-@contextmanager
-def rdma_traffic(machines: Pair, packets: int) -> Iterator[None]:
-    """Each machine's device sends at least so many packets in the meantime, as the kernel counts."""
-    before = [sent_packets(machine) for machine in machines]
-    yield
-    sent = [sent_packets(machine) - old for machine, old in zip(machines, before, strict=True)]
-    assert min(sent) >= packets, f"only {sent} packets of RDMA"
 
 
 def test_the_files_are_the_images(machines: Pair, image: str) -> None:
@@ -76,35 +37,13 @@ def test_gid_table(machines: Pair) -> None:
         assert {(row.kind, row.netdev) for row in rows} == {("RoCE v2", NETDEV)}
 
 
-@pytest.fixture
-def readdressed(machines: Pair) -> Iterator[Pair]:
-    """The first machine lost its address and got it back after a VLAN had taken the hole in the table."""
-    first = machines[0]
-    steps = [
-        f"ip address del {first.address}/24 dev {NETDEV}",
-        f"ip link add link {NETDEV} name vlan100 type vlan id 100",
-        "ip link set vlan100 up",
-        "ip address add 10.78.0.1/24 dev vlan100",
-        f"ip address add {first.address}/24 dev {NETDEV}",
-    ]
-    first.run(" && ".join(steps))
-    yield machines
-    # Without the VLAN the first hole is 1 again.
-    again = f"ip address del {first.address}/24 dev {NETDEV} && ip address add {first.address}/24 dev {NETDEV}"
-    first.run(f"ip link del vlan100 && sleep 1 && {again} && sleep 1")
-    assert index_of(first, first.address) == 1
-
-
-def test_an_address_lost_leaves_a_hole(machines: Pair) -> None:
-    first = machines[0]
-    first.run(f"ip address del {first.address}/24 dev {NETDEV}; sleep 1")
-    try:
-        assert [row.index for row in gids(first)] == [0, 2]
-        assert first.run(f"cat {PORT}/gids/1").strip() == "0000:0000:0000:0000:0000:0000:0000:0000"
-        assert first.try_run(f"cat {PORT}/gid_attrs/types/1").code != 0
-        assert index_of(first, first.address) is None
-    finally:
-        first.run(f"ip address add {first.address}/24 dev {NETDEV}; sleep 1")
+def test_an_address_lost_leaves_a_hole(unaddressed: Pair) -> None:
+    first = unaddressed[0]
+    assert [row.index for row in gids(first)] == [0, 2]
+    assert set(first.run(f"cat {PORT}/gids/1").strip()) == {"0", ":"}
+    assert first.try_run(f"cat {PORT}/gid_attrs/types/1").code != 0
+    first.run(f"ip address add {first.address}/24 dev {NETDEV}")
+    until_row(first, first.address)
     assert index_of(first, first.address) == 1
 
 
@@ -112,7 +51,7 @@ def test_the_index_moves_and_traffic_follows_it(readdressed: Pair) -> None:
     first, second = readdressed
     index = index_of(first, first.address)
     assert index not in (None, 1)
-    assert index_of(first, "10.78.0.1") not in (None, index)
+    assert index_of(first, VLAN_ADDRESS) not in (None, index)
     with first.serving(f"ibv_rc_pingpong -d {DEVICE} -g {index} -p 18600 -n 100", port=18600):
         second.run(f"ibv_rc_pingpong -d {DEVICE} -g 1 -p 18600 -n 100 {first.name}")
 
@@ -138,34 +77,25 @@ def test_ib_write_bw(machines: Pair) -> None:
 
 def test_ucx_perftest(machines: Pair) -> None:
     first, second = machines
-    setting = " ".join(f"{name}={value}" for name, value in UCX.items())
+    setting = " ".join(f"{name}={value}" for name, value in {**SETTINGS, **DEVICES}.items())
     command = f"env {setting} ucx_perftest -P 0 -p 18603"  # -P 0: Debian's was built with MPI and would wait for it
     with rdma_traffic(machines, packets=100), first.serving(command, port=18603):
-        said = second.try_run(f"{command} -t tag_bw -s 65536 -n 200 {first.name}").said
-    assert re.search(r"^Final:\s+200", said, re.MULTILINE), said
+        said = second.try_run(f"{command} -t tag_bw -s 65536 -n 100 {first.name}").said
+    assert re.search(r"^Final:\s+100", said, re.MULTILINE), said
     assert_over_rdma(said, ends=1)
 
 
 def test_mpi(machines: Pair) -> None:
-    with rdma_traffic(machines, packets=65536 * 8 // 4096):
-        done = allreduce(machines)
+    with rdma_traffic(machines):
+        done = allreduce(machines, {**SETTINGS, **DEVICES})
     assert_summed(done)
-    assert_over_rdma(done.said, ends=2)
-
-
-@pytest.fixture
-def without_rdma(machines: Pair) -> Iterator[Pair]:
-    for machine in machines:
-        machine.run(f"rdma link delete {DEVICE} && modprobe -r rdma_rxe")
-    yield machines
-    for machine in machines:
-        machine.run(f"modprobe rdma_rxe && rdma link add {DEVICE} type rxe netdev {NETDEV} && sleep 1")
+    assert_over_rdma(done.said)
 
 
 def test_without_rdma_it_is_seen(without_rdma: Pair) -> None:
     """MPI's result is right all the same, by TCP: what `test_mpi` looks at is what tells them apart."""
-    done = allreduce(without_rdma)
+    done = allreduce(without_rdma, {**SETTINGS, **DEVICES})
     assert_summed(done)
     assert LANE.findall(done.said) == [f"tcp/{NETDEV}"] * 2
     with pytest.raises(AssertionError):
-        assert_over_rdma(done.said, ends=2)
+        assert_over_rdma(done.said)

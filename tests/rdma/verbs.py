@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from machine import Machine
 
 DEVICE = "rxe0"
 NETDEV = "eth1"
+VLAN, VLAN_ADDRESS = "vlan100", "10.78.0.1"
 PORT = f"/sys/class/infiniband/{DEVICE}/ports/1"
 
 
@@ -42,6 +45,17 @@ def mapped(address: str) -> str:
 def index_of(machine: Machine, address: str) -> int | None:
     """The row of RoCE v2 that holds an IPv4 address."""
     return next((row.index for row in gids(machine) if (row.gid, row.kind) == (mapped(address), "RoCE v2")), None)
+
+
+def until(machine: Machine, wanted: Callable[[list[Gid]], bool]) -> None:
+    """Waits for the kernel's table, which follows a change of addresses a moment later."""
+    deadline = time.monotonic() + 30
+    while not wanted(rows := gids(machine)):
+        assert time.monotonic() < deadline, f"{machine.name}: {rows}"
+
+
+def until_row(machine: Machine, address: str, there: bool = True) -> None:
+    until(machine, lambda rows: there == any(row.gid == mapped(address) for row in rows))
 
 
 def sent_packets(machine: Machine) -> int:

@@ -11,7 +11,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,6 +47,10 @@ EXIT = {
     "demo": "Exit code 1: the image does not run or does not train; 3: it was not built.",
     "explain": "Exit code 1: a rule is broken.",
     "init": "Exit code 0 also when every file is there already.",
+    "local down": "Exit code 0 also when nothing is there.",
+    "local models": "Exit code 2: a model's file is wrong.",
+    "local status": "Exit code 1: a node can't be reached; 3: this folder has no virtual cluster.",
+    "local up": "Exit code 1: a node does not answer, or the engine refused something; 2: an unknown model or fault.",
     "lock": "Exit code 1: apt or pip can't resolve something.",
     "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
     "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",
@@ -69,9 +73,7 @@ def commands() -> str:
     root: Any = typer.main.get_command(app)
     context = root.make_context("rocstack", ["stacks"], resilient_parsing=True)
     out = ["## Commands\n", help_text(root.help), "\nOptions of `rocstack` itself:\n", options(root, context)]
-    for name in sorted(root.commands):
-        command = root.commands[name]
-        sub = type(context)(command, info_name=name, parent=context)
+    for name, command, sub in leaves(root, context):
         usage = " ".join(["rocstack", name, *command.collect_usage_pieces(sub)])
         if command.context_settings.get("allow_extra_args"):
             usage += " [-- COMMAND...]"
@@ -79,6 +81,17 @@ def commands() -> str:
         out += [f"### rocstack {name}\n", help_text(command.help), f"\n```text\n{usage}\n```\n", options(command, sub)]
         out += [EXIT[name] + "\n", f"```sh\n{example}\n```\n" if example else ""]
     return "\n".join(filter(None, out))
+
+
+def leaves(group: Any, context: Any, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every command by its whole name, such as `local up`."""
+    for name, command in sorted(group.commands.items()):
+        sub = type(context)(command, info_name=name, parent=context)
+        whole = f"{above} {name}".strip()
+        if hasattr(command, "commands"):
+            yield from leaves(command, sub, whole)
+        else:
+            yield whole, command, sub
 
 
 def help_text(text: str) -> str:

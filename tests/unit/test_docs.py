@@ -52,6 +52,10 @@ def complaint(words: list[str]) -> str | None:
     if command is None:
         return f"no command {words[0]}"
     own = words if command is root else words[1:]
+    while command is not root and hasattr(command, "commands") and own and not own[0].startswith("-"):
+        command, own = command.commands.get(own[0]), own[1:]
+        if command is None:
+            return f"no command {' '.join(words)}"
     before = own[: own.index("--")] if "--" in own else own
     known = {opt for param in command.get_params(context) for opt in param.opts}
     unknown = [word for word in before if word.startswith("-") and word.partition("=")[0] not in known]
@@ -75,7 +79,16 @@ def test_every_command_parses(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["biuld"], ["build", "--nick", "tcp"], ["build", "--nic"], ["run", "--gpu", "0"], ["config", "extra"]],
+    [
+        ["biuld"],
+        ["build", "--nick", "tcp"],
+        ["build", "--nic"],
+        ["run", "--gpu", "0"],
+        ["config", "extra"],
+        ["local", "upp"],
+        ["local", "up", "--node", "2"],
+        ["local", "down", "extra"],
+    ],
 )
 def test_a_wrong_command_is_noticed(words: list[str]) -> None:
     assert complaint(words)

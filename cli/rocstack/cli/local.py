@@ -34,7 +34,12 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="How many nodes.")] = 2,
     model: Model = "mi300x-thor2",
     fault: Annotated[
-        list[str], typer.Option("--fault", metavar="[nK:]FAULT[=VALUE]", help="What is broken; may be given often.")
+        list[str],
+        typer.Option(
+            "--fault",
+            metavar="[nK:]FAULT[=VALUE]",
+            help="What is broken (`rocstack local models` lists faults); may be repeated.",
+        ),
     ] = [],  # noqa: B006
     stack: options.Stack = None,
     json: options.Json = False,

@@ -150,7 +150,7 @@ def main() -> None:
     if "nic" in facts:
         import providers  # needs pyelftools, which only the build has
 
-        measured |= providers.facts(args.root, facts["nic"], {n: f["Version"] for n, f in packages.items()})
+        measured |= providers.facts(args.root, facts["nic"], {n: f["Version"] for n, f in packages.items()}, measured)
     manifest = {
         **facts["identity"],
         "versions": dict(sorted(versions.items())),

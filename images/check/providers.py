@@ -41,8 +41,9 @@ def libibverbs(root: Path) -> str | None:
     return None
 
 
-def facts(root: Path, nic: dict[str, Any], packages: dict[str, str]) -> dict[str, str]:
-    """Labels of the NIC, without their prefix. What can't be read is left out, with the reason printed."""
+def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: dict[str, str]) -> dict[str, str]:
+    """Labels of the NIC, without their prefix. What can't be read is left out, with the reason printed; what
+    libibverbs itself said (`measured`) must agree with what was read."""
     out = {"nic.modules": ",".join(nic["modules"]), "nic.pci": ",".join(nic["pci"])}
     library = libibverbs(root)
     if not nic["driver"] or library is None:
@@ -54,6 +55,10 @@ def facts(root: Path, nic: dict[str, Any], packages: dict[str, str]) -> dict[str
         out["verbs.private-abi"] = str(verbs.private_abi)
     rows = [row(root, nic, each, pattern[0].decode() if pattern else "", packages) for each in nic["providers"]]
     out["nic.providers"] = json.dumps(rows, separators=(",", ":"))
+    for each in rows:
+        said, found = measured.pop(f"nic.loader-abi.{each['place']}", None), each["kernel_abi"]
+        if said and found and said != f"{found[0]}-{found[1]}":
+            raise SystemExit(f"{each['path']}: kernel ABI {found[0]}-{found[1]} by its file, {said} by libibverbs")
     ranges = [f"{low}-{high}" for low, high in filter(None, (row["kernel_abi"] for row in rows))]
     if ranges and len(ranges) == len(rows):
         out["nic.kernel-abi"] = ",".join(ranges)

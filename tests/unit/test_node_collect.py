@@ -214,6 +214,19 @@ def test_a_virtual_nodes_own_words(tmp_path: Path) -> None:
     assert profile.limits == {"memlock": -1}
 
 
+def test_a_models_addresses_are_added_to_the_machines_own(tmp_path: Path) -> None:
+    ours = "sys/devices/virtual/rocstack/commands"
+    tree(tmp_path, {f"{ours}/ip -o -4 addr": "9: rdma0    inet 192.168.100.11/24\n", f"{ours}/uname -m": "sparc\n"})
+    node = collecting._Node(str(tmp_path))
+    node.commands = {"ip -o -4 addr": {"code": 0, "out": "2: eth0    inet 172.16.0.2/16\n"}, "uname -m": {}}
+    node.read_ours()
+    assert node.commands["ip -o -4 addr"]["out"].splitlines() == [
+        "2: eth0    inet 172.16.0.2/16",
+        "9: rdma0    inet 192.168.100.11/24",
+    ]
+    assert node.commands["uname -m"]["out"] == "sparc\n"
+
+
 def test_this_machine() -> None:
     """Whatever it has: nobody raises, the words agree with other tools', and nothing was changed."""
     started = time.monotonic()

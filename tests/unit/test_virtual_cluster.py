@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from rocstack.errors import CheckFailed, Missing
-from rocstack.virtual import access, cluster, faults, model
+from rocstack.virtual import access, cluster, faults, model, nodeimage
 from rocstack.virtual.access import Host
 from rocstack.virtual.cluster import Wish
 
@@ -122,3 +123,16 @@ def test_without_ssh_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(Missing) as error:
         access.require_ssh()
     assert (error.value.code, error.value.next_step) == ("no-ssh", "install the package openssh-client")
+
+
+def test_the_recipe_of_nodes_is_clean(tmp_path: Path) -> None:
+    made = nodeimage.context("debian:trixie-slim")
+    assert made.digest() == nodeimage.context("debian:trixie-slim").digest()
+    assert made.digest() != nodeimage.context("ubuntu:24.04").digest()
+    assert made.files["Dockerfile"].data.startswith(b"FROM debian:trixie-slim AS node\n")
+    file = tmp_path / "Dockerfile"
+    file.write_bytes(made.files["Dockerfile"].data)
+    # SC3047: hadolint takes a RUN with --mount for sh, and the recipe sets bash.
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, "--ignore", "SC3047", file], capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -11,11 +12,11 @@ from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
 
 UNKNOWN = "not read"
 MOST = 16  # differences shown
-ROWS = ("system", "GPUs", "NICs", "RDMA", "libraries", "state")
+COLUMNS = ("NODE", "SYSTEM", "GPUS", "NICS", "NIC DRIVER", "FIRMWARE", "ABI", "LIBRARIES", "STATE")
 
 
 def facts(profile: NodeProfile) -> dict[str, str]:
-    """ROWS -> what the node has of it."""
+    """What one node has, in a few rows."""
     return {
         "system": ", ".join(_system(profile)),
         "GPUs": ", ".join(_gpus(profile)),
@@ -24,6 +25,26 @@ def facts(profile: NodeProfile) -> dict[str, str]:
         "libraries": ", ".join(map(_library, profile.libraries)) or "none",
         "state": ", ".join(_state(profile)) or "no fault seen",
     }
+
+
+def cells(profile: NodeProfile) -> tuple[str, ...]:
+    """COLUMNS of a table of many nodes: the same in fewer words."""
+    system = profile.system
+    gpus = Counter(f"{_short(gpu.name or gpu.device)} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
+    known = [nic for nic in profile.nics if nic.nic]
+    nics = Counter(f"{nic.nic} {bits(speed(nic, profile.netdevs, profile.verbs))}".strip() for nic in known)
+    abis = sorted({device.kernel_abi for device in profile.verbs if device.kernel_abi is not None})
+    return (
+        name(profile),
+        f"{system.os or UNKNOWN} {system.kernel or UNKNOWN}",
+        _counted(gpus),
+        _counted(nics),
+        _counted(Counter(f"{nic.driver or 'none'} {nic.driver_version or ''}".strip() for nic in known), bare=True),
+        _counted(Counter(nic.firmware or UNKNOWN for nic in known), bare=True),
+        ", ".join(map(str, abis)) or "none",
+        ", ".join(f"{each.driver or 'libibverbs'} {each.version or '?'}" for each in profile.libraries) or "none",
+        ", ".join(_state(profile)) or "no fault seen",
+    )
 
 
 def name(profile: NodeProfile) -> str:
@@ -55,6 +76,17 @@ def alike(profiles: Iterable[NodeProfile]) -> list[str]:
 def listed(names: Iterable[str], most: int = 6) -> str:
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def _short(gpu: str) -> str:
+    """MI300X of "AMD Instinct MI300X OAM"."""
+    found = re.search(r"\bMI\d+\w*", gpu)
+    return found[0] if found else gpu
+
+
+def _counted(words: Counter[str], *, bare: bool = False) -> str:
+    """ "8 × a, 1 × b"; `bare` leaves the numbers out."""
+    return ", ".join(word if bare else f"{many} × {word}" for word, many in words.items()) or "none"
 
 
 def count(number: int, noun: str) -> str:

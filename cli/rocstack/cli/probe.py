@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rocstack.probe import Failure, Recorded
     from rocstack.remote import State
 
+NARROW = (0, 1, 2, 3, 6, 8)  # columns of the table on a narrow terminal
+
 Nodes = Annotated[
     Path | None, typer.Argument(help="Ansible inventory; without one it is this host.", metavar="INVENTORY")
 ]
@@ -171,8 +173,9 @@ def _show(found: Sequence[NodeProfile]) -> None:
         out.print()
         _draw(found[0])
     else:
-        rows = ([summary.name(node), *summary.facts(node).values()] for node in found)
-        table(("NODE", *(row.upper() for row in summary.ROWS)), ([_clean(cell) for cell in row] for row in rows))
+        shown = NARROW if out.is_terminal and out.width < 130 else range(len(summary.COLUMNS))
+        rows = map(summary.cells, found)
+        table([summary.COLUMNS[at] for at in shown], ([_clean(row[at]) for at in shown] for row in rows))
         out.print()
         for line in summary.alike(found):
             out.print(escape(_clean(line)))

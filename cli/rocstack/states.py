@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from rocstack import rules
@@ -111,12 +112,17 @@ def gpu_count(node: NodeProfile) -> Iterator[Values]:
         yield {"count": len(node.gpus), "device": node.gpus[0].name or node.gpus[0].device}
 
 
+@cache
+def _matrix() -> tuple[rules.Rule, ...]:
+    return rules.load()
+
+
 @rule
 def driver_rocm(node: NodeProfile) -> Iterator[Values]:
     facts: dict[str, Any] = {"rocm": node.tools.get("rocm"), "rocm.method": "amd", "driver": node.amdgpu}
     if not facts["rocm"] or not node.amdgpu or node.amdgpu == "in-tree":
         return
-    for verdict in rules.judge(rules.load(), facts):
+    for verdict in rules.judge(_matrix(), facts):
         if verdict.state == "broken" and "driver" in verdict.rule.need:
             yield {"driver": node.amdgpu, "rocm": facts["rocm"], "reason": verdict.rule.reason}
 

@@ -43,6 +43,13 @@ _OURS = {
 _DEFAULTS = {"ANSIBLE_PIPELINING": "True", "ANSIBLE_PYTHON_INTERPRETER": "auto_silent"}
 
 
+# "Failed to parse FILE with ini plugin: why" of ansible-core 2.17, "... inventory with 'ini' plugin: why" of 2.19.
+_TRIED = re.compile(
+    r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
+)
+_PLACE = re.compile(r"(?:Origin: |appears to be in ')(?P<file>\S+?)(?:':? line |': line |:)(?P<line>\d+)")
+
+
 @dataclass(frozen=True)
 class HostRun:
     """How a playbook ended on one host; `results` holds what each task's module returned."""
@@ -210,23 +217,23 @@ def reason(result: Mapping[str, Any]) -> str:
 
 
 def _why(said: str, inventory: Path) -> CheckFailed | BadInput:
-    """Ansible's complaint before any host: nearly always about the inventory."""
-    lines = [re.sub(r"^\s*\[?(ERROR|WARNING)\]?[:!]*\s*", "", line).strip() for line in said.splitlines()]
-    lines = [line for line in lines if line] or ["no reason given"]
-    place = re.search(r"^(?:<<< )?Origin: (.+?):(\d+)(?::\d+)?$", said, re.MULTILINE)
-    tried = dict(re.findall(r"ailed to parse .*?(\w+)'? plugin: (.+)", said))  # one form after the other
+    """Ansible's complaint before any host: nearly always about the inventory. It tries one form after the other; what
+    counts is the complaint of the form that the file has."""
+    words = " ".join(said.split())  # it wraps lines
+    messages = [text.strip() for text in re.split(r"\[?\b(?:ERROR|WARNING)\]?[:!]+", words) if text.strip()]
+    tried = {found[1]: found[2] for text in messages if (found := _TRIED.search(text))}
     form = "ini" if "ini" in tried and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
-    if form == "ini":
-        place = None  # of what YAML complains
+    place = None if form == "ini" else _PLACE.search(words)
     if place or tried or "inventory" in said:
+        what = tried.get(form) or (messages or ["no reason given"])[0]
         return BadInput(
-            f"Ansible can't read the inventory: {tried.get(form, lines[0])}",
+            f"Ansible can't read the inventory: {what}",
             code="bad-inventory",
-            where=Where(place[1], int(place[2])) if place else Where(str(inventory)),
+            where=Where(place["file"], int(place["line"])) if place else Where(str(inventory)),
             next_step=f"`ansible-inventory -i {inventory} --list` shows what Ansible makes of it",
         )
     return CheckFailed(
-        f"Ansible ended before it reached a node: {' '.join(lines[-3:])}",
+        f"Ansible ended before it reached a node: {' '.join(messages[-3:]) or 'no reason given'}",
         code="ansible-failed",
         next_step=f"`ansible -i {inventory} all -m ping` shows the same without rocstack",
     )

@@ -58,7 +58,7 @@ def test_what_the_module_wrote_goes_before_what_ansible_made_of_it() -> None:
 
 
 BAD = {
-    "yaml": ("all:\n  hosts:\n    n1: {a: b\n", "bad-inventory", "YAML"),
+    "yaml": ("all:\n  hosts:\n    n1: {a: b\n", "bad-inventory", "flow mapping"),
     "ini": ("n1 ansible_connection=local\nn2 oops\n", "bad-inventory", "oops"),
     "group-without-hosts": ("all:\n  hosts: {}\n", "no-hosts", "no host"),
 }

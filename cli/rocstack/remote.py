@@ -47,7 +47,7 @@ _DEFAULTS = {"ANSIBLE_PIPELINING": "True", "ANSIBLE_PYTHON_INTERPRETER": "auto_s
 _TRIED = re.compile(
     r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
 )
-_PLACE = re.compile(r"(?:Origin: |appears to be in ')(?P<file>\S+?)(?:':? line |': line |:)(?P<line>\d+)")
+_PLACE = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _why(said: str, inventory: Path) -> CheckFailed | BadInput:
         return BadInput(
             f"Ansible can't read the inventory: {what}",
             code="bad-inventory",
-            where=Where(place["file"], int(place["line"])) if place else Where(str(inventory)),
+            where=_where(place, inventory),
             next_step=f"`ansible-inventory -i {inventory} --list` shows what Ansible makes of it",
         )
     return CheckFailed(
@@ -237,3 +237,10 @@ def _why(said: str, inventory: Path) -> CheckFailed | BadInput:
         code="ansible-failed",
         next_step=f"`ansible -i {inventory} all -m ping` shows the same without rocstack",
     )
+
+
+def _where(place: re.Match[str] | None, inventory: Path) -> Where:
+    if place is None:
+        return Where(str(inventory))
+    found = Path(place["file"])  # not so where a long path was wrapped
+    return Where(str(found if found.exists() else inventory), int(place["line"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,7 @@ def opened(name: str) -> Iterator[BinaryIO]:
             next_step="name one log file; several: `cat FOLDER/*.log | rocstack doctor --log -`",
         )
     try:
-        with open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-") as raw:
+        with open(0 if name == "-" else name, "rb", closefd=name != "-") as raw:
             yield _text(raw, shown)
     except (gzip.BadGzipFile, EOFError) as error:
         raise BadInput(f"{shown}: the compressed log is damaged: {error}", code="not-a-log") from None

@@ -2,7 +2,7 @@
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup python demo test test-slow lint bench lock clean
+.PHONY: help setup python demo test test-slow test-rdma lint bench lock clean
 
 SCRIPTS = $(shell find cli .ci images bench docs -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 
@@ -15,15 +15,18 @@ setup: ## Python environment and container engine, only what is missing
 python:
 	@cli/setup.sh python
 
-demo: setup ## build the default stack, then run what was built
-	$(BIN)/rocstack build --nic tcp
-	$(BIN)/rocstack demo
+demo: setup ## two virtual nodes, probed; an image that fits their NICs, built and run; a node that it doesn't fit
+	@cli/demo.sh
 
 test: setup lint ## lint and all tests but the slow ones
 	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+test-rdma: setup ## real RDMA: two virtual machines with soft-RoCE and the worker image's files
+	tests/rdma/setup.sh
+	$(BIN)/pytest tests/rdma $(PYTEST_ARGS)
 
 lint: python ## style, types, shell scripts and workflows
 	$(BIN)/ruff check .

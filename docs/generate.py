@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         stack.Fact,
     ),
     "Component head": (component.Component, component.Packages),
-    "NIC profile head": (component.Nic, component.Way),
+    "NIC profile head": (component.Nic, component.Way, component.Setting),
     "Rule": (rules.Rule,),
     "Run profile": (runline.RunProfile,),
 }
@@ -45,13 +45,15 @@ EXIT = {
     "build": "Exit code 1: an image failed or is blocked, or the push was refused.",
     "config": "Exit code 2: a setting is unknown or wrong.",
     "demo": "Exit code 1: the image does not run or does not train; 3: it was not built.",
-    "explain": "Exit code 1: a rule is broken.",
+    "doctor": "Exit code 1: something is wrong; 0: nothing known was found, which is not the same as healthy.",
+    "explain": "Exit code 1: a rule is broken, or the image does not fit a node.",
     "init": "Exit code 0 also when every file is there already.",
     "local down": "Exit code 0 also when nothing is there.",
     "local models": "Exit code 2: a model's file is wrong.",
     "local status": "Exit code 1: a node can't be reached; 3: this folder has no virtual cluster.",
     "local up": "Exit code 1: a node does not answer, or the engine refused something; 2: an unknown model or fault.",
     "lock": "Exit code 1: apt or pip can't resolve something.",
+    "probe": "Exit code 1: a node could not be read; the others were.",
     "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
     "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",
     "shell": "The exit code is that of the shell; 3: no image, or no GPU although `--gpus` asks for one.",
@@ -99,7 +101,7 @@ def help_text(text: str) -> str:
 
 
 def options(command: Any, context: Any) -> str:
-    records = [param.get_help_record(context) for param in command.get_params(context)]
+    records = filter(None, (param.get_help_record(context) for param in command.get_params(context)))  # None is hidden
     return table(("option", "what it does"), ((code(first), " ".join(text.split())) for first, text in records))
 
 
@@ -223,6 +225,9 @@ def all_labels() -> str:
         for key in re.findall(r"^fact ([a-z0-9.-]+) ", file.read_text(), re.M)
     }
     parts, nics = component.library("components"), component.library("nic")
+    for row in ("nic.kernel-abi", "nic.modules", "nic.pci", "nic.provider", "nic.provider-sha256", "nic.provider-version",
+                "nic.providers", "verbs.private-abi"):  # fmt: skip
+        seen[row] = "..."
     chosen = resolve.resolve(stack.load("debian-13"), "broadcom", parts, nics, overlay.Overlay())
     base = BaseImage(reference="<reference of the base>", digest="<digest of the base>", how="registry")
     manifest = {"facts": seen, "versions": {"<name>": "<version, read in the image>"}}
@@ -238,7 +243,7 @@ def all_labels() -> str:
 def origin(key: str, measured: dict[str, str]) -> str:
     name = key.removeprefix(labels.OWN)
     if name in measured or name.startswith("component."):
-        return "measured in the image by the smoke test"
+        return "measured in the image"
     return {"content": "context, base, packages and wheels", "lock": "the lock, if there is one"}.get(name, "the build")
 
 

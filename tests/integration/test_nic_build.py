@@ -175,7 +175,7 @@ def test_the_nodes_library_is_mounted(build: Build, place: Place, nodes: dict[st
         (("--way", "newer"), "no-library", "is no rdma-core-VERSION.tar.gz"),
         (("--way", "package"), "no-repository", "way 'package' needs the vendor's apt repository"),
         (("--way", "sauce"), "unknown-way", "NIC profile 'broadcom' has no way 'sauce': did you mean 'source'?"),
-        (("--inventory", "hosts.yml"), "bad-hosts", "--profiles and --inventory exclude each other"),
+        (("--inventory", "hosts.yml"), "one-source", "--profiles and --inventory: one at a time"),
     ],
 )
 def test_refused_before_anything_is_built(

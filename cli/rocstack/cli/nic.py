@@ -97,7 +97,7 @@ def nodes(profiles: Path | None, inventory: Path | None, only: Nic | None = None
     from rocstack.profiles import read_profiles
 
     if profiles and inventory:
-        raise BadInput("--profiles and --inventory exclude each other", code="bad-hosts", next_step="give one")
+        raise BadInput("--profiles and --inventory: one at a time", code="one-source", next_step="give one")
     if profiles:
         return judged(read_profiles(profiles))
     if inventory:
@@ -119,7 +119,7 @@ def _probed(inventory: Path) -> tuple[NodeProfile, ...]:
         first = found.failures[0]
         raise CheckFailed(
             f"{first.node} is {first.state}: {first.reason}" + _more(len(found.failures) - 1),
-            code="node-unread",
+            code="nodes-unread",
             next_step="an image is built for nodes that are known; take the node out of the inventory, or mend it",
         )
     return found.profiles

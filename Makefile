@@ -4,7 +4,7 @@ BIN := .venv/bin
 .NOTPARALLEL:
 .PHONY: help setup python demo test test-slow test-rdma lint bench lock clean
 
-SCRIPTS = $(shell find cli .ci images bench docs -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
+SCRIPTS = $(shell find cli .ci images bench docs playbooks tests -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,7 @@ lint: python ## style, types, shell scripts and workflows
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck --exclude=SC1091 $(SCRIPTS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production playbooks
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github/workflows
 	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: skipped"; fi

@@ -43,6 +43,8 @@ _OURS = {
 _DEFAULTS = {"ANSIBLE_PIPELINING": "True", "ANSIBLE_PYTHON_INTERPRETER": "auto_silent"}
 
 
+# ssh would wait for ever at a terminal that nobody sees; so it fails, and its reason is shown.
+_ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": "", r"[Pp]assword:": ""}
 # "Failed to parse FILE with ini plugin: why" of ansible-core 2.17, "... inventory with 'ini' plugin: why" of 2.19.
 _TRIED = re.compile(
     r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
@@ -158,6 +160,7 @@ def _ansible(
         forks=forks,
         extravars=variables,
         envvars=env,
+        passwords=_ANSWERS,
         suppress_env_files=True,
         quiet=True,
         event_handler=events.add,

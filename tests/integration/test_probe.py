@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -100,6 +101,22 @@ def test_a_recording_of_a_node_over_ssh_replays(cluster: Place) -> None:
     for one, other in zip(done.json["profiles"], again, strict=True):
         assert [gpu["pci"] for gpu in one["gpus"]] == [gpu["pci"] for gpu in other["gpus"]]
         assert states(one) == states(other)
+
+
+@pytest.mark.engine
+@needs_ssh
+def test_an_unknown_host_key_is_a_reason_and_no_question(cluster: Place) -> None:
+    inventory = (cluster.folder / INVENTORY).read_text()
+    address = re.findall(r"ansible_host: (\S+?)}", inventory)[0]
+    key = cluster.folder / ".rocstack/local/id_ed25519"
+    (cluster.folder / "unknown").write_text(
+        f"n1 ansible_host={address} ansible_user=root ansible_ssh_private_key_file={key} "
+        "ansible_ssh_common_args='-F none -o UserKnownHostsFile=/dev/null'\n"
+    )
+    fresh = cluster.with_env(ANSIBLE_SSH_CONTROL_PATH_DIR=str(cluster.folder / "cp"))
+    done = fresh.run("probe", "unknown", timeout=60)
+    assert done.code == 1
+    assert "n1: unreachable: Host key verification failed." in done.err
 
 
 @pytest.mark.engine

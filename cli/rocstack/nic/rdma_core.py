@@ -48,7 +48,7 @@ def read(path: Path | None) -> RdmaCore:
         raise archive.bad(f"larger than {LARGEST // MIB} MB", str(path), "a release has about two")
     data = path.read_bytes()
     said = ""
-    for member in archive.members(io.BytesIO(data), path.name, str(path), Budget(20_000, 512 * MIB)):
+    for member in archive.members(io.BytesIO(data), path.name, str(path), Budget(20_000, 512 * MIB), plain=True):
         if member.is_file and re.fullmatch(r"(\./)?[^/]+/CMakeLists\.txt", member.name):
             said = "".join(_VERSION.findall(member.read(MIB).decode("utf-8", "replace")))
     if said != named[1]:

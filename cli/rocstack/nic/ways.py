@@ -13,6 +13,7 @@ from rocstack.component import Nic, Way
 from rocstack.errors import BadInput, did_you_mean
 from rocstack.nic.bundle import Release, pick
 from rocstack.nic.need import Need
+from rocstack.nic.plugin import Plugin
 from rocstack.nic.provider import Provider
 from rocstack.nic.rdma_core import RdmaCore
 from rocstack.resolve import default_provider
@@ -36,6 +37,7 @@ class Plan:
     rows: tuple[Row, ...]
     archives: dict[str, bytes] = field(default_factory=dict, repr=False)  # path in the context -> bytes
     notes: tuple[str, ...] = ()
+    plugin: Plugin | None = None  # of RCCL
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _choose(nic: Nic, abi: int, release: str | None, offer: Offer) -> tuple[str,
 
 
 def _has(nic: Nic, name: str, release: str | None, offer: Offer) -> bool:
-    return any(found.version == release for found in offer.releases())
+    return any(found.kind == "source" and found.version == release for found in offer.releases())
 
 
 def _met(way: Way, versions: Mapping[str, str]) -> bool:

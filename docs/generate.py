@@ -1,8 +1,9 @@
-"""Writes docs/reference.md from the code: commands, settings, fields of stacks, components, NICs and rules, labels.
+"""Writes docs/reference.md from the code (commands, settings, fields of stacks, components, NICs and rules, labels),
+and the JSON schema of node profiles.
 
     python docs/generate.py [--check]
 
---check writes nothing and exits 1 when the file is not what the code says.
+--check writes nothing and exits 1 when a file is not what the code says.
 """
 
 from __future__ import annotations
@@ -19,12 +20,28 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from rocstack import component, errors, labels, overlay, paths, resolve, rules, runline, settings, stack, ulimit, words
+from rocstack import (
+    component,
+    errors,
+    labels,
+    overlay,
+    paths,
+    profile_schema,
+    profiles,
+    resolve,
+    rules,
+    runline,
+    settings,
+    stack,
+    ulimit,
+    words,
+)
 from rocstack.base import BaseImage
 from rocstack.cli.main import app
 from rocstack.lock import Lock
 
 FILE = Path(__file__).with_name("reference.md")
+SCHEMA = Path(__file__).with_name("node-profile.schema.json")
 # Titles of the files that users write -> their models, the outermost first.
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "Stack": (
@@ -53,7 +70,7 @@ EXIT = {
     "local status": "Exit code 1: a node can't be reached; 3: this folder has no virtual cluster.",
     "local up": "Exit code 1: a node does not answer, or the engine refused something; 2: an unknown model or fault.",
     "lock": "Exit code 1: apt or pip can't resolve something.",
-    "probe": "Exit code 1: a node could not be read; the others were.",
+    "probe": "Exit code 1: a node could not be read, the others were; 2: the inventory or a recording is wrong.",
     "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
     "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",
     "shell": "The exit code is that of the shell; 3: no image, or no GPU although `--gpus` asks for one.",
@@ -225,9 +242,8 @@ def all_labels() -> str:
         for key in re.findall(r"^fact ([a-z0-9.-]+) ", file.read_text(), re.M)
     }
     parts, nics = component.library("components"), component.library("nic")
-    for row in ("nic.kernel-abi", "nic.modules", "nic.pci", "nic.provider", "nic.provider-sha256", "nic.provider-version",
-                "nic.providers", "verbs.private-abi"):  # fmt: skip
-        seen[row] = "..."
+    read = "nic.kernel-abi nic.modules nic.pci nic.provider nic.provider-sha256 nic.provider-version nic.providers"
+    seen |= dict.fromkeys([*read.split(), "verbs.private-abi"], "...")
     chosen = resolve.resolve(stack.load("debian-13"), "broadcom", parts, nics, overlay.Overlay())
     base = BaseImage(reference="<reference of the base>", digest="<digest of the base>", how="registry")
     manifest = {"facts": seen, "versions": {"<name>": "<version, read in the image>"}}
@@ -254,16 +270,17 @@ def render() -> str:
 
 
 def main(argv: list[str]) -> int:
-    text = render()
+    texts = {FILE: render(), SCHEMA: profile_schema.text(profiles.Profiles)}
     if argv == ["--check"]:
-        if FILE.exists() and FILE.read_text(encoding="utf-8") == text:
-            return 0
-        sys.stderr.write(f"{FILE.name} is not what the code says: run `python docs/generate.py`\n")
-        return 1
+        wrong = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
+        for file in wrong:
+            sys.stderr.write(f"{file.name} is not what the code says: run `python docs/generate.py`\n")
+        return 1 if wrong else 0
     if argv:
         sys.stderr.write("usage: python docs/generate.py [--check]\n")
         return 2
-    FILE.write_text(text, encoding="utf-8")
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
     return 0
 
 

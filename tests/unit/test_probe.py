@@ -118,7 +118,7 @@ def test_environment(cli: Cli, recordings: Path) -> None:
 
 
 BAD = {
-    "both": (("inv", "--replay", "x"), "bad-hosts"),
+    "both": (("inv", "--replay", "x"), "one-source"),
     "out into nowhere": (("--out", "nowhere/nodes.json"), "no-folder"),
     "out is a folder": (("--out", "."), "no-file"),
     "no inventory": (("nope.yml",), "no-inventory"),

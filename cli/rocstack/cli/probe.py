@@ -108,7 +108,7 @@ def _refuse(
     from rocstack.errors import BadInput, Where
 
     if sum(each is not None for each in (inventory, replay, root)) > 1:
-        raise BadInput("an inventory and --replay exclude each other", code="bad-hosts", next_step="give one")
+        raise BadInput("an inventory and --replay exclude each other", code="one-source", next_step="give one")
     if to and not to.absolute().parent.is_dir():
         raise BadInput(f"no folder {to.parent}", code="no-folder", where=Where(str(to)), next_step="create it")
     if to and to.is_dir():

@@ -11,7 +11,10 @@ from rocstack import paths, sourcemap
 from rocstack.component import Library
 from rocstack.errors import BadInput, RocstackError, Where, did_you_mean
 
-BLOCKS = {"components": ("builder", "runtime", "copy", "version", "smoke"), "nic": ("builder", "runtime", "smoke")}
+BLOCKS = {
+    "components": ("builder", "runtime", "copy", "version", "smoke"),
+    "nic": ("builder", "plugin", "runtime", "smoke"),
+}
 NEEDED = {"components": ("version", "smoke"), "nic": ()}
 
 

@@ -12,7 +12,21 @@ from pydantic import Field
 from rocstack import document, paths
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.stack import Method, _tuples
-from rocstack.words import Driver, EnvName, EnvValue, Glob, KernelAbi, Line, Name, Package, PciId, Value
+from rocstack.words import (
+    Driver,
+    EnvName,
+    EnvValue,
+    FileName,
+    FilePath,
+    Glob,
+    KernelAbi,
+    Line,
+    Name,
+    Package,
+    PciId,
+    Value,
+    Version,
+)
 
 Role = Literal["worker", "control"]
 ROLES: tuple[Role, ...] = ("worker", "control")
@@ -61,6 +75,30 @@ class Setting(Value):
     when: Line | None = None  # a component and its versions: "rocm>=7.2.1"
 
 
+class Beside(Value):
+    """A second source archive that a plugin is compiled with, in the folder of the first."""
+
+    archive: Name  # rccl-rocm: it is rccl-rocm-VERSION.tar.gz
+    version: Name  # a component of the stack: the archive's version is its version
+
+
+class RcclPlugin(Value):
+    """RCCL's network plugin for a NIC, compiled in the image from the source that the user gives."""
+
+    archive: Name  # aws-ofi-nccl: it is aws-ofi-nccl-VERSION.tar.gz
+    library: FileName  # what is built, and RCCL loads
+    project: Line  # where the source is published
+    holds: tuple[FilePath, ...] = ()  # files that must be in it
+    notes: FilePath | None = None  # of them, the one whose first heading with a version is the source's own
+    when: Line | None = None  # components and versions for which RCCL needs it: "rocm<7.2.1"
+    instead: Line = ""  # what there is where it is not needed
+    without: Line  # what happens where it is needed and not in the image
+    releases: dict[Version, Line] = {}  # release -> components and versions that it is made for; empty: all
+    beside: Beside | None = None
+    packages: tuple[Package, ...] = ()  # of the worker
+    source: Line  # who says so
+
+
 class Nic(Value):
     name: Name
     about: Line
@@ -72,6 +110,7 @@ class Nic(Value):
     dscp: int | None = Field(None, ge=0, le=63)  # of RoCE traffic, as the card's own QoS defaults have it
     dscp_source: Line | None = None
     env: tuple[Setting, ...] = ()
+    plugin: RcclPlugin | None = None
 
 
 Head = TypeVar("Head", Component, Nic)

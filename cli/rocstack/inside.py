@@ -29,4 +29,5 @@ def files(nics: Library) -> dict[str, File]:
 def settings(nic: Nic) -> NicSettings:
     """A NIC profile's head as the node package has it."""
     wanted = {"modules", "pci", "provider", "dscp", "dscp_source", "env"}
-    return NicSettings.from_dict({"nic": nic.name, **nic.model_dump(include=wanted)})
+    plugin = nic.plugin and {"name": nic.plugin.archive, "when": nic.plugin.when, "without": nic.plugin.without}
+    return NicSettings.from_dict({"nic": nic.name, **nic.model_dump(include=wanted), "plugin": plugin})

@@ -14,6 +14,7 @@ from rocstack.context import Context, File
 from rocstack.errors import BadInput
 from rocstack.lock import Lock, source_sha256, unpinned
 from rocstack.nic import elf
+from rocstack.nic.provider import ROOT
 from rocstack.resolve import Part, Resolved
 
 UIDS = {"munge": 42430, "slurm": 64030}  # slurm's is Debian's own (base-passwd), munge's is ours
@@ -80,6 +81,8 @@ def render(
             put(versions, component_block(part.name, "version", role=role))
         if role == "worker":
             put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
+            if resolved.plugin:
+                put(f"smoke/{role}/91-plugin.sh", guarded(lambda: vars["m"].plugin_smoke(resolved)))
         files[f"facts/{role}.json"] = File(_facts(resolved, lock, role))
     rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *prune.rules(resolved.stack.gfx))
     files["build/dpkg.rules"] = File(("\n".join(rules) + "\n").encode())
@@ -223,6 +226,9 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
         "lock": lock.digest() if lock else None,
     }
     built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
+    if role == "worker" and resolved.plugin:
+        built["plugin"] = f"{ROOT}/plugin/"
+        packages["plugin"] = list(resolved.plugin.packages)
     wheels = (
         {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))} if lock else {}
     )
@@ -241,6 +247,7 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
             "providers": [
                 {"place": each.place, "way": each.way, "version": each.version} for each in resolved.providers
             ],
+            "plugin": resolved.plugin and resolved.plugin.model_dump(include={"name", "version", "library"}),
         }
     return (json.dumps(facts, indent=1) + "\n").encode()  # in layer order: a package belongs to the first
 

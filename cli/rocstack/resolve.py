@@ -10,6 +10,7 @@ from typing import Any
 from rocstack.component import Component, Library, Nic, Packages, Role, validate_head
 from rocstack.document import Path_
 from rocstack.errors import BadInput, Where
+from rocstack.nic.plugin import Plugin
 from rocstack.nic.provider import Provider
 from rocstack.overlay import Overlay
 from rocstack.stack import Choice, Stack
@@ -34,6 +35,7 @@ class Resolved(Value):
     stack: Stack
     nic: Nic
     providers: tuple[Provider, ...]
+    plugin: Plugin | None  # of RCCL, for the NIC
     base: ImageRef
     parts: tuple[Part, ...]  # in layer order
     exclude: tuple[str, ...]
@@ -45,7 +47,8 @@ class Resolved(Value):
 
     def nic_packages(self) -> tuple[str, ...]:
         """What the NIC adds to the worker, as apt is asked for it."""
-        return _unique([pin for provider in self.providers for pin in provider.pins])
+        pins = [pin for provider in self.providers for pin in provider.pins]
+        return _unique([*pins, *(self.plugin.packages if self.plugin else ())])
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -113,6 +116,7 @@ def resolve(
     *,
     base: str | None = None,
     providers: tuple[Provider, ...] = (),
+    plugin: Plugin | None = None,
     where: Callable[[Path_], Where | None] = lambda loc: None,
 ) -> Resolved:
     """Joins the choices; without `providers` the NIC profile's first way is taken. `where` finds the line of a
@@ -147,6 +151,7 @@ def resolve(
         stack=stack,
         nic=nic,
         providers=providers or (default_provider(nic),),
+        plugin=plugin,
         base=base or stack.base.image,
         parts=parts,
         exclude=exclude,

@@ -40,6 +40,7 @@ class Settings(Value):
         "", description="vendor's bundle or library source for the NIC's provider; default: the usual folders"
     )
     nic_accept: Line = Field("", description="release of that library to take, whatever the host's driver")
+    nic_plugin: Line = Field("", description="source archive of RCCL's plugin for the NIC, to be compiled in the image")
     nic_repository: AptRepository | None = Field(
         None, description="the NIC vendor's apt repository (name, uri, suite, components, key, key_sha256, origin)"
     )

@@ -1,5 +1,6 @@
 """Reads the ABIs of the NIC's provider libraries and of libibverbs in the finished tree: facts for the gate."""
 
+import hashlib
 import json
 import os
 import re
@@ -44,7 +45,7 @@ def libibverbs(root: Path) -> str | None:
 def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: dict[str, str]) -> dict[str, str]:
     """Labels of the NIC, without their prefix. What can't be read is left out, with the reason printed; what
     libibverbs itself said (`measured`) must agree with what was read."""
-    out = {"nic.modules": ",".join(nic["modules"]), "nic.pci": ",".join(nic["pci"])}
+    out = {"nic.modules": ",".join(nic["modules"]), "nic.pci": ",".join(nic["pci"]), **plugin(root, nic["plugin"])}
     library = libibverbs(root)
     if not nic["driver"] or library is None:
         return out
@@ -67,6 +68,17 @@ def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: d
             if rows[0][key]:
                 out[f"nic.{label}"] = rows[0][key]
     return out
+
+
+def plugin(root: Path, found: dict[str, str] | None) -> dict[str, str]:
+    """RCCL's plugin, and of which libfabric it needs a symbol version, for the host's own must have it."""
+    if not found:
+        return {}
+    data = (root / f"{ROOT}/plugin/{found['library']}".lstrip("/")).read_bytes()
+    out = {"nic.plugin": found["name"], "nic.plugin-version": found["version"]}
+    out["nic.plugin-sha256"] = hashlib.sha256(data).hexdigest()
+    needed = elf.newest(data, "FABRIC")
+    return {**out, "nic.plugin-fabric": needed} if needed else out
 
 
 def row(

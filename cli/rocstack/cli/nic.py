@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ from rocstack.errors import BadInput, CheckFailed
 
 if TYPE_CHECKING:
     from rocstack.component import Nic
-    from rocstack.nic.provider import Provider
     from rocstack.nic.ways import Plan
     from rocstack.node.profile import NodeProfile
     from rocstack.settings import Settings
@@ -30,12 +29,13 @@ class Decision:
     nodes: tuple[NodeProfile, ...] = ()
     plan: Plan | None = field(default=None)
 
-    def __call__(self, nic: Nic, stack: Stack) -> tuple[Provider, ...]:
+    def __call__(self, nic: Nic, stack: Stack) -> Plan:
         """
         Raises:
-            BadInput: what `rocstack.nic.ways.plan` refuses; wrong profiles or inventory.
+            BadInput: what `rocstack.nic.ways.plan` and `rocstack.nic.plugin_source.read` refuse; wrong profiles or
+                inventory.
         """
-        from rocstack.nic import bundle, rdma_core, ways
+        from rocstack.nic import bundle, plugin_source, rdma_core, ways
         from rocstack.nic.need import needs
 
         self.nodes = nodes(self.profiles, self.inventory, only=nic)
@@ -60,7 +60,11 @@ class Decision:
                 code="no-repository",
                 next_step="set nic_repository in rocstack.yml (name, uri, suite, key, origin)",
             )
-        return self.plan.providers
+        if self.chosen.nic_plugin:
+            given = plugin_source.read(nic, Path(self.chosen.nic_plugin), offer.versions)
+            archives = {**self.plan.archives, **given.archives}
+            self.plan = replace(self.plan, plugin=given.plugin, archives=archives)
+        return self.plan
 
     def show(self, nic: str) -> None:
         """What will be built for whom; nothing where there is no choice to make."""
@@ -81,6 +85,8 @@ class Decision:
             ],
             on=err,
         )
+        if plan.plugin:
+            say(f"RCCL's plugin: {plan.plugin.name} {plan.plugin.version}, compiled in the image")
         for note in plan.notes:
             say(note)
 

@@ -11,12 +11,12 @@ import typer
 
 if TYPE_CHECKING:
     from rocstack.component import Nic as NicHead
-    from rocstack.nic.provider import Provider
+    from rocstack.nic.ways import Plan
     from rocstack.resolve import Resolved
     from rocstack.settings import Settings
     from rocstack.stack import Stack as StackValue
 
-    Decide = Callable[[NicHead, StackValue], tuple[Provider, ...]]
+    Decide = Callable[[NicHead, StackValue], Plan]
 
 Stack = Annotated[str | None, typer.Option(help="Stack to use; `rocstack stacks` lists them.", show_default=False)]
 Nic = Annotated[str | None, typer.Option(help="NIC profile: tcp, mellanox, broadcom, ...", show_default=False)]
@@ -39,6 +39,10 @@ NicSource = Annotated[
 ]
 NicAccept = Annotated[
     str | None, typer.Option(help="Take this release, though it is not the one of the host's driver.")
+]
+NicPlugin = Annotated[
+    str | None,
+    typer.Option(help="Source of RCCL's plugin (aws-ofi-nccl-VERSION.tar.gz), compiled in the image."),
 ]
 NicVariants = Annotated[
     bool, typer.Option("--nic-variants", help="One provider for each kernel ABI of the nodes, in one image.")
@@ -108,12 +112,20 @@ def join(
     if chosen.nic not in nics.files:
         hint = did_you_mean(chosen.nic, nics.files)
         raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
-    providers: tuple[Provider, ...] = ()
+    plan: Plan | None = None
     if decide:
-        providers = decide(component.validate_head(nics.get(chosen.nic), component.Nic), choice)
-        if chosen.nic_repository and any(provider.way == "package" for provider in providers):
+        plan = decide(component.validate_head(nics.get(chosen.nic), component.Nic), choice)
+        if chosen.nic_repository and any(provider.way == "package" for provider in plan.providers):
             choice = choice.model_copy(update={"repositories": (*choice.repositories, chosen.nic_repository)})
     value = resolve.resolve(
-        choice, chosen.nic, components, nics, layer, base=base, providers=providers, where=doc.where
+        choice,
+        chosen.nic,
+        components,
+        nics,
+        layer,
+        base=base,
+        providers=plan.providers if plan else (),
+        plugin=plan.plugin if plan else None,
+        where=doc.where,
     )
     return value, components, nics

@@ -28,6 +28,7 @@ def render(
     inventory: options.Inventory = None,
     nic_source: options.NicSource = None,
     nic_accept: options.NicAccept = None,
+    nic_plugin: options.NicPlugin = None,
     nic_variants: options.NicVariants = False,
     overlay: options.Overlay = None,
     base_image: Annotated[str | None, typer.Option(help="Base image instead of the stack's own.")] = None,
@@ -43,7 +44,13 @@ def render(
     from rocstack.report import last_base
 
     chosen = options.settings(
-        nic=nic, stack=stack, overlay=overlay, base_image=base_image, nic_source=nic_source, nic_accept=nic_accept
+        nic=nic,
+        stack=stack,
+        overlay=overlay,
+        base_image=base_image,
+        nic_source=nic_source,
+        nic_accept=nic_accept,
+        nic_plugin=nic_plugin,
     )
     folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
     decision = Decision(chosen, way, nic_variants, profiles, inventory)

@@ -376,6 +376,17 @@ def glibc(image: Image) -> str:
     return max(known, key=lambda number: (int(number[1]), int(number[2]), number[3] or ""))[0]
 
 
+def newest(data: bytes, family: str, *, defined: bool = False) -> str | None:
+    """The newest symbol version of a family (FABRIC_1.8: "1.8") that a library needs, or has itself; None where there
+    is none, or it can't be read."""
+    try:
+        names = [name for _, name in Image(data).versions(defined=defined)]
+    except Unreadable:
+        return None
+    found = [match[1] for match in (re.fullmatch(rf"{family}_(\d+(?:\.\d+)*)", name) for name in names) if match]
+    return max(found, key=lambda text: [int(part) for part in text.split(".")], default=None)
+
+
 def build_id(image: Image) -> str:
     if len(image.build_ids) != 1:
         raise Unreadable(f"{len(image.build_ids)} build ids")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from . import gids, sockets
 from .hcas import ETHERNET, Excluded, Hca, choose
-from .nic_settings import NicSettings, Setting, holds, names
+from .nic_settings import NicSettings, Setting, holds, lacking, names
 from .profile import Affinity, NodeProfile, Port
 
 NET_IB = "RCCL, src/transport/net_ib.cc"
@@ -96,6 +96,7 @@ def fabric(
     _gid(draft, profile, hcas, known, subnets)
     _traffic_class(draft, nic, hcas, dscp)
     _settings(draft, nic.env, known)
+    draft.warnings += lacking(nic, versions or {})
     _sockets(draft, profile, nic, hcas, control_address)
     _overrides(draft, overrides or {})
     return Fabric(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+PLUGIN = "plugin"  # in conditions: RCCL's plugin in the image
 _CONDITION = re.compile(r"([a-z][a-z0-9_-]*)(?:(>=|<=|==|>|<)([0-9]+(?:\.[0-9]+)*))?")
 
 
@@ -23,6 +24,15 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class PluginSettings:
+    """RCCL's plugin for a NIC: what RCCL needs it for (`when` is what `holds` reads), what happens without it."""
+
+    name: str
+    when: str | None = None
+    without: str = ""
+
+
+@dataclass(frozen=True)
 class NicSettings:
     """The part of a NIC profile that a node's environment depends on. Without a `provider` it needs no verbs."""
 
@@ -33,6 +43,7 @@ class NicSettings:
     dscp: int | None = None  # of RoCE traffic
     dscp_source: str | None = None
     env: tuple[Setting, ...] = ()
+    plugin: PluginSettings | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -44,10 +55,12 @@ class NicSettings:
             ValueError: not the settings of a NIC profile.
         """
         try:
-            lists = {"modules": tuple(data.get("modules", ())), "pci": tuple(data.get("pci", ()))}
-            settings = NicSettings(**{**data, **lists, "env": tuple(Setting(**line) for line in data.get("env", ()))})
-            for setting in settings.env:
-                holds(setting.when, {})
+            parts: dict[str, Any] = {key: tuple(data.get(key, ())) for key in ("modules", "pci")}
+            parts["env"] = tuple(Setting(**line) for line in data.get("env", ()))
+            parts["plugin"] = PluginSettings(**data["plugin"]) if data.get("plugin") else None
+            settings = NicSettings(**{**data, **parts})
+            for when in (*(each.when for each in settings.env), settings.plugin.when if settings.plugin else None):
+                holds(when, {})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"not the settings of a NIC profile: {error}") from error
         return settings
@@ -77,6 +90,15 @@ def holds(when: str | None, versions: Mapping[str, str]) -> bool | None:
             return False
         answer = None if one is None else answer
     return answer
+
+
+def lacking(nic: NicSettings, versions: Mapping[str, str]) -> list[str]:
+    """Where an image is known: that it has no plugin though RCCL needs one."""
+    plugin = nic.plugin
+    if plugin is None or not versions or PLUGIN in versions or holds(plugin.when, versions) is False:
+        return []
+    text = f"the image has no {plugin.name}, RCCL's plugin for {nic.nic}: {plugin.without}"
+    return [f"{text}; `rocstack build --nic-plugin` compiles it in"]
 
 
 def names(when: str) -> list[str]:

@@ -1,0 +1,131 @@
+"""RCCL's plugin as the source archive that the user gives: is it one for this NIC and this stack?"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocstack.component import Nic, RcclPlugin
+from rocstack.errors import BadInput, Where
+from rocstack.nic import archive
+from rocstack.nic.archive import MIB, Budget, shown
+from rocstack.nic.plugin import Plugin, Source
+from rocstack.node.nic_settings import holds
+
+_HEADING = re.compile(r"^#+ v?(\d+(?:\.\d+)+)\b", re.MULTILINE | re.ASCII)
+LARGEST = 64 * MIB  # aws-ofi-nccl 1.19.0 has 1 MB, RCCL's source a few
+
+
+@dataclass(frozen=True)
+class Given:
+    """The plugin to build, and its sources for the context."""
+
+    plugin: Plugin
+    archives: dict[str, bytes] = field(repr=False)
+
+
+def read(nic: Nic, path: Path, versions: Mapping[str, str]) -> Given:
+    """`versions` are those of the stack's components.
+
+    Raises:
+        BadInput: the NIC has no plugin, or needs none with this stack; no such file; an archive of something else, of
+            another version than its name says, for another stack, or one that may not be unpacked.
+    """
+    head = nic.plugin
+    if head is None:
+        raise BadInput(f"NIC profile '{nic.name}' takes no plugin", code="no-plugin", next_step="drop --nic-plugin")
+    if holds(head.when, versions) is False:
+        raise BadInput(
+            f"RCCL needs no {head.archive} here: {head.instead}",
+            code="plugin-not-needed",
+            cause=f"it is for {head.when}",
+            next_step="drop --nic-plugin, or choose another stack",
+        )
+    path = path.expanduser()
+    version, data = _archive(path, head.archive, head.holds, head.notes)
+    fits = head.releases.get(version)
+    if head.releases and (fits is None or not holds(fits, versions)):
+        known = "; ".join(f"{release} for {when}" for release, when in head.releases.items())
+        raise BadInput(
+            f"{head.archive} {version} is not known to fit this stack",
+            code="plugin-unfit",
+            where=Where(str(path)),
+            cause=f"known are: {known} ({head.source})",
+            next_step="take the release that is made for the stack's ROCm",
+        )
+    archives = {f"nic/plugin/{path.name}": data}
+    beside = _beside(head, path, versions)
+    if beside:
+        archives[f"nic/plugin/{beside[0]}"] = beside[1]
+    plugin = Plugin(
+        name=head.archive,
+        version=version,
+        library=head.library,
+        source=_source(path.name, data),
+        beside=_source(*beside) if beside else None,
+        packages=head.packages,
+    )
+    return Given(plugin, archives)
+
+
+def _source(name: str, data: bytes) -> Source:
+    return Source(archive=name, sha256=hashlib.sha256(data).hexdigest())
+
+
+def _beside(head: RcclPlugin, path: Path, versions: Mapping[str, str]) -> tuple[str, bytes] | None:
+    if not head.beside:
+        return None
+    wanted = f"{head.beside.archive}-{versions.get(head.beside.version, '')}.tar.gz"
+    found = path.with_name(wanted)
+    if not found.is_file():
+        raise BadInput(
+            f"no {wanted} beside {path}",
+            code="no-file",
+            cause=f"{head.archive} is compiled with it ({head.source})",
+            next_step="put the archive of the tag there, as the project publishes it",
+        )
+    return wanted, _archive(found, head.beside.archive)[1]
+
+
+def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None = None) -> tuple[str, bytes]:
+    """The version, on which name, folder and `notes` agree, and the bytes."""
+    named = re.fullmatch(rf"{re.escape(name)}-(\d+(?:\.\d+)+)\.tar\.gz", path.name, re.ASCII)
+    if not path.is_file() or not named:
+        raise BadInput(
+            f"{path} is no {name}-VERSION.tar.gz",
+            code="no-file" if not path.is_file() else "no-plugin",
+            next_step=f"name the archive of a release of {name} with --nic-plugin",
+        )
+    if path.stat().st_size > LARGEST:
+        raise archive.bad(f"larger than {LARGEST // MIB} MB", str(path))
+    data, top = path.read_bytes(), f"{name}-{named[1]}"
+    files: dict[str, str] = {}  # of those asked for -> text, where that is asked for
+    for member in archive.members(io.BytesIO(data), path.name, str(path), Budget(50_000, 512 * MIB), plain=True):
+        inner = member.name.removeprefix("./").rstrip("/")
+        folder, _, rest = inner.partition("/")
+        if inner not in ("", ".") and folder != top:
+            raise _other(path, f"it holds '{shown(inner)}', and all of {named[1]} is in {top}/")
+        if member.is_file and rest in (*holds, notes):
+            files[rest] = member.read(MIB).decode("utf-8", "replace") if rest == notes else ""
+    missing = [each for each in holds if each not in files]
+    if missing:
+        raise _other(path, f"it has no {missing[0]}")
+    if notes:
+        said = _HEADING.search(files.get(notes, ""))
+        if not said or said[1] != named[1]:
+            raise _other(path, f"its {notes} is of {said[1] if said else 'no version'}")
+    return named[1], data
+
+
+def _other(path: Path, what: str) -> BadInput:
+    return BadInput(
+        f"it is named {path.name}, and {what}",
+        code="wrong-release",
+        where=Where(str(path)),
+        cause="it was renamed, packed anew or changed, or this release was packed without a part that ROCm needs",
+        next_step="take the archive as the project publishes it, or another release",
+    )

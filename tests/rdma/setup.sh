@@ -4,11 +4,14 @@ set -euo pipefail
 # shellcheck source=cli/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../cli/setup.sh"
 
+programs=(qemu-system-x86_64 mke2fs ssh)
 packages=(qemu-system-x86 e2fsprogs openssh-client)
-[ "$(id -u)" = 0 ] || packages+=(fakeroot) # the image's files keep their owners
-
+if [ "$(id -u)" != 0 ]; then # the image's files keep their owners
+  programs+=(fakeroot)
+  packages+=(fakeroot)
+fi
+! type -P "${programs[@]}" >/dev/null || exit 0
 TMP=$(mktemp -d)
 trap 'rm -rf "$TMP"' EXIT
-! type -P qemu-system-x86_64 mke2fs ssh fakeroot >/dev/null || exit 0
 require_distro "qemu is" "install ${packages[*]} by hand"
 apt_install "${packages[@]}"

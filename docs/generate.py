@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         stack.Fact,
     ),
     "Component head": (component.Component, component.Packages),
-    "NIC profile head": (component.Nic, component.Way, component.Setting),
+    "NIC profile head": (component.Nic, component.Way, component.Setting, component.RcclPlugin, component.Beside),
     "Rule": (rules.Rule,),
     "Run profile": (runline.RunProfile,),
 }

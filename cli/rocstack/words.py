@@ -43,7 +43,9 @@ ImageRef = Annotated[
 PciId = Annotated[str, _word(r"[0-9a-f]{4}:[0-9a-f]{4}", "a PCI id such as 14e4:1760")]
 KernelAbi = Annotated[str, _word(r"[0-9]{1,4}-[0-9]{1,4}", "a kernel-ABI range such as 1-1")]
 FileName = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,120}", "a file name (letters, digits and ._+-)")]
-FilePath = Annotated[str, _word(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}(/[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}){0,6}", "a relative path")]
+FilePath = Annotated[
+    str, _word(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}(/[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}){0,6}", "a relative path")
+]
 Option = Annotated[str, _word(r"--?[A-Za-z0-9][A-Za-z0-9_./=,:+-]{0,200}", "a configure option")]
 EnvName = Annotated[str, _word(r"[A-Z][A-Z0-9_]{0,63}", "an environment variable's name")]
 EnvValue = Annotated[str, _word(r"[A-Za-z0-9_.,:/=@%^+ -]{0,300}", "a plain value (no quotes, $, \\ or newline)")]

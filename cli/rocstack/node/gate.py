@@ -7,23 +7,31 @@ at all, without an error. So `fits` is said only where every number was read and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .image import Image, Provider
 from .profile import Library, NodeProfile, Verbs
 
 FITS, UNFIT, UNKNOWN = "fits", "doesn't fit", "unknown"
 TCP, SLINGSHOT = "tcp", "slingshot"
+HOST = "host"  # the way by which the node's own library is mounted
+LIBRARIES = "libraries"  # what a node's profile has unread where its libraries were not looked for
+AGAIN = "build the image again"
+_RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
+# What hides a device, or that the kernel offers it to programs; what else is unread stays None in the device.
+_HIDES = re.compile(r"/sys/(.*/)?infiniband(_verbs)?(/[^/]+(/(node_type|ibdev))?)?")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One reason. `says` is a sentence without the node's name, `then` the next step."""
+    """One reason. `says` is a sentence without the node's name, `then` the next step, `place` the provider meant."""
 
     result: str
     says: str
     then: str = ""
+    place: str | None = None
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,8 @@ class Verdict:
     image: str
     result: str
     findings: tuple[Finding, ...]
-    place: str | None = None
-    virtual: str | None = None
+    place: str | None
+    virtual: str | None
 
     @property
     def says(self) -> str:
@@ -47,163 +55,175 @@ class Verdict:
 
 def judge(image: Image, node: NodeProfile) -> Verdict:
     """Whether `image` fits `node`."""
-    findings, place = _findings(image, node)
+    findings = _findings(image, node)
     results = {finding.result for finding in findings}
-    result = UNFIT if UNFIT in results else UNKNOWN if UNKNOWN in results or not findings else FITS
-    return Verdict(node.name, image.name, result, tuple(findings), place if result == FITS else None, node.virtual)
+    result = UNFIT if UNFIT in results else FITS if results == {FITS} else UNKNOWN
+    place = next((finding.place for finding in findings if result == FITS), None)
+    return Verdict(node.name, image.name, result, tuple(findings), place, node.virtual)
 
 
-def _findings(image: Image, node: NodeProfile) -> tuple[list[Finding], str | None]:
+def _findings(image: Image, node: NodeProfile) -> list[Finding]:
     if not image.nic:
-        return [Finding(UNKNOWN, "the image has no rocstack labels", "build it with `rocstack build`")], None
+        return [Finding(UNKNOWN, "the image has no rocstack labels", "build it with `rocstack build`")]
     if image.nic == TCP:
-        names = ", ".join(device.name for device in node.verbs)
-        return [Finding(FITS, f"{names} stay unused: the image is built for TCP" if names else "no RDMA is used")], None
+        count = len(node.verbs)
+        unused = f"{count} RDMA device{'s stay' if count > 1 else ' stays'} unused: the image is built for TCP"
+        return [Finding(FITS, unused if count else "no RDMA is used")]
     if image.nic == SLINGSHOT:
-        return [_cxi(node)], None
+        return [_cxi(image, node)]
+    if not image.modules:
+        return [Finding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", AGAIN)]
+    hidden = [f"{item.what} ({item.why})" for item in node.unread if _HIDES.fullmatch(item.what)]
+    if hidden:
+        says = f"there may be RDMA devices that could not be read: {', '.join(hidden)}"
+        return [Finding(UNKNOWN, says, "probe again as root")]
     devices = [device for device in node.verbs if _is_of(device, image, node)]
-    if not devices:
-        return [_absent(image, node)], None
-    findings = _nodes_missing(devices)
-    strangers = [device.name for device in node.verbs if device.driver is None and device not in devices]
+    strangers = [device.name for device in node.verbs if not device.driver and device not in devices]
     if strangers:
-        findings.append(Finding(UNKNOWN, f"the driver of {', '.join(strangers)} could not be read"))
-    return _library(image, node, devices, findings)
+        unread = [Finding(UNKNOWN, f"the driver of {', '.join(strangers)} could not be read")]
+    else:
+        unread = [] if devices else [_absent(image, node)]
+    return [*unread, *_nodes_missing(devices), *_spoken(image, node, devices)]
 
 
 def _is_of(device: Verbs, image: Image, node: NodeProfile) -> bool:
-    if device.driver is not None:
+    if device.driver:
         return device.driver in image.modules
     return any(nic.verbs == device.name and nic.device in image.pci for nic in node.nics)
 
 
 def _absent(image: Image, node: NodeProfile) -> Finding:
     """Why there is no device for the image to use."""
-    cards = [nic for nic in node.nics if nic.device in image.pci]
-    modules = image.modules[-1:] or ("the driver",)
+    cards = _cards(image, node)
     if cards:
         return Finding(
             UNFIT,
-            f"{len(cards)} {image.nic} NIC{'s' if len(cards) > 1 else ''} without an RDMA device",
-            f"`modprobe {modules[0]}` on the host, then look at `dmesg`",
+            f"{cards} {image.nic} NIC{'s' if cards > 1 else ''} without an RDMA device",
+            f"`modprobe {image.modules[-1]}` on the host, then look at `dmesg`",
         )
-    if any(item.what.startswith("/sys/class/infiniband") for item in node.unread):
-        return Finding(UNKNOWN, "the RDMA devices could not be read", "probe again as root")
-    others = sorted({nic.nic for nic in node.nics if nic.nic} - {image.nic})
-    named = sorted({device.driver or device.name for device in node.verbs})
-    if others or named:
-        has = ", ".join(others or named)
+    others = sorted({nic.nic for nic in node.nics if nic.nic})
+    if others or node.verbs:
+        has = others or sorted({str(device.driver) for device in node.verbs})
         return Finding(
             UNFIT,
-            f"the NICs are {has}, the image is built for {image.nic}",
+            f"the NICs are {', '.join(has)}, the image is built for {image.nic}",
             f"`rocstack build --nic {others[0]}`" if others else "",
         )
     return Finding(UNFIT, f"no {image.nic} NIC", "`rocstack build --nic tcp` makes an image that needs none")
 
 
-def _cxi(node: NodeProfile) -> Finding:
+def _cards(image: Image, node: NodeProfile) -> int:
+    return sum(nic.device in image.pci or nic.nic == image.nic for nic in node.nics)
+
+
+def _cxi(image: Image, node: NodeProfile) -> Finding:
     if node.cxi:
-        return Finding(FITS, f"{len(node.cxi)} Slingshot devices")
-    if any(item.what.startswith("/dev") for item in node.unread):
+        return Finding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")
+    if any(item.what == "/dev" or item.what.startswith("/dev/cxi") for item in node.unread):
         return Finding(UNKNOWN, "/dev could not be read")
-    return Finding(UNFIT, "no /dev/cxi*", "load the Slingshot driver (cxi_ss1) on the host")
+    if _cards(image, node):
+        return Finding(UNFIT, "no /dev/cxi*", "load the Slingshot driver (cxi_ss1) on the host")
+    return _absent(image, node)
 
 
 def _nodes_missing(devices: Sequence[Verbs]) -> list[Finding]:
     """libibverbs drops a device without its device node silently."""
     findings = []
-    lacking = [device for device in devices if device.uverbs is None or device.device_node is False]
+    lacking = [device for device in devices if not device.uverbs or device.device_node is False]
     if lacking:
         names = ", ".join(device.uverbs or device.name for device in lacking)
         findings.append(Finding(UNFIT, f"no /dev/infiniband node for {names}", "`modprobe ib_uverbs` on the host"))
-    unseen = [device.name for device in devices if device.uverbs is not None and device.device_node is None]
+    unseen = [device.name for device in devices if device.device_node is None]
     if unseen:
-        findings.append(Finding(UNKNOWN, f"whether {', '.join(unseen)} have a device node could not be read"))
+        findings.append(Finding(UNKNOWN, f"whether {', '.join(unseen)} can be opened could not be read"))
     return findings
 
 
-def _library(
-    image: Image, node: NodeProfile, devices: Sequence[Verbs], findings: list[Finding]
-) -> tuple[list[Finding], str | None]:
-    unread = [device.name for device in devices if device.kernel_abi is None and device.uverbs is not None]
+def _spoken(image: Image, node: NodeProfile, devices: Sequence[Verbs]) -> list[Finding]:
+    """The kernel ABI of the node's devices: one, since one driver makes them."""
+    findings = []
+    unread = [device.name for device in devices if device.kernel_abi is None]
     if unread:
         findings.append(Finding(UNKNOWN, f"the kernel ABI of {', '.join(unread)} could not be read"))
     abis = sorted({device.kernel_abi for device in devices if device.kernel_abi is not None})
     if len(abis) > 1:
         which = ", ".join(map(str, abis))
         findings.append(Finding(UNFIT, f"its devices speak several kernel ABIs ({which})", "one driver for all cards"))
-        return findings, None
-    if not abis:
-        if not findings:
-            findings.append(Finding(UNKNOWN, "no kernel ABI could be read"))
-        return findings, None
-    providers = [_from_host(provider, image, node, findings) for provider in image.providers]
-    known = [provider for provider in providers if provider is not None]
-    if not known:
-        if not any(finding.result == UNFIT for finding in findings):
-            findings.append(Finding(UNKNOWN, "the image does not say which provider it holds"))
-        return findings, None
-    return _choose(image, known, abis[0], findings)
+        return findings
+    return [*findings, *(finding for abi in abis for finding in _library(image, node, abi))]
 
 
-def _choose(
-    image: Image, providers: Sequence[Provider], abi: int, findings: list[Finding]
-) -> tuple[list[Finding], str | None]:
-    """The provider whose range holds the node's ABI, if its private ABI is libibverbs' own."""
-    holding = [p for p in providers if p.kernel_abi is not None and p.kernel_abi[0] <= abi <= p.kernel_abi[1]]
+def _library(image: Image, node: NodeProfile, abi: int) -> list[Finding]:
+    """Of the providers as they are in a container on that node."""
+    drivers = {provider.driver for provider in image.providers}
+    if len(drivers) != 1 or "" in drivers:
+        return [Finding(UNKNOWN, "the image does not say which provider it holds", AGAIN)]
+    findings: list[Finding] = []
+    there = [_from_host(provider, image, node, findings) for provider in image.providers]
+    known = [provider for provider in there if provider is not None]
+    return [*findings, _choose(image, known, abi)] if known else findings
+
+
+def _choose(image: Image, providers: Sequence[Provider], abi: int) -> Finding:
+    """The provider whose range holds the node's ABI, if it is the one that libibverbs loads then."""
+    holding = [(p, span) for p in providers for span in [p.kernel_abi] if span and span[0] <= abi <= span[1]]
     if not holding:
-        unread = [p for p in providers if p.kernel_abi is None]
-        if unread:
-            says = f"kernel ABI {abi}; the range of the image's {unread[0].driver} could not be read"
-            return [*findings, Finding(UNKNOWN, says, "build the image again")], None
-        ranges = ", ".join(f"{low}-{high}" for low, high in sorted({p.kernel_abi for p in providers if p.kernel_abi}))
-        return [*findings, Finding(UNFIT, *_mismatch(image, providers[0].driver, abi, ranges))], None
-    if len(holding) > 1 and len({p.sha256 for p in holding}) > 1:
-        places = ", ".join(p.place for p in holding)
-        return [*findings, Finding(UNKNOWN, f"kernel ABI {abi} is in the range of several providers ({places})")], None
-    chosen = holding[0]
+        return _outside(image, providers, abi)
+    # Ranges may overlap (7-8, 8-8): the one that was built for this ABI, as rocstack.nic.ways names it.
+    chosen, (low, high) = min(holding, key=lambda item: item[0].place != f"abi-{abi}")
+    same = [p for p in image.providers if p.place == chosen.place or p.path == chosen.path]
+    if len(image.providers) > 1 and (len(same) > 1 or not chosen.place or not chosen.path):
+        return Finding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not told", AGAIN)
     if image.private_abi is None or chosen.private_abi is None:
-        says = f"the private ABI of {chosen.driver} or of the image's libibverbs could not be read"
-        return [*findings, Finding(UNKNOWN, says, "build the image again")], None
+        return Finding(UNKNOWN, f"the private ABI of {_whose(chosen)} or of the image's libibverbs could not be read")
     if image.private_abi != chosen.private_abi:
-        says = f"{chosen.driver} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
-        return [*findings, Finding(UNFIT, says, "build the library in the image: `--way source`")], None
+        says = f"{_whose(chosen)} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
+        return Finding(UNFIT, says, f"`rocstack build --nic {image.nic}` puts one that fits into the image")
+    wanted = f"lib{chosen.driver}-rdmav{image.private_abi}.so"
+    name = (chosen.path or wanted).rpartition("/")[2]
+    if name != wanted:
+        return Finding(UNFIT, f"libibverbs loads {wanted}, the image has {name}", AGAIN)
     version = f" {chosen.version}" if chosen.version else ""
-    says = f"kernel ABI {abi}, {chosen.driver}{version} supports {chosen.kernel_abi[0]}-{chosen.kernel_abi[1]}"  # type: ignore[index]
-    return [*findings, Finding(FITS, says)], chosen.place
+    return Finding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {low}-{high}", place=chosen.place)
 
 
-def _mismatch(image: Image, driver: str, abi: int, ranges: str) -> tuple[str, str]:
-    says = f"kernel ABI {abi}, the image's {driver} supports {ranges}"
-    load = "load the kernel's own driver (ABI 1)" if abi > 1 and "1-1" in ranges else "load the driver that it fits"
-    return says, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or {load}"
+def _outside(image: Image, providers: Sequence[Provider], abi: int) -> Finding:
+    ranges = sorted({p.kernel_abi for p in providers if p.kernel_abi})
+    if not all(p.kernel_abi for p in providers):
+        return Finding(UNKNOWN, f"kernel ABI {abi}; the range of {_whose(providers[0])} could not be read")
+    says = f"kernel ABI {abi}, {_whose(providers[0])} supports {', '.join(f'{low}-{high}' for low, high in ranges)}"
+    if providers[0].way == HOST:
+        return Finding(UNFIT, says, "install the library of the driver's own release there")
+    inbox = any(low <= 1 <= high for low, high in ranges)
+    load = "the kernel's own driver (ABI 1)" if inbox else "the driver it is for"
+    return Finding(UNFIT, says, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or load {load}")
+
+
+def _whose(provider: Provider) -> str:
+    return f"{'the host' if provider.way == HOST else 'the image'}'s {provider.driver}"
 
 
 def _from_host(provider: Provider, image: Image, node: NodeProfile, findings: list[Finding]) -> Provider | None:
     """For way `host` the library is the node's own: it must fit the image's libibverbs and libc."""
-    if provider.way != "host":
+    if provider.way != HOST:
         return provider
     library = mountable(node.libraries, provider.driver)
     if library is None:
+        if any(item.what == LIBRARIES for item in node.unread):
+            findings.append(Finding(UNKNOWN, f"whether the host's {provider.driver} fits can't be read here"))
+            return None
         says = f"no {provider.driver} library on the host to mount"
-        findings.append(Finding(UNFIT, says, "install the vendor's library there, or build with `--way source`"))
+        findings.append(Finding(UNFIT, says, "install the vendor's library there, or build without `--way host`"))
         return None
     wants, has = _release(library.glibc), _release(image.glibc)
     if wants is None or has is None:
         findings.append(Finding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read"))
     elif wants > has:
         says = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
-        findings.append(Finding(UNFIT, says, "build with `--way source`"))
-    return Provider(
-        provider.place,
-        provider.way,
-        provider.driver,
-        library.path,
-        library.version,
-        library.private_abi,
-        library.kernel_abi,
-        library.sha256,
-    )
+        findings.append(Finding(UNFIT, says, "build without `--way host`"))
+    span = library.kernel_abi
+    known = span if span and 0 <= span[0] <= span[1] else None
+    return replace(provider, path=None, version=library.version, private_abi=library.private_abi, kernel_abi=known)
 
 
 def mountable(libraries: Iterable[Library], driver: str) -> Library | None:
@@ -214,7 +234,6 @@ def mountable(libraries: Iterable[Library], driver: str) -> Library | None:
 
 
 def _release(version: str | None) -> tuple[int, ...] | None:
-    try:
-        return tuple(int(part) for part in (version or "").split("."))
-    except ValueError:
+    if not version or not _RELEASE.fullmatch(version):
         return None
+    return tuple(map(int, version.split(".")))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 OWN = "io.rocstack."
 MANIFEST = "/etc/rocstack/manifest.json"
+_SHOWN = re.compile(r"[ -~]{1,4096}")
+_DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,11 @@ class Provider:
     place: str
     way: str  # inbox, source, package, newer or host
     driver: str  # libibverbs' name of it: bnxt_re
-    path: str | None = None
-    version: str | None = None
-    private_abi: int | None = None
-    kernel_abi: tuple[int, int] | None = None
-    sha256: str | None = None
+    path: str | None
+    version: str | None
+    private_abi: int | None
+    kernel_abi: tuple[int, int] | None
+    sha256: str | None
 
 
 @dataclass(frozen=True)
@@ -48,63 +51,68 @@ def from_labels(name: str, labels: Mapping[str, str]) -> Image:
 def from_manifest(name: str, manifest: Mapping[str, Any]) -> Image:
     """The same from the manifest inside the image, which the entrypoint reads."""
     facts = manifest.get("facts")
-    own: dict[str, str] = dict(facts) if isinstance(facts, dict) else {}
-    return _image(name, {**own, **{key: str(manifest[key]) for key in ("nic", "role") if key in manifest}})
+    own = dict(facts) if isinstance(facts, dict) else {}
+    return _image(name, {**own, **{key: manifest[key] for key in ("nic", "role") if key in manifest}})
 
 
-def _image(name: str, own: Mapping[str, str]) -> Image:
+def _image(name: str, own: Mapping[str, object]) -> Image:
     return Image(
         name=name,
-        nic=own.get("nic"),
-        role=own.get("role"),
+        nic=_text(own.get("nic")),
+        role=_text(own.get("role")),
         modules=_words(own.get("nic.modules")),
         pci=_words(own.get("nic.pci")),
-        private_abi=_number(own.get("verbs.private-abi")),
-        glibc=own.get("glibc"),
+        private_abi=_digits(own.get("verbs.private-abi")),
+        glibc=_text(own.get("glibc")),
         providers=_providers(own.get("nic.providers")),
     )
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word for word in (text or "").split(",") if word)
+def _text(value: object) -> str | None:
+    """One line that a person can be shown."""
+    return value if isinstance(value, str) and _SHOWN.fullmatch(value) else None
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(word for word in (_text(value) or "").split(",") if word)
+
+
+def _digits(value: object) -> int | None:
+    text = _text(value)
+    return int(text) if text and _DIGITS.fullmatch(text) else None
 
 
 def _number(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError):
-        return None
+    """An ABI as JSON has it: true, 6.5 and -1 are none."""
+    return value if type(value) is int and value >= 0 else None
 
 
-def _providers(text: str | None) -> tuple[Provider, ...]:
+def _providers(value: object) -> tuple[Provider, ...]:
+    """All or none: which one is loaded depends on the others."""
     try:
-        rows = json.loads(text or "[]")
-    except ValueError:
+        rows = json.loads(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError):
         return ()
-    return tuple(_provider(row) for row in rows if isinstance(row, dict)) if isinstance(rows, list) else ()
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return ()
+    return tuple(map(_provider, rows))
 
 
-def _provider(row: Mapping[str, Any]) -> Provider:
-    def text(key: str) -> str | None:
-        value = row.get(key)
-        return value if isinstance(value, str) and value else None
-
+def _provider(row: Mapping[str, object]) -> Provider:
     return Provider(
-        place=text("place") or "",
-        way=text("way") or "",
-        driver=text("driver") or "",
-        path=text("path"),
-        version=text("version"),
+        place=_text(row.get("place")) or "",
+        way=_text(row.get("way")) or "",
+        driver=_text(row.get("driver")) or "",
+        path=_text(row.get("path")),
+        version=_text(row.get("version")),
         private_abi=_number(row.get("private_abi")),
         kernel_abi=_range(row.get("kernel_abi")),
-        sha256=text("sha256"),
+        sha256=_text(row.get("sha256")),
     )
 
 
 def _range(value: object) -> tuple[int, int] | None:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
+    if not isinstance(value, list) or len(value) != 2:
         return None
     low, high = map(_number, value)
-    return None if low is None or high is None else (low, high)
+    return None if low is None or high is None or low > high else (low, high)

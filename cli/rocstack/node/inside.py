@@ -15,21 +15,23 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from .collect import collect
 from .envfile import PATH, render_env
 from .fabric import Fabric, fabric
-from .gate import FITS, UNFIT, UNKNOWN, Verdict, judge
+from .gate import FITS, LIBRARIES, UNFIT, UNKNOWN, Verdict, judge
 from .image import MANIFEST, Image, Provider, from_manifest
 from .nic_settings import NicSettings
 from .nics import NicKind
-from .profile import NodeProfile
+from .profile import NodeProfile, Unread
 from .prove import EACH, THREADS, Verbs
 from .read import parse
 from .recording import Recording
 
 NICS = Path(__file__).resolve().parents[2] / "nics.json"
+LIBRARIES_FOLDER = Path("/usr/lib")
 CODES = {FITS: 0, UNFIT: 1, UNKNOWN: 2}
 
 
@@ -66,7 +68,8 @@ def read_nics() -> list[NicSettings]:
 
 def read_node() -> NodeProfile:
     kinds = [NicKind(name=each.nic, pci=each.pci, modules=each.modules, provider=each.provider) for each in read_nics()]
-    return parse(Recording.from_dict(collect("/", run=False, libraries=False)), kinds)
+    node = parse(Recording.from_dict(collect("/", run=False, libraries=False)), kinds)
+    return replace(node, unread=(*node.unread, Unread(LIBRARIES, "the image has its own")))
 
 
 def environment(node: NodeProfile, image: Image, manifest: Mapping[str, object], environ: Mapping[str, str]) -> Fabric:
@@ -123,7 +126,8 @@ def choose(image: Image, place: str) -> None:
     provider = next(each for each in image.providers if each.place == place)
     if len(image.providers) < 2 or not provider.path:
         return
-    for own in Path("/usr/lib").glob(f"*/libibverbs/{Path(provider.path).name}"):
+    for folder in LIBRARIES_FOLDER.glob("*/libibverbs"):
+        own = folder / Path(provider.path).name
         if own.is_symlink() and os.readlink(str(own)) != provider.path:
             fresh = own.with_name(own.name + ".new")
             try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import re
 
 from rocstack.mount import Mount
 from rocstack.nic.provider import ROOT
 from rocstack.node.gate import SLINGSHOT, mountable
 from rocstack.node.image import Image
-from rocstack.node.profile import NodeProfile
+from rocstack.node.profile import Library, NodeProfile
+
+SLINGSHOTS = {"cxi": "libcxi.so.1", "libfabric": "libfabric.so.1"}  # HPE's newest; the distribution's lacks cxi
 
 
 def host_mounts(image: Image, node: NodeProfile) -> tuple[Mount, ...]:
@@ -20,9 +22,13 @@ def host_mounts(image: Image, node: NodeProfile) -> tuple[Mount, ...]:
         if library and image.private_abi is not None:
             name = f"lib{provider.driver}-rdmav{image.private_abi}.so"
             out.append(Mount(source=library.path, target=f"{ROOT}/{provider.place}/{name}", read_only=True))
-    if image.nic == SLINGSHOT:
-        for library in node.libraries:
-            if library.driver in ("cxi", "libfabric"):
-                name = f"{'libcxi' if library.driver == 'cxi' else 'libfabric'}.so.1"
-                out.append(Mount(source=library.path, target=f"{ROOT}/host/{name}", read_only=True))
-    return tuple({PurePosixPath(mount.target): mount for mount in out}.values())
+    for driver, name in SLINGSHOTS.items() if image.nic == SLINGSHOT else ():
+        found = [library for library in node.libraries if library.driver == driver]
+        if found:
+            library = max(found, key=lambda each: (each.path.startswith("/opt/cray/"), _release(each)))
+            out.append(Mount(source=library.path, target=f"{ROOT}/host/{name}", read_only=True))
+    return tuple(out)
+
+
+def _release(library: Library) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]+", library.version or "")]

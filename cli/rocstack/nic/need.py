@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rocstack.component import Nic
 from rocstack.node.profile import NodeProfile, Verbs
+
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+~:-]{0,63}")  # of a vendor's release; the kernel's own driver has none
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def needs(nic: Nic, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
     for profile in profiles:
         abis = {device.kernel_abi for device in devices(nic, profile) if device.kernel_abi is not None}
         version = profile.modules.get(nic.modules[-1]) if nic.modules else None
-        release = version if version and version[0].isdigit() else None
+        release = version if version and VERSION.fullmatch(version) else None
         for abi in sorted(abis):
             found.setdefault((abi, release), []).append(profile.name)
     rows = (Need(abi, release, tuple(nodes)) for (abi, release), nodes in found.items())

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion
 from rocstack.component import Nic, Way
 from rocstack.errors import BadInput, did_you_mean
 from rocstack.nic.bundle import Release, pick
-from rocstack.nic.need import Need
+from rocstack.nic.need import VERSION, Need
 from rocstack.nic.plugin import Plugin
 from rocstack.nic.provider import Provider
 from rocstack.nic.rdma_core import RdmaCore
@@ -75,11 +75,12 @@ def plan(nic: Nic, needs: Sequence[Need], offer: Offer, *, way: str | None = Non
     if not groups:
         return _for_nobody(nic, offer, way)
     made = [_provider(nic, abi, rows, offer, way, several=len(groups) > 1) for abi, rows in groups.items()]
+    ignored = [f"--way {way} is for one kernel ABI; here each has its own"] if way and len(groups) > 1 else []
     return Plan(
         tuple(provider for provider, _, _ in made),
         tuple(row for _, row, _ in made),
         {path: data for _, _, archive in made for path, data in archive.items()},
-        tuple(_strays(groups)),
+        (*ignored, *_strays(groups)),
     )
 
 
@@ -107,7 +108,8 @@ def _for_nobody(nic: Nic, offer: Offer, way: str | None) -> Plan:
         return Plan((provider,), (Row(provider.place, provider.way, None, None, (), "no node is known"),))
     name = way or next((n for n, w in nic.ways.items() if w.versioned), next(iter(nic.ways)))
     provider, files = _made(nic, name, name, None, None, offer)
-    return Plan((provider,), (Row(name, name, provider.version, None, (), "asked for"),), files)
+    why = "asked for" if way else "no node is known; a release was named"
+    return Plan((provider,), (Row(name, name, provider.version, None, (), why),), files)
 
 
 def _provider(
@@ -138,6 +140,8 @@ def _made(
             cause="no node is known whose driver would tell it",
             next_step="--nic-accept VERSION, or --profiles FILE",
         )
+    if version is not None and not VERSION.fullmatch(version):
+        raise BadInput(f"'{version}' is not a version", code="no-release", next_step="--nic-accept VERSION")
     provider = Provider(
         place=place,
         way=name,
@@ -163,14 +167,26 @@ def _choose(nic: Nic, abi: int, release: str | None, offer: Offer) -> tuple[str,
         return with_source[0], why
     if packaged and offer.repository:
         return packaged[0], why
+    raise _none(nic, abi, offer, packaged)
+
+
+def _none(nic: Nic, abi: int, offer: Offer, packaged: Sequence[str]) -> BadInput:
     known = ", ".join(f"{name} {way.kernel_abi}" for name, way in nic.ways.items() if way.kernel_abi)
-    raise BadInput(
+    speaking = {name: way for name, way in nic.ways.items() if way.kernel_abi and holds(way.kernel_abi, abi)}
+    unmet = [
+        f"way '{name}' needs {component} {specifier}, the stack has {offer.versions.get(component, 'none')}"
+        for name, way in speaking.items()
+        for component, specifier in way.needs.items()
+        if not _met(way, offer.versions)
+    ]
+    steps = [f"--way {name}: {way.about}" for name, way in speaking.items() if way.asked]
+    if packaged:
+        steps.append("set nic_repository to the vendor's apt repository")
+    return BadInput(
         f"no way to a {nic.provider} provider that speaks kernel ABI {abi}" + (f" (known: {known})" if known else ""),
         code="no-provider",
-        cause="the nodes run a vendor driver that is newer than rdma-core's provider",
-        next_step="set nic_repository to the vendor's apt repository"
-        if packaged
-        else "load the kernel's own driver on the nodes",
+        cause="; ".join(unmet) or "the nodes run a vendor driver that is newer than rdma-core's provider",
+        next_step="; or ".join(steps) or "load the kernel's own driver on the nodes",
     )
 
 

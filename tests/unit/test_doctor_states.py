@@ -240,7 +240,7 @@ def test_saved_profiles(cli: Cli, tmp_path: Path) -> None:
     done = cli("doctor", "--profiles", str(file))
     assert done.code == 1
     assert "virtual, no real hardware (mi300x-thor2): n1, n2, n3" in done.out
-    assert re.search(r"^error port-down \(1 of 3 nodes\)$", done.out, re.MULTILINE)
+    assert re.search(r"^error port-down \(1 of 3 nodes: n3\)$", done.out, re.MULTILINE)
     assert "bnxt_re2 port 1" in done.out
     said = cli("doctor", "--profiles", str(file), "--json").json()
     assert said["ok"] is False

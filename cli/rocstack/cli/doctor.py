@@ -98,7 +98,8 @@ def _show_nodes(report: NodeReport) -> None:
         names = [name for name, own in report.virtual.items() if own == model]
         out.print(escape(f"virtual, no real hardware ({model}): {few(names, 8)}"))
     for finding in report.findings:
-        _show(finding, f"{len(finding.nodes)} of {len(report.nodes)} nodes" if len(report.nodes) > 1 else "")
+        share = f"{len(finding.nodes)} of {len(report.nodes)} nodes: {few(finding.nodes, 8)}"
+        _show(finding, share if len(report.nodes) > 1 else "")
     for node, what in report.unread.items():
         out.print()
         _paragraph("unread", f"{node}: {len(what)} things could not be read, so nothing is said of them: {few(what)}")
@@ -127,7 +128,7 @@ def _show(finding: Finding, place: str) -> None:
     out.print()
     out.print(f"[{colour}]{finding.level}[/] {finding.id}" + (escape(f" ({place})") if place else ""))
     _paragraph("what", finding.means)
-    for line in finding.seen if finding.line or len(finding.seen) > 1 or len(finding.nodes) > 1 else ():
+    for line in finding.seen if finding.line or len(finding.seen) > 1 else ():
         _paragraph("seen", line)
     for label in ("cause", "next", "source"):
         _paragraph(label, getattr(finding, label))

@@ -26,6 +26,7 @@ test-slow: setup ## the tests that take minutes
 
 test-rdma: setup ## real RDMA: two virtual machines with soft-RoCE and the worker image's files
 	tests/rdma/setup.sh
+	@[ -n "$$ROCSTACK_RDMA_IMAGE" ] || $(BIN)/rocstack build --nic tcp --role worker
 	$(BIN)/pytest tests/rdma $(PYTEST_ARGS)
 
 lint: python ## style, types, shell scripts and workflows

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import Cli
 
-from rocstack import diagnosis, fleet, logfile, logscan
-from rocstack import doctor as core
+from rocstack.doctor import diagnosis, fleet, logfile, logscan
+from rocstack.doctor import nodes as core
+from rocstack.doctor.origin import Origin, origin
 from rocstack.errors import BadInput
-from rocstack.origin import Origin, origin
 
 TABLE = diagnosis.load()
 TEXTS = [entry for entry in TABLE.values() if entry.text]
@@ -258,7 +258,7 @@ def test_an_entry_stands_once(tmp_path: Path) -> None:
 def test_a_log_of_a_gigabyte_fits_into_little_memory(tmp_path: Path) -> None:
     program = """
 import io, resource, sys
-from rocstack import diagnosis, logfile, logscan
+from rocstack.doctor import diagnosis, logfile, logscan
 line = b"2026-08-22 10:11:12,123 [rank0] step 123 loss 2.3456 tokens/s 12345 mem 120GiB\\n" * 12000
 class Log(io.RawIOBase):
     left = 1_000_000_000

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from support import Cli
 
-from rocstack import diagnosis, doctor, fleet, profiles
+from rocstack import profiles
+from rocstack.doctor import diagnosis, fleet
+from rocstack.doctor import nodes as doctor
 from rocstack.node import read
 from rocstack.node.nics import NicKind
 from rocstack.node.profile import Address, Library, NodeProfile, Pcie, Unread

@@ -13,7 +13,7 @@ import jinja2
 import pytest
 import yaml
 
-from rocstack import rdma_states, states
+from rocstack.doctor import rdma_states, states
 
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
 ROLE = PLAYBOOKS / "roles/host_nic"

@@ -140,14 +140,21 @@ def show(report: BuildReport, folder: Path) -> None:
         table(
             ("COMPONENT", "VERSION", "SIZE", "SHARE", "SMOKE TEST"),
             [
-                (
-                    name,
-                    image.versions.get(name, ""),
-                    mb(size),
-                    f"{100 * size / total:.0f} %",
-                    "; ".join(image.smoke.get(name, ())),
-                )
-                for name, size in image.components.items()
+                *(
+                    (
+                        name,
+                        image.versions.get(name, ""),
+                        mb(size),
+                        f"{100 * size / total:.0f} %",
+                        "; ".join(image.smoke.get(name, ())),
+                    )
+                    for name, size in image.components.items()
+                ),
+                *(
+                    (name, "", "", "", "; ".join(seen))
+                    for name, seen in image.smoke.items()
+                    if name not in image.components
+                ),
             ],
             title=f"{image.role}: what is in it",
             right=(2, 3),

@@ -14,9 +14,9 @@ from rocstack.cli.ui import escape, out, print_json
 from rocstack.errors import BadInput
 
 if TYPE_CHECKING:
-    from rocstack.diagnosis import Finding, Level
-    from rocstack.doctor import NodeReport
-    from rocstack.logscan import LogReport
+    from rocstack.doctor.diagnosis import Finding, Level
+    from rocstack.doctor.logscan import LogReport
+    from rocstack.doctor.nodes import NodeReport
 
 _COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
@@ -60,16 +60,17 @@ def _answer(report: LogReport | NodeReport, json: bool, show: Callable[[], None]
 
 
 def _of_log(name: str) -> LogReport:
-    from rocstack import diagnosis, logfile, logscan
+    from rocstack.doctor import diagnosis, logfile, logscan
 
     with logfile.opened(name) as stream:
         return logscan.scan(logfile.pieces(stream), diagnosis.load())
 
 
 def _of_nodes(inventory: str | None, profiles: Path | None) -> NodeReport:
-    from rocstack import diagnosis, probe
-    from rocstack import doctor as core
+    from rocstack import probe
     from rocstack import profiles as files
+    from rocstack.doctor import diagnosis
+    from rocstack.doctor import nodes as core
 
     table = diagnosis.load()
     if profiles:
@@ -91,7 +92,7 @@ def _show_log(report: LogReport, name: str) -> None:
 
 
 def _show_nodes(report: NodeReport) -> None:
-    from rocstack.diagnosis import few
+    from rocstack.doctor.diagnosis import few
 
     out.print(escape(f"examined: {few(report.nodes, 8)}"))
     for model in sorted(set(report.virtual.values())):
@@ -143,7 +144,7 @@ def _paragraph(label: str, text: str) -> None:
 
 
 def _sum_up(findings: tuple[Finding, ...], nothing: str) -> None:
-    from rocstack.diagnosis import LEVELS
+    from rocstack.doctor.diagnosis import LEVELS
 
     def count(level: Level) -> str:
         number = sum(finding.level == level for finding in findings)

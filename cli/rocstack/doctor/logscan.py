@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rocstack.diagnosis import Entry, Finding, Table, few, in_order
-from rocstack.origin import Origin, origin
+from rocstack.doctor.diagnosis import Entry, Finding, Table, few, in_order
+from rocstack.doctor.origin import Origin, origin
 from rocstack.words import Value
 
 RULES = ("tcp-fallback", "tcp-mixed", "tcp-one-node", "transport-unknown")  # found by what all lines say together

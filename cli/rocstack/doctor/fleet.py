@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from rocstack.diagnosis import registering
+from rocstack.doctor.diagnosis import registering
+from rocstack.doctor.rdma_states import active, by_driver, data_mtu
+from rocstack.doctor.states import Values, grouped
 from rocstack.node.profile import NodeProfile
-from rocstack.rdma_states import active, by_driver, data_mtu
-from rocstack.states import Values, grouped
 
 Nodes = Sequence[NodeProfile]
 Rule = Callable[[Nodes], Iterator[tuple[Values, tuple[str, ...]]]]

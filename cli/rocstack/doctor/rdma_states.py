@@ -7,10 +7,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from rocstack.diagnosis import few, registering
+from rocstack.doctor.diagnosis import few, registering
+from rocstack.doctor.states import Rule, Values, grouped
 from rocstack.node import gids
 from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs
-from rocstack.states import Rule, Values, grouped
 
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)

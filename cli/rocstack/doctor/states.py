@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from rocstack import rules
-from rocstack.diagnosis import few, registering
+from rocstack.doctor.diagnosis import few, registering
 from rocstack.node.profile import NodeProfile, Pcie
 
 Values = dict[str, object]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rocstack import fleet, rdma_states, states
-from rocstack.diagnosis import Entry, Finding, Table, few, in_order
+from rocstack.doctor import fleet, rdma_states, states
+from rocstack.doctor.diagnosis import Entry, Finding, Table, few, in_order
 from rocstack.node.profile import NodeProfile
 from rocstack.words import Value
 

@@ -13,6 +13,7 @@ from rocstack import document, paths
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.stack import Method, _tuples
 from rocstack.words import (
+    Condition,
     Driver,
     EnvName,
     EnvValue,
@@ -72,7 +73,7 @@ class Setting(Value):
     value: EnvValue
     why: Line
     source: Line
-    when: Line | None = None  # a component and its versions: "rocm>=7.2.1"
+    when: Condition | None = None  # a component and its versions: "rocm>=7.2.1"
 
 
 class Beside(Value):
@@ -90,7 +91,7 @@ class RcclPlugin(Value):
     project: Line  # where the source is published
     holds: tuple[FilePath, ...] = ()  # files that must be in it
     notes: FilePath | None = None  # of them, the one whose first heading with a version is the source's own
-    when: Line | None = None  # components and versions for which RCCL needs it: "rocm<7.2.1"
+    when: Condition | None = None  # components and versions for which RCCL needs it: "rocm<7.2.1"
     instead: Line = ""  # what there is where it is not needed
     without: Line  # what happens where it is needed and not in the image
     releases: dict[Version, Line] = {}  # release -> components and versions that it is made for; empty: all

@@ -42,6 +42,13 @@ ImageRef = Annotated[
 ]
 PciId = Annotated[str, _word(r"[0-9a-f]{4}:[0-9a-f]{4}", "a PCI id such as 14e4:1760")]
 KernelAbi = Annotated[str, _word(r"[0-9]{1,4}-[0-9]{1,4}", "a kernel-ABI range such as 1-1")]
+Condition = Annotated[
+    str,
+    _word(
+        r"[a-z][a-z0-9_-]*((>=|<=|==|>|<)[0-9]+(\.[0-9]+)*)?(, ?[a-z][a-z0-9_-]*((>=|<=|==|>|<)[0-9]+(\.[0-9]+)*)?)*",
+        "a condition on versions, such as rocm>=7.2.1 or a name that must be there",
+    ),
+]
 FileName = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,120}", "a file name (letters, digits and ._+-)")]
 FilePath = Annotated[
     str, _word(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}(/[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}){0,6}", "a relative path")

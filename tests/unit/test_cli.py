@@ -21,7 +21,8 @@ from support import Cli, listing
 import rocstack
 from rocstack import paths
 
-COMMANDS = ["init", "build", "render", "stacks", "explain", "lock", "run", "shell", "demo", "config"]
+COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
+COMMANDS += ["demo", "config", "local"]
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 
 
@@ -367,7 +368,7 @@ def test_completion(shell: str, tmp_path: Path) -> None:
         found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack re", COMP_CWORD="1")
         assert found.split() == ["render"]
         found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack build --n", COMP_CWORD="2")
-        assert set(found.split()) == {"--nic", "--nic-source", "--nic-accept", "--nic-variants", "--no-cache"}
+        assert set(found.split()) == {"--nic", "--nic-source", "--nic-accept", "--nic-plugin", "--nic-variants", "--no-cache"}
 
 
 def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:

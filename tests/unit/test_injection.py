@@ -18,6 +18,7 @@ from support import instructions, join, refusal
 from rocstack import component, document, overlay, paths, render, resolve, stack
 from rocstack.document import Path_
 from rocstack.errors import BadInput
+from rocstack.nic.provider import Provider
 from rocstack.settings import Settings
 from rocstack.settings import load as load_settings
 
@@ -38,15 +39,19 @@ NIC = """\
 ---
 about: a
 hardware: [b]
-pci: ["1:2"]
+pci: ["0001:0002"]
 modules: [c]
 provider: d
+dscp_source: x
 ways:
-  inbox: {packages: [e], kernel_abi: 1-1, source: f}
-env: {A_B: g}
+  package: {packages: [e], kernel_abi: 1-1, source: f}
+env: [{name: A_B, value: g, why: h, source: i, when: rocm>=7}]
 ---
+{% block runtime %}
+{{ m.provider_install(r) -}}
+{% endblock %}
 {% block smoke %}
-{{ m.provider_smoke(r.nic) -}}
+{{ m.provider_smoke(r) -}}
 {% endblock %}
 """
 PART = """\
@@ -119,8 +124,7 @@ def dockerfile(data: dict[str, Any], nic: dict[str, Any], part: dict[str, Any], 
         "components", {**COMPONENTS.files, "part": head("components", "part", PART, part)}, {}
     )
     nics = component.Library("nic", {**NICS.files, "mine": head("nic", "mine", NIC, nic)}, {})
-    way = next(iter(nic["ways"]))
-    resolved = resolve.resolve(to_stack(data), "mine", components, nics, overlay.Overlay(), base=base, way=way)
+    resolved = resolve.resolve(to_stack(data), "mine", components, nics, overlay.Overlay(), base=base)
     context = render.render(resolved, None, components, nics)
     for path, file in context.files.items():
         if path == "build/dpkg.rules" or path.endswith("nic.sh"):
@@ -157,7 +161,8 @@ def test_the_fields_are_all_there() -> None:
     used = {*stack.Stack.model_fields, *stack.Choice.model_fields, *stack.AptRepository.model_fields}
     used |= {*component.Nic.model_fields, *component.Way.model_fields, *component.Component.model_fields}
     used |= {*component.Packages.model_fields}
-    not_text = {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
+    not_text = {"asked", "versioned", "archive", "dscp", "env", "plugin"}
+    not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
     assert used - names - not_text <= {
         "provided",
         "index",
@@ -209,8 +214,18 @@ def test_hostile_texts_pass_in_no_field_that_is_rendered(text: str) -> None:
     for loc in NIC_FIELDS:
         one = changed(PLAIN_NIC, loc, "a" + text)
         if accepted(lambda one=one: component.validate_head(head("nic", "mine", NIC, one), component.Nic)):
-            free = {"about", "hardware", "pci", "kernel_abi", "source"} & {str(part) for part in loc}
+            free = {"about", "hardware", "source", "dscp_source", "why", "when"} & {str(part) for part in loc}
             assert free or loc[0] == "env" or not set(text) & set("\n\r\0\"'`$\\;|&<>(){}# \t"), loc
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("field", ["place", "way", "version", "archive", "sha256"])
+def test_hostile_providers(field: str, text: str) -> None:
+    """What names a release comes from the user's file names and from the nodes."""
+    good = {"place": "source", "way": "source", "version": "1.2.3.4", "archive": "a-1.tar.gz", "sha256": "0" * 64}
+    for value in (text, good[field] + text):
+        if accepted(lambda value=value: Provider.model_validate({**good, field: value})):
+            assert re.fullmatch(r"[A-Za-z0-9.+~:_-]+", value)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

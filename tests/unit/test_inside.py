@@ -81,6 +81,15 @@ def test_the_nodes_provider_is_linked(own: Path, capsys: pytest.CaptureFixture[s
     assert sorted(path.name for path in own.parent.iterdir()) == [own.name]
 
 
+def test_without_the_right_to_link_it_is_named(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path, target: str) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "symlink_to", denied)
+    assert inside.choose(IMAGE, "abi-6") == "\nRDMAV_DRIVERS=/opt/rocstack/nic/abi-6/libbnxt_re\n"
+    assert os.readlink(own) == PROVIDERS[0].path
+
+
 def test_an_image_with_one_provider_needs_no_choice(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inside.choose(replace(IMAGE, providers=PROVIDERS[:1]), "abi-1")
     assert capsys.readouterr().err == ""

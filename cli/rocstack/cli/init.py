@@ -60,6 +60,10 @@ def settings_text() -> str:
     ]
     for name, info in Settings.model_fields.items():
         default = info.default
-        shown = default.model_dump_json() if isinstance(default, BaseModel) else '""' if default == "" else default
+        shown = (
+            {None: "null", "": '""'}.get(default, default)
+            if not isinstance(default, BaseModel)
+            else default.model_dump_json()
+        )
         lines += [f"# {info.description}", f"#{name}: {shown}", ""]
     return "\n".join(lines)

@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     local = typer.Typer(
         help="A cluster of virtual nodes on this machine: GPUs and NICs are files that the real tools read.",
         no_args_is_help=True,
+        epilog="Example: rocstack local up --nodes 2",
     )
     local.command("up", epilog="Example: rocstack local up --nodes 2 --fault n2:port-down=bnxt_re3")(up)
     local.command("down", epilog="Example: rocstack local down")(down)

@@ -95,13 +95,14 @@ def start(
     reference = image or f"{chosen.image_prefix}/{role}:{chosen.stack_name()}-{chosen.nic}"
     variables = parse_env(env, os.environ)
     own = [parse_mount(text, base=Path.cwd(), home=Path.home()) for text in mount]
-    mounts = check_mounts([*own, *_from_host(reference, needed=not show)])
+    chosen_gpus = parse_gpus(gpus)
+    mounts = check_mounts([*check_mounts(own), *_from_host(reference, needed=not show)])
     line = run_line(
         read_host(),
         reference,
         command,
         profile=chosen.run,
-        gpus=parse_gpus(gpus),
+        gpus=chosen_gpus,
         mounts=mounts,
         workspace=Path.cwd(),
         env=variables,

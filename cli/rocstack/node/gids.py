@@ -64,7 +64,7 @@ def usable(port: Port, netdevs: Collection[str], vlans: Collection[str], subnets
         if row.type != V2 or found is None or (subnets and not _within(found, subnets)):
             continue
         vlan = row.netdev in vlans
-        own = row.netdev is None or row.netdev in netdevs or not netdevs
+        own = row.netdev is None or row.netdev in netdevs or not (netdevs or vlan)
         if own or (vlan and subnets):
             rank = (FAMILIES.index(family(found)), vlan, row.index)
             rows.append((rank, Choice(row.index, str(found), family(found), row.netdev)))

@@ -107,25 +107,24 @@ def start(image: Image, node: NodeProfile, verdict: Verdict, computed: Fabric, *
     said = verdict.result == FITS and not daemons
     if not said and gate != "off":
         print(f"rocstack: {verdict.result}: {verdict.says}", file=sys.stderr)
-    if verdict.place:
-        choose(image, verdict.place)
-    print(write_env(render_env(computed)))
+    by_name = choose(image, verdict.place) if verdict.place else ""
+    print(write_env(render_env(computed) + by_name))
     for warning in computed.warnings if daemons else ():
         print(f"rocstack: warning: {warning}", file=sys.stderr)
     if not daemons or gate != "refuse":
         return 0
     if verdict.result == UNFIT:
         return 1
-    if verdict.result == FITS and image.providers and not node.virtual:
-        return prove(many=False)
-    return 0
+    return prove(many=False) if image.providers and not node.virtual else 0
 
 
-def choose(image: Image, place: str) -> None:
-    """Lets libibverbs' own folder link to the node's provider, where the image holds several."""
+def choose(image: Image, place: str) -> str:
+    """Lets libibverbs' own folder link to the node's provider, where the image holds several. A user who may not do
+    that gets a line for the environment that names it: libibverbs takes those first."""
     provider = next(each for each in image.providers if each.place == place)
     if len(image.providers) < 2 or not provider.path:
-        return
+        return ""
+    by_name = ""
     for folder in LIBRARIES_FOLDER.glob("*/libibverbs"):
         own = folder / Path(provider.path).name
         if own.is_symlink() and os.readlink(str(own)) != provider.path:
@@ -133,10 +132,10 @@ def choose(image: Image, place: str) -> None:
             try:
                 fresh.symlink_to(provider.path)
                 fresh.replace(own)
-            except OSError as error:
-                print(f"rocstack: {own} stays as it is: {error.strerror}; start as root", file=sys.stderr)
-                return
+            except OSError:
+                by_name = f"\nRDMAV_DRIVERS={provider.path.rpartition('-rdmav')[0]}\n"
     print(f"rocstack: {_named(provider)} for this node", file=sys.stderr)
+    return by_name
 
 
 def _named(provider: Provider) -> str:

@@ -22,13 +22,12 @@ def register(app: typer.Typer) -> None:
     local = typer.Typer(
         help="A cluster of virtual nodes on this machine: GPUs and NICs are files that the real tools read.",
         no_args_is_help=True,
-        epilog="Example: rocstack local up --nodes 2",
     )
     local.command("up", epilog="Example: rocstack local up --nodes 2 --fault n2:port-down=bnxt_re3")(up)
     local.command("down", epilog="Example: rocstack local down")(down)
     local.command("status", epilog="Example: rocstack local status --json")(status)
     local.command("models", epilog="Example: rocstack local models")(models)
-    app.add_typer(local, name="local")
+    app.add_typer(local, name="local", epilog="Example: rocstack local up --nodes 2")
 
 
 def up(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 from typing import Any
 
 OWN = "io.rocstack."
@@ -19,7 +20,7 @@ def works(labels: dict[str, str], node: dict[str, Any], place: str | None) -> bo
     if own.get("nic") == "tcp":
         return True
     if own.get("nic") == "slingshot":
-        return len(node.get("cxi", ())) > 0
+        return len(node.get("cxi", ())) > 0 and _slingshot(own, node)
     try:
         library = _loaded(own, node, place)
         devices = _devices(own, node)
@@ -27,6 +28,22 @@ def works(labels: dict[str, str], node: dict[str, Any], place: str | None) -> bo
         return False
     low, high = library
     return bool(devices) and all(_opened(device) and low <= device["kernel_abi"] <= high for device in devices)
+
+
+def _slingshot(own: dict[str, str], node: dict[str, Any]) -> bool:
+    """HPE's newest libfabric is mounted, with libcxi, and the loader takes both in the image."""
+    found = node.get("libraries", ())
+    fabrics = [each for each in found if each["driver"] == "libfabric"]
+    hpe = [each for each in fabrics if each["path"].startswith("/opt/cray/")] or fabrics
+    try:
+        fabric = max(hpe, key=lambda each: [int(part) for part in re.findall(r"[0-9]+", each["path"])])
+        assert any(each["driver"] == "cxi" for each in found)
+        mounted = [fabric, *(each for each in found if each["driver"] in ("cxi", "json-c"))]
+        fits = all(_version(each["glibc"]) <= _version(own["glibc"]) for each in mounted)
+        wanted = own.get("nic.plugin-fabric")
+        return fits and (wanted is None or _version(wanted) <= _version(fabric["fabric"]))
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError):
+        return False
 
 
 def _loaded(own: dict[str, str], node: dict[str, Any], place: str | None) -> tuple[int, int]:

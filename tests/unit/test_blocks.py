@@ -78,7 +78,7 @@ MISTAKES = [
     ("components/ucx.j2", "x\n{% block smok %}\n{% endblock %}", 2, "override-unmatched", "did you mean 'smoke'?"),
     ("components/ucx.j2", "ucx_info\n", 1, "override-unmatched", "it has no block"),
     ("components/ucx.j2", "", 1, "override-unmatched", "it has no block"),
-    ("nic/tcp.j2", "{% block copy %}\n{% endblock %}", 1, "override-unmatched", "known: builder, plugin, runtime, smoke"),
+    ("nic/tcp.j2", "{% block copy %}\n{% endblock %}", 1, "override-unmatched", "known: builder, plugin, runtime"),
     ("nic/tcp.j2", "{% block smoke %}\n\n{{ part.name }}\n{% endblock %}", 3, "bad-template", "'part' is undefined"),
     ("components/fio.j2", HEAD + VERSION + "{% block smok %}\n{% endblock %}", 10, "override-unmatched", "'smoke'?"),
     ("components/fio.j2", HEAD + SMOKE, 1, "bad-template", "it has no block 'version'"),

@@ -9,7 +9,7 @@ import pytest
 
 from rocstack.nic.hostlib import host_mounts
 from rocstack.nic.provider import ROOT
-from rocstack.node.gate import FITS, judge
+from rocstack.node.gate import FITS, SLINGSHOT, judge
 from rocstack.node.image import from_labels
 
 
@@ -40,10 +40,11 @@ def test_where_an_image_fits_all_that_is_mounted_is_there(row: gates.Row) -> Non
     image, node = from_labels("i", gates.labels(row[0])), gates.node(row[1])
     mounted = host_mounts(image, node)
     assert {mount.source for mount in mounted} <= found
-    assert all(mount.read_only and mount.target.startswith(f"{ROOT}/") for mount in mounted)
+    folder = "/usr/lib/x86_64-linux-gnu" if image.nic == SLINGSHOT else ROOT
+    assert all(mount.read_only and mount.target.startswith(f"{folder}/") for mount in mounted)
     taken = {provider.way for provider in image.providers} == {"host"}
     assert judge(image, node).result == FITS
-    assert len(mounted) == taken
+    assert len(mounted) == (2 if image.nic == SLINGSHOT else taken)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_where_an_image_fits_all_that_is_mounted_is_there(row: gates.Row) -> Non
         ("broadcom 232", "host 6"),
         ("broadcom variants", "host 6"),
         ("tcp", "host 6"),
-        ("slingshot", "cassini"),
+        ("slingshot", "cassini, no libraries"),
         ("no labels", "host 6"),
     ],
 )
@@ -72,13 +73,17 @@ def test_slingshot_takes_hpes_newest_libfabric() -> None:
         library("/usr/lib64/libbnxt_re-rdmav34.so", "bnxt_re"),
         library("/usr/lib64/libibverbs.so.1", ""),
     ]
+    folder = "/usr/lib/x86_64-linux-gnu"
     expected = [
-        f"/usr/lib64/libcxi.so.1.5.0:{ROOT}/host/libcxi.so.1:ro",
-        f"/opt/cray/libfabric/1.22.0/lib64/libfabric.so.1.25:{ROOT}/host/libfabric.so.1:ro",
+        f"/opt/cray/libfabric/1.22.0/lib64/libfabric.so.1.25:{folder}/libfabric.so.1:ro",
+        f"/usr/lib64/libcxi.so.1.5.0:{folder}/libcxi.so.1:ro",
     ]
     assert mounts("slingshot", "cassini", found) == expected
     assert mounts("slingshot", "cassini", found[::-1]) == expected
-    assert mounts("slingshot", "cassini", found[2:3]) == [f"/usr/lib64/libfabric.so.1.99:{ROOT}/host/libfabric.so.1:ro"]
+    assert mounts("slingshot", "cassini", found[2:3]) == [f"/usr/lib64/libfabric.so.1.99:{folder}/libfabric.so.1:ro"]
     assert mounts("tcp", "cassini", found) == []
-    nameless = [library("/usr/lib64/libcxi.so.1", "cxi")]
-    assert mounts("slingshot", "cassini", nameless) == [f"/usr/lib64/libcxi.so.1:{ROOT}/host/libcxi.so.1:ro"]
+    nameless = [library("/usr/lib64/libcxi.so.1", "cxi"), library("/usr/lib64/libjson-c.so.3.0.1", "json-c", "3.0.1")]
+    assert mounts("slingshot", "cassini", nameless) == [
+        f"/usr/lib64/libcxi.so.1:{folder}/libcxi.so.1:ro",
+        f"/usr/lib64/libjson-c.so.3.0.1:{folder}/libjson-c.so.3:ro",
+    ]

@@ -62,6 +62,7 @@ class LibraryAbi:
     glibc: str | None = None  # the newest symbol version of glibc that is needed: "2.34"
     sha256: str = ""
     soname: str | None = None
+    fabric: str = ""  # of a libfabric: the newest of its own symbol versions, "1.8"
     reasons: tuple[str, ...] = ()
 
 
@@ -380,9 +381,13 @@ def newest(data: bytes, family: str, *, defined: bool = False) -> str | None:
     """The newest symbol version of a family (FABRIC_1.8: "1.8") that a library needs, or has itself; None where there
     is none, or it can't be read."""
     try:
-        names = [name for _, name in Image(data).versions(defined=defined)]
+        return _newest(Image(data), family, defined)
     except Unreadable:
         return None
+
+
+def _newest(image: Image, family: str, defined: bool) -> str | None:
+    names = [name for _, name in image.versions(defined=defined)]
     found = [match[1] for match in (re.fullmatch(rf"{family}_(\d+(?:\.\d+)*)", name) for name in names) if match]
     return max(found, key=lambda text: [int(part) for part in text.split(".")], default=None)
 
@@ -403,6 +408,8 @@ def _read(data: bytes, **fields: Callable[[Image], Any]) -> LibraryAbi:
     if data[:4] != b"\x7fELF":
         raise ValueError(f"not an ELF file: it starts with {data[:4]!r}")
     found: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
+    if b"FABRIC_1." in data:
+        found["fabric"] = newest(data, "FABRIC", defined=True) or ""
     fields.update(build_id=build_id, glibc=glibc, soname=soname)
     try:
         image = Image(data)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from rocstack.mount import Mount
 from rocstack.nic.provider import ROOT
+from rocstack.node import slingshot
 from rocstack.node.gate import SLINGSHOT, mountable
 from rocstack.node.image import Image
-from rocstack.node.profile import Library, NodeProfile
+from rocstack.node.profile import NodeProfile
 
-SLINGSHOTS = {"cxi": "libcxi.so.1", "libfabric": "libfabric.so.1"}  # HPE's newest; the distribution's lacks cxi
+# Where every program finds them: a cache of the loader does not know what is mounted later.
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
 def host_mounts(image: Image, node: NodeProfile) -> tuple[Mount, ...]:
@@ -22,13 +22,7 @@ def host_mounts(image: Image, node: NodeProfile) -> tuple[Mount, ...]:
         if library and image.private_abi is not None:
             name = f"lib{provider.driver}-rdmav{image.private_abi}.so"
             out.append(Mount(source=library.path, target=f"{ROOT}/{provider.place}/{name}", read_only=True))
-    for driver, name in SLINGSHOTS.items() if image.nic == SLINGSHOT else ():
-        found = [library for library in node.libraries if library.driver == driver]
-        if found:
-            library = max(found, key=lambda each: (each.path.startswith("/opt/cray/"), _release(each)))
-            out.append(Mount(source=library.path, target=f"{ROOT}/host/{name}", read_only=True))
+    for driver, library in slingshot.taken(node.libraries).items() if image.nic == SLINGSHOT else ():
+        target = f"{LIBRARIES}/{slingshot.NAMES[driver]}"
+        out.append(Mount(source=library.path, target=target, read_only=True))
     return tuple(out)
-
-
-def _release(library: Library) -> list[int]:
-    return [int(number) for number in re.findall(r"[0-9]+", library.version or "")]

@@ -97,6 +97,11 @@ class _Node:
         for folder in sources.LIBRARY_FOLDERS if libraries else ():
             for path in (*self.find(folder + "/libibverbs.so.1"), *self.find(folder + "/" + sources.PROVIDERS)):
                 self._library(self.real(path))
+        for pattern in sources.FABRIC:
+            for path in self.find(pattern):
+                real = self.real(path)  # notes the links, whose names tell the release
+                if libraries and self._is(real) and any(self.find("/dev/cxi*")):
+                    self._library(real)
 
     def read_ours(self) -> None:
         """What a virtual node's model says beyond /sys."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from . import slingshot
 from .image import Image, Provider
 from .profile import Library, NodeProfile, Verbs
 
@@ -19,7 +20,6 @@ TCP, SLINGSHOT = "tcp", "slingshot"
 HOST = "host"  # the way by which the node's own library is mounted
 LIBRARIES = "libraries"  # what a node's profile has unread where its libraries were not looked for
 AGAIN = "build the image again"
-_RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
 # What hides a device, or that the kernel offers it to programs; what else is unread stays None in the device.
 _HIDES = re.compile(r"/sys/(.*/)?infiniband(_verbs)?(/[^/]+(/(node_type|ibdev))?)?")
 
@@ -70,7 +70,7 @@ def _findings(image: Image, node: NodeProfile) -> list[Finding]:
         unused = f"{count} RDMA device{'s stay' if count > 1 else ' stays'} unused: the image is built for TCP"
         return [Finding(FITS, unused if count else "no RDMA is used")]
     if image.nic == SLINGSHOT:
-        return [_cxi(image, node)]
+        return _cxi(image, node)
     if not image.modules:
         return [Finding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", AGAIN)]
     hidden = [f"{item.what} ({item.why})" for item in node.unread if _HIDES.fullmatch(item.what)]
@@ -116,9 +116,18 @@ def _cards(image: Image, node: NodeProfile) -> int:
     return sum(nic.device in image.pci or nic.nic == image.nic for nic in node.nics)
 
 
-def _cxi(image: Image, node: NodeProfile) -> Finding:
-    if node.cxi:
-        return Finding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")
+def _cxi(image: Image, node: NodeProfile) -> list[Finding]:
+    if not node.cxi:
+        return [_no_cxi(image, node)]
+    found = [Finding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")]
+    if any(item.what == LIBRARIES for item in node.unread):
+        return [*found, Finding(UNKNOWN, "whether the host's libfabric fits can't be read here")]
+    for certain, says, then in slingshot.against(image, node.libraries):
+        found.append(Finding(UNFIT if certain else UNKNOWN, says, then))
+    return found
+
+
+def _no_cxi(image: Image, node: NodeProfile) -> Finding:
     if any(item.what == "/dev" or item.what.startswith("/dev/cxi") for item in node.unread):
         return Finding(UNKNOWN, "/dev could not be read")
     if _cards(image, node):
@@ -215,7 +224,7 @@ def _from_host(provider: Provider, image: Image, node: NodeProfile, findings: li
         says = f"no {provider.driver} library on the host to mount"
         findings.append(Finding(UNFIT, says, "install the vendor's library there, or build without `--way host`"))
         return None
-    wants, has = _release(library.glibc), _release(image.glibc)
+    wants, has = slingshot.numbers(library.glibc), slingshot.numbers(image.glibc)
     if wants is None or has is None:
         findings.append(Finding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read"))
     elif wants > has:
@@ -231,9 +240,3 @@ def mountable(libraries: Iterable[Library], driver: str) -> Library | None:
     for the driver that runs."""
     own = [library for library in libraries if library.driver == driver]
     return min(own, key=lambda item: (not item.path.startswith("/usr/local/"), item.path), default=None)
-
-
-def _release(version: str | None) -> tuple[int, ...] | None:
-    if not version or not _RELEASE.fullmatch(version):
-        return None
-    return tuple(map(int, version.split(".")))

@@ -40,6 +40,7 @@ class Image:
     private_abi: int | None = None
     glibc: str | None = None
     providers: tuple[Provider, ...] = ()
+    fabric: str | None = None  # the newest of libfabric's symbol versions that RCCL's plugin needs: "1.8"
 
 
 def from_labels(name: str, labels: Mapping[str, str]) -> Image:
@@ -65,6 +66,7 @@ def _image(name: str, own: Mapping[str, object]) -> Image:
         private_abi=_digits(own.get("verbs.private-abi")),
         glibc=_text(own.get("glibc")),
         providers=_providers(own.get("nic.providers")),
+        fabric=_text(own.get("nic.plugin-fabric")),
     )
 
 

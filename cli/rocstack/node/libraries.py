@@ -12,11 +12,12 @@ from .recording import Recording
 
 _PROVIDER = re.compile(r"lib(.+)-rdmav\d+\.so")
 _VERBS = re.compile(r"libibverbs\.so\.1(\.[0-9.]+)?")
-_NAMED = re.compile(r"lib(cxi|fabric)\.so(?:\.(\d[0-9.]*))?")
+_NAMED = re.compile(r"lib(cxi|fabric|json-c)\.so(?:\.(\d[0-9.]*))?")  # Slingshot's
+_DRIVERS = {"fabric": "libfabric"}  # as rocstack.node.slingshot calls them; the others by their own name
 
 
 class ReadLibrary(Protocol):
-    """Gives private_abi, kernel_abi, build_id and glibc as attributes.
+    """Gives private_abi, kernel_abi, build_id, glibc and fabric as attributes.
 
     Raises:
         ValueError: no library at all.
@@ -36,11 +37,14 @@ def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library,
         if provider or is_verbs:
             version = _release(called, provider) or packages.get(path)
             found.append(_library(path, data, provider, version, read))
-    for path in sorted({target for link, target in rec.links.items() if _NAMED.fullmatch(link.rpartition("/")[2])}):
+    linked = {target for link, target in rec.links.items() if _NAMED.fullmatch(link.rpartition("/")[2])}
+    for path in sorted({*linked, *rec.blobs}):
         named = _NAMED.fullmatch(path.rpartition("/")[2])
-        if named and path not in rec.blobs:
+        if named:
             at = re.search(r"/libfabric/(\d[^/]*)/", path)  # /opt/cray/libfabric/1.22.0/lib64
-            found.append(Library(path, "cxi" if named[1] == "cxi" else "libfabric", at[1] if at else named[2]))
+            driver, version = _DRIVERS.get(named[1], named[1]), at[1] if at else named[2]
+            blob = rec.blobs.get(path)
+            found.append(_library(path, blob, driver, version, read) if blob else Library(path, driver, version))
     return tuple(sorted(found, key=lambda library: (library.driver is not None, library.driver or "", library.path)))
 
 
@@ -58,6 +62,7 @@ def _library(path: str, data: bytes, driver: str | None, version: str | None, re
         glibc=getattr(facts, "glibc", None),
         sha256=hashlib.sha256(data).hexdigest(),
         build_id=getattr(facts, "build_id", None),
+        fabric=getattr(facts, "fabric", None) or None,
     )
 
 

@@ -137,7 +137,7 @@ class Nic(_Part):
 
 @dataclass(frozen=True)
 class Library(_Part):
-    """A libibverbs or provider library found on the node."""
+    """A libibverbs or provider library found on the node, or one of Slingshot's."""
 
     path: str
     driver: str | None = None  # bnxt_re; None: libibverbs itself
@@ -147,6 +147,7 @@ class Library(_Part):
     glibc: str | None = None  # the highest symbol version it needs
     sha256: str | None = None
     build_id: str | None = None
+    fabric: str | None = None  # of a libfabric: the newest symbol version of its own, "1.7"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ LIBRARY_FOLDERS = (
     "/usr/lib64", "/usr/local/lib", "/usr/local/lib/*-linux-gnu", "/usr/local/lib64",
 )  # fmt: skip
 PROVIDERS = "lib{bnxt_re,mlx5,ionic,rxe}-rdmav*.so"
+FABRIC = (  # Slingshot's
+    "/opt/cray/libfabric/*/lib64/libfabric.so.1",
+    "/usr/{lib,lib64,lib/*-linux-gnu}/{libcxi.so.1,libfabric.so.1,libjson-c.so.3}",
+)
 PATTERNS = (
     OURS + "/model",
     "/opt/rocm/.info/version",
@@ -37,8 +41,6 @@ PATTERNS = (
     "/dev{,/kfd,/dri/*,/infiniband/*,/cxi*}",
 )
 ONLY_LINKS = (  # whose names tell the release
-    "/opt/cray/libfabric/*/lib64/libfabric.so.1",
-    "/usr/{lib,lib64,lib/*-linux-gnu}/{libcxi,libfabric}.so.1",
     *(folder + "/lib{bnxt_re,ionic}*.so" for folder in LIBRARY_FOLDERS),
 )
 KEEP = {  # of these files only such lines

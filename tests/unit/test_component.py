@@ -26,6 +26,7 @@ fio --version
 ok "fio starts"
 {% endblock %}
 """
+INBOX = "about: x\nways: {inbox: {}}\n"
 
 
 def write(folder: Path, name: str, text: str, kind: str = "components") -> Path:
@@ -102,9 +103,9 @@ def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) 
         ("about: x\nway: {}\n", 3, "did you mean 'ways'"),
         ("about: x\nways: {inbox: {package: [a]}}\n", 3, "did you mean 'packages'"),
         ("about: x\nways: {inbox: {}}\nprovider: x'; reboot\n", 4, "is not the name of a driver"),
-        ("about: x\nways: {inbox: {}}\nenv:\n  - {name: A, value: $(reboot), why: x, source: y}\n", 5, "is not a plain value"),
-        ("about: x\nways: {inbox: {}}\nenv:\n  - {name: a-b, value: c, why: x, source: y}\n", 5, "is not an environment variable's name"),
-        ("about: x\nways: {inbox: {}}\nenv: [{name: A, value: 1, why: x, source: y}]\n", 4, "write it in quotes"),
+        (INBOX + "env:\n  - {name: A, value: $(reboot), why: x, source: y}\n", 5, "is not a plain value"),
+        (INBOX + "env:\n  - {name: a-b, value: c, why: x, source: y}\n", 5, "is not an environment variable's name"),
+        (INBOX + "env: [{name: A, value: 1, why: x, source: y}]\n", 4, "write it in quotes"),
     ],
 )
 def test_nic_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from rocstack.doctor.diagnosis import registering
-from rocstack.doctor.rdma_states import active, by_driver, data_mtu
+from rocstack.doctor.rdma_states import active, by_driver, data_mtu, slingshot
 from rocstack.doctor.states import Values, grouped
 from rocstack.node.profile import NodeProfile
 
@@ -35,7 +35,11 @@ def gpus_fewer(nodes: Nodes) -> Iterator[tuple[Values, tuple[str, ...]]]:
 
 @rule
 def rdma_fewer(nodes: Nodes) -> Iterator[tuple[Values, tuple[str, ...]]]:
-    yield from _below_most(nodes, lambda node: sum(1 for _ in active(node)))
+    yield from _below_most(nodes, _rails)
+
+
+def _rails(node: NodeProfile) -> int:
+    return sum(1 for _ in active(node)) + sum(netdev.state == "up" for netdev in slingshot(node))
 
 
 @rule
@@ -71,11 +75,11 @@ def _each(node: NodeProfile) -> Iterator[tuple[str, str]]:
         yield "GPU model", gpu.name or gpu.device
         if gpu.firmware:
             yield f"VBIOS of {gpu.device}", gpu.firmware
-    for mtu in set(data_mtu(node).values()):
+    for mtu in {*data_mtu(node).values(), *(netdev.mtu for netdev in slingshot(node) if netdev.mtu)}:
         yield "MTU of the data network", str(mtu)
 
 
-_NIC_MODULES = {"bnxt_en", "bnxt_re", "mlx5_core", "mlx5_ib", "ionic", "ionic_rdma"}
+_NIC_MODULES = {"bnxt_en", "bnxt_re", "mlx5_core", "mlx5_ib", "ionic", "ionic_rdma", "cxi_ss1"}
 
 
 @rule

@@ -15,6 +15,7 @@ from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
 MTU = 4200  # bytes: RDMA's largest packet of 4096 and its headers fit
+_DOWN = ("down", "lowerlayerdown", "notpresent", "dormant")  # of a network device's operstate
 _PROVIDERS = {"bnxt_re": "bnxt_re", "mlx5_ib": "mlx5", "ionic_rdma": "ionic", "rdma_rxe": "rxe"}  # by kernel module
 
 
@@ -60,6 +61,12 @@ def _in_bond(known: Mapping[str, Netdev], name: str) -> bool:
 def active(node: NodeProfile) -> Iterator[tuple[Verbs, Port]]:
     """The ports of the data network that are up."""
     return ((device, port) for device, port in data_ports(node) if port.state == "ACTIVE")
+
+
+def slingshot(node: NodeProfile) -> list[Netdev]:
+    """The network devices of Slingshot cards, which are no verbs devices."""
+    names = {name for nic in node.nics if nic.nic == "slingshot" for name in nic.netdevs}
+    return [netdev for netdev in node.netdevs if netdev.name in names]
 
 
 def gid_rows(node: NodeProfile) -> Iterator[tuple[Verbs, list[gids.Choice]]]:
@@ -127,10 +134,13 @@ def qp_bug(node: NodeProfile) -> Iterator[Values]:
 
 @rule
 def no_rdma_device(node: NodeProfile) -> Iterator[Values]:
+    """A bond has one device, which the kernel hangs at the first of its cards."""
     modules = {"broadcom": "bnxt_re", "mellanox": "mlx5_ib", "ainic": "ionic_rdma"}
     lacking: dict[str, list[str]] = defaultdict(list)
+    masters = {netdev.name: netdev.master for netdev in node.netdevs if netdev.master}
+    served = {masters.get(name) for nic in node.nics if nic.verbs for name in nic.netdevs} - {None}
     for nic in node.nics:
-        if nic.nic in modules and nic.verbs is None:
+        if nic.nic in modules and nic.verbs is None and not served & {masters.get(name) for name in nic.netdevs}:
             lacking[nic.nic].append(nic.netdevs[0] if nic.netdevs else nic.pci)
     for name, cards in lacking.items():
         yield {"cards": f"{len(cards)} {name} NIC{'s' * (len(cards) > 1)} ({few(cards)})", "module": modules[name]}
@@ -154,6 +164,7 @@ def port_down(node: NodeProfile) -> Iterator[Values]:
         for device, port in data_ports(node)
         if port.state not in (None, "ACTIVE") and (models.get(device.name) in working or not working)
     ]
+    down += [f"{netdev.name} ({netdev.state})" for netdev in slingshot(node) if netdev.state in _DOWN]
     if down:
         yield {"ports": few(down)}
 

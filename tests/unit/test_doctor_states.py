@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support import Cli
 
-from rocstack import profiles
+from rocstack import paths, profiles
 from rocstack.doctor import diagnosis, fleet
 from rocstack.doctor import nodes as doctor
 from rocstack.node import read
 from rocstack.node.nics import NicKind
-from rocstack.node.profile import Address, Library, NodeProfile, Pcie, Unread
+from rocstack.node.profile import Address, Library, Netdev, NodeProfile, Pcie, Unread
 from rocstack.virtual import faults, machine, model, tree
 
 TABLE = diagnosis.load()
@@ -112,6 +112,8 @@ CASES: dict[str, Callable[[], tuple[NodeProfile, ...]]] = {
     "provider-private-abi": lambda: (node(libraries=(replace(VERBS, private_abi=59), FITTING)),),
     "qp-bug": lambda: (node("abi=1", libraries=(VERBS, OWN)),),
     "no-rdma-device": lambda: (replace(SOUND, verbs=(), nics=tuple(replace(nic, verbs=None) for nic in SOUND.nics)),),
+    "gpu-without-nic": lambda: (node("nic-missing=bnxt_re2"),),
+    "firmware-mixed": lambda: (node("firmware=bnxt_re2:214.0.1.2"),),
     "no-uverbs": lambda: (node("no-device-node=bnxt_re3"),),
     "port-down": lambda: (node("port-down=bnxt_re2"),),
     "mtu-small": lambda: (node("mtu=1500"),),
@@ -143,6 +145,7 @@ ALONG = {
     "mtu-differs": {"nodes-differ"},
     "nics-mixed": None,  # that model has many faults
     "gpus-fewer": {"gpu-count"},
+    "rdma-fewer": {"gpu-without-nic"},
     "abi-differs": {"nodes-differ"},
 }
 
@@ -203,7 +206,42 @@ def test_a_control_node_is_not_compared() -> None:
 def test_the_broken_model_is_seen_through() -> None:
     """Each fault that the model names has its finding."""
     wanted = {"gpu-count", "port-down", "pcie-width", "gid-index-differs", "gid-none", "mtu-differs", "memlock-low"}
-    assert wanted <= ids(node(kind="mixed-broken", limits={"memlock": 8 << 20}))
+    found = ids(node(kind="mixed-broken", limits={"memlock": 8 << 20}))
+    assert wanted <= found
+    assert "no-rdma-device" not in found, "the bond's second card has the bond's device"
+
+
+def test_a_card_that_shares_a_bridge_needs_its_own_device() -> None:
+    bridge = Netdev("br0", kind="bridge")
+    netdevs = tuple(replace(n, master="br0") if n.name in ("rdma0", "rdma1") else n for n in SOUND.netdevs)
+    nics = tuple(replace(nic, verbs=None) if nic.verbs == "bnxt_re1" else nic for nic in SOUND.nics)
+    assert "no-rdma-device" in ids(replace(SOUND, netdevs=(*netdevs, bridge), nics=nics))
+
+
+@pytest.mark.parametrize("kind", [name for name in model.names() if name != "mixed-broken"])
+def test_a_sound_model_is_without_fault(kind: str) -> None:
+    """As it is rehearsed: with its own limits, and no library of the vendor's yet."""
+    nodes = [
+        read.parse(tree.record(faults.apply(machine.expand(model.load(kind), number), [])), KINDS) for number in (1, 2)
+    ]
+    found = {finding.id: finding.level for finding in doctor.examine(nodes, TABLE).findings}
+    assert found == ({} if kind == "mi250x-slingshot" else {"no-provider": "note"})
+
+
+@pytest.mark.parametrize(
+    ("fault", "alone", "among_others"),
+    [
+        ("port-down=hsn1", {"port-down"}, {"port-down", "rdma-fewer"}),
+        ("nic-missing=hsn1", {"gpu-without-nic"}, {"gpu-without-nic", "rdma-fewer"}),
+        ("mtu=1500", set(), {"nodes-differ"}),
+        ("driver=2.1", set(), {"nodes-differ"}),
+    ],
+)
+def test_slingshot(fault: str, alone: set[str], among_others: set[str]) -> None:
+    two = [node(kind="mi250x-slingshot", number=number) for number in (1, 2)]
+    broken = node(fault, kind="mi250x-slingshot", number=3)
+    assert ids(broken) == alone
+    assert ids(*two, broken) == among_others
 
 
 def test_nodes_with_the_same_finding_stand_together() -> None:
@@ -253,6 +291,26 @@ def test_saved_profiles(cli: Cli, tmp_path: Path) -> None:
     assert "nothing known found on n1, n2" in done.out
     file.write_text("{}")
     assert cli("doctor", "--profiles", str(file)).code == 2
+
+
+def test_what_differs_is_said_once_with_its_nodes(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.json"
+    nodes = [node("pcie=bnxt_re1:x8", number=number) for number in (1, 2)]
+    profiles.write_profiles(file, nodes)
+    alike = cli("doctor", "--profiles", str(file)).out
+    assert "(2 of 2 nodes: n1, n2)\n  what    PCIe width below what the card can: bnxt_re1 x8 of x16\n  cause" in alike
+    profiles.write_profiles(file, [*nodes, node("pcie=bnxt_re2:x4", number=3)])
+    differing = cli("doctor", "--profiles", str(file)).out
+    assert "  what    n1, n2: PCIe width below what the card can: bnxt_re1 x8 of x16\n  what    n3: PCIe" in differing
+    assert "  seen" not in differing
+
+
+def test_a_playbook_is_named_as_one_types_it(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.json"
+    profiles.write_profiles(file, [node(limits={"memlock": 8 << 20})])
+    here, elsewhere = (cli("doctor", "--profiles", str(file), cwd=at).out for at in (paths.data_root(), tmp_path))
+    assert "-i INVENTORY playbooks/host-nic.yml`" in here
+    assert f"-i INVENTORY {paths.playbooks()}/host-nic.yml`" in elsewhere
 
 
 def test_narrow_lines_hold_the_whole_text(cli: Cli, tmp_path: Path) -> None:

@@ -128,8 +128,10 @@ def _show(finding: Finding, place: str) -> None:
     colour = _COLOUR[finding.level]
     out.print()
     out.print(f"[{colour}]{finding.level}[/] {finding.id}" + (escape(f" ({place})") if place else ""))
-    _paragraph("what", finding.means)
-    for line in finding.seen if finding.line or len(finding.seen) > 1 else ():
+    differ = finding.line is None and len(finding.seen) > 1  # then each says which nodes show it
+    for text in finding.seen if differ else (finding.means,):
+        _paragraph("what", text)
+    for line in finding.seen if finding.line else ():
         _paragraph("seen", line)
     for label in ("cause", "next", "source"):
         _paragraph(label, getattr(finding, label))

@@ -66,7 +66,7 @@ class Entry(Value):
 
     def found(self, values: Mapping[str, object] | None = None, **more: Any) -> Finding:
         """The finding that this entry becomes."""
-        known = {"playbooks": paths.playbooks(), **(values or {})}
+        known = {"playbooks": _from_here(paths.playbooks()), **(values or {})}
         filled = {name: getattr(self, name).format_map(known) for name in ("means", "next")}
         return Finding(id=self.id, level=self.level, cause=self.cause, source=self.source, **filled, **more)
 
@@ -111,6 +111,11 @@ def _entry(doc: document.Document, name: str, body: Any) -> Entry:
         raise BadInput(f"entry '{name}' must be a mapping", code="bad-value", where=doc.where((name,)))
     lines = {loc[1:]: line for loc, line in doc.lines.items() if loc[:1] == (name,)}
     return document.Document(doc.path, _tuples(body), lines).validate(Entry, extra={"id": name})
+
+
+def _from_here(path: Path) -> Path:
+    """The path as one types it in this folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -137,13 +137,34 @@ def no_rdma_device(node: NodeProfile) -> Iterator[Values]:
     """A bond has one device, which the kernel hangs at the first of its cards."""
     modules = {"broadcom": "bnxt_re", "mellanox": "mlx5_ib", "ainic": "ionic_rdma"}
     lacking: dict[str, list[str]] = defaultdict(list)
-    masters = {netdev.name: netdev.master for netdev in node.netdevs if netdev.master}
-    served = {masters.get(name) for nic in node.nics if nic.verbs for name in nic.netdevs} - {None}
+    bonds = {netdev.name for netdev in node.netdevs if netdev.kind == "bond"}
+    bonded = {netdev.name: netdev.master for netdev in node.netdevs if netdev.master in bonds}
+    served = {bonded[name] for nic in node.nics if nic.verbs for name in nic.netdevs if name in bonded}
     for nic in node.nics:
-        if nic.nic in modules and nic.verbs is None and not served & {masters.get(name) for name in nic.netdevs}:
+        if nic.nic in modules and nic.verbs is None and not any(bonded.get(name) in served for name in nic.netdevs):
             lacking[nic.nic].append(nic.netdevs[0] if nic.netdevs else nic.pci)
     for name, cards in lacking.items():
         yield {"cards": f"{len(cards)} {name} NIC{'s' * (len(cards) > 1)} ({few(cards)})", "module": modules[name]}
+
+
+@rule
+def gpu_without_nic(node: NodeProfile) -> Iterator[Values]:
+    """Where most GPUs have a card of their own on their switch, one without has lost it."""
+    lacking = [f"GPU {link.gpu}" for link in node.affinity if link.via != "switch"]
+    if 0 < len(lacking) < len(node.affinity) / 2:
+        yield {"gpus": few(lacking), "others": len(node.affinity) - len(lacking)}
+
+
+@rule
+def firmware_mixed(node: NodeProfile) -> Iterator[Values]:
+    models: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for nic in node.nics:
+        if nic.nic and nic.firmware:
+            name = nic.verbs or next(iter(nic.netdevs), nic.pci)
+            models[f"{nic.nic} {nic.device}"][nic.firmware].append(name)
+    for model, groups in models.items():
+        if len(groups) > 1:
+            yield {"model": model, "which": grouped(groups)}
 
 
 @rule

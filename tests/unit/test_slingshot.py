@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rocstack.node import inside
 from rocstack.node.collect import collect
+from rocstack.node.gate import FITS, LIBRARIES, UNFIT, UNKNOWN
+from rocstack.node.image import Image
 from rocstack.node.libraries import libraries
-from rocstack.node.profile import Library
+from rocstack.node.profile import Library, NodeProfile, Unread
 from rocstack.node.recording import Recording
 from rocstack.probe import probe_host
 
@@ -48,3 +51,37 @@ def test_they_are_read_where_there_is_slingshot(node: Path) -> None:
 def test_elsewhere_only_their_names_are(node: Path) -> None:
     """Their bytes are megabytes, and nobody asks for them."""
     assert [(library.path, library.sha256) for library in found(node)] == [(JSON, None), (FABRIC, None)]
+
+
+@pytest.mark.parametrize(
+    ("names", "result", "says"),
+    [
+        (
+            {"cxi": "libc.so.6", "libfabric": "libm.so.6"},
+            FITS,
+            "n1: 1 Slingshot device, and the host's libfabric loads",
+        ),
+        ({"cxi": "libcxi.so.none", "libfabric": "libm.so.6"}, UNFIT, "libcxi.so.none: cannot open shared object file"),
+    ],
+)
+def test_in_the_image_they_are_loaded(
+    names: dict[str, str], result: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(inside, "NAMES", names)
+    monkeypatch.setattr(inside, "PLUGIN_FOLDER", tmp_path)
+    image, unread = Image("i", "slingshot"), (Unread(LIBRARIES, "the image has its own"),)
+    verdict = inside.judged(image, NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread))
+    assert verdict.result == result
+    assert says in verdict.says
+    assert inside.judged(image, NodeProfile(1, "n1", unread=unread)).result == UNFIT
+    assert inside.judged(Image("i", "ainic"), NodeProfile(1, "n1", unread=unread)).result == UNKNOWN
+
+
+def test_in_the_image_the_plugin_is_loaded_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "librccl-net.so").write_text("no library")
+    monkeypatch.setattr(inside, "NAMES", {"cxi": "libc.so.6", "libfabric": "libm.so.6"})
+    monkeypatch.setattr(inside, "PLUGIN_FOLDER", tmp_path)
+    unread = (Unread(LIBRARIES, "the image has its own"),)
+    verdict = inside.judged(Image("i", "slingshot"), NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread))
+    assert verdict.result == UNFIT
+    assert "librccl-net.so: file too short; start it with `rocstack run`" in verdict.says

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -250,10 +251,20 @@ def test_two_releases_of_one_abi() -> None:
 
 @pytest.mark.parametrize("name", ["broadcom", "mellanox", "ainic", "slingshot", "tcp"])
 def test_the_profiles_first_way(name: str) -> None:
-    made = plan(nic(name), [], NOTHING)
+    made = plan(nic(name), [], replace(NOTHING, versions={"rdma": "61.0"}))
     first = next(iter(nic(name).ways))
     assert chosen(made) == [(first, first, None, None)]
     assert made.rows[0].why == "no node is known"
+
+
+@pytest.mark.parametrize("way", [None, "inbox"])
+def test_a_way_that_the_stack_is_too_old_for(way: str | None) -> None:
+    error = refusal(lambda: plan(nic("ainic"), [], replace(NOTHING, versions={"rdma": "56.1"}), way=way))
+    assert error is not None
+    assert (error.code, error.what) == (
+        "no-provider", "way 'inbox' to the ionic provider needs rdma >=61; this stack has rdma 56.1"
+    )  # fmt: skip
+    assert "--way package or --way newer or --way host" in str(error.next_step)
 
 
 def test_a_release_by_its_name() -> None:

@@ -16,7 +16,6 @@ from rocstack.nic.need import VERSION, Need
 from rocstack.nic.plugin import Plugin
 from rocstack.nic.provider import Provider
 from rocstack.nic.rdma_core import RdmaCore
-from rocstack.resolve import default_provider
 
 
 @dataclass(frozen=True)
@@ -102,13 +101,14 @@ def _strays(groups: Mapping[int, Sequence[Need]]) -> list[str]:
 
 
 def _for_nobody(nic: Nic, offer: Offer, way: str | None) -> Plan:
-    """No node is known: the profile's first way, or the one that was asked for."""
-    if way is None and not offer.accept:
-        provider = default_provider(nic)
-        return Plan((provider,), (Row(provider.place, provider.way, None, None, (), "no node is known"),))
-    name = way or next((n for n, w in nic.ways.items() if w.versioned), next(iter(nic.ways)))
+    """No node is known: the way that was asked for, that of a release which was named, or the first that works."""
+    why = "asked for" if way else "no node is known; a release was named" if offer.accept else "no node is known"
+    if not way and not offer.accept:
+        way = next((n for n, w in nic.ways.items() if not (w.asked or w.versioned) and _met(w, offer.versions)), None)
+    elif not way:
+        way = next((n for n, w in nic.ways.items() if w.versioned), None)
+    name = way or next(iter(nic.ways))
     provider, files = _made(nic, name, name, None, None, offer)
-    why = "asked for" if way else "no node is known; a release was named"
     return Plan((provider,), (Row(name, name, provider.version, None, (), why),), files)
 
 
@@ -127,6 +127,15 @@ def _made(
 ) -> tuple[Provider, dict[str, bytes]]:
     """The provider, and its source for the context."""
     way = nic.ways[name]
+    if not _met(way, offer.versions):
+        needs = ", ".join(f"{component} {versions}" for component, versions in way.needs.items())
+        has = ", ".join(f"{component} {offer.versions.get(component, 'none')}" for component in way.needs)
+        others = [other for other in nic.ways if other != name]
+        raise BadInput(
+            f"way '{name}' to the {nic.provider} provider needs {needs}; this stack has {has}",
+            code="no-provider",
+            next_step=f"another way: --way {' or --way '.join(others)}; or a stack that has it",
+        )
     source: Release | RdmaCore | None = None
     if way.archive == "release":
         source = pick(offer.releases(), release, offer.accept)

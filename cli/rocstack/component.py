@@ -94,7 +94,7 @@ class RcclPlugin(Value):
     when: Condition | None = None  # components and versions for which RCCL needs it: "rocm<7.2.1"
     instead: Line = ""  # what there is where it is not needed
     without: Line  # what happens where it is needed and not in the image
-    releases: dict[Version, Line] = {}  # release -> components and versions that it is made for; empty: all
+    releases: dict[Version, Condition] = {}  # release -> components and versions that it is made for; empty: all
     beside: Beside | None = None
     packages: tuple[Package, ...] = ()  # of the worker
     source: Line  # who says so

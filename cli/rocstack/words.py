@@ -42,10 +42,11 @@ ImageRef = Annotated[
 ]
 PciId = Annotated[str, _word(r"[0-9a-f]{4}:[0-9a-f]{4}", "a PCI id such as 14e4:1760")]
 KernelAbi = Annotated[str, _word(r"[0-9]{1,4}-[0-9]{1,4}", "a kernel-ABI range such as 1-1")]
+_ONE = r"[a-z][a-z0-9_-]{0,40}((>=|<=|==|>|<)[0-9]{1,9}(\.[0-9]{1,9}){0,4})?"
 Condition = Annotated[
     str,
     _word(
-        r"[a-z][a-z0-9_-]*((>=|<=|==|>|<)[0-9]+(\.[0-9]+)*)?(, ?[a-z][a-z0-9_-]*((>=|<=|==|>|<)[0-9]+(\.[0-9]+)*)?)*",
+        rf"{_ONE}(, ?{_ONE}){{0,4}}",
         "a condition on versions, such as rocm>=7.2.1 or a name that must be there",
     ),
 ]

@@ -21,17 +21,19 @@ from pathlib import Path
 from .collect import collect
 from .envfile import PATH, render_env
 from .fabric import Fabric, fabric
-from .gate import FITS, LIBRARIES, UNFIT, UNKNOWN, Verdict, judge
+from .gate import FITS, LIBRARIES, SLINGSHOT, UNFIT, UNKNOWN, Finding, Verdict, judge
 from .image import MANIFEST, Image, Provider, from_manifest
 from .nic_settings import NicSettings
 from .nics import NicKind
 from .profile import NodeProfile, Unread
-from .prove import EACH, THREADS, Verbs
+from .prove import EACH, THREADS, Verbs, unloadable
 from .read import parse
 from .recording import Recording
+from .slingshot import NAMES
 
 NICS = Path(__file__).resolve().parents[2] / "nics.json"
 LIBRARIES_FOLDER = Path("/usr/lib")
+PLUGIN_FOLDER = Path("/opt/rocstack/nic/plugin")
 CODES = {FITS: 0, UNFIT: 1, UNKNOWN: 2}
 
 
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
         return task()
     image, manifest = read_image()
     node = read_node()
-    verdict = judge(image, node)
+    verdict = judged(image, node)
     if command == "gate":
         print(f"{verdict.result}: {verdict.says}")
         return CODES[verdict.result]
@@ -70,6 +72,19 @@ def read_node() -> NodeProfile:
     kinds = [NicKind(name=each.nic, pci=each.pci, modules=each.modules, provider=each.provider) for each in read_nics()]
     node = parse(Recording.from_dict(collect("/", run=False, libraries=False)), kinds)
     return replace(node, unread=(*node.unread, Unread(LIBRARIES, "the image has its own")))
+
+
+def judged(image: Image, node: NodeProfile) -> Verdict:
+    """The gate's word. It can't read Slingshot's libraries here, but they can be loaded: those that were mounted."""
+    verdict = judge(image, node)
+    if image.nic != SLINGSHOT or not node.cxi or verdict.result != UNKNOWN:
+        return verdict
+    plugins = [str(path) for path in sorted(PLUGIN_FOLDER.glob("*.so"))]
+    wrong = unloadable([NAMES["cxi"], NAMES["libfabric"], *plugins])
+    finding = Finding(FITS, f"{verdict.findings[0].says}, and the host's libfabric loads")
+    if wrong:
+        finding = Finding(UNFIT, "; ".join(wrong), "start it with `rocstack run`, which mounts the host's libfabric")
+    return replace(verdict, result=finding.result, findings=(finding,))
 
 
 def environment(node: NodeProfile, image: Image, manifest: Mapping[str, object], environ: Mapping[str, str]) -> Fabric:

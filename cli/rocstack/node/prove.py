@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 IBV_QPT_RC = 2
@@ -32,6 +33,17 @@ class _Attr(ctypes.Structure):
         ("qp_type", ctypes.c_int),
         ("sq_sig_all", ctypes.c_int),
     ]
+
+
+def unloadable(names: Sequence[str]) -> list[str]:
+    """Why the loader takes some of these shared libraries not, in its own words."""
+    said = []
+    for name in names:
+        try:
+            ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        except OSError as error:
+            said.append(str(error))
+    return said
 
 
 @dataclass

@@ -20,6 +20,7 @@ from rocstack.inside import settings
 from rocstack.nic import plugin_source, ways
 from rocstack.nic.need import Need
 from rocstack.nic.plugin_source import Given
+from rocstack.nic.provider import Provider
 from rocstack.node.fabric import Fabric, fabric
 from rocstack.node.profile import NodeProfile
 
@@ -227,6 +228,30 @@ def test_without_the_vendor_s_repository_ainic_has_no_way_on_debian_13() -> None
         ways.plan(nic("ainic"), [Need(1, "54.0-149", ("n1",))], offer)
     assert caught.value.code == "no-provider"
     assert "nic_repository" in (caught.value.next_step or "")
+
+
+@pytest.mark.parametrize("stack", ["debian-13", "rocm-7.2-ubuntu-24.04", "rocm-6.4-ubuntu-24.04"])
+def test_ainic_s_ways_in_the_dockerfile(stack: str, tmp_path: Path) -> None:
+    joined = join(stack, nic="ainic")
+
+    def dockerfile(provider: Provider) -> str:
+        value = joined.resolved.model_copy(update={"providers": (provider,)})
+        archives = {f"nic/{provider.place}/{provider.archive}": b""} if provider.archive else {}
+        context = render.render(value, joined.lock, joined.components, joined.nics, archives)
+        text = context.files["Dockerfile"].data
+        assert hadolint(text, tmp_path) == []
+        return text.decode()
+
+    package = dockerfile(Provider(place="package", way="package", version="54.0-149", packages=("libionic1",)))
+    assert "libionic1=54.0-149*" in package
+    assert "provider-install ionic package:package\n" in package
+    newer = dockerfile(
+        Provider(place="newer", way="newer", version="63.0", archive="rdma-core-63.0.tar.gz", sha256="a" * 64)
+    )
+    assert "cmake -GNinja" in newer
+    assert "cp -a /run/rocstack/nic/newer/opt/rdma-core /opt/" in newer
+    assert "provider-install" not in newer
+    assert "provider-install" not in dockerfile(Provider(place="inbox", way="inbox"))
 
 
 # The environment

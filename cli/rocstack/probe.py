@@ -125,7 +125,10 @@ def read_recordings(path: Path) -> tuple[Recording, ...]:
 
 def _read_recording(file: Path) -> Recording:
     try:
-        return Recording.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and "profiles" in data:
+            raise ValueError("a file of node profiles, not a recording")
+        return Recording.from_dict(data)
     except OSError as error:
         raise BadInput(f"can't read {file}: {error.strerror}", code="no-file", next_step="check the path") from None
     except (ValueError, AttributeError, RecursionError) as error:

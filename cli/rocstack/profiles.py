@@ -64,6 +64,9 @@ def read_profiles(path: Path) -> tuple[NodeProfile, ...]:
     """
     data = _parse(path, _read(path))
     if not isinstance(data, dict) or "profiles" not in data:
+        if isinstance(data, dict) and {"files", "links"} <= data.keys():
+            step = f"`rocstack probe --replay {path} --out FILE` makes node profiles of it"
+            _refuse(path, "a recording, not a file of node profiles", next_step=step)
         _refuse(path, "not a file of node profiles", cause='it has no "profiles"')
     for at, schema in _versions(data):
         if schema != SCHEMA:
@@ -185,6 +188,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _refuse(
-    path: Path, what: str, *, code: str = "bad-profile", line: int | None = None, cause: str | None = None
+    path: Path,
+    what: str,
+    *,
+    code: str = "bad-profile",
+    line: int | None = None,
+    cause: str | None = None,
+    next_step: str | None = None,
 ) -> NoReturn:
-    raise BadInput(what, code=code, where=Where(str(path), line), cause=cause, next_step=AGAIN.format(path))
+    step = next_step or AGAIN.format(path)
+    raise BadInput(what, code=code, where=Where(str(path), line), cause=cause, next_step=step)

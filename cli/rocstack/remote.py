@@ -49,6 +49,7 @@ _ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": 
 _TRIED = re.compile(
     r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
 )
+_UNREACHED = r"^Data could not be sent to remote host .*? can be reached over ssh:\s*"
 _PLACE = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
 
 
@@ -213,7 +214,7 @@ def _kill(mark: str) -> int:
 def reason(result: Mapping[str, Any]) -> str:
     """Why a task failed, in one line: the last that ssh or the module said."""
     said = [str(result.get(key) or "").strip() for key in ("module_stderr", "msg", "stderr", "exception")]
-    text = next(filter(None, said), "no reason given")
+    text = re.sub(_UNREACHED, "", next(filter(None, said), "no reason given"))
     for prefix in ("Task failed: ", "Action failed: ", "Failed to connect to the host via ssh: "):
         text = text.removeprefix(prefix)
     return text.splitlines()[-1].strip()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from rocstack.node.classes import classes, differences
 from rocstack.node.drawing import bits, speed
 from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
+from rocstack.node.verbs import SOFT_ROCE
 
 UNKNOWN = "not read"
 MOST = 16  # differences shown
@@ -62,7 +63,7 @@ def alike(profiles: Iterable[NodeProfile]) -> list[str]:
     first = groups[0]
     lines = [f"{count(len(first.nodes), 'node')} alike: {listed(first.nodes)}"] if len(first.nodes) > 1 else []
     if not lines:
-        lines = [f"no two of the {len(groups)} nodes are alike"]
+        lines = [f"no two of the {len(groups)} nodes are alike" if len(groups) > 2 else "the two nodes differ"]
     found = differences(groups)
     for difference in found[:MOST]:
         *others, most = difference.values
@@ -130,7 +131,8 @@ def _nic(profile: NodeProfile, nic: Nic) -> str:
 def _rdma(verbs: Iterable[Verbs]) -> Iterator[str]:
     kinds = Counter((device.driver or UNKNOWN, device.kernel_abi) for device in verbs)
     for (driver, abi), many in kinds.items():
-        yield f"{many} × {driver}, kernel ABI {UNKNOWN if abi is None else abi}"
+        software = " (RDMA in software)" if driver == SOFT_ROCE else ""
+        yield f"{many} × {driver}{software}, kernel ABI {UNKNOWN if abi is None else abi}"
     if not kinds:
         yield "none"
 
@@ -146,7 +148,7 @@ def _library(library: Library) -> str:
 
 
 def _state(profile: NodeProfile) -> Iterator[str]:
-    """What is plainly not as it should be. What it means and what to do is the doctor's affair."""
+    """What is plainly not as it should be, or not hardware. What it means and what to do is the doctor's affair."""
     ports = [port for device in profile.verbs for port in device.ports]
     down = sum(port.state != "ACTIVE" for port in ports)
     if down:
@@ -154,6 +156,9 @@ def _state(profile: NodeProfile) -> Iterator[str]:
     slow = sum(map(_degraded, [g.pcie for g in profile.gpus] + [n.pcie for n in profile.nics if n.nic]))
     if slow:
         yield f"{count(slow, 'PCIe link')} below what the device can"
+    software = [device.name for device in profile.verbs if device.driver == SOFT_ROCE]
+    if software:
+        yield f"RDMA in software: {listed(software)}"
     if profile.unread:
         yield f"{count(len(profile.unread), 'thing')} not read"
 

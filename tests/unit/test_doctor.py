@@ -3,11 +3,14 @@ state of a node is found on a profile that shows it and on no other."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -217,6 +220,15 @@ def test_bad_input(cli: Cli, tmp_path: Path, make: object, code: str) -> None:
     make(path)  # type: ignore[operator]
     done = cli("doctor", "--log", str(path), "--json")
     assert (done.code, done.json()["error"]["code"]) == (2, code)
+
+
+@pytest.mark.parametrize(("packed", "program"), [(lzma.compress, "xz"), (bz2.compress, "bzip2")])
+def test_a_packed_log_is_unpacked_by_its_program(
+    cli: Cli, tmp_path: Path, packed: Callable[[bytes], bytes], program: str
+) -> None:
+    (tmp_path / "log").write_bytes(packed(bytes(range(32, 127)) * 200))
+    done = cli("doctor", "--log", "log", "--json")
+    assert done.json()["error"]["next"] == f"unpack it: `{program} -dc FILE | rocstack doctor -`"
 
 
 def test_one_thing_at_a_time(cli: Cli) -> None:

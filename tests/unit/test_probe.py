@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from support import Cli, listing
 
-from rocstack import probe, remote
+from rocstack import probe, remote, summary
 from rocstack.errors import BadInput
 from rocstack.node.classes import traits
-from rocstack.profiles import read_profiles
+from rocstack.node.profile import NodeProfile, Verbs
+from rocstack.profiles import read_profiles, write_profiles
 from rocstack.remote import HostRun
 from rocstack.virtual import machine, model, tree
 
@@ -129,6 +130,7 @@ BAD = {
     "no recording at all": (("--replay", "list.json"), "bad-recording"),
     "recording cut off": (("--replay", "cut.json"), "bad-recording"),
     "recording in pieces": (("--replay", "pieces.json"), "bad-recording"),
+    "node profiles are no recording": (("--replay", "nodes.json"), "bad-recording"),
     "record over something": (("--record", "."), "not-empty"),
 }
 
@@ -140,6 +142,7 @@ def test_bad_input_changes_nothing(case: str, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "schema.json").write_text('{"schema": 9, "host": "n1"}')
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "nodes.json").write_text('{"schema": 1, "profiles": []}')
     (tmp_path / "cut.json").write_text('{"schema": 1, "host": ')
     (tmp_path / "pieces.json").write_text('{"schema": 1, "host": "n1", "files": 3}')
     before = listing(tmp_path)
@@ -160,6 +163,21 @@ def test_an_inventory_with_a_node_that_is_gone(cli: Cli, tmp_path: Path) -> None
     assert [node.name for node in found] == ["a1", "a2"], "the inventory's names"
     assert ran.json() == json.loads((tmp_path / "nodes.json").read_text())
     assert found[0].system.kernel == Path("/proc/sys/kernel/osrelease").read_text().strip()
+    (tmp_path / "nodes.json").unlink()
+    drawn = cli("probe", "inv", "--out", "nodes.json", "--draw", "gone")
+    assert drawn.code == 2
+    assert "no node 'gone' was read: unreachable: ssh:" in drawn.err
+    assert len(read_profiles(tmp_path / "nodes.json")) == 2, "what was read is kept"
+
+
+def test_rdma_in_software_is_called_so(cli: Cli, tmp_path: Path) -> None:
+    node = NodeProfile(1, "n1", verbs=(Verbs("rxe0", kernel_abi=1, driver="rdma_rxe"),))
+    write_profiles(tmp_path / "nodes.json", [node])
+    assert summary.facts(node)["RDMA"] == "1 × rdma_rxe (RDMA in software), kernel ABI 1"
+    assert summary.cells(node)[-1] == "RDMA in software: rxe0"
+    said = cli("doctor", "--profiles", "nodes.json")
+    assert "RDMA in software, no card: n1: rxe0" in said.out
+    assert cli("doctor", "--profiles", "nodes.json", "--json").json()["software"] == {"n1": ["rxe0"]}
 
 
 def packed(text: str) -> str:

@@ -143,6 +143,10 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "cut off": (b'{"schema": 1,\n "profiles": [', "not JSON"),
     "list": (b"[]", "not a file of node profiles"),
     "another JSON": (b'{"a": 1}', "not a file of node profiles"),
+    "a recording": (
+        b'{"schema": 1, "host": "n1", "files": {}, "links": {}}',
+        "a recording, not a file of node profiles",
+    ),
     "key twice": (b'{"schema": 1, "schema": 1, "profiles": []}', "key 'schema' stands twice"),
     "NaN": (b'{"schema": 1, "profiles": [NaN]}', "NaN is no number"),
     "not UTF-8": (b'{"schema": "\xff"}', "not UTF-8"),

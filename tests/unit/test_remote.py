@@ -42,6 +42,8 @@ REASONS = {
     "port 22: No route to host",
     "Task failed: Failed to connect to the host via ssh: @@@@@@\n@ WARNING: CHANGED!  @\n@@@@@@\nHost key "
     "verification failed.\n": "Host key verification failed.",
+    'Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: ssh: connect to '
+    "host 10.0.0.1 port 22: Connection refused": "ssh: connect to host 10.0.0.1 port 22: Connection refused",
     "The module interpreter '/bin/python' was not found.": "The module interpreter '/bin/python' was not found.",
 }
 

@@ -105,10 +105,20 @@ def test_faults_add_up_in_their_order() -> None:
         ("mtu=99999", "an MTU is a number up to 65535"),
         ("n3:gpu-missing=1", "there is no node n3: nodes are n1 to n2"),
         ("n0:gpu-missing=1", "there is no node n0"),
+        ("port-down=x", "no device 'x': known: bnxt_re0, rdma0, "),
+        ("mtu=0", "an MTU is 68 or more, not 0"),
+        ("driver=1\n2", "a fault is one line of text"),
     ],
 )
 def test_a_fault_of_no_use_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadInput) as error:
         Wish(MODEL, 2, (faults.parse(text),)).refuse()
     assert says in str(error.value)
+    assert error.value.code == "bad-fault"
+
+
+@pytest.mark.parametrize("text", ["abi=1", "gids-zero", "gid-holes", "abi=hsn1:1", "no-device-node=hsn1"])
+def test_what_a_machine_has_not_cannot_be_broken(text: str) -> None:
+    with pytest.raises(BadInput, match="no RDMA device") as error:
+        Wish(model.load("mi250x-slingshot"), 1, (faults.parse(text),)).refuse()
     assert error.value.code == "bad-fault"

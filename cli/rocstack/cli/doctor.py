@@ -98,6 +98,9 @@ def _show_nodes(report: NodeReport) -> None:
     for model in sorted(set(report.virtual.values())):
         names = [name for name, own in report.virtual.items() if own == model]
         out.print(escape(f"virtual, no real hardware ({model}): {few(names, 8)}"))
+    if report.software:
+        devices = (f"{node}: {few(names)}" for node, names in report.software.items())
+        out.print(escape(f"RDMA in software, no card: {few(devices, 8)}"))
     for finding in report.findings:
         share = f"{len(finding.nodes)} of {len(report.nodes)} nodes: {few(finding.nodes, 8)}"
         _show(finding, share if len(report.nodes) > 1 else "")

@@ -63,12 +63,12 @@ def probe(
     folder = options.settings(overlay=overlay).overlay_folder()
     recorded = _recorded(inventory, replay, root, forks)
     found = probes.profiles(recorded.recordings, folder)
-    drawn = _named(found, draw) if draw else None
     if record:
         _record(recorded.recordings, record)
     if to and found:
         profiles.write_profiles(to, found)
         say(f"{summary.count(len(found), 'node profile')}: {to}")
+    drawn = _named(found, recorded.failures, draw) if draw else None
     if env:
         _show_env(found, nic, folder, json)
     elif json:
@@ -189,13 +189,14 @@ def _draw(node: NodeProfile) -> None:
     out.print(escape(drawing.rstrip() or f"{node.name}: no GPU and no NIC"), soft_wrap=True)
 
 
-def _named(found: Sequence[NodeProfile], name: str) -> NodeProfile:
+def _named(found: Sequence[NodeProfile], failures: Iterable[Failure], name: str) -> NodeProfile:
     from rocstack.errors import BadInput, did_you_mean
 
     for node in found:
         if node.name == name:
             return node
-    hint = did_you_mean(name, [node.name for node in found])
+    why = [f"{failure.state}: {_clean(failure.reason)}" for failure in failures if failure.node == name]
+    hint = why[0] if why else did_you_mean(name, [node.name for node in found])
     raise BadInput(f"no node '{name}' was read" + (f": {hint}" if hint else ""), code="unknown-node")
 
 

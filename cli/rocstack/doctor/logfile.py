@@ -14,6 +14,7 @@ from rocstack.errors import BadInput
 
 PIECE = 1 << 20  # bytes read at a time; a longer line is cut there
 _SAMPLE = 1 << 16
+_PACKED = {b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2"}  # how the files begin that these unpack
 _TEXT_CONTROLS = frozenset(b"\t\n\r\b\f\x1b")
 
 
@@ -72,10 +73,13 @@ def _text(raw: BinaryIO, name: str) -> BinaryIO:
         return cast("BinaryIO", io.BufferedReader(_Recoded(stream, encoding), _SAMPLE))
     odd = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in sample)
     if odd > len(sample) / 20:
+        packer = next((program for start, program in _PACKED.items() if sample.startswith(start)), None)
         raise BadInput(
             f"{name} is not a log: it holds binary data",
             code="not-a-log",
-            next_step="give the text that the job or the kernel wrote",
+            next_step=f"unpack it: `{packer} -dc FILE | rocstack doctor -`"
+            if packer
+            else "give the text that the job or the kernel wrote",
         )
     return stream
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rocstack.doctor import fleet, rdma_states, states
 from rocstack.doctor.diagnosis import Entry, Finding, Table, few, in_order
 from rocstack.node.profile import NodeProfile
+from rocstack.node.verbs import SOFT_ROCE
 from rocstack.words import Value
 
 RULES = {**rdma_states.RULES, **states.RULES}
@@ -18,6 +19,7 @@ class NodeReport(Value):
 
     nodes: tuple[str, ...]
     virtual: dict[str, str]  # node -> its node model, where the hardware is not real
+    software: dict[str, tuple[str, ...]]  # node -> its RDMA devices that are the kernel's own, without a card
     unread: dict[str, tuple[str, ...]]  # node -> what could not be read and why
     findings: tuple[Finding, ...]
 
@@ -34,9 +36,14 @@ def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, s
     return NodeReport(
         nodes=(*(node.name for node in nodes), *(failures or {})),
         virtual={node.name: node.virtual for node in nodes if node.virtual},
+        software={node.name: soft for node in nodes if (soft := _soft(node))},
         unread={node.name: tuple(f"{item.what}: {item.why}" for item in node.unread) for node in nodes if node.unread},
         findings=in_order(findings),
     )
+
+
+def _soft(node: NodeProfile) -> tuple[str, ...]:
+    return tuple(device.name for device in node.verbs if device.driver == SOFT_ROCE)
 
 
 def _findings(entry: Entry, found: Iterable[tuple[states.Values, tuple[str, ...]]]) -> list[Finding]:

@@ -101,7 +101,7 @@ def _hardware(node: NodeProfile) -> Iterator[tuple[str, str]]:
     yield "NIC PCIe", _counted(_link(nic.pcie) for nic in known)
     own = {name for nic in known for name in nic.netdevs} | {name for device in node.verbs for name in device.netdevs}
     used = [netdev for netdev in node.netdevs if netdev.name in own]
-    yield "NIC speed", _counted(_unit(netdev.speed, "Mb/s") for netdev in used)
+    yield "NIC speed", _counted(_unit(netdev.speed, "Mb/s") for netdev in used if netdev.state != "down")
     yield "NIC MTU", _counted(_word(netdev.mtu) for netdev in used)
     yield "NIC state", _counted(_word(netdev.state) for netdev in used)
     ports = [port for device in node.verbs for port in device.ports]

@@ -58,6 +58,8 @@ def parse(text: str) -> Fault:
     one = _ONE_NODE.fullmatch(text)
     node, rest = (int(one[1]), one[2]) if one else (None, text)
     name, _, value = rest.partition("=")
+    if not text.isprintable():
+        raise _bad(ascii(text), "a fault is one line of text")
     kind = KINDS.get(name)
     if kind is None:
         hint = did_you_mean(name, KINDS)
@@ -102,13 +104,17 @@ def _bad(text: str, why: str) -> BadInput:
     return BadInput(f"fault '{text}': {why}", code="bad-fault", next_step="correct the fault and run again")
 
 
-def _ports(machine: Machine, name: str, change: Callable[[Port], Port]) -> Machine:
+def _ports(machine: Machine, name: str, change: Callable[[Port], Port], *, verbs: bool = False) -> Machine:
     """Changes the port called `name` (verbs or network device), or, without a name, every port of a NIC profile that
-    carries data."""
-    names = [known for port in machine.ports for known in (port.verbs, port.netdev) if known]
+    carries data. `verbs`: only ports with an RDMA device can have it."""
+    here = [port for port in machine.ports if port.verbs or not verbs]
+    names = [known for port in here for known in (port.verbs, port.netdev) if known]
     if name and name not in names:
-        raise ValueError(f"no device '{name}': {did_you_mean(name, names) or ', '.join(names)}")
-    meant = [port for port in machine.ports if (name in (port.verbs, port.netdev) if name else _data(port))]
+        hint = did_you_mean(name, names) or f"known: {', '.join(names)}"
+        raise ValueError(f"no {'RDMA ' * verbs}device '{name}'" + (f": {hint}" if names else ""))
+    meant = [port for port in here if (name in (port.verbs, port.netdev) if name else _data(port))]
+    if verbs and not meant:
+        raise ValueError("it has no RDMA device in its data network")
     return replace(machine, ports=tuple(change(port) if port in meant else port for port in machine.ports))
 
 
@@ -174,9 +180,9 @@ def _abi(machine: Machine, value: str) -> Machine:
 
     def change(port: Port) -> Port:
         pci = replace(port.pci, id=pci_id(port.spec, abi))
-        return replace(port, kernel_abi=abi, driver=port.spec.drivers.get(str(abi)), pci=pci) if port.verbs else port
+        return replace(port, kernel_abi=abi, driver=port.spec.drivers.get(str(abi)), pci=pci)
 
-    return _ports(machine, name, change)
+    return _ports(machine, name, change, verbs=True)
 
 
 @_kind("driver", "VERSION", "another release of the NIC driver")
@@ -199,6 +205,8 @@ def _firmware(machine: Machine, value: str) -> Machine:
 def _mtu(machine: Machine, value: str) -> Machine:
     name, text = _named(value)
     mtu = _number(text, "an MTU", 65535)
+    if mtu < 68:  # RFC 791
+        raise ValueError(f"an MTU is 68 or more, not {mtu}")
     return _ports(machine, name, lambda port: replace(port, mtu=mtu))
 
 
@@ -209,17 +217,17 @@ def _gid_holes(machine: Machine, value: str) -> Machine:
         holes: tuple[GidRow | None, ...] = (None,) * half
         return replace(port, gids=(*port.gids[:half], *holes, *port.gids[half:]))
 
-    return _ports(machine, value, change)
+    return _ports(machine, value, change, verbs=True)
 
 
 @_kind("gids-zero", "[DEVICE]", "the GID table is empty")
 def _gids_zero(machine: Machine, value: str) -> Machine:
-    return _ports(machine, value, lambda port: replace(port, gids=()))
+    return _ports(machine, value, lambda port: replace(port, gids=()), verbs=True)
 
 
 @_kind("no-device-node", "DEVICE", "/dev/infiniband/uverbs* of a NIC is not there")
 def _no_device_node(machine: Machine, value: str) -> Machine:
-    return _ports(machine, value, lambda port: replace(port, device_node=False))
+    return _ports(machine, value, lambda port: replace(port, device_node=False), verbs=True)
 
 
 @_kind("kernel", "RELEASE", "another kernel")

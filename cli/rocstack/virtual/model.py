@@ -198,7 +198,7 @@ def load(name: str) -> NodeModel:
         raise BadInput(
             f"no node model '{name}'" + (f": {hint}" if hint else ""),
             code="unknown-model",
-            next_step=f"known: {', '.join(names())}; or the path of your own .yml file",
+            next_step="`rocstack local models` lists them; your own is named by its path, which ends in .yml",
         )
     return parse(document.read(file), file.stem)
 

@@ -35,7 +35,7 @@ class Decision:
             BadInput: what `rocstack.nic.ways.plan` and `rocstack.nic.plugin_source.read` refuse; wrong profiles or
                 inventory.
         """
-        from rocstack.nic import bundle, plugin_source, rdma_core, ways
+        from rocstack.nic import bundle, rdma_core, ways
         from rocstack.nic.need import needs
 
         self.nodes = nodes(self.profiles, self.inventory, only=nic)
@@ -61,6 +61,8 @@ class Decision:
                 next_step="set nic_repository in rocstack.yml (name, uri, suite, key, origin)",
             )
         if self.chosen.nic_plugin:
+            from rocstack.nic import plugin_source
+
             given = plugin_source.read(nic, Path(self.chosen.nic_plugin), offer.versions)
             archives = {**self.plan.archives, **given.archives}
             self.plan = replace(self.plan, plugin=given.plugin, archives=archives)

@@ -68,8 +68,9 @@ def probe_inventory(
     return Probed(profiles(found.recordings, overlay), found.failures)
 
 
-def record_host(root: str = "/") -> Recording:
-    """
+def record_host(root: str = "/", *, tree: bool = False) -> Recording:
+    """This host; with `tree` also what real tools read of its /sys.
+
     Raises:
         BadInput: no such folder.
     """
@@ -77,16 +78,21 @@ def record_host(root: str = "/") -> Recording:
         raise BadInput(
             f"no folder {root}", code="no-folder", next_step="name the root of a file system, or a copy of it"
         )
-    recording = Recording.from_dict(collect.collect(root))
+    recording = Recording.from_dict(collect.collect(root, tree=tree))
     return recording if recording.host else replace(recording, host=Path(root).resolve().name or "localhost")
 
 
 def record_inventory(
-    inventory: Path, on_event: remote.OnEvent = lambda host, state: None, *, forks: int = remote.FORKS
+    inventory: Path,
+    on_event: remote.OnEvent = lambda host, state: None,
+    *,
+    forks: int = remote.FORKS,
+    tree: bool = False,
 ) -> Recorded:
-    """As `probe_inventory`, before anything is made of it."""
+    """As `probe_inventory`, before anything is made of it; `tree` as `record_host`."""
     recordings, failures = [], []
-    for run in remote.run(PLAYBOOK, inventory, forks=forks, on_event=on_event):
+    variables = {"rocstack_tree": tree}
+    for run in remote.run(PLAYBOOK, inventory, forks=forks, variables=variables, on_event=on_event):
         if run.state != "ok":
             failures.append(Failure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason))
             continue

@@ -20,6 +20,10 @@ options:
     description: Folder that stands for the root of the file system.
     type: path
     default: /
+  tree:
+    description: Read also what real tools want of /sys.
+    type: bool
+    default: false
 author: The rocstack engineers
 """
 
@@ -32,8 +36,9 @@ recording:
 
 
 def main() -> None:
-    module = AnsibleModule({"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
-    text = json.dumps(collect(module.params["root"]), separators=(",", ":"))
+    options = {"root": {"type": "path", "default": "/"}, "tree": {"type": "bool", "default": False}}
+    module = AnsibleModule(options, supports_check_mode=True)
+    text = json.dumps(collect(module.params["root"], tree=module.params["tree"]), separators=(",", ":"))
     packed = base64.b64encode(gzip.compress(text.encode(), 5)).decode()
     module.exit_json(changed=False, recording=packed)
 

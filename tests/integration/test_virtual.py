@@ -13,13 +13,23 @@ from place import REPO, Built, engine
 
 from rocstack import probe
 from rocstack.node import read
+from rocstack.node.mask import mask
 from rocstack.node.recording import Recording
 from rocstack.virtual import faults, machine, model, tree
 
 pytestmark = pytest.mark.engine
 
 CPUS = "/sys/devices/system/cpu"
-COLLECT = "cd /ours && python3 -Bc 'import json; from node import collect; print(json.dumps(collect.collect()))'"
+COLLECT = "cd /ours && python3 -Bc 'import json; from node import collect; print(json.dumps(collect.collect({})))'"
+RECORDED = "recorded"  # as a fault: the tree is that of a masked recording of such a node
+TOOLS = """
+set +e  # each of them misses something on some model
+rocm-smi 2>&1
+rocm-smi --showproductname --showid --showbus --showtoponuma --showtopoweight --showtopotype 2>&1
+lspci -PP
+ibv_devices 2>/dev/null | awk '{print $1}'
+true
+"""
 SLURMD = """
 install -d -o munge -g munge /run/munge /etc/munge
 head -c 128 /dev/urandom >/etc/munge/munge.key
@@ -53,8 +63,7 @@ class Shelf:
         """The container of a model (first word) with faults: the worker, unprivileged, with that model's /sys."""
         if words not in self.names:
             name = self.names[words] = f"{self.prefix}-virtual-{len(self.names)}"
-            made = faults.apply(machine.expand(model.load(words[0])), map(faults.parse, words[1:]))
-            tree.record(made).write_tree(self.folder / name)
+            self._tree(*words).write_tree(self.folder / name)
             mounts = [f"{self.folder / name}:/sys:ro", f"{CPUS}:{CPUS}:ro"]
             mounts += [f"{REPO}/images/node/devices:/devices:ro", f"{REPO}/cli/rocstack/node:/ours/node:ro"]
             volumes = [word for mount in mounts for word in ("--volume", mount)]
@@ -62,6 +71,12 @@ class Shelf:
             engine("run", *options, "--entrypoint=sleep", self.worker, "infinity")
             engine("exec", name, "/devices")
         return self.names[words]
+
+    def _tree(self, model_name: str, *words: str) -> Recording:
+        if RECORDED in words:
+            read = Recording.from_dict(json.loads(self.run(COLLECT.format("tree=True"), model_name)))
+            return tree.shown(mask([read], b"key")[0])
+        return tree.record(faults.apply(machine.expand(model.load(model_name)), map(faults.parse, words)))
 
     def run(self, script: str, *words: str) -> str:
         done = engine("exec", "--interactive", self.node(*words), "bash", "-euo", "pipefail", "-s", input=script)
@@ -170,9 +185,19 @@ def test_libibverbs_lists_what_its_providers_fit(
     assert sorted(line.split()[0] for line in lines[2:]) == lists
 
 
+@pytest.mark.parametrize("name", ["mi300x-thor2", "mi250x-slingshot", "mi300x-cx7"])
+def test_the_tools_read_the_tree_of_a_recording(shelf: Shelf, name: str) -> None:
+    said = shelf.run(TOOLS, name)
+    assert len(said.splitlines()) > 100
+    assert shelf.run(TOOLS, name, RECORDED) == said
+    kind = name.partition("-")[0]
+    gres = shelf.run(SLURMD.format(gres=f"gpu:{kind}:8"), name, RECORDED)
+    assert gres.count(f"Gres Name=gpu Type={kind} Count=1") == 8
+
+
 @pytest.mark.parametrize("name", model.names())
 def test_our_collector_reads_the_model_off_the_node(shelf: Shelf, name: str) -> None:
-    seen = read.parse(Recording.from_dict(json.loads(shelf.run(COLLECT, name))), probe.kinds())
+    seen = read.parse(Recording.from_dict(json.loads(shelf.run(COLLECT.format(""), name))), probe.kinds())
     meant = read.parse(tree.record(faults.apply(machine.expand(model.load(name)), [])), probe.kinds())
     assert seen.virtual == name
     assert seen.gpus == meant.gpus

@@ -86,7 +86,8 @@ def test_no_secret_survives(
     recording = Recording(
         host=name,
         files={
-            "/proc/cmdline": f"root=UUID={uuid} ip={address} token={password} amd_iommu=on hostname={name} {name}\n",
+            "/proc/cmdline": f"root=UUID={uuid} ip={address} token={password} amd_iommu=on hostname={name} {name}"
+            f" -- --key {password}\n",
             "/proc/net/route": "Iface\tDestination\n" + route(address, bits),
             "/etc/group": f"video:x:44:{name.partition('.')[0]}u,{password}\nrender:x:109:\n",
             "/sys/class/drm/card0/device/unique_id": serial + "\n",
@@ -112,6 +113,7 @@ def test_no_secret_survives(
     assert name.partition(".")[0] not in text
     assert all(mac not in data for data in masked.blobs.values())
     assert "amd_iommu=on" in masked.files["/proc/cmdline"]
+    assert masked.files["/proc/cmdline"].endswith(" -- masked\n")
     assert masked.files["/etc/group"] == "video:x:44:\nrender:x:109:\n"
     _check_structure(masked, bits)
 

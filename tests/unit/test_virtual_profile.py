@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rocstack import probe
-from rocstack.node import collect, read
+from rocstack.node import collect, read, sources
+from rocstack.node.classes import traits
 from rocstack.node.profile import Affinity, Gid, NodeProfile, Pcie
-from rocstack.node.recording import Recording
+from rocstack.node.recording import Answer, Recording
 from rocstack.virtual import faults, machine, model, tree
 
 KINDS = probe.kinds()
@@ -42,6 +43,40 @@ def test_the_tree_on_disk_reads_like_the_model(name: str, tmp_path: Path) -> Non
     assert seen.routes == straight.routes
     assert seen.addresses == straight.addresses
     assert (seen.virtual, seen.unread) == (name, ())
+
+
+@pytest.mark.parametrize("name", model.names())
+def test_the_tree_of_a_recording_reads_like_the_node(name: str, tmp_path: Path) -> None:
+    made = recording(name)
+    made.write_tree(tmp_path / "node/sys")
+    taken = Recording.from_dict(collect.collect(str(tmp_path / "node"), tree=True))
+    taken = replace(taken, devices=made.devices)
+    tree.shown(taken).write_tree(tmp_path / "again/sys")
+    for path, told in made.blobs.items():
+        assert (tmp_path / f"again{path}").read_bytes() == told[: sources.PCI_HEADER], "lspci reads it"
+    again = Recording.from_dict(collect.collect(str(tmp_path / "again")))
+    seen, straight = (read.parse(replace(each, devices=made.devices), KINDS) for each in (again, made))
+    assert traits(seen) == traits(straight)
+    assert (seen.virtual, seen.addresses, seen.affinity) == (name, straight.addresses, straight.affinity)
+    assert (tmp_path / "again/sys/devices/virtual/rocstack/devices").read_text().count("\n") == len(made.devices)
+
+
+def test_the_tree_of_a_real_node_says_that_it_is_a_recording(tmp_path: Path) -> None:
+    real = {path: text for path, text in recording("mi300x-thor2").files.items() if "/rocstack/" not in path}
+    answers = {"uname -m": Answer(0, "x86_64\n"), "which x": Answer(1, ""), "rpm -qf /usr/lib/x": Answer(0, "x\n")}
+    taken = Recording(host="n1", files=real, commands=answers)
+    assert taken.virtual is None
+    assert tree.shown(taken).virtual == "recording"
+    tree.shown(taken).write_tree(tmp_path)
+    assert [path.name for path in (tmp_path / "devices/virtual/rocstack/commands").iterdir()] == ["uname -m"]
+
+
+def test_a_probe_reads_no_more_than_it_needs(tmp_path: Path) -> None:
+    recording("mi300x-thor2").write_tree(tmp_path / "sys")
+    plain, tools = (collect.collect(str(tmp_path), tree=tree) for tree in (False, True))
+    assert not plain["blobs"]
+    assert not [path for path in plain["files"] if "/hwmon/" in path]
+    assert len(tools["files"]) > 1.5 * len(plain["files"])
 
 
 @pytest.mark.parametrize("name", sorted({*model.names()} - {"mixed-broken"}))

@@ -61,7 +61,7 @@ def probe(
 
     _refuse(inventory, replay, root, to, record)
     folder = options.settings(overlay=overlay).overlay_folder()
-    recorded = _recorded(inventory, replay, root, forks)
+    recorded = _recorded(inventory, replay, root, forks, tree=record is not None)
     found = probes.profiles(recorded.recordings, folder)
     if record:
         _record(recorded.recordings, record)
@@ -118,15 +118,17 @@ def _refuse(
         raise BadInput(f"{record} holds something else", code="not-empty", where=Where(str(record)), next_step=text)
 
 
-def _recorded(inventory: Path | None, replay: Path | None, root: str | None, forks: int) -> Recorded:
+def _recorded(
+    inventory: Path | None, replay: Path | None, root: str | None, forks: int, *, tree: bool = False
+) -> Recorded:
     from rocstack import probe as probes
 
     if replay:
         return probes.Recorded(probes.read_recordings(replay))
     if inventory is None:
-        return probes.Recorded((probes.record_host(root or "/"),))
+        return probes.Recorded((probes.record_host(root or "/", tree=tree),))
     with _progress() as on_event:
-        return probes.record_inventory(inventory, on_event, forks=forks)
+        return probes.record_inventory(inventory, on_event, forks=forks, tree=tree)
 
 
 @contextmanager
@@ -156,9 +158,10 @@ def _record(recordings: Sequence[Recording], folder: Path) -> None:
     import secrets
 
     from rocstack.node.mask import mask
+    from rocstack.virtual.tree import shown
 
     for recording, masked in zip(recordings, mask(recordings, secrets.token_bytes(32)), strict=True):
-        masked.write_tree(folder / masked.host / "sys")
+        shown(masked).write_tree(folder / masked.host / "sys")
         (folder / f"{masked.host}.json").write_text(json.dumps(masked.to_dict(), indent=1) + "\n", encoding="utf-8")
         say(f"{recording.host} is recorded as {folder / masked.host}.json")
 

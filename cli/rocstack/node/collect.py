@@ -28,11 +28,11 @@ BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 NO_GID = re.compile(r"[0:\s]*$")
 
 
-def collect(root: str = "/", *, run: bool = True, libraries: bool = True) -> dict[str, Any]:
+def collect(root: str = "/", *, run: bool = True, libraries: bool = True, tree: bool = False) -> dict[str, Any]:
     """What lies below `root`, as a recording's plain dict (Recording.from_dict reads it).
 
     Where root is "/", the kernel is asked as well (ioctl), and with `run` programs for their versions. `libraries`
-    adds the libraries' bytes.
+    adds the libraries' bytes, `tree` what real tools read of /sys beyond what the parsers do.
     """
     live = os.path.abspath(root) == "/"
     run = run and live
@@ -51,6 +51,8 @@ def collect(root: str = "/", *, run: bool = True, libraries: bool = True) -> dic
         elif asked.why:
             node.unread[asked.line] = asked.why
     node.read_ours()
+    if tree:
+        node.read_tree()
     return node.to_dict()
 
 
@@ -117,6 +119,26 @@ class _Node:
             if text is not None:
                 known = self.commands.get(line, {"out": ""})["out"] if line in sources.TABLES else ""
                 self.commands[line] = {"code": 0, "out": known + text}
+
+    def read_tree(self) -> None:
+        for pattern in sources.TREE:
+            self.take(pattern)
+        for path in [path for path in self.links if path.startswith(sources.PCI + "/")]:
+            self._registers(self.real(path))
+            above = self.real(path).rpartition("/")[0]
+            while BDF.search(above):
+                self.links[sources.PCI + "/" + above.rpartition("/")[2]] = above  # lspci goes by them
+                self._registers(above)
+                above = above.rpartition("/")[0]
+
+    def _registers(self, function: str) -> None:
+        for pattern in sources.PCI_TREE:
+            self.take(function + "/" + pattern)
+        try:
+            with open(self.root + function + "/config", "rb") as file:
+                self.blobs[function + "/config"] = _packed(file.read(sources.PCI_HEADER))
+        except OSError as error:
+            self._missed(function + "/config", error)
 
     def netdevs(self) -> list[str]:
         """Network devices with hardware below them, and bonds."""
@@ -244,7 +266,7 @@ class _Node:
                 self.unread[path] = f"larger than {LARGEST_LIBRARY >> 20} MiB"
                 return
             with open(self.root + path, "rb") as file:
-                self.blobs[path] = base64.b64encode(gzip.compress(file.read(LARGEST_LIBRARY), 6)).decode()
+                self.blobs[path] = _packed(file.read(LARGEST_LIBRARY))
         except OSError as error:
             self._missed(path, error)
 
@@ -256,6 +278,10 @@ def _either(pattern: str) -> list[str]:
         return [pattern]
     group, _, tail = rest.partition("}")
     return [head + word + end for word in group.split(",") for end in _either(tail)]
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(gzip.compress(data, 6)).decode()
 
 
 def _hex(text: str | None) -> int:

@@ -96,7 +96,8 @@ class _Secrets:
         if path == ROUTES:
             return self._routes(content)
         if path == "/proc/cmdline":
-            content = " ".join(map(_parameter, content.split())) + "\n"
+            kernels, dashes, _ = content.partition(" -- ")  # what follows is for the first process
+            content = " ".join(map(_parameter, kernels.split())) + (" -- masked\n" if dashes else "\n")
         elif path == "/etc/group":
             content = re.sub(r"(?m)^([^:\n]*:[^:\n]*:\d*:).*$", r"\1", content)  # who is in it
         elif "/kfd/topology/nodes/" in path:

@@ -57,3 +57,19 @@ PCI_FUNCTION = (
     "vbios_version,mem_info_vram_total,*.rdma.*/driver,*.rdma.*/driver/module," + PCI_LINK + "}"
 )
 PCI_BRIDGE = "{vendor,device,class," + PCI_LINK + "}"
+# Only for a recording's tree: what rocm-smi, Slurm's rsmi plugin, lspci and libibverbs ask for beyond the above.
+TREE = (
+    "/sys/class/kfd/kfd/topology/{generation_id,system_properties}",
+    KFD + "/{caches,io_links,p2p_links,mem_banks/*/properties}",
+    "/sys/class/drm/{card,renderD}*/dev",
+    "/sys/class/net/*/{address,type,carrier,flags,dev_port}",
+    IB + "/{sys_image_guid,ports/*/lid,ports/*/sm_lid,ports/*/lid_mask_count,ports/*/cap_mask,ports/*/pkeys/0}",
+    "/sys/class/cxi/*/{dev,device}",
+)
+PCI_TREE = (
+    "{irq,resource,revision,enable,modalias,uevent,subsystem_vendor,subsystem_device,numa_node}",
+    "{mem_info_*,gpu_busy_percent,mem_busy_percent,power_dpm_force_performance_level,power_state,pcie_replay_count}",
+    "{pp_dpm_sclk,pp_dpm_mclk,hwmon/hwmon*/name,hwmon/hwmon*/temp*_label,hwmon/hwmon*/temp*_input}",
+    "hwmon/hwmon*/power1_{average,input,cap,cap_max,cap_min}",
+)
+PCI_HEADER = 64  # bytes of a function's registers that everybody may read

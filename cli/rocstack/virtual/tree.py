@@ -7,16 +7,20 @@ node's start script `devices` (device nodes to make), `groups` and `netdev` (wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from ipaddress import IPv4Address
 from typing import Any
 
-from rocstack.node.recording import MODEL_FILE, Answer, Recording
+from rocstack.node.recording import MODEL_FILE, Answer, Node, Recording
 from rocstack.virtual import gpu_files, nic_files
 from rocstack.virtual.builder import Builder
 from rocstack.virtual.machine import Machine
 
 OURS = MODEL_FILE.rpartition("/")[0]
+# Where a container's own cgroups and the real CPUs are mounted: programs do run on those.
+_REAL = ("/sys/fs/cgroup", "/sys/devices/system/cpu")
 
 
 def record(machine: Machine, *, live: bool = False) -> Recording:
@@ -26,8 +30,7 @@ def record(machine: Machine, *, live: bool = False) -> Recording:
     themselves.
     """
     tree = Builder()
-    # Where a container's own cgroups and the real CPUs are mounted: programs do run on those.
-    tree.folders += ["/sys/fs/cgroup", "/sys/devices/system/cpu"]
+    tree.folders += _REAL
     tree.put("/sys/devices/system/node", {"online": _range(machine.model.cpu.numa)})
     dmi = "/sys/devices/virtual/dmi/id"
     tree.put(dmi, {"sys_vendor": "rocstack", "product_name": f"virtual node {machine.model.name}"})
@@ -39,17 +42,32 @@ def record(machine: Machine, *, live: bool = False) -> Recording:
     tree.put(OURS, {
         "model": machine.model.name, "faults": "\n".join(machine.faults),
         "netdev": next(port.interface for port in machine.ports if port.spec.management),
-        "groups": f"video {machine.model.gpus.video}\nrender {machine.model.gpus.render}",
-        "devices": "\n".join(
-            f"{path} {node.kind} {node.major} {node.minor} {node.gid} {node.mode:o}"
-            for path, node in sorted(tree.devices.items())
-        ),
     })  # fmt: skip
-    for path, text in outside.items():
-        tree.files[path] = tree.files[f"{OURS}/root{path}"] = text
-    for line, answer in tree.commands.items():
-        tree.files[f"{OURS}/commands/{line}"] = answer.out
+    groups = {"video": machine.model.gpus.video, "render": machine.model.gpus.render}
+    tree.files |= outside | _outside(outside, tree.commands, tree.devices, groups)
     return tree.recording(machine.host)
+
+
+def shown(recording: Recording) -> Recording:
+    """A node's recording as a virtual node: its tree is one that real tools read, and says that it is none itself."""
+    outside = {path: text for path, text in recording.files.items() if not path.startswith("/sys/")}
+    found = re.findall(r"^(video|render):[^:]*:(\d+):", outside.get("/etc/group", ""), re.MULTILINE)
+    own = _outside(outside, recording.commands, recording.devices, {name: int(gid) for name, gid in found})
+    files = {MODEL_FILE: "recording\n", **recording.files, **own}
+    return replace(recording, files=files, folders=(*recording.folders, *_REAL))
+
+
+def _outside(
+    files: Mapping[str, str], commands: Mapping[str, Answer], devices: Mapping[str, Node], groups: Mapping[str, int]
+) -> dict[str, str]:
+    """What lies outside /sys, as files below OURS. A command whose line names a path can't be one."""
+    nodes = (f"{path} {n.kind} {n.major} {n.minor} {n.gid} {n.mode:o}\n" for path, n in sorted(devices.items()))
+    return {
+        f"{OURS}/devices": "".join(nodes),
+        f"{OURS}/groups": "".join(f"{name} {gid}\n" for name, gid in groups.items()),
+        **{f"{OURS}/root{path}": text for path, text in files.items()},
+        **{f"{OURS}/commands/{line}": a.out for line, a in commands.items() if not a.code and "/" not in line},
+    }
 
 
 def _proc(machine: Machine, live: bool) -> dict[str, str]:

@@ -250,8 +250,8 @@ class Build:
             return _refused(
                 "gate",
                 f"{unfit[0].result}: {unfit[0].says}{more}",
-                "the image was built for another NIC driver than the nodes run",
-                "see `gate` in report.json for every node",
+                None,
+                "`gate` in report.json has every node",
             )
         if report.role == "worker":
             size = over_budget(report, self.resolved.stack.budget_mb)

@@ -61,7 +61,7 @@ class Way(Value):
     kernel_abi: KernelAbi | None = None  # the provider's range where it is known beforehand, "min-max"
     source: Line | None = None  # where that range is written
     needs: dict[Name, Line] = {}  # component -> versions with which this way works
-    versioned: bool = False  # a release that must equal the host driver's
+    release: Literal["driver", "named"] | None = None  # the host driver's own, or one that the user names
     archive: Literal["release", "rdma-core"] | None = None  # source that the user gives: the vendor's, or rdma-core's
     asked: bool = False  # only by name: never chosen by itself
 

@@ -13,7 +13,6 @@ from rocstack.component import ROLES, Library, Role, TemplateFile
 from rocstack.context import Context, File
 from rocstack.errors import BadInput
 from rocstack.lock import Lock, source_sha256, unpinned
-from rocstack.nic import elf
 from rocstack.nic.provider import ROOT
 from rocstack.resolve import Part, Resolved
 
@@ -89,7 +88,7 @@ def render(
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")
     files["check/libibverbs"] = files["build/libibverbs"]
-    files["check/elf.py"] = File(Path(elf.__file__).read_bytes())
+    files["check/elf.py"] = File((Path(__file__).parent / "nic/elf.py").read_bytes())
     files |= inside.files(nics)
     files |= {path: File(data) for path, data in (archives or {}).items()}
     files |= _tree(paths.images() / "rootfs", "rootfs")
@@ -245,7 +244,13 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
             "modules": list(resolved.nic.modules),
             "pci": list(resolved.nic.pci),
             "providers": [
-                {"place": each.place, "way": each.way, "version": each.version} for each in resolved.providers
+                {
+                    "place": each.place,
+                    "way": each.way,
+                    "version": each.version,
+                    "package": next(iter(each.packages), None) if each.way == "package" else None,
+                }
+                for each in resolved.providers
             ],
             "plugin": resolved.plugin and resolved.plugin.model_dump(include={"name", "version", "library"}),
         }

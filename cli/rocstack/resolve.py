@@ -13,7 +13,7 @@ from rocstack.errors import BadInput, Where
 from rocstack.nic.plugin import Plugin
 from rocstack.nic.provider import Provider
 from rocstack.overlay import Overlay
-from rocstack.stack import Choice, Stack
+from rocstack.stack import AptRepository, Choice, Stack
 from rocstack.words import ImageRef, Name, Value
 
 
@@ -35,6 +35,7 @@ class Resolved(Value):
     stack: Stack
     nic: Nic
     providers: tuple[Provider, ...]
+    nic_repository: AptRepository | None = None  # the vendor's, for the NIC's own packages alone
     plugin: Plugin | None  # of RCCL, for the NIC
     base: ImageRef
     parts: tuple[Part, ...]  # in layer order
@@ -49,6 +50,10 @@ class Resolved(Value):
         """What the NIC adds to the worker, as apt is asked for it."""
         pins = [pin for provider in self.providers for pin in provider.pins]
         return _unique([*pins, *(self.plugin.packages if self.plugin else ())])
+
+    def package_names(self) -> tuple[str, ...]:
+        """The NIC's packages without their versions."""
+        return _unique([name for provider in self.providers for name in provider.packages])
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)

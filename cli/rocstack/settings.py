@@ -109,7 +109,8 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         elif env.get(variable):
             value, source = env[variable], variable
         elif name in own:
-            value, source = own[name], str(doc.where((name,)))
+            value = stack._tuples(own[name]) if isinstance(own[name], dict) else own[name]
+            source = str(doc.where((name,)))
         else:
             value, source = info.default, "default"
         if info.annotation is int and isinstance(value, str) and value.isdecimal():
@@ -134,6 +135,8 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
 
 
 def _without_password(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_password(item) for key, item in value.items()}
     return re.sub(r"//[^/@\s]*@", "//***@", value) if isinstance(value, str) else value
 
 

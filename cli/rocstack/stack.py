@@ -19,6 +19,7 @@ from rocstack.words import (
     Option,
     Origin,
     Package,
+    PlainUrl,
     Sha256,
     Suite,
     Url,
@@ -47,10 +48,10 @@ class AptRepository(Value):
     """A foreign apt repository, pinned over the distribution's own packages."""
 
     name: Name
-    uri: Url
+    uri: PlainUrl
     suite: Suite
     components: tuple[Suite, ...] = ("main",)
-    key: Url
+    key: PlainUrl
     key_sha256: Sha256 | None = None
     origin: Origin
     priority: int = Field(600, ge=1, le=1001)

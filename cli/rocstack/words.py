@@ -32,6 +32,13 @@ Package = Annotated[str, _word(r"[a-z0-9][a-z0-9.+-]{0,127}", "a package name (s
 Gfx = Annotated[str, _word(r"gfx[0-9a-f]{3,5}", "a gfx target such as gfx942")]
 Sha256 = Annotated[str, _word(r"[0-9a-f]{64}", "a sha256 (64 hex digits)")]
 Url = Annotated[str, _word(r"https?://[A-Za-z0-9._~:/@%+,=?-]{1,500}", "a plain http(s) address (no & or spaces)")]
+PlainUrl = Annotated[
+    str,
+    _word(
+        r"https?://[A-Za-z0-9._~:/%+,=?-]{1,500}",
+        "a plain http(s) address (no name or password: it stays in the image)",
+    ),
+]
 Suite = Annotated[str, _word(r"[a-z0-9./][a-z0-9./-]{0,80}", "an apt suite or component")]
 Origin = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}", "the Origin of an apt repository")]
 Driver = Annotated[str, _word(r"[a-z0-9][a-z0-9_-]{0,40}", "the name of a driver (small letters, digits, '_' and '-')")]

@@ -56,6 +56,9 @@ def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: d
         out["verbs.private-abi"] = str(verbs.private_abi)
     rows = [row(root, nic, each, pattern[0].decode() if pattern else "", packages) for each in nic["providers"]]
     out["nic.providers"] = json.dumps(rows, separators=(",", ":"))
+    own = pattern[0].decode().replace("%s", nic["driver"]) if pattern else ""
+    if rows[0]["path"] and resolved(root, own).read_bytes() != resolved(root, rows[0]["path"]).read_bytes():
+        raise SystemExit(f"{own} is not {rows[0]['path']}")
     for each in rows:
         said, found = measured.pop(f"nic.loader-abi.{each['place']}", None), each["kernel_abi"]
         if said and found and said != f"{found[0]}-{found[1]}":
@@ -95,13 +98,16 @@ def row(
         "kernel_abi": None,
         "sha256": None,
     }
+    package = found.pop("package", None)
     if provider["way"] == "host":
         return {**found, "path": None}
+    if provider["way"] in ("source", "package") and path == own:
+        raise SystemExit(f"no {place}, where the provider by way {provider['way']} should be")
     file = resolved(root, path)
     abi = elf.read_provider(file.read_bytes())
     for reason in abi.reasons:
         print(f"{path}: {reason}")
-    version = provider["version"] or packages.get("ibverbs-providers")
+    version = packages.get(package) if package else provider["version"] or packages.get("ibverbs-providers")
     return {
         **found,
         "version": version,

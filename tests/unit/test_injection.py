@@ -161,7 +161,7 @@ def test_the_fields_are_all_there() -> None:
     used = {*stack.Stack.model_fields, *stack.Choice.model_fields, *stack.AptRepository.model_fields}
     used |= {*component.Nic.model_fields, *component.Way.model_fields, *component.Component.model_fields}
     used |= {*component.Packages.model_fields}
-    not_text = {"asked", "versioned", "archive", "dscp", "env", "plugin"}
+    not_text = {"asked", "release", "archive", "dscp", "env", "plugin"}
     not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
     assert used - names - not_text <= {
         "provided",

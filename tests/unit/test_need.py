@@ -9,7 +9,7 @@ import pytest
 
 from rocstack import component
 from rocstack.component import Nic
-from rocstack.nic.need import Need, devices, judged, needs
+from rocstack.nic.need import Need, devices, is_worker, needs
 from rocstack.node.profile import NodeProfile
 
 V232, V235 = "232.0.164.5", "235.2.86.0"
@@ -54,4 +54,18 @@ def test_the_devices_of_a_nic_and_the_nodes_that_count() -> None:
     mixed = node("n1", "thor2 and cx7")
     assert [device.name for device in devices(nic("mellanox"), mixed)] == ["mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]
     gpu = node("n2", "no nic", gpus=[{"index": 0, "pci": "0000:01:00.0", "device": "1002:74a1"}])
-    assert judged([mixed, node("n3", "no nic"), gpu, node("n4", "cassini")]) == (mixed, gpu)
+    asked = {
+        "broadcom": {"thor2": True, "cx7": False, "nothing": False, "gpu": True},
+        "mellanox": {"thor2": False, "cx7": True, "nothing": False, "gpu": True},
+    }
+    found = {"thor2": node("a", "thor2 abi 6"), "cx7": node("b", "cx7"), "nothing": node("c", "no nic"), "gpu": gpu}
+    for name, wanted in asked.items():
+        head = nic(name)
+        assert {kind: is_worker(each, head.modules, head.pci) for kind, each in found.items()} == wanted
+
+
+def test_a_node_whose_drivers_are_not_loaded_counts() -> None:
+    """Only the bus speaks of it: the gate must see it, and say what is missing."""
+    dead = node("n1", "no nic", nics=[{"pci": "0000:01:00.0", "device": "14e4:1760"}])
+    assert is_worker(dead, nic("broadcom").modules, nic("broadcom").pci)
+    assert not is_worker(dead, nic("mellanox").modules, nic("mellanox").pci)

@@ -215,8 +215,8 @@ def test_ainic_s_plugin_is_built_with_rccl_s_source(tmp_path: Path) -> None:
     ],
 )
 def test_ainic_s_way(rdma: str, abi: int, way: str, repository: bool) -> None:
-    offer = ways.Offer(tuple, lambda: pytest.fail("not asked"), repository=repository, versions={"rdma": rdma})
-    plan = ways.plan(nic("ainic"), [Need(abi, "54.0-149", ("n1",))], offer)
+    offer = ways.Offer(tuple, lambda: pytest.fail("not asked"), "54.0-149", repository, {"rdma": rdma})
+    plan = ways.plan(nic("ainic"), [Need(abi, "25.11.1.001", ("n1",))], offer)
     assert [provider.way for provider in plan.providers] == [way]
     if way == "package":
         assert plan.providers[0].pins == ("libionic1=54.0-149*",)
@@ -244,7 +244,7 @@ def test_ainic_s_ways_in_the_dockerfile(stack: str, tmp_path: Path) -> None:
 
     package = dockerfile(Provider(place="package", way="package", version="54.0-149", packages=("libionic1",)))
     assert "libionic1=54.0-149*" in package
-    assert "provider-install ionic package:package\n" in package
+    assert "provider-install ionic package:package:libionic1\n" in package
     newer = dockerfile(
         Provider(place="newer", way="newer", version="63.0", archive="rdma-core-63.0.tar.gz", sha256="a" * 64)
     )

@@ -208,3 +208,17 @@ def test_init(cli: Cli, tmp_path: Path) -> None:
     assert set(inventory["all"]["children"]) == {"control", "workers"}
     assert cli("init", "[new]/folder").out.splitlines()[0] == "wrote [new]/folder/rocstack.yml"
     assert set(listing(tmp_path / "[new]/folder")) == {"rocstack.yml", "inventory.yml"}
+
+
+def test_the_vendors_repository(tmp_path: Path) -> None:
+    """A mapping with a list in it, as docs/nic.md shows it; an address with a password would stay in the image."""
+    text = (
+        "nic_repository:\n  name: v\n  uri: https://a.example/x\n  suite: jammy\n  components: [main]\n"
+        "  key: https://a.example/k\n  origin: v\n"
+    )
+    found, _ = load({}, {}, written(tmp_path, text))
+    assert found.nic_repository
+    assert found.nic_repository.components == ("main",)
+    with pytest.raises(BadInput) as refused:
+        load({}, {}, written(tmp_path, text.replace("https://a.example/x", "https://u:geheim@a.example/x")))
+    assert "geheim" not in str(refused.value.as_dict())

@@ -170,8 +170,13 @@ def test_ainic_inbox_needs_an_rdma_core_that_has_it(rdma: str, way: str | None) 
 
 
 def test_ainic_of_the_vendors_driver() -> None:
-    made = plan(nic("ainic"), [need(4, "54.0-149")], offer(repository=True))
+    """The driver's numbers are not the package's, so the package's is named."""
+    made = plan(nic("ainic"), [need(4, "25.11.1.001")], offer(repository=True, accept="54.0-149"))
     assert chosen(made) == [("package", "package", "54.0-149", 4)]
+    error = refusal(lambda: plan(nic("ainic"), [need(4, "25.11.1.001")], offer(repository=True)))
+    assert error is not None
+    assert (error.code, error.cause) == ("no-release", "the package has numbers of its own")
+    assert error.next_step == "--nic-accept VERSION"
     error = refusal(lambda: plan(nic("ainic"), [need(4, "54.0-149")], offer()))
     assert error is not None
     assert (error.code, error.next_step) == ("no-provider", "set nic_repository to the vendor's apt repository")

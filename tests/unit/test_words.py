@@ -19,6 +19,8 @@ SPECIAL = set("\n\r\0\x0b\x0c\x1b \t\"'`$\\;|&<>(){}[]!#*?\u0085\u2028\u2029")
 NEEDS = {  # the special letters a word can't do without, where its place is not a bare shell word
     "EnvValue": {" "},
     "Glob": {"*", "?"},
+    "PlainUrl": {"?"},
+    "PlainUrl": {"?"},
     "Url": {"?"},
     "Origin": {" "},
 }

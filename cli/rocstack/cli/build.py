@@ -186,6 +186,8 @@ def show(report: BuildReport, folder: Path) -> None:
         right=(2, 3),
     )
     for image in built:
+        if image.role == "worker" and not image.gate and report.nic != "tcp":
+            out.print("judged by no node: --profiles or --inventory names those that it must fit")
         for verdict in image.gate:
             out.print(f"{verdict.result}: {verdict.says}", markup=False)
         for reference, digest in image.pushed.items():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocstack.cli.ui import err, say, table
-from rocstack.errors import BadInput, CheckFailed
+from rocstack.errors import BadInput, CheckFailed, RocstackError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rocstack.component import Nic
     from rocstack.nic.ways import Plan
     from rocstack.node.profile import NodeProfile
@@ -38,13 +41,16 @@ class Decision:
         from rocstack.nic import bundle, rdma_core, ways
         from rocstack.nic.need import needs
 
-        self.nodes = nodes(self.profiles, self.inventory, only=nic)
+        overlay = self.chosen.overlay_folder()
+        self.nodes = nodes(self.profiles, self.inventory, nic.modules, nic.pci, overlay=overlay, here=False)
         source = Path(self.chosen.nic_source) if self.chosen.nic_source else None
 
+        @cache
         def releases() -> tuple[bundle.Release, ...]:
-            if source:
-                return bundle.find(source)
-            return bundle.find_usual(skipped=lambda error: say(f"left out: {error.where or ''} {error.what}"))
+            def left_out(error: RocstackError) -> None:
+                say(f"left out: {error.where or ''} {error.what}")
+
+            return bundle.find(source, left_out) if source else bundle.find_usual(skipped=left_out)
 
         offer = ways.Offer(
             releases,
@@ -60,6 +66,7 @@ class Decision:
                 code="no-repository",
                 next_step="set nic_repository in rocstack.yml (name, uri, suite, key, origin)",
             )
+        self._refuse_unfit(nic, self.plan)
         if self.chosen.nic_plugin:
             from rocstack.nic import plugin_source
 
@@ -67,6 +74,24 @@ class Decision:
             archives = {**self.plan.archives, **given.archives}
             self.plan = replace(self.plan, plugin=given.plugin, archives=archives)
         return self.plan
+
+    def _refuse_unfit(self, nic: Nic, plan: Plan) -> None:
+        """
+        Raises:
+            CheckFailed: what will be built can't fit a node.
+        """
+        from rocstack.nic.planned import planned
+        from rocstack.node.gate import UNFIT, judge
+
+        verdicts = [judge(planned(nic, plan), node) for node in self.nodes]
+        unfit = [verdict for verdict in verdicts if verdict.result == UNFIT]
+        if unfit:
+            raise CheckFailed(
+                f"the image would not fit {unfit[0].says}{_more(len(unfit) - 1)}",
+                code="unfit",
+                cause="; ".join(verdict.says for verdict in unfit[1:4]) or None,
+                next_step="nothing was built; build for these nodes' NIC and driver, or leave them out",
+            )
 
     def show(self, nic: str) -> None:
         """What will be built for whom; nothing where there is no choice to make."""
@@ -91,38 +116,60 @@ class Decision:
             say(f"RCCL's plugin: {plan.plugin.name} {plan.plugin.version}, compiled in the image")
         for note in plan.notes:
             say(note)
+        used = any(provider.archive or provider.version for provider in plan.providers)
+        for name, value in (("--nic-source", self.chosen.nic_source), ("--nic-accept", self.chosen.nic_accept)):
+            if value and not used:
+                say(f"{name} is not used: no provider is built from a release of the vendor's")
 
 
-def nodes(profiles: Path | None, inventory: Path | None, only: Nic | None = None) -> tuple[NodeProfile, ...]:
-    """The nodes that a worker image is judged by: of a file, of an inventory, or this machine; with `only`, this
-    machine counts if it has that NIC.
+def nodes(
+    profiles: Path | None,
+    inventory: Path | None,
+    modules: Sequence[str],
+    pci: Sequence[str],
+    *,
+    overlay: Path | None = None,
+    here: bool = True,
+) -> tuple[NodeProfile, ...]:
+    """The nodes that a worker image of a NIC with these kernel modules and cards is judged by: of a file, of an
+    inventory, or this machine. Without `here` this machine counts if it has such cards.
 
     Raises:
-        BadInput: both are given; wrong profiles or inventory.
+        BadInput: both are given; wrong profiles or inventory; none of the nodes is a worker.
         CheckFailed: a node of the inventory could not be read.
     """
-    from rocstack.nic.need import devices, judged
+    from rocstack.nic.need import is_worker
     from rocstack.profiles import read_profiles
 
     if profiles and inventory:
         raise BadInput("--profiles and --inventory: one at a time", code="one-source", next_step="give one")
-    if profiles:
-        return judged(read_profiles(profiles))
-    if inventory:
-        return judged(_probed(inventory))
-    if only and not (only.modules and Path("/sys/class/infiniband").is_dir()):
-        return ()
-    from rocstack.probe import probe_host
+    if not (profiles or inventory):
+        if not here and not any(Path(f"/sys/module/{name}").is_dir() for name in modules):
+            return ()
+        from rocstack.probe import probe_host
 
-    here = probe_host()
-    return (here,) if only is None or devices(only, here) else ()
+        own = probe_host(overlay=overlay)
+        return (own,) if here or is_worker(replace(own, gpus=()), modules, pci) else ()
+    found = read_profiles(profiles) if profiles else _probed(Path(str(inventory)), overlay)
+    workers = tuple(node for node in found if is_worker(node, modules, pci))
+    others = [node.name for node in found if node not in workers]
+    if not workers:
+        raise BadInput(
+            f"none of {', '.join(others[:6])}{_more(len(others) - 6)} has a GPU or such a NIC",
+            code="no-node",
+            cause="an image is judged by nodes that can run it",
+            next_step="`rocstack probe` shows what the nodes have",
+        )
+    if others:
+        say(f"not judged, for lack of GPUs and such a NIC: {', '.join(others[:6])}{_more(len(others) - 6)}")
+    return workers
 
 
-def _probed(inventory: Path) -> tuple[NodeProfile, ...]:
+def _probed(inventory: Path, overlay: Path | None) -> tuple[NodeProfile, ...]:
     from rocstack.probe import probe_inventory
 
     say(f"probing the nodes of {inventory}")
-    found = probe_inventory(inventory)
+    found = probe_inventory(inventory, overlay=overlay)
     if found.failures:
         first = found.failures[0]
         raise CheckFailed(
@@ -134,7 +181,7 @@ def _probed(inventory: Path) -> tuple[NodeProfile, ...]:
 
 
 def _more(count: int) -> str:
-    return f" (and {count} more)" if count else ""
+    return f" (and {count} more)" if count > 0 else ""
 
 
 def _nodes_shown(names: tuple[str, ...], nodes: tuple[NodeProfile, ...]) -> str:

@@ -115,8 +115,6 @@ def join(
     plan: Plan | None = None
     if decide:
         plan = decide(component.validate_head(nics.get(chosen.nic), component.Nic), choice)
-        if chosen.nic_repository and any(provider.way == "package" for provider in plan.providers):
-            choice = choice.model_copy(update={"repositories": (*choice.repositories, chosen.nic_repository)})
     value = resolve.resolve(
         choice,
         chosen.nic,
@@ -128,4 +126,6 @@ def join(
         plugin=plan.plugin if plan else None,
         where=doc.where,
     )
+    if chosen.nic_repository and any(provider.way == "package" for provider in value.providers):
+        value = value.model_copy(update={"nic_repository": chosen.nic_repository})
     return value, components, nics

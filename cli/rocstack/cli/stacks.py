@@ -47,7 +47,10 @@ def explain(
 ) -> None:
     """Say why a combination is allowed or refused, rule by rule; or with --image, why it fits a node or doesn't."""
     from rocstack import rules
+    from rocstack.errors import BadInput
 
+    if (profiles or inventory) and not image:
+        raise BadInput("nodes are judged by an image", code="no-image", next_step="name it with --image")
     if image:
         _explain_image(image, profiles, inventory, json)
         return
@@ -83,7 +86,7 @@ def _explain_image(reference: str, profiles: Path | None, inventory: Path | None
     """
     from rocstack import engine
     from rocstack.cli.nic import nodes
-    from rocstack.errors import Missing
+    from rocstack.errors import BadInput, Missing
     from rocstack.node.gate import FITS, judge
     from rocstack.node.image import from_labels
 
@@ -91,7 +94,9 @@ def _explain_image(reference: str, profiles: Path | None, inventory: Path | None
     if found is None:
         raise Missing(f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it")
     image = from_labels(reference, found.labels or {})
-    verdicts = [judge(image, node) for node in nodes(profiles, inventory)]
+    if image.role == "control":
+        raise BadInput(f"{reference} is a control image: it needs no NIC", code="no-node", next_step="name the worker")
+    verdicts = [judge(image, node) for node in nodes(profiles, inventory, image.modules, image.pci)]
     if json:
         rows = [{"node": v.node, "virtual": v.virtual, "result": v.result, "says": v.says} for v in verdicts]
         print_json({"image": reference, "fits": all(v.result == FITS for v in verdicts), "nodes": rows})
@@ -99,7 +104,5 @@ def _explain_image(reference: str, profiles: Path | None, inventory: Path | None
         for verdict in verdicts:
             colour = {"fits": "green", "doesn't fit": "red"}.get(verdict.result, "yellow")
             out.print(f"[{colour}]{escape(verdict.result)}[/]: {escape(verdict.says)}")
-        if not verdicts:
-            out.print("no node with GPUs or RDMA devices to judge")
     if any(verdict.result != FITS for verdict in verdicts):
         raise typer.Exit(1)

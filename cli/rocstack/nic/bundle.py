@@ -48,8 +48,9 @@ class Release:
         return f"{self.version}{abi}: {self.where}"
 
 
-def find(source: Path) -> tuple[Release, ...]:
-    """Every release in `source`: the library's tarball itself, a bundle, or a folder of them.
+def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None) -> tuple[Release, ...]:
+    """Every release in `source`: the library's tarball itself, a bundle, or a folder of them. In a folder, what can't
+    be read and isn't called as Broadcom calls it is left out; `skipped` is told.
 
     Raises:
         BadInput: nothing is there, no release is in it, or an archive is damaged, encrypted or made to do harm.
@@ -57,7 +58,7 @@ def find(source: Path) -> tuple[Release, ...]:
     source, where = source.expanduser(), shown(str(source))
     if not os.path.exists(source):
         raise BadInput(f"no file or folder {where}", code="no-file", next_step="check the path of --nic-source")
-    found = tuple(_on_disk(source, Budget()))
+    found = tuple(_on_disk(source, Budget(), skipped=skipped))
     if not found:
         raise BadInput(
             f"no release of libbnxt_re in {where}",
@@ -168,14 +169,21 @@ def _other(what: str, where: str) -> BadInput:
     )
 
 
-def _on_disk(path: Path, budget: Budget, depth: int = 0) -> Iterator[Release]:
+def _on_disk(
+    path: Path, budget: Budget, depth: int = 0, skipped: Callable[[RocstackError], None] | None = None
+) -> Iterator[Release]:
     """Releases in a file or folder; links to folders are not followed."""
     where = shown(str(path))
     if path.is_dir():
         budget.member(where)
         if depth <= 12 and not (depth and path.is_symlink()):
             for child in _children(path, strict=depth == 0):
-                yield from _on_disk(child, budget, depth + 1)
+                try:
+                    yield from _on_disk(child, budget, depth + 1, skipped)
+                except BadInput as error:
+                    if skipped is None or child.is_dir() or VENDOR.match(child.name):
+                        raise
+                    skipped(error)
     elif path.is_file() and (depth == 0 or _wanted(path.name)):
         try:
             with path.open("rb") as file:

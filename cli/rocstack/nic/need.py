@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from rocstack.component import Nic
@@ -21,9 +21,11 @@ class Need:
     nodes: tuple[str, ...]
 
 
-def judged(profiles: Iterable[NodeProfile]) -> tuple[NodeProfile, ...]:
-    """The nodes that a worker image must fit: those with GPUs or RDMA devices."""
-    return tuple(profile for profile in profiles if profile.gpus or profile.verbs)
+def is_worker(profile: NodeProfile, modules: Collection[str], pci: Collection[str]) -> bool:
+    """Must a worker image fit this node? If it has GPUs, or cards or RDMA devices of the image's NIC profile; drivers
+    need not be loaded. A control node with some other NIC is none."""
+    cards = any(nic.device in pci for nic in profile.nics)
+    return bool(profile.gpus or profile.cxi or cards or any(device.driver in modules for device in profile.verbs))
 
 
 def devices(nic: Nic, profile: NodeProfile) -> tuple[Verbs, ...]:

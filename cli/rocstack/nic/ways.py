@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +19,7 @@ from rocstack.nic.rdma_core import RdmaCore
 
 @dataclass(frozen=True)
 class Row:
-    """One line of what is shown before building."""
+    """One line of what is shown before building. `supports` is the kernel-ABI range, where it is known by then."""
 
     place: str
     way: str
@@ -28,6 +27,7 @@ class Row:
     kernel_abi: int | None
     nodes: tuple[str, ...]
     why: str
+    supports: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def _for_nobody(nic: Nic, offer: Offer, way: str | None) -> Plan:
     """No node is known: the way that was asked for, that of a release which was named, or the first that works."""
     why = "asked for" if way else "no node is known; a release was named" if offer.accept else "no node is known"
     if not way and not offer.accept:
-        way = next((n for n, w in nic.ways.items() if not (w.asked or w.versioned) and _met(w, offer.versions)), None)
+        way = next((n for n, w in nic.ways.items() if not (w.asked or w.release) and _met(w, offer.versions)), None)
     elif not way:
-        way = next((n for n, w in nic.ways.items() if w.versioned), None)
+        way = next((n for n, w in nic.ways.items() if w.release), None)
     name = way or next(iter(nic.ways))
-    provider, files = _made(nic, name, name, None, None, offer)
-    return Plan((provider,), (Row(name, name, provider.version, None, (), why),), files)
+    made = _made(nic, name, name, None, None, offer)
+    return Plan((made.provider,), (Row(name, name, made.provider.version, None, (), why, made.supports),), made.files)
 
 
 def _provider(
@@ -118,14 +118,21 @@ def _provider(
     release = rows[0].release
     name, why = (way, "asked for") if way and not several else _choose(nic, abi, release, offer)
     place = f"abi-{abi}" if several else name
-    provider, files = _made(nic, place, name, abi, release, offer)
-    return provider, Row(place, name, provider.version, abi, _nodes(rows), why), files
+    made = _made(nic, place, name, abi, release, offer)
+    row = Row(place, name, made.provider.version, abi, _nodes(rows), why, made.supports)
+    return made.provider, row, made.files
 
 
-def _made(
-    nic: Nic, place: str, name: str, abi: int | None, release: str | None, offer: Offer
-) -> tuple[Provider, dict[str, bytes]]:
-    """The provider, and its source for the context."""
+@dataclass(frozen=True)
+class _Made:
+    """A provider, its source for the context, and the range it is known to support."""
+
+    provider: Provider
+    files: dict[str, bytes]
+    supports: tuple[int, int] | None
+
+
+def _made(nic: Nic, place: str, name: str, abi: int | None, release: str | None, offer: Offer) -> _Made:
     way = nic.ways[name]
     if not _met(way, offer.versions):
         needs = ", ".join(f"{component} {versions}" for component, versions in way.needs.items())
@@ -141,13 +148,14 @@ def _made(
         source = pick(offer.releases(), release, offer.accept)
     elif way.archive == "rdma-core":
         source = offer.rdma_core()
-    version = source.version if source else (offer.accept or release) if way.versioned else None
-    if way.versioned and version is None:
+    named = way.release == "named"
+    version = source.version if source else (offer.accept or (None if named else release)) if way.release else None
+    if way.release and version is None:
         raise BadInput(
             f"which version of {', '.join(way.packages)} is not known",
             code="no-release",
-            cause="no node is known whose driver would tell it",
-            next_step="--nic-accept VERSION, or --profiles FILE",
+            cause="the package has numbers of its own" if named else "no node is known whose driver would tell it",
+            next_step="--nic-accept VERSION" + ("" if named else ", or --profiles FILE"),
         )
     if version is not None and not VERSION.fullmatch(version):
         raise BadInput(f"'{version}' is not a version", code="no-release", next_step="--nic-accept VERSION")
@@ -160,7 +168,9 @@ def _made(
         kernel_abi=abi,
         packages=way.packages,
     )
-    return provider, {f"nic/{place}/{source.name}": source.data} if source else {}
+    told = source.kernel_abi if isinstance(source, Release) else None
+    supports = (told, told) if told is not None else bounds(way.kernel_abi) if way.kernel_abi else None
+    return _Made(provider, {f"nic/{place}/{source.name}": source.data} if source else {}, supports)
 
 
 def _choose(nic: Nic, abi: int, release: str | None, offer: Offer) -> tuple[str, str]:
@@ -169,7 +179,7 @@ def _choose(nic: Nic, abi: int, release: str | None, offer: Offer) -> tuple[str,
         if not way.asked and way.kernel_abi and holds(way.kernel_abi, abi) and _met(way, offer.versions):
             return name, f"speaks kernel ABI {way.kernel_abi} ({way.source})" if way.source else "speaks it"
     why = f"the host's driver is {release}" if release else "the host's driver is not the kernel's own"
-    versioned = [name for name, way in nic.ways.items() if way.versioned and not way.asked]
+    versioned = [name for name, way in nic.ways.items() if way.release and not way.asked]
     with_source = [name for name in versioned if nic.ways[name].archive]
     packaged = [name for name in versioned if nic.ways[name].packages]
     if with_source and (not offer.repository or offer.accept or _has(nic, with_source[0], release, offer)):
@@ -214,10 +224,16 @@ def _met(way: Way, versions: Mapping[str, str]) -> bool:
     return True
 
 
+def bounds(kernel_abi: str) -> tuple[int, int]:
+    """Both ends of "min-max", which rocstack.words has checked."""
+    low, _, high = kernel_abi.partition("-")
+    return int(low), int(high)
+
+
 def holds(kernel_abi: str, abi: int) -> bool:
     """Is `abi` in the range "min-max"?"""
-    low, high = re.fullmatch(r"(\d+)-(\d+)", kernel_abi).groups()  # type: ignore[union-attr]  # rocstack.words checks it
-    return int(low) <= abi <= int(high)
+    low, high = bounds(kernel_abi)
+    return low <= abi <= high
 
 
 def _nodes(rows: Sequence[Need]) -> tuple[str, ...]:

@@ -40,7 +40,12 @@ def node(*broken: str, kind: str = "mi300x-thor2", number: int = 1, **changes: A
     asked = [faults.parse(text) for text in broken]
     made = faults.apply(machine.expand(model.load(kind), number), asked)
     profile = read.parse(tree.record(made), KINDS)
-    changes = {"libraries": (VERBS, FITTING), "limits": {"memlock": -1, "nofile": 1048576}, **changes}
+    changes = {
+        "libraries": (VERBS, FITTING),
+        "driver_files": None,
+        "limits": {"memlock": -1, "nofile": 1048576},
+        **changes,
+    }
     return replace(profile, **changes)
 
 
@@ -108,6 +113,7 @@ def slow(profile: NodeProfile) -> NodeProfile:
 CASES: dict[str, Callable[[], tuple[NodeProfile, ...]]] = {
     "no-provider": lambda: (node(libraries=(VERBS,)),),
     "provider-kernel-abi": lambda: (node(libraries=(VERBS, OWN)),),
+    "no-driver-file": lambda: (node(driver_files=("mlx5", "rxe")),),
     "provider-shadowed": lambda: (node(libraries=(VERBS, OWN, FITTING)),),
     "provider-private-abi": lambda: (node(libraries=(replace(VERBS, private_abi=59), FITTING)),),
     "qp-bug": lambda: (node("abi=1", libraries=(VERBS, OWN)),),
@@ -176,6 +182,9 @@ def test_a_state_is_found(name: str) -> None:
         node(libraries=(VERBS,), unread=(Unread(FOLDER + "libibverbs", "permission denied"),)),
         node(libraries=(VERBS, replace(OWN, kernel_abi=None))),
         node(libraries=(VERBS, replace(OWN, path="/opt/x.so"), FITTING)),
+        node(driver_files=None),
+        node(driver_files=("mlx5", "bnxt_re")),
+        node(driver_files=("/usr/local/lib/libbnxt_re",)),
         node(limits={}),
         node(limits={"memlock": 64 << 30}),
         system(SOUND, cmdline=None, numa_balancing=None),

@@ -105,6 +105,17 @@ def provider_kernel_abi(node: NodeProfile) -> Iterator[Values]:
 
 
 @rule
+def no_driver_file(node: NodeProfile) -> Iterator[Values]:
+    """libibverbs loads the providers that a file in /etc/libibverbs.d names, and no other."""
+    if node.driver_files is not None:
+        named = {name.rpartition("/")[2].removeprefix("lib") for name in node.driver_files}
+        for driver, devices, abi, own in _speaking(node):
+            fits = next((library.path for library in own if _takes(library, abi)), None)
+            if fits and driver not in named:
+                yield {"path": fits, "driver": driver, "devices": devices}
+
+
+@rule
 def provider_shadowed(node: NodeProfile) -> Iterator[Values]:
     for _, _, abi, own in _speaking(node):
         first = next((lib for lib in own if "/libibverbs/" in lib.path), None)

@@ -79,6 +79,7 @@ def traits(node: NodeProfile) -> dict[str, str]:
         **dict(_hardware(node)),
         **{f"module {name}": version for name, version in node.modules.items() if name != "amdgpu"},
         **dict(_libraries(node.libraries)),
+        **({} if node.driver_files is None else {"libibverbs drivers": " ".join(sorted(node.driver_files)) or NONE}),
         **{f"group {name}": str(gid) for name, gid in node.groups.items()},
         **{f"limit {name}": "unlimited" if limit < 0 else str(limit) for name, limit in node.limits.items()},
         **{name: value for name, value in node.sysctl.items() if not re.search(r"\.conf\.(?!all|default)", name)},

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from .profile import Library
 from .recording import Recording
 
+DRIVER_FILES = "/etc/libibverbs.d"
 _PROVIDER = re.compile(r"lib(.+)-rdmav\d+\.so")
 _VERBS = re.compile(r"libibverbs\.so\.1(\.[0-9.]+)?")
 _NAMED = re.compile(r"lib(cxi|fabric|json-c)\.so(?:\.(\d[0-9.]*))?")  # Slingshot's
@@ -24,6 +25,17 @@ class ReadLibrary(Protocol):
     """
 
     def __call__(self, data: bytes, is_libibverbs: bool) -> Any: ...
+
+
+def driver_files(rec: Recording) -> tuple[str, ...] | None:
+    """The names in /etc/libibverbs.d; a path stands there without "-rdmav34.so" (libibverbs/dynamic_driver.c). None:
+    not all of them could be read, or nothing of libibverbs is there."""
+    here = rec.exists(DRIVER_FILES) or any("libibverbs" in path for path in rec.blobs)
+    if not here or any(path.startswith(DRIVER_FILES) for path in rec.unread):
+        return None
+    texts = [rec.text(f"{DRIVER_FILES}/{name}") or "" for name in rec.names(DRIVER_FILES)]
+    named = re.findall(r"^driver[ \t]+(\S+)", "\n".join(texts), re.MULTILINE)
+    return tuple(dict.fromkeys(named))
 
 
 def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library, ...]:

@@ -195,6 +195,7 @@ class NodeProfile(_Part):
     netdevs: tuple[Netdev, ...] = ()
     verbs: tuple[Verbs, ...] = ()
     libraries: tuple[Library, ...] = ()  # libibverbs first, then providers
+    driver_files: tuple[str, ...] | None = None  # what /etc/libibverbs.d names: the only providers that are loaded
     affinity: tuple[Affinity, ...] = ()
     routes: tuple[Route, ...] = ()
     addresses: tuple[Address, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .affinity import affinity
 from .gpus import gpus
-from .libraries import ReadLibrary, libraries
+from .libraries import ReadLibrary, driver_files, libraries
 from .network import addresses, netdevs, routes
 from .nics import NicKind, module_version, nics
 from .profile import SCHEMA, NodeProfile, Unread
@@ -32,6 +32,7 @@ def parse(rec: Recording, kinds: Sequence[NicKind] = (), read_library: ReadLibra
         netdevs=devices,
         verbs=rdma,
         libraries=libraries(rec, read_library),
+        driver_files=driver_files(rec),
         affinity=affinity(accelerators, cards, devices),
         routes=routes(rec),
         addresses=addresses(rec),

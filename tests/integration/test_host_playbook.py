@@ -265,6 +265,25 @@ def test_what_is_wrong_with_a_virtual_node(image: str, tmp_path: Path) -> None:
     assert not any("bnxt_re1" in line for line in said)
 
 
+def test_a_card_for_management_may_have_a_small_mtu(image: str, tmp_path: Path) -> None:
+    """In a bond, and with the default route; the same card is named where it has neither."""
+    for name in ("mixed-broken", "mi300x-cx7"):
+        tree.record(faults.apply(machine.expand(model.load(name)), [])).write_tree(tmp_path / name)
+    look = ("--volume", f"{ROLE / 'files/look'}:/look:ro", "--entrypoint", "sh")
+    named = "ip link set eth0 down && ip link set eth0 name eno1 && ip link set eno1 up"
+    routed = f"{named} && ip route add default dev eno1"
+
+    def said(name: str, before: str = ":") -> str:
+        script = f"cd / && {before} && sh /look 4200"
+        words = ("--cap-add=NET_ADMIN", "--volume", f"{tmp_path / name}:/sys:ro", *look, image, "-c", script)
+        return engine("run", "--rm", *words).stdout
+
+    assert "rdma6 has MTU 1500" in said("mixed-broken")
+    assert "eno1" not in said("mixed-broken")
+    assert "eno1 has MTU 1500" in said("mi300x-cx7", named)
+    assert "eno1" not in said("mi300x-cx7", routed)
+
+
 @pytest.mark.slow
 def test_all_packages_exist(node: Node) -> None:
     """The lists for Debian, as they are."""

@@ -312,6 +312,8 @@ def test_what_differs_is_said_once_with_its_nodes(cli: Cli, tmp_path: Path) -> N
     differing = cli("doctor", "--profiles", str(file)).out
     assert "  what    n1, n2: PCIe width below what the card can: bnxt_re1 x8 of x16\n  what    n3: PCIe" in differing
     assert "  seen" not in differing
+    profiles.write_profiles(file, [node(kind="mixed-broken", number=number, libraries=()) for number in (1, 2)])
+    assert "  what    no provider library for bnxt_re" in cli("doctor", "--profiles", str(file)).out
 
 
 def test_a_playbook_is_named_as_one_types_it(cli: Cli, tmp_path: Path) -> None:

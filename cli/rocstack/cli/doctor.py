@@ -128,12 +128,14 @@ def _place(finding: Finding) -> str:
 
 
 def _show(finding: Finding, place: str) -> None:
+    from rocstack.doctor.diagnosis import few
+
     colour = _COLOUR[finding.level]
     out.print()
     out.print(f"[{colour}]{finding.level}[/] {finding.id}" + (escape(f" ({place})") if place else ""))
-    differ = finding.line is None and len(finding.seen) > 1  # then each says which nodes show it
+    differ = finding.line is None and len(finding.seen) > 1  # then each says which nodes show it, unless all do
     for text in finding.seen if differ else (finding.means,):
-        _paragraph("what", text)
+        _paragraph("what", text.removeprefix(f"{few(finding.nodes)}: ") if differ else text)
     for line in finding.seen if finding.line else ():
         _paragraph("seen", line)
     for label in ("cause", "next", "source"):

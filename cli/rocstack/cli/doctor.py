@@ -27,7 +27,10 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     inventory: Annotated[
-        str | None, typer.Argument(help="Ansible inventory: examine its nodes; `-` reads a log from standard input.")
+        str | None,
+        typer.Argument(
+            help="Ansible inventory: examine its nodes; `-` reads a log from standard input.", metavar="INVENTORY"
+        ),
     ] = None,
     log: Annotated[str | None, typer.Option(help="Examine a log instead; `-` is standard input.")] = None,
     profiles: Annotated[Path | None, typer.Option(help="Examine saved node profiles (`rocstack probe --out`).")] = None,

@@ -96,12 +96,12 @@ def test_the_computed_environment_carries_traffic(inventory: Path, readdressed: 
 
 def test_the_image_proves_the_device(machines: Pair) -> None:
     """The trial at a container's start, on a device that is there: opened, 8 threads x 64 queue pairs."""
-    done = machines[0].try_run("rocstack-node prove --many")
+    done = machines[0].try_run("rocstack-node prove --all --many")
     assert done.code == 0, done.said
     assert f"{DEVICE}: device, PD, CQ and 512 queue pairs work" in done.err
 
 
 def test_the_image_proves_nothing_without_a_device(without_rdma: Pair) -> None:
-    done = without_rdma[0].try_run("rocstack-node prove")
+    done = without_rdma[0].try_run("rocstack-node prove --all")
     assert done.code == 1
     assert "no device" in done.err

@@ -73,17 +73,27 @@ def _findings(image: Image, node: NodeProfile) -> list[Finding]:
         return _cxi(image, node)
     if not image.modules:
         return [Finding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", AGAIN)]
-    hidden = [f"{item.what} ({item.why})" for item in node.unread if _HIDES.fullmatch(item.what)]
-    if hidden:
-        says = f"there may be RDMA devices that could not be read: {', '.join(hidden)}"
-        return [Finding(UNKNOWN, says, "probe again as root")]
-    devices = [device for device in node.verbs if _is_of(device, image, node)]
-    strangers = [device.name for device in node.verbs if not device.driver and device not in devices]
+    unseen = hidden(node)
+    if unseen:
+        return [Finding(UNKNOWN, f"there may be RDMA devices that could not be read: {unseen}", "probe again as root")]
+    devices, unsure = candidates(image, node)
+    strangers = [device.name for device in unsure]
     if strangers:
         unread = [Finding(UNKNOWN, f"the driver of {', '.join(strangers)} could not be read")]
     else:
         unread = [] if devices else [_absent(image, node)]
     return [*unread, *_nodes_missing(devices), *_spoken(image, node, devices)]
+
+
+def hidden(node: NodeProfile) -> str:
+    """What could not be read where devices may be, and why."""
+    return ", ".join(f"{item.what} ({item.why})" for item in node.unread if _HIDES.fullmatch(item.what))
+
+
+def candidates(image: Image, node: NodeProfile) -> tuple[list[Verbs], list[Verbs]]:
+    """The node's RDMA devices that the image is for, and those of which that could not be read."""
+    devices = [device for device in node.verbs if _is_of(device, image, node)]
+    return devices, [device for device in node.verbs if not device.driver and device not in devices]
 
 
 def _is_of(device: Verbs, image: Image, node: NodeProfile) -> bool:

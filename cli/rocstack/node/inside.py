@@ -1,62 +1,73 @@
 """What runs inside the image: the entrypoint's gate and environment, Slurm's prologs, the proof by trial.
 
-rocstack-node start [--daemons]   judge, choose the provider, compute fabric.env; prints the file's path
-rocstack-node gate                 0 the image fits this node, 1 it doesn't, 2 that is not known
-rocstack-node env [--task]         the environment with its reasons; --task: as Slurm's TaskProlog prints it
-rocstack-node prove [--many]       open device, PD, CQ, QP; --many: 8 threads x 64 queue pairs
+rocstack-node start [--daemons]       judge, choose the provider; prints the fabric's environment, and writes it
+rocstack-node gate                     does the image fit this node?
+rocstack-node env [--task]             the environment with its reasons; --task: as Slurm's TaskProlog prints it
+rocstack-node prove [--many] [--all]   open device, PD, CQ, QP of each device that the image is for;
+                                       --many: 8 threads x 64 queue pairs, --all: every device that libibverbs lists
+
+Ends with 0 yes, 1 no, 2 not known or not understood, 3 this node could not be looked at.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from . import controller, decision, linked
 from .collect import collect
-from .envfile import PATH, render_env
+from .decision import OFF, PROVED
+from .envfile import PATH, parse_env, render_env
 from .fabric import Fabric, fabric
 from .gate import FITS, LIBRARIES, SLINGSHOT, UNFIT, UNKNOWN, Finding, Verdict, judge
 from .image import MANIFEST, Image, Provider, from_manifest
 from .nic_settings import NicSettings
 from .nics import NicKind
 from .profile import NodeProfile, Unread
-from .prove import EACH, THREADS, Verbs, unloadable
+from .prove import unloadable
 from .read import parse
 from .recording import Recording
 from .slingshot import NAMES
+from .trial import Trial, opened, trial
+from .variables import Variables, variables
 
 NICS = Path(__file__).resolve().parents[2] / "nics.json"
-LIBRARIES_FOLDER = Path("/usr/lib")
 PLUGIN_FOLDER = Path("/opt/rocstack/nic/plugin")
+ENV_FILES = (PATH, "/run/rocstack/fabric.env")  # the first that may be written
 CODES = {FITS: 0, UNFIT: 1, UNKNOWN: 2}
+BLIND = 3
+OPTIONS = {"start": ("--daemons",), "gate": (), "env": ("--task",), "prove": ("--many", "--all")}
 
 
 def main(arguments: list[str]) -> int:
     command, *options = arguments or ["help"]
-    if command not in ("start", "gate", "env", "prove"):
+    if command in ("help", "--help", "-h"):
         print(__doc__)
-        return 0 if command in ("help", "--help", "-h") else 2
-    if command == "prove":
-        return prove(many="--many" in options)
+        return 0
+    unknown = [option for option in options if option not in OPTIONS.get(command, options)]
+    if command not in OPTIONS or unknown:
+        say(f"no {f'option {unknown[0]} of {command}' if unknown else f'command {command}'}")
+        print(__doc__, file=sys.stderr)
+        return 2
     if command == "env" and "--task" in options:
         return task()
-    image, manifest = read_image()
-    node = read_node()
-    verdict = judged(image, node)
-    if command == "gate":
-        print(f"{verdict.result}: {verdict.says}")
-        return CODES[verdict.result]
-    computed = environment(node, image, manifest, os.environ)
-    if command == "env":
-        print(render_env(computed), end="")
-        return 0
-    return start(image, node, verdict, computed, daemons="--daemons" in options)
+    try:
+        if command == "start":
+            return start(daemons="--daemons" in options)
+        if command == "prove":
+            return prove(many="--many" in options, every="--all" in options)
+        return gate() if command == "gate" else env()
+    except Exception as error:  # a crash would read as "doesn't fit"
+        say(f"this node could not be looked at: {type(error).__name__}: {' '.join(str(error).split())}")
+        return BLIND
+
+
+def say(text: str) -> None:
+    print(f"rocstack: {text}", file=sys.stderr)
 
 
 def read_image() -> tuple[Image, Mapping[str, object]]:
@@ -87,69 +98,85 @@ def judged(image: Image, node: NodeProfile) -> Verdict:
     return replace(verdict, result=finding.result, findings=(finding,))
 
 
-def environment(node: NodeProfile, image: Image, manifest: Mapping[str, object], environ: Mapping[str, str]) -> Fabric:
+def environment(
+    node: NodeProfile, image: Image, manifest: Mapping[str, object], environ: Mapping[str, str], asked: Variables
+) -> Fabric:
     """What the container was started with wins."""
-    nic = next(each for each in read_nics() if each.nic == (image.nic or "tcp"))
+    name = image.nic or "tcp"
+    nic = next((each for each in read_nics() if each.nic == name), None)
+    if nic is None:
+        raise LookupError(f"{NICS} has no NIC profile {name}")
     versions = manifest.get("versions")
-    subnets = [part for part in re.split(r"[,\s]+", environ.get("ROCSTACK_DATA_SUBNETS", "")) if part]
+    address = controller.address(asked.controllers)
 
     def compute(overrides: Mapping[str, str | None]) -> Fabric:
         return fabric(
             node,
             nic,
-            control_address=_address(environ.get("ROCSTACK_CONTROLLER", "")),
-            data_subnets=subnets,
+            control_address=address,
+            data_subnets=asked.subnets,
             versions=dict(versions) if isinstance(versions, dict) else {},
             overrides=overrides,
         )
 
-    mine = {name: environ[name] for name in compute({}).env if name in environ}
-    return compute(mine)
+    # A value of several lines can't stand in the file; it is left as it is.
+    mine = {key: environ[key] if environ[key].isprintable() else None for key in compute({}).env if key in environ}
+    computed = compute(mine)
+    if asked.controllers and not address:
+        lost = f"ROCSTACK_CONTROLLER: {', '.join(asked.controllers)} did not resolve within {controller.LIMIT:g} s"
+        return replace(computed, warnings=(*computed.warnings, lost))
+    return computed
 
 
-def _address(controller: str) -> str | None:
-    host = re.sub(r":\d+$", "", controller)
-    try:
-        return socket.gethostbyname(host) if host else None
-    except OSError:
-        return None
-
-
-def start(image: Image, node: NodeProfile, verdict: Verdict, computed: Fabric, *, daemons: bool) -> int:
-    """Says what it finds on standard error. Daemons don't start on a node that the image doesn't fit: jobs would
-    run over TCP without an error. A command runs in any case."""
-    gate = os.environ.get("ROCSTACK_GATE", "refuse")
-    said = verdict.result == FITS and not daemons
-    if not said and gate != "off":
-        print(f"rocstack: {verdict.result}: {verdict.says}", file=sys.stderr)
-    by_name = choose(image, verdict.place) if verdict.place else ""
-    print(write_env(render_env(computed) + by_name))
-    for warning in computed.warnings if daemons else ():
-        print(f"rocstack: warning: {warning}", file=sys.stderr)
-    if not daemons or gate != "refuse":
+def start(*, daemons: bool) -> int:
+    """Prints the environment for a shell; what it finds it says on standard error. Daemons don't start on a node that
+    the image doesn't fit: jobs would run over TCP without an error. A command runs in any case."""
+    asked = variables(os.environ)
+    for wrong in asked.wrong:
+        say(wrong)
+    if asked.wrong and daemons:
+        return 2
+    image, manifest = read_image()
+    node = read_node()
+    verdict = judged(image, node)
+    by_name = link(image, verdict.place) if verdict.place else ""
+    verdict = linked.checked(image, verdict, os.environ)
+    if asked.gate != OFF and (daemons or verdict.result != FITS):
+        say(f"{verdict.result}: {verdict.says}")
+    computed = environment(node, image, manifest, os.environ, asked)
+    text = render_env(computed) + (f"\n{linked.BY_NAME}={by_name}\n" if by_name else "")
+    print(text, end="", flush=True)  # before the trial: a provider's own fault may end this program
+    written = write_env(text)
+    if not daemons:
         return 0
-    if verdict.result == UNFIT:
-        return 1
-    return prove(many=False) if image.providers and not node.virtual else 0
+    for warning in computed.warnings:
+        say(f"warning: {warning}")
+    if not written:
+        say(f"warning: none of {', '.join(ENV_FILES)} can be written: Slurm's tasks get no fabric environment")
+    return decided(asked.gate, image, node, verdict)
 
 
-def choose(image: Image, place: str) -> str:
-    """Lets libibverbs' own folder link to the node's provider, where the image holds several. A user who may not do
-    that gets a line for the environment that names it: libibverbs takes those first."""
-    provider = next(each for each in image.providers if each.place == place)
-    if len(image.providers) < 2 or not provider.path:
-        return ""
-    by_name = ""
-    for folder in LIBRARIES_FOLDER.glob("*/libibverbs"):
-        own = folder / Path(provider.path).name
-        if own.is_symlink() and os.readlink(str(own)) != provider.path:
-            fresh = own.with_name(own.name + ".new")
-            try:
-                fresh.symlink_to(provider.path)
-                fresh.replace(own)
-            except OSError:
-                by_name = f"\nRDMAV_DRIVERS={provider.path.rpartition('-rdmav')[0]}\n"
-    print(f"rocstack: {_named(provider)} for this node", file=sys.stderr)
+def decided(gate: str, image: Image, node: NodeProfile, verdict: Verdict) -> int:
+    """For the daemons: 0 start, 1 don't."""
+    if gate == OFF:
+        made = decision.Decision(OFF, verdict.says)
+    else:
+        tried = trial(image, node) if verdict.result != UNFIT else Trial(None)
+        for line in tried.says if image.providers else ():
+            say(line)
+        made = decision.decide(gate, verdict, tried)
+    if not decision.write(made) and made.starts:
+        say(f"warning: {decision.PATH} can't be written: rocstack-prolog does not learn that this is '{made.word}'")
+    return 0 if made.starts else 1
+
+
+def link(image: Image, place: str) -> str:
+    """What RDMAV_DRIVERS must say, where no link can be made; the trial here goes by it too."""
+    by_name = linked.choose(image, place)
+    if by_name:
+        os.environ[linked.BY_NAME] = by_name
+    if len(image.providers) > 1:
+        say(f"{_named(next(each for each in image.providers if each.place == place))} for this node")
     return by_name
 
 
@@ -158,37 +185,63 @@ def _named(provider: Provider) -> str:
     return f"{provider.driver} {provider.version or provider.way} (kernel ABI {bounds[0]}-{bounds[1]})"
 
 
-def write_env(text: str) -> str:
-    """The file that was written: in its own place, or where this user may write."""
-    try:
-        Path(PATH).write_text(text)
-        return PATH
-    except OSError:
-        handle, path = tempfile.mkstemp(prefix="fabric-", suffix=".env")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        return path
+def gate() -> int:
+    """Asked again, of the node as it is now."""
+    image, _ = read_image()
+    verdict = linked.checked(image, judged(image, read_node()), {**read_env(), **os.environ})
+    print(f"{verdict.result}: {verdict.says}")
+    made = decision.read()
+    if verdict.result == UNKNOWN and made and made.word == PROVED:
+        print("every device was tried when the daemons started, and worked")
+        return 0
+    return CODES[verdict.result]
+
+
+def env() -> int:
+    asked = variables(os.environ)
+    for wrong in asked.wrong:
+        say(wrong)
+    image, manifest = read_image()
+    print(render_env(environment(read_node(), image, manifest, os.environ, asked)), end="")
+    return 2 if asked.wrong else 0
+
+
+def prove(*, many: bool, every: bool) -> int:
+    """0 where every device works; 1 where one doesn't or none could be tried."""
+    tried = opened(many=many) if every else trial(read_image()[0], read_node(), many=many)
+    for line in tried.says:
+        say(line)
+    return 0 if tried.works else 1
+
+
+def write_env(text: str) -> bool:
+    """For Slurm's tasks and for people; a command has it from standard output."""
+    for path in map(Path, ENV_FILES):
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.write_text(text)
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def read_env() -> dict[str, str]:
+    """Empty where no file was written."""
+    path = next((path for path in map(Path, ENV_FILES) if path.exists()), None)
+    return parse_env(path.read_text()) if path else {}
 
 
 def task() -> int:
-    """Slurm's TaskProlog: `export NAME=value` lines; what the job set itself stays."""
-    from .envfile import parse_env
-
-    for name, value in parse_env(Path(PATH).read_text()).items():
+    """Slurm's TaskProlog: `export NAME=value` lines; what the job set itself stays. A task runs without them too."""
+    try:
+        found = read_env()
+    except (OSError, ValueError) as error:
+        say(f"the fabric's environment can't be read: {error}")
+        return 0
+    if not found:
+        say(f"no fabric environment for this task: there is no {' or '.join(ENV_FILES)}")
+    for name, value in found.items():
         if name not in os.environ:
             print(f"export {name}={value}")
     return 0
-
-
-def prove(*, many: bool) -> int:
-    """0 where every device works; 1 where one doesn't or there is none."""
-    try:
-        proofs = Verbs().prove(threads=THREADS if many else 1, each=EACH if many else 1)
-    except OSError as error:
-        print(f"rocstack: libibverbs can't be loaded: {error}", file=sys.stderr)
-        return 1
-    for proof in proofs:
-        print(f"rocstack: {proof.says}", file=sys.stderr)
-    if not proofs:
-        print("rocstack: libibverbs lists no device; IBV_SHOW_WARNINGS=1 ibv_devices says why", file=sys.stderr)
-    return 0 if proofs and all(proof.ok for proof in proofs) else 1

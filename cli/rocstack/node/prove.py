@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 IBV_QPT_RC = 2
 THREADS, EACH = 8, 64
+UNLISTED = "libibverbs does not list it; `IBV_SHOW_WARNINGS=1 ibv_devices` says why"
 
 
 class _Attr(ctypes.Structure):
@@ -92,13 +93,17 @@ class Verbs:
             function = getattr(self.lib, name)
             function.restype, function.argtypes = result, arguments
 
-    def prove(self, only: str | None = None, *, threads: int = 1, each: int = 1) -> list[Proof]:
-        """Every device that libibverbs lists, or the one called `only`; `threads` x `each` queue pairs at once."""
+    def prove(self, names: Sequence[str] | None = None, *, threads: int = 1, each: int = 1) -> list[Proof]:
+        """The devices called `names`, else every one that libibverbs lists; `threads` x `each` queue pairs at once."""
         count = ctypes.c_int()
         devices = self.lib.ibv_get_device_list(ctypes.byref(count))
         try:
-            named = [(self.lib.ibv_get_device_name(devices[i]).decode(), devices[i]) for i in range(count.value)]
-            return [self._device(name, device, threads, each) for name, device in named if only in (None, name)]
+            listed = {self.lib.ibv_get_device_name(devices[i]).decode(): devices[i] for i in range(count.value)}
+            wanted = listed if names is None else names
+            return [
+                self._device(name, listed[name], threads, each) if name in listed else Proof(name, UNLISTED)
+                for name in wanted
+            ]
         finally:
             if devices:
                 self.lib.ibv_free_device_list(devices)

@@ -87,7 +87,7 @@ def test_the_vendors_package_at_the_drivers_release(
     assert done.code == 0, done.err + done.failures()
     image = place.reference("worker", "broadcom")
     told = provider(image)
-    assert (told["way"], told["version"], told["kernel_abi"]) == ("package", standin.VERSION, [6, 6])
+    assert (told["way"], told["version"], told["kernel_abi"]) == ("package", f"{standin.VERSION}-1", [6, 6])
     assert told["path"] == f"/opt/rocstack/nic/package/{PROVIDER}"
     code, out = inside(image, nodes["new"][1], f"readlink -f {OWN}; ibv_devices; ls /etc/apt/sources.list.d")
     assert code == 0

@@ -263,6 +263,15 @@ def test_daemons_start_where_every_device_works(place: Place, one: Image, capsys
     assert place.gate.startswith("refuse n1: ")
 
 
+def test_start_and_gate_look_at_the_file_itself(place: Place, one: Image, own: Path) -> None:
+    own.resolve().write_bytes(b"of the host")
+    place.is_of(one, NODE, *GOOD)
+    assert place.start() == 1
+    assert inside.main(["gate"]) == 1
+    assert place.tried == []
+    assert "which is not the bnxt_re that the image was built with" in place.gate
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from rocstack.node import slingshot
 from rocstack.node.classes import classes, differences
 from rocstack.node.drawing import bits, speed
 from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
@@ -142,6 +143,8 @@ def _library(library: Library) -> str:
     if library.driver is None:
         abi = UNKNOWN if library.private_abi is None else library.private_abi
         return f"libibverbs {version} (private ABI {abi})"
+    if library.driver in slingshot.NAMES:  # no provider of libibverbs
+        return f"{library.driver} {version}"
     low, high = library.kernel_abi or (None, None)
     span = UNKNOWN if low is None else f"{low}" if low == high else f"{low}-{high}"
     return f"{library.driver} {version} (kernel ABI {span})"

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support import Cli, listing
 from rocstack import probe, remote, summary
 from rocstack.errors import BadInput
 from rocstack.node.classes import traits
-from rocstack.node.profile import NodeProfile, Verbs
+from rocstack.node.profile import Library, NodeProfile, Verbs
 from rocstack.profiles import read_profiles, write_profiles
 from rocstack.remote import HostRun
 from rocstack.virtual import machine, model, tree
@@ -175,6 +176,9 @@ def test_rdma_in_software_is_called_so(cli: Cli, tmp_path: Path) -> None:
     write_profiles(tmp_path / "nodes.json", [node])
     assert summary.facts(node)["RDMA"] == "1 × rdma_rxe (RDMA in software), kernel ABI 1"
     assert summary.cells(node)[-1] == "RDMA in software: rxe0"
+    libraries = (Library("/usr/lib64/libfabric.so.1", "libfabric", "1.22.0"), Library("/x.so", "bnxt_re", "232"))
+    told = summary.facts(replace(node, libraries=libraries))["libraries"]
+    assert told == "libfabric 1.22.0, bnxt_re 232 (kernel ABI not read)"
     said = cli("doctor", "--profiles", "nodes.json")
     assert "RDMA in software, no card: n1: rxe0" in said.out
     assert cli("doctor", "--profiles", "nodes.json", "--json").json()["software"] == {"n1": ["rxe0"]}

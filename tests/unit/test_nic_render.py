@@ -82,7 +82,7 @@ def test_newer_rdma_core_lies_beside_the_distributions(nic: str) -> None:
     provider = Provider(place="newer", way="newer", version="63.0", archive="rdma-core-63.0.tar.gz", sha256="b" * 64)
     found = text(made(provider, nic=nic))
     assert "-DCMAKE_INSTALL_PREFIX=/opt/rdma-core" in found
-    assert "echo /opt/rdma-core/lib >/etc/ld.so.conf.d/00-rdma-core.conf" in found
+    assert "echo /opt/rdma-core/lib >/etc/ld.so.conf.d/rdma-core.conf" in found
     assert "provider-install" not in found
 
 

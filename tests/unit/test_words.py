@@ -20,7 +20,6 @@ NEEDS = {  # the special letters a word can't do without, where its place is not
     "EnvValue": {" "},
     "Glob": {"*", "?"},
     "PlainUrl": {"?"},
-    "PlainUrl": {"?"},
     "Url": {"?"},
     "Origin": {" "},
 }

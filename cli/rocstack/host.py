@@ -9,27 +9,10 @@ from typing import Protocol
 
 from pydantic import Field
 
+from rocstack.node.system import LIMITS, UNLIMITED
 from rocstack.words import Value
 
-UNLIMITED = -1
 CAP_SYS_RESOURCE = 24  # raises a hard limit (capabilities(7))
-_LIMITS = {
-    "Max cpu time": "cpu",
-    "Max file size": "fsize",
-    "Max data size": "data",
-    "Max stack size": "stack",
-    "Max core file size": "core",
-    "Max resident set": "rss",
-    "Max processes": "nproc",
-    "Max open files": "nofile",
-    "Max locked memory": "memlock",
-    "Max file locks": "locks",
-    "Max pending signals": "sigpending",
-    "Max msgqueue size": "msgqueue",
-    "Max nice priority": "nice",
-    "Max realtime priority": "rtprio",
-    "Max realtime timeout": "rttime",
-}
 
 
 class Device(Value):
@@ -158,7 +141,7 @@ def _limits(table: str) -> dict[str, int]:
     """Hard limits from /proc/PID/limits: columns limit (26 wide), soft, hard, unit."""
     found = {}
     for line in table.splitlines():
-        name = _LIMITS.get(line[:26].strip())
+        name = LIMITS.get(line[:26].strip())
         values = line[26:].split()
         if name and len(values) >= 2:
             found[name] = UNLIMITED if values[1] == "unlimited" else int(values[1])

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from rocstack.host import UNLIMITED, Host
+from rocstack.host import Host
+from rocstack.node.system import UNLIMITED
 
 # RLIMIT_* numbers of Linux, which is how runc names a limit that it could not set.
 NUMBERS = {

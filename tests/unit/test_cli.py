@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -404,3 +405,12 @@ def test_start_up(tmp_path: Path) -> None:
             break
     assert min(ours) <= 2 * min(plain)
     assert min(render) < 0.5
+
+
+def test_ctrl_c_while_loading_shows_no_traceback(tmp_path: Path) -> None:
+    """A module that is slow to load, interrupted in the middle of it."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "from rocstack.cli import start; start()"
+    env = {**ENV, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENV['PYTHONPATH']}"}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, "", "")

@@ -47,13 +47,15 @@ def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: d
     libibverbs itself said (`measured`) must agree with what was read."""
     out = {"nic.modules": ",".join(nic["modules"]), "nic.pci": ",".join(nic["pci"]), **plugin(root, nic["plugin"])}
     library = libibverbs(root)
-    if not nic["driver"] or library is None:
+    if library is None:
         return out
     data = resolved(root, library).read_bytes()
     pattern = re.search(rb"/[ -~]*/lib%s-rdmav(\d+)\.so", data)
     verbs = elf.read_libibverbs(data)
     if verbs.private_abi is not None:
         out["verbs.private-abi"] = str(verbs.private_abi)
+    if not nic["driver"]:
+        return out
     rows = [row(root, nic, each, pattern[0].decode() if pattern else "", packages) for each in nic["providers"]]
     out["nic.providers"] = json.dumps(rows, separators=(",", ":"))
     own = pattern[0].decode().replace("%s", nic["driver"]) if pattern else ""

@@ -45,7 +45,8 @@ def libibverbs(root: Path) -> str | None:
 def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: dict[str, str]) -> dict[str, str]:
     """Labels of the NIC, without their prefix. What can't be read is left out, with the reason printed; what
     libibverbs itself said (`measured`) must agree with what was read."""
-    out = {"nic.modules": ",".join(nic["modules"]), "nic.pci": ",".join(nic["pci"]), **plugin(root, nic["plugin"])}
+    own = {"nic.modules": ",".join(nic["modules"]), "nic.pci": ",".join(nic["pci"])}
+    out = {**{label: value for label, value in own.items() if value}, **plugin(root, nic["plugin"])}
     library = libibverbs(root)
     if library is None:
         return out
@@ -58,9 +59,9 @@ def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: d
         return out
     rows = [row(root, nic, each, pattern[0].decode() if pattern else "", packages) for each in nic["providers"]]
     out["nic.providers"] = json.dumps(rows, separators=(",", ":"))
-    own = pattern[0].decode().replace("%s", nic["driver"]) if pattern else ""
-    if rows[0]["path"] and resolved(root, own).read_bytes() != resolved(root, rows[0]["path"]).read_bytes():
-        raise SystemExit(f"{own} is not {rows[0]['path']}")
+    used = pattern[0].decode().replace("%s", nic["driver"]) if pattern else ""
+    if rows[0]["path"] and resolved(root, used).read_bytes() != resolved(root, rows[0]["path"]).read_bytes():
+        raise SystemExit(f"{used} is not {rows[0]['path']}")
     for each in rows:
         said, found = measured.pop(f"nic.loader-abi.{each['place']}", None), each["kernel_abi"]
         if said and found and said != f"{found[0]}-{found[1]}":

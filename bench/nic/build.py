@@ -39,7 +39,7 @@ COPY {{tarball}} /src/
 RUN --mount=type=bind,source=build,target=/run/rocstack/build \\
     --mount=type=secret,id=site-env,target=/run/rocstack/site.env \\
     --mount=type=secret,id=site-ca,target=/run/rocstack/ca.pem \\
-    /run/rocstack/build/apt-update && /run/rocstack/build/apt-install {COMPILER}
+    rm /etc/dpkg/dpkg.cfg.d/rocstack && /run/rocstack/build/apt-update && /run/rocstack/build/apt-install {COMPILER}
 RUN cd /src && tar -xf *.tar.gz && cd libbnxt_re-{standin.VERSION} && {RECIPE}
 """
 

@@ -50,7 +50,7 @@ def main() -> None:
     for file in files:
         data = file.read_bytes()
         read = median_ms(lambda data=data: elf.read_provider(data), options.rounds)
-        script = median_ms(command(sys.executable, elf.__file__, file), options.rounds)
+        script = median_ms(command(sys.executable, "-m", "rocstack.nic.elf", file), options.rounds)
         readelf = median_ms(command("readelf", "-VW", file), options.rounds)
         times = {"read_ms": read, "script_ms": script, "readelf_ms": readelf, "ratio": round(read / readelf, 2)}
         rows.append({"library": file.name, "bytes": len(data), **times})

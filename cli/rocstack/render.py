@@ -88,7 +88,7 @@ def render(
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")
     files["check/libibverbs"] = files["build/libibverbs"]
-    files["check/elf.py"] = File((Path(__file__).parent / "nic/elf.py").read_bytes())
+    files |= readers()
     files |= inside.files(nics)
     files |= {path: File(data) for path, data in (archives or {}).items()}
     files |= _tree(paths.images() / "rootfs", "rootfs")
@@ -255,6 +255,13 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
             "plugin": resolved.plugin and resolved.plugin.model_dump(include={"name", "version", "library"}),
         }
     return (json.dumps(facts, indent=1) + "\n").encode()  # in layer order: a package belongs to the first
+
+
+def readers() -> dict[str, File]:
+    """What reads provider libraries in the build, as the package it is here."""
+    own = Path(__file__).parent
+    names = ("__init__.py", "nic/__init__.py", "nic/elf.py", "nic/shared_library.py")
+    return {f"check/rocstack/{name}": File((own / name).read_bytes()) for name in names}
 
 
 def _own_templates() -> dict[str, str]:

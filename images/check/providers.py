@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import elf
+from rocstack.nic import elf
 
 ROOT = "/opt/rocstack/nic"
 NEWER = "/opt/rdma-core/lib"  # where a newer rdma-core lies, before the distribution's

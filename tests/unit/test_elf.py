@@ -23,7 +23,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rocstack.nic import elf
+from rocstack import render
 from rocstack.nic.elf import ANY_ABI, LibraryAbi, read_libibverbs, read_provider
 
 SOURCES = Path(__file__).with_name("data") / "elf"
@@ -388,16 +388,21 @@ def test_an_elf_magic_and_noise(rest: bytes) -> None:
 
 def test_as_a_script(compile: Compile, libibverbs: Callable[[int], Path], tmp_path: Path) -> None:
     """Alone in a folder, as an image build has it, with the library's path as the only argument."""
-    script = shutil.copy(elf.__file__, tmp_path)
+    for path, file in render.readers().items():
+        target = tmp_path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.data)
+    module, folder = ["-m", "rocstack.nic.elf"], tmp_path / "check"
     provider, library = compile(34, "-O2"), libibverbs(34)
     done = subprocess.run(
-        [sys.executable, "-P", script, provider, library], capture_output=True, text=True, check=True, env={}
+        [sys.executable, *module, provider, library], capture_output=True, text=True, check=True, env={}, cwd=folder
     )
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert (first["file"], first["private_abi"], first["kernel_abi"]) == (str(provider), 34, [6, 7])
     assert (second["file"], second["private_abi"], second["kernel_abi"]) == (str(library), 34, None)
     for wrong, said in ((tmp_path / "absent", "No such file"), (SOURCES / "provider.c", "not an ELF file")):
-        failed = subprocess.run([sys.executable, script, wrong], capture_output=True, text=True, check=False, env={})
+        command = [sys.executable, *module, wrong]
+        failed = subprocess.run(command, capture_output=True, text=True, check=False, env={}, cwd=folder)
         assert failed.returncode == 1
         assert said in failed.stderr
         assert "Traceback" not in failed.stderr

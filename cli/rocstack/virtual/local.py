@@ -80,8 +80,9 @@ class Local:
             kept = self._keep(wanted)
             self._write(wish, machines, keys)
             missing = [machine for machine in machines if machine.host not in kept]
-            stay = f"; {len(kept)} stay as they are" if kept else ""
-            self.say(f"making {len(missing)} virtual node{'s' if len(missing) > 1 else ''}{stay}")
+            stay = f"{len(kept)} stay as they are" if kept else ""
+            make = f"{len(missing)} to make" if missing else ""
+            self.say(f"virtual nodes: {', '.join(filter(None, (make, stay)))}")
             _each(lambda m: self._make(m, image, network.name, wanted[m.host]), missing)
             hosts = [_host(machine) for machine in machines]
             let_in = _each(lambda host: access.answers(self.folder, host, PATIENCE, self._stop), hosts, self._stop)

@@ -32,10 +32,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """`tokens` is a raw file of little-endian token numbers; without it, synthetic bytes are made."""
+    """`path` is a .bin file of little-endian token numbers, a .parquet file, or a folder or pattern of either;
+    without it, synthetic bytes are made."""
 
-    tokens: str = ""
-    dtype: Literal["uint16", "uint32"] = "uint16"
+    path: str = ""
+    dtype: Literal["uint16", "uint32"] = "uint16"  # of .bin files
+    column: str = ""  # of parquet files; "": input_ids if there is one, else text
+    tokenizer: str = ""  # Hugging Face folder for parquet text; "": the one of model.path, else bytes
+    cache: str = ""  # where parquet's tokens are kept; "": beside the data
     seq_len: int = _at_least(1, 128)
 
 
@@ -58,12 +62,34 @@ class Train:
 
 @dataclass(frozen=True)
 class Parallel:
-    """`naive` is one blocking all-reduce per parameter: the oracle that `bucketed` is tested against."""
+    """How gradients are summed. `naive` is one blocking all-reduce per parameter, `ring` the ring written out over
+    send and receive: the oracles that the others are tested against."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    gradients: Literal["bucketed", "naive"] = "bucketed"
+    algorithm: Literal["auto", "flat", "hierarchical", "ring", "mpi4py", "naive"] = "auto"
+    compress: Literal["auto", "none", "bf16", "int8", "int8+zstd"] = "auto"  # auto: by the measured link
     bucket_mb: float = _at_least(0.001, 25.0)
+    store: str = ""  # HOST:PORT of `rocstack-train --store`, which outlives any rank; "": rank 0 has it
     timeout_s: float = _at_least(1, 600.0)
+    lost_after_s: float = _at_least(1, 15.0)  # a rank that gives no sign of life for so long is lost
+
+
+@dataclass(frozen=True)
+class DiLoCo:
+    """Groups train apart for `inner_steps` steps, then average how far they went (arXiv 2311.08105).
+
+    `group` says which group this launch is; -1: this launch has all of them, side by side.
+    """
+
+    groups: int = _at_least(1, 1)  # 1: no DiLoCo, unless `always`
+    group: int = _at_least(-1, -1)
+    inner_steps: int = _at_least(1, 500)
+    outer_lr: float = _at_least(0, 0.7)
+    outer_momentum: float = _at_least(0, 0.9)
+    compress: Literal["none", "bf16", "int8", "int8+zstd"] = "int8+zstd"
+    always: bool = False  # the outer step also with one group (a lookahead optimizer)
+    beat_s: float = _at_least(0.1, 2.0)
+    lost_after_s: float = _at_least(0.5, 10.0)
 
 
 @dataclass(frozen=True)
@@ -74,6 +100,9 @@ class Checkpoint:
     every: int = _at_least(0, 0)
     keep: int = _at_least(1, 2)
     resume: bool = True
+    background: bool = False  # write while training goes on
+    export: str = ""  # folder for a Hugging Face model at the end
+    requeue: bool = False  # on SIGUSR1 in a Slurm job: save, then `scontrol requeue`
 
 
 @dataclass(frozen=True)
@@ -82,6 +111,7 @@ class Output:
 
     metrics: str = ""
     every: int = _at_least(1, 1)
+    curves: str = ""  # SVG file, drawn at the end
 
 
 @dataclass(frozen=True)
@@ -90,6 +120,7 @@ class Config:
     data: Data = Data()
     train: Train = Train()
     parallel: Parallel = Parallel()
+    diloco: DiLoCo = DiLoCo()
     checkpoint: Checkpoint = Checkpoint()
     output: Output = Output()
 
@@ -100,6 +131,11 @@ class Config:
             pairs = (f"{key} = {json.dumps(value)}" for key, value in section.items())
             lines.append(f"{name} = {{ {', '.join(pairs)} }}")
         return "\n".join(lines)
+
+    @property
+    def outer(self) -> bool:
+        """Is there an outer (DiLoCo) optimizer?"""
+        return self.diloco.groups > 1 or self.diloco.always
 
     def check(self) -> None:
         """Rules between settings. Raises ConfigError."""
@@ -116,6 +152,10 @@ class Config:
             ),
             "model.attention_dropout must be below 1": model.attention_dropout < 1,
             "train.min_lr is a fraction of train.lr: at most 1": train.min_lr <= 1,
+            "diloco.group must be below diloco.groups": self.diloco.group < self.diloco.groups,
+            "checkpoint.every must be a multiple of diloco.inner_steps: only there all groups are alike": (
+                not self.outer or self.checkpoint.every % self.diloco.inner_steps == 0
+            ),
             "checkpoint.every needs checkpoint.dir": not self.checkpoint.every or bool(self.checkpoint.dir),
         }
         for rule, holds in rules.items():

@@ -28,8 +28,8 @@ class Samples:
 
     def __init__(self, config: Data, batch: int, seed: int, vocab_size: int) -> None:
         self.seq_len, self.batch, self.seed, self.vocab_size = config.seq_len, batch, seed, vocab_size
-        self.tokens = _read(Path(config.tokens), config.dtype) if config.tokens else synthetic(seed)
-        self.name = config.tokens or f"synthetic bytes (made-up words, seed {seed})"
+        self.tokens = _read(Path(config.path), config.dtype) if config.path else synthetic(seed)
+        self.name = config.path or f"synthetic bytes (made-up words, seed {seed})"
         self.n = (len(self.tokens) - 1) // self.seq_len
         if self.n < 1:
             raise ConfigError(f"{self.name}: {len(self.tokens)} tokens, too few for data.seq_len={self.seq_len}")
@@ -105,4 +105,4 @@ def _read(path: Path, dtype: str) -> np.ndarray:
             raise ConfigError(f"{path}: the token file is empty")
         return np.memmap(path, dtype=kind, mode="r")
     except OSError as error:
-        raise ConfigError(f"data.tokens: {path}: {error.strerror}") from None
+        raise ConfigError(f"data.path: {path}: {error.strerror}") from None

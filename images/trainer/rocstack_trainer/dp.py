@@ -103,7 +103,7 @@ Gradients = NaiveGradients | BucketedGradients
 
 def gradients(config: Parallel, parameters: Iterable[torch.nn.Parameter]) -> Gradients:
     """As `parallel.gradients` says."""
-    if config.gradients == "naive":
+    if config.algorithm == "naive":
         return NaiveGradients(parameters)
     return BucketedGradients(parameters, int(config.bucket_mb * 2**20))
 

@@ -33,13 +33,15 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Rank:
-    """`backend` and `device` are empty until `with_device` has looked at this machine."""
+    """`rank` of `world` in DiLoCo group `group` of `groups`. `backend` and `device` are empty until `with_device` has looked at this machine."""
 
     rank: int = 0
     local_rank: int = 0
     world: int = 1
     local_world: int = 1
     launcher: str = "single process"
+    group: int = 0
+    groups: int = 1
     backend: str = ""
     device: str = ""
 

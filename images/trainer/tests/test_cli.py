@@ -154,7 +154,7 @@ def test_mistakes_are_told_at_once_and_without_a_traceback(args: list[str], code
 
 
 def test_a_missing_token_file_of_a_rank() -> None:
-    done = command(*SMALL, "--ranks", "2", "--data.tokens=/nowhere/t.bin")
+    done = command(*SMALL, "--ranks", "2", "--data.path=/nowhere/t.bin")
     assert done.returncode == 2
     assert "/nowhere/t.bin: No such file" in done.stderr
     assert "Traceback" not in done.stderr

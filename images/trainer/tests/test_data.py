@@ -10,7 +10,7 @@ def samples(tmp_path, n: int, batch: int, seed: int = 1) -> Samples:
     """`n` samples of 4 tokens; sample i starts with token 4 i."""
     path = tmp_path / "tokens.bin"
     np.arange(n * 4 + 1, dtype=np.uint16).tofile(path)
-    return Samples(Data(tokens=str(path), seq_len=4), batch, seed, vocab_size=1 << 16)
+    return Samples(Data(path=str(path), seq_len=4), batch, seed, vocab_size=1 << 16)
 
 
 def test_permute_is_a_permutation_for_any_size() -> None:
@@ -72,7 +72,7 @@ def test_targets_follow_the_inputs(tmp_path) -> None:
 def test_uint32_tokens(tmp_path) -> None:
     path = tmp_path / "t.bin"
     np.array([70_000, 1, 2, 3, 4], dtype="<u4").tofile(path)
-    data = Samples(Data(tokens=str(path), dtype="uint32", seq_len=4), 1, 1, vocab_size=100_000)
+    data = Samples(Data(path=str(path), dtype="uint32", seq_len=4), 1, 1, vocab_size=100_000)
     assert data.load(np.array([0]), "cpu")[0].tolist() == [[70_000, 1, 2, 3]]
 
 
@@ -100,4 +100,4 @@ def test_a_useless_file_is_refused(tmp_path, content: bytes | None, message: str
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        Samples(Data(tokens=str(path), seq_len=4), 1, 1, 256)
+        Samples(Data(path=str(path), seq_len=4), 1, 1, 256)

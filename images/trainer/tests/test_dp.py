@@ -28,15 +28,15 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def one_rank() -> torch.Tensor:
-    (grad,) = ranks(1, grouped, gradient, small("train.batch=12", "parallel.gradients=naive"))
+    (grad,) = ranks(1, grouped, gradient, small("train.batch=12", "parallel.algorithm=naive"))
     assert grad.norm() > 0.1
     return grad
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("kind", ["naive", "bucketed"])
+@pytest.mark.parametrize("kind", ["naive", "flat"])
 def test_n_ranks_have_the_gradient_of_one(one_rank: torch.Tensor, world: int, kind: str) -> None:
-    config = small("train.batch=12", f"parallel.gradients={kind}", "parallel.bucket_mb=0.02")
+    config = small("train.batch=12", f"parallel.algorithm={kind}", "parallel.bucket_mb=0.02")
     found = ranks(world, grouped, gradient, config)
     assert all(torch.equal(grad, found[0]) for grad in found)
     assert relative(found[0], one_rank) <= 1e-6
@@ -53,9 +53,9 @@ def test_accumulated_micro_batches_have_the_gradient_of_the_whole(one_rank: torc
 def test_bucketed_is_bitwise_naive(bucket_mb: float, tied: str) -> None:
     """On 2 ranks, where a sum has only one order."""
     both = [
-        ranks(2, grouped, gradient, small(*common, f"parallel.gradients={kind}"))[0]
+        ranks(2, grouped, gradient, small(*common, f"parallel.algorithm={kind}"))[0]
         for common in [(f"parallel.bucket_mb={bucket_mb}", f"model.tie_word_embeddings={tied}", "train.micro_batch=1")]
-        for kind in ("naive", "bucketed")
+        for kind in ("naive", "flat")
     ]
     assert torch.equal(*both)
 

@@ -24,12 +24,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:
-    config = settings.load(str(file), ["--train.steps=9", "--train.deterministic=False", "--data.tokens=a=b.bin"])
+    config = settings.load(str(file), ["--train.steps=9", "--train.deterministic=False", "--data.path=a=b.bin"])
     assert config.train.steps == 9
     assert config.train.lr == 1.0
     assert isinstance(config.train.lr, float)
     assert config.train.deterministic is False
-    assert config.data.tokens == "a=b.bin"
+    assert config.data.path == "a=b.bin"
     assert config.train.seed == Config().train.seed
 
 

@@ -34,9 +34,9 @@ def test_metrics_are_complete_and_exact(tmp_path: Path) -> None:
 
 
 def test_bucketed_and_naive_train_the_same_weights(tmp_path: Path) -> None:
-    for kind in ("naive", "bucketed"):
-        trained(2, small("train.steps=6", f"parallel.gradients={kind}", f"checkpoint.dir={tmp_path / kind}"))
-    assert state(tmp_path / "naive", 6)["weights_sha256"] == state(tmp_path / "bucketed", 6)["weights_sha256"]
+    for kind in ("naive", "flat"):
+        trained(2, small("train.steps=6", f"parallel.algorithm={kind}", f"checkpoint.dir={tmp_path / kind}"))
+    assert state(tmp_path / "naive", 6)["weights_sha256"] == state(tmp_path / "flat", 6)["weights_sha256"]
 
 
 def poisoned(rank: Rank, config: Config, bad: float) -> int:
@@ -72,7 +72,7 @@ def test_a_learning_rate_far_too_high_ends_in_a_message() -> None:
 def test_training_from_a_token_file(tmp_path: Path) -> None:
     path, metrics = tmp_path / "t.bin", tmp_path / "m.jsonl"
     np.tile(np.arange(64, dtype=np.uint16), 40).tofile(path)
-    trained(2, small("train.steps=25", f"data.tokens={path}", "train.lr=1e-2", f"output.metrics={metrics}"))
+    trained(2, small("train.steps=25", f"data.path={path}", "train.lr=1e-2", f"output.metrics={metrics}"))
     losses = [line["loss"] for line in lines(metrics)]
     assert losses[-1] < losses[0] / 2
 

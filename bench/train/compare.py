@@ -1,0 +1,167 @@
+"""Training steps of several sides in turns, in one process per rank: CPU time, time, bytes on the wire, loss.
+
+    python compare.py --sides ddp,ddp#2,flat,trainer [--rate 100mbit] [--model s] [--steps 40] [--out FILE]
+    python compare.py --device cuda --model gpu --sides ddp,flat,trainer
+
+`trainer` is the Hugging Face Trainer, for the others see sides.py. The first side is what the rest is compared with;
+a second one of it (#2) shows the noise. On CPUs each of the ranks (2) has a network namespace and one thread; the link
+between them is shaped to --rate. On a GPU there is one rank and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import link
+import workload
+
+SKIP = 3  # first steps allocate, connect and warm up
+COLUMNS = ("side", "CPU ms", "CPU x", "ms", "p10 ms", "tokens/s", "speed x", "sent MB", "bytes x", "loss", "equal")
+
+
+class Meter:
+    """What one side's step takes on this rank. All ranks start together."""
+
+    def __init__(self, device: str) -> None:
+        self.gpu = device != "cpu"
+        self.rows: dict[str, list[tuple[float, ...]]] = {}
+        self.losses: dict[str, list[float]] = {}
+
+    def start(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if self.gpu:
+            torch.cuda.synchronize()
+        dist.barrier()
+        self.began = link.wire()[1], time.process_time(), time.perf_counter()
+
+    def stop(self, name: str) -> None:
+        import torch
+
+        if self.gpu:
+            torch.cuda.synchronize()
+        took = time.perf_counter() - self.began[2]
+        row = took, time.process_time() - self.began[1], link.wire()[1] - self.began[0]
+        self.rows.setdefault(name, []).append(row)
+
+
+def compare(args: argparse.Namespace, text: Path) -> Meter:
+    """On one rank. Runs the sides step by step, in turns that begin with another one each time."""
+    import sides
+    import torch
+
+    from rocstack_trainer import launch
+
+    torch.set_num_threads(1)
+    rank = launch.with_device(launch.from_env(os.environ), "nccl" if args.device == "cuda" else "gloo")
+    torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
+    with launch.process_group(rank, 600):
+        meter = Meter(rank.device)
+        run = {name: sides.make(name, args.model, text, rank) for name in args.sides if name != "trainer"}
+
+        def turn(step: int) -> None:
+            first = step % max(1, len(run))
+            for name in [*run][first:] + [*run][:first]:
+                meter.start()
+                loss = run[name].step(step)
+                meter.stop(name)
+                meter.losses.setdefault(name, []).append(sides.mean(loss, rank))
+
+        def after(step: int, loss: Any) -> None:
+            meter.stop("trainer")
+            meter.losses.setdefault("trainer", []).append(sides.mean(loss, rank))
+            turn(step)
+            meter.start()  # its time is all that happens outside of here
+
+        if "trainer" in args.sides:
+            with tempfile.TemporaryDirectory() as folder:
+                meter.start()
+                sides.hugging_face(args.model, text, rank, args.steps, Path(folder), after)
+        else:
+            for step in range(args.steps):
+                turn(step)
+        return meter
+
+
+def summary(args: argparse.Namespace, meters: list[Meter], tokens: int) -> dict[str, Any]:
+    """Per side: medians over the steps after the first SKIP; the slowest rank's time, the ranks' mean CPU and bytes."""
+    found: dict[str, Any] = {}
+    for name in args.sides:
+        steps = [list(zip(*ranks, strict=True)) for ranks in zip(*(m.rows[name][SKIP:] for m in meters), strict=True)]
+        times = sorted(max(step[0]) for step in steps)
+        world, losses = len(meters), meters[0].losses[name]
+        found[name] = {
+            "cpu_ms": 1e3 * median(sum(step[1]) / world for step in steps),
+            "ms": 1e3 * median(times),
+            "p10_ms": 1e3 * times[len(times) // 10],
+            "tokens_per_s": tokens / median(times),
+            "sent_bytes": median(sum(step[2]) / world for step in steps),
+            "loss": losses[-1],
+            "loss_hex": losses[-1].hex(),
+            "steps": len(losses),
+            "equal_steps": sum(a == b for a, b in zip(losses, meters[0].losses[args.sides[0]], strict=True)),
+        }
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    first = next(iter(found.values()))
+
+    def times(wanted: float, given: float) -> str:
+        return f"{wanted / given:.3f}" if given else "-"
+
+    rows = [COLUMNS]
+    for name, row in found.items():
+        rows.append(
+            (
+                name,
+                f"{row['cpu_ms']:.1f}",
+                times(row["cpu_ms"], first["cpu_ms"]),
+                f"{row['ms']:.1f}",
+                f"{row['p10_ms']:.1f}",
+                f"{row['tokens_per_s']:.0f}",
+                times(row["tokens_per_s"], first["tokens_per_s"]),
+                f"{row['sent_bytes'] / 1e6:.2f}",
+                times(first["sent_bytes"], row["sent_bytes"]),
+                f"{row['loss']:.4f} {row['loss_hex']}",
+                f"{row['equal_steps']}/{row['steps']}",
+            )
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * len(COLUMNS), *rows[1:]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sides", type=lambda text: text.split(","), default=["ddp", "ddp#2", "flat", "trainer"])
+    parser.add_argument("--rate", default="", help="of the link, as tc writes it; empty: not shaped")
+    parser.add_argument("--model", default="s")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder, "text.bin")
+        workload.write_text(text)
+        on_gpu = args.device == "cuda"
+        meters = [compare(args, text)] if on_gpu else link.ranks(2, args.rate, compare, args, text)
+    found = summary(args, meters, workload.tokens(args.model, len(meters)))
+    print(table(found), file=sys.stderr)
+    about = {"command": " ".join(sys.argv), "unit": "per step and rank", "load": [load, os.getloadavg()[0]]}
+    result = json.dumps(about | {"sides": found}, indent=1)
+    print(result)
+    if args.out:
+        args.out.write_text(result + "\n")
+
+
+if __name__ == "__main__":
+    main()

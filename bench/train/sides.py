@@ -1,0 +1,151 @@
+"""One training step of the same model on the same data: by rocstack's trainer, by torch's DDP, by the Hugging Face
+Trainer. `alone` is ours with each rank for itself, which shows what communication costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from workload import config
+
+from rocstack_trainer import dp, model, optimizer, train
+from rocstack_trainer.config import Config
+from rocstack_trainer.data import Samples
+from rocstack_trainer.launch import Rank
+from rocstack_trainer.stop import StopSignals
+
+
+class Side:
+    """A model, its optimizer and its data; `step` gives the mean loss over the ranks it knows of."""
+
+    def __init__(self, config: Config, rank: Rank) -> None:
+        self.config, self.rank = config, rank
+        self.net = model.build(config.model, rank, config.train.seed)
+        self.optimizer = optimizer.make(self.net, config.train)
+        self.data = Samples(config.data, config.train.batch, config.train.seed, self.net.config.vocab_size)
+
+    def samples(self, step: int) -> Any:
+        return self.data.ids(step, self.rank.rank, self.rank.world)
+
+    def clip(self, net: torch.nn.Module) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.train.clip).item())
+
+
+class Ours(Side):
+    """The loop of rocstack_trainer.train, without its printing and saving."""
+
+    def __init__(self, config: Config, rank: Rank) -> None:
+        super().__init__(config, rank)
+        self.gradients = dp.gradients(config.parallel, self.net.parameters())
+        self.stop = StopSignals()
+
+    def step(self, step: int) -> float:
+        torch.manual_seed(train.step_seed(self.config.train.seed, step, self.rank.rank))
+        ids = self.samples(step)
+        share = train.forward_backward(self.net, self.gradients, self.data, ids, len(ids), self.config, self.rank)
+        self.gradients.finish()
+        norm = self.clip(self.net)
+        loss = self.stop.agree(share)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise RuntimeError(f"step {step}: loss {loss}, gradient norm {norm}")
+        optimizer.set_rate(self.optimizer, self.config.train, step)
+        self.optimizer.step()
+        return loss
+
+
+class Ddp(Side):
+    """As PyTorch's documentation writes it."""
+
+    def __init__(self, config: Config, rank: Rank, wrap: bool = True) -> None:
+        super().__init__(config, rank)
+        self.model = DistributedDataParallel(self.net) if wrap else self.net
+
+    def step(self, step: int) -> torch.Tensor:
+        inputs, targets = self.data.load(self.samples(step), self.rank.device)
+        self.optimizer.zero_grad()
+        with train.autocast(self.config.train.precision, self.rank.device):
+            logits = self.model(input_ids=inputs).logits
+        loss = cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        loss.backward()
+        self.clip(self.model)
+        self.optimizer.step()
+        return loss.detach()
+
+
+def make(name: str, shape: str, text: Path, rank: Rank) -> Side:
+    """`name` is ddp, alone, or ALGORITHM[:CODEC] of ours as in flat or flat:int8+zstd; #2 makes a second one of it."""
+    kind, _, codec = name.partition("#")[0].partition(":")
+    if kind in ("ddp", "alone"):
+        return Ddp(config(shape, rank.world, text), rank, wrap=kind == "ddp")
+    parallel = (f"--parallel.algorithm={kind}", f"--parallel.compress={codec or 'none'}")
+    return Ours(config(shape, rank.world, text, *parallel), rank)
+
+
+def mean(loss: float | torch.Tensor, rank: Rank) -> float:
+    """Over the ranks; ours is that already."""
+    if isinstance(loss, float):
+        return loss
+    total = loss.double() / rank.world
+    dist.all_reduce(total)
+    return float(total.item())
+
+
+def hugging_face(
+    shape: str, text: Path, rank: Rank, steps: int, folder: Path, after: Callable[[int, torch.Tensor], None]
+) -> None:
+    """The Hugging Face Trainer's own loop; `after(step, this rank's loss)` is called at the end of every step."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    side = Side(config(shape, rank.world, text), rank)
+    share, world = side.config.train.batch // rank.world, rank.world
+
+    class Ordered(torch.utils.data.Dataset):
+        """Our samples, as a sequential sampler and accelerate's sharding reach them: whole batches in turns."""
+
+        def __len__(self) -> int:
+            return steps * share * world
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            batch, place = divmod(index, share)
+            inputs, targets = side.data.load(side.data.ids(batch // world, batch % world, world)[place:][:1], "cpu")
+            # `labels` are shifted by the model, `shift_labels` are not: ours has a target for every position.
+            return {"input_ids": inputs[0], "labels": inputs[0], "shift_labels": targets[0]}
+
+    class Losses(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            self.last = loss.detach()
+            return loss
+
+    class After(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            after(state.global_step - 1, trainer.last)
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=share,
+        train_sampling_strategy="sequential",
+        learning_rate=side.config.train.lr,
+        lr_scheduler_type="constant",
+        max_grad_norm=side.config.train.clip,
+        use_cpu=rank.device == "cpu",
+        bf16=rank.device != "cpu",
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = Losses(
+        side.net, arguments, train_dataset=Ordered(), callbacks=[After()], optimizers=(side.optimizer, None)
+    )
+    trainer.train()

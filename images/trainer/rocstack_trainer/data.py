@@ -8,35 +8,52 @@ when that number changes between two runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from rocstack_trainer import shards
 from rocstack_trainer.config import Data
 from rocstack_trainer.errors import ConfigError
 
 SYNTHETIC_TOKENS = 1 << 20
+OPEN_FILES = 256  # mapped at once; each takes a file descriptor
 
 
 class Samples:
-    """`n` samples of seq_len tokens, each with the token that follows.
+    """`n` samples of seq_len tokens, each with the token that follows; none crosses from one file to the next.
+
+    `batch` is the samples of a step over all who train. DiLoCo's groups take disjoint samples of one stream: with
+    G groups of N ranks, make it with `batch * G` and call `ids(step, group * N + rank, G * N)`. A group that is
+    away leaves its samples of these steps unseen.
 
     Raises:
-        ConfigError: the file is missing, cut in the middle of a token or shorter than one sample.
+        ConfigError: a file is missing, cut in the middle of a token, empty, or all are shorter than one sample.
     """
 
     def __init__(self, config: Data, batch: int, seed: int, vocab_size: int) -> None:
         self.seq_len, self.batch, self.seed, self.vocab_size = config.seq_len, batch, seed, vocab_size
-        self.tokens = _read(Path(config.path), config.dtype) if config.path else synthetic(seed)
-        self.name = config.path or f"synthetic bytes (made-up words, seed {seed})"
-        self.n = (len(self.tokens) - 1) // self.seq_len
+        self.name, self.offset = config.path or f"synthetic bytes (made-up words, seed {seed})", 0
+        sizes, self._shard = _files(config) if config.path else _memory(synthetic(seed))
+        self.first = np.cumsum([0] + [(size - 1) // self.seq_len for size in sizes])  # sample of each file
+        self.n = int(self.first[-1])
         if self.n < 1:
-            raise ConfigError(f"{self.name}: {len(self.tokens)} tokens, too few for data.seq_len={self.seq_len}")
+            raise ConfigError(f"{self.name}: {sum(sizes)} tokens, too few for data.seq_len={self.seq_len}")
+
+    def position(self, step: int) -> int:
+        """How many samples of the stream were taken before this step."""
+        return self.offset + step * self.batch
+
+    def go_on(self, step: int, position: int) -> None:
+        """Steps from `step` on follow `position`, which an earlier run reached with another batch or other groups."""
+        self.offset = position - step * self.batch
 
     def ids(self, step: int, rank: int, world: int) -> np.ndarray:
         """The sample numbers (int64, batch/world of them) of this rank at this step."""
-        position = np.arange(step * self.batch, (step + 1) * self.batch)
+        position = np.arange(self.position(step), self.position(step + 1))
         position = position[position % world == rank]
         epoch = position // self.n
         out = np.empty_like(position)
@@ -51,7 +68,7 @@ class Samples:
         Raises:
             ConfigError: a token is not in the model's vocabulary.
         """
-        rows = np.stack([self.tokens[i * self.seq_len :][: self.seq_len + 1] for i in ids]).astype(np.int64)
+        rows = np.stack([self._row(int(i)) for i in ids]).astype(np.int64)
         if rows.max() >= self.vocab_size:
             sample = ids[rows.max(axis=1).argmax()]
             raise ConfigError(
@@ -60,6 +77,11 @@ class Samples:
             )
         both = torch.from_numpy(rows).to(device)
         return both[:, :-1], both[:, 1:]
+
+    def _row(self, sample: int) -> np.ndarray:
+        shard = int(np.searchsorted(self.first, sample, side="right")) - 1
+        start = (sample - int(self.first[shard])) * self.seq_len
+        return self._shard(shard)[start : start + self.seq_len + 1]
 
 
 def permute(index: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
@@ -95,14 +117,30 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _read(path: Path, dtype: str) -> np.ndarray:
-    kind = np.dtype(dtype).newbyteorder("<")
+Sizes = list[int]  # in tokens, of each file
+Opener = Callable[[int], np.ndarray]  # the tokens of a file by its number
+
+
+def _memory(tokens: np.ndarray) -> tuple[Sizes, Opener]:
+    return [len(tokens)], lambda _: tokens
+
+
+def _files(config: Data) -> tuple[Sizes, Opener]:
+    files, kind = shards.find(config.path), np.dtype(config.dtype).newbyteorder("<")
+    if files[0].suffix != ".bin":
+        raise ValueError(f"{files[0]}: tokens.prepare() comes first")
+    sizes = [_tokens(file, kind) for file in files]
+    return sizes, lru_cache(OPEN_FILES)(lambda i: np.memmap(files[i], dtype=kind, mode="r"))
+
+
+def _tokens(file: Path, kind: np.dtype) -> int:
     try:
-        size = path.stat().st_size
-        if size % kind.itemsize:
-            raise ConfigError(f"{path}: {size} bytes are no whole number of {dtype} tokens")
-        if not size:
-            raise ConfigError(f"{path}: the token file is empty")
-        return np.memmap(path, dtype=kind, mode="r")
+        size = file.stat().st_size
+        file.open("rb").close()
     except OSError as error:
-        raise ConfigError(f"data.path: {path}: {error.strerror}") from None
+        raise ConfigError(f"data.path: {file}: {error.strerror}") from None
+    if size % kind.itemsize:
+        raise ConfigError(f"{file}: {size} bytes are no whole number of {kind.name} tokens")
+    if not size:
+        raise ConfigError(f"{file}: the token file is empty")
+    return size // kind.itemsize

@@ -27,6 +27,7 @@ def environment(sources: Mapping[str, str]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        optimized=False,  # every template is rendered once or twice: folding its constants costs more
         autoescape=False,  # what is rendered is a Dockerfile; values are checked by rocstack.words
     )
 

@@ -7,17 +7,19 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import StringConstraints
 
 from rocstack import ulimit
 from rocstack.environment import NOTHING, Environment
 from rocstack.errors import BadInput, Missing
-from rocstack.host import Device, Host
 from rocstack.mount import Mount
 from rocstack.ulimit import Ulimits
 from rocstack.words import Value
+
+if TYPE_CHECKING:
+    from rocstack.host import Device, Host
 
 WORKSPACE = "/workspace"  # where the current folder appears
 SHM_NEEDED = 8 << 30  # bytes; RCCL and data loaders share memory (Primus' node smoke test asks for as much)

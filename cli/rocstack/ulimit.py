@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from rocstack.host import Host
-from rocstack.node.system import UNLIMITED
+if TYPE_CHECKING:
+    from rocstack.host import Host
 
+UNLIMITED = -1
 # RLIMIT_* numbers of Linux, which is how runc names a limit that it could not set.
 NUMBERS = {
     "cpu": 0, "fsize": 1, "data": 2, "stack": 3, "core": 4, "rss": 5, "nproc": 6, "nofile": 7, "memlock": 8,

@@ -18,8 +18,8 @@ NO_ENGINE = "unix:///nonexistent/engine.sock"
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
     """`cli("render", "--nic", "tcp", cwd=..., env={...})` in an empty folder, where no engine answers."""
+    from rocstack.cli import ui
     from rocstack.cli.main import main
-    from rocstack.cli.ui import State
 
     def run(*args: str, cwd: Path = tmp_path, env: dict[str, str] | None = None) -> Ran:
         handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -30,12 +30,14 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
                 patch.setenv(name, value)
             patch.chdir(cwd)
             patch.setattr(sys, "argv", ["rocstack", *args])
+            for terminal in (ui.out, ui.err):
+                vars(terminal).pop("console", None)  # as in a process of its own: made in this environment
             capfd.readouterr()
             try:
                 with pytest.raises(SystemExit) as ended:
                     main()
             finally:
-                State.debug = State.json = False
+                ui.State.debug = ui.State.json = False
                 for number, handler in handlers:
                     signal.signal(number, handler)
         out, err = capfd.readouterr()

@@ -80,6 +80,8 @@ class Decision:
         Raises:
             CheckFailed: what will be built can't fit a node.
         """
+        if not self.nodes:
+            return
         from rocstack.nic.planned import planned
         from rocstack.node.gate import UNFIT, judge
 
@@ -139,7 +141,6 @@ def nodes(
         CheckFailed: a node of the inventory could not be read.
     """
     from rocstack.nic.need import is_worker
-    from rocstack.profiles import read_profiles
 
     if profiles and inventory:
         raise BadInput("--profiles and --inventory: one at a time", code="one-source", next_step="give one")
@@ -150,6 +151,8 @@ def nodes(
 
         own = probe_host(overlay=overlay)
         return (own,) if here or is_worker(replace(own, gpus=()), modules, pci) else ()
+    from rocstack.profiles import read_profiles
+
     found = read_profiles(profiles) if profiles else _probed(Path(str(inventory)), overlay)
     workers = tuple(node for node in found if is_worker(node, modules, pci))
     others = [node.name for node in found if node not in workers]

@@ -73,7 +73,7 @@ def display(roles: tuple[Role, ...], resolved: Any) -> Iterator[Shown]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[detail]}"),
     )
-    with Progress(*columns, console=err, transient=True, refresh_per_second=8) as bars:
+    with Progress(*columns, console=err.console, transient=True, refresh_per_second=8) as bars:
         shown = Shown(bars, {role: bars.add_task(role, total=None, detail="") for role in roles})
         yield shown
     shown.close()

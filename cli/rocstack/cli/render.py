@@ -41,7 +41,6 @@ def render(
     from rocstack.cli.nic import Decision
     from rocstack.errors import BadInput, Where
     from rocstack.lock import for_stack
-    from rocstack.report import last_base
 
     chosen = options.settings(
         nic=nic,
@@ -53,12 +52,17 @@ def render(
         nic_plugin=nic_plugin,
     )
     folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
+    base = chosen.base_image or None
+    if diff and not base:
+        from rocstack.report import last_base
+
+        base = last_base(folder)
     decision = Decision(chosen, way, nic_variants, profiles, inventory)
     value, components, nics = options.resolved(
         chosen,
         gfx=gfx,
         methods=methods,
-        base=chosen.base_image or last_base(folder) if diff else chosen.base_image or None,
+        base=base,
         decide=decision,
     )
     result = renderer.render(

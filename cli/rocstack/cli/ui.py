@@ -5,15 +5,33 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from rocstack.errors import RocstackError
 
-out = Console(highlight=False, soft_wrap=True, emoji=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Terminal:
+    """A console, loaded with the first thing said on it: `--help` and a printed Dockerfile do without."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        self._stderr = stderr
+
+    @cached_property
+    def console(self) -> Console:
+        from rich.console import Console
+
+        return Console(stderr=self._stderr, highlight=False, soft_wrap=True, emoji=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.console, name)
+
+
+out = Terminal()
+err = Terminal(stderr=True)
 
 
 class State:
@@ -56,7 +74,7 @@ def table(
     *,
     title: str | None = None,
     right: Iterable[int] = (),
-    on: Console = out,
+    on: Terminal = out,
 ) -> None:
     """A table that wraps on a narrow terminal, and aligned columns where there is no terminal."""
     heads, cells = list(columns), [list(map(str, row)) for row in rows]
@@ -71,6 +89,8 @@ def table(
             )
             on.print(escape("  ".join(padded).rstrip()))
         return
+    from rich.table import Table
+
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
     for index, column in enumerate(heads):
         grid.add_column(column, justify="right" if index in numbers else "left", overflow="fold")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rocstack.component import Nic
-from rocstack.node.profile import NodeProfile, Verbs
+if TYPE_CHECKING:
+    from rocstack.component import Nic
+    from rocstack.node.profile import NodeProfile, Verbs
 
 VERSION = re.compile(r"[0-9][0-9A-Za-z.+~:-]{0,63}")  # of a vendor's release; the kernel's own driver has none
 

@@ -1,0 +1,38 @@
+"""Many tensors as few flat ones: one message instead of a hundred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+
+
+@torch.no_grad()
+def broadcast(tensors: Iterable[torch.Tensor], chunk_bytes: int = 64 << 20) -> None:
+    """Rank 0's values, in chunks, into the tensors of every rank."""
+    for group in pack(tensors, chunk_bytes):
+        flat = torch.cat([tensor.reshape(-1) for tensor in group])
+        dist.broadcast(flat, src=0)
+        for tensor, part in zip(group, split(flat, group), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def pack(tensors: Iterable[torch.Tensor], limit: int) -> Iterator[list]:
+    """Groups neighbours of one dtype and device, up to `limit` bytes (or one tensor, if that is larger)."""
+    group: list = []
+    size = 0
+    for tensor in tensors:
+        same = not group or (tensor.dtype, tensor.device) == (group[0].dtype, group[0].device)
+        if group and (not same or size + tensor.nbytes > limit):
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += tensor.nbytes
+    if group:
+        yield group
+
+
+def split(flat: torch.Tensor, like: list) -> tuple[torch.Tensor, ...]:
+    """1-D views of `flat`, as long as the tensors in `like`."""
+    return flat.split([tensor.numel() for tensor in like])

@@ -1,183 +1,191 @@
-"""Checkpoints: folders that are complete or not there.
+"""Saving a run, and going on from there to the bit.
 
-`step-00000008/` holds model.safetensors and config.json (so it is a Hugging Face model folder),
-optimizer.safetensors, and state.json with the step and the sha256 of the others. Data order and random
-numbers are functions of the step: nothing about them is saved, and the number of ranks may change.
+Data order and random numbers follow from the step: nothing about them is saved, and the number of ranks may
+change. On a shared file system each rank writes and reads its part; else rank 0 does it for all.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import shutil
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 
+from rocstack_trainer import dcp, drift, export, fingerprint, folder, residuals
 from rocstack_trainer.config import Config
-from rocstack_trainer.dp import broadcast
-from rocstack_trainer.errors import CheckpointError
+from rocstack_trainer.errors import CheckpointError, ConfigError
 from rocstack_trainer.launch import Rank
-
-SLOTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of one parameter
+from rocstack_trainer.peers import Peers
+from rocstack_trainer.state import State
 
 
 class Checkpoints:
-    """Rank 0 writes and reads; the others get everything by broadcast, so no shared file system is needed."""
+    """All methods are for all ranks of the group together, and end alike on all of them.
+
+    Raises:
+        ConfigError: checkpoint.dir or checkpoint.export can't be used.
+        CheckpointError: there are checkpoints, but none is whole.
+    """
 
     def __init__(self, config: Config, rank: Rank, say: Callable[[str], None]) -> None:
-        self.keep, self.wanted = config.checkpoint.keep, config.checkpoint.resume
-        self.shape, self.rank, self.say = asdict(config.model), rank, say
-        self.folder = Path(config.checkpoint.dir)
-        self.enabled = bool(config.checkpoint.dir)
-        self.saved = -1  # the step of the newest checkpoint that is known to be whole
+        self.config, self.rank, self.settings = config, rank, config.checkpoint
+        self.say = say if rank.rank == 0 else lambda _: None
+        self.enabled, self.saved, self.digest, self.fault = bool(self.settings.dir), -1, "", ""
+        self.pool = ThreadPoolExecutor(1)
+        self.running: Future[str | None] | None = None
+        self.damaged: set[Path] = set()
+        self.found: tuple[Path, dict[str, Any]] | None = None
+        if not (self.enabled or self.settings.export):
+            return
+        self.peers = Peers(rank)
+        if self.settings.export and rank.group == 0:
+            self.peers.first(lambda: export.check(config), "checkpoint.export: ", ConfigError)
+        if not self.enabled:
+            return
+        # By DiLoCo group: each is a run of its own, but for the outer steps.
+        self.folder = Path(self.settings.dir) / (f"group-{rank.group}" if rank.groups > 1 else "")
+        self.shared = self.peers.share(self.folder, "checkpoint.dir: ")
+        self.writers = self.peers.group if self.shared else self.peers.only_first()
+        self.takes_part = self.shared or rank.rank == 0
+        if not self.shared:
+            self.say(f"checkpoint: not all ranks see {self.folder}: rank 0 saves for all, error feedback is left out")
+        self.background = self.settings.background and rank.backend != "mpi"
+        if self.settings.background and not self.background:
+            self.say("checkpoint: not in the background, MPI can't do that")
+        if self.settings.resume:
+            self.found = self._newest_whole()
 
-    def resume(self, net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Gives every rank the newest valid checkpoint, or rank 0's weights where there is none.
+    def notes(self) -> dict[str, Any]:
+        """The notes of the checkpoint that `resume` is going to use; empty if there is none."""
+        return self.found[1]["notes"] if self.found else {}
+
+    def resume(self, state: State) -> int:
+        """Reads the newest whole checkpoint into the state of every rank.
 
         Returns:
-            The number of steps already made.
+            The number of steps already made; 0 if there is no checkpoint, and the state is as it was.
 
         Raises:
-            CheckpointError: there are checkpoints, but all are damaged or are of another model.
+            CheckpointError: it is of another model.
         """
-        step, state = torch.zeros(1, dtype=torch.int64), tensors(net, optimizer)
-        path = self._latest() if self.enabled and self.wanted and self.rank.rank == 0 else None
-        if path:
-            saved = load_file(path / "model.safetensors") | load_file(path / "optimizer.safetensors")
-            if saved.keys() != state.keys():
-                raise CheckpointError(f"{path} has other tensors than this model and optimizer")
-            with torch.no_grad():
-                for name, tensor in state.items():
-                    tensor.copy_(saved[name])
-            step[0] = _state(path)["step"]
-            self.say(f"resume: step {step.item()} from {path}, weights sha256 {sha256(net)[:16]}")
-        step = step.to(self.rank.device)
-        broadcast([step, *state.values()])
-        self.saved = int(step.item()) or -1
-        return int(step.item())
+        if not self.found:
+            return 0
+        path, about = self.found
+        tensors, mine, owner = self._divide(state)
+        if other := self.peers.first(lambda: state.difference(path, about["model"])):
+            raise CheckpointError(f"{path} is of another model or optimizer: {other}\n  take another checkpoint.dir")
+        self.peers.agree(lambda: dcp.read(mine, path))
+        everywhere = set.intersection(*self.peers.agree(lambda: set(tensors)))
+        self.peers.broadcast((tensors[name], owner[name]) for name in sorted(everywhere))
+        drift.check(state.net, self.rank, f"after {path} was read")
+        self.saved, self.digest = about["step"], about["weights_sha256"]
+        self.say(f"resume: step {self.saved} from {path}, weights sha256 {self.digest[:16]}")
+        if not (
+            residuals.restore(state.per_rank, path, about["world"], self.peers) if self.shared else not state.per_rank
+        ):
+            self.say("resume: error feedback starts from zero, the checkpoint has none for these buckets")
+        return self.saved
 
-    def save(self, step: int, net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-        """Writes `step-<step>`, if a folder is configured and it isn't there. Returns the weights' sha256.
+    def save(self, step: int, state: State) -> str | None:
+        """Writes `step-<step>`, unless it is there. If that fails, it is said, and training goes on.
+
+        Returns:
+            The weights' sha256 if they are on the disk now; None if not, or not yet (checkpoint.background).
 
         Raises:
-            CheckpointError: the ranks' weights differ, or the disk refused.
+            CheckpointError: the ranks' weights differ.
         """
-        digest = sha256(net)
-        self._compare_ranks(digest, step)
-        if self.enabled and self.rank.rank == 0 and step != self.saved:
-            try:
-                self._write(step, digest, net, optimizer)
-            except OSError as error:
-                raise CheckpointError(f"step {step} not saved: {error}\n  older ones are untouched") from error
-            self.say(f"checkpoint: step {step} in {self.folder}, weights sha256 {digest[:16]}")
-        self.saved = step
-        dist.barrier()
-        return digest
+        self.wait()
+        if step == self.saved:
+            return self.digest
+        drift.check(state.net, self.rank, f"at step {step}")
+        if not self.enabled:
+            return None
+        _, mine, _ = self._divide(state)
+        if self.shared:
+            mine |= {residuals.key(self.rank.rank, name): tensor for name, tensor in state.per_rank.items()}
+        # In the background they are written while training changes them: so copy, but only this rank's part.
+        mine = {name: tensor.detach().to("cpu", copy=self.background) for name, tensor in mine.items()}
+        about = {"step": step, "world": self.rank.world, "notes": state.notes, "model": state.model()}
+        if self.background:
+            self.running = self.pool.submit(self._write, mine, about)
+            return None
+        return self._write(mine, about)
 
-    def _write(self, step: int, digest: str, net: Any, optimizer: torch.optim.Optimizer) -> None:
+    def wait(self) -> str | None:
+        """Until nothing is being saved in the background any more. Returns that one's sha256, if it did end well."""
+        running, self.running = self.running, None
+        return running.result() if running else None
+
+    def finish(self, step: int, state: State) -> str:
+        """The last save and, at the last step, the export. Returns the weights' sha256.
+
+        Raises:
+            CheckpointError: one of the two failed.
+        """
+        digest = self.save(step, state) or self.wait()
+        if self.settings.export and step >= self.config.train.steps and self.rank.group == 0:
+            self.peers.first(lambda: export.write(self.config, state.net, step), "checkpoint.export: ")
+            self.say(f"export: {self.settings.export} is a Hugging Face model")
+        if self.enabled and not digest:
+            raise CheckpointError(f"the last step, {step}, is not saved: {self.fault}")
+        return digest or fingerprint.sha256(state.net)
+
+    def _write(self, mine: dict[str, torch.Tensor], about: dict[str, Any]) -> str | None:
+        began, step = time.perf_counter(), about["step"]
         path = self.folder / f"step-{step:08d}"
         tmp = path.with_suffix(".tmp")
-        shutil.rmtree(tmp, ignore_errors=True)  # of a run that was killed while writing
-        tmp.mkdir(parents=True)
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors(net, optimizer).items()}
-        weights = {name: state.pop(name) for name, _ in net.named_parameters()}
-        save_file(weights, tmp / "model.safetensors", metadata={"format": "pt"})
-        save_file(state, tmp / "optimizer.safetensors")
-        net.config.save_pretrained(tmp)
-        files = {file.name: _size_and_sha256(file) for file in sorted(tmp.iterdir())}
-        about = {"step": step, "weights_sha256": digest, "model": self.shape, "files": files}
-        (tmp / "state.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        for file in (*tmp.iterdir(), tmp):
-            _fsync(file)
-        shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
-        tmp.rename(path)
-        _fsync(self.folder)
-        # By age, not by step: after an earlier step was resumed, the newest file has not the highest number.
-        by_age = sorted(self._all(), key=lambda old: (old != path, -old.stat().st_mtime_ns))
-        for old in by_age[self.keep :]:
-            shutil.rmtree(old)
 
-    def _latest(self) -> Path | None:
-        found = self._all()
+        def part() -> tuple[folder.Sums, dict[str, str]]:
+            if not self.takes_part:
+                return {}, {}
+            files = folder.sums(dcp.write(mine, tmp, self.writers))
+            weights = {name: tensor for name, tensor in mine.items() if name.startswith("model.")}
+            return files, {name.removeprefix("model."): fingerprint.tensor_sha256(t) for name, t in weights.items()}
+
+        try:
+            self.peers.first(lambda: folder.begin(path))
+            files, hashes = zip(*self.peers.agree(part), strict=True)
+            digest = fingerprint.combined({name: value for these in hashes for name, value in these.items()})
+            about |= {
+                "weights_sha256": digest,
+                "files": {name: value for these in files for name, value in these.items()},
+            }
+            self.damaged.discard(path)
+            self.peers.first(lambda: folder.publish(tmp, about, self.settings.keep, self.damaged))
+        except CheckpointError as error:
+            if self.rank.rank == 0:
+                shutil.rmtree(tmp, ignore_errors=True)
+            self.fault = str(error)
+            self.say(f"checkpoint: step {step} is not saved: {error}\n  the ones before are untouched")
+            return None
+        self.saved, self.digest = step, digest
+        took = time.perf_counter() - began
+        self.say(f"checkpoint: step {step} in {self.folder}, {took:.1f} s, weights sha256 {digest[:16]}")
+        return digest
+
+    def _divide(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, int]]:
+        """All but the residuals; which of them are this rank's to write and read; and which rank's each is."""
+        common, leaders = state.common(), state.leaders()
+        taken = self.peers.agree(lambda: sum(tensor.nbytes for tensor in leaders.values()))[0]
+        owner = dcp.owners(common, self.rank.world if self.shared else 1, taken) | dict.fromkeys(leaders, 0)
+        both = common | leaders
+        return both, {name: tensor for name, tensor in both.items() if owner[name] == self.rank.rank}, owner
+
+    def _newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
+        found = self.peers.first(lambda: folder.newest_first(self.folder))
+        readers = self.rank.world if self.shared else 1
         for path in found:
-            if fault := damage(path):
-                self.say(f"resume: {path} skipped: {fault}")
-                continue
-            was = _state(path)["model"]
-            other = [f"model.{key}={was.get(key)}" for key, value in self.shape.items() if was.get(key) != value]
-            if other:
-                raise CheckpointError(f"{path} is of another model: it has {', '.join(other)}")
-            return path
+            look = lambda path=path: self.takes_part and folder.damage(path, self.rank.rank, readers)  # noqa: E731
+            fault = next(filter(None, self.peers.agree(look)), "")
+            if not fault:
+                return path, self.peers.first(lambda path=path: folder.about(path))
+            self.damaged.add(path)
+            self.say(f"resume: {path} skipped: {fault}")
         if found:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole: move them away to start anew")
         return None
-
-    def _all(self) -> list[Path]:
-        """Newest first, damaged ones too."""
-        return sorted((path for path in self.folder.glob("step-*") if not path.suffix), reverse=True)
-
-    def _compare_ranks(self, digest: str, step: int) -> None:
-        mine = int(digest[:15], 16)
-        both = torch.tensor([mine, -mine], device=self.rank.device)
-        dist.all_reduce(both, op=dist.ReduceOp.MAX)
-        if both[0] != -both[1]:
-            raise CheckpointError(f"the ranks' weights differ at step {step}: {digest[:16]} here")
-
-
-def damage(path: Path) -> str:
-    """Why this checkpoint can't be used; empty if it can. Reads every byte."""
-    try:
-        for name, (size, digest) in _state(path)["files"].items():
-            if (path / name).stat().st_size != size:
-                return f"{name} has {(path / name).stat().st_size} of {size} bytes"
-            if _size_and_sha256(path / name)[1] != digest:
-                return f"{name} is not what was written (sha256)"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"state.json can't be read: {error}"
-    return ""
-
-
-def sha256(net: torch.nn.Module) -> str:
-    """Over the bytes of all parameters in name order: equal means bitwise equal."""
-    total = hashlib.sha256()
-    for _, parameter in sorted(net.named_parameters()):
-        total.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
-def tensors(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Every tensor of the run by name. A fresh optimizer gets its zeros here, as AdamW would make them."""
-    found: dict[str, torch.Tensor] = {}
-    for name, parameter in net.named_parameters():
-        state = optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        found |= {name: parameter} | {f"{name}/{slot}": state[slot] for slot in SLOTS}
-    return found
-
-
-def _state(path: Path) -> dict[str, Any]:
-    return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
-
-
-def _size_and_sha256(file: Path) -> list[int | str]:
-    with file.open("rb") as stream:
-        return [file.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest()]
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -20,11 +21,23 @@ def weights(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def sha256(net: torch.nn.Module) -> str:
-    """Over the bytes of all weights in the order of their names: equal means bitwise equal."""
-    total = hashlib.sha256()
-    for _, tensor in sorted(weights(net).items()):
-        total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+    """Over all weights: equal means bitwise equal."""
+    return digest(weights(net))
+
+
+def digest(named: Mapping[str, torch.Tensor]) -> str:
+    """sha256, in hex, over names and bytes of tensors."""
+    return combined({name: tensor_sha256(tensor) for name, tensor in named.items()})
+
+
+def combined(digests: Mapping[str, str]) -> str:
+    """The digest of tensors from their sha256, which several ranks can have computed."""
+    lines = (f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def tensor_sha256(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def agree(mine: str, rank: Rank, what: str, error: type[TrainerError] = TrainerError) -> None:

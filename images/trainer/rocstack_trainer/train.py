@@ -20,6 +20,7 @@ from rocstack_trainer.data import Samples
 from rocstack_trainer.errors import NonFiniteError
 from rocstack_trainer.launch import Rank
 from rocstack_trainer.spawn import STOP_SIGNALS
+from rocstack_trainer.state import State
 
 STOPPED = 128 + signal.SIGTERM
 
@@ -40,7 +41,8 @@ def train(config: Config, rank: Rank, started: float) -> int:
         net = model.build(config.model, rank, settings.seed)
         optimizer = make_optimizer(net, settings)
         checkpoints = Checkpoints(config, rank, report.say)
-        step = checkpoints.resume(net, optimizer)
+        state = State(net, optimizer)
+        step = checkpoints.resume(state)
         data = Samples(config.data, settings.batch, settings.seed, net.config.vocab_size)
         gradients = dp.gradients(config.parallel, net.parameters())
         report.say(f"model: {model.n_params(net):,} parameters; data: {data.name}, {data.n:,} samples")
@@ -71,9 +73,9 @@ def train(config: Config, rank: Rank, started: float) -> int:
             memory = metrics.memory_mb(device)
             report.step(metrics.Step(step, loss, loss.hex(), norm, lr, speed, took * 1e3, waited, memory))
             if config.checkpoint.every and step % config.checkpoint.every == 0:
-                checkpoints.save(step, net, optimizer)
+                checkpoints.save(step, state)
 
-        report.summary(checkpoints.save(step, net, optimizer))
+        report.summary(checkpoints.finish(step, state))
     if step >= settings.steps:
         return 0
     saved = "run it again to go on" if checkpoints.enabled else "nothing was saved: checkpoint.dir is not set"

@@ -1,166 +1,310 @@
+from __future__ import annotations
+
+import os
 import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import lines, ranks, run, small, state, trained
+import torch.distributed as dist
+from conftest import grouped, ranks, small, state
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from rocstack_trainer import checkpoint, launch
+from rocstack_trainer import checkpoint, fingerprint, folder, launch
 from rocstack_trainer.config import Config
-from rocstack_trainer.errors import CheckpointError
+from rocstack_trainer.errors import CheckpointError, ConfigError
+from rocstack_trainer.state import State
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def config(folder: Path, steps: int, *more: str) -> Config:
-    """Dropout is on, so that a resumed run must also draw the same random numbers."""
-    metrics = folder.parent / f"{folder.name}.jsonl"
-    fixed = (f"train.steps={steps}", "train.warmup=0", "train.min_lr=1", "model.attention_dropout=0.2")
-    return small(*fixed, f"checkpoint.dir={folder}", f"output.metrics={metrics}", *more)
+def config(folder: Path, *more: str) -> Config:
+    return small(f"checkpoint.dir={folder}", "checkpoint.keep=9", "train.steps=12", *more)
+
+
+class Run:
+    """A run whose gradients are random numbers of (step, rank), rounded with error feedback, and whose outer
+    momentum only rank 0 has: all that a checkpoint must bring back, and nothing slow."""
+
+    def __init__(self, rank: launch.Rank, config: Config, **sizes: int) -> None:
+        torch.manual_seed(1)
+        self.rank, self.said = rank, []
+        self.checkpoints = checkpoint.Checkpoints(config, rank, self.said.append)
+        net = LlamaForCausalLM(LlamaConfig(**SIZES | sizes))
+        shape = sum(parameter.numel() for parameter in net.parameters())
+        self.residual, self.momentum = torch.zeros(shape), torch.zeros(shape)
+        self.state = State(
+            net,
+            torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True),
+            {"momentum": self.momentum} if rank.rank == 0 else {},
+            {"bucket": self.residual},
+            {"codec": "int8"},
+        )
+        self.step = self.checkpoints.resume(self.state)
+
+    def train(self, to: int) -> dict[str, Any]:
+        self.advance(to)
+        return self.end()
+
+    def advance(self, to: int) -> None:
+        while self.step < to:
+            draw = torch.Generator().manual_seed(self.step * 100 + self.rank.rank)
+            wanted = torch.randn(len(self.residual), generator=draw) + self.residual
+            rounded = wanted.round(decimals=0)
+            self.residual.copy_(wanted - rounded)
+            dist.all_reduce(rounded)
+            parameters = list(self.state.net.parameters())
+            for parameter, part in zip(parameters, rounded.split([p.numel() for p in parameters]), strict=True):
+                parameter.grad = part.view_as(parameter)
+            self.state.optimizer.step()
+            self.momentum.mul_(0.9).add_(rounded)
+            self.step += 1
+            if self.step % 4 == 0:
+                self.checkpoints.save(self.step, self.state)
+
+    def end(self) -> dict[str, Any]:
+        digest = self.checkpoints.finish(self.step, self.state)
+        assert digest == fingerprint.sha256(self.state.net)
+        everything = self.state.common() | self.state.leaders()
+        return {
+            "all": fingerprint.digest(everything),
+            "residual": self.residual,
+            "said": "\n".join(self.said),
+            "notes": self.checkpoints.notes(),
+        }
+
+
+def go(rank: launch.Rank, config: Config, to: int, **sizes: int) -> dict[str, Any]:
+    return Run(rank, config, **sizes).train(to)
+
+
+def made(world: int, config: Config, to: int, **sizes: int) -> list[dict[str, Any]]:
+    results = ranks(world, grouped_go, config, to, sizes)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def grouped_go(rank: launch.Rank, config: Config, to: int, sizes: dict[str, int]) -> dict[str, Any]:
+    return grouped(rank, lambda rank: go(rank, config, to, **sizes))
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 steps on 2 ranks, a checkpoint every 4, all kept."""
-    folder = tmp_path_factory.mktemp("straight") / "ckpt"
-    trained(2, config(folder, 12, "checkpoint.every=4", "checkpoint.keep=9"))
-    return folder
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """12 steps on 2 ranks, a checkpoint every 4."""
+    path = tmp_path_factory.mktemp("straight") / "c"
+    return path, made(2, config(path), 12)
 
 
 @pytest.fixture
-def copy(straight: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(straight, tmp_path / "ckpt"))
+def copy(straight: Any, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(straight[0], tmp_path / "c"))
 
 
-def losses(folder: Path) -> dict[int, str]:
-    return {line["step"]: line["loss_hex"] for line in lines(folder.parent / f"{folder.name}.jsonl")}
+def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+    return all(
+        a["all"] == b["all"] and torch.equal(a["residual"], b["residual"]) for a, b in zip(one, other, strict=True)
+    )
 
 
-def test_eight_steps_and_four_more_are_bitwise_twelve(straight: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "resumed"
-    trained(2, config(folder, 8))
-    assert state(folder, 8)["weights_sha256"] == state(straight, 8)["weights_sha256"]
-    trained(2, config(folder, 12))
-    assert losses(folder) == losses(straight)
-    assert len(losses(folder)) == 12
-    for name in ("weights_sha256", "files"):  # files: the optimizer's state too, byte for byte
-        assert state(folder, 12)[name] == state(straight, 12)[name]
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_eight_steps_and_four_more_are_bitwise_twelve(straight: Any, tmp_path: Path, background: str) -> None:
+    here = config(tmp_path, f"checkpoint.background={background}")
+    made(2, here, 8)
+    again = made(2, here, 12)
+    assert same(again, straight[1])
+    assert "resume: step 8 from" in again[0]["said"]
+    assert again[1]["said"] == ""  # only rank 0 speaks
+    assert again[0]["notes"] == again[1]["notes"] == {"codec": "int8"}
+    for step in (4, 8, 12):
+        then, now = state(straight[0], step), state(tmp_path, step)
+        assert now["weights_sha256"] == then["weights_sha256"]
+        assert {n: s for n, s in now["files"].items() if n != ".metadata"} == {
+            n: s for n, s in then["files"].items() if n != ".metadata"
+        }
 
 
 def test_a_run_without_resume_starts_at_zero(copy: Path) -> None:
-    trained(2, config(copy, 2, "checkpoint.resume=false"))
-    assert sorted(losses(copy)) == [1, 2]
+    assert "resume:" not in made(2, config(copy, "checkpoint.resume=false"), 1)[0]["said"]
 
 
-def test_dropout_is_really_on(straight: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "plain"
-    trained(2, config(folder, 2, "model.attention_dropout=0"))
-    assert losses(folder)[2] != losses(straight)[2]
+@pytest.mark.parametrize("world", [1, 3])
+def test_other_ranks_take_over_and_the_sum_of_what_error_feedback_owes_stays(
+    straight: Any, copy: Path, world: int
+) -> None:
+    results = made(world, config(copy), 12)
+    owed = sum(result["residual"] for result in straight[1])
+    assert torch.allclose(sum(result["residual"] for result in results), owed, atol=1e-6)
+    assert results[0]["all"] == straight[1][0]["all"]
+    assert "error feedback" not in results[0]["said"]
 
 
-def test_another_number_of_ranks_can_resume(copy: Path) -> None:
-    trained(1, config(copy, 14))
-    assert state(copy, 14)["step"] == 14
+def test_buckets_of_another_size_start_from_zero(copy: Path) -> None:
+    assert ranks(2, grouped, other_buckets, config(copy)) == [[0.0] * 7] * 2
+
+
+def other_buckets(rank: launch.Rank, config: Config) -> list[float]:
+    """In a run that resumed already: its checkpoint is read once more, with other residuals."""
+    here = Run(rank, config)
+    here.state.per_rank = {"bucket": torch.ones(7)}
+    here.checkpoints.resume(here.state)
+    assert rank.rank or "error feedback starts from zero" in here.said[-1]
+    return here.state.per_rank["bucket"].tolist()
 
 
 @pytest.mark.parametrize(
     ("file", "hurt", "message"),
     [
-        ("model.safetensors", lambda data: data[:1000], "model.safetensors has 1000 of"),
-        ("optimizer.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "not what was written"),
+        ("__1_0.distcp", lambda data: data[:1000], "__1_0.distcp has 1000 of"),
+        ("__0_0.distcp", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "__0_0.distcp is not what was written"),
         ("state.json", lambda data: data[:50], "state.json can't be read"),
-        ("optimizer.safetensors", None, "optimizer.safetensors is missing"),
+        ("state.json", lambda data: b"[]", "format None is another version's"),
+        ("state.json", lambda data: data.replace(b'"format": 1', b'"format": 9'), "format 9 is another version's"),
+        ("__1_0.distcp", None, "__1_0.distcp is missing"),
+        (".metadata", None, ".metadata is missing"),
         ("state.json", None, "state.json is missing"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
-    straight: Path, copy: Path, capfd: pytest.CaptureFixture[str], file: str, hurt, message: str
+    straight: Any, copy: Path, file: str, hurt: Any, message: str
 ) -> None:
     path = copy / "step-00000012" / file
     path.write_bytes(hurt(path.read_bytes())) if hurt else path.unlink()
-    trained(2, config(copy, 12, "checkpoint.keep=9"))
-    out = capfd.readouterr().out
-    assert message in out
-    assert "resume: step 8 " in out
-    assert sorted(losses(copy)) == [9, 10, 11, 12]
-    assert checkpoint.damage(copy / "step-00000012") == ""  # replaced
-    assert state(copy, 12) == state(straight, 12)
-
-
-def test_an_interrupted_write_is_not_a_checkpoint(copy: Path) -> None:
-    (copy / "step-00000012").rename(copy / "step-00000012.tmp")
-    (copy / "step-00000012.tmp" / "state.json").unlink()
-    trained(2, config(copy, 12))
-    assert sorted(losses(copy)) == [9, 10, 11, 12]
-    assert not list(copy.glob("*.tmp"))
+    results = made(2, config(copy), 12)
+    assert message in results[0]["said"]
+    assert "resume: step 8 " in results[0]["said"]
+    assert same(results, straight[1])
+    assert folder.damage(copy / "step-00000012") == ""  # replaced
 
 
 def test_when_nothing_is_whole_the_run_does_not_start_over(copy: Path) -> None:
     for path in copy.glob("step-*"):
-        (path / "model.safetensors").write_bytes(b"")
-    assert "no checkpoint in" in str(ranks(1, run, config(copy, 12))[0])
+        (path / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+        made(2, config(copy), 12)
 
 
-def test_a_checkpoint_of_another_model_is_refused(copy: Path) -> None:
-    (error,) = ranks(1, run, config(copy, 12, "model.intermediate_size=32"))
-    assert isinstance(error, CheckpointError)
-    assert "model.intermediate_size=64" in str(error)
-
-
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    trained(1, config(tmp_path / "c", 9, "checkpoint.every=2", "checkpoint.keep=3"))
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [f"step-0000000{n}" for n in (6, 8, 9)]
-
-
-def test_a_finished_run_started_again_changes_nothing(copy: Path, straight: Path) -> None:
-    before = (copy / "step-00000012" / "state.json").stat().st_mtime_ns
-    trained(2, config(copy, 12))
-    assert (copy / "step-00000012" / "state.json").stat().st_mtime_ns == before
-    assert not (copy.parent / f"{copy.name}.jsonl").read_text()
-
-
-def test_a_full_disk_fails_the_run_and_leaves_the_old_checkpoint(copy: Path) -> None:
-    (error,) = ranks(1, full_disk, config(copy, 13))
-    assert isinstance(error, CheckpointError)
-    assert "No space left" in str(error)
-    assert checkpoint.damage(copy / "step-00000012") == ""
-    assert not (copy / "step-00000013").exists()
-
-
-def full_disk(rank: launch.Rank, config: Config) -> int:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    checkpoint.save_file = refuse
-    return run(rank, config)
-
-
-def test_ranks_that_drifted_apart_are_noticed(tmp_path: Path) -> None:
-    for error in ranks(2, drift, config(tmp_path / "c", 2)):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"intermediate_size": 32}, "it has intermediate_size=64"),
+        ({"num_key_value_heads": 4, "num_attention_heads": 8}, "it has head_dim=8, num_attention_heads=4, num_key"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(copy: Path, other: dict[str, int], message: str) -> None:
+    for error in ranks(2, grouped_go, config(copy), 12, other):
         assert isinstance(error, CheckpointError)
-        assert "differ at step 2" in str(error)
+        assert message in str(error)
 
 
-def drift(rank: launch.Rank, config: Config) -> int:
-    original = checkpoint.Checkpoints.save
-
-    def save(self, step, net, optimizer):
-        with torch.no_grad():
-            next(net.parameters()).view(-1)[rank.rank] += 1e-6
-        return original(self, step, net, optimizer)
-
-    checkpoint.Checkpoints.save = save
-    return run(rank, config)
+def test_a_checkpoint_of_another_optimizer_is_refused(copy: Path) -> None:
+    for error in ranks(2, grouped, no_outer, config(copy)):
+        assert "2 of its tensors are others: shared.anchor (none, here float32 [1]), shared.momentum (" in str(error)
 
 
-def test_a_checkpoint_is_a_hugging_face_folder(straight: Path) -> None:
-    assert ranks(1, hugging_face, straight / "step-00000012") == [state(straight, 12)["weights_sha256"]]
+def no_outer(rank: launch.Rank, config: Config) -> None:
+    here = Run(rank, small())
+    here.checkpoints = checkpoint.Checkpoints(config, rank, here.said.append)
+    here.state.shared = {"anchor": torch.zeros(1)} if rank.rank == 0 else {}
+    try:
+        here.checkpoints.resume(here.state)
+    except CheckpointError as error:
+        return str(error)
 
 
-def hugging_face(_: launch.Rank, folder: Path) -> str:
-    """In a rank, since transformers reads weights with threads, which must not be forked later."""
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
+def test_only_the_newest_are_kept_and_age_counts(copy: Path) -> None:
+    (copy / "step-00000012" / "state.json").write_text("")  # damaged: it goes before whole ones
+    made(2, config(copy, "checkpoint.keep=2"), 10)
+    assert sorted(path.name for path in copy.iterdir()) == ["step-00000008", "step-00000010"]
+    made(2, config(copy, "checkpoint.keep=2", "checkpoint.resume=false"), 4)
+    assert sorted(path.name for path in copy.iterdir()) == ["step-00000004", "step-00000010"]
+    assert "resume: step 4 " in made(2, config(copy), 4)[0]["said"]  # the newest, not the highest
 
-    net = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    weights = load_file(folder / "model.safetensors")
-    assert weights.keys() == dict(net.named_parameters()).keys()
-    return checkpoint.sha256(net)
+
+def test_a_finished_run_started_again_changes_nothing(straight: Any, copy: Path) -> None:
+    before = (copy / "step-00000012" / "state.json").stat().st_mtime_ns
+    assert same(made(2, config(copy), 12), straight[1])
+    assert (copy / "step-00000012" / "state.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_kill_while_writing_leaves_the_one_before(straight: Any, copy: Path, background: str) -> None:
+    for step in (8, 12):
+        shutil.rmtree(copy / f"step-{step:08d}")
+    here = config(copy, f"checkpoint.background={background}")
+    killed = ranks(2, killed_in_the_write, here)
+    assert all("ended without a word" in str(result) for result in killed)
+    assert (copy / "step-00000008.tmp").is_dir()
+    results = made(2, here, 12)
+    assert "resume: step 4 " in results[0]["said"]
+    assert same(results, straight[1])
+    assert not list(copy.glob("*.tmp"))
+
+
+def killed_in_the_write(rank: launch.Rank, config: Config) -> None:
+    """kill -9, which no code of ours sees coming, as soon as this rank's file begins to grow."""
+    file = Path(config.checkpoint.dir) / "step-00000008.tmp" / f"__{rank.rank}_0.distcp"
+
+    def watch() -> None:
+        while not file.exists():
+            time.sleep(0.0005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    grouped_go(rank, config, 12, {})
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk for two checkpoints, and not three."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2500k", "none", str(path)], capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs CAP_SYS_ADMIN")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_with_a_full_disk_training_goes_on(straight: Any, disk: Path, background: str) -> None:
+    for error in ranks(2, full, config(disk, f"checkpoint.background={background}"), False):
+        assert isinstance(error, CheckpointError)
+        assert "the last step, 12, is not saved: rank" in str(error)
+        assert "No space left on device" in str(error)
+    assert [path.name for path in sorted(disk.glob("step*"))] == ["step-00000004"]
+    assert folder.damage(disk / "step-00000004") == ""
+    (disk / "ballast").unlink()
+    results = ranks(2, full, config(disk, f"checkpoint.background={background}"), True)
+    assert same(results, straight[1])  # step 8 was not saved, 12 was: training went on in between
+    assert "step 8 is not saved: rank" in results[0]["said"]
+    assert [path.name for path in sorted(disk.glob("step*"))] == ["step-00000004", "step-00000012"]
+
+
+def full(rank: launch.Rank, config: Config, again: bool) -> Any:
+    return grouped(rank, filled, config, again)
+
+
+def filled(rank: launch.Rank, config: Config, again: bool) -> Any:
+    """The disk is full from step 4 on; with `again`, until step 11."""
+    here = Run(rank, config)
+    ballast = Path(config.checkpoint.dir) / "ballast"
+    if not again:
+        here.advance(4)
+        here.checkpoints.wait()
+    if rank.rank == 0:
+        ballast.write_bytes(b"x" * (shutil.disk_usage(ballast.parent).free - 300_000))
+    dist.barrier()
+    here.advance(11)
+    here.checkpoints.wait()
+    if again and rank.rank == 0:
+        ballast.unlink()
+    dist.barrier()
+    return here.train(12)

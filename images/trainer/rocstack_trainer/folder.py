@@ -1,0 +1,108 @@
+"""A folder of checkpoints `step-00000008`: which are there, which are whole, and how one comes to be at once.
+
+Each has the files of DCP and state.json, written last, with the size and sha256 of the others. Until then its
+name ends in .tmp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+Sums = dict[str, tuple[int, str]]  # file name: size in bytes, sha256
+
+
+def about(path: Path) -> dict[str, Any]:
+    """state.json. Raises OSError or ValueError."""
+    return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """All of them; one whose age can't be read comes first, so that it is looked at."""
+    return sorted(_all(folder), key=lambda path: (_written(path, math.inf), path.name), reverse=True)
+
+
+def damage(path: Path, part: int = 0, parts: int = 1) -> str:
+    """Why this checkpoint can't be used; empty if it can. Reads every byte of one of `parts` shares of its files."""
+    try:
+        if (number := about(path).get("format")) != FORMAT:
+            return f"format {number} is another version's, this one knows {FORMAT}"
+        for name, (size, digest) in sorted(about(path)["files"].items())[part::parts]:
+            if (path / name).stat().st_size != size:
+                return f"{name} has {(path / name).stat().st_size} of {size} bytes"
+            if sums([path / name])[name] != (size, digest):
+                return f"{name} is not what was written (sha256)"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        return f"{Path(error.filename or path).name} can't be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"state.json can't be read: {error}"
+    return ""
+
+
+def sums(files: list[Path]) -> Sums:
+    found = {}
+    for file in files:
+        with file.open("rb") as stream:
+            found[file.name] = (file.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
+    return found
+
+
+def begin(path: Path) -> Path:
+    """The empty folder to write into. What a run that was killed while writing has left is removed."""
+    for torn in path.parent.glob("step-*.tmp"):
+        shutil.rmtree(torn, ignore_errors=True)
+    tmp = path.with_suffix(".tmp")
+    tmp.mkdir(parents=True)
+    return tmp
+
+
+def publish(tmp: Path, state: dict[str, Any], keep: int, damaged: set[Path]) -> None:
+    """From here on it is a checkpoint. All but `keep` go away: damaged ones first, then by age, since a run that
+    was set back makes lower steps again."""
+    file = tmp / "state.json"
+    file.write_text(json.dumps(state | {"format": FORMAT, "written": time.time()}, indent=1) + "\n", encoding="utf-8")
+    for entry in (file, tmp):
+        fsync(entry)
+    replace(tmp, tmp.with_suffix(""))
+    oldest = sorted(_all(tmp.parent), key=lambda path: (path not in damaged, _written(path, 0)))
+    for path in oldest[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def replace(new: Path, path: Path) -> None:
+    """Gives the folder `new` the name `path`; one that has it already goes away."""
+    old = path.with_name(f"{path.name}.old.tmp")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    fsync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _all(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.startswith("step-") and not path.suffix]
+
+
+def _written(path: Path, unknown: float) -> float:
+    try:
+        return float(about(path)["written"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return unknown

@@ -108,6 +108,11 @@ def require_disk(client: docker.DockerClient, need_mb: int) -> None:
         )
 
 
+def is_rootless(client: docker.DockerClient) -> bool:
+    """Is root in its containers the person who started it?"""
+    return any("rootless" in option for option in client.info().get("SecurityOptions") or ())
+
+
 def find_image(client: docker.DockerClient, reference: str) -> Any | None:
     """The local image, or None."""
     try:

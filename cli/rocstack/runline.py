@@ -87,6 +87,7 @@ def run_line(
     mounts: Sequence[Mount] = (),
     workspace: Path | None = None,
     env: Environment = NOTHING,
+    user: tuple[int, int] | None = None,
     terminal: bool = False,
     stdin: bool = False,
     name: str | None = None,
@@ -96,6 +97,7 @@ def run_line(
     Args:
         gpus: numbers of GPUs as ROCm counts them; None is all, () is none.
         workspace: the host's folder to appear at /workspace, where the command then starts.
+        user: uid and gid of the command, so that what it writes is theirs; the image's own (root) without.
         terminal: a person sits at it (`-it`); `stdin`: something is piped in (`-i`).
 
     Raises:
@@ -118,6 +120,8 @@ def run_line(
         *(["--cap-add=IPC_LOCK"] if rdma else []),
         *(["--cap-add=SYS_PTRACE", "--security-opt=seccomp=unconfined"] if gpu else []),
         *(f"--ulimit={key}={value}" for key, value in limits.items()),
+        # A uid that the image doesn't know has no home, and ROCm's libraries keep compiled kernels there.
+        *([f"--user={user[0]}:{user[1]}", "--env=HOME=/tmp"] if user else []),
         *env.flags,
         *work,
         *(f"--volume={mount}" for mount in mounts),

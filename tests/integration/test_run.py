@@ -14,6 +14,7 @@ import pytest
 from place import Built, Place, engine
 
 from rocstack.host import read_host
+from rocstack.runline import run_line
 
 pytestmark = pytest.mark.engine
 
@@ -132,6 +133,36 @@ def test_shell(here: Place) -> None:
     assert process.wait(timeout=30) == 5, text
     assert b"/dev/pts/0" in text
     assert b"role=control" in text
+
+
+TINY = ("--config", "tiny", "--ranks", "2", "--checkpoint.dir=ck", "--output.metrics=run.jsonl")
+
+
+def test_run_trainer(here: Place) -> None:
+    """Checkpoints and metrics land in the current folder; the same command goes on from there."""
+    for steps, done_before in ((2, 0), (3, 2)):
+        done = here.run("run", "trainer", *TINY, f"--steps={steps}")
+        assert done.code == 0, done.err + done.out
+        assert f"done: step {steps}" in done.out
+        assert ("resumed" in done.out) == bool(done_before)
+    told = [json.loads(line) for line in (here.folder / "run.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told if "step" in line] == [1, 2, 3]
+
+
+def test_what_a_training_run_writes_is_the_persons(here: Place) -> None:
+    os.chown(here.folder, 4321, 5432)
+    line = run_line(
+        read_host(),
+        here.reference("worker"),
+        ["rocstack-train", *TINY, "--steps=1"],
+        workspace=here.folder,
+        user=(4321, 5432),
+    )
+    done = subprocess.run(["docker", *line.args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = [path for path in here.folder.rglob("*") if ".rocstack" not in path.parts]
+    assert written
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in written} == {(4321, 5432)}
 
 
 def test_demo(built: Built, here: Place) -> None:

@@ -14,13 +14,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from support import Cli, listing
 
 import rocstack
-from rocstack import paths
+from rocstack import engine, paths
 
 COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
 COMMANDS += ["demo", "config", "local"]
@@ -341,6 +342,33 @@ def test_options_of_another_command_are_not_ours(cli: Cli, buildx: str) -> None:
     ran = cli("run", "--", "tool", "--json", "--debug", env={"PATH": buildx})
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.startswith("error: no container engine answers")
+
+
+PRINT = ("run", "--print", "--json", "--gpus", "none")
+
+
+def test_run_trainer_is_short_for_its_command(cli: Cli) -> None:
+    training = ["--config", "tiny", "--train.lr=1e-3", "--steps", "2", "-h", "--json"]
+    line = cli(*PRINT, "trainer", *training).json()["args"]
+    assert line[-len(training) - 1 :] == ["rocstack-train", *training]
+    assert cli(*PRINT, "--", "rocstack-train", *training).json()["args"] == line
+    assert cli(*PRINT, "--", "trainer", *training).json()["args"] == line
+    assert cli(*PRINT, "echo", "trainer").json()["args"][-2:] == ["echo", "trainer"]
+    plain = cli("run", "--gpus", "none", "trainer", "--json")
+    assert (plain.code, plain.out) == (3, ""), "--json is the trainer's"
+
+
+def test_what_a_training_run_writes_is_the_persons(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getegid", lambda: 5432)
+    for uid, flags in ((4321, ["--user=4321:5432", "--env=HOME=/tmp"]), (0, [])):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        line = cli(*PRINT, "trainer").json()["args"]
+        assert [flag for flag in line if "--user" in flag or "HOME" in flag] == flags
+        assert not [flag for flag in cli(*PRINT, "id").json()["args"] if "--user" in flag], "the image's own"
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    monkeypatch.setattr(engine, "connect", lambda: SimpleNamespace(info=lambda: {"SecurityOptions": ["name=rootless"]}))
+    monkeypatch.setattr(engine, "find_image", lambda *_: None)
+    assert not [flag for flag in cli(*PRINT, "trainer").json()["args"] if "--user" in flag], "root there is the person"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

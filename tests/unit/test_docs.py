@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from rocstack.cli.main import app
+from rocstack.cli.run import COMMANDS
 from rocstack.errors import BadInput, CheckFailed, Missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +57,7 @@ def complaint(words: list[str]) -> str | None:
         command, own = command.commands.get(own[0]), own[1:]
         if command is None:
             return f"no command {' '.join(words)}"
-    before = own[: own.index("--")] if "--" in own else own
+    before = own[: next((i for i, word in enumerate(own) if word in ("--", *COMMANDS)), len(own))]
     known = {opt for param in command.get_params(context) for opt in param.opts}
     unknown = [word for word in before if word.startswith("-") and word.partition("=")[0] not in known]
     if unknown:
@@ -84,6 +85,7 @@ def test_every_command_parses(path: Path) -> None:
         ["build", "--nick", "tcp"],
         ["build", "--nic"],
         ["run", "--gpu", "0"],
+        ["run", "--gpu", "0", "trainer", "--steps", "1"],
         ["config", "extra"],
         ["local", "upp"],
         ["local", "up", "--node", "2"],

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocstack.cli import options
-from rocstack.cli.ui import err, escape, print_json
+from rocstack.cli.ui import State, err, escape, print_json
 
 if TYPE_CHECKING:
     from rocstack.mount import Mount
 
+TRAIN = "rocstack-train"
+COMMANDS = {"trainer": TRAIN}  # a component's name as the command
 Image = Annotated[str | None, typer.Option(help="Image instead of the one built here for --stack and --nic.")]
 RoleName = Annotated[str, typer.Option(help="worker or control.")]
 Gpus = Annotated[str, typer.Option(help="all, none, or numbers such as 0,2-3.")]
@@ -31,7 +33,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "run",
         context_settings=passes,
-        epilog="Example: rocstack run --gpus 0 -- rocstack-train --config tiny --steps 5",
+        epilog="Example: rocstack run trainer --config tiny --steps 5 --ranks 2",
     )(run)
     app.command("shell", epilog="Example: rocstack shell --nic broadcom")(shell)
 
@@ -49,8 +51,25 @@ def run(
     show: Print = False,
     json: options.Json = False,
 ) -> None:
-    """Start the image with this host's devices, groups, limits and mounts. The current folder is /workspace."""
-    start(context.args, image, role, stack, nic, gpus, mount, env, name, show, json)
+    """Start the image with this host's devices, groups, limits and mounts. The current folder is /workspace.
+
+    `rocstack run trainer ...` is short for `rocstack run -- rocstack-train ...`, which writes as you, not as root.
+    """
+    State.json = json  # --json behind the command is the command's
+    words = context.args
+    start(
+        [*(COMMANDS.get(word, word) for word in words[:1]), *words[1:]],
+        image,
+        role,
+        stack,
+        nic,
+        gpus,
+        mount,
+        env,
+        name,
+        show,
+        json,
+    )
 
 
 def shell(
@@ -106,6 +125,7 @@ def start(
         mounts=mounts,
         workspace=Path.cwd(),
         env=variables,
+        user=_person() if command[:1] == [TRAIN] else None,
         terminal=sys.stdin.isatty() and sys.stdout.isatty(),
         stdin=not sys.stdin.isatty(),
         name=name,
@@ -136,6 +156,20 @@ def start(
             raise typer.Exit(code)
         line = less
         err.print(f"note: {escape(line.notes[-1])}; starting without it")
+
+
+def _person() -> tuple[int, int] | None:
+    """Whom a run's checkpoints belong to; nobody to name where root in the container is the person already."""
+    from rocstack import engine
+    from rocstack.errors import Missing
+
+    if os.geteuid() == 0:
+        return None
+    try:
+        rootless = engine.is_rootless(engine.connect())
+    except Missing:  # of use to --print alone; whatever starts says it itself
+        rootless = False
+    return None if rootless else (os.geteuid(), os.getegid())
 
 
 def _from_host(reference: str, *, needed: bool) -> tuple[Mount, ...]:

@@ -1,5 +1,7 @@
 """What can go wrong, said for the person who started the training."""
 
+import re
+
 
 class TrainerError(Exception):
     """The run can't go on; the message says what happened and what to do next."""
@@ -28,4 +30,17 @@ class CheckpointError(TrainerError):
 
 
 class PeerLostError(TrainerError):
-    """Another rank ended or can't be reached."""
+    """Another rank ended or can't be reached: the same run may do better on a second start."""
+
+    exit_code = 4
+
+
+def explain(error: RuntimeError) -> PeerLostError | None:
+    """What gloo or RCCL say when a rank is gone, with the address of that rank where they know it."""
+    text = str(error)
+    lost = r"connection (closed|reset|refused)|broken pipe|timed? ?out|remote process exited|socket.*closed"
+    if not re.search(f"(?i){lost}", text):
+        return None
+    where = re.search(r"\[([0-9a-fA-F.:]+)\]:(\d+)", text)
+    who = f"the rank at {where[1]}" if where else "another rank"
+    return PeerLostError(f"{who} ended or can't be reached\n  {text.splitlines()[0]}")

@@ -5,17 +5,21 @@ One `Rank` whichever program started the process: torchrun, srun, mpirun, our ow
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rocstack_trainer.errors import ConfigError, MissingError, PeerLostError
+from rocstack_trainer import errors, rendezvous
+from rocstack_trainer.config import DiLoCo
+from rocstack_trainer.errors import ConfigError, MissingError
+from rocstack_trainer.rendezvous import number
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 # launcher: rank, ranks, rank on this node, ranks on this node. The first that is set wins: mpirun inside a
 # Slurm job sees both kinds. SLURM_NTASKS is not used: a batch script has it without being one of N.
@@ -33,7 +37,11 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Rank:
-    """`rank` of `world` in DiLoCo group `group` of `groups`. `backend` and `device` are empty until `with_device` has looked at this machine."""
+    """`rank` of `world` in DiLoCo group `group` of `groups`; `local_world` of them are on this node.
+
+    `local_rank` counts all ranks on the node, whichever group they are in. `backend` and `device` are empty until
+    `with_device` has looked at this machine.
+    """
 
     rank: int = 0
     local_rank: int = 0
@@ -56,11 +64,11 @@ def from_env(env: Mapping[str, str]) -> Rank:
         if rank not in env or world not in env:
             continue
         here = dict(enumerate(_tasks_per_node(env.get(local_world, "1"))))
-        node = _number(env, "SLURM_NODEID", 0) if launcher == "srun" else 0
+        node = number(env, "SLURM_NODEID", 0) if launcher == "srun" else 0
         found = Rank(
-            rank=_number(env, rank, 0),
-            local_rank=_number(env, local_rank, 0),
-            world=_number(env, world, 1),
+            rank=number(env, rank, 0),
+            local_rank=number(env, local_rank, 0),
+            world=number(env, world, 1),
             local_world=here.get(node, 1),
             launcher="--ranks" if "ROCSTACK_TRAINER_PARENT" in env else launcher,
         )
@@ -73,6 +81,27 @@ def from_env(env: Mapping[str, str]) -> Rank:
             "  start with srun, mpirun or torchrun, or set RANK and WORLD_SIZE"
         )
     return Rank()
+
+
+def split(rank: Rank, diloco: DiLoCo) -> Rank:
+    """The rank within its DiLoCo group: this launch is one of them, or is split into equal parts.
+
+    Raises:
+        ConfigError: the ranks can't be split evenly.
+    """
+    if diloco.groups == 1 or diloco.group >= 0:
+        return replace(rank, group=max(diloco.group, 0), groups=diloco.groups)
+    if rank.world % diloco.groups:
+        fits = rank.world // diloco.groups * diloco.groups or diloco.groups
+        raise ConfigError(
+            f"diloco.groups={diloco.groups} can't share {rank.world} ranks evenly: start {fits}\n"
+            "  or start each group by itself, with its number as diloco.group"
+        )
+    size = rank.world // diloco.groups
+    group, inside = divmod(rank.rank, size)
+    node = rank.rank - rank.local_rank  # launchers number the ranks node by node
+    here = min(node + rank.local_world, (group + 1) * size) - max(node, group * size)
+    return replace(rank, rank=inside, world=size, local_world=max(1, here), group=group, groups=diloco.groups)
 
 
 def with_device(rank: Rank, backend: str) -> Rank:
@@ -98,36 +127,38 @@ def with_device(rank: Rank, backend: str) -> Rank:
 
 
 @contextmanager
-def process_group(rank: Rank, timeout_s: float) -> Iterator[None]:
-    """The process group of all ranks.
+def process_group(rank: Rank, timeout_s: float, store: str = "", lost_after_s: float = 15.0) -> Iterator[Store]:
+    """The process group of all ranks of this group; gives the store in which they met.
 
-    Only MPI and RCCL are shut down, and only after success. gloo's destructor in PyTorch 2.6 joins its threads
-    while it holds the GIL, which a thread that drops a tensor waits for: neither goes on. So a process in which
-    `is_open` is true has to end with os._exit.
+    `store` is the HOST:PORT of `rocstack-train --store`; without it rank 0 has the store. Ranks are waited for
+    2 x `lost_after_s`. Only MPI and RCCL are shut down, and only after success. gloo's destructor in PyTorch 2.6
+    joins its threads while it holds the GIL, which a thread that drops a tensor waits for: neither goes on. So a
+    process in which `is_open` is true has to end with os._exit.
+
+    Raises:
+        PeerLostError: a rank or the store can't be reached, or was lost.
     """
     import torch
     import torch.distributed as dist
 
     if rank.device != "cpu":
         torch.cuda.set_device(rank.device)
-    if rank.world == rank.local_world:
-        # gloo looks up the host's own name, which may not resolve in a container.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        if rank.backend == "mpi":
-            dist.init_process_group("mpi")  # mpirun or srun already connected the ranks
-        else:
-            timeout = timedelta(seconds=timeout_s)
-            numbers = {"rank": rank.rank, "world_size": rank.world}
-            dist.init_process_group(rank.backend, store=_store(rank, timeout), timeout=timeout, **numbers)
+        if rank.backend == "mpi":  # mpirun or srun already connected the ranks
+            dist.init_process_group("mpi")
+            rendezvous.tell_host(rank)
+        corner = rendezvous.join(rank, timeout_s, store, lost_after_s)
+        if rank.backend != "mpi":
+            timeout, numbers = timedelta(seconds=timeout_s), {"rank": rank.rank, "world_size": rank.world}
+            dist.init_process_group(rank.backend, store=corner, timeout=timeout, **numbers)
         if dist.get_world_size() != rank.world:
             raise ConfigError(f"{rank.launcher} says {rank.world} ranks, {rank.backend} {dist.get_world_size()}")
-        yield
+        yield corner
         dist.barrier()  # nobody leaves while another still needs it
         if rank.backend != "gloo":
             dist.destroy_process_group()
     except RuntimeError as error:
-        if explained := _explained(error):
+        if explained := errors.explain(error):
             raise explained from error
         raise
 
@@ -138,63 +169,7 @@ def is_open() -> bool:
     return bool(dist and dist.is_available() and dist.is_initialized())
 
 
-def _store(rank: Rank, timeout: timedelta) -> Any:
-    import torch.distributed as dist
-
-    if rank.world == 1:
-        return dist.HashStore()
-    host, port = meeting_point(rank, os.environ)
-    listening = os.environ.get("ROCSTACK_TRAINER_STORE_FD") if rank.rank == 0 else None
-    store = dist.TCPStore(
-        host,
-        port,
-        rank.world,
-        is_master=rank.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        timeout=timeout,
-        master_listen_fd=int(listening) if listening else None,
-        use_libuv=False,  # Debian's PyTorch is built without it
-    )
-    # A restart by torchrun finds the same store again, with the addresses of the dead ranks in it.
-    return dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def meeting_point(rank: Rank, env: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port where rank 0 listens: MASTER_ADDR and MASTER_PORT, else the same guess on every rank."""
-    nodes = env.get("SLURM_STEP_NODELIST", "")
-    host = env.get("MASTER_ADDR") or ("127.0.0.1" if rank.world == rank.local_world else first_host(nodes))
-    if not host:
-        raise ConfigError(
-            f"{rank.launcher} over several nodes doesn't say where rank 0 is\n"
-            "  set MASTER_ADDR to its host (mpirun: -x MASTER_ADDR=HOST)"
-        )
-    job = " ".join(env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"))
-    derived = 15000 + zlib.crc32(job.encode()) % 16000  # below Linux' ephemeral ports
-    return host, _number(env, "MASTER_PORT", derived)
-
-
-def first_host(nodelist: str) -> str:
-    """The first name of a Slurm host list: `n[03-05,9],login` gives n03."""
-    match = re.match(r"([^,\[]*)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodelist)
-    return "".join(part or "" for part in match.groups()) if match else ""
-
-
 def _tasks_per_node(text: str) -> list[int]:
     """Slurm's short form: `2(x3),1` is [2, 2, 2, 1]."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
-
-
-def _number(env: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(env.get(name, default))
-    except ValueError:
-        raise ConfigError(f"{name}={env[name]} is not a number") from None
-
-
-def _explained(error: RuntimeError) -> PeerLostError | None:
-    text = str(error)
-    if re.search(r"(?i)connection (closed|reset|refused)|broken pipe|timed? ?out", text):
-        return PeerLostError(f"another rank ended or can't be reached\n  {text.splitlines()[0]}")
-    if re.search(r"(?i)address already in use", text):
-        return PeerLostError("rank 0's port is taken: set MASTER_PORT to a free one")
-    return None

@@ -4,7 +4,8 @@ import torch.distributed as dist
 
 from rocstack_trainer import launch
 from rocstack_trainer.errors import ConfigError, MissingError
-from rocstack_trainer.launch import Rank, first_host, from_env, meeting_point
+from rocstack_trainer.launch import Rank, from_env
+from rocstack_trainer.rendezvous import first_host, meeting_point
 from rocstack_trainer.spawn import omp_threads
 
 MPIRUN = {

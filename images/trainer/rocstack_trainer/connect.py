@@ -1,0 +1,98 @@
+"""A connection to a store (PyTorch's TCPStore), whose failures say who and where."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rocstack_trainer.errors import ConfigError, PeerLostError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+LISTENING = "ROCSTACK_TRAINER_STORE_FD"  # a socket that rank 0 takes over as its store's
+
+
+def address(text: str) -> tuple[str, int]:
+    """Raises ConfigError unless `text` is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"parallel.store={text} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def host(name: str, port: int, timeout_s: float) -> Store:
+    """Rank 0's own store, for the ranks of one start."""
+    from torch.distributed import TCPStore
+
+    listening = os.environ.get(LISTENING)
+    try:
+        return TCPStore(
+            name,
+            port,
+            is_master=True,
+            wait_for_workers=False,  # `meet` does, and says who is missing
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=int(listening) if listening else None,
+            use_libuv=False,  # Debian's PyTorch is built without it
+        )
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error) and "already in use" not in str(error):
+            raise
+        raise PeerLostError(f"port {port} of {name} is taken\n  set MASTER_PORT to a free one") from None
+
+
+def connect(host: str, port: int, patience_s: float, timeout_s: float, who: str, hint: str) -> Store:
+    """A store that another process has. `timeout_s` is how long its answers may take from then on.
+
+    Raises:
+        PeerLostError: nobody listens there after `patience_s`, or it isn't a store.
+    """
+    from torch.distributed import TCPStore
+
+    def open_() -> None:
+        try:
+            opened.append(TCPStore(host, port, is_master=False, wait_for_workers=False, use_libuv=False))
+        except RuntimeError as error:
+            opened.append(error)
+
+    _knock(host, port, patience_s, who, hint)
+    opened: list[Store | RuntimeError] = []
+    thread = threading.Thread(target=open_, daemon=True)  # TCPStore waits for ever for the first answer
+    thread.start()
+    thread.join(patience_s)
+    store = opened[0] if opened else RuntimeError(f"no answer in {patience_s:.0f} s")
+    if isinstance(store, RuntimeError):
+        raise PeerLostError(f"{who} at {host}:{port} is no store: {first_line(store)}\n  {hint}")
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
+
+
+def _knock(host: str, port: int, patience_s: float, who: str, hint: str) -> None:
+    """Waits until somebody listens: PyTorch's own attempts end in pages of warnings."""
+    began, told = time.monotonic(), False
+    while True:
+        left = began + patience_s - time.monotonic()
+        try:
+            socket.create_connection((host, port), timeout=max(left, 0.1)).close()
+            return
+        except socket.gaierror as error:
+            why = f"nobody knows this host here ({error.strerror})"
+            raise PeerLostError(f"{who} should be at {host}:{port}: {why}\n  {hint}") from None
+        except OSError as error:
+            why = error.strerror or "no answer"
+        if left <= 0:
+            raise PeerLostError(f"{who} can't be reached at {host}:{port} for {patience_s:.0f} s: {why}\n  {hint}")
+        if not told and time.monotonic() > began + 5:
+            told = True
+            print(f"waiting for {who} at {host}:{port}: {why}", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+
+
+def first_line(error: RuntimeError) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -62,7 +62,7 @@ def complaint(words: list[str]) -> str | None:
     unknown = [word for word in before if word.startswith("-") and word.partition("=")[0] not in known]
     if unknown:
         return f"no option {unknown[0]}"
-    sub = type(context)(command, info_name=words[0], parent=context)
+    sub = type(context)(command, info_name=words[0], parent=context, **command.context_settings)
     try:
         rest = command.make_parser(sub).parse_args(args=list(own))[1]
     except Exception as error:  # the library's own copy of click, which has no public name

@@ -1,0 +1,138 @@
+"""A Hugging Face model folder: everything that can be wrong with it is said before its weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from rocstack_trainer.errors import ConfigError
+
+INDEX = "model.safetensors.index.json"
+CONVERT = (
+    "convert it once: python3 -c 'from transformers import AutoModelForCausalLM as A;"
+    ' A.from_pretrained("{0}").save_pretrained("{0}")\''
+)
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+def shape(path: str) -> Any:
+    """The folder's transformers config.
+
+    Raises:
+        ConfigError: it isn't a model folder, or not of a model that can be trained here.
+    """
+    import transformers
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        what = "not a model folder: there is no config.json in it" if folder.is_dir() else "no such folder"
+        hub = "\n  models are never downloaded: get it first with `hf download`" if path.count("/") == 1 else ""
+        raise ConfigError(f"model.path: {path}: {what}{hub}")
+    try:
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = raw["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"model.path: {folder / 'config.json'}: no model's config: {error!r}") from None
+    if kind not in KNOWN:
+        own = "; the code that comes with it is not run" if "auto_map" in raw else ""
+        known = f"no causal language model that transformers {transformers.__version__} has{own}"
+        raise ConfigError(f"model.path: {path}: {kind} is {known}")
+    try:
+        about = AutoConfig.from_pretrained(path, **LOCAL)
+    except Exception as error:  # each model type checks its sizes in its own way
+        raise ConfigError(f"model.path: {folder / 'config.json'}: {error}") from error
+    if getattr(about, "quantization_config", None):
+        raise ConfigError(f"model.path: {path} is quantised: training needs its float weights")
+    about.use_cache = False
+    return about
+
+
+def read(path: str, about: Any, say: Callable[[str], None]) -> Any:
+    """The model in float32 on the CPU.
+
+    Raises:
+        ConfigError: a weights file is missing, broken or of another model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(path)
+    for file in files(folder):
+        check(file)
+    try:
+        net, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=about,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # said below, with what is wrong
+            output_loading_info=True,
+            **LOCAL,
+        )
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"model.path: {path}: {error}") from error
+    # transformers would train these from random numbers.
+    if other := sorted(found["mismatched_keys"]):
+        name, has, wants = other[0]
+        example = f"{name} is {tuple(has)}, config.json makes it {tuple(wants)}"
+        raise ConfigError(f"model.path: {path}: {len(other)} tensors have other sizes than the model: {example}")
+    if missing := sorted(found["missing_keys"]):
+        few = ", ".join(missing[:3])
+        raise ConfigError(f"model.path: {path}: {len(missing)} tensors of the model are not in its files: {few}")
+    if extra := sorted(found["unexpected_keys"]):
+        say(f"model: {len(extra)} tensors of {path} are not used, such as {extra[0]}")
+    tokens = _tokenizer_size(folder)
+    if tokens > (known := about.get_text_config().vocab_size):
+        say(f"model: warning: the tokenizer in {path} has {tokens:,} tokens, the model only {known:,}")
+    return net
+
+
+def files(folder: Path) -> list[Path]:
+    """The weights: model.safetensors, or the shards that the index names.
+
+    Raises:
+        ConfigError: one is missing, or there are only other formats.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"model.path: {index}: not an index of weights: {error!r}") from None
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            what = f"{', '.join(missing[:3])} missing ({len(missing)} of the {len(names)} files that {INDEX} names)"
+            raise ConfigError(f"model.path: {folder}: {what}\n  download or copy the folder again")
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if others := sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in folder.glob(kind)):
+        raise ConfigError(
+            f"model.path: {folder} has no safetensors, only {', '.join(others[:3])}\n  {CONVERT.format(folder)}"
+        )
+    raise ConfigError(f"model.path: {folder} has a config.json but no weights (model.safetensors)")
+
+
+def check(file: Path) -> None:
+    """Opens it, which reads the header and compares the size. Raises ConfigError."""
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"model.path: {file} is broken: {error}\n  download or copy it again") from None
+
+
+def _tokenizer_size(folder: Path) -> int:
+    """The highest token number plus one; 0 without a (readable) tokenizer.json."""
+    try:
+        tokens = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary = tokens["model"]["vocab"]
+        known = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
+        return max([*known, *(token["id"] for token in tokens.get("added_tokens", []))], default=-1) + 1
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

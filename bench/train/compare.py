@@ -46,11 +46,13 @@ class Meter:
 
     def stop(self, name: str) -> None:
         import torch
+        import torch.distributed as dist
 
         if self.gpu:
             torch.cuda.synchronize()
-        took = time.perf_counter() - self.began[2]
-        row = took, time.process_time() - self.began[1], link.wire()[1] - self.began[0]
+        took, used = time.perf_counter() - self.began[2], time.process_time() - self.began[1]
+        dist.barrier()  # until then the other rank waits for bytes that are still in this one's queue
+        row = took, used, link.wire()[1] - self.began[0]
         self.rows.setdefault(name, []).append(row)
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from workload import config
 
-from rocstack_trainer import dp, model, optimizer, train
+from rocstack_trainer import buckets, model, optimizer, topology, train
 from rocstack_trainer.config import Config
 from rocstack_trainer.data import Samples
 from rocstack_trainer.launch import Rank
@@ -43,7 +43,9 @@ class Ours(Side):
 
     def __init__(self, config: Config, rank: Rank) -> None:
         super().__init__(config, rank)
-        self.gradients = dp.gradients(config.parallel, self.net.parameters())
+        size = sum(parameter.nbytes for parameter in self.net.parameters())
+        plan = topology.plan(config.parallel, rank, size)
+        self.gradients = buckets.make(config.parallel, plan, rank, self.net.parameters())
         self.stop = StopSignals()
 
     def step(self, step: int) -> float:

@@ -1,0 +1,133 @@
+"""Measures the trainer beside torch's DDP and the Hugging Face Trainer, in the worker image.
+
+    python bench/train [--only step,link,diloco,all-reduce,gpu] [--image NAME] [--out FILE]
+
+A table per part on stderr, one JSON on stdout. Each part is one container without a network: what it makes (network
+namespaces, shaped links, files) goes with it, also on Ctrl-C. accelerate, which only the Hugging Face Trainer needs,
+is mounted from a temporary folder. The trainer is this tree's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PEER = "accelerate==1.15.0"
+LINK = ["--rate", "100mbit", "--model", "dense", "--steps", "24"]
+CODECS = "ddp,ddp#2,flat,flat:bf16,flat:int8,flat:int8+zstd,alone"
+PARTS = {
+    "step": ["compare.py", "--sides", "ddp,ddp#2,flat,trainer", "--steps", "60"],
+    "link": ["compare.py", *LINK, "--sides", CODECS],
+    "diloco": ["diloco.py", "--rate", "100mbit"],
+    "all-reduce": ["-m", "rocstack_trainer.bench", "all-reduce", "--ranks", "2"],
+    "gpu": ["compare.py", "--device", "cuda", "--model", "gpu", "--sides", "ddp,ddp#2,flat,trainer"],
+}
+NEEDS = ["--network=none", "--cap-add=NET_ADMIN", "--cap-add=SYS_ADMIN", "--shm-size=1g"]
+GPU = ["--network=none", "--device=/dev/kfd", "--device=/dev/dri", "--ipc=host"]
+
+
+class Bench:
+    def __init__(self, image: str, peer: Path) -> None:
+        self.image, self.peer = image, peer
+        self.name = f"rocstack-bench-{uuid.uuid4().hex[:8]}"
+
+    def fetch_peer(self) -> None:
+        """Here and not in the container, whose network could lack this site's certificates and mirrors."""
+        run("pip", "install", "--quiet", "--no-deps", "--target", str(self.peer), PEER)
+
+    def part(self, words: list[str], options: list[str]) -> dict[str, Any]:
+        mounts = {ROOT / "bench/train": "/bench", ROOT / "images/trainer": "/trainer", self.peer: "/peer"}
+        env = {
+            "PYTHONPATH": "/trainer:/peer",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONWARNINGS": "ignore::FutureWarning",
+        }
+        command = ["docker", "run", "--rm", "--init", "--no-healthcheck", "--entrypoint=", "--workdir=/bench"]
+        command += [f"--name={self.name}", *options]
+        command += [f"--volume={here}:{there}:ro" for here, there in mounts.items()]
+        command += [f"--env={key}={value}" for key, value in env.items()]
+        try:
+            done = subprocess.run([*command, self.image, "python3", *words], stdout=subprocess.PIPE, text=True)
+        finally:
+            subprocess.run(["docker", "kill", self.name], capture_output=True, check=False)
+        if done.returncode:
+            return {"failed": f"exit code {done.returncode}"}
+        return dict(json.loads(done.stdout))
+
+
+def judge(result: dict[str, Any]) -> dict[str, Any]:
+    """What was wanted, beside what came out. CPU time: as far as the peer differs from itself is noise."""
+    judged: dict[str, Any] = {}
+    if sides := result.get("step", {}).get("sides"):
+        ddp, again, ours = sides["ddp"], sides["ddp#2"], sides["flat"]
+        judged["losses equal DDP's to the last bit"] = ours["equal_steps"] == ours["steps"] >= 20
+        judged["CPU per step / DDP's"] = ours["cpu_ms"] / ddp["cpu_ms"]
+        judged["the same of DDP with itself"] = again["cpu_ms"] / ddp["cpu_ms"]
+        judged["CPU per step at most DDP's"] = ours["cpu_ms"] <= max(ddp["cpu_ms"], again["cpu_ms"])
+    if sides := result.get("link", {}).get("sides"):
+        speed = sides["flat:int8+zstd"]["tokens_per_s"] / sides["ddp"]["tokens_per_s"]
+        judged |= {"tokens/s over DDP's at 100 Mb/s": speed, "it is at least 3": speed >= 3}
+    if ratio := result.get("diloco", {}).get("bytes_ratio"):
+        judged |= {"DDP's bytes per token over DiLoCo's": ratio, "it is at least 1500": ratio >= 1500}
+    if sides := result.get("gpu", {}).get("sides"):
+        speed = sides["flat"]["tokens_per_s"] / sides["ddp"]["tokens_per_s"]
+        judged |= {"tokens/s over DDP's on one GPU": speed, "it is at least 1": speed >= 1}
+    return judged
+
+
+def run(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--image", default="rocstack/worker:debian-13-tcp")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    wanted = args.only.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        parser.error(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if subprocess.run(["docker", "image", "inspect", args.image], capture_output=True, check=False).returncode:
+        sys.exit(f"no image {args.image}: `rocstack build` makes it")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    result: dict[str, Any] = {
+        "command": " ".join(["python bench/train", *sys.argv[1:]]),
+        "image": args.image,
+        "cpus": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+    with tempfile.TemporaryDirectory(prefix="rocstack-bench-") as peer:
+        bench = Bench(args.image, Path(peer))
+        if {"step", "gpu"} & set(wanted):
+            bench.fetch_peer()
+        for name in wanted:
+            if name == "gpu" and not Path("/dev/kfd").exists():
+                result[name] = {"skipped": "no /dev/kfd: there is no AMD GPU here"}
+                continue
+            print(f"\n{name}: {' '.join(PARTS[name])}", file=sys.stderr, flush=True)
+            result[name] = bench.part(PARTS[name], GPU if name == "gpu" else NEEDS)
+    result["load_after"] = round(os.getloadavg()[0], 2)
+    result["judged"] = judge(result)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+    failed = any("failed" in result[name] for name in wanted) or False in result["judged"].values()
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,11 +35,11 @@ def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store
     """
     import torch.distributed as dist
 
-    given = given or os.environ.get(STORE, "")
-    if given:
+    if given := given or os.environ.get(STORE, ""):
+        patience_s = lost_after_s if given == os.environ.get(STORE) else lost_after_s / 3
         host, port = connect.address(given)
         hint = f"start `rocstack-train --store {port}` there, before the ranks"
-        store = connect.connect(host, port, lost_after_s / 3, timeout_s, "the store", hint)
+        store = connect.connect(host, port, patience_s, timeout_s, "the store", hint)
     elif rank.groups > 1:
         raise ConfigError(
             "DiLoCo groups meet in a store that no rank has: start `rocstack-train --store PORT` on a host\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from rocstack_trainer.errors import ConfigError
 
 KINDS = (".bin", ".parquet")
-SHARD = re.compile(r"(.*?)(\d+)-of-(\d+)(-[0-9a-f]+)?")  # train-00000-of-00004; older data sets add a hash
+SHARD = re.compile(r"(.*?)(\d+)-of-(\d{1,5})(-[0-9a-f]+)?")  # train-00000-of-00004; older data sets add a hash
 SPLIT = re.compile(r"(train|valid|val|test|eval|dev)")
 
 
@@ -55,17 +55,16 @@ def _absent(path: Path) -> str:
 
 def _complete(files: list[Path]) -> None:
     """Of x-00000-of-00004 all four have to be on the disk, though a pattern may leave some out."""
-    seen: dict[tuple[Path, str, str, str], dict[int, str]] = {}
-    for file in files:
-        if match := SHARD.fullmatch(file.stem):
-            seen.setdefault((file.parent, match[1], match[3], file.suffix), {})[int(match[2])] = match[2]
-    for (folder, prefix, total, suffix), numbers in seen.items():
+    matches = [(file, SHARD.fullmatch(file.stem)) for file in files]
+    for folder, suffix, prefix, total in sorted({(f.parent, f.suffix, m[1], m[3]) for f, m in matches if m}):
+        there = [match for file in folder.glob(f"*{suffix}") if (match := SHARD.fullmatch(file.stem))]
+        numbers = {int(match[2]): match[2] for match in there if (match[1], match[3]) == (prefix, total)}
         first = int(0 not in numbers and int(total) in numbers)  # some count from 1
-        width = len(next(iter(numbers.values())))
-        for number in range(first, first + int(total)):
-            name = f"{prefix}{number:0{width}}-of-{total}"
-            if number not in numbers and not glob.glob(f"{glob.escape(str(folder / name))}*{suffix}"):
-                raise ConfigError(
-                    f"data.path: {folder / name}{suffix} is missing: {len(numbers)} of {int(total)} shards are there\n"
-                    "  fetch it again; to train without it, name those to use in a folder of their own"
-                )
+        missing = sorted(set(range(first, first + int(total))) - set(numbers))
+        if missing:
+            width = len(next(iter(numbers.values())))
+            name = folder / f"{prefix}{missing[0]:0{width}}-of-{total}{suffix}"
+            raise ConfigError(
+                f"data.path: {name} is missing: {int(total) - len(missing)} of {int(total)} shards are there\n"
+                "  fetch it again; to train without it, name those to use in a folder of their own"
+            )

@@ -30,7 +30,6 @@ class Codec(Protocol):
 
     def size(self, numel: int) -> int:
         """Bytes of a message of `numel` values: exactly if `fixed`, else at most."""
-        ...
 
     def encode(self, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """fp32 (numel,) to a new uint8 vector on the same device.
@@ -38,15 +37,12 @@ class Codec(Protocol):
         With a residual, fp32 (numel,), flat + residual is encoded, and what got lost is left there: 0 where the
         message has no finite value.
         """
-        ...
 
     def decode(self, data: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
         """A message to fp32 (numel,), in `out` if given. Raises ValueError if it isn't one of `numel` values."""
-        ...
 
     def add_to(self, data: Tensor, out: Tensor, factor: float = 1.0) -> None:
         """out += factor x decode(data), without a pass over memory for the decoded values."""
-        ...
 
 
 class Cast:

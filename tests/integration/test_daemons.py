@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import testinfra
+from cluster import Cluster, Node, until
 from place import Built, engine
 
 pytestmark = pytest.mark.engine
 
-# Without privileges there are no cgroups to put jobs in.
-SLURM_CONF = """\
-ClusterName=rocstack
-SlurmctldHost=ctl
-SlurmctldParameters=enable_configless
-SlurmUser=slurm
-AuthType=auth/munge
-CredType=cred/munge
-StateSaveLocation=/var/lib/slurm/slurmctld
-SlurmdSpoolDir=/var/lib/slurm/slurmd
-SlurmctldPidFile=/var/lib/slurm/slurmctld.pid
-MailProg=/bin/true
-ReturnToService=2
-MpiDefault=pmix
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
+NODES = """\
 NodeName=n1 CPUs=4 State=UNKNOWN
 NodeName=n2 CPUs=4 State=FUTURE
 PartitionName=train Nodes=ALL Default=YES State=UP
 """
-CGROUP_CONF = "CgroupPlugin=disabled\n"
 RANKS = """\
 from mpi4py import MPI
 world = MPI.COMM_WORLD
@@ -47,79 +23,9 @@ print(f"rank {world.rank} of {world.size}: sum {world.allreduce(world.rank + 1)}
 """
 
 
-@dataclass(frozen=True)
-class Node:
-    name: str
-
-    def run(self, *command: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-        flags = [f"--env={key}={value}" for key, value in env.items()]
-        return engine("exec", *flags, self.name, *command, check=check)
-
-    def state(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(engine("inspect", "--format", "{{json .State}}", self.name).stdout)
-        return found
-
-    def health(self) -> str:
-        health = self.state().get("Health")
-        return str(health["Status"]) if isinstance(health, dict) else "none"
-
-    def last_check(self) -> str:
-        health = self.state()["Health"]
-        assert isinstance(health, dict)
-        return str(health["Log"][-1]["Output"])
-
-    def remove(self) -> None:
-        engine("rm", "--force", "--volumes", self.name, check=False)
-
-    def log(self) -> str:
-        done = engine("logs", self.name)
-        return done.stdout + done.stderr
-
-
-def until(said: Callable[[], str], wanted: str, node: Node, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while (now := said()) != wanted:
-        assert time.monotonic() < deadline, f"{now!r} is not {wanted!r} after {seconds} s: {node.state()}\n{node.log()}"
-        time.sleep(0.3)
-
-
-class Cluster:
-    def __init__(self, built: Built, folder: Path) -> None:
-        self.built, self.folder = built, folder
-        self.network = f"{built.place.prefix}-net"
-        self.made: list[Node] = []
-        for name in ("right.key", "wrong.key"):
-            (folder / name).write_bytes(secrets.token_bytes(1024))
-            (folder / name).chmod(0o400)
-        (folder / "etc").mkdir()
-        (folder / "etc/slurm.conf").write_text(SLURM_CONF)
-        (folder / "etc/cgroup.conf").write_text(CGROUP_CONF)
-        for path in (folder, folder / "etc"):
-            path.chmod(0o755)
-        engine("network", "create", self.network)
-
-    def start(self, host: str, role: str, *flags: str, key: str = "right.key") -> Node:
-        """Its health is looked at every second, not every 30, or this would take minutes."""
-        node = Node(f"{self.built.place.prefix}-{host}")
-        line = ["--detach", "--name", node.name, "--hostname", host, "--network", self.network, "--network-alias", host]
-        line += ["--volume", f"{self.folder / key}:/run/secrets/munge.key:ro", "--shm-size=256m"]
-        line += ["--health-interval=1s", "--health-start-period=1s", "--health-retries=1"]
-        engine("run", *line, *flags, self.built.place.reference(role))
-        self.made.append(node)
-        return node
-
-    def settings(self) -> str:
-        return f"--volume={self.folder / 'etc'}:/etc/slurm:ro"
-
-    def close(self) -> None:
-        for node in self.made:
-            node.remove()
-        engine("network", "rm", self.network, check=False)
-
-
 @pytest.fixture(scope="module")
 def cluster(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(built, tmp_path_factory.mktemp("cluster"))
+    cluster = Cluster(built, tmp_path_factory.mktemp("cluster"), NODES)
     yield cluster
     cluster.close()
 
@@ -169,13 +75,6 @@ def test_mpi_ranks_under_slurm_talk_over_ucx(worker: Node) -> None:
     done = worker.run("srun", "--mpi=pmix", "-n2", "python3", "-c", RANKS, **quiet)
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: sum 3", "rank 1 of 2: sum 3"]
     assert "selected ucx" in done.stderr + done.stdout or "select: component ucx selected" in done.stderr
-
-
-def test_trainer_under_slurm(worker: Node) -> None:
-    train = ["rocstack-train", "--config", "tiny", "--steps", "2"]
-    done = worker.run("srun", "-n2", *train, OMP_NUM_THREADS="1")
-    assert "2 rank(s) by srun, gloo on cpu" in done.stdout + done.stderr
-    assert "done: step 2" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("configless", [False, True])

@@ -19,6 +19,7 @@ from typing import Any
 
 CONTROL = "10.77.0.254"
 PORT = 29400
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun's
 SHAPE = "tbf rate {rate} burst 128kb latency 100ms"
 
 
@@ -78,14 +79,15 @@ def _fork(rank: int, world: int, function: Callable[..., Any], args: Any) -> Any
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
         os.close(go)
-        os.unshare(os.CLONE_NEWNET)
+        os.unshare(os.CLONE_NEWNET | os.CLONE_NEWNS)
+        subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)  # with this namespace's interfaces
         os.write(writing, b"!")
         rate = os.read(waiting, 99).decode()
         _ip("link set lo up", f"addr add {address(rank)}/24 dev eth0", "link set eth0 up")
         _shape("eth0", rate.strip("-"))
-        numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": PORT}
-        os.environ |= {name: str(value) for name, value in numbers.items()}
-        os.environ |= {"MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        values = (rank, world, 0, 1, address(0), PORT)
+        os.environ |= dict(zip(VARIABLES, map(str, values), strict=True))
+        os.environ |= {"GLOO_SOCKET_IFNAME": "eth0", "GLOG_minloglevel": "2"}
         result = function(*args)
         with open(writing, "wb") as pipe:
             pickle.dump(result, pipe)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
@@ -97,6 +98,16 @@ def mean(loss: float | torch.Tensor, rank: Rank) -> float:
     total = loss.double() / rank.world
     dist.all_reduce(total)
     return float(total.item())
+
+
+@torch.no_grad()
+def held_out(net: torch.nn.Module, shape: str, text: Path) -> float:
+    """Mean loss over the first samples of a text, 64 of them."""
+    settings = config(shape, 1, text)
+    data = Samples(settings.data, 1, 0, settings.model.vocab_size)
+    inputs, targets = data.load(np.arange(min(64, data.n)), "cpu")
+    logits = net.eval()(input_ids=inputs).logits
+    return float(cross_entropy(logits.float().flatten(0, 1), targets.flatten()))
 
 
 def hugging_face(

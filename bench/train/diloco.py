@@ -1,0 +1,152 @@
+"""DiLoCo beside DDP at equal tokens: two groups of one rank, bytes at the interfaces, loss.
+
+    python diloco.py [--rate 100mbit] [--model mini] [--steps 1000] [--inner 500] [--out FILE]
+
+The groups are two `rocstack-train` in network namespaces of their own; the store in which they meet is in a third, and
+what they say to it, heartbeats too, goes over the same links and is counted. DDP runs in the same namespaces, over the
+same samples. Bytes are those in and out of a rank's interface with all headers, from the first step to the last one's
+end: what start-up sends once is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import link
+import workload
+
+LAST = 50  # steps whose loss is averaged
+STORE_PORT = 29500
+
+
+def ddp(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """On one rank."""
+    import sides
+    import torch
+    import torch.distributed as dist
+
+    from rocstack_trainer import launch
+
+    torch.set_num_threads(1)
+    began = sum(link.wire())
+    rank = launch.with_device(launch.from_env(os.environ), "gloo")
+    torch.use_deterministic_algorithms(True)
+    with launch.process_group(rank, 600):
+        side = sides.make("ddp", args.model, folder / "text.bin", rank)
+        dist.barrier()
+        ready, started = sum(link.wire()), time.monotonic()
+        losses = [side.step(step) for step in range(args.steps)]
+        dist.barrier()
+        seconds, bytes_used = time.monotonic() - started, sum(link.wire()) - ready
+        every = torch.stack(losses)
+        dist.all_reduce(every)
+        return {
+            "bytes": bytes_used,
+            "start_bytes": ready - began,
+            "seconds": seconds,
+            "losses": (every / rank.world).tolist(),
+            "held_out": sides.held_out(side.net, args.model, folder / "held-out.bin") if rank.rank == 0 else 0.0,
+        }
+
+
+def group(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """In one namespace: a rocstack-train that is one group of the two."""
+    import sides
+    from transformers import AutoModelForCausalLM
+
+    number = os.environ["RANK"]
+    env = {key: value for key, value in os.environ.items() if key not in link.VARIABLES}
+    metrics, export = folder / f"{number}.jsonl", folder / "model"
+    settings = {
+        "train.steps": args.steps,
+        "diloco.groups": 2,
+        "diloco.group": number,
+        "diloco.inner_steps": args.inner,
+        "diloco.compress": "int8+zstd",
+        "parallel.store": f"{link.CONTROL}:{STORE_PORT}",
+        "output.metrics": metrics,
+        "output.every": args.inner,
+        "checkpoint.export": export,
+    }
+    command = [sys.executable, "-m", "rocstack_trainer", *workload.overrides(args.model, 1, folder / "text.bin")]
+    began = sum(link.wire())
+    process = subprocess.Popen([*command, *(f"--{k}={v}" for k, v in settings.items())], env=env, stdout=sys.stderr)
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.005)
+    ready, started = sum(link.wire()), time.monotonic()
+    if process.wait():
+        raise RuntimeError(f"group {number} ended with code {process.returncode}")
+    bytes_used, seconds = sum(link.wire()) - ready, time.monotonic() - started
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    net = AutoModelForCausalLM.from_pretrained(export) if number == "0" else None
+    return {
+        "bytes": bytes_used,
+        "start_bytes": ready - began,
+        "seconds": seconds,
+        "losses": [line["loss"] for line in lines],
+        "outer_steps": lines[-1]["outer"],
+        "trainer_says_bytes": sum(line["wire_mb"] for line in lines) * 1e6,
+        "held_out": sides.held_out(net, args.model, folder / "held-out.bin") if net else 0.0,
+    }
+
+
+def summary(found: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
+    """Of both ranks or groups; `tokens` are those that they saw together."""
+    losses = [mean(step) for step in zip(*(rank["losses"] for rank in found), strict=True)]
+    told = {key: value for key, value in found[0].items() if key in ("outer_steps", "trainer_says_bytes")}
+    return told | {
+        "steps": len(losses),
+        "tokens": tokens,
+        "bytes_per_token": sum(rank["bytes"] for rank in found) / tokens,
+        "bytes": sum(rank["bytes"] for rank in found),
+        "start_bytes": sum(rank["start_bytes"] for rank in found),
+        "seconds": max(rank["seconds"] for rank in found),
+        "loss": mean(losses[-LAST:]),
+        "held_out_loss": found[0]["held_out"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", default="100mbit", help="of the links, as tc writes it; empty: not shaped")
+    parser.add_argument("--model", default="mini", choices=workload.SHAPES)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--inner", type=int, default=500)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    load, tokens = os.getloadavg()[0], workload.tokens(args.model, 2) * args.steps
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        workload.write_text(folder / "text.bin", folder / "held-out.bin")
+        peer = summary(link.ranks(2, args.rate, ddp, args, folder), tokens)
+        store = [sys.executable, "-m", "rocstack_trainer", "--store", str(STORE_PORT)]
+        with subprocess.Popen(store, stdout=sys.stderr) as process:
+            try:
+                ours = summary(link.ranks(2, args.rate, group, args, folder), tokens)
+            finally:
+                process.terminate()
+    ratio = peer["bytes_per_token"] / ours["bytes_per_token"]
+    rows = [("", "bytes/token", "start-up MB", f"loss, last {LAST}", "held-out loss", "s")]
+    for title, row in ((f"DDP, {args.steps} steps", peer), (f"DiLoCo, {ours['outer_steps']} outer steps", ours)):
+        numbers = (row["bytes_per_token"], row["start_bytes"] / 1e6, row["loss"], row["held_out_loss"], row["seconds"])
+        rows.append((title, *(f"{number:.4g}" for number in numbers)))
+    lines = ["| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * len(rows[0]), *rows[1:]]]
+    print("\n".join([*lines, f"{ratio:.0f} times fewer bytes per token"]), file=sys.stderr)
+    about = {"command": " ".join(sys.argv), "load": [load, os.getloadavg()[0]], "bytes_ratio": ratio}
+    text = json.dumps(about | {"ddp": peer, "diloco": ours}, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rocstack_trainer import dcp, drift, export, fingerprint, folder, residuals
+from rocstack_trainer import dcp, drift, export, fingerprint, folder
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import CheckpointError, ConfigError
 from rocstack_trainer.launch import Rank
@@ -78,16 +78,18 @@ class Checkpoints:
         tensors, mine, owner = self._divide(state)
         if other := self.peers.first(lambda: state.difference(path, about["model"])):
             raise CheckpointError(f"{path} is of another model or optimizer: {other}\n  take another checkpoint.dir")
-        self.peers.agree(lambda: dcp.read(mine, path))
+        own = self._residuals(state)
+        same = about["world"] == self.rank.world and self.shared
+        if not all(self.peers.agree(lambda: same and dcp.shapes(own).items() <= dcp.contents(path).items())):
+            if state.per_rank:
+                self.say("resume: error feedback starts anew: these are other ranks or buckets than those that saved")
+            own = {}
+        self.peers.agree(lambda: dcp.read(mine | own, path))
         everywhere = set.intersection(*self.peers.agree(lambda: set(tensors)))
         self.peers.broadcast((tensors[name], owner[name]) for name in sorted(everywhere))
         drift.check(state.net, self.rank, f"after {path} was read")
         self.saved, self.digest = about["step"], about["weights_sha256"]
         self.say(f"resume: step {self.saved} from {path}, weights sha256 {self.digest[:16]}")
-        if not (
-            residuals.restore(state.per_rank, path, about["world"], self.peers) if self.shared else not state.per_rank
-        ):
-            self.say("resume: error feedback starts from zero, the checkpoint has none for these buckets")
         return self.saved
 
     def save(self, step: int, state: State) -> str | None:
@@ -106,8 +108,7 @@ class Checkpoints:
         if not self.enabled:
             return None
         _, mine, _ = self._divide(state)
-        if self.shared:
-            mine |= {residuals.key(self.rank.rank, name): tensor for name, tensor in state.per_rank.items()}
+        mine |= self._residuals(state) if self.shared else {}
         # In the background they are written while training changes them: so copy, but only this rank's part.
         mine = {name: tensor.detach().to("cpu", copy=self.background) for name, tensor in mine.items()}
         about = {"step": step, "world": self.rank.world, "notes": state.notes, "model": state.model()}
@@ -175,6 +176,9 @@ class Checkpoints:
         owner = dcp.owners(common, self.rank.world if self.shared else 1, taken) | dict.fromkeys(leaders, 0)
         both = common | leaders
         return both, {name: tensor for name, tensor in both.items() if owner[name] == self.rank.rank}, owner
+
+    def _residuals(self, state: State) -> dict[str, torch.Tensor]:
+        return {f"rank{self.rank.rank}.{name}": tensor for name, tensor in state.per_rank.items()}
 
     def _newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
         found = self.peers.first(lambda: folder.newest_first(self.folder))

@@ -31,6 +31,9 @@ def check(config: Config) -> None:
 
 def write(config: Config, net: Any, step: int) -> None:
     """The folder is there whole or not at all. Weights are float32, as they were trained. Raises OSError."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     path = Path(config.checkpoint.export)
     tmp = path.with_name(f"{path.name}.tmp")
     shutil.rmtree(tmp, ignore_errors=True)

@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ class Peers:
     messages, and RCCL has none for CPU memory. MPI can't make another kind of group: there it is the default one."""
 
     def __init__(self, rank: Rank) -> None:
-        self.rank, self.world, self.device = rank.rank, rank.world, rank.device
+        self.rank, self.world = rank.rank, rank.world
         self.kind = None if rank.backend == "mpi" else "gloo"
         self.group = dist.new_group(backend="gloo") if self.kind else None
 
@@ -60,7 +61,8 @@ class Peers:
         """
 
         def make() -> Path:
-            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # a file by that name is said below, and better
+                folder.mkdir(parents=True, exist_ok=True)
             (file := folder / f".seen-{uuid.uuid4().hex}").touch()
             return file
 

@@ -21,8 +21,8 @@ FREE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_
 class State:
     """Resuming writes into these tensors in place.
 
-    `shared` is the same on all ranks, or only rank 0 has it. `per_rank` differs from rank to rank (error
-    feedback): tensors of one name are parts of one sum, whichever ranks have them. `notes` is for JSON.
+    `shared` is the same on all ranks, or only rank 0 has it. `per_rank` differs from rank to rank: what error
+    feedback owes, which only the same ranks with the same buckets can go on with. `notes` is for JSON.
     """
 
     net: Any
@@ -34,7 +34,10 @@ class State:
     def common(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer, which all ranks have."""
         found = {f"model.{name}": tensor for name, tensor in weights(self.net).items()}
+        trained = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.net.named_parameters():
+            if parameter not in trained:
+                continue
             state = self.optimizer.state[parameter]
             if not state:  # before the first step; these are the zeros that AdamW would make
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)

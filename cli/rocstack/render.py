@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -278,14 +279,18 @@ def _tree(folder: Path, prefix: str) -> dict[str, File]:
 
 def trainer_files(site_packages: str) -> dict[str, File]:
     """The trainer as it lies in the image: its package, its metadata and its command."""
-    package = paths.images() / "trainer" / "rocstack_trainer"
+    source = paths.images() / "trainer"
+    package = source / "rocstack_trainer"
     site = f"trainer{site_packages}"
     files = _tree(package, f"{site}/rocstack_trainer")
     version = next(
         line.split('"')[1] for line in (package / "__init__.py").read_text().splitlines() if "__version__ =" in line
     )
     info = f"{site}/rocstack_trainer-{version}.dist-info"
-    files[f"{info}/METADATA"] = File(f"Metadata-Version: 2.1\nName: rocstack-trainer\nVersion: {version}\n".encode())
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    lines = ["Metadata-Version: 2.1", "Name: rocstack-trainer", f"Version: {version}"]
+    lines += [f"Requires-Dist: {needed}" for needed in project["dependencies"]]  # the smoke test looks at them
+    files[f"{info}/METADATA"] = File(("\n".join(lines) + "\n").encode())
     files[f"{info}/INSTALLER"] = File(b"rocstack\n")
     command = b'#!/bin/sh\nexec python3 -m rocstack_trainer "$@"\n'
     files["trainer/usr/local/bin/rocstack-train"] = File(command, 0o755)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 def with_pytest(built: Built) -> Iterator[str]:
     """The worker image and the distribution's pytest on it; nothing below is replaced by it."""
     name = f"{built.place.prefix}/trainer-tests:latest"
-    packages = "python3-pytest"
+    packages = "python3-pytest python3-hypothesis"
     dockerfile = (
         f"FROM {built.worker}\n"
         "RUN dpkg-query -W >/before && apt-get -qq update \\\n"

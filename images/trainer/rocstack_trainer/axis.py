@@ -22,7 +22,7 @@ class Axis(NamedTuple):
         """Round numbers from low to high; `least` between two of them."""
         rough = (self.high - self.low) / about
         unit = 10 ** math.floor(math.log10(rough))
-        between = max(least, next(unit * m for m in (1, 2, 5, 10) if unit * m >= rough * (1 - 1e-9)))
+        between = max(least, next(unit * m for m in (1, 2, 5, 10) if unit * m >= 0.7 * rough))
         first, last = math.ceil(self.low / between - 1e-9), math.floor(self.high / between + 1e-9)
         return [number * between for number in range(first, last + 1)]
 

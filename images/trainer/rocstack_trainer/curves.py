@@ -41,13 +41,14 @@ class Panel(NamedTuple):
     keys: tuple[str, ...]  # in the metrics; the second is drawn dashed
     about: str = ""
     from_zero: bool = True
+    cut: bool = False  # rare peaks, so that the rest can be seen
     scale: float = 1
 
 
 PANELS = (
     Panel("Loss", ("loss",), from_zero=False),
     Panel("Tokens per second", ("tokens_per_s",)),
-    Panel("Time of a step, ms", ("step_ms", "comm_ms"), "dashed: waiting for gradients"),
+    Panel("Time of a step, ms", ("step_ms", "comm_ms"), "dashed: waiting for gradients", cut=True),
     Panel("Sent in a step, MB", ("wire_mb", "sent_mb"), "by the host; dashed: by the collectives of rank 0"),
     Panel("MFU, %", ("mfu",), scale=100),
 )
@@ -89,9 +90,9 @@ def _panel(panel: Panel, runs: Sequence[Steps], number: int) -> Iterator[str]:
     if not values:
         yield f'<text x="20" y="{TOP}">nothing to draw</text>'
         return
-    # A few steps (the first one, a checkpoint) may be so slow that nothing else would be seen.
-    usual = max(2 * line[int(0.97 * len(line))] for run in whole for line in run if line)
-    low, high = (0.0, min(values[-1], usual)) if panel.from_zero else (values[0], values[-1])
+    low, high = (0.0 if panel.from_zero else values[0]), values[-1]
+    if panel.cut:
+        high = min(high, max(2 * line[int(0.97 * len(line))] for run in whole for line in run if line))
     margin = 0.05 * (high - low) or abs(high) / 2 or 1
     down = Axis(low if panel.from_zero else low - margin, high + margin, bottom, TOP)
     first, last = min(run[0]["step"] for run in runs if run), max(run[-1]["step"] for run in runs if run)
@@ -116,8 +117,9 @@ def _panel(panel: Panel, runs: Sequence[Steps], number: int) -> Iterator[str]:
                 yield f'<path class="band" style="fill:var(--c{colour % COLOURS})" {plot} d="{band}"/>'
             path = "".join(_path(middle, across, down) for middle, _, _ in parts)
             yield f'<path class="line{" second" * second}" {_colour(colour)} {plot} d="{path}"/>'
-    cut = f"peaks up to {text(values[-1])} are cut" if panel.from_zero and values[-1] > usual else ""
-    yield f'<text x="20" y="38">{"; ".join(filter(None, (panel.about, cut)))}</text>'
+    band = "band: lowest to highest" if max(map(len, runs)) > MOST_POINTS else ""
+    cut = f"peaks up to {text(values[-1])} are cut" if values[-1] > high else ""
+    yield f'<text x="20" y="38">{"; ".join(filter(None, (panel.about, band, cut)))}</text>'
     if len(runs) == 1:
         ends = [text(median(line)) for line in whole[0] if line]
         said = f"median {' / '.join(ends)}" if panel.from_zero else text(_last(lines[0][0]))

@@ -31,10 +31,14 @@ class Pulses:
         self.every_s = every_s
         self.counts: dict[str, int] = {}
         self.still: dict[str, int] = {}  # looks in a row at which a count was the same
+        self.moved: set[str] = set()  # whose count was seen to change
 
     def look(self, store: Store, name: str) -> None:
         count = store.add(f"beat/{name}", 0)  # unlike get, doesn't wait for one who never came
-        self.still[name] = self.still.get(name, 0) + 1 if self.counts.get(name) == count else 0
+        before = self.counts.get(name, count)
+        self.still[name] = self.still.get(name, -1) + 1 if before == count else 0
+        if count != before:
+            self.moved.add(name)
         self.counts[name] = count
 
     def silent_s(self, name: str) -> float:

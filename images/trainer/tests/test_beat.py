@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import _fork
+from groups import store_process
 
 from rocstack_trainer import connect, launch
 from rocstack_trainer.beat import LEFT, Beat, Pulses, Watchdog
@@ -72,21 +72,8 @@ def until(said: str, times: int, capfd: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture
 def store():
-    """HOST:PORT of a store process, and its pid."""
-    reading, writing = os.pipe()
-    if not (pid := os.fork()):
-        os.dup2(writing, 1)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for the life of the process
-        os._exit(serve(0))
-    os.close(writing)
-    with open(reading) as lines:
-        port = lines.readline().rpartition(":")[2].strip()
-    yield f"127.0.0.1:{port}", pid
-    try:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        pass
+    with store_process() as found:
+        yield found
 
 
 @pytest.mark.parametrize("apart", [False, True])

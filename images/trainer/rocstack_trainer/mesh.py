@@ -1,0 +1,139 @@
+"""Bytes between group leaders: a TCP connection for each pair, made anew for each exchange.
+
+Not a c10d process group: exchanges are minutes to hours apart, over networks that forget idle connections, and when
+a group dies in the middle of one, the others have to stop waiting and start over without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+CHECK_S = 0.1
+Address = tuple[str, int]
+Buffers = Sequence[memoryview]
+
+
+class Broken(Exception):
+    """An exchange came to nothing: who was lost, or why it was given up."""
+
+
+class Link:
+    """One connection, with what is still to be sent and what is still to come. `peer` is empty before its greeting."""
+
+    def __init__(self, sock: socket.socket, peer: str, out: Buffers, into: Buffers) -> None:
+        sock.setblocking(False)
+        self.sock, self.peer, self.greeting = sock, peer, bytearray(0 if peer else 32)
+        self.out, self.into = deque(out), deque(into)
+        if not peer:
+            self.into.append(memoryview(self.greeting))
+
+    def wants(self) -> int:
+        """Which events of the socket it waits for; 0: it is done."""
+        for queue in (self.out, self.into):
+            while queue and not queue[0].nbytes:
+                queue.popleft()
+        return (WRITE if self.out else 0) | (READ if self.into else 0)
+
+    def move(self, events: int) -> int:
+        """Sends and receives what goes without waiting. Returns the bytes sent."""
+        if events & READ:
+            came = self.sock.recv_into(self.into[0])
+            if not came:
+                raise ConnectionResetError("it closed the connection")
+            self.into[0] = self.into[0][came:]
+        if not events & WRITE:
+            return 0
+        sent = self.sock.send(self.out[0])
+        self.out[0] = self.out[0][sent:]
+        return sent
+
+
+class Mesh:
+    """One leader's end of all exchanges. `address` is where the others reach it; `sent` counts bytes."""
+
+    def __init__(self, host: str) -> None:
+        self.listening = socket.create_server((host, 0), backlog=128)
+        self.listening.setblocking(False)
+        self.address: Address = self.listening.getsockname()[:2]
+        self.sent = 0
+
+    def swap(
+        self,
+        token: str,
+        me: str,
+        peers: Mapping[str, Address],
+        out: Mapping[str, Buffers],
+        into: Mapping[str, Buffers],
+        patience_s: float,
+        check: Callable[[], None],
+    ) -> None:
+        """Sends out[peer] to each peer and fills into[peer] from it; both sides know the sizes.
+
+        Of two, the one with the smaller name connects. Its greeting is a digest of `token` and both names: who comes
+        from another exchange, or from elsewhere, is not listened to. `check` is called every CHECK_S.
+
+        Raises:
+            Broken: a connection ended or stood still for `patience_s`, or `check` raised it.
+        """
+        expected = {bytes(_greeting(token, peer, me)): peer for peer in peers if peer < me}
+        missing = set(peers)
+        moved = checked = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.listening, READ)
+            try:
+                for peer in (peer for peer in peers if me < peer):
+                    sock = _connect(peer, peers[peer], patience_s)
+                    link = Link(sock, peer, [_greeting(token, me, peer), *out[peer]], into[peer])
+                    selector.register(sock, link.wants(), link)
+                while missing:
+                    for key, events in selector.select(0.05):
+                        if key.data is None:
+                            link = Link(self.listening.accept()[0], "", [], [])
+                            selector.register(link.sock, READ, link)
+                            continue
+                        link, moved = key.data, time.monotonic()
+                        try:
+                            self.sent += link.move(events)
+                        except BlockingIOError:
+                            continue
+                        except OSError as error:
+                            if link.peer:
+                                raise Broken(f"{link.peer}: {error}") from None
+                            link.into.clear()
+                        if not link.wants() and not link.peer and (greeting := bytes(link.greeting)) in expected:
+                            link.peer = expected.pop(greeting)
+                            link.out.extend(out[link.peer])
+                            link.into.extend(into[link.peer])
+                        if wants := link.wants():
+                            selector.modify(link.sock, wants, link)
+                        else:
+                            selector.unregister(link.sock)
+                            link.sock.close()
+                            missing.discard(link.peer)
+                    now = time.monotonic()
+                    if now - checked > CHECK_S:
+                        check()
+                        checked = now
+                    if now - moved > patience_s:
+                        raise Broken(f"{', '.join(sorted(missing))}: nothing came or went for {patience_s:.0f} s")
+            finally:
+                for key in list(selector.get_map().values()):
+                    if key.data:
+                        key.data.sock.close()
+
+
+def _connect(peer: str, address: Address, patience_s: float) -> socket.socket:
+    try:
+        return socket.create_connection(address, timeout=patience_s)
+    except OSError as error:
+        raise Broken(f"{peer} at {address[0]}:{address[1]}: {error}") from None
+
+
+def _greeting(token: str, sender: str, receiver: str) -> memoryview:
+    return memoryview(hashlib.sha256(f"{token} {sender} {receiver}".encode()).digest())

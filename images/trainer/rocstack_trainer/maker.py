@@ -30,7 +30,7 @@ class Maker:
         return self.outer.sent + (self.inside.sent if self.inside else 0)
 
     def close(self) -> None:
-        if self.mpi:
+        if self.mpi and self.outer.backend != "mpi":  # which ends it by itself
             mpi.finalize()
 
     def __call__(self, numel: int) -> Collective:

@@ -33,8 +33,10 @@ def shape(path: str) -> Any:
     folder = Path(path)
     if not (folder / "config.json").is_file():
         what = "not a model folder: there is no config.json in it" if folder.is_dir() else "no such folder"
-        hub = "\n  models are never downloaded: get it first with `hf download`" if path.count("/") == 1 else ""
-        raise ConfigError(f"model.path: {path}: {what}{hub}")
+        hint = "\n  models are never downloaded: get it first with `hf download`" if path.count("/") == 1 else ""
+        if (folder / ".metadata").is_file():
+            hint = "\n  it is a checkpoint: the run that made it writes a model with --checkpoint.export=FOLDER"
+        raise ConfigError(f"model.path: {path}: {what}{hint}")
     try:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = raw["model_type"]

@@ -161,6 +161,9 @@ def spoil(folder: Path, how: str) -> None:
         case "no config":
             (folder / "config.json").unlink()
             return
+        case "checkpoint":
+            (folder / "config.json").rename(folder / ".metadata")
+            return
         case "nothing":
             shutil.rmtree(folder)
             return
@@ -184,6 +187,7 @@ def spoil(folder: Path, how: str) -> None:
         ("code", "the code that comes with it is not run"),
         ("json", "config.json: no model's config"),
         ("no config", "no config.json in it"),
+        ("checkpoint", "writes a model with --checkpoint.export=FOLDER"),
         ("nothing", "no such folder"),
     ],
 )

@@ -42,6 +42,10 @@ def run(argv: list[str]) -> int:
         if spawned:
             die_with_parent()
         args, config = parse(argv)
+        if args.store is not None:
+            from rocstack_trainer.store import serve
+
+            return serve(args.store)
         if args.print_config:
             print(config.to_toml())
             return 0
@@ -59,7 +63,7 @@ def run(argv: list[str]) -> int:
             print(header(config, rank), flush=True)
         from rocstack_trainer.train import train
 
-        return train(config, rank, started)
+        return train(config, launch.split(rank, config.diloco), started)
     except TrainerError as error:
         if not isinstance(error, NonFiniteError) or rank.rank == 0:  # that one is raised on all ranks
             who = f"rank {rank.rank}: " if rank.world > 1 else ""
@@ -80,6 +84,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
     parser.add_argument("--config", default="tiny", help="TOML file or the name of a preset (default: tiny)")
     parser.add_argument("--steps", type=int, help="same as --train.steps=N")
     parser.add_argument("--ranks", type=int, help="start N ranks on this machine")
+    parser.add_argument("--restarts", type=int, default=0, help="with --ranks: start lost ranks again, so many times")
+    parser.add_argument("--store", type=int, metavar="PORT", help="only serve the store where ranks meet; 0: any port")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
     parser.add_argument("--check-backend", choices=("gloo", "mpi", "nccl"), help="only check its all-reduce")
     parser.add_argument("--version", action="version", version=__version__)
@@ -93,12 +99,13 @@ def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list
         raise ConfigError(f"--ranks {args.ranks}: at least 1")
     if rank.world > 1:
         raise ConfigError(f"--ranks {args.ranks}: leave it out, {rank.launcher} already started {rank.world} ranks")
-    if not args.check_backend:
-        micro_batches(config.train, args.ranks)  # said once here, not by every rank
+    groups = 1 if args.check_backend or config.diloco.group >= 0 else config.diloco.groups
+    if not args.check_backend:  # said once here, not by every rank
+        micro_batches(config.train, launch.split(Rank(world=args.ranks), config.diloco).world)
     if args.check_backend == "mpi" or config.parallel.backend == "mpi":
         raise ConfigError("--ranks can't start MPI ranks: use mpirun -n N or srun --mpi=pmix")
     os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(args.ranks)))
-    return spawn(args.ranks, [sys.executable, "-m", "rocstack_trainer", *argv])
+    return spawn(args.ranks, [sys.executable, "-m", "rocstack_trainer", *argv], groups, args.restarts)
 
 
 def header(config: Config, rank: Rank) -> str:

@@ -42,7 +42,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
         for key, value in body.items():
             name, where = f"{section}.{key}", f"{path}:{_line(text, section, key)}"
             values[name] = _typed(_known(name, where), value, where)
-    for override in overrides:
+    for override in _joined(overrides):
         name, _, raw = override.removeprefix("--").partition("=")
         value = _parse(_known(name, override), raw, override)
         values[name] = _typed(name, value, override)
@@ -88,6 +88,17 @@ def _hint(name: str, known: list[str]) -> str:
         leaves = {entry.rpartition(".")[2]: entry for entry in known}
         close = [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], list(leaves), 1)]
     return f": did you mean {close[0]}?" if close else ""
+
+
+def _joined(overrides: Sequence[str]) -> list[str]:
+    """`--a.b VALUE` is `--a.b=VALUE`."""
+    out: list[str] = []
+    for word in overrides:
+        if not word.startswith("--") and out and "=" not in out[-1]:
+            out[-1] += f"={word}"
+        else:
+            out.append(word)
+    return out
 
 
 def _known(name: str, where: str) -> str:

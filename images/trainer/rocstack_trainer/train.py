@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-import signal
+import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
+from dataclasses import asdict
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from rocstack_trainer import dp, launch, metrics, model
+from rocstack_trainer import buckets, launch, metrics, model, optimizer, tokens, topology
+from rocstack_trainer.beat import Watchdog
 from rocstack_trainer.checkpoint import Checkpoints
-from rocstack_trainer.config import Config, Train, micro_batches
+from rocstack_trainer.config import Config, micro_batches
 from rocstack_trainer.data import Samples
+from rocstack_trainer.diloco import Outer
 from rocstack_trainer.errors import NonFiniteError
 from rocstack_trainer.launch import Rank
-from rocstack_trainer.spawn import STOP_SIGNALS
+from rocstack_trainer.requeue import requeue
 from rocstack_trainer.state import State
-
-STOPPED = 128 + signal.SIGTERM
+from rocstack_trainer.stop import STOPPED, StopSignals
 
 
 def train(config: Config, rank: Rank, started: float) -> int:
@@ -34,25 +35,41 @@ def train(config: Config, rank: Rank, started: float) -> int:
     Raises:
         NonFiniteError: loss or gradient is NaN or infinite; raised on all ranks before the optimizer step.
     """
-    settings, report, device = config.train, metrics.Report(config.output, rank), torch.device(rank.device)
+    settings, links, device = config.train, config.parallel, torch.device(rank.device)
+    report, step = metrics.Report(config.output, rank), 0
     micro, micros = micro_batches(settings, rank.world)
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=device.type != "cpu")
-    with launch.process_group(rank, config.parallel.timeout_s), StopSignals() as stop:
+    meeting = launch.process_group(rank, links.timeout_s, links.store, links.lost_after_s)
+    with meeting as store, Watchdog(store, rank, links, lambda: step), StopSignals() as stop:
+        files = tokens.prepare(config, rank, model.shape(config.model, rank, report.say).vocab_size, report.say)
         net = model.build(config.model, rank, settings.seed)
-        optimizer = make_optimizer(net, settings)
+        data = Samples(files, settings.batch * rank.groups, settings.seed, net.config.vocab_size)
         checkpoints = Checkpoints(config, rank, report.say)
-        state = State(net, optimizer)
+        plan = topology.plan(links, rank, 4 * model.n_params(net), checkpoints.notes().get("plan"))
+        gradients = buckets.make(links, plan, rank, net.parameters())
+        outer = Outer(config, rank, store, net, report.say) if config.outer else None
+        state = State(net, optimizer.make(net, settings), outer.tensors() if outer else {}, gradients.residuals())
         step = checkpoints.resume(state)
-        data = Samples(config.data, settings.batch, settings.seed, net.config.vocab_size)
-        gradients = dp.gradients(config.parallel, net.parameters())
-        report.say(f"model: {model.n_params(net):,} parameters; data: {data.name}, {data.n:,} samples")
+        data.go_on(step, checkpoints.notes().get("position", data.position(step)))
+        step = outer.join(step) if outer else step
+
+        if rank.world > 1:
+            report.say(plan.table())
+        title = f"{config.model.path or config.model.type}, {model.n_params(net):,} parameters"
+        report.say(f"model: {title}; data: {data.name}, {data.n:,} samples")
         report.say(f"start-up: {time.time() - started:.1f} s; a step is {micros} x {micro} samples per rank")
+        title += f", {rank.groups * rank.world} rank(s), {plan.algorithm} {plan.codec}"
+        report.start(title, model.flops_per_token(net, data.seq_len), device)
+
+        def save(write: Callable[[int, State], str | None]) -> str | None:
+            state.notes = {"plan": asdict(plan), "position": data.position(step)} | (outer.notes() if outer else {})
+            return write(step, state)
 
         while step < settings.steps and not stop.agreed:
-            began = time.perf_counter()
-            torch.manual_seed(step_seed(settings.seed, step, rank.rank))
-            ids = data.ids(step, rank.rank, rank.world)
-            share = forward_backward(net, gradients, data, ids, micro, config, rank)
+            began, sent = time.perf_counter(), gradients.sent + (outer.sent if outer else 0)
+            place, places = rank.group * rank.world + rank.rank, rank.groups * rank.world
+            torch.manual_seed(step_seed(settings.seed, step, place))
+            share = forward_backward(net, gradients, data, data.ids(step, place, places), micro, config, rank)
             computed = metrics.mark(device)
             gradients.finish()
             received = metrics.mark(device)
@@ -63,29 +80,35 @@ def train(config: Config, rank: Rank, started: float) -> int:
                     f"step {step + 1}: loss {loss}, gradient norm {norm}: stopped before the optimizer\n"
                     "  usually the learning rate is too high: try a lower train.lr or a longer train.warmup"
                 )
-            lr = learning_rate(settings, step)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
+            lr = optimizer.set_rate(state.optimizer, settings, step)
+            state.optimizer.step()
             step += 1
+            step = outer.sync(step) if outer else step
             took, waited = time.perf_counter() - began, metrics.ms(computed, received)
-            speed = settings.batch * data.seq_len / took
-            memory = metrics.memory_mb(device)
-            report.step(metrics.Step(step, loss, loss.hex(), norm, lr, speed, took * 1e3, waited, memory))
+            speed, memory = settings.batch * data.seq_len / took, metrics.memory_mb(device)
+            sent = (gradients.sent + (outer.sent if outer else 0) - sent) / 1e6
+            outers = step // config.diloco.inner_steps if outer else 0
+            done = metrics.Step(step, loss, loss.hex(), norm, lr, speed, took * 1e3, waited, memory, sent, outers)
+            report.step(done)
             if config.checkpoint.every and step % config.checkpoint.every == 0:
-                checkpoints.save(step, state)
+                save(checkpoints.save)
 
-        report.summary(checkpoints.finish(step, state))
+        report.summary(save(checkpoints.finish) or "")
+        gradients.close()
+        if outer:
+            outer.close()
     if step >= settings.steps:
         return 0
     saved = "run it again to go on" if checkpoints.enabled else "nothing was saved: checkpoint.dir is not set"
     report.say(f"stopped by {stop.name} at step {step}: {saved}")
+    if config.checkpoint.requeue and stop.requeue and rank.rank == rank.group == 0:
+        requeue(os.environ, report.say)
     return 0 if checkpoints.enabled else STOPPED
 
 
 def forward_backward(
     net: torch.nn.Module,
-    gradients: dp.Gradients,
+    gradients: buckets.Gradients,
     data: Samples,
     ids: np.ndarray,
     micro: int,
@@ -111,56 +134,6 @@ def autocast(precision: str, device: str) -> AbstractContextManager:
     return torch.autocast(kind, torch.bfloat16) if bf16 else nullcontext()
 
 
-def make_optimizer(net: torch.nn.Module, settings: Train) -> torch.optim.AdamW:
-    """Weight decay is for matrices only: norms and biases have a scale of their own."""
-    matrices = [p for p in net.parameters() if p.dim() >= 2]
-    others = [p for p in net.parameters() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=True)
-
-
-def learning_rate(settings: Train, step: int) -> float:
-    """Linear warm-up, then a cosine down to min_lr x lr at the last step."""
-    if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
-    return settings.lr * (settings.min_lr + (1 - settings.min_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1))))
-
-
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Random numbers (dropout) restart at each step: a resumed run draws the same, with nothing saved."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint32)[0])
-
-
-class StopSignals:
-    """A stop signal ends the run at the next step boundary: of all ranks, as soon as one of them got it."""
-
-    def __init__(self) -> None:
-        self.asked = self.agreed = False
-        self.name = "a signal to another rank"
-
-    def __enter__(self) -> StopSignals:
-        self.before = {number: signal.signal(number, self._ask) for number in STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
-    def agree(self, share: torch.Tensor) -> float:
-        """The loss summed over the ranks; the wish to stop travels in the same all-reduce."""
-        both = torch.stack([share.double(), share.new_tensor(self.asked).double()])
-        dist.all_reduce(both)
-        loss, asked = both.tolist()
-        self.agreed = asked > 0
-        return loss
-
-    def _ask(self, number: int, _frame: FrameType | None) -> None:
-        self.asked, self.name = True, signal.Signals(number).name
-        self._restore()  # a second signal doesn't wait for the step
-
-    def _restore(self) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

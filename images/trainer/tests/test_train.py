@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import lines, ranks, run, small, state, trained
 
-from rocstack_trainer import settings, train
+from rocstack_trainer import optimizer, settings, train
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import ConfigError, NonFiniteError
 from rocstack_trainer.launch import Rank
@@ -79,8 +79,9 @@ def test_training_from_a_token_file(tmp_path: Path) -> None:
 
 def test_training_goes_on_from_a_local_model_folder(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    trained(1, small("train.steps=3", f"checkpoint.dir={first}"))
-    trained(2, small("train.steps=0", f"model.path={first}/step-00000003", f"checkpoint.dir={second}"))
+    exported = f"checkpoint.export={tmp_path / 'model'}"
+    trained(1, small("train.steps=3", f"checkpoint.dir={first}", exported))
+    trained(2, small("train.steps=0", f"model.path={tmp_path / 'model'}", f"checkpoint.dir={second}"))
     assert state(second, 0)["weights_sha256"] == state(first, 3)["weights_sha256"]
 
 
@@ -99,7 +100,8 @@ def test_bf16_autocast_trains_float32_weights(tmp_path: Path) -> None:
 
 def test_learning_rate_warms_up_and_comes_down() -> None:
     plan = small("train.lr=1", "train.warmup=4", "train.steps=14", "train.min_lr=0.1").train
-    rates = [train.learning_rate(plan, step) for step in range(15)]
+    adam = torch.optim.AdamW([torch.zeros(1)])
+    rates = [optimizer.set_rate(adam, plan, step) for step in range(15)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert rates[14] == pytest.approx(0.1)
@@ -107,7 +109,7 @@ def test_learning_rate_warms_up_and_comes_down() -> None:
 
 def test_weight_decay_is_for_matrices_only() -> None:
     net = torch.nn.Linear(3, 2)
-    groups = train.make_optimizer(net, small().train).param_groups
+    groups = optimizer.make(net, small().train).param_groups
     assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(1, 0.1), (1, 0.0)]
 
 

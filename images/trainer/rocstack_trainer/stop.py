@@ -1,0 +1,48 @@
+"""Stop signals: the run ends at the next step boundary, on all ranks, as soon as one of them was asked to."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from rocstack_trainer.spawn import STOP_SIGNALS
+
+STOPPED = 128 + signal.SIGTERM
+
+
+class StopSignals:
+    """Takes SIGINT, SIGTERM (Slurm's preemption) and SIGUSR1 (its --signal) while it is entered."""
+
+    def __init__(self) -> None:
+        self.asked = self.agreed = self.requeue = False
+        self.name = "a signal to another rank"
+
+    def __enter__(self) -> StopSignals:
+        self.before = {number: signal.signal(number, self._ask) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def agree(self, share: torch.Tensor) -> float:
+        """The loss summed over the ranks; the wish to stop travels in the same all-reduce.
+
+        `requeue` is whether it came as SIGUSR1 to any rank: Slurm's word that time is nearly up.
+        """
+        wishes = share.new_tensor([self.asked, self.asked and self.name == "SIGUSR1"])
+        both = torch.cat([share.double()[None], wishes.double()])
+        dist.all_reduce(both)
+        loss, asked, requeue = both.tolist()
+        self.agreed, self.requeue = asked > 0, requeue > 0
+        return loss
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        self.asked, self.name = True, signal.Signals(number).name
+        self._restore()  # a second signal doesn't wait for the step
+
+    def _restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
 
             return serve(args.store)
         if args.print_config:
-            print(config.to_toml())
+            print(*(f"# {note}" for note in args.notes), config.to_toml(), sep="\n")
             return 0
         if args.ranks is not None and not spawned:
             return start_ranks(args, config, rank, argv)
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
             check(rank, config.parallel.timeout_s)
             return 0
         if rank.rank == 0:
-            print(header(config, rank), flush=True)
+            print(*args.notes, header(config, rank), sep="\n", flush=True)
         from rocstack_trainer.train import train
 
         return train(config, launch.split(rank, config.diloco), started)
@@ -91,7 +91,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
     parser.add_argument("--version", action="version", version=__version__)
     args, rest = parser.parse_known_args(argv)
     overrides = rest + ([] if args.steps is None else [f"--train.steps={args.steps}"])
-    return args, settings.load(args.config, overrides)
+    args.notes = []
+    return args, settings.load(args.config, overrides, args.notes.append)
 
 
 def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list[str]) -> int:

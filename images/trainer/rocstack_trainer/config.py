@@ -49,7 +49,7 @@ class Train:
 
     steps: int = _at_least(0, 30)
     batch: int = _at_least(1, 8)
-    micro_batch: int = _at_least(0, 0)  # samples per forward pass and rank; 0: as many as the batch gives
+    micro_batch: int = _at_least(0, 0)  # samples per forward pass and rank, at most; 0: as many as the batch gives
     lr: float = _at_least(0, 3e-3)
     warmup: int = _at_least(0, 5)
     min_lr: float = _at_least(0, 0.1)  # as a fraction of lr, reached at the last step (cosine)
@@ -169,7 +169,7 @@ def micro_batches(train: Train, world: int) -> tuple[int, int]:
         fits = train.batch // world * world or world
         raise ConfigError(f"train.batch={train.batch} can't be shared by {world} ranks evenly: try {fits}")
     share = train.batch // world
-    micro = train.micro_batch or share
+    micro = min(train.micro_batch or share, share)
     if share % micro:
         raise ConfigError(f"train.micro_batch={micro} doesn't divide the {share} samples of each rank")
     return micro, share // micro

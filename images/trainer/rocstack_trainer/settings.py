@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from rocstack_trainer import published
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import ConfigError
 
@@ -23,17 +25,25 @@ KEYS = {f"{section}.{f.name}": f for section, kind in SECTIONS.items() for f in 
 TYPES = {f"{section}.{k}": t for section, kind in SECTIONS.items() for k, t in get_type_hints(kind).items()}
 
 
-def load(source: str, overrides: Sequence[str] = ()) -> Config:
+def load(source: str, overrides: Sequence[str] = (), note: Callable[[str], None] = lambda _: None) -> Config:
     """The settings of a preset name or TOML file, with `--a.b=c` overrides on top.
+
+    A configuration file of prime's is translated; `note` is told what of it has no counterpart here.
 
     Raises:
         ConfigError: no such file, bad TOML, an unknown key, a value of the wrong type or out of range.
     """
     path, text = _read(source)
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    overrides = _joined(overrides)
+    if found := published.translate(text, path, overrides, os.environ):
+        tree, overrides, notes = found
+        for line in notes:
+            note(line)
+    else:
+        try:
+            tree = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
     values: dict[str, Any] = {}
     for section, body in tree.items():
         if section not in SECTIONS or not isinstance(body, dict):
@@ -42,7 +52,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
         for key, value in body.items():
             name, where = f"{section}.{key}", f"{path}:{_line(text, section, key)}"
             values[name] = _typed(_known(name, where), value, where)
-    for override in _joined(overrides):
+    for override in overrides:
         name, _, raw = override.removeprefix("--").partition("=")
         value = _parse(_known(name, override), raw, override)
         values[name] = _typed(name, value, override)

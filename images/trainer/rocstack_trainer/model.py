@@ -27,7 +27,8 @@ Say = Callable[[str], None]
 
 
 def shape(config: Model, rank: Rank, say: Say = print) -> Any:
-    """The transformers config of the model, without reading weights: its vocab_size tells the data what fits.
+    """The transformers config of the model, without reading weights: its vocab_size tells the data what fits. Says
+    which sizes the type doesn't have.
 
     Raises:
         ConfigError: on all ranks: the folder is no model that can be trained, or transformers refuses the sizes.
@@ -45,7 +46,7 @@ def build(config: Model, rank: Rank, seed: int, say: Say = print) -> Any:
     # The auto classes import the one model type that is asked for; they are slow enough to wait until here.
     from transformers import AutoModelForCausalLM
 
-    about = shape(config, rank, say)
+    about = shape(config, rank, lambda _: None)
 
     def rank_0() -> Any:
         torch.manual_seed(seed)

@@ -232,7 +232,7 @@ def test_an_unknown_type_is_refused_with_the_nearest(sizes: dict[str, Any], mess
 
 def test_a_size_that_the_type_does_not_have_is_said() -> None:
     said: list[str] = []
-    model.build(replace(TINY, type="gpt2"), ALONE, 1, said.append)
+    model.shape(replace(TINY, type="gpt2"), ALONE, said.append)
     assert said == ["model: gpt2 has no intermediate_size: ignored"]
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from rocstack_trainer import parquet, together, tokens
 from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import Samples
-from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.launch import Rank
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the ranks are forked
@@ -299,6 +299,19 @@ def test_a_rank_that_fails_ends_all_with_its_message(tmp_path: Path) -> None:
     assert "data.cache: " in str(first)
     assert "File too large" in str(first)
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def dies(rank: Rank, config: Config) -> None:
+    if rank.rank == 1:
+        together.exchange = lambda *_: os._exit(9)
+    tokens.prepare(config, rank, 256, print)
+
+
+def test_a_rank_that_is_lost_ends_the_others(tmp_path: Path) -> None:
+    began = time.monotonic()
+    first, _ = ranks(2, grouped, dies, many(tmp_path, 2))
+    assert isinstance(first, PeerLostError)
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("bad", ["a.parquet", "missing"])

@@ -20,6 +20,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import link
+
 ROOT = Path(__file__).resolve().parents[2]
 PEER = "accelerate==1.15.0"
 LINK = ["--rate", "100mbit", "--model", "dense", "--steps", "24"]
@@ -31,7 +33,9 @@ PARTS = {
     "all-reduce": ["-m", "rocstack_trainer.bench", "all-reduce", "--ranks", "2"],
     "gpu": ["compare.py", "--device", "cuda", "--model", "gpu", "--sides", "ddp,ddp#2,flat,trainer"],
 }
-NEEDS = ["--network=none", "--cap-add=NET_ADMIN", "--cap-add=SYS_ADMIN", "--shm-size=1g"]
+HOSTS = {"control": link.CONTROL, "rank0": link.address(0), "rank1": link.address(1)}
+NEEDS = ["--network=none", *(f"--add-host={name}:{address}" for name, address in HOSTS.items())]
+NEEDS += ["--cap-add=NET_ADMIN", "--cap-add=SYS_ADMIN", "--shm-size=1g"]
 GPU = ["--network=none", "--device=/dev/kfd", "--device=/dev/dri", "--ipc=host"]
 
 

@@ -70,13 +70,21 @@ def run(argv: list[str]) -> int:
     elif overrides:
         raise ConfigError(f"unknown: {' '.join(overrides)}")
     else:
-        if "ROCSTACK_TRAINER_PARENT" in os.environ:
+        rank = launch.from_env(os.environ)
+        started, nodes = "ROCSTACK_TRAINER_PARENT" in os.environ, args.nodes or 1
+        world = rank.world if started else args.ranks or rank.world
+        if world % nodes:
+            raise ConfigError(f"--nodes {nodes} can't share {world} rank(s) evenly")
+        for name in args.sides:
+            side(name)
+        if started:
             die_with_parent()
         elif args.ranks:
             os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(args.ranks)))
             return spawn(args.ranks, [sys.executable, "-m", "rocstack_trainer.bench", *argv])
-        rank = launch.with_device(launch.from_env(os.environ), args.backend)
-        found = all_reduce(args, rank)
+        local_world = world // args.nodes if args.nodes else rank.local_world
+        rank = replace(launch.with_device(rank, args.backend), local_world=local_world)
+        found = all_reduce(rank, args.sides, args.sizes, args.rounds)
         if rank.rank:
             return 0
     print(table(found), file=sys.stderr if args.json else sys.stdout)
@@ -85,34 +93,31 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def all_reduce(args: argparse.Namespace, rank: Rank) -> list[dict[str, Any]]:
-    """A row per size and side; the sides take turns. Times and sent bytes are the slowest rank's."""
+def all_reduce(rank: Rank, names: list[str], sizes: list[int], rounds: int) -> list[dict[str, Any]]:
+    """A row per size and side; the sides take turns, after one sum of each that isn't timed. Times and sent bytes are
+    the slowest rank's, `error` is relative, against the backend's own fp32 sum."""
     import torch
     import torch.distributed as dist
 
-    if args.nodes:
-        if rank.world % args.nodes:
-            raise ConfigError(f"--nodes {args.nodes} can't share {rank.world} ranks evenly")
-        rank = replace(rank, local_world=rank.world // args.nodes)
     rows = []
     with launch.process_group(rank, 600):
-        for size in args.sizes:
+        for size in sizes:
             torch.manual_seed(rank.rank)
             mine = torch.randn(max(1, size // 4)).to(rank.device)
             total = mine.clone()
             dist.all_reduce(total)
-            sides = {name: made(name, rank, mine.numel()) for name in [BACKEND, *args.sides]}
+            sides = {name: made(name, rank, mine.numel()) for name in [BACKEND, *names]}
             times: dict[str, list[float]] = {name: [] for name in sides}
             wrong = {}
-            for _ in range(args.rounds + 1):
-                for name, (collective, _sent) in sides.items():
+            for _ in range(rounds + 1):
+                for name, (collective, _) in sides.items():
                     values = mine.clone()
                     began = now(rank)
                     collective(values)
                     times[name].append(now(rank, False) - began)
                     wrong.setdefault(name, float((values - total).norm() / total.norm()))
             for name, (_, sent) in sides.items():
-                each = torch.tensor([*times[name][1:], sent() / (args.rounds + 1)], dtype=torch.float64)
+                each = torch.tensor([*times[name][1:], sent() / (rounds + 1)], dtype=torch.float64)
                 each = each.to(rank.device)
                 dist.all_reduce(each, op=dist.ReduceOp.MAX)
                 *slowest, bytes_sent = each.tolist()
@@ -131,8 +136,14 @@ def all_reduce(args: argparse.Namespace, rank: Rank) -> list[dict[str, Any]]:
     return rows
 
 
+def side(name: str) -> Parallel:
+    """Settings of ALGORITHM[:CODEC]. Raises ConfigError if there is no such."""
+    algorithm, _, codec = name.partition(":")
+    return load("tiny", [f"--parallel.algorithm={algorithm}", f"--parallel.compress={codec or 'none'}"]).parallel
+
+
 def made(name: str, rank: Rank, numel: int) -> tuple[Callable[[Any], Any], Callable[[], int]]:
-    """What sums up, and what tells the bytes it sent: ALGORITHM[:CODEC] as the trainer makes it, or the backend's."""
+    """What sums up, as the trainer makes it, and what tells the bytes it sent."""
     import torch.distributed as dist
 
     from rocstack_trainer import topology
@@ -140,9 +151,8 @@ def made(name: str, rank: Rank, numel: int) -> tuple[Callable[[Any], Any], Calla
 
     if name == BACKEND:
         return dist.all_reduce, lambda: 0
-    algorithm, _, codec = name.partition(":")
-    config = replace(Parallel(), algorithm=algorithm, compress=codec or "none")
-    maker = Maker(topology.plan(config, rank, 4 * numel), rank, 600)
+    config = side(name)
+    maker = Maker(topology.plan(config, rank, 4 * numel), rank, config.timeout_s)
     return maker(numel), lambda: maker.sent
 
 

@@ -15,14 +15,18 @@ from rocstack_trainer.launch import Rank
 BEAT_S = 2.0  # how often ranks hear of each other while some work and others wait
 
 
+class AgreedError(ConfigError):
+    """Raised on all ranks with the same words: it is enough that rank 0 says them."""
+
+
 def exchange(rank: Rank, mine: Any, fault: str = "") -> list[Any]:
-    """What every rank has, in the order of the ranks. Raises ConfigError on all if one has a fault: the first."""
+    """What every rank has, in the order of the ranks. Raises AgreedError on all if one has a fault: the first."""
     both = [(mine, fault)] * rank.world
     if rank.world > 1:
         dist.all_gather_object(both, (mine, fault))
     for _, said in both:
         if said:
-            raise ConfigError(said)
+            raise AgreedError(said)
     return [value for value, _ in both]
 
 
@@ -40,7 +44,7 @@ def from_rank_0(rank: Rank, function: Callable[[], Any], send: bool = True) -> A
     if rank.world > 1:
         dist.broadcast_object_list(sent, src=0, device=torch.device(rank.device))
     if sent[1]:
-        raise ConfigError(sent[1])
+        raise AgreedError(sent[1])
     return made if rank.rank == 0 else sent[0]
 
 

@@ -18,6 +18,7 @@ from rocstack_trainer import fingerprint, model
 from rocstack_trainer.config import Model
 from rocstack_trainer.errors import ConfigError, TrainerError
 from rocstack_trainer.launch import Rank
+from rocstack_trainer.together import AgreedError
 
 TINY = small().model
 ALONE = Rank(device="cpu", backend="gloo")
@@ -109,8 +110,8 @@ def refused(config: Model) -> str:
     began = time.monotonic()
     first, second = ranks(2, grouped, built, config)
     assert time.monotonic() - began < 10
-    assert isinstance(first, ConfigError), first
-    assert isinstance(second, ConfigError), second
+    assert isinstance(first, AgreedError), first
+    assert isinstance(second, AgreedError), second
     assert str(first) == str(second)
     return str(first)
 

@@ -19,6 +19,7 @@ from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import Samples
 from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.launch import Rank
+from rocstack_trainer.together import AgreedError
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the ranks are forked
 ALONE = Rank(device="cpu", backend="gloo")
@@ -294,7 +295,7 @@ def apart(rank: Rank, config: Config) -> tuple[Data, list[str]]:
 
 def test_a_rank_that_fails_ends_all_with_its_message(tmp_path: Path) -> None:
     first, second = ranks(2, grouped, on_rank, many(tmp_path, 4), "full disk")
-    assert isinstance(first, ConfigError)
+    assert isinstance(first, AgreedError)
     assert str(first) == str(second)
     assert "data.cache: " in str(first)
     assert "File too large" in str(first)
@@ -318,7 +319,7 @@ def test_a_rank_that_is_lost_ends_the_others(tmp_path: Path) -> None:
 def test_all_ranks_refuse_with_one_message(tmp_path: Path, bad: str) -> None:
     write(tmp_path / "d/a.parquet", "other", [1])
     first, second = ranks(2, grouped, on_rank, small(f"data.path={tmp_path}/d/{bad}"))
-    assert isinstance(first, ConfigError)
+    assert isinstance(first, AgreedError)
     assert str(first) == str(second)
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from rocstack_trainer import __version__, launch, settings
 from rocstack_trainer.config import Config, micro_batches
-from rocstack_trainer.errors import ConfigError, NonFiniteError, TrainerError
+from rocstack_trainer.errors import ConfigError, TrainerError
 from rocstack_trainer.launch import Rank
 from rocstack_trainer.spawn import die_with_parent, omp_threads, spawn
 
@@ -61,13 +61,15 @@ def run(argv: list[str]) -> int:
             return 0
         if rank.rank == 0:
             print(*args.notes, header(config, rank), sep="\n", flush=True)
+        rank = launch.split(rank, config.diloco)
         from rocstack_trainer.train import train
 
-        return train(config, launch.split(rank, config.diloco), started)
+        return train(config, rank, started)
     except TrainerError as error:
-        if not isinstance(error, NonFiniteError) or rank.rank == 0:  # that one is raised on all ranks
+        if rank.rank == 0 or not error.everywhere:
+            group = f"group {rank.group}: " if rank.groups > 1 else ""
             who = f"rank {rank.rank}: " if rank.world > 1 else ""
-            print(f"error: {who}{error}", file=sys.stderr)
+            print(f"error: {group}{who}{error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -7,6 +7,7 @@ class TrainerError(Exception):
     """The run can't go on; the message says what happened and what to do next."""
 
     exit_code = 1
+    everywhere = False  # is it raised on all ranks, with the same words?
 
 
 class ConfigError(TrainerError, ValueError):
@@ -23,6 +24,8 @@ class MissingError(TrainerError):
 
 class NonFiniteError(TrainerError):
     """Loss or gradient is NaN or infinite; the optimizer step was not made on any rank."""
+
+    everywhere = True
 
 
 class CheckpointError(TrainerError):

@@ -18,6 +18,8 @@ BEAT_S = 2.0  # how often ranks hear of each other while some work and others wa
 class AgreedError(ConfigError):
     """Raised on all ranks with the same words: it is enough that rank 0 says them."""
 
+    everywhere = True
+
 
 def exchange(rank: Rank, mine: Any, fault: str = "") -> list[Any]:
     """What every rank has, in the order of the ranks. Raises AgreedError on all if one has a fault: the first."""

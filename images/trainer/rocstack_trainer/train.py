@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 
 import numpy as np
@@ -40,10 +40,12 @@ def train(config: Config, rank: Rank, started: float) -> int:
     micro, micros = micro_batches(settings, rank.world)
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=device.type != "cpu")
     meeting = launch.process_group(rank, links.timeout_s, links.store, links.lost_after_s)
-    with meeting as store, Watchdog(store, rank, links, lambda: step), StopSignals() as stop:
-        files = tokens.prepare(config, rank, model.shape(config.model, rank, report.say).vocab_size, report.say)
-        net = model.build(config.model, rank, settings.seed)
-        data = Samples(files, settings.batch * rank.groups, settings.seed, net.config.vocab_size)
+    with meeting as store, Watchdog(store, rank, links, lambda: step), ExitStack() as stack:
+        vocabulary = model.shape(config.model, rank, report.say).get_text_config().vocab_size
+        files = tokens.prepare(config, rank, vocabulary, report.say)
+        stop = stack.enter_context(StopSignals())
+        net = model.build(config.model, rank, settings.seed, report.say)
+        data = Samples(files, settings.batch * rank.groups, settings.seed, vocabulary)
         checkpoints = Checkpoints(config, rank, report.say)
         plan = topology.plan(links, rank, 4 * model.n_params(net), checkpoints.notes().get("plan"))
         gradients = buckets.make(links, plan, rank, net.parameters())

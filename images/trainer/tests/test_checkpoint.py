@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rocstack_trainer import checkpoint, fingerprint, folder, launch
 from rocstack_trainer.config import Config
-from rocstack_trainer.drift import checksum
+from rocstack_trainer.drift import CHUNK, checksum
 from rocstack_trainer.errors import CheckpointError, ConfigError
 from rocstack_trainer.state import State
 
@@ -134,10 +134,10 @@ def test_eight_steps_and_four_more_are_bitwise_twelve(straight: Any, tmp_path: P
         }
 
 
-@pytest.mark.parametrize("background", ["true", "false"])
-def test_a_resumed_training_is_bitwise_the_same(tmp_path: Path, background: str) -> None:
+@pytest.mark.parametrize("setting", ["parallel.compress=int8", "checkpoint.background=true"])
+def test_a_resumed_training_is_bitwise_the_same(tmp_path: Path, setting: str) -> None:
     """Dropout is on, so that the second part must also draw the same random numbers."""
-    fixed = ("train.warmup=0", "train.min_lr=1", "model.attention_dropout=0.2", f"checkpoint.background={background}")
+    fixed = ("train.warmup=0", "train.min_lr=1", "model.attention_dropout=0.2", setting)
     for name, parts in {"straight": [12], "resumed": [8, 12]}.items():
         for steps in parts:
             folders = (f"checkpoint.dir={tmp_path / name}", f"output.metrics={tmp_path / name}.jsonl")
@@ -376,7 +376,7 @@ def test_a_folder_that_can_not_be_used_is_refused_by_all_ranks(tmp_path: Path, s
     (tmp_path / "thesis" / "chapter").touch()
     for above in (tmp_path, *tmp_path.parents[:3]):
         above.chmod(0o755)
-    errors = ranks(2, as_nobody, small(setting.format(tmp_path)))
+    errors = ranks(2, grouped, as_nobody, small(setting.format(tmp_path)))
     assert all(isinstance(error, ConfigError) for error in errors)
     assert [str(error).startswith(message.format(tmp_path)) for error in errors] == [True] * 2, errors[0]
     assert len(list(tmp_path.rglob("*"))) == 4
@@ -385,10 +385,6 @@ def test_a_folder_that_can_not_be_used_is_refused_by_all_ranks(tmp_path: Path, s
 def as_nobody(rank: launch.Rank, config: Config) -> None:
     if os.getuid() == 0:
         os.setuid(65534)  # root may do everything
-    grouped(rank, opened, config)
-
-
-def opened(rank: launch.Rank, config: Config) -> None:
     checkpoint.Checkpoints(config, rank, print)
 
 
@@ -409,7 +405,7 @@ def drift(rank: launch.Rank, config: Config) -> None:
 
 
 def test_the_checksum_tells_positions_and_chunks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocstack_trainer.drift.CHUNK", 4)
+    monkeypatch.setitem(CHUNK, "cpu", 4)
     net = torch.arange(10.0)
     assert checksum([net]) == checksum([net.clone()])
     swaps = [net[[1, 0, *range(2, 10)]], net[[4, 1, 2, 3, 0, *range(5, 10)]], net.flip(0)]

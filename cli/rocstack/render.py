@@ -20,13 +20,16 @@ from rocstack.resolve import Part, Resolved
 UIDS = {"munge": 42430, "slurm": 64030}  # slurm's is Debian's own (base-passwd), munge's is ours
 TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
 TRAINER = "trainer"
-# What a training run imports, found with `python3 -X importtime -m rocstack_trainer`.
+# What a training run imports; tests/integration/test_trainer.py finds what is missing here.
 WARM = (
-    "torch.distributed",
+    "torch.distributed.checkpoint.state_dict",
     "torch.optim",
-    "numpy",
+    "numpy.ctypeslib",
     "safetensors.torch",
     "transformers.models.llama.modeling_llama",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "zstandard",
 )
 
 

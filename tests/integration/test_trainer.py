@@ -27,6 +27,20 @@ def with_pytest(built: Built) -> Iterator[str]:
     engine("rmi", name, check=False)
 
 
+def test_byte_code_of_what_a_run_imports_is_in_the_image(built: Built) -> None:
+    """What isn't, Python compiles at every start of every rank, and writes here."""
+    table = "a.table({'text': ['some words ' * 500] * 99})"
+    script = f"""
+PYTHONDONTWRITEBYTECODE=1 python3 -c "import pyarrow as a, pyarrow.parquet as p; p.write_table({table}, 'd.parquet')"
+touch stamp
+rocstack-train --steps 1 --data.path=d.parquet --checkpoint.dir=ck --checkpoint.export=hf --output.curves=c.svg >&2
+find /usr -name '*.pyc' -newer stamp -not -path '*/rocstack_trainer/*'
+"""
+    done = engine("run", "--rm", "--no-healthcheck", "--workdir=/tmp", built.worker, "bash", "-euc", script)
+    assert "done: step 1" in done.stderr
+    assert done.stdout == ""
+
+
 def test_trainers_tests_pass_in_the_image(with_pytest: str) -> None:
     line = ["--rm", "--no-healthcheck", "--shm-size=1g", "--workdir=/tmp", "--env=OMP_NUM_THREADS=1"]
     line += ["--env=PYTHONDONTWRITEBYTECODE=1", f"--volume={REPO / 'images/trainer'}:/trainer:ro"]

@@ -30,7 +30,7 @@ PARTS = {
     "step": ["compare.py", "--sides", "ddp,ddp#2,flat,trainer", "--steps", "60"],
     "link": ["compare.py", *LINK, "--sides", CODECS],
     "diloco": ["diloco.py", "--rate", "100mbit"],
-    "all-reduce": ["-m", "rocstack_trainer.bench", "all-reduce", "--ranks", "2"],
+    "all-reduce": ["-m", "rocstack_trainer.bench", "all-reduce", "--ranks", "2", "--json"],
     "gpu": ["compare.py", "--device", "cuda", "--model", "gpu", "--sides", "ddp,ddp#2,flat,trainer"],
 }
 HOSTS = {"control": link.CONTROL, "rank0": link.address(0), "rank1": link.address(1)}
@@ -134,4 +134,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped")

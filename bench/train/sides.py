@@ -5,6 +5,8 @@ Trainer. `alone` is ours with each rank for itself, which shows what communicati
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from workload import config
 
-from rocstack_trainer import buckets, model, optimizer, topology, train
-from rocstack_trainer.config import Config
+from rocstack_trainer import buckets, metrics, model, optimizer, topology
+from rocstack_trainer.config import Config, Output
 from rocstack_trainer.data import Samples
 from rocstack_trainer.launch import Rank
 from rocstack_trainer.stop import StopSignals
+from rocstack_trainer.train import autocast, forward_backward, step_seed
 
 
 class Side:
@@ -40,26 +43,32 @@ class Side:
 
 
 class Ours(Side):
-    """The loop of rocstack_trainer.train, without its printing and saving."""
+    """A step of rocstack_trainer.train as it is, its metrics too, but for what it prints."""
 
     def __init__(self, config: Config, rank: Rank) -> None:
         super().__init__(config, rank)
         size = sum(parameter.nbytes for parameter in self.net.parameters())
         plan = topology.plan(config.parallel, rank, size)
         self.gradients = buckets.make(config.parallel, plan, rank, self.net.parameters())
-        self.stop = StopSignals()
+        self.stop, self.report = StopSignals(), metrics.Report(Output(metrics=os.devnull, every=1 << 30), rank)
 
     def step(self, step: int) -> float:
-        torch.manual_seed(train.step_seed(self.config.train.seed, step, self.rank.rank))
+        train, data, rank, began = self.config.train, self.data, self.rank, time.perf_counter()
+        torch.manual_seed(step_seed(train.seed, step, rank.rank))
         ids = self.samples(step)
-        share = train.forward_backward(self.net, self.gradients, self.data, ids, len(ids), self.config, self.rank)
+        share = forward_backward(self.net, self.gradients, data, ids, len(ids), self.config, rank)
+        computed = metrics.mark(share.device)
         self.gradients.finish()
+        received = metrics.mark(share.device)
         norm = self.clip(self.net)
         loss = self.stop.agree(share)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise RuntimeError(f"step {step}: loss {loss}, gradient norm {norm}")
-        optimizer.set_rate(self.optimizer, self.config.train, step)
+        rate = optimizer.set_rate(self.optimizer, train, step)
         self.optimizer.step()
+        took, waited = time.perf_counter() - began, metrics.ms(computed, received)
+        speed, memory = train.batch * data.seq_len / took, metrics.memory_mb(share.device)
+        self.report.step(metrics.Step(step, loss, loss.hex(), norm, rate, speed, took * 1e3, waited, memory))
         return loss
 
 
@@ -73,7 +82,7 @@ class Ddp(Side):
     def step(self, step: int) -> torch.Tensor:
         inputs, targets = self.data.load(self.samples(step), self.rank.device)
         self.optimizer.zero_grad()
-        with train.autocast(self.config.train.precision, self.rank.device):
+        with autocast(self.config.train.precision, self.rank.device):
             logits = self.model(input_ids=inputs).logits
         loss = cross_entropy(logits.float().flatten(0, 1), targets.flatten())
         loss.backward()
@@ -153,6 +162,7 @@ def hugging_face(
         bf16=rank.device != "cpu",
         remove_unused_columns=False,
         dataloader_pin_memory=False,
+        ddp_find_unused_parameters=False,  # its default looks through the graph at each step
         logging_strategy="no",
         save_strategy="no",
         report_to="none",

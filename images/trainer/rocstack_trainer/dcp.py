@@ -34,6 +34,9 @@ class _Writer(FileSystemWriter):
 
     fault: Exception | None = None
 
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan  # rank 0 has made the folder
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
         try:
             return super().write_data(plan, planner)

@@ -188,13 +188,16 @@ def other_buckets(rank: launch.Rank, config: Config) -> list[float]:
         ("state.json", None, "state.json is missing"),
     ],
 )
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
-    straight: Any, copy: Path, file: str, hurt: Any, message: str
-) -> None:
+def test_damage_is_found_and_named(copy: Path, file: str, hurt: Any, message: str) -> None:
     path = copy / "step-00000012" / file
     path.write_bytes(hurt(path.read_bytes())) if hurt else path.unlink()
+    assert message in " ".join(folder.damage(path.parent, part, 2) for part in range(2))  # as two ranks look
+
+
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(straight: Any, copy: Path) -> None:
+    (copy / "step-00000012" / "__1_0.distcp").write_bytes(b"")
     results = made(2, config(copy), 12)
-    assert message in results[0]["said"]
+    assert "step-00000012 skipped: __1_0.distcp has 0 of" in results[0]["said"]
     assert "resume: step 8 " in results[0]["said"]
     assert same(results, straight[1])
     assert folder.damage(copy / "step-00000012") == ""  # replaced
@@ -357,35 +360,39 @@ def of_group_3(rank: launch.Rank, config: Config) -> None:
     grouped(rank, lambda rank: go(replace(rank, group=3, groups=4), config, 4))
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("checkpoint.dir={}/file", "checkpoint.dir: rank 0: {}/file/.seen-"),
-        ("checkpoint.dir={}/file/c", "checkpoint.dir: rank 0: {}/file/c: Not a directory"),
-        ("checkpoint.dir={}/locked", "checkpoint.dir: rank 0: {}/locked/.seen-"),
-        ("checkpoint.dir={}/locked/c", "checkpoint.dir: rank 0: {}/locked/c: Permission denied"),
-        ("checkpoint.export={}/file", "checkpoint.export: rank 0: {}/file: Not a directory"),
-        ("checkpoint.export={}/thesis", "checkpoint.export: rank 0: {}/thesis has other things in it"),
-        ("checkpoint.export={}/locked/e", "checkpoint.export: rank 0: {}/locked/e: Permission denied"),
-    ],
-)
-def test_a_folder_that_can_not_be_used_is_refused_by_all_ranks(tmp_path: Path, setting: str, message: str) -> None:
+UNUSABLE = {
+    "checkpoint.dir={}/file": "checkpoint.dir: rank 0: {}/file/.seen-",
+    "checkpoint.dir={}/file/c": "checkpoint.dir: rank 0: {}/file/c: Not a directory",
+    "checkpoint.dir={}/locked": "checkpoint.dir: rank 0: {}/locked/.seen-",
+    "checkpoint.dir={}/locked/c": "checkpoint.dir: rank 0: {}/locked/c: Permission denied",
+    "checkpoint.export={}/file": "checkpoint.export: rank 0: {}/file: Not a directory",
+    "checkpoint.export={}/thesis": "checkpoint.export: rank 0: {}/thesis has other things in it",
+    "checkpoint.export={}/locked/e": "checkpoint.export: rank 0: {}/locked/e: Permission denied",
+}
+
+
+def test_a_folder_that_can_not_be_used_is_refused_by_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "locked").mkdir(mode=0o500)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").touch()
     for above in (tmp_path, *tmp_path.parents[:3]):
         above.chmod(0o755)
-    errors = ranks(2, grouped, as_nobody, small(setting.format(tmp_path)))
-    assert all(isinstance(error, ConfigError) for error in errors)
-    assert [str(error).startswith(message.format(tmp_path)) for error in errors] == [True] * 2, errors[0]
+    for errors in ranks(2, grouped, refusals, tmp_path):
+        for error, message in zip(errors, UNUSABLE.values(), strict=True):
+            assert error.startswith(message.format(tmp_path))
     assert len(list(tmp_path.rglob("*"))) == 4
 
 
-def as_nobody(rank: launch.Rank, config: Config) -> None:
+def refusals(rank: launch.Rank, folder: Path) -> list[str]:
     if os.getuid() == 0:
         os.setuid(65534)  # root may do everything
-    checkpoint.Checkpoints(config, rank, print)
+    errors = []
+    for setting in UNUSABLE:
+        with pytest.raises(ConfigError) as error:
+            checkpoint.Checkpoints(small(setting.format(folder)), rank, print)
+        errors.append(str(error.value))
+    return errors
 
 
 def test_ranks_that_drifted_apart_are_noticed(tmp_path: Path) -> None:

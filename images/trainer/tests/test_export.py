@@ -80,7 +80,7 @@ def test_the_source_is_not_replaced(source: Any) -> None:
 
 def test_a_person_sees_nothing_but_what_the_trainer_says(tmp_path: Path) -> None:
     settings = [f"--{what}={tmp_path / what}" for what in ("checkpoint.dir", "checkpoint.export")]
-    process = start("--ranks=2", "--steps=2", "--checkpoint.every=1", "--checkpoint.background=true", *settings)
+    process = start("--steps=2", "--checkpoint.every=1", "--checkpoint.background=true", *settings)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     said = [line.partition(" in /")[0] for line in out.splitlines() if ": " in line]

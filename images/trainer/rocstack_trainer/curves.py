@@ -6,19 +6,17 @@ python3 -m rocstack_trainer.curves run.jsonl more.jsonl -o runs.svg
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from rocstack_trainer import series
 from rocstack_trainer.axis import Axis, text
-
-Steps = Sequence[Mapping[str, Any]]
-Points = list[tuple[float, float]]
+from rocstack_trainer.series import Points, Steps
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 450, 250, 64, 20, 52, 36  # of a panel, and the margins of its plot
 MOST_POINTS = 400  # of a line: it is no wider in pixels
@@ -43,13 +41,16 @@ class Panel(NamedTuple):
     from_zero: bool = True
     cut: bool = False  # rare peaks, so that the rest can be seen
     scale: float = 1
+    middle: Callable[[Sequence[float]], float] = median  # of a stretch, and of the run
 
 
 PANELS = (
     Panel("Loss", ("loss",), from_zero=False),
     Panel("Tokens per second", ("tokens_per_s",)),
     Panel("Time of a step, ms", ("step_ms", "comm_ms"), "dashed: waiting for gradients", cut=True),
-    Panel("Sent in a step, MB", ("wire_mb", "sent_mb"), "by the host; dashed: by the collectives of rank 0"),
+    Panel(
+        "Sent in a step, MB", ("wire_mb", "sent_mb"), "by the host; dashed: by the collectives of rank 0", middle=fmean
+    ),
     Panel("MFU, %", ("mfu",), scale=100),
 )
 
@@ -57,9 +58,9 @@ PANELS = (
 def svg(runs: Mapping[str, Steps], title: str = "") -> str:
     """A picture of some runs: a name for each, and its steps as the metrics file has them.
 
-    Of a step that is there twice (the run was resumed), the last counts. What isn't finite is a gap in the line.
+    Of a step that is there twice (the run was resumed), the last counts. What isn't there or finite is a gap.
     """
-    steps = [sorted({s["step"]: s for s in run}.values(), key=lambda s: s["step"]) for run in runs.values()]
+    steps = [series.tidy(run) for run in runs.values()]
     panels = [p for p in PANELS if p.scale == 1 or any(s.get(p.keys[0]) for run in steps for s in run)]
     names, body = (list(runs) if len(runs) > 1 else []), []
     top = 12 + 34 * bool(title) + 20 * math.ceil(len(names) / 3)
@@ -111,18 +112,19 @@ def _panel(panel: Panel, runs: Sequence[Steps], number: int) -> Iterator[str]:
     yield f'<clipPath id="plot{number}"><path d="{frame}"/></clipPath>'
     for colour, run in enumerate(lines):
         for second, line in enumerate(run):
-            parts, plot = list(_thin(line)), f'clip-path="url(#plot{number})"'
+            parts, plot = list(series.thin(line, panel.middle, MOST_POINTS)), f'clip-path="url(#plot{number})"'
             if len(line) > MOST_POINTS:
                 band = "".join(_path([*lows, *reversed(highs)], across, down) + "z" for _, lows, highs in parts)
                 yield f'<path class="band" style="fill:var(--c{colour % COLOURS})" {plot} d="{band}"/>'
             path = "".join(_path(middle, across, down) for middle, _, _ in parts)
             yield f'<path class="line{" second" * second}" {_colour(colour)} {plot} d="{path}"/>'
-    band = "band: lowest to highest" if max(map(len, runs)) > MOST_POINTS else ""
-    cut = f"peaks up to {text(values[-1])} are cut" if values[-1] > high else ""
-    yield f'<text x="20" y="38">{"; ".join(filter(None, (panel.about, band, cut)))}</text>'
+    about = panel.about or ("band: lowest to highest" if max(map(len, runs)) > MOST_POINTS else "")
+    about += f"; peaks up to {text(values[-1])} are cut" if values[-1] > high else ""
+    yield f'<text x="20" y="38">{about}</text>'
     if len(runs) == 1:
-        ends = [text(median(line)) for line in whole[0] if line]
-        said = f"median {' / '.join(ends)}" if panel.from_zero else text(_last(lines[0][0]))
+        ends = " / ".join(text(panel.middle(line)) for line in whole[0] if line)
+        kind = "mean" if panel.middle is fmean else "median"
+        said = f"{kind} {ends}" if panel.from_zero else text(_last(lines[0][0]))
         yield f'<text class="strong end" x="{right}" y="20">{said}</text>'
 
 
@@ -144,36 +146,6 @@ def _path(points: Points, across: Axis, down: Axis) -> str:
     return f"M{places[0]}m-3 0h6" if len(places) == 1 else "M" + "L".join(places)
 
 
-def _thin(points: Points) -> Iterator[tuple[Points, Points, Points]]:
-    """The unbroken parts of a line: the median, lowest and highest of each stretch, all the same in a short one."""
-    length = math.ceil(len(points) / MOST_POINTS)
-    part: list[tuple[float, float, float, float]] = []
-    for start in range(0, len(points), length or 1):
-        stretch = points[start : start + length]
-        if values := [y for _, y in stretch if math.isfinite(y)]:
-            part.append((stretch[0][0], median(values), min(values), max(values)))
-        if part and (len(values) < len(stretch) or start + length >= len(points)):
-            yield tuple([(point[0], point[kind]) for point in part] for kind in (1, 2, 3))  # type: ignore[misc]
-            part = []
-
-
-def read(paths: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
-    """The runs in some metrics files; the groups of a DiLoCo run are runs of their own. Raises OSError.
-
-    A line that is no JSON (the run was killed while it wrote) is left out.
-    """
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for path in paths:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                step = json.loads(line)
-                group = f"{path.stem}, group {step['group']}" if step.get("group") else path.stem
-                runs.setdefault(group, []).append(step | {"step": int(step["step"])})
-            except (ValueError, TypeError, KeyError, AttributeError):
-                continue
-    return runs
-
-
 def main() -> int:
     parser = argparse.ArgumentParser("rocstack_trainer.curves", description="Draws metrics files into one SVG file.")
     parser.add_argument("metrics", nargs="+", type=Path, help="files that output.metrics named")
@@ -181,7 +153,7 @@ def main() -> int:
     parser.add_argument("--title", default="")
     args = parser.parse_args()
     try:
-        args.output.write_text(svg(read(args.metrics), args.title), encoding="utf-8")
+        args.output.write_text(svg(series.read(args.metrics), args.title), encoding="utf-8")
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import torch
 
-from rocstack_trainer import curves, flops, wire
+from rocstack_trainer import curves, flops, series, wire
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.launch import Rank
@@ -134,7 +134,7 @@ class Report:
         """With a metrics file, its steps of earlier starts and of other groups are drawn too."""
         try:
             runs = (
-                curves.read([Path(self.config.metrics)]) if self.file else {"": [asdict(step) for step in self.steps]}
+                series.read([Path(self.config.metrics)]) if self.file else {"": [asdict(step) for step in self.steps]}
             )
             Path(self.curves).write_text(curves.svg(runs, self.title), encoding="utf-8")
         except OSError as error:  # the training is done: nothing of it is lost

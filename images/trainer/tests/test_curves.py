@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstack_trainer import curves
+from rocstack_trainer import curves, series
 from rocstack_trainer.axis import Axis, text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -75,6 +75,19 @@ def test_what_is_not_finite_is_a_gap() -> None:
     assert lines(curves.svg({"": run}))[0].count("M") == 2
 
 
+def test_steps_at_which_a_group_was_away_are_a_gap() -> None:
+    run = [step for step in steps(90) if not 20 < step["step"] < 60]
+    assert lines(curves.svg({"": run}))[0].count("M") == 2
+    assert lines(curves.svg({"": steps(90)[::10]}))[0].count("M") == 1
+
+
+def test_bytes_of_rare_outer_steps_are_in_the_mean() -> None:
+    run = steps(2000, wire_mb=0.0, sent_mb=0.0)
+    for step in run[::500]:
+        step["wire_mb"] = 10.0
+    assert "mean 0.02 / 0" in words(curves.svg({"": run}))
+
+
 def test_of_a_step_that_is_there_twice_the_last_counts() -> None:
     run = [*steps(9), {"step": 5, "loss": 0.0}, {"step": 4, "loss": 0.0}]
     assert lines(curves.svg({"": run}))[0].count("L") == 8
@@ -122,7 +135,10 @@ def test_several_files_are_drawn_over_each_other(tmp_path: Path) -> None:
     done = subprocess.run([*command, tmp_path / "dp.jsonl", tmp_path / "diloco.jsonl", "-o", out], capture_output=True)
     assert done.returncode == 0, done.stderr
     picture = out.read_text()
-    assert all(f"| {name} |" in words(picture) for name in ("dp", "diloco", "diloco, group 1"))
+    assert all(f"| {name} |" in words(picture) for name in ("dp", "diloco, group 0", "diloco, group 1"))
     assert len(lines(picture)) == 3 * (1 + 1 + 2 + 2) + 3  # and the legend
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "dp.jsonl").write_text('{"step": 1}')
+    assert len(series.read([tmp_path / "dp.jsonl", tmp_path / "other" / "dp.jsonl"])) == 2
     done = subprocess.run([*command, "/nowhere/x.jsonl", "-o", out], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: /nowhere/x.jsonl: No such file or directory\n")

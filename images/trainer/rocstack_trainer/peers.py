@@ -46,7 +46,9 @@ class Peers:
         dist.all_gather_object(everyone, mine, group=self.group)
         for rank, (_, fault) in enumerate(everyone):
             if fault:
-                raise kind(f"{where}rank {rank}: {fault}" if self.world > 1 else f"{where}{fault}")
+                error = kind(f"{where}rank {rank}: {fault}" if self.world > 1 else f"{where}{fault}")
+                error.everywhere = True
+                raise error
         return [result for result, _ in everyone]
 
     def first(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = CheckpointError) -> T:

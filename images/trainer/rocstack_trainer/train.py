@@ -41,12 +41,12 @@ def train(config: Config, rank: Rank, started: float) -> int:
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=device.type != "cpu")
     meeting = launch.process_group(rank, links.timeout_s, links.store, links.lost_after_s)
     with meeting as store, Watchdog(store, rank, links, lambda: step), ExitStack() as stack:
+        checkpoints = Checkpoints(config, rank, report.say)
         vocabulary = model.shape(config.model, rank, report.say).get_text_config().vocab_size
         files = tokens.prepare(config, rank, vocabulary, report.say)
         stop = stack.enter_context(StopSignals())
         net = model.build(config.model, rank, settings.seed, report.say)
         data = Samples(files, settings.batch * rank.groups, settings.seed, vocabulary)
-        checkpoints = Checkpoints(config, rank, report.say)
         plan = topology.plan(links, rank, 4 * model.n_params(net), checkpoints.notes().get("plan"))
         gradients = buckets.make(links, plan, rank, net.parameters())
         outer = Outer(config, rank, store, net, report.say) if config.outer else None
@@ -78,6 +78,7 @@ def train(config: Config, rank: Rank, started: float) -> int:
             norm = torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip or math.inf).item()
             loss = stop.agree(share)
             if not (math.isfinite(loss) and math.isfinite(norm)):
+                checkpoints.wait()
                 raise NonFiniteError(
                     f"step {step + 1}: loss {loss}, gradient norm {norm}: stopped before the optimizer\n"
                     "  usually the learning rate is too high: try a lower train.lr or a longer train.warmup"
@@ -103,7 +104,8 @@ def train(config: Config, rank: Rank, started: float) -> int:
         return 0
     saved = "run it again to go on" if checkpoints.enabled else "nothing was saved: checkpoint.dir is not set"
     report.say(f"stopped by {stop.name} at step {step}: {saved}")
-    if config.checkpoint.requeue and stop.requeue and rank.rank == rank.group == 0:
+    first = rank.rank == 0 and (rank.group == 0 or config.diloco.group >= 0)  # of this launch
+    if config.checkpoint.requeue and stop.requeue and first:
         requeue(os.environ, report.say)
     return 0 if checkpoints.enabled else STOPPED
 

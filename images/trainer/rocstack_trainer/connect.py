@@ -27,24 +27,24 @@ def address(text: str) -> tuple[str, int]:
 
 
 def host(name: str, port: int, timeout_s: float) -> Store:
-    """Rank 0's own store, for the ranks of one start."""
+    """Rank 0's own store, for the ranks of one start. Raises PeerLostError if the port is taken."""
     from torch.distributed import TCPStore
 
-    listening = os.environ.get(LISTENING)
+    family = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
     try:
-        return TCPStore(
-            name,
-            port,
-            is_master=True,
-            wait_for_workers=False,  # `meet` does, and says who is missing
-            timeout=timedelta(seconds=timeout_s),
-            master_listen_fd=int(listening) if listening else None,
-            use_libuv=False,  # Debian's PyTorch is built without it
-        )
-    except RuntimeError as error:
-        if "EADDRINUSE" not in str(error) and "already in use" not in str(error):
-            raise
-        raise PeerLostError(f"port {port} of {name} is taken\n  set MASTER_PORT to a free one") from None
+        given = os.environ.get(LISTENING)
+        listening = int(given) if given else socket.create_server(("", port), backlog=1024, **family).detach()
+    except OSError as error:
+        raise PeerLostError(f"port {port} of {name}: {error.strerror}\n  set MASTER_PORT to a free one") from None
+    return TCPStore(
+        name,
+        port,
+        is_master=True,
+        wait_for_workers=False,  # `meet` does, and says who is missing
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listening,
+        use_libuv=False,  # Debian's PyTorch is built without it
+    )
 
 
 def connect(host: str, port: int, patience_s: float, timeout_s: float, who: str, hint: str) -> Store:
@@ -66,9 +66,10 @@ def connect(host: str, port: int, patience_s: float, timeout_s: float, who: str,
     thread = threading.Thread(target=open_, daemon=True)  # TCPStore waits for ever for the first answer
     thread.start()
     thread.join(patience_s)
-    store = opened[0] if opened else RuntimeError(f"no answer in {patience_s:.0f} s")
-    if isinstance(store, RuntimeError):
-        raise PeerLostError(f"{who} at {host}:{port} is no store: {first_line(store)}\n  {hint}")
+    store = opened[0] if opened else None
+    if store is None or isinstance(store, RuntimeError):
+        why = "another program answers there" if store else f"no answer in {patience_s:.0f} s"
+        raise PeerLostError(f"{who} at {host}:{port} is no store: {why}\n  {hint}")
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
 

@@ -5,6 +5,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,34 @@ def test_a_listener_that_is_no_store_is_not_waited_for() -> None:
         ):
             pass
         assert time.monotonic() - began < 8
+
+
+def talks(rank: Rank) -> str:
+    """Rank 0 is some other server, rank 1 looks for a store there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if os.fork() == 0:
+            for _ in range(2):
+                client, _ = server.accept()
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+            os._exit(0)
+        with launch.process_group(HERE, 60, f"127.0.0.1:{server.getsockname()[1]}", 6):
+            return "met"
+
+
+def test_another_server_is_told_from_a_store() -> None:
+    (error,) = ranks(1, talks)
+    assert re.search(r"the store at 127.0.0.1:\d+ is no store: another program answers there", str(error))
+
+
+def crowded(rank: Rank) -> None:
+    del os.environ["ROCSTACK_TRAINER_STORE_FD"]
+    with launch.process_group(replace(rank, world=2, local_world=2), 60):
+        pass
+
+
+def test_a_taken_port_is_named() -> None:
+    (error,) = ranks(1, crowded)  # conftest listens on it
+    assert re.search(r"port \d+ of 127.0.0.1: Address already in use(?s:.*)set MASTER_PORT", str(error))
 
 
 def orphan(rank: Rank) -> None:

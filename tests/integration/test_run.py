@@ -144,7 +144,7 @@ def test_run_trainer(here: Place) -> None:
         done = here.run("run", "trainer", *TINY, f"--steps={steps}")
         assert done.code == 0, done.err + done.out
         assert f"done: step {steps}" in done.out
-        assert ("resumed" in done.out) == bool(done_before)
+        assert ("resume: step 2 from ck" in done.out) == bool(done_before)
     told = [json.loads(line) for line in (here.folder / "run.jsonl").read_text().splitlines()]
     assert [line["step"] for line in told if "step" in line] == [1, 2, 3]
 

@@ -39,10 +39,11 @@ lint: python ## style, types, shell scripts and workflows
 	$(BIN)/zizmor --offline --quiet .github/workflows
 	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: skipped"; fi
 
-bench: setup ## measure builds against a plain Dockerfile, the NIC's library and the probe against what is done today
+bench: setup ## measure builds, the NIC's library, the probe and the trainer beside what is done today
 	$(BIN)/python bench/build
 	$(BIN)/python bench/nic/build.py
 	$(BIN)/python bench/nic/probe.py
+	$(BIN)/python bench/train
 
 lock: python ## resolve requirements.lock again (UPGRADE=--upgrade for the newest versions)
 	$(BIN)/pip-compile --quiet $(UPGRADE) --generate-hashes --allow-unsafe --strip-extras --all-extras --all-build-deps \

@@ -17,14 +17,22 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import link
 import workload
 
 SKIP = 3  # first steps allocate, connect and warm up
-COLUMNS = ("side", "CPU ms", "CPU x", "ms", "p10 ms", "tokens/s", "speed x", "sent MB", "bytes x", "loss", "equal")
+COLUMNS = ("side", "CPU ms", "CPU x", "ms", "p10 ms", "tokens/s", "speed x", "sent MB", "fewer x", "loss", "equal")
+FORMATS = (
+    ("cpu_ms", ".1f"),
+    ("cpu_x", ".3f"),
+    ("ms", ".1f"),
+    ("p10_ms", ".1f"),
+    ("tokens_per_s", ".0f"),
+    ("speed_x", ".2f"),
+)
 
 
 class Meter:
@@ -95,50 +103,42 @@ def compare(args: argparse.Namespace, text: Path) -> Meter:
 
 
 def summary(args: argparse.Namespace, meters: list[Meter], tokens: int) -> dict[str, Any]:
-    """Per side: medians over the steps after the first SKIP; the slowest rank's time, the ranks' mean CPU and bytes."""
+    """Per side: medians over the steps after the first SKIP of the slowest rank's time and the ranks' mean CPU time and
+    bytes. The ratios are medians over the steps too, each beside the first side's step of the same turn."""
     found: dict[str, Any] = {}
+    first: dict[str, list[float]] = {}
     for name in args.sides:
         steps = [list(zip(*ranks, strict=True)) for ranks in zip(*(m.rows[name][SKIP:] for m in meters), strict=True)]
-        times = sorted(max(step[0]) for step in steps)
-        world, losses = len(meters), meters[0].losses[name]
+        ms, cpu = [1e3 * max(step[0]) for step in steps], [1e3 * fmean(step[1]) for step in steps]
+        losses = meters[0].losses[name]
+        first = first or {"ms": ms, "cpu": cpu, "losses": losses}
+        ratios = quantiles((mine / other for mine, other in zip(cpu, first["cpu"], strict=True)), n=4)
         found[name] = {
-            "cpu_ms": 1e3 * median(sum(step[1]) / world for step in steps),
-            "ms": 1e3 * median(times),
-            "p10_ms": 1e3 * times[len(times) // 10],
-            "tokens_per_s": tokens / median(times),
-            "sent_bytes": median(sum(step[2]) / world for step in steps),
+            "cpu_ms": median(cpu),
+            "cpu_x": ratios[1],
+            "cpu_x_quartiles": [ratios[0], ratios[2]],
+            "ms": median(ms),
+            "p10_ms": sorted(ms)[len(ms) // 10],
+            "tokens_per_s": 1e3 * tokens / median(ms),
+            "speed_x": median(other / mine for mine, other in zip(ms, first["ms"], strict=True)),
+            "sent_bytes": median(fmean(step[2]) for step in steps),
             "loss": losses[-1],
             "loss_hex": losses[-1].hex(),
+            "equal_steps": sum(a == b for a, b in zip(losses, first["losses"], strict=True)),
             "steps": len(losses),
-            "equal_steps": sum(a == b for a, b in zip(losses, meters[0].losses[args.sides[0]], strict=True)),
         }
     return found
 
 
 def table(found: dict[str, Any]) -> str:
-    first = next(iter(found.values()))
-
-    def times(wanted: float, given: float) -> str:
-        return f"{wanted / given:.3f}" if given else "-"
-
-    rows = [COLUMNS]
+    most, rows = next(iter(found.values()))["sent_bytes"], [COLUMNS, ("---",) * len(COLUMNS)]
     for name, row in found.items():
-        rows.append(
-            (
-                name,
-                f"{row['cpu_ms']:.1f}",
-                times(row["cpu_ms"], first["cpu_ms"]),
-                f"{row['ms']:.1f}",
-                f"{row['p10_ms']:.1f}",
-                f"{row['tokens_per_s']:.0f}",
-                times(row["tokens_per_s"], first["tokens_per_s"]),
-                f"{row['sent_bytes'] / 1e6:.2f}",
-                times(first["sent_bytes"], row["sent_bytes"]),
-                f"{row['loss']:.4f} {row['loss_hex']}",
-                f"{row['equal_steps']}/{row['steps']}",
-            )
-        )
-    return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * len(COLUMNS), *rows[1:]])
+        numbers = [f"{row[key]:{form}}" for key, form in FORMATS]
+        sent = f"{row['sent_bytes'] / 1e6:.2f}"
+        fewer = f"{most / row['sent_bytes']:.2f}" if row["sent_bytes"] > 1e4 else "-"
+        loss = f"{row['loss']:.4f} {row['loss_hex']}"
+        rows.append((name, *numbers, sent, fewer, loss, f"{row['equal_steps']} of {row['steps']}"))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def main() -> None:
@@ -158,7 +158,11 @@ def main() -> None:
         meters = [compare(args, text)] if on_gpu else link.ranks(2, args.rate, compare, args, text)
     found = summary(args, meters, workload.tokens(args.model, len(meters)))
     print(table(found), file=sys.stderr)
-    about = {"command": " ".join(sys.argv), "unit": "per step and rank", "load": [load, os.getloadavg()[0]]}
+    about = {
+        "command": " ".join(sys.argv),
+        "unit": "per step and rank; tokens_per_s of all",
+        "load": [load, os.getloadavg()[0]],
+    }
     result = json.dumps(about | {"sides": found}, indent=1)
     print(result)
     if args.out:

@@ -68,7 +68,7 @@ class Ours(Side):
         self.optimizer.step()
         took, waited = time.perf_counter() - began, metrics.ms(computed, received)
         speed, memory = train.batch * data.seq_len / took, metrics.memory_mb(share.device)
-        self.report.step(metrics.Step(step, loss, loss.hex(), norm, rate, speed, took * 1e3, waited, memory))
+        self.report.step(metrics.Step(step + 1, loss, loss.hex(), norm, rate, speed, took * 1e3, waited, memory))
         return loss
 
 

@@ -30,10 +30,7 @@ TELL_S = 2.0  # how often: a collective that waits for hours would time out
 
 
 class Outer:
-    """`store` is where the group's ranks met: with several groups, the one that all of them reach.
-
-    `sent` counts the bytes that this rank sent to other groups.
-    """
+    """`store` is where the group's ranks met: with several groups, the one that all of them reach."""
 
     def __init__(self, config: Config, rank: Rank, store: Store, net: Module, say: Callable[[str], None]) -> None:
         self.settings, self.steps, self.rank, self.say = config.diloco, config.train.steps, rank, say
@@ -50,12 +47,13 @@ class Outer:
         if self.settings.groups > 1:
             common = ("inner_steps", "outer_lr", "outer_momentum", "compress")
             terms = ", ".join(f"{key}={getattr(self.settings, key)}" for key in common)
-            timeout_s = config.parallel.timeout_s
-            roster = Roster(beat.where(store), rank.group, self.settings, timeout_s, self._tell_waiting)
+            where, timeout_s = beat.where(store), config.parallel.timeout_s
+            roster = Roster(where, rank.group, self.settings, timeout_s, self._tell_waiting)
             self.members = Membership(roster, f"{numel} parameters, train.steps={self.steps}, {terms}", say)
 
     @property
     def sent(self) -> int:
+        """Bytes that this rank sent to other groups."""
         return self.members.mesh.sent if self.members else 0
 
     def tensors(self) -> dict[str, Tensor]:
@@ -66,14 +64,13 @@ class Outer:
         return {f"outer.{name}": tensor for name, tensor in state.items()}
 
     def notes(self) -> dict[str, Any]:
-        """Who made the anchor, for the person who reads a checkpoint."""
-        members = len(self.members.view.members) if self.members else 1
-        return {} if self.rank.rank else {"anchor_step": int(self.at), "groups": members}
+        """For the person who reads a checkpoint."""
+        groups = len(self.members.view.members) if self.members else 1
+        return {} if self.rank.rank else {"anchor_step": int(self.at), "groups": groups}
 
     @torch.no_grad()
     def join(self, step: int) -> int:
-        """Meets the other groups, with the weights of `step`. Returns the step to go on from: a group that comes late
-        gets the others' weights, and the step of those.
+        """Meets the other groups. Returns the step to go on from: who comes late gets the others' weights and step.
 
         Raises:
             ConfigError: another group has other weights or settings, or this one's number.

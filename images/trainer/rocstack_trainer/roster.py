@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
@@ -17,7 +18,7 @@ from rocstack_trainer.beat import LEFT, Beat, Pulses, end, reach
 from rocstack_trainer.config import DiLoCo
 from rocstack_trainer.errors import ConfigError, PeerLostError
 
-POLL_S = 0.05
+SHORT_S, LONG_S = 0.005, 0.25  # between looks at the store: the longer one waits, the less often
 NOTHING = "-"
 
 
@@ -52,12 +53,13 @@ class Roster:
         self, address: tuple[str, int], group: int, settings: DiLoCo, timeout_s: float, tick: Callable[[], None]
     ) -> None:
         self.address, self.group, self.settings, self.timeout_s = address, group, settings, timeout_s
-        self.tick, self.uid, self.beat = tick, "", None
+        self.tick, self.uid, self.nap_s = tick, "", SHORT_S
+        self.beat: Beat | None = None
         self.pulses = Pulses(settings.beat_s)
 
     def connect(self) -> None:
         """A new connection: hours may have passed since the last one was used."""
-        self.store = self._corner(self.timeout_s)
+        self.store = self._corner(self.timeout_s / 2)
 
     def introduce(self, about: dict[str, Any]) -> None:
         """Gives this group a new name that beats and wants to become a member. The one before is dead, or dies now.
@@ -73,8 +75,8 @@ class Roster:
             self.beat.name = self.uid
         else:
             every_s = self.settings.beat_s
-            corner = lambda: self._corner(every_s)  # noqa: E731
-            self.beat = Beat(corner, self.uid, every_s, self.timeout_s, self._watch, self._unanswered)
+            again = partial(self._corner, every_s)
+            self.beat = Beat(again, self.uid, every_s, self.timeout_s, self._watch, self._unanswered)
         deadline = time.monotonic() + 2 * self.settings.lost_after_s + 5 * self.settings.beat_s
         while before and not self.gone(before):
             if time.monotonic() > deadline:
@@ -119,6 +121,7 @@ class Roster:
         return _read(self.ask, key)
 
     def write(self, key: str, text: str) -> None:
+        self.nap_s = SHORT_S  # others answer soon
         self.ask("set", key, text or NOTHING)
 
     def ask(self, what: str, *args: Any) -> Any:
@@ -132,7 +135,8 @@ class Roster:
 
     def pause(self) -> None:
         self.tick()
-        time.sleep(POLL_S)
+        time.sleep(self.nap_s)
+        self.nap_s = min(1.2 * self.nap_s, LONG_S)
 
     def _corner(self, patience_s: float) -> Store:
         return PrefixStore("diloco", reach(*self.address, patience_s))

@@ -48,9 +48,11 @@ def kill(pid: int) -> None:
 class Group:
     """`world` ranks that run `body(rank, store, *args)` in the process group of DiLoCo group `number`."""
 
-    def __init__(self, address: str, number: int, groups: int, world: int, body: Any, *args: Any) -> None:
+    def __init__(
+        self, address: str, number: int, groups: int, world: int, body: Any, *args: Any, timeout_s: float = 60
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as unused:
-            passed = (address, number, groups, body, args)
+            passed = (address, number, groups, timeout_s, body, args)
             self.children = [_fork(rank, world, unused, _inside, passed) for rank in range(world)]
 
     def signal(self, number: signal.Signals) -> None:
@@ -70,7 +72,7 @@ class Group:
         return found
 
 
-def _inside(rank: launch.Rank, address: str, number: int, groups: int, body: Any, args: Any) -> Any:
+def _inside(rank: launch.Rank, address: str, number: int, groups: int, timeout_s: float, body: Any, args: Any) -> Any:
     rank = replace(rank, group=number, groups=groups)
-    with launch.process_group(rank, 60, address, 15) as store:
+    with launch.process_group(rank, timeout_s, address, 15) as store:
         return body(rank, store, *args)

@@ -76,8 +76,8 @@ def life(rank: launch.Rank, store: Any, config: Any, log: Path, size: int = 50, 
     return said
 
 
-def misbehave(number: int, calls: int) -> None:
-    """Sends itself a signal at the given call to the store or to a connection."""
+def misbehave(number: int, calls: int, *where: str) -> None:
+    """Sends itself a signal at one of its calls: to the store ("ask") or to a connection ("move")."""
     left = [calls]
 
     def counted(function: Any) -> Any:
@@ -89,7 +89,9 @@ def misbehave(number: int, calls: int) -> None:
 
         return wrapper
 
-    Roster.ask, Link.move = counted(Roster.ask), counted(Link.move)
+    for kind, name in ((Roster, "ask"), (Link, "move")):
+        if name in where:
+            setattr(kind, name, counted(getattr(kind, name)))
 
 
 def odd_life(rank: launch.Rank, store: Any, config: Any, log: Path, odd: dict[str, Any]) -> list[str]:
@@ -161,17 +163,16 @@ def test_a_killed_group_is_left_out_and_comes_back(store, tmp_path) -> None:
     assert found[8 * H] == {reference(50, [by[step] for step in sorted(by)])}
 
 
-@pytest.mark.parametrize("calls", [60, 90, 120])
+@pytest.mark.parametrize("calls", [1, 20])
 def test_a_group_killed_in_the_middle_of_an_exchange_does_not_hang_or_split_the_others(store, tmp_path, calls) -> None:
-    """20 MB per group: connections move for many calls."""
-    log, settings = tmp_path / "log", config(3, 2)
+    log, settings, large = tmp_path / "log", config(3, 2), {"size": 5_000_000}
     begin = time.monotonic()
-    whole = [Group(store[0], g, 3, 1, odd_life, settings, log, {"size": 5_000_000}) for g in (0, 2)]
-    dies = Group(store[0], 1, 3, 1, odd_life, settings, log, {"size": 5_000_000, "misbehave": (signal.SIGKILL, calls)})
-    assert dies.results() == [None]
-    for group in whole:
-        assert group.results()[0] is not None
-    agree(log, 2)
+    whole = [Group(store[0], g, 3, 1, odd_life, settings, log, large) for g in (0, 2)]
+    dying = large | {"misbehave": (signal.SIGKILL, calls, "move")}
+    assert Group(store[0], 1, 3, 1, odd_life, settings, log, dying).results() == [None]
+    said = [group.results()[0] for group in whole]
+    assert any("outer step at 0" in text and "tries again" in text for each in said for text in each)
+    assert agree(log, 2)[2 * H] == {reference(5_000_000, [[0, 2]] * 2)}
     assert time.monotonic() - begin < 30
 
 
@@ -257,7 +258,7 @@ def test_a_lost_store_is_said(store, tmp_path, capfd) -> None:
     err = capfd.readouterr().err
     for error in errors:
         assert isinstance(error, PeerLostError | None)
-        assert f"the store at {store[0]}" in (str(error) if error else err)
+        assert re.search(f"the store .* {store[0]}", str(error) if error else err)
 
 
 def test_between_outer_steps_the_store_may_start_anew(store, tmp_path) -> None:
@@ -272,18 +273,20 @@ def test_between_outer_steps_the_store_may_start_anew(store, tmp_path) -> None:
     assert agree(log, 3)[3 * H] == {reference(50, [[0, 1]] * 3)}
 
 
-def fuzz(tmp_path: Path, seed: int, rounds: int = 6) -> None:
+def fuzz(tmp_path: Path, seed: int, rounds: int = 8) -> None:
     """Random groups die or stop at random points, and some come back. Whoever makes an outer step has what all have."""
     chance, log = random.Random(seed), tmp_path / "log"
     settings = config(3, rounds, "diloco.lost_after_s=0.6", "parallel.timeout_s=8")
+    usual = {"pause": 0.05, "size": 300_000}
 
     def odd() -> dict[str, Any]:
-        if chance.random() < 0.3:
-            return {"pause": 0.05}
-        return {"pause": 0.05, "misbehave": (chance.choice([signal.SIGKILL, signal.SIGSTOP]), chance.randint(1, 150))}
+        if chance.random() < 0.15:
+            return usual
+        number = chance.choice([signal.SIGKILL, signal.SIGSTOP])
+        return usual | {"misbehave": (number, chance.randint(1, 150), "ask", "move")}
 
     with store_process() as (address, _):
-        whole = Group(address, 0, 3, 1, odd_life, settings, log, {"pause": 0.05})
+        whole = Group(address, 0, 3, 1, odd_life, settings, log, usual)
         groups = {g: Group(address, g, 3, 1, odd_life, settings, log, odd()) for g in (1, 2)}
         deadline, starts = time.monotonic() + 60, 0
         while not select_ready(whole):
@@ -291,7 +294,7 @@ def fuzz(tmp_path: Path, seed: int, rounds: int = 6) -> None:
             for number, group in groups.items():
                 ((pid, _),) = group.children
                 status = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-                if status and status.si_code == os.CLD_STOPPED and chance.random() < 0.02:
+                if status and status.si_code == os.CLD_STOPPED and chance.random() < 0.01:
                     os.kill(pid, signal.SIGCONT)
                 elif status and status.si_code == os.CLD_KILLED and starts < 3:
                     starts += 1
@@ -310,7 +313,7 @@ def select_ready(group: Group) -> bool:
     return bool(select.select([group.children[0][1]], [], [], 0)[0])
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("FUZZ_FROM", 0)), int(os.environ.get("FUZZ_TO", 3))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FUZZ_FROM", 100)), int(os.environ.get("FUZZ_TO", 103))))
 def test_random_deaths_never_split_the_groups(tmp_path, seed) -> None:
     fuzz(tmp_path, seed)
 

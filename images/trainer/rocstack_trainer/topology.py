@@ -15,7 +15,6 @@ from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.launch import Rank
 from rocstack_trainer.links import Links, measure
 
-SLOW_GBPS = 0.5
 RING_GAIN = 1.5  # a ring of our own must be so much faster than the backend's to be worth it
 BYTES = {"none": 4.0, "bf16": 2.0, "int8": 1.004, "int8+zstd": 0.8}  # per value; zstd as measured on gradients
 
@@ -32,8 +31,8 @@ class Row:
 
 TABLE = (
     Row(math.inf, "none", "inside one node", "nothing leaves the node, and sums are exact"),
-    Row(10, "bf16", "10 Gb/s and more", "half the bytes; anything smaller takes longer to make than to send"),
-    Row(0.5, "bf16", "0.5 Gb/s and more", "int8+zstd gains little here, and rounds more"),
+    Row(2, "bf16", "2 Gb/s and more", "half the bytes; int8 takes longer to make than it saves"),
+    Row(0.5, "int8", "0.5 Gb/s and more", "a quarter of the bytes; zstd takes longer to make than it saves"),
     Row(0, "int8+zstd", "slower", "a fifth of the bytes: only they count here"),
 )
 
@@ -71,12 +70,12 @@ class Plan:
         for each in TABLE:
             took = ""
             if self.gbps and math.isfinite(each.gbps):
-                took = f" ({share * BYTES[each.codec] * 8e-6 / self.gbps:.0f} ms a step)"
+                took = f" ({share * BYTES[each.codec] * 8e-6 / self.gbps:.0f} ms to send)"
             lines.append(f"{'*' if each is chosen else ' '} {each.link:<17} {each.codec:<10} {each.why}{took}")
         lines.append(f"gradients: {self.algorithm}: {self.why}; {self.codec}: {self.why_codec}")
         if self.order:
             lines.append(f"ring of nodes: {' '.join(map(str, self.order))}")
-        if 0 < self.gbps < SLOW_GBPS:
+        if chosen is TABLE[-1]:
             lines.append("hint: over such a link DiLoCo sends a thousandth of the bytes: --diloco.groups=N")
         return "\n".join(lines)
 

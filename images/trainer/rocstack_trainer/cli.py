@@ -53,6 +53,7 @@ def run(argv: list[str]) -> int:
             return start_ranks(args, config, rank, argv)
         # torch reads it once, when it is imported.
         os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(rank.local_world)))
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d's pages of warnings come before our one line
         rank = launch.with_device(rank, args.check_backend or config.parallel.backend)
         if args.check_backend:
             from rocstack_trainer.all_reduce_check import check

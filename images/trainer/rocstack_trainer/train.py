@@ -53,7 +53,9 @@ def train(config: Config, rank: Rank, started: float) -> int:
         state = State(net, optimizer.make(net, settings), outer.tensors() if outer else {}, gradients.residuals())
         step = checkpoints.resume(state)
         data.go_on(step, checkpoints.notes().get("position", data.position(step)))
-        step = outer.join(step) if outer else step
+        if outer:
+            stack.callback(outer.close)  # the other groups wait for this one no longer
+            step = outer.join(step)
 
         if rank.world > 1:
             report.say(plan.table())
@@ -98,8 +100,6 @@ def train(config: Config, rank: Rank, started: float) -> int:
 
         report.summary(save(checkpoints.finish) or "")
         gradients.close()
-        if outer:
-            outer.close()
     if step >= settings.steps:
         return 0
     saved = "run it again to go on" if checkpoints.enabled else "nothing was saved: checkpoint.dir is not set"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -123,7 +124,7 @@ def talks(rank: Rank) -> str:
 
 def test_another_server_is_told_from_a_store() -> None:
     (error,) = ranks(1, talks)
-    assert re.search(r"the store at 127.0.0.1:\d+ is no store: another program answers there", str(error))
+    assert re.search(r"the store at 127.0.0.1:\d+ is no store: (another program|no answer in 2 s)", str(error))
 
 
 def crowded(rank: Rank) -> None:
@@ -176,6 +177,25 @@ def test_a_launch_is_split_into_groups_or_is_one() -> None:
     assert split(Rank(3, 1, 4, 2), DiLoCo()) == Rank(3, 1, 4, 2)
     with pytest.raises(ConfigError, match="can't share 8 ranks evenly: start 6"):
         split(Rank(0, 0, 8, 8), DiLoCo(groups=3))
+
+
+def falls(rank: Rank) -> float:
+    with launch.process_group(rank, 60):
+        value = torch.ones(1 << 20)
+        for step in range(1000):
+            if rank.rank == 1 and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(value)
+    return 0
+
+
+def test_survivors_of_a_killed_rank_end_within_seconds_and_say_why() -> None:
+    began = time.monotonic()
+    first, _, third = ranks(3, falls)
+    assert time.monotonic() - began < 5
+    for error in (first, third):
+        assert isinstance(error, PeerLostError)
+        assert re.match(r"(the rank at 127.0.0.1|another rank) ended or can't be reached\n", str(error))
 
 
 def test_what_gloo_says_is_told_with_the_address() -> None:

@@ -54,11 +54,10 @@ def straight(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> str:
     return weights(capfd.readouterr().out)
 
 
-def killed(process: subprocess.Popen[str], metrics: Path, step: int = 12) -> float:
-    """Kills rank 1 once rank 0 has told of a step. When that was, as time.monotonic() has it."""
+def kill_rank_1(process: subprocess.Popen[str], metrics: Path, step: int = 12) -> None:
+    """Once rank 0 has told of a step."""
     wait_for(lambda: metrics.exists() and len(lines_of(metrics)) >= step, process)
     os.kill(rank_pid(process.pid, 1), signal.SIGKILL)
-    return time.monotonic()
 
 
 def lines_of(metrics: Path) -> list[str]:
@@ -69,7 +68,7 @@ def test_ranks_start_again_and_reach_the_same_weights(tmp_path: Path, straight: 
     metrics = tmp_path / "m.jsonl"
     where = (f"--checkpoint.dir={tmp_path / 'c'}", f"--output.metrics={metrics}")
     process = start(*RUN, *where, "--steps=40", "--ranks=2", "--restarts=1")
-    killed(process, metrics)
+    kill_rank_1(process, metrics)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert re.search(r"error: rank 1 was ended by SIGKILL .*; its ranks start again \(1 of 1\)", err)
@@ -93,7 +92,7 @@ def test_torchrun_without_libuv_starts_them_again_too(tmp_path: Path, straight: 
         text=True,
     )
     try:
-        killed(process, metrics)
+        kill_rank_1(process, metrics)
         out, err = process.communicate(timeout=120)
     finally:
         process.kill()

@@ -92,12 +92,12 @@ class Ddp(Side):
 
 
 def make(name: str, shape: str, text: Path, rank: Rank) -> Side:
-    """`name` is ddp, alone, or ALGORITHM[:CODEC] of ours as in flat or flat:int8+zstd; #2 makes a second one of it."""
-    kind, _, codec = name.partition("#")[0].partition(":")
+    """`name` is ddp, alone, or ours as ALGORITHM[:CODEC[:BUCKET_MB]]: flat, flat:int8+zstd:4. #2 makes a second one."""
+    kind, codec, bucket_mb, *_ = [*name.partition("#")[0].split(":"), "", ""]
     if kind in ("ddp", "alone"):
         return Ddp(config(shape, rank.world, text), rank, wrap=kind == "ddp")
-    parallel = (f"--parallel.algorithm={kind}", f"--parallel.compress={codec or 'none'}")
-    return Ours(config(shape, rank.world, text, *parallel), rank)
+    more = {"algorithm": kind, "compress": codec or "none"} | ({"bucket_mb": bucket_mb} if bucket_mb else {})
+    return Ours(config(shape, rank.world, text, *(f"--parallel.{k}={v}" for k, v in more.items())), rank)
 
 
 def mean(loss: float | torch.Tensor, rank: Rank) -> float:

@@ -19,7 +19,8 @@ any setting:  --section.key=value, as in --train.lr=1e-3 (--print-config shows a
 example:      rocstack-train --config tiny --steps 5 --ranks 2
 on a cluster: srun, mpirun and torchrun start the ranks; leave --ranks out then
 stop:         SIGTERM, SIGUSR1 or Ctrl-C saves a checkpoint at the next step and exits 0
-exit codes:   0 done, 1 failed, 2 wrong settings, 3 something is missing here, 128+n ended by signal n
+exit codes:   0 done, 1 failed, 2 wrong settings, 3 something is missing here, 4 another rank was lost,
+              128+n ended by signal n
 """
 
 
@@ -95,6 +96,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
     args, rest = parser.parse_known_args(argv)
     overrides = rest + ([] if args.steps is None else [f"--train.steps={args.steps}"])
     args.notes = []
+    for word in [word for word in overrides if word.startswith("@")]:  # as prime's commands have it
+        overrides.remove(word)
+        args.config = word.removeprefix("@")
     return args, settings.load(args.config, overrides, args.notes.append)
 
 

@@ -9,6 +9,9 @@ from typing import Any, Literal
 from rocstack_trainer.errors import ConfigError
 
 
+EXACT = ("ring", "naive", "mpi4py")  # the algorithms of `Parallel` that send numbers as they are
+
+
 def _at_least(minimum: float, default: float) -> Any:
     return field(default=default, metadata={"min": minimum})
 
@@ -152,6 +155,9 @@ class Config:
             ),
             "model.attention_dropout must be below 1": model.attention_dropout < 1,
             "train.min_lr is a fraction of train.lr: at most 1": train.min_lr <= 1,
+            f"parallel.algorithm={self.parallel.algorithm} is exact, it can't have parallel.compress: use flat": (
+                self.parallel.algorithm not in EXACT or self.parallel.compress in ("auto", "none")
+            ),
             "diloco.group must be below diloco.groups": self.diloco.group < self.diloco.groups,
             "checkpoint.every must be a multiple of diloco.inner_steps: only there all groups are alike": (
                 not self.outer or self.checkpoint.every % self.diloco.inner_steps == 0

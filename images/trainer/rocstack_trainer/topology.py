@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rocstack_trainer import ring_order
-from rocstack_trainer.config import Parallel
+from rocstack_trainer.config import EXACT, Parallel
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.launch import Rank
 from rocstack_trainer.links import Links, measure
@@ -85,13 +85,8 @@ def plan(config: Parallel, rank: Rank, grad_bytes: int, before: dict[str, Any] |
     is measured differs from time to time, and the sums would.
 
     Raises:
-        ConfigError: parallel.algorithm doesn't go with parallel.compress or with these nodes.
+        ConfigError: parallel.algorithm doesn't go with these nodes.
     """
-    if config.algorithm in ("ring", "naive", "mpi4py") and config.compress not in ("auto", "none"):
-        raise ConfigError(
-            f"parallel.algorithm={config.algorithm} is exact: it can't have parallel.compress={config.compress}\n"
-            "  use flat or hierarchical"
-        )
     nodes = find_nodes(rank)
     if config.algorithm == "hierarchical" and len({len(node) for node in nodes}) > 1:
         raise ConfigError(f"parallel.algorithm=hierarchical needs as many ranks on each node, not {nodes}")
@@ -113,7 +108,7 @@ def choose(config: Parallel, nodes: list[list[int]], links: Links | None, grad_b
     why = why_codec = "as the settings say"
     algorithm, codec, order = config.algorithm, config.compress, []
     slowest = min((g for a, row in enumerate(links.gbps) for b, g in enumerate(row) if a != b)) if links else 0.0
-    if codec == "auto" and algorithm in ("ring", "naive", "mpi4py"):
+    if codec == "auto" and algorithm in EXACT:
         codec, why_codec = "none", "this algorithm is exact"
     elif codec == "auto":
         best = row(slowest if links else math.inf)

@@ -67,12 +67,26 @@ def test_every_preset_is_valid() -> None:
         ("--model.num_key_value_heads=3", "multiple of model.num_key_value_heads"),
         ("--data.seq_len=4096", "at most model.max_position_embeddings"),
         ("--model.attention_dropout=1", "below 1"),
+        ("--diloco.group=1", "diloco.group must be below diloco.groups"),
+        ("--parallel.compress=int9", "did you mean int8?"),
     ],
 )
 def test_a_wrong_override_says_what_is_wrong(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings.load("tiny", [override])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--parallel.algorithm=ring", "--parallel.compress=int8"], "algorithm=ring is exact"),
+        (["--diloco.groups=2", "--checkpoint.dir=c", "--checkpoint.every=7"], "multiple of diloco.inner_steps"),
+    ],
+)
+def test_settings_that_do_not_go_together(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings.load("tiny", overrides)
 
 
 @pytest.mark.parametrize(

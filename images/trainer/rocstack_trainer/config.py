@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from rocstack_trainer.errors import ConfigError
 
-
 EXACT = ("ring", "naive", "mpi4py")  # the algorithms of `Parallel` that send numbers as they are
 
 

@@ -185,7 +185,6 @@ def refused(rank: launch.Rank, config: Parallel, local_world: int) -> str:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Parallel(algorithm="ring", compress="int8"), "parallel.compress=int8"),
         (Parallel(algorithm="hierarchical"), "as many ranks on each node"),
     ],
 )

@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -155,7 +156,8 @@ def main() -> None:
         text = Path(folder, "text.bin")
         workload.write_text(text)
         on_gpu = args.device == "cuda"
-        meters = [compare(args, text)] if on_gpu else link.ranks(2, args.rate, compare, args, text)
+        with redirect_stdout(sys.stderr):  # what transformers prints
+            meters = [compare(args, text)] if on_gpu else link.ranks(2, args.rate, compare, args, text)
     found = summary(args, meters, workload.tokens(args.model, len(meters)))
     print(table(found), file=sys.stderr)
     about = {

@@ -121,18 +121,10 @@ def all_reduce(rank: Rank, names: list[str], sizes: list[int], rounds: int) -> l
                 each = each.to(rank.device)
                 dist.all_reduce(each, op=dist.ReduceOp.MAX)
                 *slowest, bytes_sent = each.tolist()
-                took = median(slowest)
-                rows.append(
-                    {
-                        "bytes": mine.nbytes,
-                        "side": name,
-                        "ms": took * 1e3,
-                        "min_ms": min(slowest) * 1e3,
-                        "busbw_gb_s": 2 * (rank.world - 1) / rank.world * mine.nbytes / took / 1e9,
-                        "sent_bytes": int(bytes_sent),
-                        "error": wrong[name],
-                    }
-                )
+                took, bandwidth = median(slowest), 2 * (rank.world - 1) / rank.world * mine.nbytes / 1e9
+                row = {"bytes": mine.nbytes, "side": name, "ms": took * 1e3, "min_ms": min(slowest) * 1e3}
+                row |= {"busbw_gb_s": bandwidth / took, "sent_bytes": int(bytes_sent), "error": wrong[name]}
+                rows.append(row)
     return rows
 
 

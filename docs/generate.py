@@ -1,5 +1,5 @@
-"""Writes docs/reference.md from the code (commands, settings, fields of stacks, components, NICs and rules, labels),
-and the JSON schema of node profiles.
+"""Writes docs/reference.md from the code (commands, settings, fields of stacks, components, NICs and rules, labels, the
+trainer's settings), and the JSON schema of node profiles.
 
     python docs/generate.py [--check]
 
@@ -9,12 +9,13 @@ and the JSON schema of node profiles.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -39,6 +40,9 @@ from rocstack import (
 from rocstack.base import BaseImage
 from rocstack.cli.main import app
 from rocstack.lock import Lock
+
+sys.path.insert(0, str(paths.images() / "trainer"))
+from rocstack_trainer.config import Config
 
 FILE = Path(__file__).with_name("reference.md")
 SCHEMA = Path(__file__).with_name("node-profile.schema.json")
@@ -140,7 +144,7 @@ def all_settings() -> str:
     return "## Settings\n\n" + text + "\n" + table(("setting", "variable", "default", "what it is"), rows)
 
 
-def comments(model: type[BaseModel]) -> dict[str, tuple[str, str]]:
+def comments(model: type) -> dict[str, tuple[str, str]]:
     """Field -> (annotation, comment behind it), from the source."""
     source = inspect.getsource(model)
     lines = source.splitlines()
@@ -263,9 +267,34 @@ def origin(key: str, measured: dict[str, str]) -> str:
     return {"content": "context, base, packages and wheels", "lock": "the lock, if there is one"}.get(name, "the build")
 
 
+def trainer() -> str:
+    """Every setting of a training run, and the table by which gradients are compressed."""
+    about = "As the sections of its TOML file; `--section.key=value` on the command line goes before.\n"
+    out = ["## The trainer's settings\n", about]
+    for section, model in get_type_hints(Config).items():
+        notes = comments(model)
+        rows = []
+        for field in dataclasses.fields(model):
+            sort, note = notes[field.name]
+            shown = str(field.default).lower() if sort == "bool" else str(field.default)
+            rows.append((code(field.name), {"Line": "text", "float": "number"}.get(sort, sort), code(shown), note))
+        text = " ".join(inspect.cleandoc(model.__doc__ or "").split())
+        out += [f"### [{section}]\n", "" if text.startswith(f"{model.__name__}(") else text + "\n"]
+        out.append(table(("setting", "kind", "default", "what it is"), rows))
+    source = ast.parse((paths.images() / "trainer/rocstack_trainer/topology.py").read_text())
+    codecs = [
+        [str(value.value) for value in call.args[1:] if isinstance(value, ast.Constant)]
+        for call in ast.walk(source)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Row"
+    ]
+    out += ["### How gradients are compressed\n", "`parallel.compress=auto` goes by the slowest link between nodes:\n"]
+    out.append(table(("link", "codec", "why"), ([link, code(codec), why] for codec, link, why in codecs)))
+    return "\n".join(filter(None, out))
+
+
 def render() -> str:
     intro = "# Reference\n\nMade from the code by `python docs/generate.py`; don't edit it.\n"
-    parts = (intro, commands(), exit_codes(), all_settings(), models(), kinds_of_text(), all_labels())
+    parts = (intro, commands(), exit_codes(), all_settings(), models(), kinds_of_text(), all_labels(), trainer())
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 

@@ -19,6 +19,9 @@ from rocstack.cli.main import app
 from rocstack.cli.run import COMMANDS
 from rocstack.errors import BadInput, CheckFailed, Missing
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "images/trainer"))
+from rocstack_trainer.settings import KEYS, SECTIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -76,6 +79,14 @@ def complaint(words: list[str]) -> str | None:
 def test_every_command_parses(path: Path) -> None:
     wrong = {shlex.join(words): complaint(words[1:]) for words in commands(path) if Path(words[0]).name == "rocstack"}
     assert not {line: what for line, what in wrong.items() if what}
+
+
+@pytest.mark.parametrize("path", [*DOCS, ROOT / "images/trainer/README.md"], ids=named)
+def test_every_setting_of_the_trainer_exists(path: Path) -> None:
+    sections = "|".join(SECTIONS)
+    named = set(re.findall(rf"(?:--|`)((?:{sections})\.[a-z_]+)\b(?!\.[a-z])", path.read_text(encoding="utf-8")))
+    assert named <= set(KEYS)
+    assert named or "trainer" not in str(path)
 
 
 @pytest.mark.parametrize(

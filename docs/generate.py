@@ -281,7 +281,7 @@ def trainer() -> str:
         text = " ".join(inspect.cleandoc(model.__doc__ or "").split())
         out += [f"### [{section}]\n", "" if text.startswith(f"{model.__name__}(") else text + "\n"]
         out.append(table(("setting", "kind", "default", "what it is"), rows))
-    source = ast.parse((paths.images() / "trainer/rocstack_trainer/topology.py").read_text())
+    source = ast.parse((paths.images() / "trainer/rocstack_trainer/gradients/topology.py").read_text())
     codecs = [
         [str(value.value) for value in call.args[1:] if isinstance(value, ast.Constant)]
         for call in ast.walk(source)

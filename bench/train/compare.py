@@ -70,7 +70,7 @@ def compare(args: argparse.Namespace, text: Path) -> Meter:
     import sides
     import torch
 
-    from rocstack_trainer import launch
+    from rocstack_trainer.ranks import launch
 
     torch.set_num_threads(1)
     rank = launch.with_device(launch.from_env(os.environ), "nccl" if args.device == "cuda" else "gloo")

@@ -34,7 +34,7 @@ def ddp(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from rocstack_trainer import launch
+    from rocstack_trainer.ranks import launch
 
     torch.set_num_threads(1)
     began = sum(link.wire())

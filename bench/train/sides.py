@@ -18,10 +18,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from workload import config
 
-from rocstack_trainer import buckets, metrics, model, optimizer, topology
+from rocstack_trainer import optimizer
 from rocstack_trainer.config import Config, Output
-from rocstack_trainer.data import Samples
-from rocstack_trainer.launch import Rank
+from rocstack_trainer.data.samples import Samples
+from rocstack_trainer.gradients import buckets, topology
+from rocstack_trainer.models import model
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.report import metrics
 from rocstack_trainer.stop import StopSignals
 from rocstack_trainer.train import autocast, forward_backward, step_seed
 

@@ -14,7 +14,7 @@ from rocstack.context import Context
 
 SOURCE = paths.images() / "trainer"
 PROJECT = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-MODULES = sorted((SOURCE / "rocstack_trainer").glob("*.py"))
+MODULES = sorted((SOURCE / "rocstack_trainer").rglob("*.py"))
 
 
 def name(requirement: str) -> str:

@@ -24,12 +24,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rocstack_trainer import launch
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import ConfigError, TrainerError
-from rocstack_trainer.launch import Rank
+from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
 from rocstack_trainer.settings import load
-from rocstack_trainer.spawn import die_with_parent, omp_threads, spawn
 
 BACKEND = "dist.all_reduce"
 SIDES = "flat,ring,hierarchical,flat:bf16,flat:int8,flat:int8+zstd"
@@ -138,8 +138,8 @@ def made(name: str, rank: Rank, numel: int) -> tuple[Callable[[Any], Any], Calla
     """What sums up, as the trainer makes it, and what tells the bytes it sent."""
     import torch.distributed as dist
 
-    from rocstack_trainer import topology
-    from rocstack_trainer.maker import Maker
+    from rocstack_trainer.gradients import topology
+    from rocstack_trainer.gradients.maker import Maker
 
     if name == BACKEND:
         return dist.all_reduce, lambda: 0

@@ -8,11 +8,12 @@ import sys
 import time
 from typing import NoReturn
 
-from rocstack_trainer import __version__, launch, settings
+from rocstack_trainer import __version__, settings
 from rocstack_trainer.config import Config, micro_batches
 from rocstack_trainer.errors import ConfigError, TrainerError
-from rocstack_trainer.launch import Rank
-from rocstack_trainer.spawn import die_with_parent, omp_threads, spawn
+from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
 
 EPILOG = """\
 any setting:  --section.key=value, as in --train.lr=1e-3 (--print-config shows all of them)
@@ -44,7 +45,7 @@ def run(argv: list[str]) -> int:
             die_with_parent()
         args, config = parse(argv)
         if args.store is not None:
-            from rocstack_trainer.store import serve
+            from rocstack_trainer.ranks.store import serve
 
             return serve(args.store)
         if args.print_config:

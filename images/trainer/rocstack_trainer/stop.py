@@ -8,7 +8,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from rocstack_trainer.spawn import STOP_SIGNALS
+from rocstack_trainer.ranks.spawn import STOP_SIGNALS
 
 STOPPED = 128 + signal.SIGTERM
 

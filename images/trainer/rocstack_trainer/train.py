@@ -13,16 +13,21 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from rocstack_trainer import buckets, launch, metrics, model, optimizer, tokens, topology
-from rocstack_trainer.beat import Watchdog
-from rocstack_trainer.checkpoint import Checkpoints
+from rocstack_trainer import optimizer
 from rocstack_trainer.config import Config, micro_batches
-from rocstack_trainer.data import Samples
-from rocstack_trainer.diloco import Outer
+from rocstack_trainer.data import tokens
+from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import NonFiniteError
-from rocstack_trainer.launch import Rank
-from rocstack_trainer.requeue import requeue
-from rocstack_trainer.state import State
+from rocstack_trainer.gradients import buckets, topology
+from rocstack_trainer.groups.diloco import Outer
+from rocstack_trainer.models import model
+from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks.beat import Watchdog
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.report import metrics
+from rocstack_trainer.saving.checkpoint import Checkpoints
+from rocstack_trainer.saving.requeue import requeue
+from rocstack_trainer.saving.state import State
 from rocstack_trainer.stop import STOPPED, StopSignals
 
 

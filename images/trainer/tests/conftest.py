@@ -21,11 +21,12 @@ from typing import Any
 import pytest
 import transformers.models.llama.modeling_llama  # noqa: F401 - imported before the forks
 
-from rocstack_trainer import launch, settings
+from rocstack_trainer import settings
 from rocstack_trainer.config import Config
+from rocstack_trainer.ranks import launch
 from rocstack_trainer.train import train
 
-PACKAGE = Path(launch.__file__).parent.parent
+PACKAGE = Path(launch.__file__).parents[2]
 SMALL = (
     "--model.hidden_size=32",
     "--model.intermediate_size=64",
@@ -67,6 +68,7 @@ def _fork(rank: int, world: int, listening: socket.socket, function: Any, args: 
     if pid:
         os.close(writing)
         return pid, open(reading, "rb")
+    code = 1
     try:
         here = str(rank)
         os.environ |= {
@@ -80,16 +82,17 @@ def _fork(rank: int, world: int, listening: socket.socket, function: Any, args: 
             os.environ["ROCSTACK_TRAINER_STORE_FD"] = str(os.dup(listening.fileno()))
         listening.close()
         me = launch.with_device(launch.from_env(os.environ), "gloo")
+        code = 0
         try:
             result = function(me, *args)
         except BaseException as error:
             traceback.print_exc()
-            result = error
+            result, code = error, getattr(error, "exit_code", 1)
         with open(writing, "wb") as pipe:
             pipe.write(pickle.dumps(result))
         sys.stdout.flush()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def run(rank: launch.Rank, config: Config) -> int:

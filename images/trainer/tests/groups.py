@@ -16,8 +16,8 @@ from typing import Any
 
 from conftest import _fork
 
-from rocstack_trainer import launch
-from rocstack_trainer.store import serve
+from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks.store import serve
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import PACKAGE, SMALL, ranks
 
-from rocstack_trainer import bench, launch
+from rocstack_trainer import bench
 from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.ranks import launch
 
 SIDES = ["flat", "ring", "hierarchical", "flat:bf16", "flat:int8+zstd"]
 

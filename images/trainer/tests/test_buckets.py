@@ -6,11 +6,13 @@ import pytest
 import torch
 from conftest import grouped, ranks, small
 
-from rocstack_trainer import buckets, flat, launch, model
 from rocstack_trainer.config import Config
-from rocstack_trainer.data import Samples
-from rocstack_trainer.maker import Maker
-from rocstack_trainer.topology import Plan, plan
+from rocstack_trainer.data.samples import Samples
+from rocstack_trainer.gradients import buckets, flat
+from rocstack_trainer.gradients.maker import Maker
+from rocstack_trainer.gradients.topology import Plan, plan
+from rocstack_trainer.models import model
+from rocstack_trainer.ranks import launch
 from rocstack_trainer.train import forward_backward
 
 

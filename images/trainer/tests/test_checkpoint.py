@@ -17,11 +17,13 @@ import torch.distributed as dist
 from conftest import grouped, lines, ranks, small, state, trained
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rocstack_trainer import checkpoint, fingerprint, folder, launch
 from rocstack_trainer.config import Config
-from rocstack_trainer.drift import CHUNK, checksum
 from rocstack_trainer.errors import CheckpointError, ConfigError
-from rocstack_trainer.state import State
+from rocstack_trainer.models import fingerprint
+from rocstack_trainer.models.drift import CHUNK, checksum
+from rocstack_trainer.ranks import launch
+from rocstack_trainer.saving import checkpoint, folder
+from rocstack_trainer.saving.state import State
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -13,8 +13,9 @@ import pytest
 import torch.distributed as dist
 from conftest import PACKAGE, SMALL, command, lines, ranks, start, state
 
-from rocstack_trainer import all_reduce_check, launch
+from rocstack_trainer import all_reduce_check
 from rocstack_trainer.errors import TrainerError
+from rocstack_trainer.ranks import launch
 
 FOREVER = (*SMALL, "--train.steps=1000000", "--train.min_lr=1", "--train.warmup=0")
 

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from conftest import grouped, ranks
 
-from rocstack_trainer import launch, team
-from rocstack_trainer.collectives import Ring
-from rocstack_trainer.compress import CODECS, codec
-from rocstack_trainer.maker import Maker
-from rocstack_trainer.topology import Plan
+from rocstack_trainer.gradients import team
+from rocstack_trainer.gradients.collectives import Ring
+from rocstack_trainer.gradients.compress import CODECS, codec
+from rocstack_trainer.gradients.maker import Maker
+from rocstack_trainer.gradients.topology import Plan
+from rocstack_trainer.ranks import launch
 
 NODES = [[0, 1], [2, 3]]
 LOSSY = ["bf16", "int8", "int8+zstd"]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rocstack_trainer import compress
-from rocstack_trainer.compress import CODECS, ErrorFeedback, Int8, Zstd, codec
+from rocstack_trainer.gradients import compress
+from rocstack_trainer.gradients.compress import CODECS, ErrorFeedback, Int8, Zstd, codec
 
 BLOCK = 8  # in property tests, so that short vectors have several blocks and runs
 SMALL = [CODECS["none"], CODECS["bf16"], Int8(BLOCK), Zstd("int8+zstd", Int8(BLOCK))]

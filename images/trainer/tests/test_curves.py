@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rocstack_trainer import curves, series
-from rocstack_trainer.axis import Axis, text
+from rocstack_trainer.report import curves, series
+from rocstack_trainer.report.axis import Axis, text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -130,7 +130,7 @@ def test_several_files_are_drawn_over_each_other(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps(count)))
     with (tmp_path / "diloco.jsonl").open("a") as file:
         file.write("".join(f"{json.dumps(step | {'group': 1})}\n" for step in steps(25)) + '{"step": 26, "lo')
-    command = [sys.executable, "-m", "rocstack_trainer.curves"]
+    command = [sys.executable, "-m", "rocstack_trainer.report.curves"]
     out = tmp_path / "o.svg"
     done = subprocess.run([*command, tmp_path / "dp.jsonl", tmp_path / "diloco.jsonl", "-o", out], capture_output=True)
     assert done.returncode == 0, done.stderr

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstack_trainer import data as data_module
-from rocstack_trainer import shards
 from rocstack_trainer.config import Data
-from rocstack_trainer.data import Samples, permute, synthetic
+from rocstack_trainer.data import samples as data_module
+from rocstack_trainer.data import shards
+from rocstack_trainer.data.samples import Samples, permute, synthetic
 from rocstack_trainer.errors import ConfigError
 
 

@@ -9,11 +9,12 @@ import torch.distributed as dist
 from conftest import small
 from groups import Group, store_process
 
-from rocstack_trainer import diloco, launch
-from rocstack_trainer.compress import codec
 from rocstack_trainer.config import Config
-from rocstack_trainer.diloco import Outer
 from rocstack_trainer.errors import NonFiniteError, PeerLostError
+from rocstack_trainer.gradients.compress import codec
+from rocstack_trainer.groups import diloco
+from rocstack_trainer.groups.diloco import Outer
+from rocstack_trainer.ranks import launch
 
 SIZE = 8 * 16 + 16 + 16 * 1 + 1
 

@@ -18,11 +18,11 @@ import torch
 from conftest import small
 from groups import Group, kill, store_process
 
-from rocstack_trainer import launch
-from rocstack_trainer.diloco import Outer
 from rocstack_trainer.errors import ConfigError, PeerLostError
-from rocstack_trainer.mesh import Broken, Link, Mesh, _greeting
-from rocstack_trainer.roster import Roster
+from rocstack_trainer.groups.diloco import Outer
+from rocstack_trainer.groups.mesh import Broken, Link, Mesh, _greeting
+from rocstack_trainer.groups.roster import Roster
+from rocstack_trainer.ranks import launch
 
 LOST_AFTER_S = 1.0
 H = 10

@@ -2,11 +2,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rocstack_trainer import launch
 from rocstack_trainer.errors import ConfigError, MissingError
-from rocstack_trainer.launch import Rank, from_env
-from rocstack_trainer.rendezvous import first_host, meeting_point
-from rocstack_trainer.spawn import omp_threads
+from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks.launch import Rank, from_env
+from rocstack_trainer.ranks.rendezvous import first_host, meeting_point
+from rocstack_trainer.ranks.spawn import omp_threads
 
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3",

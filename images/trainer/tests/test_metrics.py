@@ -7,11 +7,11 @@ import pytest
 import torch
 from conftest import lines, small, trained
 
-from rocstack_trainer import flops, metrics
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.launch import Rank
-from rocstack_trainer.metrics import Report, Step
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.report import flops, metrics
+from rocstack_trainer.report.metrics import Report, Step
 
 CPU = torch.device("cpu")
 

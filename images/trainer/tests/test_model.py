@@ -14,11 +14,11 @@ from conftest import grouped, ranks, small
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rocstack_trainer import fingerprint, model
 from rocstack_trainer.config import Model
 from rocstack_trainer.errors import ConfigError, TrainerError
-from rocstack_trainer.launch import Rank
-from rocstack_trainer.together import AgreedError
+from rocstack_trainer.models import fingerprint, model
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.together import AgreedError
 
 TINY = small().model
 ALONE = Rank(device="cpu", backend="gloo")

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rocstack_trainer import launch, mpi
 from rocstack_trainer.errors import MissingError
-from rocstack_trainer.maker import Maker
-from rocstack_trainer.topology import Plan
+from rocstack_trainer.gradients import mpi
+from rocstack_trainer.gradients.maker import Maker
+from rocstack_trainer.gradients.topology import Plan
+from rocstack_trainer.ranks import launch
 
 SIZE = 10_001
 KINDS = [("flat", codec) for codec in ("none", "bf16", "int8", "int8+zstd")]
@@ -55,7 +56,7 @@ def mpirun(n: int, backend: str, kinds: list[tuple[str, str]]) -> list[list[list
     settings = {
         "OMP_NUM_THREADS": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",  # or a rank that waits takes a core
-        "PYTHONPATH": str(Path(launch.__file__).parent.parent),
+        "PYTHONPATH": str(Path(launch.__file__).parents[2]),
     }
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(n), sys.executable, __file__]
     command += [backend, json.dumps(kinds)]
@@ -90,7 +91,7 @@ def test_mpi4py_needs_ranks_that_mpirun_started() -> None:
         "try: mpi.communicator(launch.Rank(1, 1, 2, 2, '--ranks'))\n"
         "except ConfigError as error: print(error)"
     )
-    env = os.environ | {"PYTHONPATH": str(Path(launch.__file__).parent.parent)}
+    env = os.environ | {"PYTHONPATH": str(Path(launch.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert "MPI sees rank 0 of 1, --ranks says rank 1 of 2" in done.stdout
     assert "mpirun -n 2" in done.stdout

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from conftest import ranks
 
-from rocstack_trainer import errors, launch, wire
+from rocstack_trainer import errors
 from rocstack_trainer.config import DiLoCo
 from rocstack_trainer.errors import ConfigError, PeerLostError
-from rocstack_trainer.launch import Rank, split
+from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks.launch import Rank, split
+from rocstack_trainer.report import wire
 
 HERE = Rank(backend="gloo", device="cpu")
 

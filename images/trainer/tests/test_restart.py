@@ -109,7 +109,7 @@ def test_torchrun_without_libuv_starts_them_again_too(tmp_path: Path, straight: 
 def spawned(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     def run(script: str, ranks: int, **options: int) -> tuple[int, str, str]:
         code = (
-            "import sys; from rocstack_trainer.spawn import spawn;"
+            "import sys; from rocstack_trainer.ranks.spawn import spawn;"
             f"sys.exit(spawn({ranks}, ['sh', '-c', sys.argv[1]], **{options}))"
         )
         env = os.environ | {"PYTHONPATH": str(PACKAGE), "ROCSTACK_TRAINER_STORE": "127.0.0.1:9"}

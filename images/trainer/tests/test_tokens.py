@@ -14,12 +14,13 @@ from conftest import grouped, ranks, small
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rocstack_trainer import parquet, together, tokens
 from rocstack_trainer.config import Config, Data
-from rocstack_trainer.data import Samples
+from rocstack_trainer.data import parquet, tokens
+from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import ConfigError, PeerLostError
-from rocstack_trainer.launch import Rank
-from rocstack_trainer.together import AgreedError
+from rocstack_trainer.ranks import together
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.together import AgreedError
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the ranks are forked
 ALONE = Rank(device="cpu", backend="gloo")
@@ -352,7 +353,7 @@ def hours(rank: Rank, seconds: float) -> list[list[int]]:
 
 
 def limited(rank: Rank) -> list[list[int]]:
-    from rocstack_trainer import launch
+    from rocstack_trainer.ranks import launch
 
     with launch.process_group(rank, 1):
         return hours(rank, 2.5)

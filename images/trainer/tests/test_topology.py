@@ -12,10 +12,11 @@ from conftest import grouped, ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstack_trainer import launch, links, ring_order, topology
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.links import Links
+from rocstack_trainer.gradients import links, ring_order, topology
+from rocstack_trainer.gradients.links import Links
+from rocstack_trainer.ranks import launch
 
 NODES = [[0, 1], [2, 3]]
 

@@ -9,7 +9,7 @@ from conftest import lines, ranks, run, small, state, trained
 from rocstack_trainer import optimizer, settings, train
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import ConfigError, NonFiniteError
-from rocstack_trainer.launch import Rank
+from rocstack_trainer.ranks.launch import Rank
 
 
 def test_the_loss_of_the_tiny_model_goes_down(tmp_path: Path) -> None:

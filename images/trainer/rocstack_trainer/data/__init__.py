@@ -1,0 +1,1 @@
+"""Data: token files, and which rank sees which sample."""

@@ -1,0 +1,186 @@
+"""Parquet becomes token files, once: `prepare` first, then data.Samples.
+
+Each parquet file becomes one .bin in a folder that is named by a hash of all that went in, so another column or
+tokenizer or a changed file has a folder of its own, and a preparation that was ended goes on with the files that
+are not there. A file appears by rename: whoever prepares at the same time, it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocstack_trainer.config import Config, Data
+from rocstack_trainer.data import shards
+from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.together import everywhere, exchange, in_step
+
+if TYPE_CHECKING:
+    from rocstack_trainer.data.parquet import Column
+
+STALE_S = 3600.0  # a temporary file that nobody wrote to for so long is of a dead process
+Say = Callable[[str], None]
+
+
+def prepare(config: Config, rank: Rank, vocab_size: int, say: Say) -> Data:
+    """The settings for data.Samples: `path` and `dtype` of token files. A collective, whatever data.path is.
+
+    All ranks of the process group share the work. If nodes then don't see each other's files, the ranks of each
+    node make what it lacks. Waiting has no time limit, but ends when a rank fails or is lost.
+
+    Raises:
+        ConfigError: on all ranks the same: a file or column or tokenizer is wrong, the cache can't be written, or
+            ranks have different data.
+    """
+    job = everywhere(rank, lambda: _plan(config, rank, vocab_size))
+    for by_node in (False, True):
+        seen = exchange(rank, (_node(), job.missing()))
+        if not any(missing for _, missing in seen):
+            break
+        if not by_node:
+            progress = Progress(say)
+            say(f"tokens: {config.data.path}, {job.what} -> {job.folder}")
+        mine = _share(seen, rank, by_node)
+        with closing(job.make(mine)) as work:
+            in_step(rank, work, progress)
+    _alike(rank, job, say)
+    return job.data
+
+
+@dataclass
+class Job:
+    """Files to read and to make; `data` is what Samples gets. Without a column there is nothing to make."""
+
+    data: Data
+    sources: list[Path]
+    targets: list[Path]
+    folder: Path = Path()
+    column: Column | None = None
+
+    @property
+    def what(self) -> str:
+        return f"{len(self.sources)} file(s), {self.column.how}" if self.column else ""
+
+    def missing(self) -> list[int]:
+        return [i for i, target in enumerate(self.targets) if not target.exists()] if self.column else []
+
+    def make(self, numbers: list[int]) -> Iterator[tuple[int, int, int]]:
+        """Makes these targets; yields rows to come, rows done and tokens made, since the last time.
+
+        Raises:
+            ConfigError: a source can't be used, or the cache can't be written.
+        """
+        assert self.column
+        for number in numbers:  # all headers first: nothing is made if one is wrong
+            yield self.column.rows(self.sources[number]), 0, 0
+        try:
+            for number in numbers:
+                if not self.targets[number].exists():  # another group of this run may have made it
+                    yield from self._make(self.sources[number], self.targets[number])
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+    def _make(self, source: Path, target: Path) -> Iterator[tuple[int, int, int]]:
+        for old in target.parent.glob("*.tmp"):
+            with suppress(FileNotFoundError):
+                if time.time() - old.stat().st_mtime > STALE_S:
+                    old.unlink()
+        tmp = target.with_name(f"{target.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+        try:
+            with tmp.open("wb") as out:
+                for rows, tokens in self.column.batches(source):
+                    out.write(tokens.astype(f"<u{4 if self.data.dtype == 'uint32' else 2}").data)
+                    yield 0, rows, len(tokens)
+                if not out.tell():
+                    raise ConfigError(f"{source}: no token: its rows are null or empty, or it has none")
+                out.flush()
+                os.fsync(out.fileno())
+            tmp.replace(target)
+        finally:
+            tmp.unlink(missing_ok=True)
+
+
+def _plan(config: Config, rank: Rank, vocab_size: int) -> Job:
+    data = config.data
+    if not data.path:
+        return Job(data, [], [])
+    files = shards.find(data.path)
+    if files[0].suffix == ".bin":
+        return Job(data, files, files)
+    # Before the tokenizer's threads start: the ranks of a node share its cores.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // rank.local_world)))
+    from rocstack_trainer.data.parquet import Column  # pyarrow is needed for this only
+
+    column, kind = (
+        Column(files[0], data, config.model.path, vocab_size),
+        "uint16" if vocab_size <= 1 << 16 else "uint32",
+    )
+    inputs = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(json.dumps([inputs, column.name, column.key, kind]).encode()).hexdigest()
+    folder = Path(data.cache or files[0].parent / "rocstack-tokens") / key[:16]
+    targets = [folder / f"{i:06}-{file.stem}.bin" for i, file in enumerate(files)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder.parent, error) from error
+    return Job(replace(data, path=str(folder), dtype=kind), files, targets, folder, column)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    hint = "set data.cache to a folder that every rank can write, with room for 2 or 4 bytes per token"
+    return ConfigError(f"data.cache: {folder} on {socket.gethostname()}: {error.strerror or error}\n  {hint}")
+
+
+def _share(seen: list[tuple[str, list[int]]], rank: Rank, by_node: bool) -> list[int]:
+    """Which files this rank makes of those that somebody lacks, here or on its node."""
+    members = [r for r, (node, _) in enumerate(seen) if not by_node or node == seen[rank.rank][0]]
+    wanted = sorted({number for r in members for number in seen[r][1]})
+    start = len(wanted) * rank.group // rank.groups  # DiLoCo's groups begin at different ends
+    return (wanted[start:] + wanted[:start])[members.index(rank.rank) :: len(members)]
+
+
+class Progress:
+    """Says now and then how far all ranks are: soon at first, then ever less often."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.began = say, time.monotonic()
+        self.said = self.began
+
+    def __call__(self, sums: list[int]) -> None:
+        now = time.monotonic()
+        if sums and now - self.said > max(10, (now - self.began) / 10):
+            self.said, (rows, done, made) = now, sums
+            speed = made / (now - self.began)
+            self.say(f"tokens: {done / max(1, rows):.0%} of {rows:,} rows, {made:,} tokens, {speed:,.0f} a second")
+
+
+def _alike(rank: Rank, job: Job, say: Say) -> None:
+    """All ranks have to draw from the same files: a copy on another node may be older, or cut."""
+
+    try:
+        found, fault = (len(job.targets), sum(file.stat().st_size for file in job.targets)), ""
+    except OSError as error:
+        found, fault = (0, 0), f"data: {error.filename} on {socket.gethostname()}: {error.strerror}"
+    skipped = job.column.skipped if job.column else 0
+    seen = exchange(rank, (socket.gethostname(), found, skipped), fault)
+    first = seen[0]
+    for number, (host, (files, size), _) in enumerate(seen):
+        if (files, size) != first[1]:
+            ours = f"rank 0 on {first[0]} {first[1][0]} file(s) with {first[1][1]}"
+            raise ConfigError(f"data.path: rank {number} on {host} has {files} file(s) with {size} bytes, {ours}")
+    if empty := sum(count for _, _, count in seen):
+        say(f"tokens: {empty:,} null or empty rows skipped")
+
+
+def _node() -> str:
+    """The same for processes that see the same local disks: a container has a host name of its own."""
+    return socket.gethostname() + Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")

@@ -1,0 +1,1 @@
+"""Gradients: how they are packed, encoded and summed over the ranks."""

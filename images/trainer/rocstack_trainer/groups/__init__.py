@@ -1,0 +1,1 @@
+"""DiLoCo groups: the outer optimizer, and who is there."""

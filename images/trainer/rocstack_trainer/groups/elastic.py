@@ -1,0 +1,196 @@
+"""Outer steps of DiLoCo groups that come and go; no rank is special.
+
+The groups meet in a store that no rank has. One key in it, the view, says who takes part in which attempt of which
+outer step. Each group's leader looks at it and at the others' heartbeats, and moves it on by compare_set: the first
+one wins, and all see the same. An attempt counts once every member has everybody's data; when one is lost before that,
+the others try again without it. So all survivors make an outer step with the same members, or none of them does.
+Who comes late, or was left out, joins at the end of an outer step, with the weights of a member.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.groups.mesh import Broken, Buffers, Mesh
+from rocstack_trainer.groups.roster import Roster, View
+from rocstack_trainer.report import wire
+
+ATTEMPTS = 10  # at one outer step: two groups may reach the store, but not each other
+
+
+class Excluded(Exception):
+    """This group isn't a member any more."""
+
+
+class Membership:
+    """The leader's part in it. `terms` are what all groups must have in common."""
+
+    def __init__(self, roster: Roster, terms: str, say: Callable[[str], None]) -> None:
+        self.roster, self.terms, self.say = roster, terms, say
+        self.mesh = Mesh(wire.own_address(*roster.address) or "127.0.0.1")
+        self.view = View()
+
+    def enter(self, step: int, digest: str, state: Buffers) -> bool:
+        """Starts together with the others, who must have the same weights at the same step, or joins them.
+
+        Returns:
+            Did it join? Then `state` was overwritten with that of `view.step`.
+
+        Raises:
+            ConfigError: another group has other weights or settings, or this one's number.
+            PeerLostError: the store is gone, or groups that are needed to start didn't come.
+        """
+        roster = self.roster
+        roster.connect()
+        while True:
+            roster.introduce({"address": self.mesh.address, "step": step, "digest": digest, "terms": self.terms})
+            self.view = self._admitted()
+            roster.write(f"wants/{roster.group}", "")
+            about = {uid: roster.about(uid) for uid in self.view.members}
+            for uid, other in about.items():
+                if other["terms"] != self.terms:
+                    raise ConfigError(f"{roster.name(uid)} has other settings: {other['terms']}\n  here: {self.terms}")
+            if roster.uid not in self.view.joiners:
+                self._same({uid: each["digest"] for uid, each in about.items() if uid not in self.view.joiners}, digest)
+                self.hand_over(state)
+                return False
+            try:
+                self._transfer(self.view.donor, roster.uid, state)
+                self.say(f"joined at step {self.view.step}, with the weights of {roster.name(self.view.donor)}")
+                return True
+            except Broken as error:
+                self.say(f"could not join at step {self.view.step} ({error}): tries again")
+
+    def exchange(self, data: memoryview, digest: str, to: int) -> list[memoryview]:
+        """The data of all members, in the order of their names, for the outer step to `to`.
+
+        Raises:
+            Excluded: the others went on without this group, or the store was started anew: it has to enter again.
+            PeerLostError: the store is gone, or the groups don't reach each other.
+            ConfigError: the groups' anchors differ.
+        """
+        roster, start, announced, tried, found = self.roster, self.view.step, View(), View(), []
+        roster.connect()
+        while True:
+            view = roster.view()
+            at = f"{view.step}/{view.attempt}"
+            joined = roster.uid in view.members and roster.uid not in view.joiners
+            if joined and view.step == to and tried.members:  # nobody moves on before all members of `tried` are done
+                self.view = view
+                return found
+            if view.step != start or roster.uid not in view.members:
+                went_on = "the other groups went on without this one"
+                raise Excluded(went_on if view.members else "the store was started anew")
+            if not view.exchanging:
+                if announced != view:
+                    roster.write(f"ready/{at}/{roster.uid}", json.dumps([len(data), digest]))
+                    announced = view
+                ready = [uid for uid in view.members if roster.read(f"ready/{at}/{uid}")]
+                if all(uid in ready or roster.gone(uid) for uid in view.members):
+                    members = tuple(uid for uid in ready if not roster.gone(uid))
+                    roster.move(view, View(view.step, view.attempt, True, members))
+            elif view != tried:
+                try:
+                    found, tried = self._swap(view, data, digest), view
+                    roster.write(f"done/{at}/{roster.uid}", "yes")
+                except Broken as error:
+                    self._again(view, str(error))
+            elif all(roster.read(f"done/{at}/{uid}") for uid in view.members):
+                joiners = tuple(uid for uid in roster.newcomers() if uid not in view.members and roster.alive(uid))
+                members, donor = tuple(sorted(view.members + joiners)), view.members[0] if joiners else ""
+                roster.move(view, View(to, members=members, joiners=joiners, donor=donor))
+            elif any(roster.gone(uid) for uid in view.members):
+                self._again(view, "no sign of life")
+            roster.pause()
+
+    def hand_over(self, state: Buffers) -> None:
+        """Gives `state` to those who join in the present view, if this group is the one to do it."""
+        for joiner in self.view.joiners if self.view.donor == self.roster.uid else ():
+            try:
+                self._transfer(self.roster.uid, joiner, state)
+                self.say(f"{self.roster.name(joiner)} joined at step {self.view.step}")
+            except Broken as error:
+                self.say(f"{self.roster.name(joiner)} could not join at step {self.view.step} ({error})")
+
+    def _admitted(self) -> View:
+        """The first view with this group: members took it in, or none of them lives and all groups start anew."""
+        roster = self.roster
+        deadline = time.monotonic() + roster.timeout_s
+        while True:
+            view = roster.view()
+            if roster.uid in view.members:
+                return view
+            here = roster.newcomers()
+            absent = [group for group, uid in enumerate(here) if uid in view.members or not roster.alive(uid)]
+            if not all(roster.gone(uid) for uid in view.members):
+                deadline = time.monotonic() + roster.timeout_s  # they will take it in at their next outer step
+            elif not absent:
+                steps = {uid: roster.about(uid)["step"] for uid in here}
+                newest = max(steps.values())
+                late = tuple(uid for uid in here if steps[uid] < newest)
+                donor = next(uid for uid in here if uid not in late) if late else ""
+                roster.move(view, View(newest, members=tuple(here), joiners=late, donor=donor))
+            elif time.monotonic() > deadline:
+                raise PeerLostError(
+                    f"group {', '.join(map(str, absent))} of {len(here)} didn't come within {roster.timeout_s:.0f} s\n"
+                    "  all have to be started with the same parallel.store, each with its own diloco.group"
+                )
+            roster.pause()
+
+    def _swap(self, view: View, data: memoryview, digest: str) -> list[memoryview]:
+        roster, at = self.roster, f"{view.step}/{view.attempt}"
+        ready = {uid: json.loads(roster.read(f"ready/{at}/{uid}")) for uid in view.members}
+        self._same({uid: digest for uid, (_, digest) in ready.items()}, digest)
+        into = {uid: [memoryview(bytearray(size))] for uid, (size, _) in ready.items() if uid != roster.uid}
+
+        def check() -> None:
+            if roster.view() != view:
+                raise Broken("another group gave up")
+
+        self._talk(str(view), {uid: [data] for uid in into}, into, 2 * roster.settings.lost_after_s, check)
+        return [into.get(uid, [data])[0] for uid in view.members]
+
+    def _transfer(self, donor: str, joiner: str, state: Buffers) -> None:
+        peer, gives = (joiner, True) if donor == self.roster.uid else (donor, False)
+        out, into = (state, []) if gives else ([], state)
+        self._talk(f"{self.view} {joiner}", {peer: out}, {peer: into}, self.roster.timeout_s, lambda: None)
+
+    def _talk(
+        self,
+        token: str,
+        out: Mapping[str, Buffers],
+        into: Mapping[str, Buffers],
+        patience_s: float,
+        check: Callable[[], None],
+    ) -> None:
+        def careful() -> None:
+            self.roster.tick()
+            check()
+            if gone := [self.roster.name(uid) for uid in out if self.roster.gone(uid)]:
+                raise Broken(f"{', '.join(gone)}: no sign of life")
+
+        careful()
+        peers = {uid: tuple(self.roster.about(uid)["address"]) for uid in out}
+        self.mesh.swap(token, self.roster.uid, peers, out, into, patience_s, careful)
+
+    def _again(self, view: View, why: str) -> None:
+        """The next attempt, without those that are gone."""
+        if view.attempt + 1 == ATTEMPTS:
+            raise PeerLostError(
+                f"outer step at {view.step}: {ATTEMPTS} attempts failed, the last one so: {why}\n"
+                "  the groups reach the store, but not each other: is a firewall between their leaders?"
+            )
+        left = tuple(uid for uid in view.members if not self.roster.gone(uid))
+        if self.roster.move(view, replace(view, attempt=view.attempt + 1, exchanging=False, members=left)):
+            self.say(f"outer step at {view.step}: {why}; tries again with {len(left)} of {len(view.members)} groups")
+
+    def _same(self, digests: dict[str, str], mine: str) -> None:
+        if others := [f"{self.roster.name(uid)}: {digest[:12]}" for uid, digest in digests.items() if digest != mine]:
+            raise ConfigError(
+                f"groups started from different weights: here {mine[:12]}, {', '.join(others)}\n"
+                "  give all of them the same model, train.seed, and checkpoints of one run"
+            )

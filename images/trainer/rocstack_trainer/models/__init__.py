@@ -1,0 +1,1 @@
+"""Models: from a folder or a config, equal on all ranks."""

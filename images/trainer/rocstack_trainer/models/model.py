@@ -1,0 +1,122 @@
+"""A Hugging Face causal language model, from a local folder or new, the same on every rank.
+
+Only rank 0 needs the folder. It reads the weights, or draws new ones; the others allocate the shapes and get
+everything by broadcast, buffers too: rotary frequencies are in no file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from rocstack_trainer.config import Model
+from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.gradients.flat import broadcast
+from rocstack_trainer.models import fingerprint, pretrained
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.together import from_rank_0
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: models come from disks, never from a network
+
+Say = Callable[[str], None]
+
+
+def shape(config: Model, rank: Rank, say: Say = print) -> Any:
+    """The transformers config of the model, without reading weights: its vocab_size tells the data what fits. Says
+    which sizes the type doesn't have.
+
+    Raises:
+        ConfigError: on all ranks: the folder is no model that can be trained, or transformers refuses the sizes.
+    """
+    return from_rank_0(rank, lambda: pretrained.shape(config.path) if config.path else _new(config, say))
+
+
+def build(config: Model, rank: Rank, seed: int, say: Say = print) -> Any:
+    """The model in float32 on the rank's device, in training mode, its weights bitwise equal on all ranks.
+
+    Raises:
+        ConfigError: on all ranks: as `shape`, or a weights file is missing, broken or of another model.
+        TrainerError: the ranks' models differ.
+    """
+    # The auto classes import the one model type that is asked for; they are slow enough to wait until here.
+    from transformers import AutoModelForCausalLM
+
+    about = shape(config, rank, lambda _: None)
+
+    def rank_0() -> Any:
+        torch.manual_seed(seed)
+        if config.path:
+            return pretrained.read(config.path, about, say)
+        return _checked(config, lambda: AutoModelForCausalLM.from_config(about, dtype=torch.float32))
+
+    net = from_rank_0(rank, rank_0, send=False)
+    if net is None:
+        with torch.device("meta"):  # no memory, no random numbers
+            net = AutoModelForCausalLM.from_config(about, dtype=torch.float32)
+        net.to_empty(device=rank.device)
+        net.tie_weights()  # to_empty makes two tensors of a tied one
+    net.to(rank.device)
+    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
+    if rank.world > 1:
+        # Tensors that don't match would hang the broadcast: another release of transformers on some node.
+        kinds = repr([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
+        fingerprint.agree(kinds, rank, "the shapes of the model (is transformers the same on all nodes?)")
+        broadcast(tensors.values())
+        fingerprint.agree(fingerprint.digest(tensors), rank, "the model's weights after the broadcast")
+    return net.train()
+
+
+def n_params(net: torch.nn.Module) -> int:
+    """Tied ones count once."""
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def flops_per_token(net: Any, seq_len: int) -> float:
+    """Floating-point operations of forward and backward for one token: 6 N + 12 L H S.
+
+    N are the parameters that multiply: all but tables that are only looked up (token and position embeddings;
+    a tied one is the output matrix as well and counts). L H S are layers, attention width (heads x head size) and
+    seq_len: full attention, as PaLM counts it for MFU (arXiv 2204.02311, appendix B; nanoGPT's estimate_mfu keeps
+    the token embedding because GPT-2's is tied). All experts of a mixture count: its MFU comes out too high.
+    """
+    tables = {id(module.weight) for module in net.modules() if isinstance(module, torch.nn.Embedding)}
+    output = net.get_output_embeddings()
+    tables -= {id(output.weight)} if output is not None else set()
+    n = sum(parameter.numel() for parameter in net.parameters() if id(parameter) not in tables)
+    about = net.config.get_text_config()
+    heads, layers = getattr(about, "num_attention_heads", 0), getattr(about, "num_hidden_layers", 0)
+    width = heads * (getattr(about, "head_dim", 0) or about.hidden_size // heads) if heads else 0
+    return 6 * n + 12 * layers * width * seq_len
+
+
+def _new(config: Model, say: Say) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+    if config.type not in KNOWN:
+        close = difflib.get_close_matches(config.type, list(KNOWN), 1)
+        hint = f": did you mean {close[0]}?" if close else ", such as llama, gpt2 or qwen2"
+        raise ConfigError(f"model.type={config.type} is no causal language model that transformers knows{hint}")
+    sizes = {key: value for key, value in asdict(config).items() if key not in ("path", "type")}
+    special = dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "pad_token_id")
+    )  # the type's own may not fit the vocabulary
+    about = _checked(config, lambda: AutoConfig.for_model(config.type, **sizes, **special))
+    about.use_cache = False
+    default, blank = asdict(Model()), type(about)()
+    if unused := [key for key, value in sizes.items() if value != default[key] and not hasattr(blank, key)]:
+        say(f"model: {config.type} has no {', '.join(unused)}: ignored")
+    return about
+
+
+def _checked(config: Model, make: Callable[[], Any]) -> Any:
+    """Whatever a model type finds wrong with the sizes, in its own words."""
+    try:
+        return make()
+    except Exception as error:
+        raise ConfigError(f"model.type={config.type}: {error}") from error

@@ -1,0 +1,1 @@
+"""Ranks: how they start, meet, watch each other and end."""

@@ -1,0 +1,164 @@
+"""Where ranks find each other: in a store, each start of a group in a corner of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+import zlib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.ranks import connect
+from rocstack_trainer.report import wire
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from rocstack_trainer.ranks.launch import Rank
+
+STORE = "ROCSTACK_TRAINER_STORE"  # HOST:PORT of the control-plane store, where the settings don't say it
+
+
+def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store:
+    """Meets the other ranks in the store at `given`, or in rank 0's. Ranks are waited for 2 x `lost_after_s`.
+
+    gloo gets the network that they met on: it would look up this host's own name, which may not resolve, or to
+    127.0.1.1 as Debian's installer writes it.
+
+    Raises:
+        ConfigError: it isn't said where.
+        PeerLostError: the store can't be reached, or somebody didn't come.
+    """
+    import torch.distributed as dist
+
+    if given := given or os.environ.get(STORE, ""):
+        patience_s = lost_after_s if given == os.environ.get(STORE) else lost_after_s / 3
+        host, port = connect.address(given)
+        hint = f"start `rocstack-train --store {port}` there, before the ranks"
+        store = connect.connect(host, port, patience_s, timeout_s, "the store", hint)
+    elif rank.groups > 1:
+        raise ConfigError(
+            "DiLoCo groups meet in a store that no rank has: start `rocstack-train --store PORT` on a host\n"
+            "  that all of them reach, and set parallel.store=HOST:PORT"
+        )
+    elif rank.world == 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return dist.HashStore()
+    else:
+        host, port = meeting_point(rank, os.environ)
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then torchrun itself has it
+        if rank.rank == 0 and not agent:
+            store = connect.host(host, port, timeout_s)
+        else:
+            hint = "is it running there? MASTER_ADDR and MASTER_PORT say where rank 0 is"
+            store = connect.connect(host, port, 2 * lost_after_s, timeout_s, "rank 0", hint)
+    own = wire.own_address(host, port)
+    corner, all_own = meet(store, rank, 2 * lost_after_s, own)
+    if own.startswith("127.") and rank.world > rank.local_world:
+        other = next((one for one in all_own if one and not one.startswith("127.")), "")
+        own = wire.own_address(other, port) if other else ""
+    if own and (name := wire.interface(own)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    return corner
+
+
+def tell_host(rank: Rank) -> None:
+    """Over MPI, which doesn't need to know where rank 0 is."""
+    import torch.distributed as dist
+
+    if rank.world > rank.local_world:
+        names = [socket.gethostname()]
+        dist.broadcast_object_list(names, src=0)
+        os.environ.setdefault("MASTER_ADDR", names[0])
+
+
+def meeting_point(rank: Rank, env: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port where rank 0 listens: MASTER_ADDR and MASTER_PORT, else the same guess on every rank."""
+    nodes = env.get("SLURM_STEP_NODELIST", "")
+    host = env.get("MASTER_ADDR") or ("127.0.0.1" if rank.world == rank.local_world else first_host(nodes))
+    if not host:
+        raise ConfigError(
+            f"{rank.launcher} over several nodes doesn't say where rank 0 is\n"
+            "  set MASTER_ADDR to its host (mpirun: -x MASTER_ADDR=HOST)"
+        )
+    job = " ".join(env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"))
+    derived = 15000 + zlib.crc32(job.encode()) % 16000  # below Linux' ephemeral ports
+    return host, number(env, "MASTER_PORT", derived)
+
+
+def first_host(nodelist: str) -> str:
+    """The first name of a Slurm host list: `n[03-05,9],login` gives n03."""
+    match = re.match(r"([^,\[]*)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodelist)
+    return "".join(part or "" for part in match.groups()) if match else ""
+
+
+def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[Store, list[str]]:
+    """Waits for all ranks of this start.
+
+    A store that outlives its ranks (torchrun's, `rocstack-train --store`) still has the addresses of the dead ones.
+    So rank 0 opens a new corner of it, and says which to everyone who asks after that.
+
+    Returns:
+        The corner, and what each rank gave as `here`.
+
+    Raises:
+        PeerLostError: somebody didn't come within `timeout_s`; raised on all that did.
+    """
+    from torch.distributed import PrefixStore
+
+    group, patience = PrefixStore(f"group{rank.group}", store), timedelta(seconds=timeout_s)
+    name, host = f"rank {rank.rank}", socket.gethostname()
+    if rank.rank:
+        ticket = group.add("tickets", 1)
+        attempt = _get(group, f"ticket/{ticket}", patience, f"rank 0 didn't come: {name} on {host} waited")
+    else:
+        attempt = str(group.add("attempts", 1))
+    corner = PrefixStore(f"attempt{attempt}", group)
+    corner.set(f"here/{rank.rank}", f"{host} {here}")
+    if rank.rank == 0:
+        corner.set("all", json.dumps(_gather(group, corner, attempt, rank.world, timeout_s)))
+    late = timedelta(seconds=timeout_s + 5)  # rank 0 may have come last, and knows more
+    everyone = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {host} waited"))
+    if missing := [str(number) for number, place in enumerate(everyone) if not place]:
+        found = sorted({place.split()[0] for place in everyone if place})
+        raise PeerLostError(
+            f"rank {', '.join(missing)} of {rank.world} didn't come within {timeout_s:.0f} s\n"
+            f"  the others are on {', '.join(found)}; look for an earlier error of the missing, or at their node"
+        )
+    return corner, [place.partition(" ")[2] for place in everyone]
+
+
+def _gather(group: Store, corner: Store, attempt: str, world: int, timeout_s: float) -> list[str]:
+    """Rank 0's part: what each rank set as `here`, "" for those who didn't come."""
+    deadline, answered, places = time.monotonic() + timeout_s, 0, [""] * world
+    while "" in places and time.monotonic() < deadline:
+        asked = group.add("tickets", 0)
+        for ticket in range(answered + 1, asked + 1):  # of dead ranks too: nobody reads those
+            group.set(f"ticket/{ticket}", attempt)
+        answered = asked
+        for number in (number for number, place in enumerate(places) if not place):
+            if corner.check([f"here/{number}"]):
+                places[number] = corner.get(f"here/{number}").decode()
+        time.sleep(0.02)
+    return places
+
+
+def _get(store: Store, key: str, patience: timedelta, complaint: str) -> str:
+    try:
+        store.wait([key], patience)
+        return store.get(key).decode()
+    except RuntimeError as error:
+        waited = f"{complaint} {patience.total_seconds():.0f} s"
+        raise PeerLostError(f"{waited}\n  {connect.first_line(error)}") from None
+
+
+def number(env: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(env.get(name, default))
+    except ValueError:
+        raise ConfigError(f"{name}={env[name]} is not a number") from None

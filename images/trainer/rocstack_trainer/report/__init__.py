@@ -1,0 +1,1 @@
+"""What a run tells: lines, numbers and curves."""

@@ -1,0 +1,171 @@
+"""What a run tells: lines for a person, JSON lines for a program. Only rank 0 of each group says anything."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+import torch
+
+from rocstack_trainer.config import Output
+from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.report import curves, flops, series, wire
+
+# The most important first: a narrow terminal shows only those.
+COLUMNS = (
+    ("step", "step", "d"),
+    ("loss", "loss", ".4f"),
+    ("tokens_per_s", "tokens/s", ".0f"),
+    ("step_ms", "step ms", ".1f"),
+    ("comm_ms", "comm ms", ".1f"),
+    ("mfu", "MFU", ".1%"),
+    ("wire_mb", "wire MB", ".2f"),
+    ("grad_norm", "norm", ".3f"),
+    ("lr", "lr", ".2e"),
+    ("memory_mb", "mem MB", ".0f"),
+    ("sent_mb", "sent MB", ".2f"),
+    ("outer", "outer", "d"),
+)
+WIDTH, HEADER_EVERY = 10, 30
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step.
+
+    `loss` is the mean over all ranks of the group, `loss_hex` the same to the last bit. `tokens_per_s` counts all
+    ranks of the group. `comm_ms` is how long rank 0 waited for gradients after its backward. `memory_mb` is rank 0's
+    peak: of its GPU, or of the process on a CPU. `sent_mb` is what rank 0 handed to its collectives in this step, and
+    `outer` the number of outer (DiLoCo) steps so far.
+
+    The report adds: `mfu`, the part of the devices' peak that the model used (None where that is unknown, and on
+    CPUs); `wire_mb`, what rank 0's host sent since the step before, by whatever process; `group`.
+    """
+
+    step: int
+    loss: float
+    loss_hex: str
+    grad_norm: float
+    lr: float
+    tokens_per_s: float
+    step_ms: float
+    comm_ms: float
+    memory_mb: float
+    sent_mb: float = 0.0
+    outer: int = 0
+    mfu: float | None = None
+    wire_mb: float = 0.0
+    group: int = 0
+
+
+class Report:
+    """Raises ConfigError if the metrics or curves file can't be opened."""
+
+    def __init__(self, config: Output, rank: Rank) -> None:
+        self.config, self.rank, self.speaks, self.out = config, rank, rank.rank == 0, sys.stdout
+        self.steps: list[Step] = []
+        self.wire, self.flops, self.title = wire.sent_bytes(), 0.0, ""
+        self.file: TextIO | None = None
+        self.curves = config.curves if rank.group == 0 else ""  # it has the other groups of its metrics file too
+        if self.speaks and self.curves:
+            _open("output.curves", self.curves).close()
+        if self.speaks and config.metrics:
+            self.file = _open("output.metrics", config.metrics)
+
+    def start(self, title: str, flops_per_token: float, device: torch.device) -> None:
+        """To be called before the first step: from here on, bytes are counted. `title` is for the curves."""
+        peak = flops.of(device)
+        self.flops = flops_per_token / (peak * self.rank.world) if peak else 0.0
+        self.title, self.wire = title, wire.sent_bytes()
+
+    def say(self, text: str) -> None:
+        if self.speaks:
+            who = f"group {self.rank.group}: " if self.rank.groups > 1 else ""
+            print(f"{who}{text}", file=self.out, flush=True)
+
+    def step(self, step: Step) -> None:
+        sent = wire.sent_bytes() if self.speaks else 0
+        step = replace(
+            step,
+            group=self.rank.group,
+            mfu=step.tokens_per_s * self.flops or None,
+            wire_mb=(sent - self.wire) / 1e6,
+        )
+        self.wire = sent
+        self.steps.append(step)
+        if self.file:
+            print(json.dumps(asdict(step)), file=self.file, flush=True)
+        if step.step % self.config.every == 0:
+            self.show(step)
+
+    def show(self, step: Step) -> None:
+        columns = [(key, title, form) for key, title, form in COLUMNS if getattr(step, key) is not None]
+        if not self.out.isatty():
+            self.say(" ".join(f"{key}={getattr(step, key):{form}}" for key, _, form in columns))
+            return
+        columns = columns[: max(2, shutil.get_terminal_size().columns // WIDTH)]
+        if (len(self.steps) - 1) // self.config.every % HEADER_EVERY == 0:
+            self.say("".join(f"{title:>{WIDTH}}" for _, title, _ in columns))
+        self.say("".join(f"{getattr(step, key):>{WIDTH}{form}}" for key, _, form in columns))
+
+    def summary(self, weights: str) -> None:
+        if self.steps:
+            steady = self.steps[1:] or self.steps  # the first step allocates
+            first, last = self.steps[0], self.steps[-1]
+            used = f", {median(s.mfu for s in steady if s.mfu):.1%} MFU" if last.mfu else ""
+            self.say(
+                f"done: step {last.step}, loss {first.loss:.4f} -> {last.loss:.4f} ({last.loss_hex}),"
+                f" median step {median(s.step_ms for s in steady):.1f} ms,"
+                f" {median(s.tokens_per_s for s in steady):.0f} tokens/s{used}"
+            )
+        self.say(f"weights sha256 {weights}")
+        if self.speaks and self.curves:
+            self.draw()
+
+    def draw(self) -> None:
+        """With a metrics file, its steps of earlier starts and of other groups are drawn too."""
+        try:
+            runs = (
+                series.read([Path(self.config.metrics)]) if self.file else {"": [asdict(step) for step in self.steps]}
+            )
+            Path(self.curves).write_text(curves.svg(runs, self.title), encoding="utf-8")
+        except OSError as error:  # the training is done: nothing of it is lost
+            self.say(f"curves: {self.curves}: {error.strerror}")
+        else:
+            self.say(f"curves: {self.curves}")
+
+
+def _open(setting: str, name: str) -> TextIO:
+    try:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        return open(name, "a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{setting}: {name}: {error.strerror}") from None
+
+
+def mark(device: torch.device) -> Any:
+    """A point in time: of the host, or in the GPU's stream (reading it there would stop the stream)."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def ms(start: Any, end: Any) -> float:
+    """Milliseconds between two marks; GPU marks must have passed (the step's loss was read)."""
+    return float((end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end))
+
+
+def memory_mb(device: torch.device) -> float:
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return torch.cuda.max_memory_allocated(device) / 2**20

@@ -1,0 +1,196 @@
+"""Saving a run, and going on from there to the bit.
+
+Data order and random numbers follow from the step: nothing about them is saved, and the number of ranks may
+change. On a shared file system each rank writes and reads its part; else rank 0 does it for all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rocstack_trainer.config import Config
+from rocstack_trainer.errors import CheckpointError, ConfigError
+from rocstack_trainer.models import drift, fingerprint
+from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.peers import Peers
+from rocstack_trainer.saving import dcp, export, folder
+from rocstack_trainer.saving.state import State
+
+
+class Checkpoints:
+    """All methods are for all ranks of the group together, and end alike on all of them.
+
+    Raises:
+        ConfigError: checkpoint.dir or checkpoint.export can't be used.
+        CheckpointError: there are checkpoints, but none is whole.
+    """
+
+    def __init__(self, config: Config, rank: Rank, say: Callable[[str], None]) -> None:
+        self.config, self.rank, self.settings = config, rank, config.checkpoint
+        self.say = say if rank.rank == 0 else lambda _: None
+        self.enabled, self.saved, self.digest, self.fault = bool(self.settings.dir), -1, "", ""
+        self.pool = ThreadPoolExecutor(1)
+        self.running: Future[str | None] | None = None
+        self.damaged: set[Path] = set()
+        self.found: tuple[Path, dict[str, Any]] | None = None
+        if not (self.enabled or self.settings.export):
+            return
+        self.peers = Peers(rank)
+        if self.settings.export and rank.group == 0:
+            self.peers.first(lambda: export.check(config), "checkpoint.export: ", ConfigError)
+        if not self.enabled:
+            return
+        # By DiLoCo group: each is a run of its own, but for the outer steps.
+        self.folder = Path(self.settings.dir) / (f"group-{rank.group}" if rank.groups > 1 else "")
+        self.shared = self.peers.share(self.folder, "checkpoint.dir: ")
+        self.writers = self.peers.group if self.shared else self.peers.only_first()
+        self.takes_part = self.shared or rank.rank == 0
+        if not self.shared:
+            self.say(f"checkpoint: not all ranks see {self.folder}: rank 0 saves for all, error feedback is left out")
+        self.background = self.settings.background and rank.backend != "mpi"
+        if self.settings.background and not self.background:
+            self.say("checkpoint: not in the background, MPI can't do that")
+        if self.settings.resume:
+            self.found = self._newest_whole()
+
+    def notes(self) -> dict[str, Any]:
+        """The notes of the checkpoint that `resume` is going to use; empty if there is none."""
+        return self.found[1]["notes"] if self.found else {}
+
+    def resume(self, state: State) -> int:
+        """Reads the newest whole checkpoint into the state of every rank.
+
+        Returns:
+            The number of steps already made; 0 if there is no checkpoint, and the state is as it was.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
+        if not self.found:
+            return 0
+        path, about = self.found
+        tensors, mine, owner = self._divide(state)
+        if other := self.peers.first(lambda: state.difference(path, about["model"])):
+            raise CheckpointError(f"{path} is of another model or optimizer: {other}\n  take another checkpoint.dir")
+        own = self._residuals(state)
+        same = about["world"] == self.rank.world and self.shared
+        if not all(self.peers.agree(lambda: same and dcp.shapes(own).items() <= dcp.contents(path).items())):
+            if state.per_rank:
+                self.say("resume: error feedback starts anew: these are other ranks or buckets than those that saved")
+            own = {}
+        self.peers.agree(lambda: dcp.read(mine | own, path))
+        everywhere = set.intersection(*self.peers.agree(lambda: set(tensors)))
+        self.peers.broadcast((tensors[name], owner[name]) for name in sorted(everywhere))
+        drift.check(state.net, self.rank, f"after {path} was read")
+        self.saved, self.digest = about["step"], about["weights_sha256"]
+        self.say(f"resume: step {self.saved} from {path}, weights sha256 {self.digest[:16]}")
+        return self.saved
+
+    def save(self, step: int, state: State) -> str | None:
+        """Writes `step-<step>`, unless it is there. If that fails, it is said, and training goes on.
+
+        Returns:
+            The weights' sha256 if they are on the disk now; None if not, or not yet (checkpoint.background).
+
+        Raises:
+            CheckpointError: the ranks' weights differ.
+        """
+        self.wait()
+        if step == self.saved:
+            return self.digest
+        drift.check(state.net, self.rank, f"at step {step}")
+        if not self.enabled:
+            return None
+        _, mine, _ = self._divide(state)
+        mine |= self._residuals(state) if self.shared else {}
+        # In the background they are written while training changes them: so copy, but only this rank's part.
+        mine = {name: tensor.detach().to("cpu", copy=self.background) for name, tensor in mine.items()}
+        about = {"step": step, "world": self.rank.world, "notes": state.notes, "model": state.model()}
+        if self.background:
+            self.running = self.pool.submit(self._write, mine, about)
+            return None
+        return self._write(mine, about)
+
+    def wait(self) -> str | None:
+        """Until nothing is being saved in the background any more. Returns that one's sha256, if it did end well."""
+        running, self.running = self.running, None
+        return running.result() if running else None
+
+    def finish(self, step: int, state: State) -> str:
+        """The last save and, at the last step, the export. Returns the weights' sha256.
+
+        Raises:
+            CheckpointError: one of the two failed.
+        """
+        digest = self.save(step, state) or self.wait()
+        if self.settings.export and step >= self.config.train.steps and self.rank.group == 0:
+            self.peers.first(lambda: export.write(self.config, state.net, step), "checkpoint.export: ")
+            self.say(f"export: {self.settings.export} is a Hugging Face model")
+        if self.enabled and not digest:
+            raise CheckpointError(f"the last step, {step}, is not saved: {self.fault}")
+        return digest or fingerprint.sha256(state.net)
+
+    def _write(self, mine: dict[str, torch.Tensor], about: dict[str, Any]) -> str | None:
+        began, step = time.perf_counter(), about["step"]
+        path = self.folder / f"step-{step:08d}"
+        tmp = path.with_suffix(".tmp")
+
+        def part() -> tuple[folder.Sums, dict[str, str]]:
+            if not self.takes_part:
+                return {}, {}
+            files = folder.sums(dcp.write(mine, tmp, self.writers))
+            weights = {name: tensor for name, tensor in mine.items() if name.startswith("model.")}
+            return files, {name.removeprefix("model."): fingerprint.tensor_sha256(t) for name, t in weights.items()}
+
+        try:
+            self.peers.first(lambda: folder.begin(path))
+            files, hashes = zip(*self.peers.agree(part), strict=True)
+            digest = fingerprint.combined({name: value for these in hashes for name, value in these.items()})
+            about |= {
+                "weights_sha256": digest,
+                "files": {name: value for these in files for name, value in these.items()},
+            }
+            self.damaged.discard(path)
+            self.peers.first(lambda: folder.publish(tmp, about, self.settings.keep, self.damaged))
+        except CheckpointError as error:
+            if self.rank.rank == 0:
+                shutil.rmtree(tmp, ignore_errors=True)
+            self.fault = str(error)
+            self.say(f"checkpoint: step {step} is not saved: {error}\n  the ones before are untouched")
+            return None
+        self.saved, self.digest = step, digest
+        took = time.perf_counter() - began
+        self.say(f"checkpoint: step {step} in {self.folder}, {took:.1f} s, weights sha256 {digest[:16]}")
+        return digest
+
+    def _divide(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, int]]:
+        """All but the residuals; which of them are this rank's to write and read; and which rank's each is."""
+        common, leaders = state.common(), state.leaders()
+        taken = self.peers.agree(lambda: sum(tensor.nbytes for tensor in leaders.values()))[0]
+        owner = dcp.owners(common, self.rank.world if self.shared else 1, taken) | dict.fromkeys(leaders, 0)
+        both = common | leaders
+        return both, {name: tensor for name, tensor in both.items() if owner[name] == self.rank.rank}, owner
+
+    def _residuals(self, state: State) -> dict[str, torch.Tensor]:
+        return {f"rank{self.rank.rank}.{name}": tensor for name, tensor in state.per_rank.items()}
+
+    def _newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
+        found = self.peers.first(lambda: folder.newest_first(self.folder))
+        readers = self.rank.world if self.shared else 1
+        for path in found:
+            look = lambda path=path: self.takes_part and folder.damage(path, self.rank.rank, readers)  # noqa: E731
+            fault = next(filter(None, self.peers.agree(look)), "")
+            if not fault:
+                return path, self.peers.first(lambda path=path: folder.about(path))
+            self.damaged.add(path)
+            self.say(f"resume: {path} skipped: {fault}")
+        if found:
+            raise CheckpointError(f"no checkpoint in {self.folder} is whole: move them away to start anew")
+        return None

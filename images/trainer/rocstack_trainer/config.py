@@ -70,7 +70,7 @@ class Parallel:
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     algorithm: Literal["auto", "flat", "hierarchical", "ring", "mpi4py", "naive"] = "auto"
     compress: Literal["auto", "none", "bf16", "int8", "int8+zstd"] = "auto"  # auto: by the measured link
-    bucket_mb: float = _at_least(0.001, 25.0)
+    bucket_mb: float = _at_least(0, 0.0)  # 0: 25, or 4 with int8, which then works while backward does
     store: str = ""  # HOST:PORT of `rocstack-train --store`, which outlives any rank; "": rank 0 has it
     timeout_s: float = _at_least(1, 600.0)
     lost_after_s: float = _at_least(1, 15.0)  # a rank that gives no sign of life for so long is lost

@@ -87,7 +87,9 @@ def test_mpi4py_sums_for_a_pytorch_without_mpi() -> None:
 @needs_mpi4py
 def test_mpi4py_needs_ranks_that_mpirun_started() -> None:
     code = (
-        "from rocstack_trainer import launch, mpi; from rocstack_trainer.errors import ConfigError\n"
+        "from rocstack_trainer.ranks import launch\n"
+        "from rocstack_trainer.gradients import mpi\n"
+        "from rocstack_trainer.errors import ConfigError\n"
         "try: mpi.communicator(launch.Rank(1, 1, 2, 2, '--ranks'))\n"
         "except ConfigError as error: print(error)"
     )

@@ -69,7 +69,7 @@ def test_groups_need_a_store() -> None:
 
 def late(rank: Rank, store: str) -> None:
     if rank.rank != 1:
-        total(rank, store, 0.5)
+        total(rank, store, 1.5)
 
 
 def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
@@ -78,9 +78,9 @@ def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
     assert none is None
     for error in (first, third):
         assert isinstance(error, PeerLostError)
-        assert "rank 1 of 3 didn't come within 1 s" in str(error)
+        assert "rank 1 of 3 didn't come within 3 s" in str(error)
         assert socket.gethostname() in str(error)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8
 
 
 def closed_port() -> int:
@@ -97,7 +97,7 @@ def test_an_unreachable_store_is_told_with_its_address(where: str) -> None:
         launch.process_group(HERE, 60, where, 1),
     ):
         pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8
 
 
 def test_a_listener_that_is_no_store_is_not_waited_for() -> None:
@@ -194,7 +194,7 @@ def falls(rank: Rank) -> float:
 def test_survivors_of_a_killed_rank_end_within_seconds_and_say_why() -> None:
     began = time.monotonic()
     first, _, third = ranks(3, falls)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8
     for error in (first, third):
         assert isinstance(error, PeerLostError)
         assert re.match(r"(the rank at 127.0.0.1|another rank) ended or can't be reached\n", str(error))

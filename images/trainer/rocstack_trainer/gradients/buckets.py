@@ -180,7 +180,8 @@ def make(config: Parallel, plan: Plan, rank: Rank, parameters: Iterable[torch.nn
         _keep_freed_memory()
     if plan.algorithm == "naive" or rank.world == 1:
         return NaiveGradients(parameters)
-    return Buckets(parameters, int(config.bucket_mb * 2**20), Maker(plan, rank, config.timeout_s))
+    size_mb = config.bucket_mb or (4 if plan.codec.startswith("int8") else 25)
+    return Buckets(parameters, int(size_mb * 2**20), Maker(plan, rank, config.timeout_s))
 
 
 def _keep_freed_memory() -> None:

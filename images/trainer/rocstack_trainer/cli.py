@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
     except TrainerError as error:
         if rank.rank == 0 or not error.everywhere:
             group = f"group {rank.group}: " if rank.groups > 1 else ""
-            who = f"rank {rank.rank}: " if rank.world > 1 else ""
+            who = f"rank {rank.rank}: " if rank.world > 1 and not error.everywhere else ""
             print(f"error: {group}{who}{error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -18,14 +18,19 @@ from rocstack_trainer.config import Model
 from rocstack_trainer.errors import ConfigError, TrainerError
 from rocstack_trainer.models import fingerprint, model
 from rocstack_trainer.ranks.launch import Rank
-from rocstack_trainer.ranks.together import AgreedError
+from rocstack_trainer.ranks.peers import Peers
 
 TINY = small().model
+HOST = socket.gethostname()
 ALONE = Rank(device="cpu", backend="gloo")
 
 
 def made(**sizes: Any) -> Any:
     return model.build(replace(TINY, **sizes), ALONE, seed=1)
+
+
+def digest(net: torch.nn.Module) -> str:
+    return fingerprint.sha256(fingerprint.weights(net))
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def everything(rank: Rank, config: Model) -> tuple[str, torch.Tensor, list[str]]
     with torch.no_grad():
         logits = net.eval()(input_ids=torch.arange(24).view(2, 12)).logits
     assert {tensor.dtype for tensor in net.parameters()} == {torch.float32}
-    return fingerprint.digest(tensors), logits, [name for name, _ in net.named_parameters()]
+    return fingerprint.sha256(tensors), logits, [name for name, _ in net.named_parameters()]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "gemma3_text", "gpt_neox"])
@@ -73,12 +78,12 @@ def test_only_rank_0_needs_the_folder(tmp_path: Path, shards: str, dtype: torch.
     net = made(type="qwen2", tie_word_embeddings=True).to(dtype)
     net.save_pretrained(tmp_path / "m", max_shard_size=shards)
     found = ranks(2, grouped, from_own_disk, tmp_path / "m")
-    assert found == [fingerprint.sha256(net.float())] * 2
+    assert found == [digest(net.float())] * 2
 
 
 def from_own_disk(rank: Rank, folder: Path) -> str:
     path = str(folder) if rank.rank == 0 else "/not/on/this/node"
-    return fingerprint.sha256(model.build(replace(TINY, path=path), rank, 1))
+    return digest(model.build(replace(TINY, path=path), rank, 1))
 
 
 def offline(rank: Rank, path: str) -> Any:
@@ -110,8 +115,9 @@ def refused(config: Model) -> str:
     began = time.monotonic()
     first, second = ranks(2, grouped, built, config)
     assert time.monotonic() - began < 10
-    assert isinstance(first, AgreedError), first
-    assert isinstance(second, AgreedError), second
+    assert isinstance(first, ConfigError), first
+    assert first.everywhere
+    assert isinstance(second, ConfigError), second
     assert str(first) == str(second)
     return str(first)
 
@@ -208,7 +214,7 @@ def test_the_way_to_convert_works(folder: Path) -> None:
     python, option, code = shlex.split(str(error.value).partition("once: ")[2])
     assert (python, option) == ("python3", "-c")
     exec(code)  # here, where transformers is imported already
-    assert fingerprint.sha256(model.build(replace(TINY, path=str(folder)), ALONE, 9)) == fingerprint.sha256(made())
+    assert digest(model.build(replace(TINY, path=str(folder)), ALONE, 9)) == digest(made())
 
 
 def test_tensors_nobody_uses_and_a_larger_tokenizer_are_said(folder: Path) -> None:
@@ -257,20 +263,20 @@ def test_ranks_with_different_models_end_with_a_message() -> None:
 
 
 def differing(rank: Rank) -> None:
-    fingerprint.agree("ab" if rank.rank == 2 else "cd", rank, "weights")
+    Peers(rank).same("ab" if rank.rank == 0 else "cd", "weights", hint="look there")
 
 
 def test_a_rank_with_other_weights_is_named() -> None:
     for error in ranks(3, grouped, differing):
-        assert str(error).startswith("weights differ between ranks: rank 0 has cd, rank 2 on ")
+        assert str(error) == f"weights differ between the ranks: rank 0 on {HOST} has ab, the others cd\n  look there"
 
 
 def test_the_fingerprint_sees_each_bit_of_weights_and_saved_buffers() -> None:
     net = torch.nn.BatchNorm1d(3)
-    before = fingerprint.sha256(net)
+    before = digest(net)
     for tensor in (net.weight.data, net.running_mean):
         tensor[1] += 1e-7
-        after = fingerprint.sha256(net)
+        after = digest(net)
         assert after != before
         before = after
     assert list(fingerprint.weights(made(tie_word_embeddings=True)))[-1] == "model.norm.weight"

@@ -18,9 +18,9 @@ from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import parquet, tokens
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import ConfigError, PeerLostError
-from rocstack_trainer.ranks import together
+from rocstack_trainer.ranks import peers
 from rocstack_trainer.ranks.launch import Rank
-from rocstack_trainer.ranks.together import AgreedError
+from rocstack_trainer.ranks.peers import Peers
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the ranks are forked
 ALONE = Rank(device="cpu", backend="gloo")
@@ -234,7 +234,7 @@ def on_rank(rank: Rank, config: Config, how: str = "") -> tuple[Data, list[str]]
     if how == "own disks":
         tokens._node = lambda: f"n{rank.rank // 2}"
     if how == "slow":
-        together.BEAT_S, parquet.BATCH_BYTES = 0.05, 2000
+        peers.BEAT_S, parquet.BATCH_BYTES = 0.05, 2000
         if rank.rank == 1:
             slow(0.02)
     try:
@@ -296,7 +296,8 @@ def apart(rank: Rank, config: Config) -> tuple[Data, list[str]]:
 
 def test_a_rank_that_fails_ends_all_with_its_message(tmp_path: Path) -> None:
     first, second = ranks(2, grouped, on_rank, many(tmp_path, 4), "full disk")
-    assert isinstance(first, AgreedError)
+    assert isinstance(first, ConfigError)
+    assert first.everywhere
     assert str(first) == str(second)
     assert "data.cache: " in str(first)
     assert "File too large" in str(first)
@@ -305,7 +306,7 @@ def test_a_rank_that_fails_ends_all_with_its_message(tmp_path: Path) -> None:
 
 def dies(rank: Rank, config: Config) -> None:
     if rank.rank == 1:
-        together.exchange = lambda *_: os._exit(9)
+        Peers.agree = lambda *_: os._exit(9)
     tokens.prepare(config, rank, 256, print)
 
 
@@ -320,7 +321,8 @@ def test_a_rank_that_is_lost_ends_the_others(tmp_path: Path) -> None:
 def test_all_ranks_refuse_with_one_message(tmp_path: Path, bad: str) -> None:
     write(tmp_path / "d/a.parquet", "other", [1])
     first, second = ranks(2, grouped, on_rank, small(f"data.path={tmp_path}/d/{bad}"))
-    assert isinstance(first, AgreedError)
+    assert isinstance(first, ConfigError)
+    assert first.everywhere
     assert str(first) == str(second)
 
 
@@ -333,13 +335,13 @@ def test_a_node_with_other_data_is_named(tmp_path: Path) -> None:
         (tmp_path / f"{rank}").mkdir()
         (tmp_path / f"{rank}/a.bin").write_bytes(bytes(size))
     for error in ranks(2, grouped, older_copy, tmp_path):
-        assert "rank 1 on " in str(error)
-        assert "has 1 file(s) with 90 bytes, rank 0 on" in str(error)
+        assert "data.path: the files differ between the ranks: rank 1 on " in str(error)
+        assert "has 1 file(s) with 90 bytes, the others 1 file(s) with 100 bytes" in str(error)
 
 
 def hours(rank: Rank, seconds: float) -> list[list[int]]:
     """Rank 1 has work for longer than a collective may take."""
-    together.BEAT_S = 0.1
+    peers.BEAT_S = 0.1
     told: list[list[int]] = []
 
     def work() -> Iterator[tuple[int, int]]:
@@ -348,7 +350,7 @@ def hours(rank: Rank, seconds: float) -> list[list[int]]:
             time.sleep(0.01)
             yield 0, 1
 
-    together.in_step(rank, work(), told.append)
+    Peers(rank).in_step(work(), told.append)
     return told
 
 

@@ -22,7 +22,7 @@ from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import shards
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.ranks.launch import Rank
-from rocstack_trainer.ranks.together import everywhere, exchange, in_step
+from rocstack_trainer.ranks.peers import Peers
 
 if TYPE_CHECKING:
     from rocstack_trainer.data.parquet import Column
@@ -41,9 +41,10 @@ def prepare(config: Config, rank: Rank, vocab_size: int, say: Say) -> Data:
         ConfigError: on all ranks the same: a file or column or tokenizer is wrong, the cache can't be written, or
             ranks have different data.
     """
-    job = everywhere(rank, lambda: _plan(config, rank, vocab_size))
+    peers = Peers(rank)
+    job = peers.each(lambda: _plan(config, rank, vocab_size))
     for by_node in (False, True):
-        seen = exchange(rank, (_node(), job.missing()))
+        seen = peers.agree(lambda: (_node(), job.missing()))
         if not any(missing for _, missing in seen):
             break
         if not by_node:
@@ -51,8 +52,13 @@ def prepare(config: Config, rank: Rank, vocab_size: int, say: Say) -> Data:
             say(f"tokens: {config.data.path}, {job.what} -> {job.folder}")
         mine = _share(seen, rank, by_node)
         with closing(job.make(mine)) as work:
-            in_step(rank, work, progress)
-    _alike(rank, job, say)
+            peers.in_step(work, progress)
+    # A copy on another node may be older, or cut.
+    found = peers.agree(lambda: ([file.stat().st_size for file in job.targets], job.skipped), "data.path: ")
+    sizes = found[rank.rank][0]
+    peers.same(f"{len(sizes)} file(s) with {sum(sizes)} bytes", "data.path: the files", ConfigError)
+    if skipped := sum(count for _, count in found):
+        say(f"tokens: {skipped:,} null or empty rows skipped")
     return job.data
 
 
@@ -69,6 +75,10 @@ class Job:
     @property
     def what(self) -> str:
         return f"{len(self.sources)} file(s), {self.column.how}" if self.column else ""
+
+    @property
+    def skipped(self) -> int:
+        return self.column.skipped if self.column else 0
 
     def missing(self) -> list[int]:
         return [i for i, target in enumerate(self.targets) if not target.exists()] if self.column else []
@@ -120,10 +130,8 @@ def _plan(config: Config, rank: Rank, vocab_size: int) -> Job:
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // rank.local_world)))
     from rocstack_trainer.data.parquet import Column  # pyarrow is needed for this only
 
-    column, kind = (
-        Column(files[0], data, config.model.path, vocab_size),
-        "uint16" if vocab_size <= 1 << 16 else "uint32",
-    )
+    column = Column(files[0], data, config.model.path, vocab_size)
+    kind = "uint16" if vocab_size <= 1 << 16 else "uint32"
     inputs = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(json.dumps([inputs, column.name, column.key, kind]).encode()).hexdigest()
     folder = Path(data.cache or files[0].parent / "rocstack-tokens") / key[:16]
@@ -161,24 +169,6 @@ class Progress:
             self.said, (rows, done, made) = now, sums
             speed = made / (now - self.began)
             self.say(f"tokens: {done / max(1, rows):.0%} of {rows:,} rows, {made:,} tokens, {speed:,.0f} a second")
-
-
-def _alike(rank: Rank, job: Job, say: Say) -> None:
-    """All ranks have to draw from the same files: a copy on another node may be older, or cut."""
-
-    try:
-        found, fault = (len(job.targets), sum(file.stat().st_size for file in job.targets)), ""
-    except OSError as error:
-        found, fault = (0, 0), f"data: {error.filename} on {socket.gethostname()}: {error.strerror}"
-    skipped = job.column.skipped if job.column else 0
-    seen = exchange(rank, (socket.gethostname(), found, skipped), fault)
-    first = seen[0]
-    for number, (host, (files, size), _) in enumerate(seen):
-        if (files, size) != first[1]:
-            ours = f"rank 0 on {first[0]} {first[1][0]} file(s) with {first[1][1]}"
-            raise ConfigError(f"data.path: rank {number} on {host} has {files} file(s) with {size} bytes, {ours}")
-    if empty := sum(count for _, _, count in seen):
-        say(f"tokens: {empty:,} null or empty rows skipped")
 
 
 def _node() -> str:

@@ -7,13 +7,12 @@ import socket
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.distributed as dist
-
 from rocstack_trainer.config import EXACT, Parallel
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.gradients import ring_order
 from rocstack_trainer.gradients.links import Links, measure
 from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.peers import Peers
 
 RING_GAIN = 1.5  # a ring of our own must be so much faster than the backend's to be worth it
 BYTES = {"none": 4.0, "bf16": 2.0, "int8": 1.004, "int8+zstd": 0.8}  # per value; zstd as measured on gradients
@@ -87,20 +86,14 @@ def plan(config: Parallel, rank: Rank, grad_bytes: int, before: dict[str, Any] |
     Raises:
         ConfigError: parallel.algorithm doesn't go with these nodes.
     """
-    nodes = find_nodes(rank)
-    if config.algorithm == "hierarchical" and len({len(node) for node in nodes}) > 1:
-        raise ConfigError(f"parallel.algorithm=hierarchical needs as many ranks on each node, not {nodes}")
-    agreed: list[Plan | None] = [_again(config, nodes, before)]
-    dist.broadcast_object_list(agreed, src=0)
-    if agreed[0]:
-        return agreed[0]
+    peers = Peers(rank)
+    nodes = find_nodes(peers)
+    if agreed := peers.first(lambda: _again(config, nodes, before)):
+        return agreed
     asked = config.algorithm == "ring" or "auto" in (config.algorithm, config.compress)
     matters = len(nodes) > 1 and config.algorithm not in ("naive", "mpi4py")
     links = measure(nodes, rank.device) if asked and matters else None
-    agreed = [choose(config, nodes, links, grad_bytes)]
-    dist.broadcast_object_list(agreed, src=0)
-    assert agreed[0]
-    return agreed[0]
+    return peers.first(lambda: choose(config, nodes, links, grad_bytes))
 
 
 def choose(config: Parallel, nodes: list[list[int]], links: Links | None, grad_bytes: int) -> Plan:
@@ -141,29 +134,25 @@ def row(gbps: float) -> Row:
 
 
 def _again(config: Parallel, nodes: list[list[int]], before: dict[str, Any] | None) -> Plan | None:
-    """The plan before, if it is one for these settings and nodes."""
+    """The plan before, if it is one for these settings and nodes. Raises ConfigError if none can be."""
+    if config.algorithm == "hierarchical" and len({len(node) for node in nodes}) > 1:
+        raise ConfigError(f"parallel.algorithm=hierarchical needs as many ranks on each node, not {nodes}")
     try:
         plan = Plan(**before) if before else None
     except TypeError:  # of another version
         return None
-    fits = (
-        plan
-        and plan.nodes == nodes
-        and all(
-            wanted in ("auto", chosen)
-            for wanted, chosen in ((config.algorithm, plan.algorithm), (config.compress, plan.codec))
-        )
-    )
+    if not plan or plan.nodes != nodes:
+        return None
+    wanted = ((config.algorithm, plan.algorithm), (config.compress, plan.codec))
+    fits = all(setting in ("auto", chosen) for setting, chosen in wanted)
     return replace(plan, why=f"{plan.why} (as before)") if fits else None
 
 
-def find_nodes(rank: Rank) -> list[list[int]]:
+def find_nodes(peers: Peers) -> list[list[int]]:
     """The ranks of each node, by host name; a host with more ranks than the launcher put on a node is several."""
-    said: list[Any] = [None] * rank.world
-    dist.all_gather_object(said, (socket.gethostname(), rank.local_world))
     nodes: dict[tuple[str, int], list[int]] = {}
     seen: dict[str, int] = {}
-    for number, (host, local_world) in enumerate(said):
+    for number, (host, local_world) in enumerate(peers.agree(lambda: (socket.gethostname(), peers.rank.local_world))):
         nodes.setdefault((host, seen.get(host, 0) // local_world), []).append(number)
         seen[host] = seen.get(host, 0) + 1
     return list(nodes.values())

@@ -6,7 +6,6 @@ state, in CPU memory; the state of the inner optimizer stays in the group.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from rocstack_trainer.errors import NonFiniteError, PeerLostError, TrainerError
 from rocstack_trainer.gradients import compress, flat
 from rocstack_trainer.groups.elastic import Excluded, Membership
 from rocstack_trainer.groups.roster import Roster
+from rocstack_trainer.models import fingerprint
 from rocstack_trainer.ranks import beat
 from rocstack_trainer.ranks.launch import Rank
 
@@ -196,4 +196,4 @@ class Outer:
         return [memoryview(tensor.numpy()).cast("B") for tensor in (self.anchor, self.momentum)]
 
     def _digest(self) -> str:
-        return hashlib.sha256(self.anchor.numpy()).hexdigest()
+        return fingerprint.tensor_sha256(self.anchor)

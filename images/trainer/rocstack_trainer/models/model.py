@@ -7,6 +7,7 @@ everything by broadcast, buffers too: rotary frequencies are in no file.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.gradients.flat import broadcast
 from rocstack_trainer.models import fingerprint, pretrained
 from rocstack_trainer.ranks.launch import Rank
-from rocstack_trainer.ranks.together import from_rank_0
+from rocstack_trainer.ranks.peers import Peers
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: models come from disks, never from a network
 
@@ -33,7 +34,7 @@ def shape(config: Model, rank: Rank, say: Say = print) -> Any:
     Raises:
         ConfigError: on all ranks: the folder is no model that can be trained, or transformers refuses the sizes.
     """
-    return from_rank_0(rank, lambda: pretrained.shape(config.path) if config.path else _new(config, say))
+    return Peers(rank).first(lambda: pretrained.shape(config.path) if config.path else _new(config, say))
 
 
 def build(config: Model, rank: Rank, seed: int, say: Say = print) -> Any:
@@ -46,28 +47,30 @@ def build(config: Model, rank: Rank, seed: int, say: Say = print) -> Any:
     # The auto classes import the one model type that is asked for; they are slow enough to wait until here.
     from transformers import AutoModelForCausalLM
 
-    about = shape(config, rank, lambda _: None)
+    about, peers = shape(config, rank, lambda _: None), Peers(rank)
 
-    def rank_0() -> Any:
+    def make() -> Any:
+        return AutoModelForCausalLM.from_config(about, dtype=torch.float32)
+
+    def start() -> Any:
         torch.manual_seed(seed)
-        if config.path:
-            return pretrained.read(config.path, about, say)
-        return _checked(config, lambda: AutoModelForCausalLM.from_config(about, dtype=torch.float32))
-
-    net = from_rank_0(rank, rank_0, send=False)
-    if net is None:
+        if rank.rank == 0:
+            return pretrained.read(config.path, about, say) if config.path else _checked(config, make)
         with torch.device("meta"):  # no memory, no random numbers
-            net = AutoModelForCausalLM.from_config(about, dtype=torch.float32)
+            net = make()
         net.to_empty(device=rank.device)
         net.tie_weights()  # to_empty makes two tensors of a tied one
-    net.to(rank.device)
+        return net
+
+    net = peers.each(start).to(rank.device)
     tensors = dict(net.named_parameters()) | dict(net.named_buffers())
     if rank.world > 1:
         # Tensors that don't match would hang the broadcast: another release of transformers on some node.
         kinds = repr([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
-        fingerprint.agree(kinds, rank, "the shapes of the model (is transformers the same on all nodes?)")
+        shapes = f"{len(tensors)} of sha256 {hashlib.sha256(kinds.encode()).hexdigest()[:16]}"
+        peers.same(shapes, "the model's tensors", hint="is transformers the same on all nodes?")
         broadcast(tensors.values())
-        fingerprint.agree(fingerprint.digest(tensors), rank, "the model's weights after the broadcast")
+        peers.same(fingerprint.sha256(tensors), "the model's weights after the broadcast")
     return net.train()
 
 

@@ -1,89 +1,103 @@
-"""The ranks of a group among themselves, for all that isn't gradients: trouble of one is trouble of all."""
+"""The ranks of a group among themselves, for all that isn't gradients: what one of them can't do ends on all of them
+with the same message, so nobody waits for a rank that gave up."""
 
 from __future__ import annotations
 
-import os
+import socket
 import time
-import uuid
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from rocstack_trainer.errors import CheckpointError, ConfigError, TrainerError
+from rocstack_trainer.errors import TrainerError
 from rocstack_trainer.ranks.launch import Rank
 
 T = TypeVar("T")
-SEEN_WITHIN_S = 1.0  # how long a new file on a shared file system may take to show on another node
+BEAT_S = 2.0  # how often ranks hear of each other while some work and others wait
 
 
 class Peers:
-    """Has a gloo group of its own. In the default one, a thread beside the training would take the training's
-    messages, and RCCL has none for CPU memory. MPI can't make another kind of group: there it is the default one."""
+    """All methods are collective. One rank alone needs no process group."""
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank, self.world = rank.rank, rank.world
-        self.kind = None if rank.backend == "mpi" else "gloo"
-        self.group = dist.new_group(backend="gloo") if self.kind else None
+    def __init__(self, rank: Rank, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.group = rank, group
 
-    def agree(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = CheckpointError) -> list[T]:
+    @classmethod
+    def aside(cls, rank: Rank) -> Peers:
+        """With a gloo group of their own. In the default one, a thread beside the training would take the training's
+        messages, and RCCL has none for CPU memory. MPI can't make another kind of group: there it is the default."""
+        return cls(rank, None if rank.backend == "mpi" else dist.new_group(backend="gloo"))
+
+    def agree(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = TrainerError) -> list[T]:
         """What `do()` gave on each rank.
 
         Raises:
-            kind: on all ranks alike, if on one of them it raised this or an OSError.
+            TrainerError: on all ranks alike, what the first rank that failed raised; `kind` if that was an OSError.
         """
-        mine: tuple = (None, "")
+        mine: tuple = (None, None)
         try:
-            mine = (do(), "")
+            mine = (do(), None)
         except OSError as error:
-            mine = (None, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-        except kind as error:
-            mine = (None, str(error))
-        everyone: list = [None] * self.world
-        dist.all_gather_object(everyone, mine, group=self.group)
-        for rank, (_, fault) in enumerate(everyone):
-            if fault:
-                error = kind(f"{where}rank {rank}: {fault}" if self.world > 1 else f"{where}{fault}")
-                error.everywhere = True
-                raise error
+            mine = (None, kind(": ".join(str(part) for part in (error.filename, error.strerror or error) if part)))
+        except TrainerError as error:
+            mine = (None, error)
+        everyone = [mine] * self.rank.world
+        if self.rank.world > 1:
+            dist.all_gather_object(everyone, mine, group=self.group)
+        errors = [error for _, error in everyone]
+        for number, error in enumerate(errors):
+            if error:
+                who = f"rank {number}: " if len(set(map(str, errors))) > 1 else ""
+                raise _everywhere(type(error)(f"{where}{who}{error}")) from mine[1]
         return [result for result, _ in everyone]
 
-    def first(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = CheckpointError) -> T:
+    def first(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = TrainerError) -> T:
         """What `do()` gave on rank 0, the only one that does it. Raises as `agree`."""
-        return self.agree(lambda: do() if self.rank == 0 else None, where, kind)[0]
+        return self.agree(lambda: do() if self.rank.rank == 0 else None, where, kind)[0]
 
-    def share(self, folder: Path, where: str) -> bool:
-        """Is the folder, which is made if it isn't there, the same one for all? A file that rank 0 makes tells.
+    def each(self, do: Callable[[], T]) -> T:
+        """What `do()` gave on this rank, and no other gets to see. Raises as `agree`."""
+        made: list[T] = []
+        self.agree(lambda: made.append(do()))
+        return made[0]
 
-        Raises:
-            ConfigError: it can't be written to.
+    def same(self, mine: str, what: str, kind: type[TrainerError] = TrainerError, hint: str = "") -> None:
+        """Raises `kind` on all ranks if `mine` isn't equal on all of them: it names those that aren't like most."""
+        everyone = self.agree(lambda: (mine, socket.gethostname()))
+        usual = Counter(value for value, _ in everyone).most_common(1)[0][0]
+        others = [f"rank {n} on {host} has {value}" for n, (value, host) in enumerate(everyone) if value != usual]
+        if others:
+            text = f"{what} differ between the ranks: {', '.join(others[:4])}, the others {usual}"
+            raise _everywhere(kind(f"{text}\n  {hint}" if hint else text))
+
+    def in_step(self, work: Iterator[tuple[int, ...]], told: Callable[[list[int]], None]) -> None:
+        """Runs `work` on each rank until all are done, however long one takes: a collective never waits for more than
+        one item. `told` gets the sums of all items of all ranks now and then. Raises as `agree`.
         """
+        sums: list[int] = []
+        running = anywhere = True
 
-        def make() -> Path:
-            with suppress(FileExistsError):  # a file by that name is said below, and better
-                folder.mkdir(parents=True, exist_ok=True)
-            (file := folder / f".seen-{uuid.uuid4().hex}").touch()
-            return file
+        def advance() -> tuple[bool, list[int]]:
+            nonlocal running, sums
+            until = time.monotonic() + BEAT_S
+            while running and time.monotonic() < until:
+                item = next(work, None)
+                running = item is not None
+                sums = [a + b for a, b in zip(sums or [0] * len(item), item, strict=True)] if item else sums
+            return running, sums
 
-        def seen() -> bool:
-            deadline = time.monotonic() + SEEN_WITHIN_S
-            while not os.path.exists(file) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            return os.path.exists(file)
+        while anywhere:
+            states = self.agree(advance)
+            anywhere = any(going for going, _ in states)
+            told([sum(column) for column in zip(*(counts for _, counts in states if counts), strict=True)])
 
-        file = self.first(make, where, ConfigError)
-        all_see = all(self.agree(seen))
-        self.first(file.unlink)
-        return all_see
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        dist.broadcast(tensor.detach(), source, group=self.group if tensor.device.type == "cpu" else None)
 
-    def only_first(self) -> dist.ProcessGroup | None:
-        """A group of rank 0 alone."""
-        return dist.new_group([0], backend=self.kind)
 
-    def broadcast(self, tensors: Iterable[tuple[torch.Tensor, int]]) -> None:
-        """Each from the rank that comes with it."""
-        for tensor, source in tensors:
-            dist.broadcast(tensor.detach(), source, group=self.group if tensor.device.type == "cpu" else None)
+def _everywhere(error: TrainerError) -> TrainerError:
+    error.everywhere = True
+    return error

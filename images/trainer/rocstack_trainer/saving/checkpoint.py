@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import ChainMap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rocstack_trainer.config import Config
-from rocstack_trainer.errors import CheckpointError, ConfigError
-from rocstack_trainer.models import drift, fingerprint
+from rocstack_trainer.errors import CheckpointError, ConfigError, TrainerError
+from rocstack_trainer.models import fingerprint
 from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.saving import dcp, export, folder
@@ -40,20 +42,22 @@ class Checkpoints:
         self.running: Future[str | None] | None = None
         self.damaged: set[Path] = set()
         self.found: tuple[Path, dict[str, Any]] | None = None
+        self.peers = Peers(rank)
         if not (self.enabled or self.settings.export):
             return
-        self.peers = Peers(rank)
+        self.peers = Peers.aside(rank)
         if self.settings.export and rank.group == 0:
             self.peers.first(lambda: export.check(config), "checkpoint.export: ", ConfigError)
         if not self.enabled:
             return
         # By DiLoCo group: each is a run of its own, but for the outer steps.
         self.folder = Path(self.settings.dir) / (f"group-{rank.group}" if rank.groups > 1 else "")
-        self.shared = self.peers.share(self.folder, "checkpoint.dir: ")
-        self.writers = self.peers.group if self.shared else self.peers.only_first()
-        self.takes_part = self.shared or rank.rank == 0
+        self.shared = folder.shared(self.folder, self.peers, "checkpoint.dir: ")
+        self.writers = self.peers.group
         if not self.shared:
+            self.writers = dist.new_group([0], backend=dist.get_backend(self.peers.group))
             self.say(f"checkpoint: not all ranks see {self.folder}: rank 0 saves for all, error feedback is left out")
+        self.takes_part = self.shared or rank.rank == 0
         self.background = self.settings.background and rank.backend != "mpi"
         if self.settings.background and not self.background:
             self.say("checkpoint: not in the background, MPI can't do that")
@@ -76,7 +80,7 @@ class Checkpoints:
         if not self.found:
             return 0
         path, about = self.found
-        tensors, mine, owner = self._divide(state)
+        mine, owner = self._divide(state)
         if other := self.peers.first(lambda: state.difference(path, about["model"])):
             raise CheckpointError(f"{path} is of another model or optimizer: {other}\n  take another checkpoint.dir")
         own = self._residuals(state)
@@ -86,9 +90,9 @@ class Checkpoints:
                 self.say("resume: error feedback starts anew: these are other ranks or buckets than those that saved")
             own = {}
         self.peers.agree(lambda: dcp.read(mine | own, path))
-        everywhere = set.intersection(*self.peers.agree(lambda: set(tensors)))
-        self.peers.broadcast((tensors[name], owner[name]) for name in sorted(everywhere))
-        drift.check(state.net, self.rank, f"after {path} was read")
+        for name, tensor in state.common().items():
+            self.peers.broadcast(tensor, owner[name])
+        self._compare(state, f"after {path} was read")
         self.saved, self.digest = about["step"], about["weights_sha256"]
         self.say(f"resume: step {self.saved} from {path}, weights sha256 {self.digest[:16]}")
         return self.saved
@@ -105,10 +109,10 @@ class Checkpoints:
         self.wait()
         if step == self.saved:
             return self.digest
-        drift.check(state.net, self.rank, f"at step {step}")
+        self._compare(state, f"at step {step}")
         if not self.enabled:
             return None
-        _, mine, _ = self._divide(state)
+        mine, _ = self._divide(state)
         mine |= self._residuals(state) if self.shared else {}
         # In the background they are written while training changes them: so copy, but only this rank's part.
         mine = {name: tensor.detach().to("cpu", copy=self.background) for name, tensor in mine.items()}
@@ -135,48 +139,47 @@ class Checkpoints:
             self.say(f"export: {self.settings.export} is a Hugging Face model")
         if self.enabled and not digest:
             raise CheckpointError(f"the last step, {step}, is not saved: {self.fault}")
-        return digest or fingerprint.sha256(state.net)
+        return digest or fingerprint.sha256(fingerprint.weights(state.net))
 
     def _write(self, mine: dict[str, torch.Tensor], about: dict[str, Any]) -> str | None:
         began, step = time.perf_counter(), about["step"]
-        path = self.folder / f"step-{step:08d}"
-        tmp = path.with_suffix(".tmp")
+        tmp = self.folder / f"step-{step:08d}.tmp"
 
         def part() -> tuple[folder.Sums, dict[str, str]]:
             if not self.takes_part:
                 return {}, {}
             files = folder.sums(dcp.write(mine, tmp, self.writers))
-            weights = {name: tensor for name, tensor in mine.items() if name.startswith("model.")}
-            return files, {name.removeprefix("model."): fingerprint.tensor_sha256(t) for name, t in weights.items()}
+            weights = {name.removeprefix("model."): t for name, t in mine.items() if name.startswith("model.")}
+            return files, {name: fingerprint.tensor_sha256(tensor) for name, tensor in weights.items()}
 
         try:
-            self.peers.first(lambda: folder.begin(path))
+            self.peers.first(lambda: folder.begin(tmp))
             files, hashes = zip(*self.peers.agree(part), strict=True)
-            digest = fingerprint.combined({name: value for these in hashes for name, value in these.items()})
-            about |= {
-                "weights_sha256": digest,
-                "files": {name: value for these in files for name, value in these.items()},
-            }
-            self.damaged.discard(path)
+            digest = fingerprint.combined(ChainMap(*hashes))
+            about |= {"weights_sha256": digest, "files": dict(ChainMap(*files))}
             self.peers.first(lambda: folder.publish(tmp, about, self.settings.keep, self.damaged))
-        except CheckpointError as error:
+        except TrainerError as error:
             if self.rank.rank == 0:
                 shutil.rmtree(tmp, ignore_errors=True)
             self.fault = str(error)
             self.say(f"checkpoint: step {step} is not saved: {error}\n  the ones before are untouched")
             return None
         self.saved, self.digest = step, digest
-        took = time.perf_counter() - began
-        self.say(f"checkpoint: step {step} in {self.folder}, {took:.1f} s, weights sha256 {digest[:16]}")
+        took = f"{time.perf_counter() - began:.1f} s"
+        self.say(f"checkpoint: step {step} in {self.folder}, {took}, weights sha256 {digest[:16]}")
         return digest
 
-    def _divide(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, int]]:
-        """All but the residuals; which of them are this rank's to write and read; and which rank's each is."""
+    def _compare(self, state: State, when: str) -> None:
+        mine = f"checksum {fingerprint.checksum(fingerprint.weights(state.net).values()):x}"
+        hint = "memory, network or collectives of a node are at fault; the last checkpoint was still the same on all"
+        self.peers.same(mine, f"the weights {when}", CheckpointError, hint)
+
+    def _divide(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        """What this rank writes and reads, but for the residuals; and whose of the common tensors each is."""
         common, leaders = state.common(), state.leaders()
-        taken = self.peers.agree(lambda: sum(tensor.nbytes for tensor in leaders.values()))[0]
-        owner = dcp.owners(common, self.rank.world if self.shared else 1, taken) | dict.fromkeys(leaders, 0)
-        both = common | leaders
-        return both, {name: tensor for name, tensor in both.items() if owner[name] == self.rank.rank}, owner
+        taken = self.peers.first(lambda: sum(tensor.nbytes for tensor in leaders.values()))
+        owner = dcp.owners(common, self.rank.world if self.shared else 1, taken)
+        return {name: tensor for name, tensor in common.items() if owner[name] == self.rank.rank} | leaders, owner
 
     def _residuals(self, state: State) -> dict[str, torch.Tensor]:
         return {f"rank{self.rank.rank}.{name}": tensor for name, tensor in state.per_rank.items()}

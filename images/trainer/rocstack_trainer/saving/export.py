@@ -9,7 +9,7 @@ from typing import Any
 
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.models.fingerprint import sha256
+from rocstack_trainer.models.fingerprint import sha256, weights
 from rocstack_trainer.saving.folder import fsync, replace
 
 OURS = "rocstack-train.json"  # says that the folder is an export, and of what
@@ -41,7 +41,7 @@ def write(config: Config, net: Any, step: int) -> None:
     try:
         net.save_pretrained(tmp)
         _copy_tokenizer(config.data.tokenizer or config.model.path, tmp)
-        about = {"step": step, "weights_sha256": sha256(net), "from": config.model.path or config.model.type}
+        about = {"step": step, "weights_sha256": sha256(weights(net)), "from": config.model.path or config.model.type}
         (tmp / OURS).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         for entry in (*tmp.iterdir(), tmp):
             fsync(entry)

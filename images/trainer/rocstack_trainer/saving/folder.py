@@ -12,11 +12,42 @@ import math
 import os
 import shutil
 import time
+import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.ranks.peers import Peers
+
 FORMAT = 1
+SEEN_WITHIN_S = 1.0  # how long a new file on a shared file system may take to show on another node
 Sums = dict[str, tuple[int, str]]  # file name: size in bytes, sha256
+
+
+def shared(folder: Path, peers: Peers, where: str) -> bool:
+    """Is the folder, which is made if it isn't there, the same one for all? A file that rank 0 makes tells.
+
+    Raises:
+        ConfigError: it can't be written to; on all ranks.
+    """
+
+    def make() -> Path:
+        with suppress(FileExistsError):  # a file by that name is said below, and better
+            folder.mkdir(parents=True, exist_ok=True)
+        (file := folder / f".seen-{uuid.uuid4().hex}").touch()
+        return file
+
+    def seen() -> bool:
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while not os.path.exists(file) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return os.path.exists(file)
+
+    file = peers.first(make, where, ConfigError)
+    all_see = all(peers.agree(seen))
+    peers.first(file.unlink)
+    return all_see
 
 
 def about(path: Path) -> dict[str, Any]:
@@ -56,13 +87,11 @@ def sums(files: list[Path]) -> Sums:
     return found
 
 
-def begin(path: Path) -> Path:
-    """The empty folder to write into. What a run that was killed while writing has left is removed."""
-    for torn in path.parent.glob("step-*.tmp"):
+def begin(tmp: Path) -> None:
+    """Makes the folder to write into. What a run that was killed while writing has left is removed."""
+    for torn in tmp.parent.glob("step-*.tmp"):
         shutil.rmtree(torn, ignore_errors=True)
-    tmp = path.with_suffix(".tmp")
     tmp.mkdir(parents=True)
-    return tmp
 
 
 def publish(tmp: Path, state: dict[str, Any], keep: int, damaged: set[Path]) -> None:
@@ -72,7 +101,8 @@ def publish(tmp: Path, state: dict[str, Any], keep: int, damaged: set[Path]) -> 
     file.write_text(json.dumps(state | {"format": FORMAT, "written": time.time()}, indent=1) + "\n", encoding="utf-8")
     for entry in (file, tmp):
         fsync(entry)
-    replace(tmp, tmp.with_suffix(""))
+    replace(tmp, path := tmp.with_suffix(""))
+    damaged.discard(path)
     oldest = sorted(_all(tmp.parent), key=lambda path: (path not in damaged, _written(path, 0)))
     for path in oldest[:-keep]:
         shutil.rmtree(path, ignore_errors=True)

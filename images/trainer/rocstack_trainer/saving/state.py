@@ -21,7 +21,7 @@ FREE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_
 class State:
     """Resuming writes into these tensors in place.
 
-    `shared` is the same on all ranks, or only rank 0 has it. `per_rank` differs from rank to rank: what error
+    `shared` is what only rank 0 has. `per_rank` differs from rank to rank: what error
     feedback owes, which only the same ranks with the same buckets can go on with. `notes` is for JSON.
     """
 
@@ -46,7 +46,7 @@ class State:
         return found
 
     def leaders(self) -> dict[str, torch.Tensor]:
-        """What only rank 0 is sure to have."""
+        """What only rank 0 has."""
         return {f"shared.{name}": tensor for name, tensor in self.shared.items()}
 
     def model(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def made(name: str, rank: Rank, numel: int) -> tuple[Callable[[Any], Any], Calla
     import torch.distributed as dist
 
     from rocstack_trainer.gradients import topology
-    from rocstack_trainer.gradients.maker import Maker
+    from rocstack_trainer.gradients.collectives import Maker
 
     if name == BACKEND:
         return dist.all_reduce, lambda: 0

@@ -9,7 +9,7 @@ from conftest import grouped, ranks, small
 from rocstack_trainer.config import Config
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.gradients import buckets, flat
-from rocstack_trainer.gradients.maker import Maker
+from rocstack_trainer.gradients.collectives import Maker
 from rocstack_trainer.gradients.topology import Plan, plan
 from rocstack_trainer.models import model
 from rocstack_trainer.ranks import launch

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from conftest import grouped, ranks
 
 from rocstack_trainer.gradients import team
-from rocstack_trainer.gradients.collectives import Ring
-from rocstack_trainer.gradients.compress import CODECS, codec
-from rocstack_trainer.gradients.maker import Maker
+from rocstack_trainer.gradients.collectives import Maker, Ring
+from rocstack_trainer.gradients.compress import CODECS
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.ranks import launch
 
@@ -112,7 +111,7 @@ def test_bytes_are_counted() -> None:
 
 def zstd_bytes(rank: launch.Rank) -> tuple[int, int]:
     make, flat = maker(rank, "flat", "int8+zstd"), values(rank.rank, 100_000)
-    message = len(codec("int8+zstd").encode(flat))
+    message = len(CODECS["int8+zstd"].encode(flat))
     make(len(flat))(flat)
     return make.sent, message
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from rocstack_trainer.errors import MissingError
 from rocstack_trainer.gradients import mpi
-from rocstack_trainer.gradients.maker import Maker
+from rocstack_trainer.gradients.collectives import Maker
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.ranks import launch
 

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from rocstack_trainer.config import Parallel
-from rocstack_trainer.gradients.collectives import Collective, Flat
+from rocstack_trainer.gradients.collectives import Collective, Flat, Maker
 from rocstack_trainer.gradients.flat import pack, split
-from rocstack_trainer.gradients.maker import Maker
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.ranks.launch import Rank
 

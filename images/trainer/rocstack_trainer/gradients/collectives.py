@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rocstack_trainer.gradients import mpi
-from rocstack_trainer.gradients.compress import Codec, ErrorFeedback
+from rocstack_trainer.gradients import mpi, team
+from rocstack_trainer.gradients.compress import CODECS, Codec
 from rocstack_trainer.gradients.team import Team
+from rocstack_trainer.gradients.topology import Plan
+from rocstack_trainer.ranks.launch import Rank
 
 
 class Collective:
@@ -90,7 +92,7 @@ class Compressed(Collective):
     """Each member sums up one chunk: encoded chunks come in, are added up in float32, and go out encoded again.
 
     Encoded numbers themselves are never added: an int8 sum wraps around without a word. What an encoding loses goes
-    into the next step's (error feedback, arXiv 1901.09847), both before and after the sum. Two members simply swap
+    into the next step's (error feedback), both before and after the sum. Two members simply swap
     everything: the same bytes in one round, rounded once.
     """
 
@@ -98,29 +100,28 @@ class Compressed(Collective):
         self.team, self.codec = team, codec
         n = len(team)
         self.sizes = [numel] if n == 2 else [numel // n + (i < numel % n) for i in range(n)]
-        mine = self.sizes[team.place % len(self.sizes)]
-        self.feedback = {f"chunk{i}": ErrorFeedback(size, device) for i, size in enumerate(self.sizes)}
-        self.owner = {} if n == 2 else {"owner": ErrorFeedback(mine, device)}
-        self.total = torch.empty(mine, device=device)
+        self.lost = {f"chunk{i}": torch.zeros(size, device=device) for i, size in enumerate(self.sizes)}
+        self.total = torch.zeros(self.sizes[team.place % len(self.sizes)], device=device)
+        self.owner = {} if n == 2 else {"owner": torch.zeros_like(self.total)}
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        return {name: feedback.residual for name, feedback in (self.feedback | self.owner).items()}
+        return self.lost | self.owner
 
     def __call__(self, flat: torch.Tensor) -> None:
         chunks = flat.split(self.sizes)
-        parts = [f.encode(self.codec, chunk) for f, chunk in zip(self.feedback.values(), chunks, strict=True)]
+        parts = [self.codec.encode(chunk, lost) for chunk, lost in zip(chunks, self.lost.values(), strict=True)]
         if not self.owner:
             self._sum(parts * 2, flat)
             return
         self._sum(parts, self.total)
-        data = self.owner["owner"].encode(self.codec, self.total)
+        data = self.codec.encode(self.total, self.owner["owner"])
         for chunk, part in zip(chunks, self._exchange([data] * len(chunks), self.sizes), strict=True):
-            self.codec.decode(part, chunk.numel(), chunk)
+            self.codec.decode(part, chunk)
 
     def _sum(self, parts: list[torch.Tensor], out: torch.Tensor) -> None:
         """In rank order: the same bits whoever adds up."""
         first, *others = self._exchange(parts, [len(out)] * len(parts))
-        self.codec.decode(first, len(out), out)
+        self.codec.decode(first, out)
         for part in others:
             self.codec.add_to(part, out)
 
@@ -151,8 +152,48 @@ class Mpi4py(Collective):
         self.comm, self.team = comm, team
 
     def __call__(self, flat: torch.Tensor) -> None:
+        from mpi4py import MPI
+
         host = flat.cpu()  # of a CPU's tensor, itself
-        mpi.all_reduce(self.comm, host.numpy())
+        self.comm.Allreduce(MPI.IN_PLACE, host.numpy())
         self.team.sent += 2 * (len(self.team) - 1) * flat.nbytes // len(self.team)
-        if host is not flat:
-            flat.copy_(host)
+        flat.copy_(host)
+
+
+class Maker:
+    """Makes the plan's collective for each bucket; all of them share the process groups."""
+
+    def __init__(self, plan: Plan, rank: Rank, timeout_s: float) -> None:
+        self.plan, self.device = plan, rank.device
+        self.inside, self.outer = None, team.everybody()
+        self.order = [r for node in plan.order for r in plan.nodes[node]]
+        if plan.algorithm == "hierarchical":
+            self.inside = team.divide(plan.nodes, timeout_s)
+            self.outer = team.divide(list(zip(*plan.nodes, strict=True)), timeout_s)
+            self.order = [r for r in self.order if r in self.outer.ranks]
+        self.mpi = mpi.communicator(rank) if plan.algorithm == "mpi4py" else None
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent to others so far."""
+        return self.outer.sent + (self.inside.sent if self.inside else 0)
+
+    def close(self) -> None:
+        if self.mpi and self.outer.backend != "mpi":  # which ends it by itself
+            mpi.finalize()
+
+    def __call__(self, numel: int) -> Collective:
+        if self.inside is None:
+            return self._between(numel)
+        return Hierarchical(self.inside, self._between(-(-numel // len(self.inside))))
+
+    def _between(self, numel: int) -> Collective:
+        if self.mpi:
+            return Mpi4py(self.mpi, self.outer)
+        exact = Ring(self.outer, self.order) if self.order else Flat(self.outer)
+        if self.plan.codec == "none" or len(self.outer) == 1:
+            return exact
+        few = len(self.outer) <= 8  # each rounds a bfloat16 sum; with more, float32 sums are worth their time
+        if self.plan.codec == "bf16" and few and (self.order or self.outer.backend != "mpi"):  # MPI has no such sum
+            return Bf16(exact)
+        return Compressed(self.outer, CODECS[self.plan.codec], numel, self.device)

@@ -25,7 +25,6 @@ SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max / 127 * (1 - 2**-2
 class Codec(Protocol):
     """`fixed`: the size of a message depends on the number of values only. All vectors are 1-D and contiguous."""
 
-    name: str
     fixed: bool
 
     def size(self, numel: int) -> int:
@@ -35,14 +34,15 @@ class Codec(Protocol):
         """fp32 (numel,) to a new uint8 vector on the same device.
 
         With a residual, fp32 (numel,), flat + residual is encoded, and what got lost is left there: 0 where the
-        message has no finite value.
+        message has no finite value. So over the steps nothing is lost (error feedback, arXiv 1901.09847): the mean
+        of T messages is off by 1/T of one message's error.
         """
 
-    def decode(self, data: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
-        """A message to fp32 (numel,), in `out` if given. Raises ValueError if it isn't one of `numel` values."""
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        """A message to fp32 (numel,). Raises ValueError if it isn't one of so many values."""
 
-    def add_to(self, data: Tensor, out: Tensor, factor: float = 1.0) -> None:
-        """out += factor x decode(data), without a pass over memory for the decoded values."""
+    def add_to(self, data: Tensor, out: Tensor) -> None:
+        """The same, added to what is in `out`, without a pass over memory for the decoded values."""
 
 
 class Cast:
@@ -50,8 +50,8 @@ class Cast:
 
     fixed = True
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self.name, self.dtype = name, dtype
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
 
     def size(self, numel: int) -> int:
         return numel * self.dtype.itemsize
@@ -63,12 +63,11 @@ class Cast:
         residual.sub_(values).nan_to_num_(0, 0, 0)
         return values.view(torch.uint8)
 
-    def decode(self, data: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
-        values = self._values(data, numel)
-        return values.to(torch.float32, copy=True) if out is None else out.copy_(values)
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        out.copy_(self._values(data, out.numel()))
 
-    def add_to(self, data: Tensor, out: Tensor, factor: float = 1.0) -> None:
-        out.add_(self._values(data, out.numel()), alpha=factor)
+    def add_to(self, data: Tensor, out: Tensor) -> None:
+        out.add_(self._values(data, out.numel()))
 
     def _values(self, data: Tensor, numel: int) -> Tensor:
         return _aligned(data, self.size(numel)).view(self.dtype)
@@ -80,7 +79,7 @@ class Int8:
     A message is the fp32 scales of all blocks, then the multiples. The scale of a block that isn't finite is NaN.
     """
 
-    name, fixed = "int8", True
+    fixed = True
 
     def __init__(self, block: int = 1024) -> None:
         self.block = block
@@ -101,15 +100,13 @@ class Int8:
                 lost.addcmul_(rounded, scale, value=-1).nan_to_num_(0, 0, 0)
         return data
 
-    def decode(self, data: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
-        out = torch.empty(numel, device=data.device) if out is None else out
+    def decode(self, data: Tensor, out: Tensor) -> None:
         for scale, multiples, values in self._rows(data, out):
             values.copy_(multiples).mul_(scale)
-        return out
 
-    def add_to(self, data: Tensor, out: Tensor, factor: float = 1.0) -> None:
+    def add_to(self, data: Tensor, out: Tensor) -> None:
         for scale, multiples, values in self._rows(data, out):
-            values.addcmul_(multiples.float(), scale, value=factor)
+            values.addcmul_(multiples.float(), scale)
 
     def _rows(self, data: Tensor, *flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Views, a row per block: scales (rows, 1), multiples and each of `flats` (rows, block), run by run. The last
@@ -135,8 +132,8 @@ class Zstd:
 
     fixed = False
 
-    def __init__(self, name: str, inner: Codec) -> None:
-        self.name, self.inner = name, inner
+    def __init__(self, inner: Codec) -> None:
+        self.inner = inner
 
     def size(self, numel: int) -> int:
         raw = self.inner.size(numel)  # ZSTD_COMPRESSBOUND of zstd.h
@@ -147,11 +144,11 @@ class Zstd:
         data = bytearray(zstandard.ZstdCompressor(level=1).compress(raw))
         return torch.frombuffer(data, dtype=torch.uint8).to(flat.device)
 
-    def decode(self, data: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
-        return self.inner.decode(self._inflate(data, numel), numel, out)
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        self.inner.decode(self._inflate(data, out.numel()), out)
 
-    def add_to(self, data: Tensor, out: Tensor, factor: float = 1.0) -> None:
-        self.inner.add_to(self._inflate(data, out.numel()), out, factor)
+    def add_to(self, data: Tensor, out: Tensor) -> None:
+        self.inner.add_to(self._inflate(data, out.numel()), out)
 
     def _inflate(self, data: Tensor, numel: int) -> Tensor:
         raw = torch.empty(self.inner.size(numel) + 1, dtype=torch.uint8)  # one more shows a message that is too long
@@ -159,36 +156,16 @@ class Zstd:
             with zstandard.ZstdDecompressor().stream_reader(data.cpu().numpy()) as stream:
                 size = stream.readinto(raw.numpy())
         except zstandard.ZstdError as error:
-            raise ValueError(f"{self.name}: a message of {len(data)} bytes is damaged: {error}") from error
+            raise ValueError(f"a message of {len(data)} bytes is damaged: {error}") from error
         return raw[:size].to(data.device)
 
 
-class ErrorFeedback:
-    """Adds to each vector what the codec lost of the one before, so that over the steps nothing is lost
-    (arXiv 1901.09847): the mean of T messages is off by 1/T of one message's error.
-
-    `residual`, fp32 (numel,), is part of the run's state.
-    """
-
-    def __init__(self, numel: int, device: torch.device | str) -> None:
-        self.residual = torch.zeros(numel, device=device)
-
-    def encode(self, codec: Codec, flat: Tensor) -> Tensor:
-        """The message of flat + residual, which then becomes what this message lost."""
-        return codec.encode(flat, self.residual)
-
-
 CODECS: dict[str, Codec] = {
-    "none": Cast("none", torch.float32),
-    "bf16": Cast("bf16", torch.bfloat16),
+    "none": Cast(torch.float32),
+    "bf16": Cast(torch.bfloat16),
     "int8": Int8(),
-    "int8+zstd": Zstd("int8+zstd", Int8(block=4096)),
+    "int8+zstd": Zstd(Int8(block=4096)),
 }
-
-
-def codec(name: str) -> Codec:
-    """The codec of this name: one of CODECS."""
-    return CODECS[name]
 
 
 def _aligned(data: Tensor, size: int) -> Tensor:

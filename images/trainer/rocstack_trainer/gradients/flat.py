@@ -14,8 +14,7 @@ def broadcast(tensors: Iterable[torch.Tensor], chunk_bytes: int = 64 << 20) -> N
     for group in pack(tensors, chunk_bytes):
         flat = torch.cat([tensor.reshape(-1) for tensor in group])
         dist.broadcast(flat, src=0)
-        for tensor, part in zip(group, split(flat, group), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        scatter(flat, group)
 
 
 def pack(tensors: Iterable[torch.Tensor], limit: int) -> Iterator[list]:
@@ -36,3 +35,13 @@ def pack(tensors: Iterable[torch.Tensor], limit: int) -> Iterator[list]:
 def split(flat: torch.Tensor, like: list) -> tuple[torch.Tensor, ...]:
     """1-D views of `flat`, as long as the tensors in `like`."""
     return flat.split([tensor.numel() for tensor in like])
+
+
+def gather(tensors: list, flat: torch.Tensor) -> None:
+    for tensor, part in zip(tensors, split(flat, tensors), strict=True):
+        part.view_as(tensor).copy_(tensor)
+
+
+def scatter(flat: torch.Tensor, tensors: list) -> None:
+    for tensor, part in zip(tensors, split(flat, tensors), strict=True):
+        tensor.copy_(part.view_as(tensor))

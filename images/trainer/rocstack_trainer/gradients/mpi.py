@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rocstack_trainer.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
@@ -32,13 +30,6 @@ def communicator(rank: Rank) -> Any:
             f" {rank.rank} of {rank.world}\n  start the ranks with mpirun -n {rank.world} or srun --mpi=pmix"
         )
     return comm
-
-
-def all_reduce(comm: Any, values: np.ndarray) -> None:
-    """The sum, in place."""
-    from mpi4py import MPI
-
-    comm.Allreduce(MPI.IN_PLACE, values)
 
 
 def finalize() -> None:

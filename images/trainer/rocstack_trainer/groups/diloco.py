@@ -19,7 +19,8 @@ from torch.nn import Module
 
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import NonFiniteError, PeerLostError, TrainerError
-from rocstack_trainer.gradients import compress, flat
+from rocstack_trainer.gradients import flat
+from rocstack_trainer.gradients.compress import CODECS
 from rocstack_trainer.groups.elastic import Excluded, Membership
 from rocstack_trainer.groups.roster import Roster
 from rocstack_trainer.models import fingerprint
@@ -43,8 +44,8 @@ class Outer:
         numel, pinned = sum(p.numel() for p in self.parameters), rank.device != "cpu"
         self.anchor, self.momentum, self.delta = (torch.zeros(numel, pin_memory=pinned) for _ in range(3))
         self.at = torch.full((1,), -1)  # the step of the anchor
-        self.codec = compress.codec(self.settings.compress)
-        self.feedback = compress.ErrorFeedback(numel, "cpu")
+        self.codec = CODECS[self.settings.compress]
+        self.residual = torch.zeros(numel)
         if self.settings.groups > 1:
             common = ("inner_steps", "outer_lr", "outer_momentum", "compress")
             terms = ", ".join(f"{key}={getattr(self.settings, key)}" for key in common)
@@ -61,7 +62,7 @@ class Outer:
         """The state by name, to be saved, and loaded in place before `join`; empty if this rank isn't the leader."""
         if self.rank.rank:
             return {}
-        state = {"anchor": self.anchor, "momentum": self.momentum, "residual": self.feedback.residual, "step": self.at}
+        state = {"anchor": self.anchor, "momentum": self.momentum, "residual": self.residual, "step": self.at}
         return {f"outer.{name}": tensor for name, tensor in state.items()}
 
     def notes(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Outer:
 
     def _join(self, step: int) -> int:
         if self.at < 0:
-            self._gather(self.anchor)
+            flat.gather(self.parameters, self.anchor)
             self.at.fill_(step)
         if self.members and step < self.steps and self._enter(self.members):
             return int(self.at)
@@ -111,14 +112,14 @@ class Outer:
         if not members.enter(int(self.at), self._digest(), self._state()):
             return False
         self.at.fill_(members.view.step)
-        self.feedback.residual.zero_()
-        self._scatter(self.anchor)
+        self.residual.zero_()
+        flat.scatter(self.anchor, self.parameters)
         return True
 
     def _outer_step(self, step: int) -> int:
         if self.at == step:
             return step
-        self._gather(self.delta)
+        flat.gather(self.parameters, self.delta)
         torch.sub(self.anchor, self.delta, out=self.delta)
         if not math.isfinite(self.delta.norm().item()):
             raise NonFiniteError(f"step {step}: weights are NaN or infinite, not sent to the other groups")
@@ -128,7 +129,7 @@ class Outer:
         self.delta.add_(self.momentum, alpha=self.settings.outer_momentum)  # Nesterov
         self.anchor.add_(self.delta, alpha=-self.settings.outer_lr)
         self.at.fill_(step)
-        self._scatter(self.anchor)
+        flat.scatter(self.anchor, self.parameters)
         if self.members:
             self.members.hand_over(self._state())
         return step
@@ -139,7 +140,7 @@ class Outer:
         Returns:
             False if it got the others' anchor instead.
         """
-        data = memoryview(self.feedback.encode(self.codec, self.delta).numpy())
+        data = memoryview(self.codec.encode(self.delta, self.residual).numpy())
         while True:
             try:
                 parts = members.exchange(data, self._digest(), step)
@@ -183,14 +184,6 @@ class Outer:
     def _tell_waiting(self) -> None:
         if self.rank.world > 1 and time.monotonic() > self.told + TELL_S:
             self._tell(WAITING)
-
-    def _gather(self, out: Tensor) -> None:
-        for parameter, part in zip(self.parameters, flat.split(out, self.parameters), strict=True):
-            part.view_as(parameter).copy_(parameter)
-
-    def _scatter(self, values: Tensor) -> None:
-        for parameter, part in zip(self.parameters, flat.split(values, self.parameters), strict=True):
-            parameter.copy_(part.view_as(parameter))
 
     def _state(self) -> list[memoryview]:
         return [memoryview(tensor.numpy()).cast("B") for tensor in (self.anchor, self.momentum)]

@@ -28,21 +28,32 @@ def address(text: str) -> tuple[str, int]:
 
 def host(name: str, port: int, timeout_s: float) -> Store:
     """Rank 0's own store, for the ranks of one start. Raises PeerLostError if the port is taken."""
-    from torch.distributed import TCPStore
-
-    family = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
     try:
-        given = os.environ.get(LISTENING)
-        listening = int(given) if given else socket.create_server(("", port), backlog=1024, **family).detach()
+        listening = listen(port)
     except OSError as error:
         raise PeerLostError(f"port {port} of {name}: {error.strerror}\n  set MASTER_PORT to a free one") from None
+    return serve(name, listening, timeout_s)
+
+
+def listen(port: int) -> socket.socket:
+    """The socket that the program which started this one already has, or a new one. Raises OSError."""
+    if given := os.environ.get(LISTENING):
+        return socket.socket(fileno=int(given))
+    family = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+    return socket.create_server(("", port), backlog=1024, **family)
+
+
+def serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
+    """A store in this process, which takes over the socket."""
+    from torch.distributed import TCPStore
+
     return TCPStore(
         name,
-        port,
+        listening.getsockname()[1],
         is_master=True,
         wait_for_workers=False,  # `meet` does, and says who is missing
         timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listening,
+        master_listen_fd=listening.detach(),
         use_libuv=False,  # Debian's PyTorch is built without it
     )
 

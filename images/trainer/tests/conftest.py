@@ -15,15 +15,22 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers.models.llama.modeling_llama  # noqa: F401 - imported before the forks
 
 from rocstack_trainer import settings
 from rocstack_trainer.config import Config
+from rocstack_trainer.gradients.collectives import Maker
+from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks.store import serve
 from rocstack_trainer.train import train
 
 PACKAGE = Path(launch.__file__).parents[2]
@@ -44,22 +51,38 @@ def small(*overrides: str) -> Config:
 
 def ranks(world: int, function: Any, *args: Any, timeout_s: float = 60) -> list[Any]:
     """What `function(rank, *args)` returned on each rank, or the exception it raised there."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        children = [_fork(rank, world, listening, function, args) for rank in range(world)]
-    deadline = time.monotonic() + timeout_s
-    results = []
-    try:
-        for _, pipe in children:
-            if not select.select([pipe], [], [], max(0, deadline - time.monotonic()))[0]:
-                pytest.fail(f"ranks hang after {timeout_s} s")
-            data = pipe.read()
-            results.append(pickle.loads(data) if data else RuntimeError("the rank ended without a word"))
-    finally:
-        for pid, pipe in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    lost = RuntimeError("the rank hangs, or ended without a word")
+    return Ranks(world, function, *args).results(timeout_s, lost)
+
+
+class Ranks:
+    """`world` processes that run `function(rank, *args)`."""
+
+    def __init__(self, world: int, function: Any, *args: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self.children = [_fork(rank, world, listening, function, args) for rank in range(world)]
+
+    def signal(self, number: signal.Signals) -> None:
+        for pid, _ in self.children:
+            os.kill(pid, number)
+
+    def results(self, timeout_s: float = 60, lost: Any = None) -> list[Any]:
+        """What each returned or raised; `lost` of one that was killed or hangs. None is left."""
+        deadline, found = time.monotonic() + timeout_s, []
+        for _, pipe in self.children:
+            left = max(0, deadline - time.monotonic())
+            data = pipe.read() if select.select([pipe], [], [], left)[0] else b""
+            found.append(pickle.loads(data) if data else lost)
+        for pid, pipe in self.children:
+            kill(pid)
             pipe.close()
-    return results
+        return found
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError, ChildProcessError):  # it ended, and a test waited for it
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _fork(rank: int, world: int, listening: socket.socket, function: Any, args: Any) -> Any:
@@ -71,12 +94,7 @@ def _fork(rank: int, world: int, listening: socket.socket, function: Any, args: 
     code = 1
     try:
         here = str(rank)
-        os.environ |= {
-            "RANK": here,
-            "LOCAL_RANK": here,
-            "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(world),
-        }
+        os.environ |= {"RANK": here, "LOCAL_RANK": here, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listening.getsockname()[1])}
         if rank == 0:
             os.environ["ROCSTACK_TRAINER_STORE_FD"] = str(os.dup(listening.fileno()))
@@ -105,6 +123,17 @@ def grouped(rank: launch.Rank, function: Any, *args: Any) -> Any:
         return function(rank, *args)
 
 
+def maker(rank: launch.Rank, algorithm: str = "flat", codec: str = "none", nodes: Any = None) -> Maker:
+    """The collectives of a plan; nodes of one rank each unless told."""
+    nodes = nodes or [[r] for r in range(rank.world)]
+    order = list(range(len(nodes))) if algorithm == "ring" else []
+    return Maker(Plan(algorithm, codec, nodes, order, "", ""), rank, 60)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
 def trained(world: int, config: Config) -> None:
     assert ranks(world, run, config) == [0] * world
 
@@ -113,8 +142,18 @@ def state(folder: Path, step: int) -> dict[str, Any]:
     return json.loads((folder / f"step-{step:08d}" / "state.json").read_text())
 
 
-def lines(metrics: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in metrics.read_text().splitlines()]
+def lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_for(
+    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, within_s: float = 60
+) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert not process or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it didn't happen in time"
+        time.sleep(0.02)
 
 
 def start(*args: str) -> subprocess.Popen[str]:
@@ -134,3 +173,44 @@ def command(*args: str, timeout_s: float = 120) -> subprocess.CompletedProcess[s
     finally:
         process.kill()
     return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+# DiLoCo groups, and the store they meet in
+
+
+@contextmanager
+def store_process(port: int = 0) -> Iterator[tuple[str, int]]:
+    """HOST:PORT of a store process, and its pid."""
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        os.dup2(writing, 1)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for the life of the process
+        os._exit(serve(port))
+    os.close(writing)
+    with open(reading) as said:
+        port = said.readline().rpartition(":")[2].strip()
+    try:
+        yield f"127.0.0.1:{port}", pid
+    finally:
+        kill(pid)
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[str, int]]:
+    with store_process() as found:
+        yield found
+
+
+class Group(Ranks):
+    """`world` ranks that run `body(rank, store, *args)` in the process group of DiLoCo group `number`."""
+
+    def __init__(
+        self, address: str, number: int, groups: int, world: int, body: Any, *args: Any, timeout_s: float = 60
+    ) -> None:
+        super().__init__(world, _inside, address, number, groups, timeout_s, body, args)
+
+
+def _inside(rank: launch.Rank, address: str, number: int, groups: int, timeout_s: float, body: Any, args: Any) -> Any:
+    rank = replace(rank, group=number, groups=groups)
+    with launch.process_group(rank, timeout_s, address, 15) as store:
+        return body(rank, store, *args)

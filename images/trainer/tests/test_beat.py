@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import _fork
-from groups import store_process
+from conftest import Ranks
 
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import ConfigError, PeerLostError
@@ -40,8 +39,7 @@ def forever(rank: launch.Rank, at: list[int]) -> None:
 
 
 def start(world: int, *args: Any) -> list[tuple[int, Any]]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return [_fork(rank, world, listening, watched, args) for rank in range(world)]
+    return Ranks(world, watched, *args).children
 
 
 def end(children: list[tuple[int, Any]], within_s: float, but: int = -1) -> list[int | None]:
@@ -68,12 +66,6 @@ def until(said: str, times: int, capfd: pytest.CaptureFixture[str]) -> str:
         text += capfd.readouterr().out
         time.sleep(0.02)
     return text
-
-
-@pytest.fixture
-def store():
-    with store_process() as found:
-        yield found
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import grouped, ranks, small
+from conftest import grouped, maker, ranks, relative, small
 
 from rocstack_trainer.config import Config
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.gradients import buckets, flat
-from rocstack_trainer.gradients.collectives import Maker
-from rocstack_trainer.gradients.topology import Plan, plan
+from rocstack_trainer.gradients.topology import plan
 from rocstack_trainer.models import model
 from rocstack_trainer.ranks import launch
 from rocstack_trainer.train import forward_backward
@@ -32,10 +31,6 @@ def gradient(rank: launch.Rank, config: Config) -> torch.Tensor:
 
 def nodes_of_two(rank: launch.Rank, config: Config) -> torch.Tensor:
     return grouped(replace(rank, local_world=2, local_rank=rank.rank % 2), gradient, config)
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b.double()).norm() / b.double().norm())
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +76,10 @@ def test_bucketed_is_bitwise_naive(bucket_mb: float, tied: str) -> None:
     assert all(torch.equal(naive, other) for other in others)
 
 
-def maker(rank: launch.Rank, codec: str = "none") -> Maker:
-    return Maker(Plan("flat", codec, [[r] for r in range(rank.world)], [], "", ""), rank, 60)
-
-
 def overlap(rank: launch.Rank, codec: str) -> tuple[int, int, int]:
     """How many buckets there are, how many were on their way when backward ended, and the bytes sent."""
     net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
-    gradients = buckets.Buckets(net.parameters(), 300, maker(rank, codec))
+    gradients = buckets.Buckets(net.parameters(), 300, maker(rank, codec=codec))
     gradients.zero()
     gradients.backward(net(torch.ones(1, 8)).sum(), last=False)
     assert gradients.started == gradients.sent == 0, "a micro-batch before the last one communicated"
@@ -107,7 +98,7 @@ def unused(rank: launch.Rank, codec: str) -> list[list[list[float]]]:
     """Step 1 uses both parameters, step 2 on rank 0 both, on rank 1 the first only; b is in a bucket of its own."""
     a, b, frozen = (torch.nn.Parameter(torch.ones(n)) for n in (2, 3, 4))
     frozen.requires_grad = False
-    gradients, found = buckets.Buckets([a, b, frozen], 1, maker(rank, codec)), []
+    gradients, found = buckets.Buckets([a, b, frozen], 1, maker(rank, codec=codec)), []
     for step in (1, 2):
         gradients.zero()
         gradients.backward(a.sum() + (b.sum() if rank.rank == 0 or step == 1 else 0), last=True)
@@ -154,7 +145,7 @@ def test_the_optimizers_own_zero_grad_does_as_well() -> None:
 
 def residuals(rank: launch.Rank) -> dict[str, Any]:
     net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(2)])
-    gradients = buckets.Buckets(net.parameters(), 300, maker(rank, "int8"))
+    gradients = buckets.Buckets(net.parameters(), 300, maker(rank, codec="int8"))
     gradients.zero()
     gradients.backward(net(torch.randn(1, 8, generator=torch.Generator().manual_seed(rank.rank))).sum(), last=True)
     gradients.finish()
@@ -169,7 +160,7 @@ def test_residuals_have_names_and_are_this_ranks() -> None:
 
 def lost_peer(rank: launch.Rank) -> None:
     a = torch.nn.Parameter(torch.ones(1 << 20))
-    gradients = buckets.Buckets([a], 1 << 30, maker(rank, "int8"))
+    gradients = buckets.Buckets([a], 1 << 30, maker(rank, codec="int8"))
     if rank.rank == 1:
         raise SystemExit
     gradients.backward(a.sum(), last=True)

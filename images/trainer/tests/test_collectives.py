@@ -6,12 +6,11 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import grouped, ranks
+from conftest import grouped, maker, ranks, relative
 
 from rocstack_trainer.gradients import team
-from rocstack_trainer.gradients.collectives import Maker, Ring
+from rocstack_trainer.gradients.collectives import Ring
 from rocstack_trainer.gradients.compress import CODECS
-from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.ranks import launch
 
 NODES = [[0, 1], [2, 3]]
@@ -20,17 +19,6 @@ LOSSY = ["bf16", "int8", "int8+zstd"]
 
 def values(rank: int, size: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(1000 * seed + rank))
-
-
-def maker(rank: launch.Rank, algorithm: str, codec: str = "none", nodes: list[list[int]] | None = None) -> Maker:
-    """The collectives of a plan; nodes of one rank each unless told."""
-    nodes = nodes or [[r] for r in range(rank.world)]
-    order = list(range(len(nodes))) if algorithm == "ring" else []
-    return Maker(Plan(algorithm, codec, nodes, order, "", ""), rank, 60)
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b.double()).norm() / b.double().norm())
 
 
 # The ring

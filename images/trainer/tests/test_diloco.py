@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import small
-from groups import Group, store_process
+from conftest import Group, small
 
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import NonFiniteError, PeerLostError
@@ -17,12 +16,6 @@ from rocstack_trainer.groups.diloco import Outer
 from rocstack_trainer.ranks import launch
 
 SIZE = 8 * 16 + 16 + 16 * 1 + 1
-
-
-@pytest.fixture
-def store():
-    with store_process() as (address, _):
-        yield address
 
 
 def config(groups: int, steps: int, h: int, *more: str) -> Config:
@@ -118,16 +111,16 @@ def reference(rank: launch.Rank, store: Any, steps: int, kind: str, groups: int)
 
 def test_one_inner_step_is_data_parallel_training(store) -> None:
     """theta - (theta - lr g) rounds, hence not bitwise."""
-    found = trained(store, 1, config(3, 8, 1, *PLAIN), "sgd")
-    (plain,) = Group(store, 0, 1, 1, reference, 8, "sgd", 3).results()
+    found = trained(store[0], 1, config(3, 8, 1, *PLAIN), "sgd")
+    (plain,) = Group(store[0], 0, 1, 1, reference, 8, "sgd", 3).results()
     assert all(torch.equal(group[0]["weights"], found[0][0]["weights"]) for group in found)
     torch.testing.assert_close(found[0][0]["weights"], plain, rtol=1e-6, atol=1e-6)
 
 
 def test_one_group_with_a_plain_outer_step_is_no_outer_step(store) -> None:
     settings = config(1, 21, 7, *PLAIN, "diloco.always=true")
-    (plain,) = Group(store, 0, 1, 1, reference, 21, "adamw", 1).results()
-    ((found,),) = trained(store, 1, settings, "adamw")
+    (plain,) = Group(store[0], 0, 1, 1, reference, 21, "adamw", 1).results()
+    ((found,),) = trained(store[0], 1, settings, "adamw")
     torch.testing.assert_close(found["weights"], plain, rtol=1e-6, atol=1e-6)
     assert found["sent"] == [0] * 21
 
@@ -148,7 +141,7 @@ def outer_alone(rank: launch.Rank, store: Any, settings: Config, deltas: torch.T
 def test_the_outer_optimizer_is_torchs_nesterov_sgd(store, momentum: float) -> None:
     deltas = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     settings = config(1, 6, 1, "diloco.always=true", f"diloco.outer_momentum={momentum}")
-    (found,) = Group(store, 0, 1, 1, outer_alone, settings, deltas).results()
+    (found,) = Group(store[0], 0, 1, 1, outer_alone, settings, deltas).results()
     theta = torch.nn.Parameter(torch.ones(50))
     sgd = torch.optim.SGD([theta], lr=0.7, momentum=momentum, nesterov=momentum > 0)
     for delta in deltas:
@@ -161,7 +154,7 @@ def test_the_outer_optimizer_is_torchs_nesterov_sgd(store, momentum: float) -> N
 def test_groups_of_several_ranks(store, compress: str) -> None:
     """2 groups x 2 ranks: all have the same weights, and between outer steps nothing goes from group to group."""
     settings = config(2, 13, 5, f"diloco.compress={compress}")  # the last outer step is after 3 inner steps
-    found = trained(store, 2, settings, "adamw")
+    found = trained(store[0], 2, settings, "adamw")
     every = [rank["weights"] for group in found for rank in group]
     assert all(torch.equal(one, every[0]) for one in every)
     assert not torch.equal(every[0], weights(network()))
@@ -184,11 +177,11 @@ def test_groups_of_several_ranks(store, compress: str) -> None:
 def test_a_restart_is_bitwise(store) -> None:
     """At an outer step, and between two; 2 groups x 2 ranks with lossy messages."""
     settings = config(2, 20, 5, "diloco.compress=int8")
-    straight = trained(store, 2, settings, "adamw")
+    straight = trained(store[0], 2, settings, "adamw")
     for stop in (10, 13):
-        first = trained(store, 2, settings, "adamw", stop)
+        first = trained(store[0], 2, settings, "adamw", stop)
         assert [rank["step"] for group in first for rank in group] == [stop] * 4
-        again = trained(store, 2, settings, "adamw", 0, first)
+        again = trained(store[0], 2, settings, "adamw", 0, first)
         for group in range(2):
             for name, tensor in straight[group][0]["outer"].items():
                 assert torch.equal(tensor, again[group][0]["outer"][name]), name
@@ -215,7 +208,7 @@ def bad(rank: launch.Rank, store: Any, settings: Config) -> Any:
 
 def test_weights_that_are_not_finite_are_not_sent(store) -> None:
     settings = config(2, 8, 4)
-    groups = [Group(store, g, 2, 2, bad, settings) for g in range(2)]
+    groups = [Group(store[0], g, 2, 2, bad, settings) for g in range(2)]
     good, (leader, other) = (group.results() for group in groups)
     assert isinstance(leader, NonFiniteError)
     assert isinstance(other, PeerLostError)
@@ -237,7 +230,7 @@ def late(rank: launch.Rank, store: Any, settings: Config) -> float:
 
 def test_a_group_waits_for_others_longer_than_a_collective_may_take(store) -> None:
     settings = config(2, 1, 1)
-    groups = [Group(store, g, 2, 2, late, settings, timeout_s=1.5) for g in range(2)]
+    groups = [Group(store[0], g, 2, 2, late, settings, timeout_s=1.5) for g in range(2)]
     waited, punctual = (group.results() for group in groups)
     assert all(2 < seconds < 10 for seconds in waited)
     assert all(seconds < 2 for seconds in punctual)

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small
-from groups import Group, kill, store_process
+from conftest import Group, kill, lines, small, store_process, wait_for
 
 from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.groups.diloco import Outer
@@ -26,12 +25,6 @@ from rocstack_trainer.ranks import launch
 
 LOST_AFTER_S = 1.0
 H = 10
-
-
-@pytest.fixture
-def store():
-    with store_process() as found:
-        yield found
 
 
 def config(groups: int, rounds: int, *more: str) -> Any:
@@ -101,8 +94,7 @@ def odd_life(rank: launch.Rank, store: Any, config: Any, log: Path, odd: dict[st
 def states(log: Path) -> dict[int, set[str]]:
     """Of each outer step: the states that groups had after it."""
     found: dict[int, set[str]] = {}
-    for line in log.read_text().splitlines():
-        _, step, state = json.loads(line)
+    for _, step, state in lines(log):
         found.setdefault(step, set()).add(state)
     return found
 
@@ -112,17 +104,6 @@ def agree(log: Path, rounds: int) -> dict[int, set[str]]:
     assert sorted(found) == [H * (n + 1) for n in range(rounds)]
     assert all(len(each) == 1 for each in found.values()), found
     return found
-
-
-def lines(log: Path) -> list[list[Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def wait_for(condition: Any, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it didn't happen in time"
-        time.sleep(0.02)
 
 
 def reference(size: int, rounds: list[list[int]]) -> str:

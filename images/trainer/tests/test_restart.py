@@ -5,26 +5,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, SMALL, lines, start, trained
+from conftest import PACKAGE, SMALL, lines, start, trained, wait_for
 
 from rocstack_trainer import settings
 
 EXACT = ("--parallel.algorithm=flat", "--parallel.compress=none")  # what `auto` takes is measured
 RUN = (*SMALL, *EXACT, "--checkpoint.every=5")
 TORCHRUN = ("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--max-restarts=1", "--nproc-per-node=2")
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "it didn't happen in time"
-        time.sleep(0.02)
 
 
 def rank_pid(parent: int, rank: int) -> int:
@@ -56,12 +47,8 @@ def straight(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> str:
 
 def kill_rank_1(process: subprocess.Popen[str], metrics: Path, step: int = 12) -> None:
     """Once rank 0 has told of a step."""
-    wait_for(lambda: metrics.exists() and len(lines_of(metrics)) >= step, process)
+    wait_for(lambda: len(lines(metrics)) >= step, process)
     os.kill(rank_pid(process.pid, 1), signal.SIGKILL)
-
-
-def lines_of(metrics: Path) -> list[str]:
-    return metrics.read_text().splitlines()
 
 
 def test_ranks_start_again_and_reach_the_same_weights(tmp_path: Path, straight: str) -> None:

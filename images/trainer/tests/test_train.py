@@ -59,6 +59,7 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(tmp_path: Path, bad: flo
     config = small("train.steps=5", f"checkpoint.dir={folder}", "checkpoint.every=1", "checkpoint.keep=9")
     for error in ranks(2, poisoned, config, bad):
         assert isinstance(error, NonFiniteError)
+        assert error.everywhere  # so it is told once
         assert str(error).startswith("step 3: loss ")
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "step-00000002"]
 

@@ -6,11 +6,12 @@ import argparse
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from rocstack_trainer import __version__, settings
 from rocstack_trainer.config import Config, micro_batches
-from rocstack_trainer.errors import ConfigError, TrainerError
+from rocstack_trainer.errors import ConfigError, TrainerError, alike
 from rocstack_trainer.ranks import launch
 from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
@@ -27,8 +28,11 @@ exit codes:   0 done, 1 failed, 2 wrong settings, 3 something is missing here, 4
 
 def main() -> NoReturn:
     code = run(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # nobody reads it; Python would try again at its end, and fail
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code or launch.is_open():
         os._exit(code)  # closing a broken process group, or gloo's, could hang
     sys.exit(0)  # MPI_Finalize runs at an ordinary exit
@@ -63,8 +67,11 @@ def run(argv: list[str]) -> int:
             check(rank, config.parallel.timeout_s)
             return 0
         if rank.rank == 0:
-            print(*args.notes, header(config, rank), sep="\n", flush=True)
-        rank = launch.split(rank, config.diloco)
+            with suppress(OSError):
+                print(*args.notes, header(config, rank), sep="\n", flush=True)
+        with alike():
+            rank = launch.split(rank, config.diloco)
+            micro_batches(config.train, rank.world)
         from rocstack_trainer.train import train
 
         return train(config, rank, started)
@@ -81,7 +88,7 @@ def run(argv: list[str]) -> int:
 def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
     parser = argparse.ArgumentParser(
         "rocstack-train",
-        description="Trains a Llama model data-parallel on GPUs (RCCL) or CPUs (gloo, MPI).",
+        description="Trains a causal language model data-parallel on GPUs (RCCL) or CPUs (gloo, MPI).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

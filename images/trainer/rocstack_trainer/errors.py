@@ -1,6 +1,8 @@
 """What can go wrong, said for the person who started the training."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class TrainerError(Exception):
@@ -29,13 +31,25 @@ class NonFiniteError(TrainerError):
 
 
 class CheckpointError(TrainerError):
-    """Checkpoints are there, but none can be used."""
+    """Checkpoints are there, but none can be used; or the last could not be written."""
+
+    everywhere = True
 
 
 class PeerLostError(TrainerError):
     """Another rank ended or can't be reached: the same run may do better on a second start."""
 
     exit_code = 4
+
+
+@contextmanager
+def alike() -> Iterator[None]:
+    """What is done here follows from the settings alone: if it fails, it fails on all ranks."""
+    try:
+        yield
+    except TrainerError as error:
+        error.everywhere = True
+        raise
 
 
 def explain(error: RuntimeError) -> PeerLostError | None:

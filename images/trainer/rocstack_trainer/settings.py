@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rocstack_trainer import published
 from rocstack_trainer.config import Config
-from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.errors import ConfigError, alike
 
 PRESETS = Path(__file__).parent / "configs"
 SECTIONS: dict[str, type] = get_type_hints(Config)
@@ -34,7 +34,11 @@ def load(source: str, overrides: Sequence[str] = (), note: Callable[[str], None]
         ConfigError: no such file, bad TOML, an unknown key, a value of the wrong type or out of range.
     """
     path, text = _read(source)
-    overrides = _joined(overrides)
+    with alike():
+        return _load(path, text, _joined(overrides), note)
+
+
+def _load(path: str, text: str, overrides: Sequence[str], note: Callable[[str], None]) -> Config:
     if found := published.translate(text, path, overrides, os.environ):
         tree, overrides, notes = found
         for line in notes:

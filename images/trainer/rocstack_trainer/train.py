@@ -17,7 +17,7 @@ from rocstack_trainer import optimizer
 from rocstack_trainer.config import Config, micro_batches
 from rocstack_trainer.data import tokens
 from rocstack_trainer.data.samples import Samples
-from rocstack_trainer.errors import NonFiniteError
+from rocstack_trainer.errors import CheckpointError, NonFiniteError
 from rocstack_trainer.gradients import buckets, topology
 from rocstack_trainer.groups.diloco import Outer
 from rocstack_trainer.models import model
@@ -43,6 +43,7 @@ def train(config: Config, rank: Rank, started: float) -> int:
     settings, links, device = config.train, config.parallel, torch.device(rank.device)
     report, step = metrics.Report(config.output, rank), 0
     micro, micros = micro_batches(settings, rank.world)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it hasn't written
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=device.type != "cpu")
     meeting = launch.process_group(rank, links.timeout_s, links.store, links.lost_after_s)
     with meeting as store, Watchdog(store, rank, links, lambda: step), ExitStack() as stack:
@@ -103,7 +104,11 @@ def train(config: Config, rank: Rank, started: float) -> int:
             if config.checkpoint.every and step % config.checkpoint.every == 0:
                 save(checkpoints.save)
 
-        report.summary(save(checkpoints.finish) or "")
+        try:
+            report.summary(save(checkpoints.finish) or "")
+        except CheckpointError:
+            report.summary("")  # what was learned is told all the same
+            raise
         gradients.close()
     if step >= settings.steps:
         return 0

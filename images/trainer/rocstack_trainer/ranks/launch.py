@@ -132,9 +132,9 @@ def process_group(rank: Rank, timeout_s: float, store: str = "", lost_after_s: f
     """The process group of all ranks of this group; gives the store in which they met.
 
     `store` is the HOST:PORT of `rocstack-train --store`; without it rank 0 has the store. Ranks are waited for
-    2 x `lost_after_s`. Only MPI and RCCL are shut down, and only after success. gloo's destructor in PyTorch 2.6
-    joins its threads while it holds the GIL, which a thread that drops a tensor waits for: neither goes on. So a
-    process in which `is_open` is true has to end with os._exit.
+    2 x `lost_after_s`. Only MPI is shut down, and only after success. gloo's destructor in PyTorch 2.6 joins its
+    threads while it holds the GIL, which a thread that drops a tensor waits for: neither goes on; and beside RCCL's
+    group there may be one of gloo. So a process in which `is_open` is true has to end with os._exit.
 
     Raises:
         PeerLostError: a rank or the store can't be reached, or was lost.
@@ -156,7 +156,7 @@ def process_group(rank: Rank, timeout_s: float, store: str = "", lost_after_s: f
             raise ConfigError(f"{rank.launcher} says {rank.world} ranks, {rank.backend} {dist.get_world_size()}")
         yield corner
         dist.barrier()  # nobody leaves while another still needs it
-        if rank.backend != "gloo":
+        if rank.backend == "mpi":
             dist.destroy_process_group()
     except RuntimeError as error:
         if explained := errors.explain(error):

@@ -38,7 +38,9 @@ def spawn(ranks: int, command: Sequence[str], groups: int = 1, restarts: int = 0
         nonlocal signals
         signals += 1
         for part in parts:
-            part.send(signal.SIGTERM if signals == 1 else signal.SIGKILL)
+            # Python dies of SIGINT with a traceback until its handlers are set; SIGUSR1 means more than "end".
+            first = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
+            part.send(first if signals == 1 else signal.SIGKILL)
 
     with ExitStack() as stack:
         if groups > 1 and STORE not in os.environ:
@@ -121,7 +123,7 @@ class Group:
         return True
 
     def tell(self, then: str, stopping: bool) -> None:
-        if stopping and self.code in (128 + signal.SIGTERM, 128 + signal.SIGKILL):
+        if stopping and self.code - 128 in (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1):
             print(f"{self.name}stopped: nothing was saved", file=sys.stderr)
         elif self.code and (self.cause or self.name or self.lost):  # else the ranks have said it all
             print(f"error: {self.name}{self.cause or f'it ended with code {self.code}'}; {then}", file=sys.stderr)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -70,10 +71,11 @@ class Report:
     """Raises ConfigError if the metrics or curves file can't be opened."""
 
     def __init__(self, config: Output, rank: Rank) -> None:
-        self.config, self.rank, self.speaks, self.out = config, rank, rank.rank == 0, sys.stdout
+        self.config, self.rank, self.speaks = config, rank, rank.rank == 0
+        self.out: TextIO | None = sys.stdout  # None when it is closed, or nobody reads it any more
         self.steps: list[Step] = []
         self.wire, self.flops, self.title = wire.sent_bytes(), 0.0, ""
-        self.file: TextIO | None = None
+        self.file: FileIO | None = None
         self.curves = config.curves if rank.group == 0 else ""  # it has the other groups of its metrics file too
         if self.speaks and self.curves:
             _open("output.curves", self.curves).close()
@@ -87,9 +89,12 @@ class Report:
         self.title, self.wire = title, wire.sent_bytes()
 
     def say(self, text: str) -> None:
-        if self.speaks:
+        if self.speaks and self.out:
             who = f"group {self.rank.group}: " if self.rank.groups > 1 else ""
-            print(f"{who}{text}", file=self.out, flush=True)
+            try:
+                print(f"{who}{text}", file=self.out, flush=True)
+            except OSError:  # such as `| head`: training goes on
+                self.out = None
 
     def step(self, step: Step) -> None:
         sent = wire.sent_bytes() if self.speaks else 0
@@ -102,13 +107,19 @@ class Report:
         self.wire = sent
         self.steps.append(step)
         if self.file:
-            print(json.dumps(asdict(step)), file=self.file, flush=True)
+            try:
+                self.file.write(f"{json.dumps(asdict(step))}\n".encode())
+            except OSError as error:
+                self.say(
+                    f"metrics: {self.config.metrics}: {error.strerror}: no more steps are written, training goes on"
+                )
+                self.file = None
         if step.step % self.config.every == 0:
             self.show(step)
 
     def show(self, step: Step) -> None:
         columns = [(key, title, form) for key, title, form in COLUMNS if getattr(step, key) is not None]
-        if not self.out.isatty():
+        if not (self.out and self.out.isatty()):
             self.say(" ".join(f"{key}={getattr(step, key):{form}}" for key, _, form in columns))
             return
         columns = columns[: max(2, shutil.get_terminal_size().columns // WIDTH)]
@@ -126,7 +137,8 @@ class Report:
                 f" median step {median(s.step_ms for s in steady):.1f} ms,"
                 f" {median(s.tokens_per_s for s in steady):.0f} tokens/s{used}"
             )
-        self.say(f"weights sha256 {weights}")
+        if weights:
+            self.say(f"weights sha256 {weights}")
         if self.speaks and self.curves:
             self.draw()
 
@@ -134,7 +146,9 @@ class Report:
         """With a metrics file, its steps of earlier starts and of other groups are drawn too."""
         try:
             runs = (
-                series.read([Path(self.config.metrics)]) if self.file else {"": [asdict(step) for step in self.steps]}
+                series.read([Path(self.config.metrics)])
+                if self.config.metrics
+                else {"": [asdict(step) for step in self.steps]}
             )
             Path(self.curves).write_text(curves.svg(runs, self.title), encoding="utf-8")
         except OSError as error:  # the training is done: nothing of it is lost
@@ -143,10 +157,11 @@ class Report:
             self.say(f"curves: {self.curves}")
 
 
-def _open(setting: str, name: str) -> TextIO:
+def _open(setting: str, name: str) -> FileIO:
+    """To append to, without a buffer: on a full disk it would be tried again and again."""
     try:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        return open(name, "a", encoding="utf-8")
+        return open(name, "ab", buffering=0)
     except OSError as error:
         raise ConfigError(f"{setting}: {name}: {error.strerror}") from None
 

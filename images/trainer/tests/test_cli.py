@@ -75,9 +75,10 @@ def test_no_rank_outlives_its_parent(training) -> None:
     wait_for(lambda: all(ended(pid) for pid in pids), within_s=10)
 
 
-def test_a_stop_signal_saves_and_ends_well(training) -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_a_stop_signal_saves_and_ends_well(training, number: signal.Signals) -> None:
     process, pids, folder = training
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert "run it again to go on" in out

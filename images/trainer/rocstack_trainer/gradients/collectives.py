@@ -126,7 +126,7 @@ class Compressed(Collective):
             self.codec.add_to(part, out)
 
     def _exchange(self, parts: list[torch.Tensor], numels: list[int]) -> list[torch.Tensor]:
-        return self.team.exchange(parts, [self.codec.size(n) for n in numels] if self.codec.fixed else None)
+        return self.team.exchange(parts, [self.codec.size(n) for n in numels])
 
 
 class Hierarchical(Collective):

@@ -23,12 +23,10 @@ SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max / 127 * (1 - 2**-2
 
 
 class Codec(Protocol):
-    """`fixed`: the size of a message depends on the number of values only. All vectors are 1-D and contiguous."""
+    """All vectors are 1-D and contiguous."""
 
-    fixed: bool
-
-    def size(self, numel: int) -> int:
-        """Bytes of a message of `numel` values: exactly if `fixed`, else at most."""
+    def size(self, numel: int) -> int | None:
+        """Bytes of a message of `numel` values; None if that depends on them."""
 
     def encode(self, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """fp32 (numel,) to a new uint8 vector on the same device.
@@ -47,8 +45,6 @@ class Codec(Protocol):
 
 class Cast:
     """Each value in another floating-point type; fp32 itself is the codec that does nothing."""
-
-    fixed = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -78,8 +74,6 @@ class Int8:
 
     A message is the fp32 scales of all blocks, then the multiples. The scale of a block that isn't finite is NaN.
     """
-
-    fixed = True
 
     def __init__(self, block: int = 1024) -> None:
         self.block = block
@@ -125,19 +119,16 @@ class Int8:
 
 
 class Zstd:
-    """Another codec's messages, entropy coded on the CPU by zstandard's fastest level that has a Huffman stage.
+    """Int8's messages, entropy coded on the CPU by zstandard's fastest level that has a Huffman stage.
 
     Gradients don't repeat: the Huffman stage alone finds something, and settings for the match search change nothing.
     """
 
-    fixed = False
-
-    def __init__(self, inner: Codec) -> None:
+    def __init__(self, inner: Int8) -> None:
         self.inner = inner
 
-    def size(self, numel: int) -> int:
-        raw = self.inner.size(numel)  # ZSTD_COMPRESSBOUND of zstd.h
-        return raw + (raw >> 8) + (max(0, (128 << 10) - raw) >> 11)
+    def size(self, numel: int) -> None:
+        return None
 
     def encode(self, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         raw = self.inner.encode(flat, residual).cpu().numpy()

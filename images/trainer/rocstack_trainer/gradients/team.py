@@ -38,13 +38,13 @@ class Team:
         self.sent += out.nbytes
         return dist.batch_isend_irecv(moves) if moves else []
 
-    def exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int] | None = None) -> list[torch.Tensor]:
-        """parts[i], 1-D, goes to member i; returns what came from each. `sizes` are the lengths of what comes; None:
-        members tell each other first."""
+    def exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int | None]) -> list[torch.Tensor]:
+        """parts[i], 1-D, goes to member i; returns what came from each. `sizes` are the lengths of what comes; where
+        they are None, members tell each other first."""
         if len(self) == 1:
             return list(parts)
         n = len(self)
-        if sizes is None:
+        if None in sizes:
             told = torch.tensor([len(part) for part in parts], device=parts[0].device)
             asked = torch.empty_like(told)
             dist.all_to_all_single(asked, told, group=self.group)

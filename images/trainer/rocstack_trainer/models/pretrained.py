@@ -89,9 +89,6 @@ def read(path: str, about: Any, say: Callable[[str], None]) -> Any:
         raise ConfigError(f"model.path: {path}: {len(missing)} tensors of the model are not in its files: {few}")
     if extra := sorted(found["unexpected_keys"]):
         say(f"model: {len(extra)} tensors of {path} are not used, such as {extra[0]}")
-    tokens = _tokenizer_size(folder)
-    if tokens > (known := about.get_text_config().vocab_size):
-        say(f"model: warning: the tokenizer in {path} has {tokens:,} tokens, the model only {known:,}")
     return net
 
 
@@ -127,14 +124,3 @@ def check(file: Path) -> None:
             pass
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"model.path: {file} is broken: {error}\n  download or copy it again") from None
-
-
-def _tokenizer_size(folder: Path) -> int:
-    """The highest token number plus one; 0 without a (readable) tokenizer.json."""
-    try:
-        tokens = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        vocabulary = tokens["model"]["vocab"]
-        known = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
-        return max([*known, *(token["id"] for token in tokens.get("added_tokens", []))], default=-1) + 1
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

@@ -145,7 +145,7 @@ def _again(config: Parallel, nodes: list[list[int]], before: dict[str, Any] | No
         return None
     wanted = ((config.algorithm, plan.algorithm), (config.compress, plan.codec))
     fits = all(setting in ("auto", chosen) for setting, chosen in wanted)
-    return replace(plan, why=f"{plan.why.removesuffix(AGAIN)}{AGAIN}") if fits else None
+    return replace(plan, why=f"{plan.why.removesuffix(' (as before)')} (as before)") if fits else None
 
 
 def find_nodes(peers: Peers) -> list[list[int]]:

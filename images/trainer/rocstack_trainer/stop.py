@@ -39,6 +39,15 @@ class StopSignals:
         self.agreed, self.requeue = asked > 0, requeue > 0
         return loss
 
+    @property
+    def wish(self) -> int:
+        """0: go on; 1: stop; 2: stop, and Slurm's time is nearly up. Of several ranks, the largest counts."""
+        return 1 + (self.name == "SIGUSR1") if self.asked else 0
+
+    def grant(self, wish: int) -> None:
+        """All ranks know of the wish of one."""
+        self.agreed, self.requeue = self.agreed or wish > 0, self.requeue or wish > 1
+
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         self.asked, self.name = True, signal.Signals(number).name
         self._restore()  # a second signal doesn't wait for the step

@@ -10,7 +10,7 @@ from conftest import Group, small
 
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import NonFiniteError, PeerLostError
-from rocstack_trainer.groups import diloco
+from rocstack_trainer.groups import leader as waiting
 from rocstack_trainer.groups.diloco import Outer
 from rocstack_trainer.ranks import launch
 
@@ -163,7 +163,7 @@ def test_groups_of_several_ranks(store, compress: str) -> None:
         assert sent[4] == sent[8] < sent[9] == sent[11] < sent[12]
         assert sent[4] <= 4 * SIZE + 32
         assert other["sent"] == [0] * 13
-        assert leader["notes"] == {"anchor_step": 13, "groups": 2}
+        assert leader["notes"] == {"owes": False, "anchor_step": 13, "groups": 2}
         assert torch.equal(leader["outer"]["outer.anchor"], every[0])
         assert other["outer"] == {}
     if compress == "none":
@@ -216,7 +216,7 @@ def test_weights_that_are_not_finite_are_not_sent(store) -> None:
 
 
 def late(rank: launch.Rank, store: Any, settings: Config) -> float:
-    diloco.TELL_S = 0.3
+    waiting.TELL_S = 0.3
     outer = Outer(settings, rank, store, network(), print)
     outer.join(0)
     if rank.group == 1:

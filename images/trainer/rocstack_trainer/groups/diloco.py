@@ -7,37 +7,45 @@ state, in CPU memory; the state of the inner optimizer stays in the group.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store
 from torch.nn import Module
 
 from rocstack_trainer.config import Config
-from rocstack_trainer.errors import NonFiniteError, PeerLostError, TrainerError
+from rocstack_trainer.errors import NonFiniteError
 from rocstack_trainer.gradients import flat
 from rocstack_trainer.gradients.compress import CODECS
 from rocstack_trainer.groups.elastic import Excluded, Membership
+from rocstack_trainer.groups.leader import Leader, Stopped
 from rocstack_trainer.groups.roster import Roster
 from rocstack_trainer.models import fingerprint
 from rocstack_trainer.ranks import beat
 from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.stop import StopSignals
 
-WAITING, FAILED = -1, -2  # what the leader tells its group instead of a step
-TELL_S = 2.0  # how often: a collective that waits for hours would time out
+OWES = -3  # the leader's word instead of a step
 
 
 class Outer:
-    """`store` is where the group's ranks met: with several groups, the one that all of them reach."""
+    """`store` is where the group's ranks met: with several groups, the one that all of them reach. A stop signal ends
+    the waiting for other groups; if it `owes` the outer step then, `join` makes up for it at the next start."""
 
-    def __init__(self, config: Config, rank: Rank, store: Store, net: Module, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        rank: Rank,
+        store: Store,
+        net: Module,
+        say: Callable[[str], None],
+        stop: StopSignals | None = None,
+    ) -> None:
         self.settings, self.steps, self.rank, self.say = config.diloco, config.train.steps, rank, say
-        self.parameters = list(net.parameters())
-        self.word, self.told = torch.zeros(1, dtype=torch.int64, device=rank.device), 0.0
+        self.parameters, self.leader = list(net.parameters()), Leader(rank, stop or StopSignals())
+        self.owes = False
         self.members: Membership | None = None
         if rank.rank:
             return
@@ -50,7 +58,7 @@ class Outer:
             common = ("inner_steps", "outer_lr", "outer_momentum", "compress")
             terms = ", ".join(f"{key}={getattr(self.settings, key)}" for key in common)
             where, timeout_s = beat.where(store), config.parallel.timeout_s
-            roster = Roster(where, rank.group, self.settings, timeout_s, self._tell_waiting)
+            roster = Roster(where, rank.group, self.settings, timeout_s, self.leader.tick)
             self.members = Membership(roster, f"{numel} parameters, train.steps={self.steps}, {terms}", say)
 
     @property
@@ -68,17 +76,20 @@ class Outer:
     def notes(self) -> dict[str, Any]:
         """For the person who reads a checkpoint."""
         groups = len(self.members.view.members) if self.members else 1
-        return {} if self.rank.rank else {"anchor_step": int(self.at), "groups": groups}
+        return {"owes": self.owes} | ({} if self.rank.rank else {"anchor_step": int(self.at), "groups": groups})
 
     @torch.no_grad()
     def join(self, step: int) -> int:
-        """Meets the other groups. Returns the step to go on from: who comes late gets the others' weights and step.
+        """Meets the other groups, also after the last step: one of them may have missed that.
+
+        Returns:
+            The step to go on from: who comes late gets the others' weights and step.
 
         Raises:
             ConfigError: another group has other weights or settings, or this one's number.
             PeerLostError: the store is gone, or groups that are needed to start didn't come.
         """
-        return self._together(lambda: self._join(step))
+        return self._together(step, lambda: self._join(step))
 
     @torch.no_grad()
     def sync(self, step: int) -> int:
@@ -91,9 +102,7 @@ class Outer:
             NonFiniteError: the weights are NaN or infinite: nothing was sent.
             PeerLostError: the store is gone, or the groups don't reach each other.
         """
-        if step % self.settings.inner_steps and step != self.steps:
-            return step
-        return self._together(lambda: self._outer_step(step))
+        return self._together(step, lambda: self._outer_step(step)) if self._due(step) else step
 
     def close(self) -> None:
         """No other group waits for this one any more."""
@@ -104,9 +113,12 @@ class Outer:
         if self.at < 0:
             flat.gather(self.parameters, self.anchor)
             self.at.fill_(step)
-        if self.members and step < self.steps and self._enter(self.members):
+        if self.members and self._enter(self.members):
             return int(self.at)
-        return step
+        return self._outer_step(step) if self._due(step) else step
+
+    def _due(self, step: int) -> bool:
+        return step % self.settings.inner_steps == 0 or step == self.steps
 
     def _enter(self, members: Membership) -> bool:
         if not members.enter(int(self.at), self._digest(), self._state()):
@@ -140,50 +152,44 @@ class Outer:
         Returns:
             False if it got the others' anchor instead.
         """
+        self.leader.tick()
+        before, parts = self.residual.clone(), []
         data = memoryview(self.codec.encode(self.delta, self.residual).numpy())
-        while True:
-            try:
-                parts = members.exchange(data, self._digest(), step)
-                break
-            except Excluded as why:
-                self.say(f"step {step}: {why}")
-                if self._enter(members):
-                    return False
+        try:
+            while not parts:
+                try:
+                    parts = members.exchange(data, self._digest(), step)
+                except Excluded as why:
+                    self.say(f"step {step}: {why}")
+                    if self._enter(members):
+                        return False
+        except Stopped:
+            self.residual.copy_(before)
+            raise
         self.delta.zero_()
         for part in parts:
             self.codec.add_to(torch.frombuffer(part, dtype=torch.uint8), self.delta)
         self.delta.div_(len(parts))
         return True
 
-    def _together(self, do: Callable[[], int]) -> int:
-        """What `do` returns, on all ranks, and rank 0's weights. Rank 0 does it; the others wait, however long."""
-        if self.rank.world == 1:
-            return do()
-        if self.rank.rank == 0:
+    def _together(self, step: int, do: Callable[[], int]) -> int:
+        """What `do` returned on the leader, which alone does it; `step` if that was stopped. All get its weights."""
+
+        def work() -> int:
             try:
-                word = do()
-            except TrainerError:
-                self._tell(FAILED)
-                raise
-            self._tell(word)
-        else:
-            while (word := self._tell(WAITING)) == WAITING:
-                pass
-            if word == FAILED:
-                raise PeerLostError("rank 0 of this group could not go on: it says why")
-        flat.broadcast(self.parameters)
-        return word
+                return do()
+            except Stopped:
+                self.close()
+                owes = self._due(step) and self.at != step
+                then = "; the outer step is made at the next start" if owes else ""
+                self.say(f"step {step}: waits for the other groups no longer{then}")
+                return OWES if owes else step
 
-    def _tell(self, word: int) -> int:
-        """Rank 0's word, on all ranks."""
-        self.word.fill_(word)
-        dist.broadcast(self.word, src=0)
-        self.told = time.monotonic()
-        return int(self.word.item())
-
-    def _tell_waiting(self) -> None:
-        if self.rank.world > 1 and time.monotonic() > self.told + TELL_S:
-            self._tell(WAITING)
+        word = self.leader.does(work)
+        self.owes = word == OWES
+        if self.rank.world > 1:
+            flat.broadcast(self.parameters)
+        return step if self.owes else word
 
     def _state(self) -> list[memoryview]:
         return [memoryview(tensor.numpy()).cast("B") for tensor in (self.anchor, self.momentum)]

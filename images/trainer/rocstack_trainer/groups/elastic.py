@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.groups.leader import Stopped
 from rocstack_trainer.groups.mesh import Broken, Buffers, Mesh
 from rocstack_trainer.groups.roster import Roster, View
 from rocstack_trainer.report import wire
@@ -83,8 +84,7 @@ class Membership:
                 self.view = view
                 return found
             if view.step != start or roster.uid not in view.members:
-                went_on = "the other groups went on without this one"
-                raise Excluded(went_on if view.members else "the store was started anew")
+                raise Excluded("the others went on without this one" if view.members else "the store was started anew")
             if not view.exchanging:
                 if announced != view:
                     roster.write(f"ready/{at}/{roster.uid}", json.dumps([len(data), digest]))
@@ -108,12 +108,12 @@ class Membership:
             roster.pause()
 
     def hand_over(self, state: Buffers) -> None:
-        """Gives `state` to those who join in the present view, if this group is the one to do it."""
+        """Gives `state` to those who join in the present view, if this group is the one to do it and needn't stop."""
         for joiner in self.view.joiners if self.view.donor == self.roster.uid else ():
             try:
                 self._transfer(self.roster.uid, joiner, state)
                 self.say(f"{self.roster.name(joiner)} joined at step {self.view.step}")
-            except Broken as error:
+            except (Broken, Stopped) as error:
                 self.say(f"{self.roster.name(joiner)} could not join at step {self.view.step} ({error})")
 
     def _admitted(self) -> View:
@@ -156,8 +156,11 @@ class Membership:
 
     def _transfer(self, donor: str, joiner: str, state: Buffers) -> None:
         peer, gives = (joiner, True) if donor == self.roster.uid else (donor, False)
-        out, into = (state, []) if gives else ([], state)
-        self._talk(f"{self.view} {joiner}", {peer: out}, {peer: into}, self.roster.timeout_s, lambda: None)
+        new = [] if gives else [memoryview(bytearray(part.nbytes)) for part in state]  # half of it would be nothing
+        out = {peer: state if gives else []}
+        self._talk(f"{self.view} {joiner}", out, {peer: new}, self.roster.timeout_s, lambda: None)
+        for part, came in zip(state, new, strict=False):
+            part[:] = came
 
     def _talk(
         self,

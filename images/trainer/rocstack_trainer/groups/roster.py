@@ -47,7 +47,8 @@ class View:
 
 
 class Roster:
-    """One leader's connection to the store. `uid` is its name, new for each start; `tick` is called while it waits."""
+    """One leader's connection to the store. `uid` is its name, new for each start; `tick` is called while it waits,
+    and what that raises ends the waiting."""
 
     def __init__(
         self, address: tuple[str, int], group: int, settings: DiLoCo, timeout_s: float, tick: Callable[[], None]

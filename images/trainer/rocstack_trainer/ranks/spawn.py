@@ -28,8 +28,8 @@ def spawn(ranks: int, command: Sequence[str], groups: int = 1, restarts: int = 0
     `restarts` times. The other groups go on: all groups meet in a store that is a process of its own.
 
     Returns:
-        0 if every group finished, or every one that was not lost. Else the exit code of the first rank that failed,
-        or 128 + its signal as a shell does.
+        0 if every group finished; or some, while others were lost, unless it was stopped before the end. Else the
+        exit code of the first rank that failed, or 128 + its signal as a shell does.
     """
     size, signals = ranks // groups, 0
     parts = [Group(number, range(number * size, (number + 1) * size), ranks, command) for number in range(groups)]
@@ -61,8 +61,8 @@ def spawn(ranks: int, command: Sequence[str], groups: int = 1, restarts: int = 0
                     part.start()
             time.sleep(0.02)
     failed = [part.code for part in parts if part.code and not part.lost]
-    if not failed and all(part.code for part in parts):
-        failed = [part.code for part in parts]
+    if not failed and (signals or all(part.code for part in parts)):
+        failed = [part.code for part in parts if part.code]
     return (failed or [0])[0] or 0
 
 

@@ -30,7 +30,7 @@ class Checkpoints:
     """All methods are for all ranks of the group together, and end alike on all of them.
 
     Raises:
-        ConfigError: checkpoint.dir or checkpoint.export can't be used.
+        ConfigError: checkpoint.dir or checkpoint.export can't be used, or the first has a run of other groups.
         CheckpointError: there are checkpoints, but none is whole.
     """
 
@@ -93,9 +93,10 @@ class Checkpoints:
         for name, tensor in state.common().items():
             self.peers.broadcast(tensor, owner[name])
         self._compare(state, f"after {path} was read")
-        self.saved, self.digest = about["step"], about["weights_sha256"]
-        self.say(f"resume: step {self.saved} from {path}, weights sha256 {self.digest[:16]}")
-        return self.saved
+        self.saved = -1 if about["notes"].get("owes") else about["step"]  # with its outer step, it is another one
+        self.digest = about["weights_sha256"]
+        self.say(f"resume: step {about['step']} from {path}, weights sha256 {self.digest[:16]}")
+        return about["step"]
 
     def save(self, step: int, state: State) -> str | None:
         """Writes `step-<step>`, unless it is there. If that fails, it is said, and training goes on.
@@ -112,8 +113,7 @@ class Checkpoints:
         self._compare(state, f"at step {step}")
         if not self.enabled:
             return None
-        mine, _ = self._divide(state)
-        mine |= self._residuals(state) if self.shared else {}
+        mine = self._divide(state)[0] | (self._residuals(state) if self.shared else {})
         # In the background they are written while training changes them: so copy, but only this rank's part.
         mine = {name: tensor.detach().to("cpu", copy=self.background) for name, tensor in mine.items()}
         about = {"step": step, "world": self.rank.world, "notes": state.notes, "model": state.model()}
@@ -134,7 +134,8 @@ class Checkpoints:
             CheckpointError: one of the two failed.
         """
         digest = self.save(step, state) or self.wait()
-        if self.settings.export and step >= self.config.train.steps and self.rank.group == 0:
+        done = step >= self.config.train.steps and not state.notes.get("owes")
+        if done and self.settings.export and self.rank.group == 0:
             self.peers.first(lambda: export.write(self.config, state.net, step), "checkpoint.export: ")
             self.say(f"export: {self.settings.export} is a Hugging Face model")
         if self.enabled and not digest:
@@ -142,7 +143,7 @@ class Checkpoints:
         return digest or fingerprint.sha256(fingerprint.weights(state.net))
 
     def _write(self, mine: dict[str, torch.Tensor], about: dict[str, Any]) -> str | None:
-        began, step = time.perf_counter(), about["step"]
+        began, step = time.time(), about["step"]
         tmp = self.folder / f"step-{step:08d}.tmp"
 
         def part() -> tuple[folder.Sums, dict[str, str]]:
@@ -165,8 +166,7 @@ class Checkpoints:
             self.say(f"checkpoint: step {step} is not saved: {error}\n  the ones before are untouched")
             return None
         self.saved, self.digest = step, digest
-        took = f"{time.perf_counter() - began:.1f} s"
-        self.say(f"checkpoint: step {step} in {self.folder}, {took}, weights sha256 {digest[:16]}")
+        self.say(f"checkpoint: step {step} in {self.folder}, {time.time() - began:.1f} s, weights sha256 {digest[:16]}")
         return digest
 
     def _compare(self, state: State, when: str) -> None:
@@ -196,4 +196,4 @@ class Checkpoints:
             self.say(f"resume: {path} skipped: {fault}")
         if found:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole: move them away to start anew")
-        return None
+        return self.peers.first(lambda: folder.check_groups(Path(self.settings.dir), self.rank.groups))

@@ -50,6 +50,17 @@ def shared(folder: Path, peers: Peers, where: str) -> bool:
     return all_see
 
 
+def check_groups(run: Path, groups: int) -> None:
+    """Raises ConfigError if there are checkpoints in `run` that a run of so many groups can't have."""
+    there = {path.parents[1] for kind in ("", "group-*/") for path in run.glob(f"{kind}step-*/state.json")}
+    if there - ({run / f"group-{number}" for number in range(groups)} if groups > 1 else {run}):
+        found = "a run without groups" if run in there else "one with " + ", ".join(sorted(p.name for p in there))
+        raise ConfigError(
+            f"checkpoint.dir: {run} has {found}, here diloco.groups={groups}\n"
+            "  take another folder, or begin anew there with checkpoint.resume=false"
+        )
+
+
 def about(path: Path) -> dict[str, Any]:
     """state.json. Raises OSError or ValueError."""
     return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))

@@ -62,6 +62,9 @@ class State:
             return "it has " + ", ".join(f"{key}={model[key]}" for key in fields)
         saved = {name: shape for name, shape in dcp.contents(path).items() if not name.startswith("rank")}
         here = dcp.shapes(self.common() | self.leaders())
+        outer = [any(name.startswith("shared.outer.") for name in names) for names in (saved, here)]
+        if outer[0] != outer[1]:
+            return f"it was saved {'with' if outer[0] else 'without'} DiLoCo (diloco.groups, diloco.always)"
         names = sorted(name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name))
         few = ", ".join(f"{name} ({_words(saved.get(name))}, here {_words(here.get(name))})" for name in names[:3])
         return f"{len(names)} of its tensors are others: {few}" if names else ""

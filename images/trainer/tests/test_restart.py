@@ -140,6 +140,12 @@ def test_only_the_group_of_a_lost_rank_starts_again(spawned) -> None:
     assert code == 0
 
 
+def test_after_a_stop_a_lost_group_counts(spawned) -> None:
+    """Group 0 is stopped and saved: it didn't make up for the loss of the other one."""
+    saves = "trap 'exit 0' TERM; sleep 0.5; kill -TERM $PPID; sleep 9 & wait"
+    assert spawned(f"test $RANK = 1 && kill -9 $$; {saves}", 2, groups=2)[0] == 128 + signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     ("script", "code"),
     [("kill -9 $$", 137), ("exit $((RANK == 1 ? 1 : 0))", 1), ("exit $((RANK + 1))", 1), ("exit 0", 0)],

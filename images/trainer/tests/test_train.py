@@ -1,15 +1,22 @@
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import lines, ranks, run, small, state, trained
+from conftest import Ranks, grouped, lines, ranks, run, small, state, trained
+from torch.nn.functional import cross_entropy
 
 from rocstack_trainer import optimizer, settings, train
 from rocstack_trainer.config import Config
+from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import ConfigError, NonFiniteError
+from rocstack_trainer.models import fingerprint
 from rocstack_trainer.ranks.launch import Rank
+
+CONSTANT = ("train.warmup=0", "train.min_lr=1")  # the rate doesn't depend on train.steps, so a part is a beginning
 
 
 def test_the_loss_of_the_tiny_model_goes_down(tmp_path: Path) -> None:
@@ -39,28 +46,155 @@ def test_bucketed_and_naive_train_the_same_weights(tmp_path: Path) -> None:
     assert state(tmp_path / "naive", 6)["weights_sha256"] == state(tmp_path / "flat", 6)["weights_sha256"]
 
 
-def poisoned(rank: Rank, config: Config, bad: float) -> int:
-    """The loss of rank 1 goes wrong in the third step, its gradient with it."""
-    calls = 0
-    original = train.cross_entropy
+def plainly(rank: Rank, config: Config) -> tuple[list[tuple[float, float, float]], str]:
+    """The same run written out in plain PyTorch: loss, gradient norm and rate of each step; sha256 of the weights."""
+    settings, said = config.train, []
+    net = train.model.build(config.model, rank, settings.seed, print)
+    data = Samples(config.data, settings.batch, settings.seed, 256)
+    adam = optimizer.make(net, settings)
+    for step in range(settings.steps):
+        adam.zero_grad()
+        inputs, targets = data.load(data.ids(step, 0, 1), "cpu")
+        loss = cross_entropy(net(input_ids=inputs).logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        norm = torch.cat([parameter.grad.flatten() for parameter in net.parameters()]).double().norm()
+        if settings.clip:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip)
+        rate = settings.lr * min(1, (step + 1) / settings.warmup)
+        for group in adam.param_groups:
+            group["lr"] = rate
+        adam.step()
+        said.append((loss.item(), norm.item(), rate))
+    return said, fingerprint.sha256(fingerprint.weights(net))
 
-    def cross_entropy(*args):
+
+@pytest.mark.parametrize("clip", [0, 0.2])
+def test_one_rank_is_plain_pytorch_to_the_bit(tmp_path: Path, clip: float) -> None:
+    metrics = tmp_path / "m.jsonl"
+    asked = ("train.steps=6", "train.warmup=3", "train.min_lr=1", f"train.clip={clip}")
+    config = small(*asked, f"checkpoint.dir={tmp_path / 'c'}", f"output.metrics={metrics}")
+    ((said, weights),) = ranks(1, grouped, plainly, config)
+    trained(1, config)
+    assert state(tmp_path / "c", 6)["weights_sha256"] == weights
+    found = [(line["loss"], line["grad_norm"], line["lr"]) for line in lines(metrics)]
+    assert found == [pytest.approx(each, rel=2e-6) for each in said]
+    assert all(norm > 0.4 for _, norm, _ in said)  # so clipping matters; the norm told is the one before
+
+
+def test_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
+    """The rate is 0: Adam makes much of rounding errors, here each step measures new samples with the same weights."""
+    found = {}
+    for world, micro in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (4, 0)):
+        metrics = tmp_path / f"{world}-{micro}.jsonl"
+        asked = ("train.lr=0", "train.steps=2", f"train.micro_batch={micro}", f"output.metrics={metrics}")
+        trained(world, small(*asked, "parallel.compress=none"))
+        found[world, micro] = [(line["loss"], line["grad_norm"]) for line in lines(metrics)]
+    whole = found[1, 0]
+    assert len(whole) == 2
+    for each in found.values():
+        assert each == [pytest.approx(step, rel=2e-6) for step in whole]
+
+
+def watched(rank: Rank, config: Config, group: int = 0) -> list[tuple[int, int]]:
+    """What a run of this rank of DiLoCo group `group` loaded: samples, and the random seed at that time."""
+    loaded, load = [], Samples.load
+
+    def spy(self: Samples, ids: np.ndarray, device: str) -> Any:
+        loaded.extend((int(number), torch.initial_seed()) for number in ids)
+        return load(self, ids, device)
+
+    Samples.load = spy
+    assert run(replace(rank, group=group, groups=config.diloco.groups), config) == 0
+    return loaded
+
+
+def first(config: Config, count: int) -> list[int]:
+    """The first samples of the stream, sorted."""
+    return sorted(Samples(config.data, count, config.train.seed, 256).ids(0, 0, 1).tolist())
+
+
+def test_a_restart_with_another_batch_skips_and_repeats_nothing(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for steps, batch, world in ((3, 4, 2), (5, 8, 2), (8, 3, 1)):
+        config = small(f"train.steps={steps}", f"train.batch={batch}", f"checkpoint.dir={tmp_path}")
+        seen += [sample for rank in ranks(world, watched, config) for sample, _ in rank]
+        assert sorted(seen) == first(config, len(seen))
+    assert len(seen) == 3 * 4 + 2 * 8 + 3 * 3
+
+
+def test_groups_take_different_samples_agree_and_go_on_bitwise(store, tmp_path: Path) -> None:
+    """2 groups x 2 ranks, outer steps after 2 and 4; and after 6 and 8 in the same run, or in another."""
+    seen: dict[str, list[tuple[int, int]]] = {"straight": [], "resumed": []}
+    for name, steps in (("straight", 8), ("resumed", 4), ("resumed", 8)):
+        folders = (f"checkpoint.dir={tmp_path / name}", f"output.metrics={tmp_path / name}.jsonl")
+        asked = ("diloco.groups=2", "diloco.inner_steps=2", "diloco.beat_s=0.1", f"parallel.store={store[0]}")
+        config = small(*asked, f"train.steps={steps}", *CONSTANT, *folders)
+        groups = [Ranks(2, watched, config, group) for group in range(2)]
+        seen[name] += [each for group in groups for rank in group.results() for each in rank]
+    for name, loaded in seen.items():
+        assert sorted(sample for sample, _ in loaded) == first(config, 8 * 2 * 4), name
+        assert len({seed for _, seed in loaded}) == 8 * 2 * 2, name  # of each step and rank its own
+        outer = [(line["group"], line["step"], line["outer"]) for line in lines(tmp_path / f"{name}.jsonl")]
+        assert sorted(outer) == [(group, step, step // 2) for group in range(2) for step in range(1, 9)]
+    last = {state(tmp_path / name / f"group-{group}", 8)["weights_sha256"] for name in seen for group in range(2)}
+    assert len(last) == 1
+
+
+def test_an_outer_rate_of_zero_goes_back_to_the_first_weights(tmp_path: Path) -> None:
+    for steps in (0, 3):
+        asked = (f"train.steps={steps}", "diloco.always=true", "diloco.outer_lr=0", f"checkpoint.dir={tmp_path / 'c'}")
+        trained(1, small(*asked, "checkpoint.resume=false"))
+    assert state(tmp_path / "c", 3)["weights_sha256"] == state(tmp_path / "c", 0)["weights_sha256"]
+
+
+def test_a_restart_takes_the_plan_of_the_checkpoint(tmp_path: Path) -> None:
+    """Inside one node `auto` is no codec; the run before was told to take one, and sums must stay what they were."""
+    told = "parallel.compress=int8"
+    for name, parts in {"straight": [(4, told)], "resumed": [(2, told), (4, "parallel.compress=auto")]}.items():
+        for steps, codec in parts:
+            trained(2, small(f"train.steps={steps}", codec, *CONSTANT, f"checkpoint.dir={tmp_path / name}"))
+    straight, resumed = (state(tmp_path / name, 4) for name in ("straight", "resumed"))
+    assert resumed["notes"]["plan"]["codec"] == "int8"
+    assert resumed["weights_sha256"] == straight["weights_sha256"]
+
+
+POISON = {
+    "nan": lambda loss, _: loss * math.nan,
+    "inf": lambda loss, _: loss * math.inf,
+    "only the loss": lambda loss, _: loss + math.nan,
+    "only the gradient": lambda loss, logits: loss + (logits.sum() * 0).sqrt(),
+}
+
+
+def poisoned(rank: Rank, config: Config, how: str) -> tuple[NonFiniteError, str]:
+    """Rank 1 goes wrong in the third step. The error, and the sha256 of the weights that are left."""
+    calls, nets = 0, []
+    original, build = train.cross_entropy, train.model.build
+
+    def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return original(*args) * (bad if rank.rank == 1 and calls == 3 else 1)
+        loss = original(logits, targets)
+        return POISON[how](loss, logits) if rank.rank == 1 and calls == 3 else loss
 
-    train.cross_entropy = cross_entropy
-    return run(rank, config)
+    def keep(*args: Any) -> torch.nn.Module:
+        nets.append(build(*args))
+        return nets[0]
+
+    train.cross_entropy, train.model.build = cross_entropy, keep
+    with pytest.raises(NonFiniteError) as caught:
+        run(rank, config)
+    return caught.value, fingerprint.sha256(fingerprint.weights(nets[0]))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nan_on_one_rank_stops_all_before_the_optimizer(tmp_path: Path, bad: float) -> None:
+@pytest.mark.parametrize("how", POISON)
+def test_nan_on_one_rank_stops_all_before_the_optimizer(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "c"
     config = small("train.steps=5", f"checkpoint.dir={folder}", "checkpoint.every=1", "checkpoint.keep=9")
-    for error in ranks(2, poisoned, config, bad):
-        assert isinstance(error, NonFiniteError)
+    for error, weights in ranks(2, poisoned, config, how):
         assert error.everywhere  # so it is told once
         assert str(error).startswith("step 3: loss ")
+        assert weights == state(folder, 2)["weights_sha256"]
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "step-00000002"]
 
 

@@ -73,6 +73,7 @@ class Parallel:
     bucket_mb: float = _at_least(0, 0.0)  # 0: 25, or 4 with int8, which then works while backward does
     store: str = ""  # HOST:PORT of `rocstack-train --store`, which outlives any rank; "": rank 0 has it
     timeout_s: float = _at_least(1, 600.0)
+    compare_every: int = _at_least(0, 1000)  # steps after which the ranks' weights are compared; also at checkpoints
     lost_after_s: float = _at_least(1, 15.0)  # a rank that gives no sign of life for so long is lost
 
 

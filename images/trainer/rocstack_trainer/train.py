@@ -20,10 +20,11 @@ from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import CheckpointError, NonFiniteError
 from rocstack_trainer.gradients import buckets, topology
 from rocstack_trainer.groups.diloco import Outer
-from rocstack_trainer.models import model
+from rocstack_trainer.models import fingerprint, model
 from rocstack_trainer.ranks import launch
 from rocstack_trainer.ranks.beat import Watchdog
 from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.report import metrics
 from rocstack_trainer.saving.checkpoint import Checkpoints
 from rocstack_trainer.saving.requeue import requeue
@@ -55,7 +56,7 @@ def train(config: Config, rank: Rank, started: float) -> int:
         data = Samples(files, settings.batch * rank.groups, settings.seed, vocabulary)
         plan = topology.plan(links, rank, 4 * model.n_params(net), checkpoints.notes().get("plan"))
         gradients = buckets.make(links, plan, rank, net.parameters())
-        outer = Outer(config, rank, store, net, report.say) if config.outer else None
+        outer = Outer(config, rank, store, net, report.say, stop) if config.outer else None
         state = State(net, optimizer.make(net, settings), outer.tensors() if outer else {}, gradients.residuals())
         step = checkpoints.resume(state)
         data.go_on(step, checkpoints.notes().get("position", data.position(step)))
@@ -95,6 +96,8 @@ def train(config: Config, rank: Rank, started: float) -> int:
             state.optimizer.step()
             step += 1
             step = outer.sync(step) if outer else step
+            if links.compare_every and step % links.compare_every == 0:
+                fingerprint.compare(net, Peers(rank), f"at step {step}")
             took, waited = time.perf_counter() - began, metrics.ms(computed, received)
             speed, memory = settings.batch * data.seq_len / took, metrics.memory_mb(device)
             sent = (gradients.sent + (outer.sent if outer else 0) - sent) / 1e6
@@ -110,7 +113,7 @@ def train(config: Config, rank: Rank, started: float) -> int:
             report.summary("")  # what was learned is told all the same
             raise
         gradients.close()
-    if step >= settings.steps:
+    if step >= settings.steps and not (outer and outer.owes):
         return 0
     saved = "run it again to go on" if checkpoints.enabled else "nothing was saved: checkpoint.dir is not set"
     report.say(f"stopped by {stop.name} at step {step}: {saved}")

@@ -67,7 +67,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("missed", [0, 1])
 def test_a_finished_group_takes_along_one_that_missed_the_end(store, finished, copy, capfd, missed) -> None:
     shutil.rmtree(copy / f"group-{missed}" / "step-00000010")
-    assert results(both(store[0], copy, "parallel.timeout_s=20")) == [0, 0, 0]
+    assert results(both(store[0], copy, "parallel.timeout_s=60")) == [0, 0, 0]
     assert f"joined at step 10, with the weights of group {1 - missed}" in capfd.readouterr().out
     assert digests(copy) == digests(finished)
 

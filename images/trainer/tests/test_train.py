@@ -252,3 +252,24 @@ def test_random_numbers_differ_by_step_and_rank_and_repeat() -> None:
     seeds = [train.step_seed(1, step, rank) for step in range(50) for rank in range(8)]
     assert len(set(seeds)) == len(seeds)
     assert seeds == [train.step_seed(1, step, rank) for step in range(50) for rank in range(8)]
+
+
+def drifting(rank: Rank, config: Config) -> int:
+    """Rank 1's memory flips a bit after step 3."""
+    original = torch.optim.AdamW.step
+
+    def step(self, *args):
+        original(self, *args)
+        drifting.made += 1
+        if rank.rank == 1 and drifting.made == 3:
+            self.param_groups[0]["params"][0].data.view(torch.int32).view(-1)[7] ^= 1
+
+    drifting.made = 0
+    torch.optim.AdamW.step = step
+    return run(rank, config)
+
+
+def test_ranks_compare_their_weights_now_and_then() -> None:
+    for error in ranks(3, drifting, small("train.steps=9", "train.batch=6", "parallel.compare_every=2")):
+        assert "the weights at step 4 differ between the ranks: rank 1 on" in str(error)
+    assert ranks(2, drifting, small("train.steps=9", "parallel.compare_every=0"))[0].args  # at the end it is seen too

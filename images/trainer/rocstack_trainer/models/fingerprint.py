@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from rocstack_trainer.errors import CheckpointError
+from rocstack_trainer.ranks.peers import Peers
+
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 24}  # elements widened at a time: they stay in a CPU's cache; few launches
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
 
@@ -31,6 +34,12 @@ def combined(digests: Mapping[str, str]) -> str:
 
 def tensor_sha256(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
+def compare(net: torch.nn.Module, peers: Peers, when: str) -> None:
+    """Raises CheckpointError on all ranks, naming those whose weights are not the others'."""
+    hint = "memory, network or collectives of a node are at fault; the last checkpoint was still the same on all"
+    peers.same(f"checksum {checksum(weights(net).values()):x}", f"the weights {when}", CheckpointError, hint)
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ class Checkpoints:
         self.peers.agree(lambda: dcp.read(mine | own, path))
         for name, tensor in state.common().items():
             self.peers.broadcast(tensor, owner[name])
-        self._compare(state, f"after {path} was read")
+        fingerprint.compare(state.net, self.peers, f"after {path} was read")
         self.saved = -1 if about["notes"].get("owes") else about["step"]  # with its outer step, it is another one
         self.digest = about["weights_sha256"]
         self.say(f"resume: step {about['step']} from {path}, weights sha256 {self.digest[:16]}")
@@ -110,7 +110,7 @@ class Checkpoints:
         self.wait()
         if step == self.saved:
             return self.digest
-        self._compare(state, f"at step {step}")
+        fingerprint.compare(state.net, self.peers, f"at step {step}")
         if not self.enabled:
             return None
         mine = self._divide(state)[0] | (self._residuals(state) if self.shared else {})
@@ -168,11 +168,6 @@ class Checkpoints:
         self.saved, self.digest = step, digest
         self.say(f"checkpoint: step {step} in {self.folder}, {time.time() - began:.1f} s, weights sha256 {digest[:16]}")
         return digest
-
-    def _compare(self, state: State, when: str) -> None:
-        mine = f"checksum {fingerprint.checksum(fingerprint.weights(state.net).values()):x}"
-        hint = "memory, network or collectives of a node are at fault; the last checkpoint was still the same on all"
-        self.peers.same(mine, f"the weights {when}", CheckpointError, hint)
 
     def _divide(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         """What this rank writes and reads, but for the residuals; and whose of the common tensors each is."""

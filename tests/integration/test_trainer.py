@@ -43,8 +43,9 @@ find /usr -name '*.pyc' -newer stamp -not -path '*/rocstack_trainer/*'
 
 def test_trainers_tests_pass_in_the_image(with_pytest: str) -> None:
     line = ["--rm", "--no-healthcheck", "--shm-size=1g", "--workdir=/tmp", "--env=OMP_NUM_THREADS=1"]
+    line += ["--cap-add=SYS_ADMIN"]  # to mount a small disk, and fill it
     line += ["--env=PYTHONDONTWRITEBYTECODE=1", f"--volume={REPO / 'images/trainer'}:/trainer:ro"]
-    command = ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", "/trainer/tests"]
+    command = ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rsf", "/trainer/tests"]
     done = engine("run", *line, with_pytest, *command, check=False)
     print(done.stdout[-4000:])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

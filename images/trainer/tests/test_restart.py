@@ -108,7 +108,7 @@ def spawned(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
 
 
 def test_at_most_so_many_restarts(spawned) -> None:
-    code, out, err = spawned("echo start $RANK; test $RANK = 1 && kill -9 $$; exec sleep 9", 2, restarts=2)
+    code, out, err = spawned("echo start $RANK; test $RANK = 1 && sleep .3 && kill -9 $$; exec sleep 9", 2, restarts=2)
     assert code == 128 + signal.SIGKILL
     assert (out.count("start 0"), out.count("start 1")) == (3, 3)
     assert [line.rpartition("; ")[2] for line in err.splitlines()] == [

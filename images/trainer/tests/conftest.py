@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the image's entrypoint names the container's network
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch; also: a process with OpenMP threads must not be forked
 
 import json

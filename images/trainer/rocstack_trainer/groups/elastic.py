@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.groups.leader import Stopped
@@ -157,18 +159,16 @@ class Membership:
     def _transfer(self, donor: str, joiner: str, state: Buffers) -> None:
         peer, gives = (joiner, True) if donor == self.roster.uid else (donor, False)
         new = [] if gives else [memoryview(bytearray(part.nbytes)) for part in state]  # half of it would be nothing
-        out = {peer: state if gives else []}
-        self._talk(f"{self.view} {joiner}", out, {peer: new}, self.roster.timeout_s, lambda: None)
+        self._talk(f"{self.view} {joiner}", {peer: state if gives else []}, {peer: new}, self.roster.timeout_s)
         for part, came in zip(state, new, strict=False):
             part[:] = came
+        word, none = [memoryview(bytearray(1))], []  # a donor that has finished leaves only when all has arrived
+        out, into = ({peer: none}, {peer: word}) if gives else ({peer: word}, {peer: none})
+        with nullcontext() if gives else suppress(Broken):
+            self._talk(f"{self.view} {joiner} has it", out, into, self.roster.timeout_s)
 
     def _talk(
-        self,
-        token: str,
-        out: Mapping[str, Buffers],
-        into: Mapping[str, Buffers],
-        patience_s: float,
-        check: Callable[[], None],
+        self, token: str, out: Mapping[str, Buffers], into: Mapping[str, Buffers], patience_s: float, check: Any = bool
     ) -> None:
         def careful() -> None:
             self.roster.tick()

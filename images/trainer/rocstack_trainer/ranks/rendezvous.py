@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from rocstack_trainer.ranks.launch import Rank
 
+HEARD_S = 3.0
 STORE = "ROCSTACK_TRAINER_STORE"  # HOST:PORT of the control-plane store, where the settings don't say it
 
 
@@ -124,8 +125,13 @@ def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[St
         corner.set("all", json.dumps(_gather(group, corner, attempt, rank.world, timeout_s)))
     late = timedelta(seconds=timeout_s + 5)  # rank 0 may have come last, and knows more
     everyone = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {host} waited"))
+    heard = corner.add("heard", 1)
     if missing := [str(number) for number, place in enumerate(everyone) if not place]:
         found = sorted({place.split()[0] for place in everyone if place})
+        until = time.monotonic() + HEARD_S
+        while rank.rank == 0 and heard < rank.world - len(missing) and time.monotonic() < until:
+            time.sleep(0.05)  # the store may end with this rank: the others have to read it before
+            heard = corner.add("heard", 0)
         raise PeerLostError(
             f"rank {', '.join(missing)} of {rank.world} didn't come within {timeout_s:.0f} s\n"
             f"  the others are on {', '.join(found)}; look for an earlier error of the missing, or at their node"

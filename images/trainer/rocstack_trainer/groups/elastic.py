@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -162,10 +161,11 @@ class Membership:
         self._talk(f"{self.view} {joiner}", {peer: state if gives else []}, {peer: new}, self.roster.timeout_s)
         for part, came in zip(state, new, strict=False):
             part[:] = came
-        word, none = [memoryview(bytearray(1))], []  # a donor that has finished leaves only when all has arrived
-        out, into = ({peer: none}, {peer: word}) if gives else ({peer: word}, {peer: none})
-        with nullcontext() if gives else suppress(Broken):
-            self._talk(f"{self.view} {joiner} has it", out, into, self.roster.timeout_s)
+        has_it = f"joined/{self.view.step}/{joiner}"
+        if not gives:
+            self.roster.write(has_it, "yes")
+        while gives and not self.roster.read(has_it) and not self.roster.gone(joiner):
+            self.roster.pause()  # a donor that has finished leaves only when all has arrived
 
     def _talk(
         self, token: str, out: Mapping[str, Buffers], into: Mapping[str, Buffers], patience_s: float, check: Any = bool

@@ -4,7 +4,6 @@ Trainer. `alone` is ours with each rank for itself, which shows what communicati
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from rocstack_trainer.models import model
 from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.report import metrics
 from rocstack_trainer.stop import StopSignals
-from rocstack_trainer.train import autocast, forward_backward, step_seed
+from rocstack_trainer.train import autocast, one_step
 
 
 class Side:
@@ -56,21 +55,12 @@ class Ours(Side):
         self.stop, self.report = StopSignals(), metrics.Report(Output(metrics=os.devnull, every=1 << 30), rank)
 
     def step(self, step: int) -> float:
-        train, data, rank, began = self.config.train, self.data, self.rank, time.perf_counter()
-        torch.manual_seed(step_seed(train.seed, step, rank.rank))
-        ids = self.samples(step)
-        share = forward_backward(self.net, self.gradients, data, ids, len(ids), self.config, rank)
-        computed = metrics.mark(share.device)
-        self.gradients.finish()
-        received = metrics.mark(share.device)
-        norm = self.clip(self.net)
-        loss = self.stop.agree(share)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise RuntimeError(f"step {step}: loss {loss}, gradient norm {norm}")
-        rate = optimizer.set_rate(self.optimizer, train, step)
-        self.optimizer.step()
-        took, waited = time.perf_counter() - began, metrics.ms(computed, received)
-        speed, memory = train.batch * data.seq_len / took, metrics.memory_mb(share.device)
+        data, rank, began = self.data, self.rank, time.perf_counter()
+        loss, norm, rate, waited = one_step(
+            self.net, self.optimizer, self.gradients, data, step, self.config, rank, self.stop
+        )
+        took, memory = time.perf_counter() - began, metrics.memory_mb(torch.device(rank.device))
+        speed = self.config.train.batch * data.seq_len / took
         self.report.step(metrics.Step(step + 1, loss, loss.hex(), norm, rate, speed, took * 1e3, waited, memory))
         return loss
 

@@ -78,27 +78,16 @@ def train(config: Config, rank: Rank, started: float) -> int:
 
         while step < settings.steps and not stop.agreed:
             began, sent = time.perf_counter(), gradients.sent + (outer.sent if outer else 0)
-            place, places = rank.group * rank.world + rank.rank, rank.groups * rank.world
-            torch.manual_seed(step_seed(settings.seed, step, place))
-            share = forward_backward(net, gradients, data, data.ids(step, place, places), micro, config, rank)
-            computed = metrics.mark(device)
-            gradients.finish()
-            received = metrics.mark(device)
-            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip or math.inf).item()
-            loss = stop.agree(share)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
+            try:
+                loss, norm, lr, waited = one_step(net, state.optimizer, gradients, data, step, config, rank, stop)
+            except NonFiniteError:
                 checkpoints.wait()
-                raise NonFiniteError(
-                    f"step {step + 1}: loss {loss}, gradient norm {norm}: stopped before the optimizer\n"
-                    "  usually the learning rate is too high: try a lower train.lr or a longer train.warmup"
-                )
-            lr = optimizer.set_rate(state.optimizer, settings, step)
-            state.optimizer.step()
+                raise
             step += 1
             step = outer.sync(step) if outer else step
             if links.compare_every and step % links.compare_every == 0:
                 fingerprint.compare(net, Peers(rank), f"at step {step}")
-            took, waited = time.perf_counter() - began, metrics.ms(computed, received)
+            took = time.perf_counter() - began
             speed, memory = settings.batch * data.seq_len / took, metrics.memory_mb(device)
             sent = (gradients.sent + (outer.sent if outer else 0) - sent) / 1e6
             outers = step // config.diloco.inner_steps if outer else 0
@@ -123,17 +112,54 @@ def train(config: Config, rank: Rank, started: float) -> int:
     return 0 if checkpoints.enabled else STOPPED
 
 
+def one_step(
+    net: torch.nn.Module,
+    adam: torch.optim.Optimizer,
+    gradients: buckets.Gradients,
+    data: Samples,
+    step: int,
+    config: Config,
+    rank: Rank,
+    stop: StopSignals,
+) -> tuple[float, float, float, float]:
+    """Step number `step`, from 0, on all ranks of the group.
+
+    Returns:
+        Loss, gradient norm, learning rate, and the ms that this rank waited for gradients after its backward.
+
+    Raises:
+        NonFiniteError: on all ranks: the weights are as they were.
+    """
+    settings = config.train
+    place, places = rank.group * rank.world + rank.rank, rank.groups * rank.world
+    torch.manual_seed(step_seed(settings.seed, step, place))
+    share = forward_backward(net, gradients, data, data.ids(step, place, places), config, rank)
+    computed = metrics.mark(share.device)
+    gradients.finish()
+    received = metrics.mark(share.device)
+    norm = torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip or math.inf).item()
+    loss = stop.agree(share)
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise NonFiniteError(
+            f"step {step + 1}: loss {loss}, gradient norm {norm}: stopped before the optimizer\n"
+            "  usually the learning rate is too high: try a lower train.lr or a longer train.warmup"
+        )
+    lr = optimizer.set_rate(adam, settings, step)
+    adam.step()
+    return loss, norm, lr, metrics.ms(computed, received)
+
+
 def forward_backward(
     net: torch.nn.Module,
     gradients: buckets.Gradients,
     data: Samples,
     ids: np.ndarray,
-    micro: int,
     config: Config,
     rank: Rank,
 ) -> torch.Tensor:
     """This rank's share of the mean loss; summed over the ranks, it is the mean. So are its gradients."""
     gradients.zero()
+    micro, _ = micro_batches(config.train, rank.world)
     total = torch.zeros((), device=rank.device)
     for start in range(0, len(ids), micro):
         inputs, targets = data.load(ids[start : start + micro], rank.device)

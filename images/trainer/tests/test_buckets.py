@@ -21,9 +21,8 @@ def gradient(rank: launch.Rank, config: Config) -> torch.Tensor:
     flat.broadcast(net.parameters())
     data = Samples(config.data, config.train.batch, config.train.seed, config.model.vocab_size)
     gradients = buckets.make(config.parallel, plan(config.parallel, rank, 0), rank, net.parameters())
-    micro = config.train.micro_batch or config.train.batch // rank.world
     for step in (2, 3):  # the second step must not see the first one's gradient
-        forward_backward(net, gradients, data, data.ids(step, rank.rank, rank.world), micro, config, rank)
+        forward_backward(net, gradients, data, data.ids(step, rank.rank, rank.world), config, rank)
         gradients.finish()
     gradients.close()
     return torch.cat([parameter.grad.reshape(-1) for parameter in net.parameters()])

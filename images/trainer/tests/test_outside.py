@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,18 +22,30 @@ def test_nobody_has_to_read_the_output(tmp_path: Path, shell: str) -> None:
     assert len(lines(tmp_path / "m")) == 20
 
 
-def test_a_full_disk_under_the_metrics_does_not_end_the_run(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A few kB."""
+    (small := tmp_path / "small").mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", small], capture_output=True).returncode:
         pytest.skip("no right to mount here")
-    try:
-        done = command(*SMALL, "--steps=60", f"--output.metrics={small / 'm'}")
-    finally:
-        subprocess.run(["umount", small], check=True)
+    yield small
+    subprocess.run(["umount", "-l", small], check=True)
+
+
+def test_a_full_disk_under_the_metrics_does_not_end_the_run(disk: Path) -> None:
+    done = command(*SMALL, "--steps=60", f"--output.metrics={disk / 'm'}")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("No space left on device: no more steps are written") == 1
     assert "done: step 60" in done.stdout
+
+
+def test_a_last_step_that_can_not_be_saved_is_said_once_and_the_rest_is_told(disk: Path, tmp_path: Path) -> None:
+    curves = tmp_path / "c.svg"
+    done = command(*SMALL, "--steps=4", f"--checkpoint.dir={disk}", "--checkpoint.every=2", f"--output.curves={curves}")
+    assert (done.returncode, done.stderr.count("the last step, 4, is not saved: ")) == (1, 1)
+    assert [done.stdout.count(f"checkpoint: step {step} is not saved: ") for step in (2, 4)] == [1, 1]
+    assert "done: step 4" in done.stdout
+    assert curves.read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize(("number", "asked"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])

@@ -6,6 +6,7 @@ each of them. A NaN or infinity of one rank reaches all.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,11 +21,11 @@ from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.ranks.launch import Rank
 
 
-class Collective:
+class Collective(ABC):
     """`collective(flat)`: the sum, in place. One per tensor, since it may hold what rounding left over."""
 
-    def __call__(self, flat: torch.Tensor) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, flat: torch.Tensor) -> None: ...
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """The live error-feedback tensors of this rank by name: a restart needs them to go on bitwise."""

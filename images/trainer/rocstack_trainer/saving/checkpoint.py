@@ -37,7 +37,8 @@ class Checkpoints:
     def __init__(self, config: Config, rank: Rank, say: Callable[[str], None]) -> None:
         self.config, self.rank, self.settings = config, rank, config.checkpoint
         self.say = say if rank.rank == 0 else lambda _: None
-        self.enabled, self.saved, self.digest, self.fault = bool(self.settings.dir), -1, "", ""
+        self.enabled, self.saved, self.digest = bool(self.settings.dir), -1, ""
+        self.failed, self.fault = -1, ""  # the step that could not be saved last, and why
         self.pool = ThreadPoolExecutor(1)
         self.running: Future[str | None] | None = None
         self.damaged: set[Path] = set()
@@ -133,7 +134,8 @@ class Checkpoints:
         Raises:
             CheckpointError: one of the two failed.
         """
-        digest = self.save(step, state) or self.wait()
+        self.wait()
+        digest = None if self.failed == step else self.save(step, state) or self.wait()
         done = step >= self.config.train.steps and not state.notes.get("owes")
         if done and self.settings.export and self.rank.group == 0:
             self.peers.first(lambda: export.write(self.config, state.net, step), "checkpoint.export: ")
@@ -162,7 +164,7 @@ class Checkpoints:
         except TrainerError as error:
             if self.rank.rank == 0:
                 shutil.rmtree(tmp, ignore_errors=True)
-            self.fault = str(error)
+            self.failed, self.fault = step, str(error)
             self.say(f"checkpoint: step {step} is not saved: {error}\n  the ones before are untouched")
             return None
         self.saved, self.digest = step, digest

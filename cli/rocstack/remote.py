@@ -13,17 +13,18 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from rocstack import node, paths
 from rocstack.errors import BadInput, CheckFailed, Missing, Where
 
 State = Literal["started", "ok", "failed", "unreachable"]
 OnEvent = Callable[[str, State], None]
+OnTask = Callable[[str, str, State], None]  # host, task, how it stands
 FORKS = 64
 _ENDS: dict[str, State] = {
     "runner_on_ok": "ok",
@@ -68,6 +69,8 @@ class _Events:
     """Ansible's events, joined by host."""
 
     on_event: OnEvent
+    on_task: OnTask
+    log: IO[str] | None
     hosts: dict[str, HostRun] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     no_hosts: bool = False
@@ -75,14 +78,19 @@ class _Events:
     def add(self, event: Mapping[str, Any]) -> bool:
         kind, data = event["event"], event.get("event_data") or {}
         self.no_hosts |= kind == "playbook_on_no_hosts_matched"
-        host = data.get("host")
+        host, task, said = data.get("host"), data.get("task", ""), event.get("stdout") or ""
+        if self.log and said:
+            self.log.write(said + "\n")
         if host is None:
-            self.texts.append(event.get("stdout") or "")
-        elif kind == "runner_on_start" and host not in self.hosts:
-            self.hosts[host] = HostRun(host, "started")
-            self.on_event(host, "started")
+            self.texts.append(said)
+        elif kind == "runner_on_start":
+            if host not in self.hosts:
+                self.hosts[host] = HostRun(host, "started")
+                self.on_event(host, "started")
+            self.on_task(host, task, "started")
         elif kind in _ENDS and not data.get("ignore_errors"):
-            self._end(host, _ENDS[kind], data.get("task", ""), data.get("res") or {})
+            self._end(host, _ENDS[kind], task, data.get("res") or {})
+            self.on_task(host, task, _ENDS[kind])
         return False  # nothing of it is kept on the disk
 
     def _end(self, host: str, state: State, task: str, result: Mapping[str, Any]) -> None:
@@ -97,11 +105,16 @@ def run(
     *,
     forks: int = FORKS,
     variables: Mapping[str, Any] | None = None,
+    limit: Iterable[str] | None = None,
+    log: Path | None = None,
     on_event: OnEvent = lambda host, state: None,
+    on_task: OnTask = lambda host, task, state: None,
 ) -> tuple[HostRun, ...]:
     """Runs `playbooks/<playbook>` on every host that it names; one HostRun each, in the order of their first answer.
 
-    `variables` appear in the process list: nothing secret belongs there. `on_event` is called in another thread.
+    `variables` appear in the process list: nothing secret belongs there. `limit` leaves out all other hosts. What
+    Ansible prints is added to `log`. `on_event` (a host's first start, and each end) and `on_task` (each task's) are
+    called in another thread.
 
     Raises:
         BadInput: the inventory isn't there, can't be read or names no host.
@@ -115,10 +128,18 @@ def run(
     env = _environment(os.environ)
     if not shutil.which("ansible-playbook", path=env["PATH"]):
         raise Missing("ansible-playbook isn't there", code="no-ansible", next_step="pip install ansible-core")
-    events = _Events(on_event)
-    with tempfile.TemporaryDirectory(prefix="rocstack-") as private:
+    with ExitStack() as open_files:
+        private = open_files.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))
+        events = _Events(on_event, on_task, open_files.enter_context(log.open("a")) if log else None)
         env["ANSIBLE_MODULE_UTILS"] = _module_utils(Path(private))
-        code = _ansible(private, paths.playbooks() / playbook, inventory, forks, dict(variables or {}), env, events)
+        settings = {
+            "playbook": str(paths.playbooks() / playbook),
+            "inventory": str(inventory.absolute()),
+            "forks": forks,
+            "extravars": dict(variables or {}),
+            **({"limit": _limit(limit, Path(private))} if limit is not None else {}),
+        }
+        code = _ansible(private, settings, env, events)
     if events.hosts:
         return tuple(events.hosts.values())
     if events.no_hosts or not code:
@@ -142,24 +163,20 @@ def _module_utils(private: Path) -> str:
     return str(folder)
 
 
-def _ansible(
-    private: str,
-    playbook: Path,
-    inventory: Path,
-    forks: int,
-    variables: dict[str, Any],
-    env: dict[str, str],
-    events: _Events,
-) -> int:
+def _limit(hosts: Iterable[str], private: Path) -> str:
+    """In a file: a thousand names would not fit on a command line."""
+    file = private / "limit"
+    file.write_text("\n".join(hosts) + "\n")
+    return f"@{file}"
+
+
+def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], events: _Events) -> int:
     from ansible_runner.interface import init_runner  # type: ignore[import-untyped]
 
     runner = init_runner(
         private_data_dir=private,
         project_dir=str(Path.cwd()),  # Ansible looks for ansible.cfg where it runs
-        playbook=str(playbook),
-        inventory=str(inventory.absolute()),
-        forks=forks,
-        extravars=variables,
+        **settings,
         envvars=env,
         passwords=_ANSWERS,
         suppress_env_files=True,

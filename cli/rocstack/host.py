@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
 
-from rocstack.node.system import LIMITS, UNLIMITED
+from rocstack.node.profile import NodeProfile
+from rocstack.node.recording import Recording, natural
+from rocstack.node.limits import hard_limits, pairs, raises_limits
 from rocstack.words import Value
-
-CAP_SYS_RESOURCE = 24  # raises a hard limit (capabilities(7))
 
 
 class Device(Value):
@@ -93,9 +94,30 @@ def read_host(
         gpus=_gpus(root / "sys/class/kfd/kfd/topology/nodes"),
         rdma=_names(root / "sys/class/infiniband", "*"),
         hsn=_names(root / "sys/class/net", "hsn*"),
-        limits=_limits(_text(engine / "limits")),
-        raises_limits=_raises_limits(_text(engine / "status"), _text(engine / "uid_map")),
+        limits=hard_limits(_text(engine / "limits")),
+        raises_limits=raises_limits(_text(engine / "status"), _text(engine / "uid_map")),
         shm=shm(root / "dev/shm"),
+    )
+
+
+def of_node(recording: Recording, profile: NodeProfile) -> Host:
+    """The host of a probed node, for which `run_line` then makes the line that starts a container there. The size of
+    its /dev/shm is not recorded; a limit that its engine can't raise is met when the container starts."""
+
+    def devices(pattern: str) -> tuple[Device, ...]:
+        paths = sorted((path for path in recording.devices if re.fullmatch(pattern, path)), key=natural)
+        return tuple(Device(path=p, gid=recording.devices[p].gid, mode=recording.devices[p].mode) for p in paths)
+
+    return Host(
+        kfd=next(iter(devices("/dev/kfd")), None),
+        render=devices(r"/dev/dri/renderD\d+"),
+        cards=devices(r"/dev/dri/card\d+"),
+        infiniband=devices("/dev/infiniband/.+"),
+        cxi=devices(r"/dev/cxi\d+"),
+        gpus=tuple(gpu.render_minor for gpu in profile.gpus if gpu.render_minor),
+        rdma=tuple(device.name for device in profile.verbs),
+        hsn=tuple(netdev.name for netdev in profile.netdevs if netdev.name.startswith("hsn")),
+        limits=dict(profile.limits),
     )
 
 
@@ -120,39 +142,12 @@ def _engine(proc: Path, pid_file: Path) -> Path:
     return proc / pid if pid.isdigit() and (proc / pid).is_dir() else proc / "1"
 
 
-def _pairs(lines: Iterable[str]) -> dict[str, str]:
-    """`key value` lines, as KFD's properties and /proc/PID/status have them."""
-    found = (line.split(None, 1) for line in lines)
-    return {words[0].rstrip(":"): words[1] for words in found if len(words) == 2}
-
-
 def _gpus(nodes: Path) -> tuple[int, ...]:
     """Render minors in the order in which ROCm counts GPUs. CPU nodes have no SIMD units."""
     minors = []
     for node in sorted((path for path in nodes.glob("*") if path.name.isdigit()), key=lambda path: int(path.name)):
-        properties = _pairs(_text(node / "properties").splitlines())
+        properties = pairs(_text(node / "properties").splitlines())
         minor = int(properties.get("drm_render_minor", "0"))
         if minor > 0 and int(properties.get("simd_count", "0")) > 0:
             minors.append(minor)
     return tuple(minors)
-
-
-def _limits(table: str) -> dict[str, int]:
-    """Hard limits from /proc/PID/limits: columns limit (26 wide), soft, hard, unit."""
-    found = {}
-    for line in table.splitlines():
-        name = LIMITS.get(line[:26].strip())
-        values = line[26:].split()
-        if name and len(values) >= 2:
-            found[name] = UNLIMITED if values[1] == "unlimited" else int(values[1])
-    return found
-
-
-def _raises_limits(status: str, uid_map: str) -> bool:
-    """Not without CAP_SYS_RESOURCE, nor from a user namespace (rootless). Unknown counts as yes: the engine
-    says no by itself, and that is handled when it starts the container."""
-    capabilities = _pairs(status.splitlines())
-    usable = int(capabilities.get("CapEff", "f" * 16), 16) & int(capabilities.get("CapBnd", "f" * 16), 16)
-    mapped = uid_map.split()
-    whole = not mapped or mapped[:3] == ["0", "0", str(2**32 - 1)]
-    return whole and bool(usable >> CAP_SYS_RESOURCE & 1)

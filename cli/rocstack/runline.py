@@ -91,6 +91,7 @@ def run_line(
     terminal: bool = False,
     stdin: bool = False,
     name: str | None = None,
+    stays: bool = False,
 ) -> RunLine:
     """The line that starts `image` on `host`. Without `command` the image's own role starts.
 
@@ -99,6 +100,7 @@ def run_line(
         workspace: the host's folder to appear at /workspace, where the command then starts.
         user: uid and gid of the command, so that what it writes is theirs; the image's own (root) without.
         terminal: a person sits at it (`-it`); `stdin`: something is piped in (`-i`).
+        stays: a service, which is there until somebody removes it.
 
     Raises:
         BadInput: a GPU number that this host does not have.
@@ -109,7 +111,7 @@ def run_line(
     limits, limit_notes = ulimit.choose(host, profile.ulimits)
     work, work_notes = _workspace(workspace, mounts)
     flags = [
-        "--rm",
+        *([] if stays else ["--rm"]),
         *(["--interactive", "--tty"] if terminal else ["--interactive"] if stdin else []),
         *([f"--name={name}"] if name else []),
         *(["--no-healthcheck"] if command else []),  # it asks for the role's daemons

@@ -1,0 +1,1 @@
+"""From an inventory and images to a running Slurm cluster."""

@@ -1,0 +1,122 @@
+"""What one host is to be: files, images and containers, as the modules on the node make it so. Pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class File:
+    """A file on a host. The owner is a number: what must read it is a program in a container."""
+
+    path: str
+    content: bytes = field(repr=False)  # may be a key
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "content": base64.b64encode(self.content).decode(),
+            "mode": f"{self.mode:04o}",
+            "uid": self.uid,
+            "gid": self.gid,
+        }
+
+
+@dataclass(frozen=True)
+class Image:
+    """`reference` is what a node pulls, by digest; None where the image came by archive. `id` is what it is then."""
+
+    id: str
+    name: str
+    reference: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "name": self.name, "reference": self.reference}
+
+
+@dataclass(frozen=True)
+class Container:
+    """`args` are the engine's own, but for name, labels and restart policy. `reads` are the files whose content
+    counts: another content means another container."""
+
+    name: str
+    service: str
+    image: str  # its id
+    args: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    healthy_within: int = 90  # seconds
+
+    def spec(self, files: Mapping[str, str]) -> str:
+        """Digest of all that the container is made from; `files` is path -> sha256."""
+        read = {path: files.get(path) for path in self.reads}
+        text = json.dumps([self.image, self.args, read], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Where a node pulls from, and as whom; `ca` is PEM, empty where the node knows the registry's own."""
+
+    address: str
+    user: str = ""
+    password: str = field(default="", repr=False)
+    ca: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return {"address": self.address, "user": self.user, "password": self.password, "ca": self.ca}
+
+
+@dataclass(frozen=True)
+class Order:
+    """One host's wanted state. `commands` run in their container when a file changed or a container was made."""
+
+    files: tuple[File, ...] = ()
+    images: tuple[Image, ...] = ()
+    containers: tuple[Container, ...] = ()
+    registry: Registry | None = None
+    commands: tuple[tuple[str, ...], ...] = ()
+    remove: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = None  # ids of the images that stay
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def specs(self) -> dict[str, str]:
+        """Container name -> digest of what it is made from."""
+        files = {file.path: file.sha256 for file in self.files}
+        return {container.name: container.spec(files) for container in self.containers}
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the modules read it. Holds secrets: it goes into a file for nobody else."""
+        specs = self.specs()
+        return {
+            "files": [file.as_dict() for file in self.files],
+            "registry": self.registry.as_dict() if self.registry else None,
+            "images": [image.as_dict() for image in self.images],
+            "containers": [
+                {
+                    "name": each.name,
+                    "service": each.service,
+                    "image": each.image,
+                    "args": list(each.args),
+                    "command": [],
+                    "spec": specs[each.name],
+                    "healthy_within": each.healthy_within,
+                }
+                for each in self.containers
+            ],
+            "remove": list(self.remove),
+            "exec": [list(command) for command in self.commands],
+            "keep": None if self.keep is None else list(self.keep),
+            "state": dict(self.state),
+        }

@@ -1,0 +1,76 @@
+"""An image as deploy wants it on nodes: what it is called here, what it is, and where nodes get it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rocstack.deploy.order import Image
+from rocstack.errors import BadInput, Missing
+from rocstack.node.image import OWN, from_labels
+from rocstack.node.image import Image as Judged
+
+if TYPE_CHECKING:
+    import docker
+
+
+@dataclass(frozen=True)
+class WantedImage:
+    """`id` is the sha256 of its configuration, which shipping does not change; `size` is uncompressed bytes;
+    `reference` names it by digest in a registry that the nodes reach, once it is there."""
+
+    role: str
+    id: str
+    name: str
+    labels: Mapping[str, str] = field(repr=False)
+    size: int = 0
+    layers: tuple[str, ...] = ()  # diff ids
+    reference: str | None = None
+
+    @property
+    def judged(self) -> Judged:
+        """As the gate sees it."""
+        return from_labels(self.name, self.labels)
+
+    @property
+    def on_node(self) -> Image:
+        return Image(self.id, f"rocstack/{self.role}:{self.id.removeprefix('sha256:')[:12]}", self.reference)
+
+    def at(self, reference: str) -> WantedImage:
+        return replace(self, reference=reference)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> WantedImage:
+        return cls(**{**data, "layers": tuple(data.get("layers", ()))})
+
+
+def local(client: docker.DockerClient, reference: str, role: str) -> WantedImage:
+    """The image `reference` of this machine's engine.
+
+    Raises:
+        Missing: no such image here.
+        BadInput: an image of something else.
+    """
+    from rocstack import engine
+
+    found = engine.find_image(client, reference)
+    if found is None:
+        raise Missing(
+            f"no image {reference} on this machine",
+            code="no-image",
+            next_step="`rocstack build` makes it; or name another: --image REFERENCE",
+        )
+    labels = {key: value for key, value in (found.labels or {}).items() if key.startswith(OWN)}
+    is_role = labels.get(f"{OWN}role")
+    if is_role != role:
+        raise BadInput(
+            f"{reference} is {'a ' + is_role + ' image' if is_role else 'no image of rocstack'}, not a {role} image",
+            code="wrong-image",
+            next_step="`rocstack build` makes a worker and a control image that fit together",
+        )
+    layers = tuple(found.attrs.get("RootFS", {}).get("Layers") or ())
+    return WantedImage(role, str(found.id), reference, labels, int(found.attrs.get("Size", 0)), layers)

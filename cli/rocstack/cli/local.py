@@ -13,8 +13,10 @@ from rocstack.cli.ui import escape, out, print_json, say, table
 
 if TYPE_CHECKING:
     from rocstack.settings import Settings
-    from rocstack.virtual.local import Local, NodeState
+    from rocstack.virtual.local import Local
+    from rocstack.virtual.node import NodeState
 
+Node = Annotated[str, typer.Argument(help="A node's name: n1, n2 ...")]
 Model = Annotated[str, typer.Option(help="Node model; `rocstack local models` lists them. Or a .yml file.")]
 
 
@@ -26,6 +28,9 @@ def register(app: typer.Typer) -> None:
     local.command("up", epilog="Example: rocstack local up --nodes 2 --fault n2:port-down=bnxt_re3")(up)
     local.command("down", epilog="Example: rocstack local down")(down)
     local.command("status", epilog="Example: rocstack local status --json")(status)
+    local.command("reboot", epilog="Example: rocstack local reboot n2")(reboot)
+    local.command("cut", epilog="Example: rocstack local cut n2")(cut)
+    local.command("heal", epilog="Example: rocstack local heal n2")(heal)
     local.command("models", epilog="Example: rocstack local models")(models)
     app.add_typer(local, name="local", epilog="Example: rocstack local up --nodes 2")
 
@@ -44,7 +49,7 @@ def up(
     stack: options.Stack = None,
     json: options.Json = False,
 ) -> None:
-    """Start virtual nodes (containers with sshd and virtual hardware), or change them; write their inventory."""
+    """Start virtual nodes (containers with sshd, a container engine and virtual hardware), or change them."""
     from rocstack import engine
     from rocstack import stack as stacks
     from rocstack.virtual import access, faults, nodeimage
@@ -78,7 +83,7 @@ def down(
     every: Annotated[bool, typer.Option("--all", help="Remove the image of virtual nodes too.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Remove this folder's virtual nodes with their network, keys and inventory, and nothing else."""
+    """Remove this folder's virtual nodes with their disks, network, keys and inventory, and nothing else."""
     cluster = _local(options.settings())
     gone = cluster.down()
     gone["images"] = cluster.remove_images() if every else 0
@@ -91,23 +96,43 @@ def down(
 
 
 def status(json: options.Json = False) -> None:
-    """Show this folder's virtual nodes. Exit code 1: one of them can't be reached."""
-    from rocstack.errors import Missing
-
+    """Show this folder's virtual nodes. Exit code 1: one of them, or its engine, does not answer."""
     cluster = _local(options.settings())
     states = cluster.status()
     if not states:
-        raise Missing(
-            f"no virtual cluster in {Path.cwd()}",
-            code="no-cluster",
-            next_step="`rocstack local up --nodes 2` starts one; each folder has its own",
-        )
+        raise cluster.nothing()
     if json:
         print_json(_as_json(states))
     else:
         _print(states, f"{len(states)} virtual nodes")
-    if not all(state.reachable for state in states):
+    if not all(state.well for state in states):
         raise typer.Exit(1)
+
+
+def reboot(node: Node, json: options.Json = False) -> None:
+    """Restart a virtual node as a server restarts, and wait until it answers. Its disk stays."""
+    _report(_local(options.settings()).reboot(node), json)
+
+
+def cut(node: Node, json: options.Json = False) -> None:
+    """Take a virtual node off the network, as a pulled cable does, until `heal`, `reboot` or `up`."""
+    _local(options.settings()).cut(node)
+    if json:
+        print_json({"virtual": True, "cut": node})
+    else:
+        out.print(f"{node} is cut off (virtual); `rocstack local heal {node}` brings it back")
+
+
+def heal(node: Node, json: options.Json = False) -> None:
+    """Give a virtual node its network back, and wait until it answers."""
+    _report(_local(options.settings()).heal(node), json)
+
+
+def _report(state: NodeState, json: bool) -> None:
+    if json:
+        print_json(state.as_dict())
+    else:
+        _print([state], "1 virtual node")
 
 
 def models(json: options.Json = False) -> None:
@@ -142,13 +167,14 @@ def _print(states: list[NodeState], title: str) -> None:
             s.name,
             s.address,
             f"{s.state}{'' if s.reachable else ', no ssh'}",
+            s.engine or "-",
             str(s.gpus),
             str(s.nics),
             " ".join(s.faults),
         )
         for s in states
     ]
-    table(("NODE", "ADDRESS", "STATE", "GPUS", "NICS", "FAULTS"), rows, title=title, right=(3, 4))
+    table(("NODE", "ADDRESS", "STATE", "ENGINE", "GPUS", "NICS", "FAULTS"), rows, title=title, right=(4, 5))
 
 
 def _shown(path: Path) -> str:

@@ -95,12 +95,23 @@ def _expanded(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def answers(folder: Path, host: Host, seconds: float, stop: threading.Event) -> bool:
-    """Whether this node's own sshd lets us in, waited for no longer than `seconds`, and not when `stop` is set."""
+# A login costs more than waiting inside, so the node looks for its engine for two seconds, then says what it has.
+_LOOK = (
+    "i=0; while [ $i -lt {tries} ]; do i=$((i+1)); "
+    "v=$(docker version --format '{{{{.Server.Version}}}}' 2>/dev/null) && echo $v && break; sleep 0.2; done"
+)
+
+
+def answers(folder: Path, host: Host, seconds: float, stop: threading.Event) -> str | None:
+    """What a node says for itself: the version of its engine, "" where that doesn't answer; None: no way in.
+
+    Both are waited for, no longer than `seconds`, and not when `stop` is set.
+    """
     until = time.monotonic() + seconds
     quickly = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=2"]
-    command = [*ssh(folder, host)[:-1], *quickly, host.name, "true"]
-    while subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL).returncode:
-        if time.monotonic() > until or stop.wait(0.1):
-            return False
-    return True
+    command = [*ssh(folder, host)[:-1], *quickly, host.name, _LOOK.format(tries=10 if seconds else 1)]
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        said = done.stdout.strip() if done.returncode != 255 else None  # 255: ssh itself
+        if said or time.monotonic() > until or stop.wait(0.1):
+            return said

@@ -17,6 +17,7 @@ from rocstack.virtual.faults import Fault
 from rocstack.virtual.machine import Machine, expand
 from rocstack.virtual.model import NodeModel
 
+LABEL = "io.rocstack.local"  # the cluster's id, on all that belongs to it
 POOL = IPv4Network("10.213.0.0/16")  # clusters take a /24 of it
 MOST = 64  # nodes on one machine
 FIRST = 10  # node 1 is host 11 of its network

@@ -1,4 +1,4 @@
-"""`local up` and `down` at the engine: one network and one container a node, all found again by their label."""
+"""`local up` and `down` at the engine: a network, a container and a volume a node, all found again by their label."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -17,35 +17,18 @@ import docker
 import docker.errors
 from docker.types import IPAMConfig, IPAMPool
 
-from rocstack.errors import CheckFailed
-from rocstack.virtual import access, cluster, tree
+from rocstack.errors import BadInput, CheckFailed, Missing, did_you_mean
+from rocstack.virtual import access, cluster, node
 from rocstack.virtual.access import Host
-from rocstack.virtual.cluster import Wish
+from rocstack.virtual.cluster import LABEL, Wish
 from rocstack.virtual.machine import Machine
+from rocstack.virtual.node import NodeState
 from rocstack.virtual.nodeimage import LABEL as IMAGE_LABEL
 
-LABEL = "io.rocstack.local"  # the cluster's id, on all that belongs to it
-PATIENCE = 30.0  # seconds until a node must let us in
+PATIENCE = 60.0  # seconds until a node must let us in and its engine answer
 _OURS = (access.KEY, f"{access.KEY}.pub", access.KNOWN, access.CONFIG, access.INVENTORY)
 _FOLDERS = ("nodes", "image")
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class NodeState:
-    """One virtual node as it is."""
-
-    name: str
-    address: str
-    model: str
-    state: str  # running, exited ... as the engine says
-    reachable: bool
-    gpus: int
-    nics: int
-    faults: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"virtual": True, **asdict(self)}
 
 
 @dataclass
@@ -66,37 +49,61 @@ class Local:
         """Makes the cluster what is wished: what fits stays, the rest is changed, added or removed.
 
         Raises:
-            CheckFailed: no free network, or a node that does not let us in.
+            CheckFailed: no free network, no privileged containers, or a node that does not answer.
         """
         with self._alone():
             keys = access.make_key(self.folder / access.KEY, "rocstack virtual cluster")
             network = self._network(wish)
-            machines = wish.machines(IPv4Network(network.attrs["IPAM"]["Config"][0]["Subnet"]))
+            machines = wish.machines(_subnet(network))
             image_id = str(self.client.images.get(image).id)
             wanted = {}
             for machine in machines:
                 host_key = access.make_key(self._node(machine.host) / access.HOST_KEY, f"virtual node {machine.host}")
                 wanted[machine.host] = cluster.digest(machine, image_id, keys + host_key)
-            kept = self._keep(wanted)
+            kept = self._keep(wanted, _subnet(network))
             self._write(wish, machines, keys)
             missing = [machine for machine in machines if machine.host not in kept]
             stay = f"{len(kept)} stay as they are" if kept else ""
             make = f"{len(missing)} to make" if missing else ""
             self.say(f"virtual nodes: {', '.join(filter(None, (make, stay)))}")
-            _each(lambda m: self._make(m, image, network.name, wanted[m.host]), missing)
-            hosts = [_host(machine) for machine in machines]
-            let_in = _each(lambda host: access.answers(self.folder, host, PATIENCE, self._stop), hosts, self._stop)
-            for host, yes in zip(hosts, let_in, strict=True):
-                if not yes:
-                    raise self._silent(host)
-            return [self._state(container, True) for container in self._containers().values()]
+            _each(
+                lambda m: node.make(
+                    self.client, m, self._node(m.host), image, network.name, self.id, wanted[m.host]
+                ),
+                missing,
+            )  # fmt: skip
+            return self._answering(list(self._containers().values()))
+
+    def reboot(self, name: str) -> NodeState:
+        """Restarts a node as a server would: its containers are asked to end, and its engine brings them back.
+
+        Raises:
+            BadInput: no such node.
+            CheckFailed: it does not come back.
+        """
+        with self._alone():
+            container = self._one(name)
+            container.restart(timeout=node.GRACE)
+            return self._answering([self._one(name)])[0]
+
+    def cut(self, name: str) -> None:
+        """Takes a node off the network until `heal`, a reboot or the next `up`."""
+        with self._alone():
+            node.cut(self._one(name))
+
+    def heal(self, name: str) -> NodeState:
+        with self._alone():
+            node.heal(self._one(name), _subnet(self._networks()[0]))
+            return self._answering([self._one(name)])[0]
 
     def down(self) -> dict[str, int]:
-        """Removes the cluster: containers, network, keys and files; says how many of what."""
+        """Removes the cluster: containers, their disks, network, keys and files; says how many of what."""
         with self._alone():
             containers = self._containers()
-            _each(lambda container: _remove(container), list(containers.values()))
-            networks = self.client.networks.list(filters={"label": f"{LABEL}={self.id}"})
+            _each(node.remove, list(containers.values()))
+            disks = self.client.volumes.list(filters={"label": f"{LABEL}={self.id}"})
+            _each(lambda disk: disk.remove(), disks)
+            networks = self._networks()
             for network in networks:
                 network.remove()
             files = [path for path in (self.folder / name for name in (*_OURS, *_FOLDERS)) if path.exists()]
@@ -108,7 +115,7 @@ class Local:
         (self.folder / ".lock").unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
-        return {"nodes": len(containers), "networks": len(networks), "files": len(files)}
+        return {"nodes": len(containers), "disks": len(disks), "networks": len(networks), "files": len(files)}
 
     def remove_images(self) -> int:
         """Removes the images of virtual nodes that no container uses."""
@@ -124,30 +131,50 @@ class Local:
         return count
 
     def status(self) -> list[NodeState]:
+        return _each(lambda found: self._ask(found, 0), list(self._containers().values()))
+
+    def _ask(self, container: Any, seconds: float) -> NodeState:
+        said = None
+        if container.status == "running":
+            own = Host(node.label(container, "node"), node.label(container, "address"))
+            said = access.answers(self.folder, own, seconds, self._stop)
+        return node.state(container, said)
+
+    def _answering(self, containers: list[Any]) -> list[NodeState]:
+        """Waits until all answer.
+
+        Raises:
+            CheckFailed: one doesn't.
+        """
+        states: list[NodeState] = _each(lambda found: self._ask(found, PATIENCE), containers, self._stop)
+        for state in states:
+            if not state.well:
+                raise self._silent(state)
+        return states
+
+    def _one(self, name: str) -> Any:
         found = self._containers()
-        hosts = [Host(name, _label(found[name], "address")) for name in found]
+        if not found:
+            raise self.nothing()
+        if name not in found:
+            hint = did_you_mean(name, found)
+            raise BadInput(f"no virtual node '{name}'" + (f": {hint}" if hint else ""), code="unknown-node")
+        return found[name]
 
-        def reachable(host: Host) -> bool:
-            return found[host.name].status == "running" and access.answers(self.folder, host, 0, self._stop)
-
-        return [self._state(found[h.name], yes) for h, yes in zip(hosts, _each(reachable, hosts), strict=True)]
-
-    def _state(self, container: Any, reachable: bool) -> NodeState:
-        return NodeState(
-            name=_label(container, "node"),
-            address=_label(container, "address"),
-            model=_label(container, "model"),
-            state=container.status,
-            reachable=reachable,
-            gpus=int(_label(container, "gpus")),
-            nics=int(_label(container, "nics")),
-            faults=tuple(_label(container, "faults").splitlines()),
+    def nothing(self) -> Missing:
+        return Missing(
+            f"no virtual cluster in {self.folder}",
+            code="no-cluster",
+            next_step="`rocstack local up --nodes 2` starts one; each folder has its own",
         )
+
+    def _networks(self) -> list[Any]:
+        return list(self.client.networks.list(filters={"label": f"{LABEL}={self.id}"}))
 
     def _containers(self) -> dict[str, Any]:
         """Node name -> container, in the nodes' order."""
         found = self.client.containers.list(all=True, filters={"label": f"{LABEL}={self.id}"}, ignore_removed=True)
-        named = {_label(container, "node"): container for container in found}
+        named = {node.label(container, "node"): container for container in found}
         return {name: named[name] for name in sorted(named, key=lambda name: int(name[1:]))}
 
     def _node(self, name: str) -> Path:
@@ -167,7 +194,7 @@ class Local:
 
     def _network(self, wish: Wish) -> Any:
         """This cluster's network; a new one takes the first free subnet that the engine accepts."""
-        found = self.client.networks.list(filters={"label": f"{LABEL}={self.id}"})
+        found = self._networks()
         if found:
             return found[0]
         everybody = [network.attrs["IPAM"]["Config"] or [] for network in self.client.networks.list()]
@@ -196,19 +223,21 @@ class Local:
             next_step="`docker network ls` shows what is there; remove those that are not in use",
         )
 
-    def _keep(self, wanted: dict[str, str]) -> set[str]:
+    def _keep(self, wanted: dict[str, str], network: IPv4Network) -> set[str]:
         """Containers that are as wished stay (and run again where they had stopped); the others go."""
         kept: set[str] = set()
         stale = []
         for name, container in self._containers().items():
-            fits = _label(container, "digest") == wanted.get(name)
+            fits = node.label(container, "digest") == wanted.get(name)
             if fits and (self._node(name) / "sys/devices/virtual/rocstack/model").exists():
                 kept.add(name)
-                if container.status != "running":
+                if container.status == "running":
+                    node.heal(container, network)
+                else:
                     container.start()
             else:
                 stale.append((name, container))
-        _each(lambda item: _remove(item[1]), stale)
+        _each(lambda item: node.remove(item[1]), stale)
         for name, _ in stale:
             shutil.rmtree(self._node(name) / "sys", ignore_errors=True)
             if name not in wanted:
@@ -216,7 +245,7 @@ class Local:
         return kept
 
     def _write(self, wish: Wish, machines: list[Machine], keys: str) -> None:
-        hosts = [_host(machine) for machine in machines]
+        hosts = [node.host(machine) for machine in machines]
         public = [(h, (self._node(h.name) / f"{access.HOST_KEY}.pub").read_text()) for h in hosts]
         (self.folder / access.KNOWN).write_text(access.known_hosts(public))
         (self.folder / access.CONFIG).write_text(access.ssh_config(self.folder, hosts))
@@ -224,63 +253,20 @@ class Local:
         for host in hosts:
             (self._node(host.name) / "authorized_keys").write_text(keys + "\n")
 
-    def _make(self, machine: Machine, image: str, network: str, digest: str) -> None:
-        """Writes the node's tree and starts its container."""
-        home, own = self._node(machine.host), _host(machine)
-        shutil.rmtree(home / "sys", ignore_errors=True)
-        tree.record(machine, live=True).write_tree(home / "sys")
-        cpus = "/sys/devices/system/cpu"  # programs run on the real ones
-        says = {
-            "node": machine.host,
-            "address": own.address,
-            "model": machine.model.name,
-            "digest": digest,
-            "gpus": str(len(machine.gpus)),
-            "nics": str(sum(port.spec.nic is not None and not port.spec.management for port in machine.ports)),
-            "faults": "\n".join(machine.faults),
-        }
-        container = self.client.containers.create(
-            image,
-            name=cluster.name(self.prefix, self.id, machine.host),
-            hostname=machine.host,
-            labels={LABEL: self.id, **{f"{LABEL}.{key}": value for key, value in says.items()}},
-            network=network,
-            networking_config={
-                network: self.client.api.create_endpoint_config(ipv4_address=own.address, aliases=[machine.host])
-            },
-            volumes={
-                str(home / "sys"): {"bind": "/sys", "mode": "ro"},
-                cpus: {"bind": cpus, "mode": "ro"},
-                str(home): {"bind": "/run/rocstack/node", "mode": "ro"},
-            },
-            cap_add=["NET_ADMIN"],  # the network device gets the model's name
-            init=True,
-        )
-        container.start()
-
-    def _silent(self, host: Host) -> CheckFailed:
-        container = self._containers().get(host.name)
+    def _silent(self, state: NodeState) -> CheckFailed:
+        container = self._containers().get(state.name)
         log = container.logs(tail=3).decode("utf-8", "replace").strip() if container else "it is gone"
+        what = "its engine does not answer" if state.reachable else "does not answer over ssh"
         return CheckFailed(
-            f"virtual node {host.name} ({host.address}) does not answer over ssh within {PATIENCE:.0f} s",
+            f"virtual node {state.name} ({state.address}): {what} within {PATIENCE:.0f} s",
             code="node-silent",
             cause=f"its last words: {log}" if log else None,
             next_step="`rocstack local status` shows all nodes; `rocstack local down`, then up, makes them anew",
         )
 
 
-def _host(machine: Machine) -> Host:
-    own = next(port.address for port in machine.ports if port.spec.management and port.address)
-    return Host(machine.host, str(own.ip))
-
-
-def _label(container: Any, key: str) -> str:
-    return str(container.labels.get(f"{LABEL}.{key}", ""))
-
-
-def _remove(container: Any) -> None:
-    with suppress(docker.errors.NotFound):  # somebody was quicker
-        container.remove(force=True, v=True)
+def _subnet(network: Any) -> IPv4Network:
+    return IPv4Network(network.attrs["IPAM"]["Config"][0]["Subnet"])
 
 
 def _each(work: Callable[[Any], Any], items: list[Any], stop: threading.Event | None = None) -> list[Any]:

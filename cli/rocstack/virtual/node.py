@@ -1,0 +1,151 @@
+"""One virtual node at the engine: a container that boots like a server, and the volume that is its disk."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+
+from rocstack.errors import CheckFailed
+from rocstack.virtual import tree
+from rocstack.virtual.access import Host
+from rocstack.virtual.cluster import LABEL
+from rocstack.virtual.machine import Machine
+
+GRACE = 40  # seconds for a node to go down: its engine gives its containers 15
+_NETDEV = "/sys/devices/virtual/rocstack/netdev"
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """One virtual node as it is."""
+
+    name: str
+    address: str
+    model: str
+    state: str  # running, exited ... as the engine says
+    reachable: bool
+    engine: str  # version of the node's own engine, "" where it doesn't answer
+    gpus: int
+    nics: int
+    faults: tuple[str, ...] = ()
+
+    @property
+    def well(self) -> bool:
+        return self.reachable and bool(self.engine)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"virtual": True, **asdict(self)}
+
+
+def state(container: Any, said: str | None) -> NodeState:
+    """`said`: the node's own answer, see `access.answers`."""
+    return NodeState(
+        name=label(container, "node"),
+        address=label(container, "address"),
+        model=label(container, "model"),
+        state=container.status,
+        reachable=said is not None,
+        engine=said or "",
+        gpus=int(label(container, "gpus")),
+        nics=int(label(container, "nics")),
+        faults=tuple(label(container, "faults").splitlines()),
+    )
+
+
+def label(container: Any, key: str) -> str:
+    return str(container.labels.get(f"{LABEL}.{key}", ""))
+
+
+def host(machine: Machine) -> Host:
+    own = next(port.address for port in machine.ports if port.spec.management and port.address)
+    return Host(machine.host, str(own.ip))
+
+
+def make(
+    client: docker.DockerClient, machine: Machine, home: Path, image: str, network: str, cluster: str, digest: str
+) -> None:
+    """Writes the node's tree below `home` and starts its container, named as its network with the node's name behind.
+
+    Raises:
+        CheckFailed: the engine allows no privileged container.
+    """
+    shutil.rmtree(home / "sys", ignore_errors=True)
+    tree.record(machine, live=True).write_tree(home / "sys")
+    own, name, mine = host(machine), f"{network}-{machine.host}", {LABEL: cluster, f"{LABEL}.node": machine.host}
+    cpus = "/sys/devices/system/cpu"  # programs run on the real ones
+    says = {
+        "address": own.address,
+        "model": machine.model.name,
+        "digest": digest,
+        "gpus": str(len(machine.gpus)),
+        "nics": str(sum(port.spec.nic is not None and not port.spec.management for port in machine.ports)),
+        "faults": "\n".join(machine.faults),
+    }
+    client.volumes.create(name, labels=mine)  # the same again where it is there
+    try:
+        client.containers.create(
+            image,
+            name=name,
+            hostname=machine.host,
+            labels={**mine, **{f"{LABEL}.{key}": value for key, value in says.items()}},
+            network=network,
+            networking_config={
+                network: client.api.create_endpoint_config(ipv4_address=own.address, aliases=[machine.host])
+            },
+            volumes={
+                str(home / "sys"): {"bind": "/sys", "mode": "ro"},
+                cpus: {"bind": cpus, "mode": "ro"},
+                str(home): {"bind": "/run/rocstack/node", "mode": "ro"},
+                name: {"bind": "/disk", "mode": "rw"},
+            },
+            tmpfs={"/run": ""},  # empty after a reboot
+            privileged=True,  # the node runs an engine of its own
+            userns_mode="host",
+            cgroupns="private",
+            shm_size=client.info()["MemTotal"] // 2,  # a kernel's default for /dev/shm
+            init=True,
+        ).start()
+    except docker.errors.APIError as error:
+        said = str(error.explanation or error)
+        if error.status_code != 403 and "privileg" not in said:
+            raise
+        raise CheckFailed(
+            f"the engine does not start virtual node {machine.host}: {said}",
+            code="no-privileged",
+            cause="a virtual node is a privileged container, because it runs an engine of its own",
+            next_step="use an engine that allows `docker run --privileged`",
+        ) from None
+
+
+def remove(container: Any) -> None:
+    """The container; its disk stays."""
+    with suppress(docker.errors.NotFound):  # somebody was quicker
+        container.remove(force=True, v=True)
+
+
+def cut(container: Any) -> None:
+    """Takes the node's network down, as a pulled cable does."""
+    _inside(container, f"ip link set $(cat {_NETDEV}) down")
+
+
+def heal(container: Any, network: IPv4Network) -> None:
+    """The network as it was at the start, however it is now."""
+    gateway = network.network_address + 1
+    _inside(container, f"dev=$(cat {_NETDEV}); ip link set $dev up && ip route replace default via {gateway}")
+
+
+def _inside(container: Any, script: str) -> None:
+    done = container.exec_run(["sh", "-c", script])
+    if done.exit_code:
+        raise CheckFailed(
+            f"virtual node {label(container, 'node')}: {done.output.decode('utf-8', 'replace').strip()}",
+            code="node-silent",
+            next_step="`rocstack local up` repairs it",
+        )

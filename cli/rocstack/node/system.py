@@ -6,28 +6,11 @@ import math
 import re
 
 from .libraries import package_versions
+from .limits import hard_limits
 from .nics import module_version
 from .profile import System
 from .recording import Recording
 
-UNLIMITED = -1
-LIMITS = {
-    "Max cpu time": "cpu",
-    "Max file size": "fsize",
-    "Max data size": "data",
-    "Max stack size": "stack",
-    "Max core file size": "core",
-    "Max resident set": "rss",
-    "Max processes": "nproc",
-    "Max open files": "nofile",
-    "Max locked memory": "memlock",
-    "Max file locks": "locks",
-    "Max pending signals": "sigpending",
-    "Max msgqueue size": "msgqueue",
-    "Max nice priority": "nice",
-    "Max realtime priority": "rtprio",
-    "Max realtime timeout": "rttime",
-}
 TOOLS = {  # by the command that says its version
     "slurm": "slurmd -V",
     "munge": "munged --version",
@@ -89,16 +72,9 @@ def groups(rec: Recording) -> dict[str, int]:
 
 
 def limits(rec: Recording) -> dict[str, int]:
-    """Hard limits of the process that starts containers: dockerd, or else PID 1. The columns are limit (26 wide),
-    soft, hard, unit."""
+    """Hard limits of the process that starts containers: dockerd, or else PID 1."""
     engine = rec.text(f"/proc/{rec.text('/run/docker.pid') or 1}/limits")
-    found = {}
-    for line in (engine or rec.text("/proc/1/limits") or "").splitlines():
-        name, values = LIMITS.get(line[:26].strip()), line[26:].split()
-        hard = _number(values[1]) if len(values) > 1 else None
-        if name and (hard is not None or values[1:2] == ["unlimited"]):
-            found[name] = UNLIMITED if hard is None else hard
-    return found
+    return hard_limits(engine or rec.text("/proc/1/limits") or "")
 
 
 def sysctl(rec: Recording) -> dict[str, str]:

@@ -125,7 +125,7 @@ def run(
         raise BadInput(
             f"no inventory {inventory}", code="no-inventory", next_step="`rocstack init` writes one to start from"
         )
-    env = _environment(os.environ)
+    env = environment(os.environ)
     if not shutil.which("ansible-playbook", path=env["PATH"]):
         raise Missing("ansible-playbook isn't there", code="no-ansible", next_step="pip install ansible-core")
     with ExitStack() as open_files:
@@ -146,10 +146,10 @@ def run(
         raise BadInput(
             "the inventory names no host", code="no-hosts", where=Where(str(inventory)), next_step="add the nodes to it"
         )
-    raise _why("\n".join(events.texts), inventory)
+    raise explained("\n".join(events.texts), inventory)
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
+def environment(env: Mapping[str, str]) -> dict[str, str]:
     # Started by its path, rocstack runs in an environment whose programs PATH doesn't name.
     path = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", os.defpath)))
     return {**_DEFAULTS, **env, **_OURS, "PATH": path}
@@ -237,7 +237,7 @@ def reason(result: Mapping[str, Any]) -> str:
     return text.splitlines()[-1].strip()
 
 
-def _why(said: str, inventory: Path) -> CheckFailed | BadInput:
+def explained(said: str, inventory: Path) -> CheckFailed | BadInput:
     """Ansible's complaint before any host: nearly always about the inventory. It tries one form after the other; what
     counts is the complaint of the form that the file has."""
     words = " ".join(said.split())  # it wraps lines
@@ -245,7 +245,7 @@ def _why(said: str, inventory: Path) -> CheckFailed | BadInput:
     tried = {found[1]: found[2] for text in messages if (found := _TRIED.search(text))}
     form = "ini" if "ini" in tried and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
     place = None if form == "ini" else _PLACE.search(words)
-    if place or tried or "inventory" in said:
+    if place or tried or "inventory" in said or "vault" in said:
         what = tried.get(form) or (messages or ["no reason given"])[0]
         return BadInput(
             f"Ansible can't read the inventory: {what}",

@@ -11,18 +11,36 @@ from rocstack.cli import options
 from rocstack.cli.ui import out, print_json
 
 INVENTORY = """\
-# An ordinary Ansible inventory. One control node; it may be a worker too.
+# An ordinary Ansible inventory: any form that Ansible reads will do, group_vars and an ansible.cfg too.
+# `rocstack deploy inventory.yml --plan` says what is wrong with it or with the nodes, and changes nothing.
 all:
   vars:
     ansible_user: root
+    # Without root: a user who may become it.
+    #ansible_user: ops
+    #ansible_become: true
+    # A password belongs into a vault: `ansible-vault encrypt_string --name ansible_become_password`.
+    # Through a jump host (or say it in ~/.ssh/config, which is read as well):
+    #ansible_ssh_common_args: -J ops@bastion.example.com
   children:
+    # One node runs the scheduler, its database and the image registry. It may stand among the workers, too.
     control:
       hosts:
         head:
           ansible_host: 192.0.2.10
+    # The GPU nodes. A name is also what Slurm calls the node; where it can't be resolved, say ansible_host.
     workers:
       hosts:
         node[01:04]:
+        #node05: {ansible_host: 192.0.2.25}
+      #vars:
+        # Where the nodes reach each other by another address than they are reached from here, say it per node:
+        #rocstack_address: 10.0.0.25
+    # Racks with a registry mirror of their own, for `ship: rack`:
+    #rack1:
+    #  hosts: {node01: , node02: }
+    #  vars:
+    #    rocstack_rack_registry: mirror1.example.com:5000
 """
 
 

@@ -1,0 +1,199 @@
+"""What the container engine of a node says: of itself, of our containers and of our images. Through its command
+line, since that is what every engine has (podman-docker too); read-only; standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict  # noqa: UP035
+
+from .limits import hard_limits, raises_limits
+
+PATIENCE = 20.0  # seconds for one answer of the engine
+PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
+SERVICE, SPEC, OWN = "io.rocstack.service", "io.rocstack.spec", "io.rocstack."
+ABSENT, DENIED, SILENT, FAILED = "absent", "denied", "silent", "failed"
+# What docker and podman say, and which of the above it is.
+_WHY = (
+    (DENIED, re.compile(r"permission denied|must be root|access denied", re.IGNORECASE)),
+    (SILENT, re.compile(r"cannot connect to the docker daemon|is the docker daemon running|connection refused"
+                        r"|no such file or directory|error during connect", re.IGNORECASE)),
+)  # fmt: skip
+Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
+
+
+class Engine:
+    """Asks the `docker` command."""
+
+    def __init__(self, program: str | None = None) -> None:
+        self.program = program or shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PLACES)
+
+    def ask(self, *words: str) -> tuple[str, str, str]:
+        """The answer, or else a word of ABSENT ... FAILED and the sentence that was said."""
+        if self.program is None:
+            return "", ABSENT, "there is no docker command"
+        try:
+            done = subprocess.run(
+                [self.program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE,
+                env={**os.environ, "LC_ALL": "C"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return "", SILENT, f"no answer within {PATIENCE:g} s"
+        except OSError as error:
+            return "", FAILED, f"{self.program}: {error.strerror or error}"
+        said = done.stderr.decode("utf-8", "replace").strip()
+        if done.returncode == 0:
+            return done.stdout.decode("utf-8", "replace"), "", ""
+        said = said or f"exit status {done.returncode}"
+        return "", next((word for word, text in _WHY if text.search(said)), FAILED), said.splitlines()[-1]
+
+    def inspect(self, kind: str, listing: tuple[str, ...]) -> list[Row]:
+        """All that `docker <kind> <listing>` lists; what is removed in between is not in it."""
+        idents = sorted(set(self.ask(*listing)[0].split()))
+        while idents:
+            text, _, why = self.ask(kind, "inspect", *idents)
+            if text:
+                return [row for row in _parsed(text, list) if isinstance(row, dict)]
+            still = [ident for ident in sorted(set(self.ask(*listing)[0].split())) if ident in idents]
+            if still == idents:
+                raise OSError(why)
+            idents = still
+        return []
+
+
+def engine_facts(program: str | None = None) -> Row:
+    """{"engine": ..., "containers": [...], "images": [...]}; rocstack.deploy.facts has the shapes.
+
+    `engine` has "problem" ("" or a word of ABSENT ...) and "error", what was said.
+    """
+    engine = Engine(program)
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        info = pool.submit(engine.ask, "info", "--format", "{{json .}}")
+        containers = pool.submit(_try, engine, "container", ("ps", "-aq", "--no-trunc", "--filter", "label=" + SERVICE))
+        images = pool.submit(
+            _try, engine, "image", ("image", "ls", "-q", "--no-trunc", "--filter", "label=" + OWN + "role")
+        )
+        text, problem, error = info.result()
+        rows = {"container": containers.result(), "image": images.result()}
+    # `docker info` may succeed with a client that reached nobody: then it says so in ServerErrors.
+    said = _parsed(text, dict)
+    problems = said.get("ServerErrors") or []
+    if not problem and problems:
+        error = str(problems[0]).strip()
+        problem = next((word for word, pattern in _WHY if pattern.search(error)), FAILED)
+    if not problem:
+        for rows_or_why in rows.values():
+            if isinstance(rows_or_why, str):
+                problem, error = FAILED, rows_or_why
+    return {
+        "engine": {**_engine(said), "problem": problem, "error": error},
+        "containers": [_container(row) for row in rows["container"]] if not problem else [],
+        "images": [_image(row) for row in rows["image"]] if not problem else [],
+    }
+
+
+def _try(engine: Engine, kind: str, listing: tuple[str, ...]) -> Any:
+    try:
+        return engine.inspect(kind, listing)
+    except OSError as error:
+        return str(error)
+
+
+def _parsed(text: str, kind: Any) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, kind) else kind()
+
+
+def _engine(info: Row) -> Row:
+    if isinstance(info.get("host"), dict):  # podman's own words
+        host, store = info["host"], info.get("store") or {}
+        found = {
+            "name": "podman", "version": (info.get("version") or {}).get("Version", ""),
+            "root": store.get("graphRoot", ""), "driver": store.get("graphDriverName", ""), "store": "graph",
+            "cgroup": int(str(host.get("cgroupVersion", "v0")).lstrip("v") or 0),
+            "rootless": bool((host.get("security") or {}).get("rootless")),
+        }  # fmt: skip
+    else:
+        snapshotter = any("io.containerd.snapshotter" in str(row) for row in info.get("DriverStatus") or [])
+        found = {
+            "name": "docker", "version": info.get("ServerVersion") or "", "root": info.get("DockerRootDir") or "",
+            "driver": info.get("Driver") or "", "store": "containerd" if snapshotter else "graph",
+            "cgroup": int(info.get("CgroupVersion") or 0),
+            "rootless": any("name=rootless" in str(option) for option in info.get("SecurityOptions") or []),
+        }  # fmt: skip
+        address = str((info.get("Containerd") or {}).get("Address", ""))
+        if snapshotter and address.startswith("/run/containerd/"):  # not the engine's own: its layers lie elsewhere
+            found["root"] = "/var/lib/containerd"
+    return {**found, **_room(str(found["root"])), **_process(), "cgroup_writable": cgroup_writable()}
+
+
+def _room(root: str) -> Row:
+    try:
+        room = os.statvfs(root)
+    except OSError:
+        return {"free_bytes": None}
+    return {"free_bytes": room.f_bavail * room.f_frsize}
+
+
+def _process() -> Row:
+    """What the engine's own process may: a container gets no more."""
+    pid = _read("/run/docker.pid").strip()
+    place = f"/proc/{pid if pid.isdigit() and os.path.isdir('/proc/' + pid) else 1}/"
+    limits = hard_limits(_read(place + "limits"))
+    raises = raises_limits(_read(place + "status"), _read(place + "uid_map"))
+    return {"memlock": limits.get("memlock"), "limits": limits, "raises_limits": raises}
+
+
+def cgroup_writable(mounts: str | None = None) -> bool:
+    """Whether the node's cgroups can be written: where not, Slurm has to do without."""
+    for line in (_read("/proc/self/mounts") if mounts is None else mounts).splitlines():
+        words = line.split()
+        if len(words) > 3 and words[1].startswith("/sys/fs/cgroup"):
+            options = words[3].split(",")
+            if "rw" in options and (words[2] == "cgroup2" or (words[2] == "cgroup" and "devices" in options)):
+                return True
+    return False
+
+
+def _container(row: Row) -> Row:
+    state, labels = row.get("State") or {}, (row.get("Config") or {}).get("Labels") or {}
+    health = state.get("Health") or {}
+    return {
+        "name": str(row.get("Name", "")).lstrip("/"), "id": str(row.get("Id", "")),
+        "service": str(labels.get(SERVICE, "")), "image": _sha(row.get("Image")), "spec": str(labels.get(SPEC, "")),
+        "status": str(state.get("Status", "")), "health": str(health.get("Status") or ""),
+        "restarts": int(row.get("RestartCount") or 0), "started": str(state.get("StartedAt", "")),
+        "pid": int(state.get("Pid") or 0), "error": str(state.get("Error") or ""),
+    }  # fmt: skip
+
+
+def _image(row: Row) -> Row:
+    labels = (row.get("Config") or {}).get("Labels") or {}
+    return {
+        "id": _sha(row.get("Id")), "names": list(row.get("RepoTags") or []),
+        "digests": list(row.get("RepoDigests") or []),
+        "layers": list((row.get("RootFS") or {}).get("Layers") or []), "size": int(row.get("Size") or 0),
+        "created": str(row.get("Created") or ""),
+        **{key: str(labels.get(OWN + key, "")) for key in ("role", "content", "stack", "nic")},
+    }  # fmt: skip
+
+
+def _sha(ident: Any) -> str:
+    """podman says an id without the name of its hash."""
+    text = str(ident or "")
+    return "sha256:" + text if re.fullmatch("[0-9a-f]{64}", text) else text
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return ""

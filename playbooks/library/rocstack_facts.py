@@ -1,0 +1,74 @@
+#!/usr/bin/python
+"""Reads all that a deploy decides by. Read-only; standard library and Python 3.8."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rocstack_node.deploy_facts import facts
+
+DOCUMENTATION = r"""
+module: rocstack_facts
+short_description: Reads all that a deploy decides by
+description:
+  - The recording of a node's hardware as rocstack_collect makes it, and what its container engine, ports, users, files
+    and network are like. Changes nothing.
+options:
+  names:
+    description: Host names to resolve on the node.
+    type: list
+    elements: str
+    default: []
+  reach:
+    description: Addresses with a port, C(10.0.0.1:6817), to be tried from the node.
+    type: list
+    elements: str
+    default: []
+  ports:
+    description: TCP ports whose owner is wanted.
+    type: list
+    elements: int
+    default: []
+  uids:
+    description: User numbers whose names are wanted.
+    type: list
+    elements: int
+    default: []
+  users:
+    description: User names whose numbers are wanted.
+    type: list
+    elements: str
+    default: []
+  asked:
+    description: The controller's clock when it asked, in seconds since the epoch.
+    type: float
+author: The rocstack engineers
+"""
+
+RETURN = r"""
+facts:
+  description: The facts as JSON, packed by gzip and base64, so that Ansible handles one plain text.
+  type: str
+  returned: always
+asked:
+  description: As it was given.
+  type: float
+  returned: always
+"""
+
+
+def main() -> None:
+    texts = {"type": "list", "elements": "str", "default": []}
+    numbers = {"type": "list", "elements": "int", "default": []}
+    options = {"names": texts, "reach": texts, "ports": numbers, "uids": numbers, "users": texts}
+    module = AnsibleModule({**options, "asked": {"type": "float"}}, supports_check_mode=True)
+    found = facts(**{name: module.params[name] for name in options})
+    packed = base64.b64encode(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 5)).decode()
+    module.exit_json(changed=False, facts=packed, asked=module.params["asked"])
+
+
+if __name__ == "__main__":
+    main()

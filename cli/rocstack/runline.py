@@ -15,6 +15,7 @@ from rocstack import ulimit
 from rocstack.environment import NOTHING, Environment
 from rocstack.errors import BadInput, Missing
 from rocstack.mount import Mount
+from rocstack.node import refused
 from rocstack.ulimit import Ulimits
 from rocstack.words import Value
 
@@ -53,7 +54,7 @@ class RunLine:
     def without_ulimit(self, name: str) -> RunLine:
         """The same line for an engine that refused this limit."""
         flags = tuple(flag for flag in self.flags if not flag.startswith(f"--ulimit={name}="))
-        return replace(self, flags=flags, notes=(*self.notes, ulimit.left_out(name, None)))
+        return replace(self, flags=flags, notes=(*self.notes, refused.left_out(name, None)))
 
 
 def parse_gpus(text: str) -> tuple[int, ...] | None:

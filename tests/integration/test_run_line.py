@@ -11,8 +11,8 @@ import pytest
 from rocstack.environment import parse_env
 from rocstack.host import read_host
 from rocstack.mount import check_mounts, parse_mount
+from rocstack.node.refused import refused_ulimit
 from rocstack.runline import RunLine, RunProfile, run_line
-from rocstack.ulimit import refused_ulimit
 
 pytestmark = pytest.mark.engine
 

@@ -16,6 +16,7 @@ from rocstack.environment import parse_env
 from rocstack.errors import BadInput, Missing
 from rocstack.host import Host, read_host
 from rocstack.mount import check_mounts, parse_mount
+from rocstack.node.refused import refused_ulimit
 from rocstack.runline import RunLine, RunProfile, parse_gpus, run_line, shell_quote
 
 CASES = sorted((Path(__file__).parent / "data/hosts").glob("*.yml"))
@@ -232,7 +233,7 @@ REFUSALS = yaml.safe_load((Path(__file__).parent / "data/refused-ulimits.yml").r
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda case: str(case["limit"]))
 def test_refused_ulimit(case: dict[str, Any]) -> None:
-    assert ulimit.refused_ulimit(case["stderr"]) == case["limit"]
+    assert refused_ulimit(case["stderr"]) == case["limit"]
 
 
 def test_line_without_the_refused_limit() -> None:

@@ -100,12 +100,13 @@ def start(
     show: bool,
     json: bool,
 ) -> None:
-    from rocstack import engine, ulimit
+    from rocstack import engine
     from rocstack.component import ROLES
     from rocstack.environment import parse_env
     from rocstack.errors import BadInput, Missing
     from rocstack.host import read_host
     from rocstack.mount import check_mounts, parse_mount
+    from rocstack.node.refused import refused_ulimit
     from rocstack.runline import parse_gpus, run_line, shell_quote
 
     chosen = options.settings(stack=stack, nic=nic)
@@ -150,7 +151,7 @@ def start(
     environ = {**os.environ, **dict(variables.values)}
     while True:
         code, said = _docker(line.args, environ)
-        refused = ulimit.refused_ulimit(said) if code in (125, 126, 127) else None
+        refused = refused_ulimit(said) if code in (125, 126, 127) else None
         less = line.without_ulimit(refused) if refused else line
         if less.flags == line.flags:
             raise typer.Exit(code)

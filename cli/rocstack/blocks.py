@@ -14,8 +14,12 @@ from rocstack.errors import BadInput, RocstackError, Where, did_you_mean
 BLOCKS = {
     "components": ("builder", "runtime", "copy", "version", "smoke"),
     "nic": ("builder", "plugin", "runtime", "smoke"),
+    "slurm": (
+        *("controller", "security", "jobs", "scheduling", "accounting", "nodes", "partitions", "more"),
+        *("gpus", "limits", "daemon", "database"),
+    ),
 }
-NEEDED = {"components": ("version", "smoke"), "nic": ()}
+NEEDED = {"components": ("version", "smoke"), "nic": (), "slurm": ()}
 
 
 def environment(sources: Mapping[str, str]) -> Environment:

@@ -171,7 +171,7 @@ class Library:
         return self.files[name]
 
 
-def library(kind: Literal["components", "nic"], overlay: Path | None = None) -> Library:
+def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = None) -> Library:
     files = {f.stem: read_template(f) for f in sorted((paths.templates() / kind).glob("*.j2"))}
     overrides: dict[str, TemplateFile] = {}
     for path in sorted((overlay / kind).glob("*.j2")) if overlay else []:

@@ -15,7 +15,7 @@ from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.words import Package
 
 OPERATIONS = ("append", "remove", "override")
-FILES = {"overlay.yml": ".yml", "components": ".j2", "nic": ".j2", "stacks": ".yml"}
+FILES = {"overlay.yml": ".yml", "components": ".j2", "nic": ".j2", "slurm": ".j2", "stacks": ".yml"}
 _KEY = re.compile(rf"(?P<component>.+?)_(?P<list>{'|'.join(LISTS)})_(?P<op>{'|'.join(OPERATIONS)})")
 _PACKAGES = TypeAdapter(tuple[Package, ...])
 

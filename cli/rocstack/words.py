@@ -64,4 +64,18 @@ FilePath = Annotated[
 Option = Annotated[str, _word(r"--?[A-Za-z0-9][A-Za-z0-9_./=,:+-]{0,200}", "a configure option")]
 EnvName = Annotated[str, _word(r"[A-Z][A-Z0-9_]{0,63}", "an environment variable's name")]
 EnvValue = Annotated[str, _word(r"[A-Za-z0-9_.,:/=@%^+ -]{0,300}", "a plain value (no quotes, $, \\ or newline)")]
+Hostlist = Annotated[str, _word(r"[A-Za-z0-9_.,\[\]-]{1,2000}", "a node, a group or a hostlist such as n[1-3,7]")]
+SlurmName = Annotated[str, _word(r"[a-z0-9_][a-z0-9_.-]{0,62}", "a name (small letters, digits and _.-)")]
+SlurmKey = Annotated[str, _word(r"[A-Za-z][A-Za-z0-9]{1,60}", "a keyword of slurm.conf")]
+SlurmText = Annotated[str, _word(r"[^\x00-\x1f#\x7f]{1,1000}", "a value of slurm.conf (one line, no #)")]
+SlurmFlag = Annotated[str, _word(r"[A-Za-z][A-Za-z0-9_]{0,40}", "a flag (letters, digits and _)")]
+User = Annotated[str, _word(r"[a-z_][a-z0-9_-]{0,31}", "a user's name (small letters, digits, '_' and '-')")]
+Duration = Annotated[str, _word(r"infinite|[1-9][0-9]{0,5}[smhd]", "a duration such as 30s, 90m, 12h, 7d or infinite")]
+Moment = Annotated[str, _word(r"now|20\d\d-\d\d-\d\dT\d\d:\d\d", "now, or a time such as 2026-11-20T08:00")]
+Share = Annotated[str, _word(r"[1-9][0-9]?%|100%", "a percentage such as 25%")]
+Address = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "a host name or an address")]
+MountText = Annotated[
+    str,
+    _word(r"/[^:\x00-\x1f]*(:/[^:\x00-\x1f]+)?(:r[ow])?", "SRC[:DST[:ro]] with absolute paths of the nodes"),
+]
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0a-\x1f]*$")]

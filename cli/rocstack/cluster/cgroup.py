@@ -1,0 +1,82 @@
+"""Whether jobs are held in cgroups: by what the workers allow, one answer for the cluster (slurm.conf is one)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rocstack.cluster import hostlist
+from rocstack.cluster.machine import Machine
+from rocstack.errors import BadInput
+
+MOUNT = "/sys/fs/cgroup"
+
+
+@dataclass(frozen=True)
+class Cgroups:
+    """`plugin` is cgroup.conf's word. Without cgroups a job can reach GPUs and memory that it didn't ask for."""
+
+    plugin: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def used(self) -> bool:
+        return self.plugin != "disabled"
+
+    @property
+    def unified(self) -> bool:
+        """Some node has version 2."""
+        return self.plugin in ("cgroup/v2", "autodetect")
+
+
+DISABLED = Cgroups("disabled")
+
+
+def decide(setting: str, machines: Sequence[Machine]) -> Cgroups:
+    """`setting` is `cluster.cgroup`: auto, v1, v2 or disabled.
+
+    Raises:
+        BadInput: v1 or v2 is asked for and a node doesn't allow it: its slurmd would not start.
+    """
+    if setting == "disabled" or not machines:
+        return DISABLED
+    lacking = {each.name: _lack(each) for each in machines}
+    if setting != "auto":
+        version = int(setting[1])
+        lacking |= {m.name: f"has cgroup v{m.cgroup}" for m in machines if m.cgroup and m.cgroup != version}
+    closed = [name for name, why in lacking.items() if why]
+    if not closed:
+        versions = {each.cgroup for each in machines}
+        return Cgroups("autodetect" if len(versions) > 1 else f"cgroup/v{versions.pop()}")
+    why = "; ".join(sorted({f"{name} {lacking[name]}" for name in closed[:3]}))
+    more = f" and {len(closed) - 3} more" if len(closed) > 3 else ""
+    if setting == "auto":
+        names = hostlist.fold(sorted(closed, key=hostlist.natural))
+        said = (
+            f"jobs are not held in cgroups (a job can use GPUs and memory it didn't ask for), because of {names}: {why}"
+        )
+        return Cgroups("disabled", (said + more,))
+    raise BadInput(
+        f"cluster.cgroup is {setting}, and {why}{more}",
+        code="bad-cgroup",
+        next_step="write `cgroup: auto`, or set these nodes right",
+    )
+
+
+def _lack(each: Machine) -> str:
+    if each.cgroup is None:
+        return "says no cgroup version"
+    return "" if each.cgroup_writable else "lets no container write its cgroups"
+
+
+def cgroup_flags(version: int | None, allowed: bool) -> tuple[str, ...]:
+    """Flags with which a worker's container may make cgroups beside its own; none without cgroups.
+
+    No --privileged: slurmd makes its folders in the host's tree (its own would count them to the container, whose
+    device list has to name every GPU), and both v1's devices.deny and v2's device programs ask for CAP_SYS_ADMIN.
+    Version 1 was seen at work with these flags: a GPU that was not asked for can't be opened, memory over the limit
+    is killed. Version 2 takes the same, by Slurm's cgroup_v2 page; it was not seen.
+    """
+    if not allowed or version not in (1, 2):
+        return ()
+    return ("--cgroupns=host", f"--volume={MOUNT}:{MOUNT}", "--cap-add=SYS_ADMIN")

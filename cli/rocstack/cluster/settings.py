@@ -1,0 +1,273 @@
+"""`cluster:` of rocstack.yml: the Slurm cluster that `deploy` makes. What is not named has a sensible value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rocstack.cluster import hostlist
+from rocstack.words import (
+    Address,
+    Duration,
+    EnvName,
+    EnvValue,
+    Hostlist,
+    ImageRef,
+    Line,
+    Moment,
+    MountText,
+    Share,
+    SlurmFlag,
+    SlurmKey,
+    SlurmName,
+    SlurmText,
+    User,
+    Value,
+)
+
+ROOT = "root"  # the account above all others; Slurm makes it
+NORMAL = "normal"  # the QoS that Slurm makes
+TAKEN = {42430: "munge", 64030: "slurm", 65534: "nobody"}  # uids in the images
+Count = Annotated[int, Field(ge=0)]
+Some = Annotated[int, Field(ge=1)]
+Limit = Annotated[int, Field(ge=-1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Partition(Value):
+    """Nodes that jobs are submitted to."""
+
+    nodes: tuple[Hostlist, ...] = ("all",)  # all; node names, hostlists or groups of the inventory
+    default: bool = False  # where jobs go that name no partition; without any, the first
+    max_time: Duration = "infinite"  # of a job
+    qos: SlurmName | None = None  # whose limits hold for the partition as a whole
+    accounts: tuple[SlurmName, ...] = ()  # that may use it; empty: all
+    tier: Annotated[int, Field(ge=0, le=65533)] = 1  # jobs of a higher tier are looked at first
+    state: Literal["up", "down", "drain", "inactive"] = "up"
+
+    @field_validator("nodes")
+    @classmethod
+    def _hostlists(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return _hostlists(texts)
+
+
+class Qos(Value):
+    """A quality of service: what a job may have and whom it may preempt. What is not named is left as it is; -1 takes
+    a limit away."""
+
+    priority: Count | None = None
+    preempts: tuple[SlurmName, ...] | None = None  # QoS whose jobs make room
+    preempt_mode: Literal["requeue", "cancel"] | None = None  # what happens to its own jobs then
+    grace: Duration | None = None  # that a preempted job has between SIGTERM and its end
+    max_gpus: Limit | None = None  # of all jobs together
+    max_gpus_per_account: Limit | None = None
+    max_gpus_per_user: Limit | None = None
+    max_gpus_per_job: Limit | None = None
+    max_nodes: Limit | None = None  # of a job
+    max_jobs: Limit | None = None  # that a user may have running
+    max_wall: Duration | None = None  # of a job
+    flags: tuple[SlurmFlag, ...] | None = None  # DenyOnLimit, NoReserve ... of sacctmgr(1)
+
+
+class Account(Value):
+    """Who pays: a team or project."""
+
+    parent: SlurmName = ROOT
+    qos: tuple[SlurmName, ...] | None = None  # that its jobs may ask for; default: all of `qos`
+    default_qos: SlurmName | None = None
+    fairshare: Count | None = None  # its part among its siblings
+    max_gpus: Limit | None = None  # of all its jobs together; -1: no limit
+
+
+class Person(Value):
+    """Somebody who submits jobs; made with this uid in every container."""
+
+    uid: int = Field(ge=1000, le=4294967293)
+    gid: Annotated[int, Field(ge=1, le=4294967293)] | None = None  # default: the uid
+    accounts: tuple[SlurmName, ...] = ()  # the first is the default one; empty: the first of `accounts`
+    admin: Literal["none", "operator", "admin"] = "none"
+
+    @field_validator("uid")
+    @classmethod
+    def _free(cls, uid: int) -> int:
+        if uid in TAKEN:
+            raise ValueError(f"{uid} is {TAKEN[uid]} in the images")
+        return uid
+
+
+class Priorities(Value):
+    """Weights of a job's priority; the QoS counts most."""
+
+    age: Count = 1000
+    fairshare: Count = 10000
+    qos: Count = 100000
+    size: Count = 500
+    partition: Count = 1000
+
+
+class Reservation(Value):
+    """Capacity that only these accounts or users have."""
+
+    nodes: tuple[Hostlist, ...] = ()  # these nodes ...
+    count: Some | None = None  # ... or so many; one that fails is replaced
+    accounts: tuple[SlurmName, ...] = ()
+    users: tuple[User, ...] = ()
+    start: Moment = "now"
+    duration: Duration = "infinite"
+    partition: SlurmName | None = None  # that `count` chooses from
+    magnetic: bool = True  # their jobs go there without --reservation
+
+    @model_validator(mode="after")
+    def _whole(self) -> Reservation:
+        if bool(self.nodes) == bool(self.count):
+            raise ValueError("nodes: name either `nodes` or a `count`")
+        if not self.accounts and not self.users:
+            raise ValueError("accounts: nobody could use it: name `accounts` or `users`")
+        return self
+
+    @field_validator("nodes")
+    @classmethod
+    def _hostlists(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return _hostlists(texts)
+
+
+class Timeouts(Value):
+    slurmd: Duration = "2m"  # silence after which a node is down and its jobs are requeued
+    slurmctld: Duration = "2m"
+    kill_wait: Duration = "30s"  # between SIGTERM and SIGKILL at a job's time limit
+    inactive: Duration = "infinite"  # a client's silence after which its job ends
+
+
+class Ship(Value):
+    """How images get to the nodes."""
+
+    method: Literal["auto", "registry", "archive", "rack", "p2p"] = "auto"  # auto: the cheapest by nodes and link
+    registry: ImageRef | Literal[""] = ""  # the site's own, with folder; default: one on the control node
+    link_gbps: Annotated[float, Field(gt=0)] | None = None  # the control node's link; default: its network card's speed
+    port: Port = 5000  # of the control node's registry
+    forks: Annotated[int, Field(ge=1, le=1024)] = 32  # nodes at once
+    attempts: Annotated[int, Field(ge=1, le=20)] = 4
+
+    @field_validator("link_gbps", mode="before")
+    @classmethod
+    def _whole_number(cls, value: object) -> object:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class Rollout(Value):
+    """How an update goes through the nodes."""
+
+    canary: Count = 1  # nodes before all others
+    wave: Some | Share = "25%"  # nodes at once after that
+    drain_timeout: Duration = "4h"  # that running jobs have to end
+    requeue: bool = False  # don't wait: requeue them
+    failures: Count | Share = 1  # nodes that may fail before it stops
+
+
+class Cluster(Value):
+    """A map that is given replaces ours as a whole."""
+
+    name: SlurmName = "rocstack"
+    control_address: Address | Literal[""] = ""  # of the control node, for the nodes; default: the inventory's
+    partitions: Annotated[dict[SlurmName, Partition], Field(min_length=1)] = {"train": Partition()}
+    qos: dict[SlurmName, Qos] = {
+        "low": Qos(priority=10, preempt_mode="requeue"),
+        NORMAL: Qos(priority=100, preempts=("low",)),
+        "high": Qos(priority=1000, preempts=("low",)),
+    }
+    accounts: Annotated[dict[SlurmName, Account], Field(min_length=1)] = {"default": Account()}
+    users: dict[User, Person] = {}
+    priorities: Priorities = Priorities()
+    reservations: dict[SlurmName, Reservation] = {}  # dedicated capacity
+    timeouts: Timeouts = Timeouts()
+    slurm: dict[SlurmKey, SlurmText | int | bool] = {}  # more lines of slurm.conf
+    cgroup: Literal["auto", "v1", "v2", "disabled"] = "auto"  # auto: what all workers allow
+    gres: Literal["auto", "off"] = "auto"  # auto: GPUs as they were probed
+    mounts: tuple[MountText, ...] = ()  # shared folders of the nodes in every container: /home, /data
+    env: dict[EnvName, EnvValue] = {}  # of the workers
+    ship: Ship = Ship()
+    rollout: Rollout = Rollout()
+    keep_images: Some = 2  # of each role, on a node
+    backup: Line = "/var/backups/rocstack"  # folder on the control node
+
+    @property
+    def default_partition(self) -> str:
+        return next((name for name, each in self.partitions.items() if each.default), next(iter(self.partitions)))
+
+    def accounts_of(self, user: str) -> tuple[str, ...]:
+        return self.users[user].accounts or (next(iter(self.accounts)),)
+
+    def user_lines(self) -> str:
+        """`name uid gid` of everybody, as the containers read it."""
+        rows = sorted((name, each.uid, each.gid or each.uid) for name, each in self.users.items())
+        return "".join(f"{name} {uid} {gid}\n" for name, uid, gid in rows)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Cluster:
+        for key, problem in self._problems():
+            raise ValueError(f"{key}: {problem}")
+        return self
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        qos, accounts = {*self.qos, NORMAL}, {*self.accounts, ROOT}
+        if sum(each.default for each in self.partitions.values()) > 1:
+            yield "partitions", "only one can be the default"
+        for name, part in self.partitions.items():
+            yield from _unknown("partitions", name, "QoS", filter(None, [part.qos]), qos)
+            yield from _unknown("partitions", name, "account", part.accounts, accounts)
+        for name, each in self.qos.items():
+            yield from _unknown("qos", name, "QoS", each.preempts or (), qos)
+        for name, account in self.accounts.items():
+            yield from _unknown("accounts", name, "account", [account.parent], accounts)
+            yield from _unknown(
+                "accounts", name, "QoS", [*(account.qos or ()), *filter(None, [account.default_qos])], qos
+            )
+            if name in self.ancestors(name):
+                yield "accounts", f"{name} is its own parent"
+        for name, person in self.users.items():
+            yield from _unknown("users", name, "account", person.accounts, accounts)
+            twin = next((other for other, it in self.users.items() if it.uid == person.uid and other != name), None)
+            if twin:
+                yield "users", f"{twin} and {name} have one uid, {person.uid}"
+        for name, reservation in self.reservations.items():
+            yield from _unknown("reservations", name, "account", reservation.accounts, accounts)
+            yield from _unknown(
+                "reservations", name, "partition", filter(None, [reservation.partition]), self.partitions
+            )
+
+    def ancestors(self, account: str) -> list[str]:
+        """From the parent up, the root left out; ends where it comes back."""
+        found: list[str] = []
+        parent = self.accounts[account].parent
+        while parent in self.accounts and parent not in found:
+            found.append(parent)
+            parent = self.accounts[parent].parent
+        return found
+
+
+def _unknown(
+    key: str, name: str, noun: str, wanted: Iterable[str], known: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    for each in wanted:
+        if each not in known:
+            yield key, f"{name} names the {noun} '{each}', which is not there (known: {', '.join(sorted(known))})"
+
+
+def _hostlists(texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        hostlist.expand(text)
+    return texts
+
+
+def seconds(text: str) -> int | None:
+    """A Duration in seconds; None is for ever."""
+    return None if text == "infinite" else int(text[:-1]) * _SECONDS[text[-1]]
+
+
+def how_many(share: int | str, whole: int) -> int:
+    """A number of nodes: as it is given, or a percentage of all, rounded up."""
+    return share if isinstance(share, int) else math.ceil(whole * int(share.removesuffix("%")) / 100)

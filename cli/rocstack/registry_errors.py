@@ -26,9 +26,12 @@ TRANSIENT: frozenset[Kind] = frozenset({"busy", "unreachable"})
 _WORDS: tuple[tuple[Kind, str], ...] = (
     ("no-image", r"does not exist locally|No such image"),
     ("bad-name", r"invalid reference format|invalid tag format|must be lowercase|invalid repository name"),
-    ("untrusted", r"x509:|tls: (failed to verify|bad certificate|unknown certificate)"),
-    ("plain-http", r"first record does not look like a TLS handshake|gave HTTP response to HTTPS client"),
-    ("no-host", r"no such host"),
+    ("untrusted", r"x509:|tls: (failed to verify|bad certificate|unknown certificate)|certificate verify failed"),
+    (
+        "plain-http",
+        r"first record does not look like a TLS handshake|gave HTTP response to HTTPS client|WRONG_VERSION_NUMBER",
+    ),
+    ("no-host", r"no such host|Name or service not known|No address associated"),
     ("full", r"no space left|Insufficient Storage|quota exceeded|Request Entity Too Large"),
     ("absent", r"manifest unknown|name unknown|repository name not known"),
     ("busy", r"too ?many ?requests|HTTP (status|response)[^0-9]{0,8}(429|500|502|503|504|52\d)\b"),
@@ -39,7 +42,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "unreachable",
-        r"connection (refused|reset)|broken pipe|\bEOF\b|timeout|timed out|deadline exceeded|no route to host"
+        r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out|deadline exceeded|no route to host"
         r"|network is unreachable|server misbehaving|temporary failure|closed network connection",
     ),
 )
@@ -73,7 +76,7 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
                 f"the registry {host} can't be reached{tried}",
                 code="registry-unreachable",
                 cause=cause,
-                next_step=f"check the name and that this machine's engine gets to it: `docker login {host}`",
+                next_step=f"check the name, and that this machine gets to it: `docker login {host}`",
             )
         case "busy":
             return CheckFailed(
@@ -84,7 +87,7 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
             )
         case "untrusted":
             return Missing(
-                f"this machine's engine does not trust the certificate of {host}",
+                f"this machine does not trust the certificate of {host}",
                 code="registry-untrusted",
                 cause=cause,
                 next_step=f"put the certificate authority's file at /etc/docker/certs.d/{host}/ca.crt",

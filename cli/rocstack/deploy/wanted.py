@@ -1,0 +1,222 @@
+"""What every node of a cluster is to be, from its facts and the person's settings: one order a node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rocstack.cluster import hostlist, slurm
+from rocstack.cluster.cgroup import cgroup_flags
+from rocstack.cluster.machine import Machine, machine
+from rocstack.cluster.settings import Cluster
+from rocstack.deploy import address, services, tls
+from rocstack.deploy.facts import Gathered, NodeFacts
+from rocstack.deploy.inventory import Inventory
+from rocstack.deploy.order import Container, File, Order, Registry
+from rocstack.deploy.secrets import Secrets
+from rocstack.deploy.wanted_image import WantedImage
+from rocstack.environment import Environment
+from rocstack.mount import Mount, parse_mount
+from rocstack.nic.hostlib import host_mounts
+from rocstack.runline import RunProfile
+
+SLURM_UID = 64030
+USER = "rocstack"  # of the registry
+_MACHINES = TypeAdapter(dict[str, Machine])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`keep` are ids of images that stay on the nodes, whatever runs. `pull_from` is the registry that nodes use."""
+
+    inventory: Inventory
+    cluster: Cluster
+    run: RunProfile
+    keys: Secrets
+    images: Mapping[str, WantedImage]  # by role
+    facts: Gathered
+    now: datetime
+    keep: frozenset[str] = frozenset()
+    gate: str = "refuse"
+    overlay: Path | None = None
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict, compare=False)  # of each node's run line
+
+    @property
+    def control(self) -> NodeFacts:
+        found = self.facts.node(self.inventory.control.name)
+        if found is None:
+            raise LookupError("the control node has no facts")
+        return found
+
+    @cached_property
+    def control_address(self) -> str:
+        said = self.cluster.control_address
+        return said or self.address(self.inventory.control.name)
+
+    def address(self, name: str) -> str:
+        host = next(host for host in self.inventory.nodes if host.name == name)
+        found = self.facts.node(name)
+        return address.of_node(host.variables, name, found.profile) if found else host.address
+
+    @cached_property
+    def machines(self) -> dict[str, Machine]:
+        """The workers as slurm.conf describes them. One that can't be read now is as it was: taking it out of
+        slurm.conf would end its jobs."""
+        before = known_machines(self.control.state)
+        found = {}
+        for host in self.inventory.workers:
+            facts = self.facts.node(host.name)
+            if facts:
+                found[host.name] = machine(
+                    facts.profile,
+                    name=host.name,
+                    address=self.address(host.name),
+                    cgroup=facts.engine.cgroup or None,
+                    cgroup_writable=facts.engine.cgroup_writable,
+                    offer_gpus=self.cluster.gres == "auto",
+                )
+            elif host.name in before:
+                found[host.name] = before[host.name]
+        return found
+
+    @cached_property
+    def slurm(self) -> slurm.Files:
+        """
+        Raises:
+            BadInput: as `slurm.files`.
+        """
+        groups = {group: [h.name for h in self.inventory.workers if group in h.groups] for group in self._groups()}
+        return slurm.files(
+            self.cluster,
+            slurm.Control(self.inventory.control.name, self.control_address),
+            tuple(self.machines.values()),
+            groups=groups,
+            password=self.keys.database_password,
+            overlay=self.overlay,
+        )
+
+    def _groups(self) -> list[str]:
+        return sorted({group for host in self.inventory.workers for group in host.groups})
+
+    @property
+    def registry_address(self) -> str:
+        return f"{self.control_address}:{self.cluster.ship.port}"
+
+    def registry(self, name: str) -> Registry | None:
+        """Where this node pulls from; None where the site has its own, which its nodes know."""
+        if self.cluster.ship.registry:
+            return None
+        host = next(host for host in self.inventory.nodes if host.name == name)
+        where = host.rack_registry or self.registry_address
+        return Registry(where, USER, self.keys.registry_password, self.keys.registry_ca)
+
+    def orders(self) -> dict[str, Order]:
+        """By node, for those that could be read."""
+        return {host.name: self._order(host.name) for host in self.inventory.nodes if self.facts.node(host.name)}
+
+    def _order(self, name: str) -> Order:
+        facts, roles = self.facts.node(name), self.inventory.roles(name)
+        assert facts is not None
+        containers: list[Container] = []
+        files = [
+            File(services.MUNGE_KEY, self.keys.munge_key, 0o400),
+            File(f"{services.CLUSTER}/users", self.cluster.user_lines().encode()),
+        ]
+        if "control" in roles:
+            files += self._control_files()
+            containers += self._control_containers()
+        if "worker" in roles:
+            containers.append(self._worker(name, facts))
+        images = tuple(self.images[role].on_node for role in roles)
+        return Order(
+            files=tuple(files),
+            images=images,
+            containers=tuple(containers),
+            registry=self.registry(name),
+            commands=self._commands(roles),
+            keep=tuple(sorted(self.keep | {image.id for image in images} | running(facts))),
+            state=self._state(name, roles),
+        )
+
+    def _control_files(self) -> list[File]:
+        ca, ca_key, key = self.keys.registry_ca, self.keys.registry_ca_key, self.keys.registry_key
+        names = {self.control_address, self.inventory.control.name}
+        secret = {"slurmdbd.conf": (0o600, SLURM_UID, SLURM_UID)}
+        texts = self.slurm.texts
+        return [
+            File(services.JWT_KEY, self.keys.jwt_key, 0o400),
+            File(services.DATABASE, self.keys.database_password.encode(), 0o400),
+            File(services.REGISTRY, self.keys.registry_password.encode(), 0o400),
+            File(f"{services.TLS}/server.pem", tls.certificate(ca, ca_key, key, names, self.now).encode()),
+            File(f"{services.TLS}/server.key", key.encode(), 0o400),
+            *(
+                File(f"{services.SLURM}/{name}", text.encode(), *secret.get(name, (0o644, 0, 0)))
+                for name, text in texts.items()
+            ),
+        ]
+
+    def _control_containers(self) -> list[Container]:
+        image = self.images["control"].id
+        return [
+            services.database(image),
+            *([] if self.cluster.ship.registry else [services.registry(image, self.cluster.ship.port)]),
+            services.controller(self.inventory.control.name, image, self._mounts()),
+        ]
+
+    def _worker(self, name: str, facts: NodeFacts) -> Container:
+        image = self.images["worker"]
+        made, notes = services.worker(
+            name,
+            image.id,
+            facts.host(),
+            control=self.control_address,
+            profile=self.run,
+            mounts=(*self._mounts(), *host_mounts(image.judged, facts.profile)),
+            cgroup=cgroup_flags(facts.engine.cgroup, self.slurm.cgroups.used and facts.engine.cgroup_writable),
+            env=self._env(),
+            wait_for=[path for gres in self.machines[name].gres for path in hostlist.expand(gres.files)],
+        )
+        self.notes[name] = notes
+        return made
+
+    def _env(self) -> Environment:
+        gate = {} if self.gate == "refuse" else {"ROCSTACK_GATE": self.gate}
+        return Environment(tuple(f"--env={name}={value}" for name, value in {**gate, **self.cluster.env}.items()))
+
+    def _mounts(self) -> list[Mount]:
+        return [parse_mount(text, base=Path("/")) for text in self.cluster.mounts]
+
+    def _commands(self, roles: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        """What makes running daemons take over changed files."""
+        control = ((services.CONTROL, "rocstack-users"), (services.CONTROL, "scontrol", "reconfigure"))
+        worker = ((services.WORKER, "rocstack-users"),)
+        return (*(control if "control" in roles else ()), *(worker if "worker" in roles else ()))
+
+    def _state(self, name: str, roles: tuple[str, ...]) -> dict[str, Any]:
+        state: dict[str, Any] = {"cluster": self.cluster.name, "images": {r: self.images[r].id for r in roles}}
+        if "control" in roles:
+            state["keys"] = self.keys.fingerprints()
+            state["machines"] = {name: asdict(each) for name, each in self.machines.items()}
+        return state
+
+
+def running(facts: NodeFacts) -> frozenset[str]:
+    """Images that the node's containers are made of."""
+    return frozenset(each.image for each in facts.containers)
+
+
+def known_machines(state: Mapping[str, Any] | None) -> dict[str, Machine]:
+    """The workers as the last deploy described them."""
+    return _MACHINES.validate_python((state or {}).get("machines", {}))
+
+
+def keys_there(state: Mapping[str, Any] | None) -> dict[str, str]:
+    """Fingerprints of the keys that the cluster was deployed with."""
+    found = (state or {}).get("keys", {})
+    return dict(found) if isinstance(found, dict) else {}

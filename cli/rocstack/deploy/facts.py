@@ -190,7 +190,7 @@ def questions(inventory: Inventory, uids: Sequence[int], users: Sequence[str]) -
     reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
     reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
     return {
-        "rocstack_facts_names": sorted({control.name, control.address}),
+        "rocstack_facts_names": [control.name],
         "rocstack_facts_reach": reach,
         "rocstack_facts_ports": sorted({port for ports in PORTS.values() for port in ports}),
         "rocstack_facts_uids": list(uids),

@@ -134,6 +134,11 @@ class Journal(Value):
         kept += [self.current.images] if self.current else []
         return frozenset(name for images in kept for name in (images.worker_id, images.control_id))
 
+    def last_ids(self, count: int) -> frozenset[str]:
+        """The images of the last `count` releases."""
+        last = self.releases[-count:]
+        return frozenset(name for each in last for name in (each.images.worker_id, each.images.control_id))
+
     def dumps(self) -> str:
         return json.dumps({"schema": SCHEMA, **self.model_dump(mode="json")}, indent=1) + "\n"
 
@@ -179,13 +184,22 @@ def loads(text: str | None) -> Journal:
         ) from None
 
 
+def loads_dict(data: Mapping[str, Any] | None) -> Journal:
+    """As `loads`, of what a probe of the control node brought."""
+    return loads(json.dumps(data) if data else None)
+
+
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _appended(releases: tuple[Release, ...], newest: Release) -> tuple[Release, ...]:
-    """The same images again are the same release: what was verified stays so."""
+    """The same images again are the same release: what was verified stays so. Old ones go, but for the one to go back
+    to."""
     if releases and releases[-1].images.same(newest.images):
         newest = newest.model_copy(update={"verified": releases[-1].verified})
         releases = releases[:-1]
-    return (*releases, newest)[-KEPT:]
+    releases = (*releases, newest)
+    target = Journal(releases=releases).rollback_target()
+    kept = releases[-KEPT:]
+    return (target, *kept[1:]) if target and target not in kept else kept

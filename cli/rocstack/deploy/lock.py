@@ -26,8 +26,6 @@ from rocstack.errors import CheckFailed
 from rocstack.node import hold as holder
 
 SILENCE = 30  # seconds without a word from us after which the node gives the lock away
-_DOUBT = 20.0  # seconds without an answer after which we take it for lost
-_BEAT = 3.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while a laptop sleeps
 _START = "import sys; exec(compile(sys.stdin.buffer.read({size}), 'hold', 'exec'))"
 
@@ -38,6 +36,7 @@ class Held:
 
     journal: str
     _process: Popen[bytes]
+    _silence: int
     _words: threading.Condition = field(default_factory=threading.Condition)
     _heard: float = field(default_factory=lambda: time.clock_gettime(_CLOCK))
     _text: str | None = None  # to be written
@@ -52,7 +51,7 @@ class Held:
         if self._over or self._process.poll() is not None:
             return "the connection to the control node has ended"
         silent = time.clock_gettime(_CLOCK) - self._heard
-        return f"the control node has not answered for {silent:.0f} s" if silent > _DOUBT else ""
+        return f"the control node has not answered for {silent:.0f} s" if silent > self._silence * 2 / 3 else ""
 
     def write(self, text: str, *, wait: bool = True) -> None:
         """The control node's journal becomes `text`, at once or not at all. Without `wait` it is written soon, and
@@ -97,7 +96,7 @@ class Held:
             while True:
                 with self._words:
                     if self._text is None and not stop.is_set():
-                        self._words.wait(_BEAT)
+                        self._words.wait(self._silence / 10)
                     text, asked, self._text = self._text, self._asked, None
                 if text is None and stop.is_set():
                     return
@@ -131,7 +130,7 @@ def hold(reach: Reach, *, folder: str = str(Path(journal.PATH).parent), silence:
     who = {"who": me(), "since": journal.now(), "pid": os.getpid()}
     with tempfile.TemporaryFile() as log:
         process, first = _begin(reach, {"folder": folder, "silence": silence, "who": who}, log)
-        held = Held(first, process)
+        held = Held(first, process, silence)
         stop = threading.Event()
         talk = threading.Thread(target=held._converse, args=(stop,), daemon=True)
         talk.start()
@@ -142,7 +141,7 @@ def hold(reach: Reach, *, folder: str = str(Path(journal.PATH).parent), silence:
             with held._words:
                 held._words.notify_all()
             if not held.lost:
-                talk.join(_DOUBT)  # what is to be written is written
+                talk.join(silence)  # what is to be written is written
             ssh.end(process)
 
 

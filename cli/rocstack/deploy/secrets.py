@@ -5,13 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 import secrets
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,11 +14,10 @@ from typing import Any
 
 import yaml
 
-from rocstack.deploy import tls
-from rocstack.errors import BadInput, CheckFailed, Missing, Where, did_you_mean
+from rocstack.deploy import tls, vault
+from rocstack.errors import BadInput, CheckFailed, Where, did_you_mean
 
 FILE = "rocstack-secrets.yml"
-_VAULT = "$ANSIBLE_VAULT;"
 _PASSWORD = re.compile(r"[A-Za-z0-9._~-]{16,200}")  # needs no quoting wherever it is written
 _HEADER = """\
 # The keys of a rocstack cluster, made once. Who holds them can run anything on its nodes.
@@ -66,7 +60,7 @@ def read(path: Path) -> Secrets:
         BadInput: readable by others, not what rocstack wrote, or encrypted and can't be opened.
         Missing: it is encrypted and ansible-vault isn't installed.
     """
-    text, encrypted = _text(path)
+    text, encrypted = vault.read(path)
     values = _parsed(text, path)
     lacking = tuple(name for name in NAMES if name not in values)
     if encrypted and lacking:
@@ -98,12 +92,17 @@ def save(path: Path, values: Secrets) -> None:
     path = path.resolve()
     added = "".join(_line(name, getattr(values, name)) for name in values.new)
     try:
-        if values.new == NAMES:
-            _create(path, _HEADER.format(name=path.name) + added)
+        if not path.exists():
+            vault.create(path, _HEADER.format(name=path.name) + added)
         else:
-            _extend(path, added, values.new)
+            text, encrypted = vault.read(path)
+            if encrypted or set(_parsed(text, path)) & set(values.new):
+                raise FileExistsError
+            vault.replace(path, text.rstrip("\n") + "\n" + added)
     except FileExistsError:
-        raise _changed(path) from None
+        raise CheckFailed(
+            f"somebody else wrote {path} meanwhile", code="secrets-changed", next_step="run again: it is read then"
+        ) from None
     except OSError as error:
         raise CheckFailed(
             f"can't write {path}: {error.strerror}",
@@ -113,21 +112,22 @@ def save(path: Path, values: Secrets) -> None:
 
 
 def refuse_others(path: Path, mine: Secrets, there: Mapping[str, str]) -> None:
-    """`there` are the fingerprints that the cluster has.
+    """`there` are the fingerprints that the cluster has. A key that was taken out of the file is replaced; but nobody's
+    are because the file is missing.
 
     Raises:
-        BadInput: the cluster has other keys. Nobody's keys are replaced because a file is missing.
+        BadInput: the cluster has other keys.
     """
     own = mine.fingerprints()
-    other = [name for name in NAMES if there.get(name, own[name]) != own[name]]
+    kept = [name for name in NAMES if name not in mine.new]
+    other = [name for name in kept or NAMES if there.get(name, own[name]) != own[name]]
     if other:
-        missing = set(other) <= set(mine.new)
         raise BadInput(
             f"the cluster has keys that are not in {path}: {', '.join(other)}",
             code="other-secrets",
             where=Where(str(path)),
             cause="it was deployed from another folder or machine, whose secrets file is not here"
-            if missing
+            if not kept
             else "this file belongs to another cluster, or was edited",
             next_step=f"copy {path.name} from where the cluster was deployed first",
         )
@@ -154,56 +154,6 @@ _NEW = {
     "registry_password": lambda: secrets.token_urlsafe(32),
     "registry_key": tls.make_key,
 }
-
-
-def _text(path: Path) -> tuple[str, bool]:
-    """The file's text, and whether it is encrypted; nothing where there is no file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return "", False
-    except (OSError, UnicodeDecodeError) as error:
-        raise _bad(f"it can't be read: {getattr(error, 'strerror', 'it is no text')}", path) from None
-    if text.startswith(_VAULT):
-        return _decrypted(path), True
-    if mode & 0o077:
-        raise BadInput(
-            "others on this machine can read it",
-            code="open-secrets",
-            where=Where(str(path)),
-            next_step=f"`chmod 600 {path}`, or `ansible-vault encrypt {path}`",
-        )
-    return text, False
-
-
-def _decrypted(path: Path) -> str:
-    """By the person's own Ansible settings. Without a terminal it is never asked for a password."""
-    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    vault = shutil.which("ansible-vault", path=search)
-    if vault is None:
-        raise Missing("ansible-vault isn't there", code="no-ansible", next_step="pip install ansible-core")
-    asks = sys.stdin.isatty()
-    env = {**os.environ, "ANSIBLE_NOCOLOR": "True"}
-    done = subprocess.run(
-        [vault, "view", str(path)],
-        stdin=None if asks else subprocess.DEVNULL,
-        capture_output=True,
-        start_new_session=not asks,  # without it a password would be asked for at the terminal behind our back
-        env=env,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["it gave no reason"]
-        raise BadInput(
-            f"it is encrypted and can't be opened: {re.sub(r'^.*?ERROR.*?: *', '', said[0])}",
-            code="locked-secrets",
-            where=Where(str(path)),
-            next_step="name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg "
-            "(vault_password_file), or deploy at a terminal",
-        )
-    return done.stdout
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
@@ -253,48 +203,3 @@ def _line(name: str, value: bytes | str) -> str:
     if "\n" not in value:
         return f"{name}: {json.dumps(value)}\n"
     return f"{name}: |\n" + "".join(f"  {line}\n" for line in value.splitlines())
-
-
-def _create(path: Path, text: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        _write(handle, text)
-    except BaseException:
-        path.unlink()
-        raise
-    _sync_folder(path)
-
-
-def _extend(path: Path, added: str, names: tuple[str, ...]) -> None:
-    text, _ = _text(path)
-    if set(_parsed(text, path)) & set(names):
-        raise FileExistsError
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        _write(handle, text.rstrip("\n") + "\n" + added)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path)
-
-
-def _write(handle: int, text: str) -> None:
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _changed(path: Path) -> CheckFailed:
-    return CheckFailed(
-        f"somebody else wrote {path} meanwhile", code="secrets-changed", next_step="run again: it is read then"
-    )

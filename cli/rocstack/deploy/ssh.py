@@ -22,8 +22,16 @@ PATIENCE = 60  # seconds until ssh must be through
 _LOCAL = ("local", "ansible.builtin.local")
 _SSH = ("ssh", "smart", "ansible.builtin.ssh")
 _BECOME = {"sudo": "sudo -n -u", "ansible.builtin.sudo": "sudo -n -u", "doas": "doas -n -u"}
-# ssh takes the first of equal options. A connection of its own ends when it is ended; and nobody is asked anything.
-_OURS = ("BatchMode=yes", "ControlMaster=no", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=3")
+# ssh takes the first of equal options. Each connection is one of its own, so it ends with us; nobody is asked anything.
+_OURS = (
+    "BatchMode=yes",
+    "ControlMaster=no",
+    "ControlPath=none",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "Compression=no",  # layers are compressed
+    "LogLevel=INFO",  # why a tunnel's far end refuses
+)
 _READY = "rocstack-tunnel-ready"
 _NOISE = re.compile(r"^$|^\*\* |^Warning: Permanently added|^Connection to .* closed")
 
@@ -116,7 +124,7 @@ def _program(said: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(text: object) -> list[str]:
-    """Without -C, which Ansible has by default and no other option takes back: layers are compressed already."""
+    """Without -C, which Ansible has by default and no other option takes back."""
     return [word for word in shlex.split(str(text or "")) if word != "-C"]
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -112,18 +114,17 @@ def _window(ca: x509.Certificate, now: datetime) -> tuple[datetime, datetime]:
 def _general(name: str) -> x509.GeneralName:
     from cryptography import x509
 
-    try:
+    with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(name.encode("idna").decode())
-    except ValueError:
-        raise BadInput(
-            f"'{name}' is no address or host name",
-            code="bad-host-name",
-            next_step="correct the control node's address in the inventory",
-        ) from None
+    with suppress(ValueError):
+        written = name.encode("idna").decode()
+        if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", written):
+            return x509.DNSName(written)
+    raise BadInput(
+        f"'{name}' is no address or host name",
+        code="bad-host-name",
+        next_step="correct the control node's address in the inventory",
+    )
 
 
 def _load_ca(pem: str, key_pem: str) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
@@ -132,7 +133,9 @@ def _load_ca(pem: str, key_pem: str) -> tuple[x509.Certificate, rsa.RSAPrivateKe
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        ca, key = x509.load_pem_x509_certificate(pem.encode()), load_pem_private_key(key_pem.encode(), None)
+        ca = x509.load_pem_x509_certificate(pem.encode())
+        # Primes that aren't would harm only who keeps the key; looking takes a quarter of a second.
+        key = load_pem_private_key(key_pem.encode(), None, unsafe_skip_rsa_key_validation=True)
     except (ValueError, TypeError):  # TypeError: it has a passphrase
         raise _unfit("registry_ca or registry_ca_key is not plain PEM") from None
     if not isinstance(key, rsa.RSAPrivateKey):

@@ -12,8 +12,8 @@ Share = int | str  # a number of nodes, or "25%" of them
 _PERCENT = re.compile(r"(100|[0-9]{1,2})\s*%")
 
 
-def share(value: Share, total: int, *, up: bool = True) -> int:
-    """How many of `total` nodes `value` is; a percentage is rounded up, or down.
+def share(value: Share, total: int) -> int:
+    """How many of `total` nodes `value` is; a percentage is rounded up.
 
     Raises:
         ValueError: neither a number from 0 nor a percentage.
@@ -26,8 +26,7 @@ def share(value: Share, total: int, *, up: bool = True) -> int:
     percent = _PERCENT.fullmatch(text)
     if not percent:
         raise ValueError(f"{value!r} is neither a number of nodes nor a percentage such as 25%")
-    hundredths = int(percent[1]) * total
-    return ceil(hundredths / 100) if up else hundredths // 100
+    return ceil(int(percent[1]) * total / 100)
 
 
 def split(
@@ -77,7 +76,7 @@ class Rollout:
             ValueError: as `share`.
         """
         order = tuple(nodes)
-        allowed = share(budget, len(order), up=False)
+        allowed = share(budget, len(order))
         if at_once:
             return cls((order,) if order else (), len(order), done=frozenset(done))
         waves = split(order, canary=canary, wave=wave, groups=groups)
@@ -98,7 +97,9 @@ class Rollout:
 
     @property
     def stopped(self) -> str:
-        """Why it goes no further; empty while it may."""
+        """Why it goes no further; empty while it may, and when there is nothing left to do."""
+        if not self.untouched:
+            return ""
         if self.canary and (lost := [node for node in self.waves[0] if node in self.failed]):
             return f"the canary failed: {', '.join(lost)}"
         if len(self.failed) > self.budget:

@@ -35,7 +35,7 @@ class Blob(Value):
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
 
 
-def as_json(value: dict[str, Any]) -> bytes:
+def as_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 

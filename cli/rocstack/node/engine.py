@@ -1,0 +1,105 @@
+"""Changes at the node's container engine, through its command line. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+from typing import Any, Dict, NamedTuple  # noqa: UP035
+
+from .engine_facts import PLACES
+
+Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
+PATIENCE = 60.0  # seconds for a command that has nothing to wait for
+
+
+class Failed(Exception):
+    """What can't be done on this node, in one line, and what probably led to it. `kind` is a word for programs."""
+
+    def __init__(self, what: str, cause: str = "", kind: str = "engine") -> None:
+        super().__init__(what)
+        self.what, self.cause, self.kind = what, cause, kind
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def why(self) -> str:
+        """What it complained of, in one line."""
+        text = " ".join((self.err.strip() or self.out.strip()).partition("\nSee 'docker")[0].split())
+        for noise in ("docker: ", "Error response from daemon: ", "Run 'docker run --help' for more information"):
+            text = text.replace(noise, "")
+        return text.strip() or f"exit status {self.code}"
+
+
+def docker(*words: str, stdin: str = "", seconds: float = PATIENCE, check: bool = True) -> Said:
+    """
+    Raises:
+        Failed: there is no docker command, no answer within `seconds`, or (with `check`) its complaint.
+    """
+    try:
+        done = subprocess.run(
+            [_program(), *words], input=stdin.encode(), capture_output=True, timeout=seconds, env=_environment(),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Failed(
+            f"the engine didn't answer `docker {words[0]}` within {seconds:g} s",
+            "the engine or its disk hangs: see its log on the node",
+        ) from None
+    said = Said(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+    if check and said.code:
+        raise Failed(said.why)
+    return said
+
+
+def there(kind: str, *names: str) -> str:
+    """What `docker <kind> inspect` says of those that exist: a JSON list."""
+    said = docker(kind, "inspect", *names, check=False)
+    complaints = [line for line in said.err.lower().splitlines() if line and "no such" not in line]
+    if said.code and complaints:
+        raise Failed(said.why)
+    return said.out if said.out.strip() else "[]"
+
+
+class Api(http.client.HTTPConnection):
+    """The engine's own API, through the docker command: whatever that one reaches, this does."""
+
+    def __init__(self, silence: float) -> None:
+        """`silence`: seconds without a byte after which reading raises socket.timeout."""
+        super().__init__("engine", timeout=silence)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def connect(self) -> None:
+        self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(self.timeout)
+        with theirs:
+            self._process = subprocess.Popen(
+                [_program(), "system", "dial-stdio"], stdin=theirs.fileno(), stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL, env=_environment(),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """The engine ends what it was asked for."""
+        super().close()
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _program() -> str:
+    found = shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PLACES)
+    if not found:
+        raise Failed("there is no docker command", "no container engine is installed", "no-engine")
+    return found
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "LC_ALL": "C"}

@@ -1,0 +1,210 @@
+"""Images of an order, pulled by digest from a registry. Standard library only.
+
+The engine is asked through its API and not by `docker pull`: so a password is in no file and in no process list, bytes
+are counted, and a connection over which nothing comes any more is noticed.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from urllib.parse import urlencode
+
+from . import files
+from .engine import Api, Failed, Row, docker, there
+from .engine_facts import _sha
+
+CERTS = "/etc/docker/certs.d"  # the engine reads it at every pull (docs.docker.com/engine/security/certificates)
+SILENCE = 180.0  # seconds; putting a large layer down on a slow disk is the longest that an engine is silent
+LONGEST_WAIT = 15.0  # seconds between attempts
+# What trying again doesn't change: kind, what is said of it, the likely cause.
+_FINAL = (
+    ("disk-full", r"no space left on device|disk quota exceeded", "the disk of %(root)s is full: %(free)s free"),
+    ("certificate-time", r"certificate has expired or is not yet valid",
+     "this node's clock is wrong, or the certificate is too old"),
+    ("certificate", r"x509:|certificate signed by unknown|tls: failed to verify",
+     "the engine doesn't trust the certificate of %(host)s: see " + CERTS + "/%(host)s/ca.crt"),
+    ("engine-denied", r"permission denied.*docker (daemon|API)|docker.sock: .*permission denied",
+     "this user may not use the engine: connect as root, or set ansible_become"),
+    ("denied", r"unauthorized|no basic auth|authentication required|denied|\b40[13]\b",
+     "%(host)s doesn't take this user and password"),
+    ("not-found", r"manifest unknown|not found: manifest|name unknown|repository .* not found|\b404\b",
+     "%(host)s doesn't have this image, or no longer"),
+    ("http", r"server gave HTTP response to HTTPS client", "%(host)s doesn't speak TLS"),
+    ("reference", r"invalid reference|invalid repository|invalid tag", ""),
+    ("engine-old", r"zstd|unsupported media type|mediatype", "this engine is older than 20.10 and can't unpack zstd"),
+    ("read-only", r"read-only file system", "the disk of %(root)s can't be written"),
+)  # fmt: skip
+
+
+@dataclass
+class Pulled:
+    """How an image came. `bytes` went over the wire: None where the engine doesn't say."""
+
+    name: str
+    id: str
+    changed: bool = False
+    attempts: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    layers: dict[str, str] = field(default_factory=dict)  # short digest -> pulled | existing
+    retried: list[str] = field(default_factory=list)  # why
+
+    def as_dict(self) -> Row:
+        counts = {kind: list(self.layers.values()).count(kind) for kind in ("pulled", "existing")}
+        return {**asdict(self), "seconds": round(self.seconds, 2), "layers": counts}
+
+
+def pull(
+    images: list[Row],
+    registry: Row | None,
+    patience: float = 600.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Row]:
+    """Makes all images of an order be there under their names; one row each, as Pulled has it.
+
+    Args:
+        patience: seconds after the first failure of an image in which it is tried again.
+
+    Raises:
+        Failed: an image can't be had, or is another one than it should be.
+    """
+    return [_pull(image, registry, patience, sleep).as_dict() for image in images]
+
+
+def _pull(image: Row, registry: Row | None, patience: float, sleep: Callable[[float], None]) -> Pulled:
+    began, done = time.monotonic(), Pulled(image["name"], image["id"])
+    found = local_id(image)
+    if found is None:
+        reference = image.get("reference")
+        if not reference:
+            raise Failed("image {} isn't on this node and no registry has it".format(image["name"]), kind="not-found")
+        if registry and registry.get("ca"):
+            _trust(reference, registry["ca"])
+        _until(patience, reference, registry, done, sleep)
+        found = local_id(image)
+        if found is None:
+            docker("image", "rm", reference, check=False)
+            raise Failed(
+                "{} is not image {}".format(reference, image["id"]),
+                "somebody pushed another image meanwhile",
+                "wrong-image",
+            )
+        done.changed = True
+    if image["name"] not in _inspect(found)[0].get("RepoTags", []):
+        docker("tag", found, image["name"])
+        done.changed = True
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def local_id(image: Row) -> str | None:
+    """The id by which this engine knows an image of an order; None where it doesn't have it.
+
+    An engine with the containerd store has the manifest's digest as the id, all others the configuration's.
+    """
+    reference = image.get("reference") or ""
+    for row in _inspect(image["id"], *filter(None, [reference, image.get("name")])):
+        same = _sha(row["Id"]) in (image["id"], reference.partition("@")[2])
+        containerd = (row.get("GraphDriver") or {}).get("Name", "overlayfs") == "overlayfs"
+        if same or (containerd and not reference and image.get("name") in row["RepoTags"]):  # it came by archive
+            return str(row["Id"])
+    return None
+
+
+def _inspect(*names: str) -> list[Row]:
+    found: list[Row] = json.loads(there("image", *names))
+    return found
+
+
+def _trust(reference: str, ca: str) -> None:
+    files.ensure([files.entry(os.path.join(CERTS, reference.partition("/")[0], "ca.crt"), ca.encode(), 0o644)])
+
+
+def _until(patience: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:
+    wait, deadline = 1.0, 0.0
+    while True:
+        done.attempts += 1
+        try:
+            return _attempt(reference, registry, done)
+        except Failed as failed:
+            why = _judge(failed.what, reference)
+            now = time.monotonic()
+            deadline = deadline or now + patience
+            left = deadline - now
+            if why.kind != "network" or left <= 0:
+                tries = "" if done.attempts == 1 else f" ({done.attempts} attempts)"
+                raise Failed(why.what + tries, why.cause, why.kind) from None
+            done.retried.append(why.what)
+            sleep(min(wait, left))
+            wait = min(2 * wait, LONGEST_WAIT)
+
+
+def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
+    sizes: dict[str, int] = {}
+    try:
+        for event in _events(reference, registry):
+            if "error" in event:
+                raise Failed(str(event["error"]))
+            layer, status = str(event.get("id", "")), str(event.get("status", ""))
+            if status == "Downloading":
+                sizes[layer] = int((event.get("progressDetail") or {}).get("total") or 0)
+            elif status == "Already exists":
+                done.layers.setdefault(layer, "existing")
+            elif status == "Download complete":
+                done.layers[layer] = "pulled"
+                done.bytes += sizes.pop(layer, 0)
+    except TimeoutError:
+        raise Failed(f"nothing came for {SILENCE:g} s") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        docker("version")  # it says why it can't be reached
+        raise Failed("the engine broke off: %s" % (error or "no answer")) from None
+
+
+def _events(reference: str, registry: Row | None) -> Iterator[Row]:
+    """POST /images/create of the engine's API: one JSON object a line."""
+    repository, _, digest = reference.partition("@")
+    if not digest:
+        raise Failed(f"invalid reference {reference}: it names no digest")
+    headers = {}
+    if registry and registry.get("user"):
+        login = {
+            "username": registry["user"], "password": registry["password"], "serveraddress": reference.partition("/")[0]
+        }  # fmt: skip
+        headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(login).encode()).decode()
+    api = Api(SILENCE)
+    try:
+        api.request("POST", "/images/create?" + urlencode({"fromImage": repository, "tag": digest}), headers=headers)
+        answer = api.getresponse()
+        for line in answer:
+            event = json.loads(line)
+            yield {"error": event.get("message", line.decode())} if answer.status >= 400 else event
+    finally:
+        api.close()
+
+
+def _judge(said: str, reference: str) -> Failed:
+    """An engine's complaint as a person reads it; kind `network` is worth another attempt."""
+    host, text = reference.partition("/")[0], re.sub(r"\s+", " ", said).strip()
+    for kind, pattern, cause in _FINAL:
+        if re.search(pattern, text, re.IGNORECASE):
+            facts = {"host": host, **(_room() if "%(root)s" in cause else {})}
+            return Failed(f"{reference} can't be pulled: {text}", cause % facts, kind)
+    cause = f"{host} can't be reached, or breaks off"
+    return Failed(f"{reference} can't be pulled: {text}", cause, "network")
+
+
+def _room() -> dict[str, str]:
+    root = docker("info", "--format", "{{.DockerRootDir}}", check=False).out.strip() or "/var/lib/docker"
+    try:
+        room = os.statvfs(root)
+        free = "%.1f GB" % (room.f_bavail * room.f_frsize / 1e9)
+    except OSError:
+        free = "how much is not known"
+    return {"root": root, "free": free}

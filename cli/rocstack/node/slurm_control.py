@@ -1,0 +1,194 @@
+"""Slurm as a deploy works it, from the control node through the controller's container. Standard library only.
+
+A job is never taken away unless asked for, and what somebody else drained stays drained.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterable
+
+from .engine import Failed, Row, docker
+from .slurm_state import OURS, not_back, not_empty, not_ready, ours, table
+
+CONTAINER = "rocstack-control"
+PAUSE = 0.5  # seconds between two looks
+REQUEUED = 60.0  # seconds for requeued jobs to be gone
+_STATE = "scontrol show nodes --json && echo '\x1e' && squeue --json"
+# sacctmgr ends with 1 where all is as asked already.
+_NOTHING = '*"othing new added"*|*"othing modified"*|*"othing deleted"*'
+
+
+class Slurm:
+    """`container` holds the controller."""
+
+    def __init__(self, container: str = CONTAINER) -> None:
+        self.container = container
+
+    def state(self) -> dict[str, Row]:
+        """Every node, as slurm_state.table has it.
+
+        Raises:
+            Failed: the controller doesn't answer.
+        """
+        nodes, _, queue = self._ask("bash", "-c", _STATE).partition("\x1e")
+        try:
+            return table(json.loads(nodes), json.loads(queue))
+        except ValueError as error:
+            raise Failed(f"Slurm's answer can't be read: {error}", kind="slurm") from None
+
+    def drain(self, nodes: list[str], reason: str) -> Row:
+        """No new job starts there. {"drained": names, "kept": {name: reason} of those that somebody else drained}."""
+        now = self.state()
+        kept = {name: now[name]["reason"] for name in nodes if name in now and _others(now[name])}
+        names = [name for name in nodes if name in now and name not in kept]
+        if names:
+            self._update(names, "drain", reason if reason.startswith(OURS) else f"{OURS} {reason}")
+        return {"drained": names, "kept": kept}
+
+    def wait_drained(self, nodes: list[str], seconds: float, requeue: bool = False) -> Row:
+        """Waits until no job runs there. With `requeue` the jobs that are left then go back to the queue.
+
+        {"free": names, "busy": {name: why}, "requeued": jobs, "refused": {job: why}, "seconds"}
+        """
+        began = time.monotonic()
+        busy = self._wait(nodes, seconds, not_empty)
+        requeued: list[int] = []
+        refused: dict[str, str] = {}
+        if busy and requeue:
+            now = self.state()
+            for job in sorted({job for name in busy for job in now.get(name, {}).get("jobs", [])}):
+                said = docker("exec", self.container, "scontrol", "requeue", str(job), check=False)
+                if said.code:
+                    refused[str(job)] = said.why
+                else:
+                    requeued.append(job)
+            busy = self._wait(nodes, REQUEUED if requeued else 0, not_empty)
+        free = [name for name in nodes if name not in busy]
+        return {"free": free, "busy": busy, "requeued": requeued, "refused": refused, "seconds": _since(began)}
+
+    def resume(self, nodes: list[str]) -> Row:
+        """Jobs may start again where a deploy had drained. {"resumed": names, "kept": {name: reason}}"""
+        now = self.state()
+        shut = [name for name in nodes if name in now and set(now[name]["state"]) & {"DRAIN", "DOWN", "FAIL"}]
+        names = [name for name in shut if ours(now[name])]
+        if names:
+            self._update(names, "resume")
+        return {"resumed": names, "kept": {name: now[name]["reason"] for name in shut if name not in names}}
+
+    def wait_ready(self, nodes: list[str], seconds: float, resume: bool = True, since: float = 0) -> Row:
+        """Waits until jobs can start there; with `resume` what a deploy had drained or set down is taken back as soon
+        as its slurmd answers. `since`: epoch seconds after which the slurmd must have started.
+
+        {"ready": names, "waiting": {name: why}, "resumed": names, "seconds"}
+        """
+        began = time.monotonic()
+        resumed: list[str] = []
+
+        def look(now: dict[str, Row]) -> None:
+            names = [
+                name
+                for name in nodes
+                if name in now and name not in resumed and ours(now[name]) and _closed(now[name], since)
+            ]
+            if names and resume:
+                self._update(names, "resume")
+                resumed.extend(names)
+
+        waiting = self._wait(nodes, seconds, lambda node: not_ready(node, since), look)
+        ready = [name for name in nodes if name not in waiting]
+        return {"ready": ready, "waiting": waiting, "resumed": resumed, "seconds": _since(began)}
+
+    def reconfigure(self) -> Row:
+        """The controller and all slurmd read their settings again."""
+        self._ask("scontrol", "reconfigure")
+        return {}
+
+    def run(self, commands: list[list[str]]) -> Row:
+        """sacctmgr or scontrol lines, one after the other until one fails; what is so already is no failure.
+
+        Raises:
+            Failed: with the line that failed.
+        """
+        if not commands:
+            return {"ran": 0}
+        lines = [
+            f"out=$({shlex.join(line)} 2>&1) || case $out in {_NOTHING}) ;;"
+            f' *) echo "$out" >&2; echo {number}; exit 1 ;; esac'
+            for number, line in enumerate(commands)
+        ]
+        said = docker(
+            "exec", "-i", self.container, "bash", "-s", stdin="\n".join(lines), check=False, seconds=60 + len(lines)
+        )
+        if said.code:
+            number = said.out.split()[-1:] or [""]
+            line = shlex.join(commands[int(number[0])]) if number[0].isdigit() else "the controller's container"
+            raise Failed(f"`{line}` failed: {said.why}", kind="slurm")
+        return {"ran": len(commands)}
+
+    def _wait(
+        self,
+        nodes: Iterable[str],
+        seconds: float,
+        why: Callable[[Row | None], str],
+        look: Callable[[dict[str, Row]], None] = lambda now: None,
+    ) -> dict[str, str]:
+        """Until `why` has nothing to say of any; what it says of those that are left."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                now = self.state()
+                look(now)
+                left = {name: said for name in nodes if (said := why(now.get(name)))}
+            except Failed as failed:  # a controller that starts
+                left = dict.fromkeys(nodes, failed.what)
+            if not left or time.monotonic() >= deadline:
+                return left
+            time.sleep(PAUSE)
+
+    def _update(self, nodes: list[str], state: str, reason: str = "") -> None:
+        line = ["scontrol", "update", f"NodeName={','.join(nodes)}", f"State={state}"]
+        self._ask(*line, *([f"Reason={reason}"] if reason else []))
+
+    def _ask(self, *words: str) -> str:
+        said = docker("exec", self.container, *words, check=False)
+        if said.code:
+            raise Failed(f"the controller doesn't answer: {said.why}", kind="slurm")
+        return said.out
+
+
+def work(steps: list[Row], container: str = CONTAINER) -> list[Row]:
+    """Steps {"do": one of state, drain, wait_drained, resume, wait_ready, reconfigure, run; its arguments}, one result
+    each.
+
+    Raises:
+        Failed: a step that nobody knows, or one that failed; those after it are not done.
+    """
+    slurm = Slurm(container)
+    known: dict[str, Callable[..., Row]] = {
+        "state": lambda: {"nodes": slurm.state()},
+        **{
+            name: getattr(slurm, name)
+            for name in ("drain", "wait_drained", "resume", "wait_ready", "reconfigure", "run")
+        },
+    }
+    for step in steps:
+        if step.get("do") not in known:
+            raise Failed(f"no step '{step.get('do')}' with Slurm", kind="slurm")
+    return [known[step["do"]](**{key: value for key, value in step.items() if key != "do"}) for step in steps]
+
+
+def _others(node: Row) -> bool:
+    return bool(set(node["state"]) & {"DRAIN", "FAIL"} and node["reason"] and not ours(node))
+
+
+def _closed(node: Row, since: float) -> bool:
+    """Drained or down by a deploy, and its slurmd is back (one that is down can only be asked to come)."""
+    state = set(node["state"])
+    return "DOWN" in state or (bool(state & {"DRAIN", "FAIL"}) and not not_back(node, since))
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 2)

@@ -1,0 +1,113 @@
+"""What Slurm says of its nodes, reduced to what a deploy asks. Pure; standard library only.
+
+Words as `scontrol show nodes --json` of Slurm 23.11 to 24.11 has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .engine import Row
+
+OURS = "rocstack:"  # begins every reason that a deploy gives; a node with another reason is somebody else's matter
+_BASE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
+_AWAY = frozenset({"NOT_RESPONDING", "UNKNOWN", "DOWN", "ERROR", "FUTURE", "INVALID_REG", "POWERED_DOWN",
+                   "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"})  # fmt: skip
+_ENDED = frozenset({"PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
+                    "DEADLINE", "OUT_OF_MEMORY"})  # fmt: skip
+
+
+def table(nodes: Row, queue: Row) -> dict[str, Row]:
+    """Name -> {"state": words, "reason", "jobs": ids, "cpus", "busy_cpus", "gres", "busy_gres", "last_busy": epoch
+    seconds, "started": when its slurmd did}, from the two answers in JSON."""
+    jobs: dict[str, list[int]] = {}
+    for job in queue.get("jobs") or []:
+        states = set(_words(job.get("job_state")))
+        if states & _ENDED and "COMPLETING" not in states:
+            continue
+        for name in hosts(str(job.get("nodes") or "")):
+            jobs.setdefault(name, []).append(int(job["job_id"]))
+    return {
+        str(node["name"]): {
+            "state": _words(node.get("state")),
+            "reason": str(node.get("reason") or ""),
+            "jobs": sorted(jobs.get(str(node["name"]), [])),
+            "cpus": _number(node.get("cpus")),
+            "busy_cpus": _number(node.get("alloc_cpus")),
+            "gres": str(node.get("gres") or ""),
+            "busy_gres": str(node.get("gres_used") or ""),
+            "last_busy": _number(node.get("last_busy")),
+            "started": _number(node.get("slurmd_start_time")),
+        }
+        for node in nodes.get("nodes") or []
+    }
+
+
+def not_empty(node: Row | None) -> str:
+    """Why a draining node isn't free to be changed; "" where it is."""
+    if node is None:
+        return ""  # nothing can be scheduled there
+    state = set(node["state"])
+    if node["jobs"]:
+        return f"runs job {', '.join(map(str, node['jobs']))}"
+    if state & {"ALLOCATED", "MIXED", "COMPLETING"}:
+        return "a job ends there"
+    return "" if state & {"DRAIN", "DOWN"} else f"is {say(node)}"
+
+
+def not_ready(node: Row | None, since: float = 0) -> str:
+    """Why no job can start there; "" where one can. With `since` its slurmd must have started after that."""
+    if node is None:
+        return "Slurm doesn't know it"
+    if away := not_back(node, since):
+        return away
+    return f"is {say(node)}" if set(node["state"]) & {"DRAIN", "FAIL"} else ""
+
+
+def not_back(node: Row, since: float = 0) -> str:
+    """Why its slurmd counts as away; "" where it answers, drained or not."""
+    state = set(node["state"])
+    if state & _AWAY or not state & _BASE:
+        return f"is {say(node)}"
+    return "its slurmd has not started anew" if node["started"] < since else ""
+
+
+def ours(node: Row) -> bool:
+    return bool(node["reason"].startswith(OURS))
+
+
+def say(node: Row) -> str:
+    """Its state as people read it."""
+    words = "+".join(node["state"]).lower() or "unknown"
+    return f"{words} ({node['reason']})" if node["reason"] else words
+
+
+def hosts(text: str) -> list[str]:
+    """Names of a Slurm host list: `n[1-2,7],m1` -> n1 n2 n7 m1."""
+    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expanded(part)]
+
+
+def _expanded(part: str) -> Iterable[str]:
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        return [head] if head else []
+    ranges, _, tail = rest.partition("]")
+    tails = list(_expanded(tail)) or [""]
+    return [head + number + after for number in _numbers(ranges) for after in tails]
+
+
+def _numbers(ranges: str) -> Iterable[str]:
+    for one in ranges.split(","):
+        first, _, last = one.partition("-")
+        yield from (str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1))
+
+
+def _words(value: object) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else str(value or "").split("+")
+
+
+def _number(value: object) -> int:
+    """A plain number, or one as {"set": true, "infinite": false, "number": 1}."""
+    found = value.get("number") if isinstance(value, dict) else value
+    return found if isinstance(found, int) else 0

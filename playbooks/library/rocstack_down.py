@@ -1,0 +1,65 @@
+#!/usr/bin/python
+"""Takes away from a node what deploys made of it. Standard library and Python 3.8."""
+
+from __future__ import annotations
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rocstack_node.down import down
+from ansible.module_utils.rocstack_node.engine import Failed
+
+DOCUMENTATION = r"""
+module: rocstack_down
+short_description: Takes away from a node what deploys made of it
+description:
+  - Stops and removes the containers of all services; volumes, images and files only where they are named.
+options:
+  volumes:
+    description: Names of volumes to remove, with what is in them.
+    type: list
+    elements: str
+    default: []
+  images:
+    description: Whether the images that deploys brought are removed.
+    type: bool
+    default: false
+  files:
+    description: Files and folders of rocstack to remove.
+    type: list
+    elements: str
+    default: []
+author: The rocstack engineers
+"""
+
+RETURN = r"""
+containers:
+  description: Names of the containers that were removed.
+  type: list
+  returned: always
+volumes:
+  description: Names of the volumes that were removed.
+  type: list
+  returned: always
+images:
+  description: Ids of the images that were removed.
+  type: list
+  returned: always
+files:
+  description: Paths that were removed.
+  type: list
+  returned: always
+"""
+
+
+def main() -> None:
+    names = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule({"volumes": names, "images": {"type": "bool", "default": False}, "files": names})
+    done = {}
+    try:
+        down(module.params["volumes"], module.params["images"], module.params["files"], done)
+    except Failed as failed:
+        module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind, **done)
+    module.exit_json(**done)
+
+
+if __name__ == "__main__":
+    main()

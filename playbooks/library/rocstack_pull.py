@@ -1,0 +1,89 @@
+#!/usr/bin/python
+"""Pulls a node's images by digest. Standard library and Python 3.8."""
+
+from __future__ import annotations
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rocstack_node.apply import write_state
+from ansible.module_utils.rocstack_node.engine import Failed
+from ansible.module_utils.rocstack_node.pull import pull
+
+DOCUMENTATION = r"""
+module: rocstack_pull
+short_description: Pulls a node's images by digest
+description:
+  - Pulls what is not there yet, checks that it is the image meant, and gives it its name. While the registry can't be
+    reached it tries again.
+options:
+  images:
+    description: Images with C(id), C(name) and C(reference), which ends in a digest.
+    type: list
+    elements: dict
+    required: true
+  registry:
+    description: Who the registry knows this node as, and the certificate that vouches for the registry.
+    type: dict
+    suboptions:
+      address:
+        description: Host and port.
+        type: str
+      user:
+        description: User; empty for none.
+        type: str
+      password:
+        description: The user's password.
+        type: str
+      ca:
+        description: Certificate in PEM; empty where the node knows it.
+        type: str
+  patience:
+    description: Seconds after the first failure of an image in which it is tried again.
+    type: float
+    default: 600
+  state:
+    description: What is written to node.json in the end.
+    type: dict
+    default: {}
+author: The rocstack engineers
+"""
+
+RETURN = r"""
+images:
+  description:
+    - For each image C(name), C(id), C(changed), C(attempts), C(seconds), C(bytes) over the wire, C(layers) with the
+      numbers C(pulled) and C(existing), and C(retried), the reasons.
+  type: list
+  returned: success
+cause:
+  description: What probably led to the failure.
+  type: str
+  returned: failure
+kind:
+  description: The failure in one word, for programs.
+  type: str
+  returned: failure
+"""
+
+
+def main() -> None:
+    texts = {name: {"type": "str"} for name in ("address", "user", "ca")}
+    login = {**texts, "password": {"type": "str", "no_log": True}}
+    module = AnsibleModule(
+        {
+            "images": {"type": "list", "elements": "dict", "required": True},
+            "registry": {"type": "dict", "options": login},
+            "patience": {"type": "float", "default": 600},
+            "state": {"type": "dict", "default": {}},
+        }
+    )
+    given = module.params
+    try:
+        images = pull(given["images"], given["registry"], given["patience"])
+        write_state(given["state"])
+    except Failed as failed:
+        module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)
+    module.exit_json(changed=any(image["changed"] for image in images), images=images)
+
+
+if __name__ == "__main__":
+    main()

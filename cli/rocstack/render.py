@@ -17,7 +17,8 @@ from rocstack.lock import Lock, source_sha256, unpinned
 from rocstack.nic.provider import ROOT
 from rocstack.resolve import Part, Resolved
 
-UIDS = {"munge": 42430, "slurm": 64030}  # slurm's is Debian's own (base-passwd), munge's is ours
+# slurm's is Debian's own (base-passwd), the others are ours.
+UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
 TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
 TRAINER = "trainer"
 # What a training run imports; tests/integration/test_trainer.py finds what is missing here.

@@ -25,6 +25,8 @@ SECRET_NAMES = re.compile(
 )
 # Not just the words, which stand in every TLS library: a line of the key itself has to follow.
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+(?:[A-Za-z-]+: .*\s+)*[A-Za-z0-9+/=]{32}")
+# A library with a published key for its own self test.
+PUBLISHED = re.compile(r"(^|/)libgnutls\.so[^/]*$")
 
 
 @dataclass
@@ -73,7 +75,7 @@ def scan(name: str, stream: IO[bytes], unwanted: dict[str, bytes]) -> Iterator[s
     while piece := stream.read(1 << 22):
         text = tail + piece
         yield from (f"{what} in {name}" for what, value in unwanted.items() if value in text)
-        if b"PRIVATE KEY-----" in text and PRIVATE_KEY.search(text):
+        if b"PRIVATE KEY-----" in text and PRIVATE_KEY.search(text) and not PUBLISHED.search(name):
             yield f"a private key in {name}"
         tail = text[-overlap:]
 

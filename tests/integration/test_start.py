@@ -84,8 +84,10 @@ def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.data)
     mounts[PYTHON] = folder / "python"
-    for script in sorted(REPO.glob("images/rootfs/*/usr/local/bin/rocstack-*")):
-        mounts[f"{BIN}/{script.name}"] = script
+    for side in ("common", "worker"):
+        tree = REPO / "images/rootfs" / side
+        for script in (*tree.glob("usr/local/bin/*"), *tree.glob("usr/local/lib/rocstack/service/*")):
+            mounts[f"/{script.relative_to(tree)}"] = script
     plain = Worker(image, folder, mounts)
     sha = plain.run(f"sha256sum <{OWN}")[1].split()[0]
     provider = {

@@ -21,7 +21,7 @@ PLAYBOOK, TASK = "connection.yml", "Connection"
 PATIENCE = 60  # seconds until ssh must be through
 _LOCAL = ("local", "ansible.builtin.local")
 _SSH = ("ssh", "smart", "ansible.builtin.ssh")
-_BECOME = {"sudo": "sudo -n -u", "ansible.builtin.sudo": "sudo -n -u", "doas": "doas -n -u"}
+_SUDO = ("sudo", "ansible.builtin.sudo")
 # ssh takes the first of equal options. Each connection is one of its own, so it ends with us; nobody is asked anything.
 _OURS = (
     "BatchMode=yes",
@@ -87,14 +87,14 @@ def resolve(host: str, said: Mapping[str, Any]) -> Reach:
     """From what the task "Connection" said.
 
     Raises:
-        BadInput: a connection that isn't ssh, or another way to root than sudo and doas.
+        BadInput: a connection that isn't ssh, or another way to root than sudo.
     """
     become: tuple[str, ...] = ()
     if _yes(said["become"]):
         method = str(said["become_method"])
-        if method not in _BECOME:
+        if method not in _SUDO:
             raise _unfit(f"{host} becomes root by '{method}'", "use sudo (ansible_become_method), or log in as root")
-        become = (*_BECOME[method].split(), str(said["become_user"] or "root"))
+        become = ("sudo", "-n", "-u", str(said["become_user"] or "root"))
     python = str(said["python"]) if str(said["python"]).startswith("/") else "python3"
     if said["connection"] in _LOCAL:
         return Reach(host, become=become, python=python)

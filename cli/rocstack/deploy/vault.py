@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rocstack import remote
 from rocstack.errors import BadInput, Missing, Where
 
 _VAULT = "$ANSIBLE_VAULT;"
@@ -48,12 +49,11 @@ def read(path: Path) -> tuple[str, bool]:
 
 def _decrypted(path: Path) -> str:
     """By the person's own Ansible settings. Without a terminal it is never asked for a password."""
-    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    vault = shutil.which("ansible-vault", path=search)
+    env = remote.environment(os.environ)
+    vault = shutil.which("ansible-vault", path=env["PATH"])
     if vault is None:
         raise Missing("ansible-vault isn't there", code="no-ansible", next_step="pip install ansible-core")
     asks = sys.stdin.isatty()
-    env = {**os.environ, "ANSIBLE_NOCOLOR": "True"}
     done = subprocess.run(
         [vault, "view", str(path)],
         stdin=None if asks else subprocess.DEVNULL,

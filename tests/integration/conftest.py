@@ -34,6 +34,8 @@ def prefix(client: docker.DockerClient) -> Iterator[str]:
         engine("rm", "--force", "--volumes", container, check=False)
     for network in engine("network", "ls", "--quiet", "--filter", f"name=^{name}").stdout.split():
         engine("network", "rm", network, check=False)
+    for volume in engine("volume", "ls", "--quiet", "--filter", f"name=^{name}").stdout.split():
+        engine("volume", "rm", volume, check=False)
     for image in client.images.list():
         for tag in image.tags:
             if tag.startswith(name):

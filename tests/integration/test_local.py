@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,12 @@ def containers(place: Place) -> dict[str, str]:
     return {words[0]: words[1] for words in map(str.split, lines.splitlines())}
 
 
+def disks(place: Place) -> set[str]:
+    """The nodes whose disks are there."""
+    form = f'{{{{.Label "{LABEL}.node"}}}}'
+    return set(engine("volume", "ls", "--filter", f"name=^{place.prefix}-local", "--format", form).stdout.split())
+
+
 def networks(place: Place) -> list[str]:
     return engine("network", "ls", "--filter", f"name=^{place.prefix}-local", "--format", "{{.Name}}").stdout.split()
 
@@ -54,6 +61,7 @@ def cluster(apart: Place) -> Iterator[Place]:
     assert done.code == 0, done.err
     assert containers(apart) == {}
     assert networks(apart) == []
+    assert disks(apart) == set()
 
 
 def test_two_nodes_up_changed_healed_and_down(cluster: Place) -> None:
@@ -76,6 +84,7 @@ def test_two_nodes_up_changed_healed_and_down(cluster: Place) -> None:
     assert ssh(place, "n1", "ip -4 -o addr show dev eno1").split()[3] == f"{up['n1']['address']}/24"
     assert "1 received" in ssh(place, "n1", "ping -c 1 -W 5 n2")
     assert "Python 3" in ssh(place, "n1", "python3 --version")
+    assert ssh(place, "n1", "docker version --format '{{.Server.Version}}'").strip() == up["n1"]["engine"]
 
     # The inventory is one that Ansible reads; its key is for nobody else.
     local = place.folder / ".rocstack/local"
@@ -118,19 +127,103 @@ def test_two_nodes_up_changed_healed_and_down(cluster: Place) -> None:
     fewer = nodes(place.run("local", "up", "--nodes", "1", "--model", "mi250x-slingshot", "--json"))
     assert {name: node["model"] for name, node in fewer.items()} == {"n1": "mi250x-slingshot"}
     assert set(containers(place)) == {"n1"}
+    assert disks(place) == {"n1", "n2", "n3"}, "those that were left out keep theirs"
     assert ssh(place, "n1", "ls /dev").split().count("cxi0") == 1
 
     # Down takes what is the cluster's, and nothing else.
     mine = local / "notes.txt"
     mine.write_text("mine")
     removed = place.run("local", "down", "--json")
-    assert removed.json == {"virtual": True, "removed": {"nodes": 1, "networks": 1, "files": 7, "images": 0}}
+    assert removed.json == {
+        "virtual": True,
+        "removed": {"nodes": 1, "disks": 3, "networks": 1, "files": 7, "images": 0},
+    }
     assert [path.name for path in local.iterdir()] == ["notes.txt"]
     again = place.run("local", "down")
     assert (again.code, again.out.strip()) == (0, "no virtual cluster here: nothing to remove")
     missing = place.run("local", "status", "--json")
     assert (missing.code, missing.json["error"]["code"]) == (3, "no-cluster")
     assert engine("images", "--quiet", f"{place.prefix}/node").stdout.strip(), "the image stays for the next time"
+
+
+def ask(place: Place, *command: str) -> Any:
+    done = place.run("local", *command, "--json")
+    assert done.code == 0, done.err + done.out
+    return done.json
+
+
+def comes(place: Place, command: str, wanted: str) -> None:
+    until = time.monotonic() + 30
+    while (said := ssh(place, "n1", command).strip()) != wanted:
+        assert time.monotonic() < until, f"{said!r} is not {wanted!r}"
+        time.sleep(0.3)
+
+
+def test_a_node_runs_containers_that_survive_what_happens_to_it(cluster: Place) -> None:
+    """One life of a node's engine: its containers see the virtual hardware, and are back after each bad day."""
+    place = cluster
+    nodes(place.run("local", "up", "--nodes", "1", "--json"))
+    image = next(tag for tag in engine("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+                 if tag.startswith(f"{place.prefix}/base:"))  # fmt: skip
+    config = place.folder / ".rocstack/local/ssh_config"
+    ship = f"docker save {image} | ssh -F {shlex.quote(str(config))} n1 docker load"
+    assert subprocess.run(ship, shell=True, capture_output=True, text=True, check=True).stdout.strip().endswith(image)
+
+    # The virtual hardware is handed on; cgroups are the node's own; the network behind the bridge works.
+    flags = (
+        "--init --network host --ipc host -v /sys:/sys:ro -v /sys/fs/cgroup:/sys/fs/cgroup -v /etc/rocstack:/given:ro"
+    )
+    ssh(place, "n1", "echo ours >/etc/rocstack/file")
+    ssh(place, "n1", f"docker run -d --name job --privileged --restart unless-stopped {flags} {image} sleep infinity")
+    seen = "ls /sys/class/infiniband | wc -l; ls -d /sys/fs/cgroup/*/ >/dev/null && cat /given/file; ls /dev/kfd"
+    assert ssh(place, "n1", f'docker exec job sh -c "{seen}"').split() == ["8", "ours", "/dev/kfd"]
+    assert len(ssh(place, "n1", "docker exec job cat /proc/self/cgroup").splitlines()[0].split("/")) <= 3
+    dial = f"echo >/dev/tcp/{ssh(place, 'n1', 'hostname -i').strip()}/22 && echo through"
+    assert ssh(place, "n1", f"docker run --rm {image} bash -c '{dial}'").strip() == "through"
+
+    running = "docker ps --format '{{.Names}}'"
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    first = ssh(place, "n1", boot)
+    ssh(place, "n1", "touch /run/left-over")
+    assert ask(place, "reboot", "n1")["engine"]
+    comes(place, running, "job")
+    assert ssh(place, "n1", boot) != first
+    assert ssh(place, "n1", "ls /run").count("left-over") == 0
+
+    engine("kill", containers(place)["n1"])  # the power
+    nodes(place.run("local", "up", "--nodes", "1", "--json"))
+    comes(place, running, "job")
+
+    ssh(place, "n1", "pkill -9 dockerd")
+    comes(
+        place, "docker version --format '{{.Server.Version}}' 2>/dev/null || true", ask(place, "heal", "n1")["engine"]
+    )
+    ssh(place, "n1", "docker start job")
+
+    # Another card in the server: its disk is the same.
+    before = containers(place)["n1"]
+    nodes(place.run("local", "up", "--nodes", "1", "--fault", "gpu-missing=3", "--json"))
+    assert containers(place)["n1"] != before
+    comes(place, running, "job")
+    assert ssh(place, "n1", "docker exec job sh -c 'cat /given/file; ls /dev/dri | wc -l'").split() == ["ours", "14"]
+
+
+def test_a_node_is_cut_off_and_healed(cluster: Place) -> None:
+    nodes(cluster.run("local", "up", "--nodes", "1", "--json"))
+    assert ask(cluster, "cut", "n1") == {"virtual": True, "cut": "n1"}
+    cut = cluster.run("local", "status", "--json")
+    assert (cut.code, [(n["state"], n["reachable"]) for n in cut.json["nodes"]]) == (1, [("running", False)])
+    assert ask(cluster, "heal", "n1")["reachable"]
+    route = ssh(cluster, "n1", "ip -4 route show default")
+    ask(cluster, "cut", "n1")
+    engine("pause", containers(cluster)["n1"])
+    asked = cluster.run("local", "cut", "n1", "--json")
+    assert (asked.code, asked.json["error"]["what"]) == (1, "virtual node n1: it is paused")
+    nodes(cluster.run("local", "up", "--nodes", "1", "--json"))
+    assert ssh(cluster, "n1", "ip -4 route show default") == route
+    wrong = cluster.run("local", "reboot", "n2", "--json")
+    assert (wrong.code, wrong.json["error"]["code"]) == (2, "unknown-node")
+    assert wrong.json["error"]["what"] == "no virtual node 'n2': known: n1"
 
 
 def test_two_folders_have_two_clusters(cluster: Place, tmp_path: Path) -> None:

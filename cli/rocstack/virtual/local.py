@@ -231,10 +231,7 @@ class Local:
             fits = node.label(container, "digest") == wanted.get(name)
             if fits and (self._node(name) / "sys/devices/virtual/rocstack/model").exists():
                 kept.add(name)
-                if container.status == "running":
-                    node.heal(container, network)
-                else:
-                    container.start()
+                node.wake(container, network)
             else:
                 stale.append((name, container))
         _each(lambda item: node.remove(item[1]), stale)

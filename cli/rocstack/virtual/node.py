@@ -130,22 +130,42 @@ def remove(container: Any) -> None:
         container.remove(force=True, v=True)
 
 
+def wake(container: Any, network: IPv4Network) -> None:
+    """Runs again, with its network, whatever was done to it."""
+    if container.status == "running":
+        heal(container, network)
+    elif container.status == "paused":
+        container.unpause()
+        container.reload()
+        heal(container, network)
+    else:
+        container.start()
+
+
 def cut(container: Any) -> None:
     """Takes the node's network down, as a pulled cable does."""
     _inside(container, f"ip link set $(cat {_NETDEV}) down")
 
 
 def heal(container: Any, network: IPv4Network) -> None:
-    """The network as it was at the start, however it is now."""
-    gateway = network.network_address + 1
-    _inside(container, f"dev=$(cat {_NETDEV}); ip link set $dev up && ip route replace default via {gateway}")
+    """The network as it was at the start, however it is now. One that still boots has it before long."""
+    up = f"ip link set $dev up && ip route replace default via {network.network_address + 1}"
+    _inside(container, f"dev=$(cat {_NETDEV}); [ ! -e /proc/sys/net/ipv4/conf/$dev ] || {{ {up}; }}")
 
 
 def _inside(container: Any, script: str) -> None:
-    done = container.exec_run(["sh", "-c", script])
-    if done.exit_code:
-        raise CheckFailed(
-            f"virtual node {label(container, 'node')}: {done.output.decode('utf-8', 'replace').strip()}",
-            code="node-silent",
-            next_step="`rocstack local up` repairs it",
-        )
+    """
+    Raises:
+        CheckFailed: the node does not run, or the script said no.
+    """
+    said = f"it is {container.status}"
+    if container.status == "running":
+        done = container.exec_run(["sh", "-c", script])
+        if not done.exit_code:
+            return
+        said = done.output.decode("utf-8", "replace").strip()
+    raise CheckFailed(
+        f"virtual node {label(container, 'node')}: {said}",
+        code="node-silent",
+        next_step="`rocstack local up` with the same words as before repairs it",
+    )

@@ -102,9 +102,12 @@ class _Sender:
         engine = shlex.join(self.target.engine)
         name = shlex.quote(self.archive.name)
         line = f"{engine} load --quiet >&2 && {engine} image inspect --format '{{{{.Id}}}}' {name}"
-        self._process = process = subprocess.Popen(
-            [*self.target.reach, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        try:
+            self._process = process = subprocess.Popen(
+                [*self.target.reach, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            return str(error)
         said: dict[str, bytes] = {}
         readers = [
             threading.Thread(target=lambda key=key, pipe=pipe: said.update({key: pipe.read()}))

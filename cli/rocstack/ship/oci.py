@@ -98,13 +98,18 @@ class Packer:
     def __iter__(self) -> Iterator[bytes]:
         """Chunks of CHUNK bytes, the last one shorter; never none."""
         buffer = bytearray()
-        for block in self._stream:
-            self.read += len(block)
-            buffer += self._compressor.compress(block)
-            while len(buffer) >= CHUNK:
+        for packed in self._packed():
+            buffer += packed
+            while len(buffer) > CHUNK:
                 yield self._out(buffer[:CHUNK])
                 del buffer[:CHUNK]
-        yield self._out(buffer + self._compressor.flush())
+        yield self._out(buffer)
+
+    def _packed(self) -> Iterator[bytes]:
+        for block in self._stream:
+            self.read += len(block)
+            yield self._compressor.compress(block)
+        yield self._compressor.flush()  # with several threads it may be many chunks
 
     def _out(self, data: bytearray) -> bytes:
         self._summed.update(data)

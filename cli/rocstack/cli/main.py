@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rocstack import __version__
-from rocstack.cli import build, config, demo, doctor, init, local, lock, probe, render, run, stacks
+from rocstack.cli import build, config, demo, deploy, doctor, init, local, lock, probe, render, run, stacks
 from rocstack.cli.ui import State, err, escape, print_error, print_json
 from rocstack.errors import BadInput, Missing, RocstackError, Where
 
@@ -43,7 +43,7 @@ def root(
     State.debug = debug
 
 
-for module in (init, probe, doctor, build, render, stacks, lock, run, local, demo, config):
+for module in (init, probe, doctor, build, render, stacks, lock, run, local, deploy, demo, config):
     module.register(app)
 
 

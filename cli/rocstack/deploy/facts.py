@@ -9,7 +9,7 @@ import base64
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import pydantic_core
 from pydantic import Field, SkipValidation, ValidationError
 
 from rocstack import host, probe, remote
+from rocstack.deploy import ssh
 from rocstack.deploy.inventory import Inventory
 from rocstack.node.deploy_facts import SCHEMA
 from rocstack.node.profile import NodeProfile
@@ -139,10 +140,11 @@ class NodeFacts(Said):
 
 @dataclass(frozen=True)
 class Gathered:
-    """Sorted by node. A node is in one of both."""
+    """Sorted by node. A node is in one of both; `reaches` has all of them: how plain ssh gets there."""
 
     nodes: tuple[NodeFacts, ...]
     failures: tuple[Failure, ...] = ()
+    reaches: Mapping[str, ssh.Reach] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeFacts | None:
         return next((node for node in self.nodes if node.name == name), None)
@@ -160,7 +162,7 @@ def gather(
     """Reads all nodes of both roles, in one pass that changes nothing.
 
     Raises:
-        BadInput, Missing, CheckFailed: as `remote.run`.
+        BadInput, Missing, CheckFailed: as `remote.run` and `ssh.resolve`.
     """
     heard: dict[str, float] = {}
 
@@ -170,7 +172,10 @@ def gather(
 
     variables = questions(inventory, uids, users)
     nodes, failures = [], []
+    reaches: dict[str, ssh.Reach] = {}
     for run in remote.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
+        if ssh.TASK in run.results:
+            reaches[run.host] = ssh.resolve(run.host, run.results[ssh.TASK]["msg"])
         if run.state != "ok":
             failures.append(Failure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason))
             continue
@@ -181,6 +186,7 @@ def gather(
     return Gathered(
         tuple(sorted(nodes, key=lambda node: natural(node.name))),
         tuple(sorted(failures, key=lambda failure: natural(failure.node))),
+        reaches,
     )
 
 

@@ -19,9 +19,9 @@ from rocstack.remote import HostRun
 MEMORY = Path("/dev/shm")  # secrets of an order don't reach a disk where there is one
 SAYS = {  # what people read for the name of a task
     "Pull": "pulling the image",
-    "Files": "writing its files",
-    "Containers": "starting its containers",
-    "Slurm": "asking Slurm",
+    "Containers": "writing its files, starting its containers",
+    "Slurm": "waiting for Slurm",
+    "Down": "stopping its containers",
 }
 
 

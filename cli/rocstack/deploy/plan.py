@@ -88,8 +88,8 @@ def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
     specs = order.specs()
     for container in order.containers:
         out += _of_container(container, specs[container.name], order, facts)
-    wanted = {container.name for container in order.containers}
-    gone = [each.name for each in facts.containers if each.service and each.name not in wanted]
+    present = {each.name for each in facts.containers}
+    gone = [name for name in order.remove if name in present]
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
 
 

@@ -24,6 +24,7 @@ from rocstack.deploy.wanted_image import WantedImage
 from rocstack.environment import Environment
 from rocstack.mount import Mount, parse_mount
 from rocstack.nic.hostlib import host_mounts
+from rocstack.node.containers import OLD
 from rocstack.runline import RunProfile
 
 SLURM_UID = 64030
@@ -91,18 +92,20 @@ class Wanted:
         Raises:
             BadInput: as `slurm.files`.
         """
-        groups = {group: [h.name for h in self.inventory.workers if group in h.groups] for group in self._groups()}
         return slurm.files(
             self.cluster,
             slurm.Control(self.inventory.control.name, self.control_address),
             tuple(self.machines.values()),
-            groups=groups,
+            groups=self.groups,
             password=self.keys.database_password,
             overlay=self.overlay,
         )
 
-    def _groups(self) -> list[str]:
-        return sorted({group for host in self.inventory.workers for group in host.groups})
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The inventory's groups -> workers in them."""
+        names = sorted({group for host in self.inventory.workers for group in host.groups})
+        return {name: [host.name for host in self.inventory.workers if name in host.groups] for name in names}
 
     @property
     def registry_address(self) -> str:
@@ -140,6 +143,7 @@ class Wanted:
             containers=tuple(containers),
             registry=self.registry(name),
             commands=self._commands(roles),
+            remove=tuple(sorted(_ours(facts) - {container.name for container in containers})),
             keep=tuple(sorted(self.keep | {image.id for image in images} | running(facts))),
             state=self._state(name, roles),
         )
@@ -204,6 +208,11 @@ class Wanted:
             state["keys"] = self.keys.fingerprints()
             state["machines"] = {name: asdict(each) for name, each in self.machines.items()}
         return state
+
+
+def _ours(facts: NodeFacts) -> set[str]:
+    """One that waits to be replaced counts with its successor."""
+    return {each.name.removesuffix(OLD) for each in facts.containers if each.service}
 
 
 def running(facts: NodeFacts) -> frozenset[str]:

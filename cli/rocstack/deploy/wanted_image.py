@@ -14,6 +14,8 @@ from rocstack.node.image import Image as Judged
 if TYPE_CHECKING:
     import docker
 
+    from rocstack.deploy.journal import Images
+
 
 @dataclass(frozen=True)
 class WantedImage:
@@ -46,6 +48,17 @@ class WantedImage:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> WantedImage:
         return cls(**{**data, "layers": tuple(data.get("layers", ()))})
+
+
+def of_release(images: Images) -> dict[str, WantedImage]:
+    """Images that were deployed before, by role; what they are called here doesn't count."""
+    worker, control = images.worker_id, images.control_id
+    return {
+        "worker": WantedImage("worker", worker, worker[7:19], images.labels, reference=images.worker_reference or None),
+        "control": WantedImage(
+            "control", control, control[7:19], {f"{OWN}role": "control"}, reference=images.control_reference or None
+        ),
+    }
 
 
 def local(client: docker.DockerClient, reference: str, role: str) -> WantedImage:

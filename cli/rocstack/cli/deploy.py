@@ -1,0 +1,220 @@
+"""`rocstack deploy` and `rollback`: the images on the nodes, as a running Slurm cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import err, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rocstack.cluster.settings import Cluster
+    from rocstack.deploy.journal import Journal
+    from rocstack.deploy.prepare import Choose, Request
+    from rocstack.deploy.wanted_image import WantedImage
+    from rocstack.settings import Settings
+
+Nodes = Annotated[Path, typer.Argument(help="Ansible inventory with the groups control and workers.")]
+INVENTORY = Path("inventory.yml")
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Show what would change on each node, and why; change nothing.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the deploy that was interrupted, as it was begun.")]
+Image = Annotated[str | None, typer.Option(help="Worker image instead of the one built here for --stack and --nic.")]
+ControlImage = Annotated[str | None, typer.Option(help="Control image that goes with --image.")]
+Canary = Annotated[int | None, typer.Option(min=0, help="Nodes that are updated before all others.")]
+Wave = Annotated[str | None, typer.Option(help="Nodes that are updated at once: a number, or 25%.")]
+Drain = Annotated[str | None, typer.Option(help="How long running jobs may take to end: 30m, 4h, infinite.")]
+Requeue = Annotated[bool, typer.Option("--requeue", help="Requeue running jobs instead of waiting for them.")]
+Failures = Annotated[str | None, typer.Option(help="Nodes that may fail before the update stops: a number, or 10%.")]
+Method = Annotated[str | None, typer.Option(help="How images are shipped: auto, registry, archive, rack or p2p.")]
+Forks = Annotated[int | None, typer.Option(min=1, max=1024, help="Nodes at a time.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("deploy", epilog="Example: rocstack deploy inventory.yml --nic broadcom --plan")(deploy)
+    app.command("rollback", epilog="Example: rocstack rollback inventory.yml")(rollback)
+
+
+def deploy(
+    inventory: Nodes = INVENTORY,
+    plan: PlanOnly = False,
+    resume: Resume = False,
+    stack: options.Stack = None,
+    nic: options.Nic = None,
+    image: Image = None,
+    control_image: ControlImage = None,
+    canary: Canary = None,
+    wave: Wave = None,
+    drain_timeout: Drain = None,
+    requeue: Requeue = False,
+    failures: Failures = None,
+    method: Method = None,
+    forks: Forks = None,
+    overlay: options.Overlay = None,
+    json: options.Json = False,
+) -> None:
+    """Put the images on the nodes of an inventory and start the Slurm cluster, or update it node by node.
+
+    Exit code 1: some nodes could not be changed; they are named, and the others are done.
+    """
+    from rocstack.errors import BadInput
+
+    if resume and (image or control_image or stack or nic):
+        raise BadInput(
+            "--resume goes on with the images of the deploy that was interrupted",
+            code="one-source",
+            next_step="leave out --image, --control-image, --stack and --nic",
+        )
+    chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
+    wish = {
+        "canary": canary,
+        "wave": _share(wave),
+        "drain_timeout": drain_timeout,
+        "requeue": requeue or None,
+        "failures": _share(failures),
+    }
+    cluster = _cluster(chosen, wish, method, forks)
+    choose = _resumed if resume else _built(chosen, image, control_image)
+    _go(_request(inventory, chosen, cluster, choose), chosen, plan, json)
+
+
+def rollback(
+    inventory: Nodes = INVENTORY,
+    plan: PlanOnly = False,
+    drain_timeout: Drain = None,
+    requeue: Requeue = False,
+    forks: Forks = None,
+    overlay: options.Overlay = None,
+    json: options.Json = False,
+) -> None:
+    """Go back to the last verified release before the present one, by digest; the nodes still have its images."""
+    chosen = options.settings(overlay=overlay)
+    cluster = _cluster(chosen, {"drain_timeout": drain_timeout, "requeue": requeue or None}, None, forks)
+    _go(_request(inventory, chosen, cluster, _earlier), chosen, plan, json)
+
+
+def _share(text: str | None) -> int | str | None:
+    return int(text) if text and text.isdecimal() else text
+
+
+def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, forks: int | None) -> Cluster:
+    """`cluster:` with what the command line says over it.
+
+    Raises:
+        BadInput: a value that can't be.
+    """
+    from pydantic import ValidationError
+
+    from rocstack.cluster.settings import Rollout, Ship
+    from rocstack.errors import BadInput
+
+    cluster = chosen.cluster
+    given = {key: value for key, value in wish.items() if value is not None}
+    ship = {key: value for key, value in (("method", method), ("forks", forks)) if value is not None}
+    try:
+        rollout = Rollout.model_validate({**cluster.rollout.model_dump(), **given})
+        shipping = Ship.model_validate({**cluster.ship.model_dump(), **ship})
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = "--" + str(first["loc"][0]).replace("_", "-")
+        text = first["msg"].removeprefix("Value error, ")
+        raise BadInput(f"{option} {first['input']}: {text}", code="bad-value", next_step="see --help") from None
+    return cluster.model_copy(update={"rollout": rollout, "ship": shipping})
+
+
+def _built(chosen: Settings, image: str | None, control_image: str | None) -> Choose:
+    """The images of this machine's engine."""
+    from rocstack import engine
+    from rocstack.deploy import wanted_image
+
+    client = engine.connect()
+    names = {
+        role: given or f"{chosen.image_prefix}/{role}:{chosen.stack_name()}-{chosen.nic}"
+        for role, given in (("worker", image), ("control", control_image))
+    }
+    images = {role: wanted_image.local(client, name, role) for role, name in names.items()}
+    return lambda journal: images
+
+
+def _resumed(journal: Journal) -> Mapping[str, WantedImage]:
+    from rocstack.deploy import wanted_image
+    from rocstack.errors import BadInput
+
+    current = journal.resumable()
+    if current is None:
+        raise BadInput(
+            "no deploy of this cluster was interrupted",
+            code="nothing-to-resume",
+            next_step="`rocstack deploy INVENTORY --plan` shows what a new one would change",
+        )
+    return wanted_image.of_release(current.images)
+
+
+def _earlier(journal: Journal) -> Mapping[str, WantedImage]:
+    from rocstack.deploy import wanted_image
+    from rocstack.errors import BadInput
+
+    target = journal.rollback_target()
+    if target is None:
+        raise BadInput(
+            "there is no release to go back to",
+            code="nothing-to-resume",
+            cause="this cluster has had one release only, or no earlier one was healthy",
+            next_step="deploy another image: `rocstack deploy INVENTORY --image REFERENCE`",
+        )
+    err.print(escape(f"back to the release of {target.when} by {target.who}: {target.basis}"))
+    return wanted_image.of_release(target.images)
+
+
+def _request(inventory: Path, chosen: Settings, cluster: Cluster, choose: Choose) -> Request:
+    from rocstack.deploy import inventory as inventories
+    from rocstack.deploy.prepare import Request
+
+    return Request(
+        inventories.load(inventory),
+        cluster,
+        choose,
+        chosen.run,
+        chosen.overlay_folder(),
+        cluster.ship.forks,
+        {"rollout": cluster.rollout.model_dump(mode="json"), "ship": cluster.ship.method},
+    )
+
+
+def _go(request: Request, chosen: Settings, plan_only: bool, json: bool) -> None:
+    from rocstack.cli.deploy_report import show_outcome, show_plan
+    from rocstack.cli.nodes_display import display
+    from rocstack.deploy import deploy as work
+    from rocstack.deploy.hands import Hands
+    from rocstack.deploy.prepare import prepare
+    from rocstack.deploy.shipping import Shipping
+
+    folder = Path(chosen.out) / "deploy"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "ansible.log"
+    log.write_text("")
+    names = [host.name for host in request.inventory.nodes]
+    if plan_only:
+        with display(names) as watch:
+            prepared = prepare(request, watch)
+        show_plan(prepared, json)
+        raise typer.Exit(1 if work.refused(prepared) or prepared.plan.stopped else 0)
+    with display(names) as watch:
+        outcome = work.deploy(request, Shipping(_client(), folder), Hands(request.inventory.path, log, watch), watch)
+    show_outcome(outcome, log, json)
+    raise typer.Exit(0 if outcome.ok else 1)
+
+
+def _client() -> Any:
+    """This machine's engine, which a rollback doesn't need."""
+    from rocstack import engine
+    from rocstack.errors import Missing
+
+    try:
+        return engine.connect()
+    except Missing:
+        return None

@@ -1,0 +1,97 @@
+"""What a deploy would do and what it did, for a person."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rocstack.cli.ui import escape, out, print_json, table
+from rocstack.deploy.deploy import refused
+from rocstack.deploy.outcome import Outcome
+from rocstack.deploy.plan import Change, NodePlan, Plan
+from rocstack.deploy.prepare import Prepared
+from rocstack.deploy.scope import Finding
+
+_COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+
+
+def show_plan(prepared: Prepared, json: bool) -> None:
+    if json:
+        print_json({"refused": refused(prepared), **prepared.plan.as_dict()})
+        return
+    _show_nodes(prepared.plan)
+    _show_findings(prepared.plan)
+    out.print()
+    changes = sum(len(node.changes) for node in prepared.plan.nodes)
+    why = refused(prepared)
+    out.print(
+        escape(f"nothing can be done: {why}" if why else f"{changes} changes on {len(prepared.plan.changed)} nodes")
+    )
+
+
+def _show_nodes(plan: Plan) -> None:
+    rows = [
+        (f"{node.name}{f' (virtual {node.virtual})' if node.virtual else ''}", " ".join(node.roles), node.now, *row)
+        for node in plan.nodes
+        for row in _rows(node)
+    ]
+    table(("NODE", "ROLES", "RUNS NOW", "CHANGE", "WHY"), rows)
+
+
+def _rows(node: NodePlan) -> list[tuple[str, str]]:
+    if node.result == "change":
+        return [_row(change) for change in _grouped(node.changes)]
+    why = next((finding.what for finding in node.findings if finding.level == "error"), "")
+    return [({"unchanged": "none", "blocked": "none: not fit", "unreachable": "none: not read"}[node.result], why)]
+
+
+def _grouped(changes: tuple[Change, ...]) -> list[Change]:
+    """Files as one row: what they are for is in the containers."""
+    files = [change for change in changes if change.kind == "file"]
+    rest = [change for change in changes if change.kind != "file"]
+    if not files:
+        return rest
+    names = [change.what.rpartition("/")[2] for change in files]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return [*rest, replace(files[0], what=shown, why=", ".join(sorted({change.why for change in files})))]
+
+
+def _row(change: Change) -> tuple[str, str]:
+    return f"{change.kind} {change.what}", change.why
+
+
+def _show_findings(plan: Plan) -> None:
+    found = [*(finding for node in plan.nodes for finding in node.findings), *plan.findings]
+    for finding in found:
+        _show_finding(finding)
+    for note in plan.notes:
+        out.print(f"\n[bold]note[/] {escape(note)}")
+
+
+def _show_finding(finding: Finding) -> None:
+    where = f"{finding.node}: " if finding.node else ""
+    out.print(f"\n[{_COLOUR[finding.level]}]{finding.level}[/] {finding.code}: {escape(where + finding.what)}")
+    for label, text in (("cause", finding.cause), ("next", finding.next_step)):
+        if text:
+            out.print(f"  {label:<6}{escape(text)}")
+
+
+def show_outcome(outcome: Outcome, log: Path, json: bool) -> None:
+    if json:
+        print_json(outcome.as_dict())
+        return
+    if not outcome.ok:
+        _show_findings(outcome.plan)
+    for note in outcome.notes:
+        out.print(f"[bold]note[/] {escape(note)}")
+    for name, reason in outcome.failed.items():
+        out.print(f"[bold red]failed[/] {escape(f'{name}: {reason}')}")
+    if outcome.untouched:
+        out.print(escape(f"not come to: {', '.join(outcome.untouched)}"))
+    if outcome.stopped:
+        out.print(f"[bold red]stopped[/]: {escape(outcome.stopped)}")
+    count = len(outcome.changed)
+    said = f"{count} node{'s' * (count != 1)} changed, {len(outcome.ready)} ready for jobs, {outcome.seconds:.1f} s"
+    out.print(escape(said))
+    if not outcome.ok:
+        out.print(escape(f"what Ansible said: {log}"))

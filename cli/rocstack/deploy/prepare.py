@@ -1,0 +1,159 @@
+"""What a deploy finds and would do: the nodes' facts, their orders, what is wrong, and the plan. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rocstack.cluster.settings import Cluster
+from rocstack.deploy import facts, journal, plan, precheck, secrets, tls
+from rocstack.deploy.facts import Gathered, NodeFacts
+from rocstack.deploy.inventory import Inventory
+from rocstack.deploy.journal import Journal
+from rocstack.deploy.order import Order
+from rocstack.deploy.plan import Plan
+from rocstack.deploy.precheck import Finding, Scope
+from rocstack.deploy.secrets import Secrets
+from rocstack.deploy.wanted import SLURM_UID, Wanted, keys_there
+from rocstack.deploy.wanted_image import WantedImage
+from rocstack.deploy.watch import Watch
+from rocstack.remote import FORKS, State
+from rocstack.runline import RunProfile
+
+MUNGE_UID = 42430
+UIDS = {"munge": MUNGE_UID, "slurm": SLURM_UID}  # in the images
+
+
+Choose = Callable[[Journal], Mapping[str, WantedImage]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the person asked for. `choose` gives the images by role, for which it may look into the journal."""
+
+    inventory: Inventory
+    cluster: Cluster
+    choose: Choose
+    run: RunProfile = field(default_factory=RunProfile)
+    overlay: Path | None = None
+    forks: int = FORKS
+    options: Mapping[str, Any] = field(default_factory=dict)  # for `--resume`
+
+    @property
+    def gate(self) -> str:
+        return str(self.cluster.env.get("ROCSTACK_GATE", "refuse"))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request, and what was found. `findings` are of all nodes at once."""
+
+    request: Request
+    images: Mapping[str, WantedImage]
+    gathered: Gathered
+    journal: Journal
+    keys: Secrets
+    findings: tuple[Finding, ...]
+    wanted: Wanted | None  # None: the control node could not be read
+
+    @cached_property
+    def orders(self) -> dict[str, Order]:
+        """Of the nodes that may be changed."""
+        orders = self.wanted.orders() if self.wanted else {}
+        stopped = precheck.blocked(self.findings)
+        return {name: order for name, order in orders.items() if name not in stopped}
+
+    @cached_property
+    def plan(self) -> Plan:
+        orders, inventory = self.orders, self.request.inventory
+        nodes = tuple(
+            plan.of_node(
+                host.name,
+                inventory.roles(host.name),
+                orders.get(host.name),
+                self.gathered.node(host.name),
+                [finding for finding in self.findings if finding.node == host.name],
+            )
+            for host in inventory.nodes
+        )
+        between = tuple(finding for finding in self.findings if finding.node is None)
+        notes = self.wanted.slurm.notes if self.wanted else ()
+        return Plan(nodes, between, notes=notes)
+
+    def with_images(self, images: Mapping[str, WantedImage]) -> Prepared:
+        """The same with images that nodes can pull now."""
+        if self.wanted is None:
+            return self
+        return replace(self, images=images, wanted=replace(self.wanted, images=images))
+
+    def facts(self, name: str) -> NodeFacts:
+        """Of a node that could be read."""
+        found = self.gathered.node(name)
+        if found is None:
+            raise LookupError(f"{name} has no facts")
+        return found
+
+    @property
+    def control(self) -> NodeFacts:
+        return self.facts(self.request.inventory.control.name)
+
+
+def prepare(request: Request, watch: Watch) -> Prepared:
+    """
+    Raises:
+        BadInput: secrets or settings that can't be used, or keys that are another cluster's.
+        Missing, CheckFailed: as `facts.gather`.
+    """
+    inventory = request.inventory
+    place = secrets.beside(inventory.path)
+    keys = secrets.read(place)
+    gathered = _gather(request, watch)
+    control = gathered.node(inventory.control.name)
+    if control:
+        secrets.refuse_others(place, keys, keys_there(control.state))
+    known = journal.loads_dict(control.journal) if control else Journal()
+    images = request.choose(known)
+    scope = Scope(
+        inventory,
+        gathered.nodes,
+        images,
+        gate=request.gate,  # type: ignore[arg-type]
+        memlock=request.run.ulimits != "auto",
+        uids=UIDS,
+    )
+    found = precheck.precheck(scope, gathered.failures)
+    wanted = None
+    if control:
+        wanted = Wanted(
+            inventory,
+            request.cluster,
+            request.run,
+            keys,
+            images,
+            gathered,
+            tls.utc_now(),
+            keep=known.kept_ids() | known.last_ids(request.cluster.keep_images),
+            gate=request.gate,
+            overlay=request.overlay,
+        )
+    return Prepared(request, images, gathered, known, keys, found, wanted)
+
+
+def _gather(request: Request, watch: Watch) -> Gathered:
+    inventory = request.inventory
+
+    def on_event(name: str, state: State) -> None:
+        if state == "started":
+            watch.step(name, "reading the node")
+
+    return facts.gather(
+        inventory,
+        on_event,
+        uids=tuple(UIDS.values()),
+        users=tuple(UIDS),
+        overlay=request.overlay,
+        forks=request.forks,
+    )

@@ -49,6 +49,9 @@ def labels(
         OWN + "base.digest": base.digest,
         OWN + "content": content,
     }
+    for part in resolved.parts:
+        if part.name == "rocm" and role in part.roles:
+            out[OWN + "rocm.method"] = part.choice.method  # AMD's table speaks of AMD's own packages
     if lock:
         out[OWN + "lock"] = lock.digest()
         out[OWN + "lock.drift"] = str(drifted)  # how many versions differ from the lock

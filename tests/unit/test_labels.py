@@ -41,6 +41,7 @@ def test_labels(role: Any, default: Joined) -> None:
         "nic.provider": "/usr/lib/x.so",
         "component.ucx": "1.18.1",
         "component.slurm": "24.11.5",
+        **({"rocm.method": "apt"} if role == "worker" else {}),
     }
     oci = {key.removeprefix("org.opencontainers.image."): value for key, value in found.items() if key not in own}
     assert oci["base.name"] == "debian:trixie-slim"

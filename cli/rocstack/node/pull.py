@@ -21,11 +21,11 @@ from .engine import Api, Failed, Row, docker, there
 from .engine_facts import _sha
 
 CERTS = "/etc/docker/certs.d"  # the engine reads it at every pull (docs.docker.com/engine/security/certificates)
-SILENCE = 180.0  # seconds; putting a large layer down on a slow disk is the longest that an engine is silent
+SILENCE = 90.0  # seconds; an engine that loads or unpacks speaks several times a second
 LONGEST_WAIT = 15.0  # seconds between attempts
 # What trying again doesn't change: kind, what is said of it, the likely cause.
 _FINAL = (
-    ("disk-full", r"no space left on device|disk quota exceeded", "the disk of %(root)s is full: %(free)s free"),
+    ("disk-full", r"no space left on device|disk quota exceeded", "%(root)s has too little room: %(free)s free now"),
     ("certificate-time", r"certificate has expired or is not yet valid",
      "this node's clock is wrong, or the certificate is too old"),
     ("certificate", r"x509:|certificate signed by unknown|tls: failed to verify",
@@ -39,7 +39,7 @@ _FINAL = (
     ("http", r"server gave HTTP response to HTTPS client", "%(host)s doesn't speak TLS"),
     ("reference", r"invalid reference|invalid repository|invalid tag", ""),
     ("engine-old", r"zstd|unsupported media type|mediatype", "this engine is older than 20.10 and can't unpack zstd"),
-    ("read-only", r"read-only file system", "the disk of %(root)s can't be written"),
+    ("read-only", r"read-only file system", "%(root)s can't be written"),
 )  # fmt: skip
 
 
@@ -141,7 +141,8 @@ def _until(patience: float, reference: str, registry: Row | None, done: Pulled, 
             if why.kind != "network" or left <= 0:
                 tries = "" if done.attempts == 1 else f" ({done.attempts} attempts)"
                 raise Failed(why.what + tries, why.cause, why.kind) from None
-            done.retried.append(why.what)
+            if failed.what not in done.retried[-1:]:
+                done.retried.append(failed.what)
             sleep(min(wait, left))
             wait = min(2 * wait, LONGEST_WAIT)
 

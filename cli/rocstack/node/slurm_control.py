@@ -6,6 +6,7 @@ A job is never taken away unless asked for, and what somebody else drained stays
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable
@@ -155,7 +156,8 @@ class Slurm:
     def _ask(self, *words: str) -> str:
         said = docker("exec", self.container, *words, check=False)
         if said.code:
-            raise Failed(f"the controller doesn't answer: {said.why}", kind="slurm")
+            why = re.sub("[0-9a-f]{64}", self.container, said.why)
+            raise Failed(f"the controller doesn't answer: {why}", kind="slurm")
         return said.out
 
 

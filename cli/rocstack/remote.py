@@ -24,7 +24,7 @@ from rocstack.errors import BadInput, CheckFailed, Missing, Where
 
 State = Literal["started", "ok", "failed", "unreachable"]
 OnEvent = Callable[[str, State], None]
-OnTask = Callable[[str, str, State], None]  # host, task, how it stands
+OnTask = Callable[[str, str, State, Mapping[str, Any]], None]  # host, task, how it stands, what its module said
 FORKS = 64
 _ENDS: dict[str, State] = {
     "runner_on_ok": "ok",
@@ -87,10 +87,10 @@ class _Events:
             if host not in self.hosts:
                 self.hosts[host] = HostRun(host, "started")
                 self.on_event(host, "started")
-            self.on_task(host, task, "started")
+            self.on_task(host, task, "started", {})
         elif kind in _ENDS and not data.get("ignore_errors"):
             self._end(host, _ENDS[kind], task, data.get("res") or {})
-            self.on_task(host, task, _ENDS[kind])
+            self.on_task(host, task, _ENDS[kind], data.get("res") or {})
         return False  # nothing of it is kept on the disk
 
     def _end(self, host: str, state: State, task: str, result: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def run(
     limit: Iterable[str] | None = None,
     log: Path | None = None,
     on_event: OnEvent = lambda host, state: None,
-    on_task: OnTask = lambda host, task, state: None,
+    on_task: OnTask = lambda host, task, state, result: None,
 ) -> tuple[HostRun, ...]:
     """Runs `playbooks/<playbook>` on every host that it names; one HostRun each, in the order of their first answer.
 

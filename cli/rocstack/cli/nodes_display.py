@@ -20,6 +20,7 @@ class Nodes:
     def __init__(self, bars: Progress | None, width: int) -> None:
         self._bars, self._width = bars, width
         self._rows: dict[str, TaskID] = {}
+        self._start = time.monotonic()
         self._began: dict[str, float] = {}
         self._guard = threading.Lock()
 
@@ -39,11 +40,19 @@ class Nodes:
 
     def end(self, node: str, text: str, *, ok: bool = True) -> None:
         with self._guard:
-            seconds = time.monotonic() - self._began.pop(node, time.monotonic())
+            seconds = time.monotonic() - self._began.pop(node, self._start)
             if self._bars and node in self._rows:
                 self._bars.remove_task(self._rows.pop(node))
             mark = f"{seconds:6.1f} s" if ok else "[bold red]  failed[/]"
             err.print(f"{mark}  {escape(node.ljust(self._width))}  {escape(text)}")
+
+    def rest(self) -> None:
+        with self._guard:
+            self._start = time.monotonic()
+            self._began.clear()
+            for node in list(self._rows):
+                if self._bars:
+                    self._bars.remove_task(self._rows.pop(node))
 
 
 @contextmanager

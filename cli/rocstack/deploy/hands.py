@@ -25,6 +25,26 @@ SAYS = {  # what people read for the name of a task
 }
 
 
+def _pulled(result: Mapping[str, Any]) -> str:
+    images = [each for each in result["images"] if each["changed"]]
+    count, seconds = sum(each["bytes"] or 0 for each in images), sum(each["seconds"] for each in images)
+    attempts = max((each["attempts"] for each in images), default=1)
+    again = f", {attempts} attempts" if attempts > 1 else ""
+    return f"pulled {count / 1e6:.1f} MB in {seconds:.1f} s{again}" if images else ""
+
+
+def _made(result: Mapping[str, Any]) -> str:
+    acted = [
+        f"{name.removeprefix('rocstack-')} {each['action']} ({each['seconds']:.1f} s)"
+        for name, each in result["containers"].items()
+        if each["action"] != "kept"
+    ]
+    return ", ".join(acted) or ("files written" if result["files"] else "")
+
+
+TOLD = {"Pull": _pulled, "Containers": _made}  # what came of a task, as soon as it ends on a node
+
+
 @dataclass(frozen=True)
 class Hands:
     """`log` takes what Ansible prints."""
@@ -50,9 +70,11 @@ class Hands:
         return self._run(playbook, {node: {}}, variables)[node]
 
     def _run(self, playbook: str, orders: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, HostRun]:
-        def on_task(host: str, task: str, state: remote.State) -> None:
+        def on_task(host: str, task: str, state: remote.State, result: Mapping[str, Any]) -> None:
             if state == "started" and task in SAYS:
                 self.watch.step(host, SAYS[task])
+            elif state == "ok" and task in TOLD and (text := TOLD[task](result)):
+                self.watch.end(host, text)
 
         if not orders:
             return {}
@@ -68,6 +90,13 @@ class Hands:
             )
         found = {run.host: run for run in runs}
         return {name: found.get(name, HostRun(name, "unreachable", "Ansible said nothing of it")) for name in orders}
+
+
+def why(run: HostRun) -> str:
+    """Why a node failed, with the likely cause where one is known."""
+    causes = [str(result.get("cause") or "") for result in run.results.values()]
+    cause = next(filter(None, reversed(causes)), "")
+    return f"{run.reason} ({cause})" if cause and cause not in run.reason else run.reason
 
 
 @contextmanager

@@ -111,6 +111,7 @@ def prepare(request: Request, watch: Watch) -> Prepared:
     place = secrets.beside(inventory.path)
     keys = secrets.read(place)
     gathered = _gather(request, watch)
+    watch.rest()
     control = gathered.node(inventory.control.name)
     if control:
         secrets.refuse_others(place, keys, keys_there(control.state))

@@ -102,7 +102,7 @@ class Shipping:
         runs = hands.run("ship.yml", pulls)
         return Came(
             ready,
-            tuple(filter(None, (_row(run, watch) for run in runs.values()))),
+            tuple(filter(None, (_row(run) for run in runs.values()))),
             {name: run.reason for name, run in runs.items() if run.state != "ok"},
             {**published.model_dump(mode="json", exclude={"layers", "skipped"}), "method": choice.method},
         )
@@ -184,15 +184,13 @@ def _tag(image: WantedImage) -> str:
     return image.id.removeprefix("sha256:")[:16]
 
 
-def _row(run: HostRun, watch: Watch) -> Shipped | None:
+def _row(run: HostRun) -> Shipped | None:
     if run.state != "ok":
         return None
     images = run.results["Pull"]["images"]
     pulled = [each for each in images if each["changed"]] or images
     seconds, attempts = sum(each["seconds"] for each in pulled), max(each["attempts"] for each in pulled)
     count = sum(each["bytes"] or 0 for each in pulled)
-    again = f", {attempts} attempts" if attempts > 1 else ""
-    watch.end(run.host, f"pulled {count / 1e6:.1f} MB in {seconds:.1f} s{again}")
     return Shipped(run.host, seconds, count, attempts)
 
 

@@ -17,6 +17,9 @@ class Watch(Protocol):
     def end(self, node: str, text: str, *, ok: bool = True) -> None:
         """What came of it."""
 
+    def rest(self) -> None:
+        """No node does anything now; what comes next counts anew."""
+
 
 class Silent:
     """For those who want only the result."""
@@ -26,3 +29,5 @@ class Silent:
     def step(self, node: str, text: str) -> None: ...
 
     def end(self, node: str, text: str, *, ok: bool = True) -> None: ...
+
+    def rest(self) -> None: ...

@@ -1,0 +1,106 @@
+"""An update of workers on which jobs may run: drain, wait, replace, check, resume, wave by wave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rocstack.cluster import settings
+from rocstack.cluster.settings import how_many, seconds
+from rocstack.deploy.controller import TASK, Controller
+from rocstack.deploy.hands import Hands, why
+from rocstack.deploy.order import Order
+from rocstack.deploy.record import Record
+from rocstack.deploy.watch import Watch
+from rocstack.deploy.waves import Rollout
+from rocstack.remote import HostRun
+
+REASON = "rocstack: update"
+READY_WITHIN = 60  # seconds for a started worker to be one on which jobs start
+FOR_EVER = 365 * 86400.0  # seconds
+
+
+@dataclass
+class Rolling:
+    """`orders` are those of the workers; `offset` is the control node's clock minus ours, in seconds."""
+
+    wish: settings.Rollout
+    orders: Mapping[str, Order]
+    slurm: Controller
+    hands: Hands
+    record: Record
+    watch: Watch
+    offset: float
+    heard: Callable[[str, HostRun], None]
+
+    def roll(self, names: Sequence[str], groups: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+        """Why it stopped (empty: it didn't), and the nodes that it did not come to. `groups` is node -> rack.
+
+        Raises:
+            CheckFailed: the lock is lost, or Slurm's controller doesn't answer.
+        """
+        budget = how_many(self.wish.failures, len(names))
+        rollout = Rollout.begin(names, canary=self.wish.canary, wave=self.wish.wave, budget=budget, groups=groups).note(
+            failed=[name for name in names if name in self.record.failed]
+        )
+        while wave := rollout.next():
+            self.record.held.check()
+            lost = self._wave(wave)
+            rollout = rollout.note(done=[name for name in wave if name not in lost], failed=lost)
+        return rollout.stopped, rollout.untouched
+
+    def _wave(self, wave: Sequence[str]) -> set[str]:
+        """The nodes that failed; they stay drained, with the reason."""
+        for name in wave:
+            self.watch.step(name, "draining: no new job starts there, waiting for those that run")
+        limit = seconds(self.wish.drain_timeout)
+        patience = 0.0 if self.wish.requeue else FOR_EVER if limit is None else float(limit)
+        drained, waited = self.slurm.work(
+            {"do": "drain", "nodes": list(wave), "reason": REASON},
+            {"do": "wait_drained", "nodes": list(wave), "seconds": patience, "requeue": self.wish.requeue},
+        )
+        for name, reason in drained["kept"].items():
+            self.watch.say(f"{name} is drained by somebody else ({reason}) and stays so after the update")
+        if waited["requeued"]:
+            self.watch.say(f"requeued: {', '.join(map(str, waited['requeued']))}")
+        busy: dict[str, str] = waited["busy"]
+        for name, reason in busy.items():
+            self.record.fail(name, f"{reason} still after {self.wish.drain_timeout}; it stays draining, as it was")
+        free = [name for name in wave if name not in busy]
+        self.record.note(free, "drained")
+        lost = self._replace(free, kept=drained["kept"])
+        self._explain(lost)
+        return {*busy, *lost}
+
+    def _replace(self, names: Sequence[str], kept: Mapping[str, str]) -> dict[str, str]:
+        """New containers on empty nodes; who failed, and why."""
+        if not names:
+            return {}
+        since = int(time.time() + self.offset) - 1
+        resumed = [name for name in names if name not in kept]
+        steps = [{"do": "wait_ready", "nodes": resumed, "seconds": READY_WITHIN, "since": since}]
+        control = self.slurm.node
+        orders = {control: Order(), **{name: self.orders[name] for name in names}}
+        runs = self.hands.run("start.yml", orders, {"rocstack_slurm_steps": steps})
+        lost = {name: why(runs[name]) for name in names if runs[name].state != "ok"}
+        said = runs[control].results.get(TASK, {}).get("steps", [{}])[0]
+        slow = said.get("waiting", {} if said else dict.fromkeys(names, why(runs[control])))
+        lost |= {name: f"after the update it {reason}" for name, reason in slow.items() if name not in lost}
+        for name in names:
+            self.heard(name, runs[name])
+            if name in lost:
+                self.record.fail(name, lost[name])
+            else:
+                self.watch.end(name, "updated" if name in kept else "updated, takes jobs again")
+        self.record.note([name for name in names if name not in lost], "done")
+        return lost
+
+    def _explain(self, lost: Mapping[str, str]) -> None:
+        """Whoever looks at the drained node in Slurm reads why."""
+        steps = [
+            {"do": "drain", "nodes": [name], "reason": f"rocstack: update failed: {reason}"[:180]}
+            for name, reason in lost.items()
+        ]
+        if steps:
+            self.slurm.work(*steps)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-import os
 import secrets
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +15,7 @@ import pytest
 from docker import DockerClient
 from docker.errors import NotFound
 from place import Built, Place, inspect
+from site_registry import USER, Registry, engine, free_port, running
 
 from rocstack.errors import CheckFailed, Missing
 from rocstack.pusher import Event
@@ -26,70 +23,14 @@ from rocstack.registry import Pushed, push
 
 pytestmark = pytest.mark.engine
 
-USER = "ada"
-DOCKERFILE = f"""\
-RUN apt-get update -qq && apt-get install -qqy --no-install-recommends docker-registry
-WORKDIR /etc/docker/registry
-CMD perl -e 'print "{USER}:", crypt($ENV{{PASSWORD}}, q($2y$05$) . "a" x 22), "\\n"' >htpasswd \\
- && exec docker-registry serve config.yml
-"""
 CONTENT = "c-0123456789abcdef"
 WEEK = "2026.47"
 
 
-def engine(*args: str, stdin: str | None = None, **env: str) -> str:
-    done = subprocess.run(["docker", *args], input=stdin, capture_output=True, text=True, env={**os.environ, **env})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@dataclass(frozen=True)
-class Registry:
-    host: str
-    password: str
-    container: str
-
-    def wait(self) -> None:
-        for _ in range(200):
-            answer = http.client.HTTPConnection(self.host, timeout=5)
-            try:
-                answer.request("GET", "/v2/")
-                assert answer.getresponse().status == 401, "the registry must ask for a login"
-                return
-            except (OSError, http.client.HTTPException):
-                time.sleep(0.1)
-            finally:
-                answer.close()
-        raise AssertionError("the registry does not answer: " + engine("logs", self.container))
-
-    def start(self) -> None:
-        engine("start", self.container)
-        self.wait()
-
-    def stop(self) -> None:
-        engine("kill", self.container)
-
-
 @pytest.fixture(scope="module")
 def registry(base: str) -> Iterator[Registry]:
-    name = f"rocstack-test-registry-{secrets.token_hex(4)}"
-    port, password = free_port(), secrets.token_hex(16)
-    engine("build", "--quiet", "--tag", name, "-", stdin=f"FROM {base}\n{DOCKERFILE}")
-    try:
-        publish = f"127.0.0.1:{port}:5000"
-        engine("create", "--name", name, "--publish", publish, "--env=PASSWORD", name, PASSWORD=password)
-        here = Registry(f"127.0.0.1:{port}", password, name)
-        here.start()
-        yield here
-    finally:
-        subprocess.run(["docker", "rm", "--force", "--volumes", name], capture_output=True)
-        subprocess.run(["docker", "rmi", "--force", name], capture_output=True)
+    with running(base) as registry:
+        yield registry
 
 
 @dataclass

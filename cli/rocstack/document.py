@@ -84,6 +84,9 @@ class Document:
             )
         if first["type"] == "string_type":
             message = _must_be_text(first["input"])
+        message = {"tuple_type": "must be a list: [a, b]", "model_type": "must be a mapping"}.get(
+            first["type"], message
+        )
         return BadInput(
             f"{key}: {message[:1].lower()}{message[1:]}{more}",
             code="bad-value",

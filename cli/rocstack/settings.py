@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from rocstack import document, stack
+from rocstack.cluster.settings import Cluster
 from rocstack.errors import BadInput, Where, did_you_mean
 from rocstack.runline import DEFAULT, RunProfile
 from rocstack.stack import AptRepository
@@ -65,6 +66,10 @@ class Settings(Value):
     run: RunProfile = Field(
         DEFAULT, description="limits and shared memory of containers that `run` starts (ulimits, shm)"
     )
+    cluster: Cluster = Field(
+        Cluster(),
+        description="the Slurm cluster that `deploy` makes: partitions, QoS, accounts, users, how it is updated",
+    )
 
     def overlay_folder(self) -> Path | None:
         return Path(self.overlay).expanduser() if self.overlay else None
@@ -91,7 +96,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
     file = folder / FILE
     doc = document.read(file) if file.exists() else document.Document(str(file), {})
     known = Settings.model_fields
-    own = {k: v for k, v in doc.data.items() if k != "cluster"}  # `cluster:` belongs to deploy
+    own = doc.data
     for key in own:
         if key not in known:
             hint = did_you_mean(key, known)
@@ -124,7 +129,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         first = error.errors()[0]
         name = str(first["loc"][0])
         setting = next(f for f in found if f.name == name)
-        if first["type"] == "extra_forbidden":
+        if first["type"] == "extra_forbidden" or (name == "cluster" and name in own):
             raise doc.explain(Settings, error) from None
         raise BadInput(
             f"{name} = {setting.value!r}: {_without_password(first['msg'].removeprefix('Value error, '))}",

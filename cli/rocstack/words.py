@@ -72,7 +72,6 @@ SlurmFlag = Annotated[str, _word(r"[A-Za-z][A-Za-z0-9_]{0,40}", "a flag (letters
 User = Annotated[str, _word(r"[a-z_][a-z0-9_-]{0,31}", "a user's name (small letters, digits, '_' and '-')")]
 Duration = Annotated[str, _word(r"infinite|[1-9][0-9]{0,5}[smhd]", "a duration such as 30s, 90m, 12h, 7d or infinite")]
 Moment = Annotated[str, _word(r"now|20\d\d-\d\d-\d\dT\d\d:\d\d", "now, or a time such as 2026-11-20T08:00")]
-Share = Annotated[str, _word(r"[1-9][0-9]?%|100%", "a percentage such as 25%")]
 Address = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "a host name or an address")]
 MountText = Annotated[
     str,

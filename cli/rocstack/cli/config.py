@@ -19,7 +19,7 @@ def config(json: options.Json = False) -> None:
     """Show each setting, its value and where it came from (flag > variable > rocstack.yml > default)."""
     from rocstack.settings import Settings, load
 
-    _, found = load({}, os.environ, Path.cwd())
+    chosen, found = load({}, os.environ, Path.cwd())
     texts = {name: info.description or "" for name, info in Settings.model_fields.items()}
     if json:
         print_json(
@@ -29,7 +29,19 @@ def config(json: options.Json = False) -> None:
             }
         )
         return
-    table(("SETTING", "VALUE", "FROM", "ABOUT"), [(f.name, f.value, f.source, texts[f.name]) for f in found])
+    rows = [(f.name, f.value, f.source, texts[f.name]) for f in found if f.name != "cluster"]
+    cluster = next(f for f in found if f.name == "cluster")
+    for key, value in chosen.cluster.model_dump(exclude_none=True).items():
+        said = key in chosen.cluster.model_fields_set
+        rows.append((f"cluster.{key}", _short(value), cluster.source if said else "default", ""))
+    table(("SETTING", "VALUE", "FROM", "ABOUT"), rows)
+
+
+def _short(value: object) -> str:
+    """A mapping on one line, as YAML would have it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
+    return f"[{', '.join(map(_short, value))}]" if isinstance(value, tuple) else str(value)
 
 
 def _plain(value: object) -> object:

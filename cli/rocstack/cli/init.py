@@ -43,6 +43,29 @@ all:
     #    rocstack_rack_registry: mirror1.example.com:5000
 """
 
+# Uncommented it is what the defaults are, but for users, accounts and reservations, which are examples.
+CLUSTER = """\
+cluster:
+  name: rocstack
+  partitions:
+    train: {nodes: [all], max_time: 7d}       # nodes: all, names, n[1-3], or groups of the inventory
+  qos:                                        # by priority; preempted jobs are requeued
+    low: {priority: 10, preempt_mode: requeue, grace: 60s}
+    normal: {priority: 100, preempts: [low]}
+    high: {priority: 1000, preempts: [low], max_gpus_per_user: 32}
+  accounts:
+    research: {fairshare: 60}
+    vision: {parent: research, max_gpus: 64}
+  users:
+    alice: {uid: 2000, accounts: [vision, research]}
+    bob: {uid: 2001, accounts: [research], admin: operator}
+  priorities: {age: 1000, fairshare: 10000, qos: 100000, size: 500, partition: 1000}
+  reservations:                               # dedicated capacity
+    vision-nodes: {count: 2, accounts: [vision]}
+  mounts: [/home, /data]                      # shared folders of the nodes
+  rollout: {canary: 1, wave: 25%, drain_timeout: 4h, failures: 1}
+"""
+
 
 def register(app: typer.Typer) -> None:
     app.command("init", epilog="Example: rocstack init")(init)
@@ -78,6 +101,10 @@ def settings_text() -> str:
     ]
     for name, info in Settings.model_fields.items():
         default = info.default
+        if name == "cluster":
+            example = "".join(f"#{line}\n" for line in CLUSTER.splitlines())
+            lines += [f"# {info.description}; an example, see docs/cluster.md", example]
+            continue
         shown = (
             {None: "null", "": '""'}.get(default, default)
             if not isinstance(default, BaseModel)

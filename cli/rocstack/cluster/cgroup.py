@@ -70,13 +70,15 @@ def _lack(each: Machine) -> str:
 
 
 def cgroup_flags(version: int | None, allowed: bool) -> tuple[str, ...]:
-    """Flags with which a worker's container may make cgroups beside its own; none without cgroups.
+    """Flags with which a worker's container may hold jobs; never --privileged.
 
-    No --privileged: slurmd makes its folders in the host's tree (its own would count them to the container, whose
-    device list has to name every GPU), and both v1's devices.deny and v2's device programs ask for CAP_SYS_ADMIN.
-    Version 1 was seen at work with these flags: a GPU that was not asked for can't be opened, memory over the limit
-    is killed. Version 2 takes the same, by Slurm's cgroup_v2 page; it was not seen.
+    CAP_SYS_NICE: slurmstepd binds tasks to CPUs when they are the user's already ("task_g_set_affinity: Operation not
+    permitted" without it). Where cgroups are allowed, slurmd makes its folders in the host's tree, beside the
+    container's own, whose list of devices would hold for jobs too; v1's devices.deny and v2's device programs ask for
+    CAP_SYS_ADMIN. Version 1 was seen at work with these flags: a GPU that a job didn't ask for can't be opened, memory
+    over its limit ends it. Version 2 takes the same by Slurm's cgroup_v2 page; it was not seen.
     """
+    nice = ("--cap-add=SYS_NICE",)
     if not allowed or version not in (1, 2):
-        return ()
-    return ("--cgroupns=host", f"--volume={MOUNT}:{MOUNT}", "--cap-add=SYS_ADMIN")
+        return nice
+    return (*nice, "--cgroupns=host", f"--volume={MOUNT}:{MOUNT}", "--cap-add=SYS_ADMIN")

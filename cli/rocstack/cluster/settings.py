@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from rocstack.cluster import hostlist
+from rocstack.stack import _tuples
 from rocstack.words import (
     Address,
     Duration,
@@ -19,7 +21,6 @@ from rocstack.words import (
     Line,
     Moment,
     MountText,
-    Share,
     SlurmFlag,
     SlurmKey,
     SlurmName,
@@ -34,6 +35,9 @@ TAKEN = {42430: "munge", 64030: "slurm", 65534: "nobody"}  # uids in the images
 Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
 Limit = Annotated[int, Field(ge=-1)]
+Wave = Annotated[int | str, AfterValidator(lambda value: _share(value, 1))]  # a number of nodes, or 25%
+Budget = Annotated[int | str, AfterValidator(lambda value: _share(value, 0))]
+Nodes = Annotated[tuple[Hostlist, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -41,7 +45,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Partition(Value):
     """Nodes that jobs are submitted to."""
 
-    nodes: tuple[Hostlist, ...] = ("all",)  # all; node names, hostlists or groups of the inventory
+    nodes: Nodes = ("all",)  # all; node names, hostlists or groups of the inventory
     default: bool = False  # where jobs go that name no partition; without any, the first
     max_time: Duration = "infinite"  # of a job
     qos: SlurmName | None = None  # whose limits hold for the partition as a whole
@@ -76,7 +80,7 @@ class Qos(Value):
 class Account(Value):
     """Who pays: a team or project."""
 
-    parent: SlurmName = ROOT
+    parent: SlurmName | None = None  # default: root
     qos: tuple[SlurmName, ...] | None = None  # that its jobs may ask for; default: all of `qos`
     default_qos: SlurmName | None = None
     fairshare: Count | None = None  # its part among its siblings
@@ -87,9 +91,9 @@ class Person(Value):
     """Somebody who submits jobs; made with this uid in every container."""
 
     uid: int = Field(ge=1000, le=4294967293)
-    gid: Annotated[int, Field(ge=1, le=4294967293)] | None = None  # default: the uid
+    gid: Annotated[int, Field(ge=100, le=4294967293)] | None = None  # default: the uid
     accounts: tuple[SlurmName, ...] = ()  # the first is the default one; empty: the first of `accounts`
-    admin: Literal["none", "operator", "admin"] = "none"
+    admin: Literal["none", "operator", "admin"] | None = None  # in Slurm's accounting; default: left as it is
 
     @field_validator("uid")
     @classmethod
@@ -110,9 +114,9 @@ class Priorities(Value):
 
 
 class Reservation(Value):
-    """Capacity that only these accounts or users have."""
+    """Capacity that only these accounts or users have; with both named, these users in these accounts."""
 
-    nodes: tuple[Hostlist, ...] = ()  # these nodes ...
+    nodes: Nodes = ()  # these nodes ...
     count: Some | None = None  # ... or so many; one that fails is replaced
     accounts: tuple[SlurmName, ...] = ()
     users: tuple[User, ...] = ()
@@ -127,6 +131,8 @@ class Reservation(Value):
             raise ValueError("nodes: name either `nodes` or a `count`")
         if not self.accounts and not self.users:
             raise ValueError("accounts: nobody could use it: name `accounts` or `users`")
+        if self.start == "now" and self.duration != "infinite":
+            raise ValueError("duration: one that ends needs a `start`, or every deploy would make it again")
         return self
 
     @field_validator("nodes")
@@ -162,10 +168,10 @@ class Rollout(Value):
     """How an update goes through the nodes."""
 
     canary: Count = 1  # nodes before all others
-    wave: Some | Share = "25%"  # nodes at once after that
+    wave: Wave = "25%"  # nodes at once after that
     drain_timeout: Duration = "4h"  # that running jobs have to end
     requeue: bool = False  # don't wait: requeue them
-    failures: Count | Share = 1  # nodes that may fail before it stops
+    failures: Budget = 1  # nodes that may fail before it stops
 
 
 class Cluster(Value):
@@ -206,6 +212,11 @@ class Cluster(Value):
         rows = sorted((name, each.uid, each.gid or each.uid) for name, each in self.users.items())
         return "".join(f"{name} {uid} {gid}\n" for name, uid, gid in rows)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _empty(cls, value: object) -> object:
+        return {} if value is None else _tuples(value)  # `cluster:` with all lines below it commented out
+
     @model_validator(mode="after")
     def _fits_together(self) -> Cluster:
         for key, problem in self._problems():
@@ -222,7 +233,7 @@ class Cluster(Value):
         for name, each in self.qos.items():
             yield from _unknown("qos", name, "QoS", each.preempts or (), qos)
         for name, account in self.accounts.items():
-            yield from _unknown("accounts", name, "account", [account.parent], accounts)
+            yield from _unknown("accounts", name, "account", [account.parent or ROOT], accounts)
             yield from _unknown(
                 "accounts", name, "QoS", [*(account.qos or ()), *filter(None, [account.default_qos])], qos
             )
@@ -242,10 +253,10 @@ class Cluster(Value):
     def ancestors(self, account: str) -> list[str]:
         """From the parent up, the root left out; ends where it comes back."""
         found: list[str] = []
-        parent = self.accounts[account].parent
+        parent = self.accounts[account].parent or ROOT
         while parent in self.accounts and parent not in found:
             found.append(parent)
-            parent = self.accounts[parent].parent
+            parent = self.accounts[parent].parent or ROOT
         return found
 
 
@@ -255,6 +266,12 @@ def _unknown(
     for each in wanted:
         if each not in known:
             yield key, f"{name} names the {noun} '{each}', which is not there (known: {', '.join(sorted(known))})"
+
+
+def _share(value: int | str, least: int) -> int | str:
+    if re.fullmatch(r"[1-9][0-9]?%|100%", value) if isinstance(value, str) else value >= least:
+        return value
+    raise ValueError(f"{value} is neither a number of nodes from {least} nor a percentage such as 25%")
 
 
 def _hostlists(texts: tuple[str, ...]) -> tuple[str, ...]:

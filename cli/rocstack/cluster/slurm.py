@@ -127,6 +127,8 @@ def _variables(
         "virtual": any(each.virtual for each in workers),
         "gres_types": sorted({gres.type for each in workers for gres in each.gres}),
         "gres": _gres(workers),
+        # A virtual node's CPUs are not there to be bound to: `srun --cpu-bind=cores` would fail.
+        "affinity": not any(each.virtual for each in workers),
         "memory_per_cpu": min((each.memory // each.cpus for each in workers), default=1),
         "partitions": [_partition(cluster, name, workers, groups) for name in cluster.partitions],
     }
@@ -181,7 +183,7 @@ def _partition(
         "QOS": part.qos,
         "AllowAccounts": ",".join(part.accounts),
         # A job that asks for a GPU gets the CPUs that go with it, and with them its memory.
-        "DefCpuPerGPU": str(max(min(per_gpu), 1)) if per_gpu else None,
+        "DefCpuPerGPU": str(min(per_gpu)) if per_gpu and min(per_gpu) else None,
     }
     return {"name": name, "text": " ".join(f"{key}={value}" for key, value in words.items() if value)}
 

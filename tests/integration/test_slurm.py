@@ -1,0 +1,312 @@
+"""Slurm's files and accounts as they are made here, given to the real daemons: two workers with eight GPUs each that
+are character devices and nothing more. Once as machines with this one's CPUs and cgroups, once as virtual nodes, which
+say that they have more, without cgroups."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from cluster import Node, until
+from place import Built, engine
+
+from rocstack.cluster import accounts, cgroup, found, slurm
+from rocstack.cluster.machine import Machine, machine
+from rocstack.cluster.settings import Cluster
+from rocstack.node.profile import Gpu, NodeProfile, System
+
+pytestmark = pytest.mark.engine
+
+ORDER = (131, 128, 129, 130, 132, 133, 134, 135)  # ROCm's; not that of the device nodes
+DEVICES = """
+mkdir -p /dev/dri
+for minor in $(seq 128 135); do [ -e /dev/dri/renderD$minor ] || mknod -m 666 /dev/dri/renderD$minor c 226 $minor; done
+exec /usr/local/bin/rocstack-entrypoint
+"""
+OPEN = """
+import errno, os
+found = {}
+for minor in range(128, 136):
+    try: os.open(f"/dev/dri/renderD{minor}", os.O_RDWR)
+    except OSError as error: found[minor] = errno.errorcode[error.errno]
+print([minor for minor, why in found.items() if why == "ENXIO"])  # allowed, and no driver behind it
+"""
+WANTED = {
+    "qos": {
+        "low": {"priority": 10, "preempt_mode": "requeue"},
+        "high": {"priority": 1000, "preempts": ["low"]},
+        "capped": {"max_gpus_per_user": 4, "max_wall": "36h", "flags": ["DenyOnLimit"]},
+    },
+    "accounts": {"research": {"fairshare": 60}, "vision": {"parent": "research", "max_gpus": 12}},
+    "users": {"alice": {"uid": 2000, "accounts": ["vision", "research"]}, "bob": {"uid": 2001, "admin": "operator"}},
+    "slurm": {"JobFileAppend": 1},
+}
+
+
+def gpus() -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(
+            index, f"0000:{index:02x}:00.0", "1002:74a1", "gfx942", "AMD Instinct MI300X OAM", minor, kfd_node=index + 1
+        )
+        for index, minor in enumerate(ORDER)
+    )
+
+
+@dataclass
+class Slurm:
+    control: Node
+    workers: tuple[Node, Node]
+    settings: Cluster
+    files: slurm.Files
+
+    def ask(self) -> found.Found:
+        return found.read({name: self.control.run(*line).stdout for name, line in found.QUESTIONS.items()})
+
+    def changes(self, settings: Cluster) -> accounts.Changes:
+        now = datetime.fromisoformat(self.control.run("date", "+%Y-%m-%dT%H:%M:%S").stdout.strip())
+        return accounts.changes(settings, self.ask(), workers=["n1", "n2"], groups={"rack": ["n2"]}, now=now)
+
+    def apply(self, settings: Cluster) -> None:
+        for line in self.changes(settings).commands:
+            self.control.run(*line)
+
+    def alice(self, *line: str, check: bool = True) -> str:
+        """On the first worker, as somebody who is not root."""
+        user = ("setpriv", "--reuid=2000", "--regid=2000", "--clear-groups")
+        done = engine("exec", "--workdir=/tmp", self.workers[0].name, *user, *line, check=check)
+        return done.stdout.strip() if check else done.stdout + done.stderr
+
+    def state(self, job: str) -> str:
+        return self.control.run("squeue", "--noheader", "--jobs", job, "--format=%T").stdout.strip()
+
+
+def settings(**more: object) -> Cluster:
+    return Cluster.model_validate_json(json.dumps({**WANTED, **more}))
+
+
+@pytest.fixture(scope="module", params=["auto", "disabled"])
+def cluster(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    folder, prefix = tmp_path_factory.mktemp("slurm"), f"{built.place.prefix}-{request.param}"
+    version = int(engine("info", "--format", "{{.CgroupVersion}}").stdout)
+    if request.param == "auto" and version != 1:
+        pytest.skip("jobs in cgroups of version 2 were never seen here")
+    number = secrets.randbelow(250)
+    addresses = {name: f"10.214.{number}.{last}" for name, last in (("ctl", 10), ("n1", 12), ("n2", 11))}
+    virtual = None if request.param == "auto" else "made by hand"
+    system = System(cpus=os.cpu_count(), memory=6 << 30)
+    profile = NodeProfile(1, "n1", virtual=virtual, system=system, gpus=gpus())
+    workers: list[Machine] = [
+        machine(profile, name=name, address=addresses[name], cgroup=version, cgroup_writable=True)
+        for name in ("n1", "n2")
+    ]
+    wanted = settings(cgroup=request.param)
+    files = slurm.files(wanted, slurm.Control("ctl", addresses["ctl"]), workers, password="not-so-secret-1234")
+    secret(folder / "munge.key", secrets.token_bytes(128))
+    secret(folder / "jwt.key", secrets.token_bytes(32))
+    secret(folder / "database", b"not-so-secret-1234")
+    (folder / "cluster").mkdir()
+    (folder / "cluster/users").write_text(wanted.user_lines())
+    etc = folder / "etc"
+    etc.mkdir()
+    for name, text in files.texts.items():
+        (etc / name).write_text(text)
+    engine("run", "--rm", f"--volume={etc}:/etc/slurm", "--entrypoint=sh", built.control, "-c",
+           "chown slurm:slurm /etc/slurm/slurmdbd.conf && chmod 600 /etc/slurm/slurmdbd.conf")  # fmt: skip
+    engine("network", "create", f"--subnet=10.214.{number}.0/24", f"{prefix}-net")
+    made: list[Node] = []
+    try:
+        yield start(made, built, folder, prefix, addresses, wanted, files, version)
+    finally:
+        for node in made:
+            node.remove()
+        engine("network", "rm", f"{prefix}-net", check=False)
+        engine("volume", "rm", f"{prefix}-socket", check=False)
+
+
+def start(
+    made: list[Node],
+    built: Built,
+    folder: Path,
+    prefix: str,
+    addresses: dict[str, str],
+    wanted: Cluster,
+    files: slurm.Files,
+    version: int,
+) -> Slurm:
+    def run(name: str, image: str, *flags: str, command: str = "") -> Node:
+        made.append(Node(f"{prefix}-{name}"))
+        line = (f"--name={made[-1].name}", f"--hostname={name}", *flags, image, *command.split())
+        engine("run", "--detach", *line)
+        return made[-1]
+
+    def mounts(*pairs: tuple[str, str]) -> list[str]:
+        return [f"--volume={folder / source}:{target}:ro" for source, target in pairs]
+
+    socket = f"--volume={prefix}-socket:/run/mysqld"
+    shared = mounts(("munge.key", "/run/secrets/munge.key"), ("cluster", "/run/rocstack/cluster"))
+    secret_files = mounts(("database", "/run/secrets/database"))
+    run("db", built.control, "--network=none", "--env=ROCSTACK_SERVICE=db", socket, *secret_files)
+    place = {name: (f"--network={prefix}-net", f"--ip={address}") for name, address in addresses.items()}
+    own = mounts(("etc", "/etc/slurm"), ("jwt.key", "/run/secrets/jwt.key"))
+    control = run("ctl", built.control, *place["ctl"], socket, *shared, *own)
+    flags = cgroup.cgroup_flags(version, files.cgroups.used)
+    ends = ("--volume=/sys:/sys:ro", f"--env=ROCSTACK_CONTROLLER={addresses['ctl']}:6817")
+    (folder / "start").write_text(DEVICES)
+    begin = (*mounts(("start", "/start")), "--entrypoint=bash")
+    everywhere = (*flags, *ends, *shared, *begin)
+    workers = [run(name, built.worker, *place[name], *everywhere, command="/start") for name in ("n1", "n2")]
+    until(lambda: control.run("sinfo", "--noheader", "--format=%D %T", check=False).stdout.strip(), "2 idle", control)
+    made_cluster = Slurm(control, (workers[0], workers[1]), wanted, files)
+    for node in (control, *workers):
+        node.run("rocstack-users")
+    made_cluster.apply(wanted)
+    return made_cluster
+
+
+def secret(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    file.chmod(0o400)
+
+
+def test_the_daemons_take_the_files_without_a_complaint(cluster: Slurm) -> None:
+    """From its second start on: at the first there is no state yet, and it says so."""
+    engine("restart", "--time=5", cluster.control.name)
+    until(
+        lambda: cluster.control.run("sinfo", "--noheader", "--format=%D %T", check=False).stdout.strip(),
+        "2 idle",
+        cluster.control,
+    )
+    log = engine("logs", "--since=20s", cluster.control.name)
+    said = [line for line in (log.stdout + log.stderr).splitlines() if "Running as primary controller" in line]
+    assert said, "it did start again"
+    complaints = [n.log() for n in cluster.workers] + [log.stdout + log.stderr]
+    wrong = [
+        line for text in complaints for line in text.splitlines() if re.match(r"slurm(ctld|d(-n\d)?): (error|warning):", line)
+    ]
+    assert not [line for line in wrong if not transient(line)]
+
+
+def transient(line: str) -> bool:
+    """What restarts and first starts say."""
+    words = ("connect failure", "failed to load configs", "sendto", "fed_mgr", "Connection reset", "Unable to contact")
+    return any(word in line for word in (*words, "Connection refused", "state file", "state save file", "agent"))
+
+
+def test_nodes_have_their_gpus_and_addresses(cluster: Slurm) -> None:
+    rows = cluster.control.run("sinfo", "--noheader", "--Node", "--format=%N %G %f %c %m").stdout.split("\n")
+    virtual = (
+        ["gfx942,mi300x,virtual", "32"] if not cluster.files.cgroups.used else ["gfx942,mi300x", str(os.cpu_count())]
+    )
+    assert rows[0].split() == ["n1", "gpu:mi300x:8", *virtual, "5632"]
+    text = cluster.control.run("scontrol", "show", "node", "n1").stdout
+    assert ".12 " in text, "addresses stand beside the names in their order"
+
+
+def test_a_job_gets_rocms_variable_and_no_other(cluster: Slurm) -> None:
+    env = dict(line.split("=", 1) for line in cluster.alice("srun", "--gpus=2", "env").splitlines() if "=" in line)
+    assert env["ROCR_VISIBLE_DEVICES"] == "0,1"
+    assert not {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"} & set(env)
+    if not cluster.files.cgroups.used:
+        assert env["SLURM_CPUS_ON_NODE"] == "8", "each GPU brings its CPUs"
+
+
+def test_tasks_of_both_nodes_are_bound(cluster: Slurm) -> None:
+    """Not as root: binding the tasks of a user needs a capability."""
+    line = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpu-bind=cores", "hostname")
+    assert sorted(cluster.alice(*line).split()) == ["n1", "n1", "n2", "n2"]
+
+
+def test_a_job_opens_no_gpu_but_its_own(cluster: Slurm) -> None:
+    if not cluster.files.cgroups.used:
+        pytest.skip("without cgroups nothing holds a job back")
+    assert cluster.alice("srun", "--gpus=2", "python3", "-c", OPEN) == "[128, 131]", "the first two by ROCm's count"
+    alone = ("srun", "--nodes=1", "--ntasks=2", "--gpus-per-task=mi300x:1", "python3", "-c", OPEN)
+    assert sorted(cluster.alice(*alone).splitlines()) == ["[128]", "[131]"]
+
+
+def test_memory_over_the_limit_ends_the_job(cluster: Slurm) -> None:
+    if not cluster.files.cgroups.used:
+        pytest.skip("without cgroups nothing holds a job back")
+    hungry = ("python3", "-c", "print(len(bytearray(400 << 20)))")
+    assert cluster.alice("srun", "--mem=600", *hungry) == str(400 << 20)
+    assert "Out Of Memory" in cluster.alice("srun", "--mem=100", *hungry, check=False)
+
+
+def test_high_preempts_low_which_is_requeued(cluster: Slurm) -> None:
+    low = cluster.alice(
+        "sbatch", "--parsable", "--account=research", "--qos=low", "--nodes=2", "--gpus-per-node=8", "--wrap=sleep 60"
+    )
+    until(lambda: cluster.state(low), "RUNNING", cluster.control, 20)
+    assert cluster.alice("srun", "--account=research", "--qos=high", "--nodes=2", "--gpus-per-node=8", "true") == ""
+    assert cluster.state(low) == "PENDING"
+    assert "Restarts=1" in cluster.control.run("scontrol", "show", "job", low).stdout
+    cluster.alice("scancel", low)
+
+
+def test_limits_hold(cluster: Slurm) -> None:
+    said = cluster.alice("srun", "--qos=capped", "--gpus=5", "true", check=False)
+    assert "QOSMaxGRESPerUser" in said
+    assert cluster.alice("srun", "--qos=capped", "--gpus=4", "true") == ""
+    assert "Invalid account" in cluster.alice("srun", "--account=root", "true", check=False)
+
+
+def test_a_second_time_there_is_nothing_to_do(cluster: Slurm) -> None:
+    assert cluster.changes(cluster.settings) == accounts.Changes()
+
+
+def test_what_was_made_by_hand_stays_and_is_said(cluster: Slurm) -> None:
+    by_hand = ("sacctmgr", "--immediate")
+    cluster.control.run(*by_hand, "add", "qos", "name=theirs")
+    cluster.control.run(*by_hand, "modify", "account", "where", "name=research", "set", "QosLevel+=theirs", "GrpJobs=7")
+    changes = cluster.changes(cluster.settings)
+    assert changes == accounts.Changes((), ("QoS theirs: not in rocstack.yml, left as it is",))
+    cluster.control.run(*by_hand, "delete", "qos", "name=theirs")
+
+
+def test_everything_can_be_changed_and_taken_back(cluster: Slurm) -> None:
+    low = {"priority": 5, "preempt_mode": "cancel", "grace": "45s", "max_nodes": 3, "max_jobs": 2, "max_wall": "90m"}
+    other = settings(
+        qos={
+            "low": {**low, "max_gpus": 9, "max_gpus_per_account": 8, "max_gpus_per_user": 7, "max_gpus_per_job": 6},
+            "high": {"priority": 7, "preempts": [], "flags": ["NoReserve"]},
+            "capped": {"max_gpus_per_user": -1, "max_wall": "infinite", "flags": []},
+        },
+        accounts={
+            "research": {"fairshare": 7, "default_qos": "low"},
+            "vision": {"parent": "root", "qos": ["normal", "low"], "max_gpus": -1},
+        },
+        users={"alice": {"uid": 2000, "accounts": ["research", "vision"]}, "bob": {"uid": 2001, "admin": "none"}},
+    )
+    cluster.apply(other)
+    assert cluster.changes(other) == accounts.Changes()
+    row = cluster.ask().qos["low"]
+    assert (row["MaxWall"], row["GraceTime"], row["MaxTRES"]) == ("01:30:00", "00:00:45", "gres/gpu=6,node=3")
+    cluster.apply(cluster.settings)
+    assert cluster.changes(cluster.settings) == accounts.Changes()
+
+
+def test_dedicated_capacity(cluster: Slurm) -> None:
+    """Their jobs are drawn to it, others stay outside; made twice, moved, and taken away by hand."""
+    held = {"vision-nodes": {"nodes": ["rack"], "accounts": ["vision"]}}
+    cluster.apply(settings(reservations=held))
+    assert cluster.changes(settings(reservations=held)) == accounts.Changes()
+    try:
+        assert cluster.alice("srun", "--account=vision", "hostname") == "n2"
+        assert cluster.alice("srun", "--account=research", "hostname") == "n1"
+        later = {"vision-nodes": {"count": 1, "accounts": ["vision"], "start": "2031-01-01T08:00", "duration": "36h"}}
+        moved = {"vision-nodes": {"nodes": ["n1"], "accounts": ["research"], "magnetic": False}}
+        cluster.apply(settings(reservations=moved))
+        assert cluster.changes(settings(reservations=moved)) == accounts.Changes()
+        cluster.control.run("scontrol", "delete", "reservation", "vision-nodes")
+        cluster.apply(settings(reservations=later))
+        assert cluster.changes(settings(reservations=later)) == accounts.Changes()
+        assert cluster.ask().reservations["vision-nodes"]["EndTime"] == "2031-01-02T20:00:00"
+    finally:
+        cluster.control.run("scontrol", "delete", "reservation", "vision-nodes", check=False)

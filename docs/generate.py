@@ -39,6 +39,7 @@ from rocstack import (
 )
 from rocstack.base import BaseImage
 from rocstack.cli.main import app
+from rocstack.cluster import settings as cluster
 from rocstack.lock import Lock
 
 sys.path.insert(0, str(paths.images() / "trainer"))
@@ -60,6 +61,18 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "NIC profile head": (component.Nic, component.Way, component.Setting, component.RcclPlugin, component.Beside),
     "Rule": (rules.Rule,),
     "Run profile": (runline.RunProfile,),
+    "Cluster": (
+        cluster.Cluster,
+        cluster.Partition,
+        cluster.Qos,
+        cluster.Account,
+        cluster.Person,
+        cluster.Priorities,
+        cluster.Reservation,
+        cluster.Timeouts,
+        cluster.Ship,
+        cluster.Rollout,
+    ),
 }
 # What exit codes mean where the general table says too little. A new command needs its line here.
 EXIT = {
@@ -69,9 +82,12 @@ EXIT = {
     "doctor": "Exit code 1: something is wrong; 0: nothing known was found, which is not the same as healthy.",
     "explain": "Exit code 1: a rule is broken, or the image does not fit a node.",
     "init": "Exit code 0 also when every file is there already.",
+    "local cut": "Exit code 1: the node does not run; 2: no such node; 3: this folder has no virtual cluster.",
     "local down": "Exit code 0 also when nothing is there.",
+    "local heal": "Exit code 1: the node does not answer; 2: no such node; 3: this folder has no virtual cluster.",
     "local models": "Exit code 2: a model's file is wrong.",
-    "local status": "Exit code 1: a node can't be reached; 3: this folder has no virtual cluster.",
+    "local reboot": "Exit code 1: the node does not answer; 2: no such node; 3: this folder has no virtual cluster.",
+    "local status": "Exit code 1: a node or its engine does not answer; 3: this folder has no virtual cluster.",
     "local up": "Exit code 1: a node does not answer, or the engine refused something; 2: an unknown model or fault.",
     "lock": "Exit code 1: apt or pip can't resolve something.",
     "probe": "Exit code 1: a node could not be read, the others were; 2: the inventory or a recording is wrong.",
@@ -138,7 +154,7 @@ def all_settings() -> str:
     for name, info in settings.Settings.model_fields.items():
         shown, variable = info.default, settings.PREFIX + name.upper()
         if isinstance(shown, BaseModel):  # a mapping: rocstack.yml only
-            shown, variable = shown.model_dump_json(), ""
+            shown, variable = shown.model_dump_json(exclude_defaults=True), ""
         rows.append((code(name), code(variable), code(str(shown)), info.description or ""))
     text = "A flag wins over its variable, that over `rocstack.yml` in the current folder, that over the default.\n"
     return "## Settings\n\n" + text + "\n" + table(("setting", "variable", "default", "what it is"), rows)

@@ -97,6 +97,13 @@ EXIT = {
     "stacks": "Exit code 2: a stack or NIC file is wrong.",
 }
 
+KINDS = {
+    **{"str": "Line", "int": "number", "float": "number", "bool": "true or false", "GfxTargets": "list of Gfx"},
+    **dict.fromkeys(("Count", "Some", "Limit", "Port"), "number"),
+    **dict.fromkeys(("Wave", "Budget"), "number or percentage"),
+    "Nodes": "list of Hostlist",
+}
+
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [list(heads)]
@@ -179,6 +186,8 @@ def kind(node: ast.expr) -> str:
             return kind(left)
         case ast.BinOp(left=left, right=right):
             return f"{kind(left)} or {kind(right)}"
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[item, *_])):
+            return kind(item)
         case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[key, value])):
             return f"map of {kind(key)} to {kind(value)}"
         case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant()])):
@@ -187,17 +196,17 @@ def kind(node: ast.expr) -> str:
             return f"{len(items)} of {kind(items[0])}"
         case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
             items = choices.elts if isinstance(choices, ast.Tuple) else [choices]
-            return " or ".join(ast.unparse(item).strip("'") for item in items)
-    return {"str": "Line", "int": "number", "GfxTargets": "list of Gfx"}.get(ast.unparse(node), ast.unparse(node))
+            return " or ".join(ast.unparse(item).strip("'") or "nothing" for item in items)
+    return KINDS.get(ast.unparse(node), ast.unparse(node))
 
 
 def default(info: Any) -> str:
     if info.default is PydanticUndefined:
         return "required"
     value = info.default
-    if value is None or value in ((), {}):
+    if value is None or value in ((), {}, "") or isinstance(value, BaseModel):
         return ""
-    return code(", ".join(value) if isinstance(value, tuple) else str(value))
+    return code(", ".join(value) if isinstance(value, tuple | dict) else str(value))
 
 
 def models() -> str:

@@ -67,7 +67,9 @@ EnvValue = Annotated[str, _word(r"[A-Za-z0-9_.,:/=@%^+ -]{0,300}", "a plain valu
 Hostlist = Annotated[str, _word(r"[A-Za-z0-9_.,\[\]-]{1,2000}", "a node, a group or a hostlist such as n[1-3,7]")]
 SlurmName = Annotated[str, _word(r"[a-z0-9_][a-z0-9_.-]{0,62}", "a name (small letters, digits and _.-)")]
 SlurmKey = Annotated[str, _word(r"[A-Za-z][A-Za-z0-9]{1,60}", "a keyword of slurm.conf")]
-SlurmText = Annotated[str, _word(r"[^\x00-\x1f#\x7f]{1,1000}", "a value of slurm.conf (one line, no #)")]
+SlurmText = Annotated[
+    str, _word(r"[A-Za-z0-9_.,:/=@%^+*() \[\]-]{1,500}", "a value of slurm.conf (no quotes, $, \\, # or newline)")
+]
 SlurmFlag = Annotated[str, _word(r"[A-Za-z][A-Za-z0-9_]{0,40}", "a flag (letters, digits and _)")]
 User = Annotated[str, _word(r"[a-z_][a-z0-9_-]{0,31}", "a user's name (small letters, digits, '_' and '-')")]
 Duration = Annotated[str, _word(r"infinite|[1-9][0-9]{0,5}[smhd]", "a duration such as 30s, 90m, 12h, 7d or infinite")]
@@ -75,6 +77,9 @@ Moment = Annotated[str, _word(r"now|20\d\d-\d\d-\d\dT\d\d:\d\d", "now, or a time
 Address = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "a host name or an address")]
 MountText = Annotated[
     str,
-    _word(r"/[^:\x00-\x1f]*(:/[^:\x00-\x1f]+)?(:r[ow])?", "SRC[:DST[:ro]] with absolute paths of the nodes"),
+    _word(
+        r"/[A-Za-z0-9._@%+=/-]{0,500}(:/[A-Za-z0-9._@%+=/-]{1,500})?(:r[ow])?",
+        "SRC[:DST[:ro]] with absolute paths of the nodes",
+    ),
 ]
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0a-\x1f]*$")]

@@ -144,10 +144,6 @@ def test_variables_of_others(variable: str, tmp_path: Path) -> None:
     assert load({}, {variable: "x"}, tmp_path)[0] == Settings()
 
 
-def test_deploys_part_of_the_file_is_left_to_it(tmp_path: Path) -> None:
-    assert load({}, {}, written(tmp_path, "cluster: {any: thing}\nnic: mellanox\n"))[0].nic == "mellanox"
-
-
 def test_passwords_are_not_shown(tmp_path: Path, cli: Cli) -> None:
     address = "https://user:s3cret@mirror.example/debian"
     chosen, found = load({"pip_index": address}, {}, tmp_path)

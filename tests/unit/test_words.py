@@ -22,6 +22,8 @@ NEEDS = {  # the special letters a word can't do without, where its place is not
     "PlainUrl": {"?"},
     "Url": {"?"},
     "Origin": {" "},
+    "Hostlist": {"[", "]"},
+    "SlurmText": {"[", "]", "(", ")", "*", " "},
 }
 
 

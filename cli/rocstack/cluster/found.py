@@ -39,8 +39,11 @@ def read(answers: Mapping[str, str]) -> Found:
     """The outputs of QUESTIONS.
 
     Raises:
-        ValueError: a line that is none of theirs.
+        ValueError: a line that is none of theirs, or no line where Slurm always has one.
     """
+    silent = [name for name in QUESTIONS if name != "reservations" and not answers[name].strip()]
+    if silent:
+        raise ValueError(f"sacctmgr said nothing of {', '.join(silent)}")
     associations = _rows(answers["associations"], _ASSOC)
     return Found(
         qos={row["Name"]: row for row in _rows(answers["qos"], _QOS)},

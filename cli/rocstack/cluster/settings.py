@@ -31,7 +31,13 @@ from rocstack.words import (
 
 ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes
-TAKEN = {42430: "munge", 64030: "slurm", 65534: "nobody"}  # uids in the images
+TAKEN = {
+    42430: "munge",
+    42431: "mysql",
+    42432: "docker-registry",
+    64030: "slurm",
+    65534: "nobody",
+}  # uids in the images
 Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
 Limit = Annotated[int, Field(ge=-1)]
@@ -177,7 +183,7 @@ class Rollout(Value):
 class Cluster(Value):
     """A map that is given replaces ours as a whole."""
 
-    name: SlurmName = "rocstack"
+    name: SlurmName = "rocstack"  # what accounting knows it by: not to be changed later
     control_address: Address | Literal[""] = ""  # of the control node, for the nodes; default: the inventory's
     partitions: Annotated[dict[SlurmName, Partition], Field(min_length=1)] = {"train": Partition()}
     qos: dict[SlurmName, Qos] = {
@@ -193,7 +199,7 @@ class Cluster(Value):
     slurm: dict[SlurmKey, SlurmText | int | bool] = {}  # more lines of slurm.conf
     cgroup: Literal["auto", "v1", "v2", "disabled"] = "auto"  # auto: what all workers allow
     gres: Literal["auto", "off"] = "auto"  # auto: GPUs as they were probed
-    mounts: tuple[MountText, ...] = ()  # shared folders of the nodes in every container: /home, /data
+    mounts: tuple[MountText, ...] = ()  # shared folders of the nodes, in every container
     env: dict[EnvName, EnvValue] = {}  # of the workers
     ship: Ship = Ship()
     rollout: Rollout = Rollout()

@@ -147,7 +147,9 @@ def _node(alike: Sequence[Machine]) -> dict[str, str]:
     size = f"CPUs={one.cpus}"
     if one.topology:
         size = "Sockets={} CoresPerSocket={} ThreadsPerCore={}".format(*one.topology)
-    gres = ",".join(f"gpu:{each.type}:{each.count}" for each in one.gres)
+    kinds = dict.fromkeys(each.type for each in one.gres)
+    counts = {kind: sum(each.count for each in one.gres if each.type == kind) for kind in kinds}
+    gres = ",".join(f"gpu:{kind}:{count}" for kind, count in counts.items())
     return {
         "names": hostlist.fold(each.name for each in alike),
         "addresses": hostlist.fold(each.address for each in alike),
@@ -173,7 +175,7 @@ def _partition(
 ) -> dict[str, str]:
     part: Partition = cluster.partitions[name]
     names = members(part.nodes, [each.name for each in workers], groups, f"cluster.partitions.{name}")
-    per_gpu = [each.cpus // each.gpus for each in workers if each.name in names and each.gpus]
+    cpus_per_gpu = min((each.cpus // each.gpus for each in workers if each.name in names and each.gpus), default=0)
     words = {
         "Nodes": "ALL" if part.nodes == (ALL,) else hostlist.fold(names) or '""',
         "Default": "YES" if name == cluster.default_partition else "NO",
@@ -183,7 +185,7 @@ def _partition(
         "QOS": part.qos,
         "AllowAccounts": ",".join(part.accounts),
         # A job that asks for a GPU gets the CPUs that go with it, and with them its memory.
-        "DefCpuPerGPU": str(min(per_gpu)) if per_gpu and min(per_gpu) else None,
+        "DefCpuPerGPU": str(cpus_per_gpu) if cpus_per_gpu else None,
     }
     return {"name": name, "text": " ".join(f"{key}={value}" for key, value in words.items() if value)}
 

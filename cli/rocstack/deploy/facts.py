@@ -26,6 +26,7 @@ from rocstack.probe import LARGEST, Failure
 from rocstack.words import Value
 
 PLAYBOOK, TASK = "facts.yml", "Facts"
+PATIENCE = 60  # seconds
 REGISTRY, SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 5000, 6817, 6818, 6819, 6820
 PORTS = {"control": (REGISTRY, SLURMCTLD, SLURMDBD, SLURMRESTD), "worker": (SLURMD,)}
 
@@ -158,8 +159,10 @@ def gather(
     users: Sequence[str] = (),
     overlay: Path | None = None,
     forks: int = remote.FORKS,
+    patience: int = PATIENCE,
 ) -> Gathered:
-    """Reads all nodes of both roles, in one pass that changes nothing.
+    """Reads all nodes of both roles, in one pass that changes nothing. A node that hangs with its connection open is
+    given up after `patience` seconds.
 
     Raises:
         BadInput, Missing, CheckFailed: as `remote.run` and `ssh.resolve`.
@@ -170,7 +173,7 @@ def gather(
         heard[name] = time.time()
         on_event(name, state)
 
-    variables = questions(inventory, uids, users)
+    variables = {**questions(inventory, uids, users), "rocstack_facts_patience": patience}
     nodes, failures = [], []
     reaches: dict[str, ssh.Reach] = {}
     for run in remote.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):

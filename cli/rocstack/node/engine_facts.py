@@ -13,7 +13,7 @@ from typing import Any, Dict  # noqa: UP035
 
 from .limits import hard_limits, raises_limits
 
-PATIENCE = 20.0  # seconds for one answer of the engine
+PATIENCE = 10.0  # seconds for one answer of the engine
 PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 SERVICE, SPEC, OWN = "io.rocstack.service", "io.rocstack.spec", "io.rocstack."
 ABSENT, DENIED, SILENT, FAILED = "absent", "denied", "silent", "failed"

@@ -41,7 +41,12 @@ _OURS = {
     "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
     "MAX_EVENT_RES": str(1 << 30),  # ansible-runner drops larger results without a word
 }
-_DEFAULTS = {"ANSIBLE_PIPELINING": "True", "ANSIBLE_PYTHON_INTERPRETER": "auto_silent"}
+_DEFAULTS = {
+    "ANSIBLE_PIPELINING": "True",
+    "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
+    # A node that hangs, or whose network is cut, would be waited for as long as TCP does: hours.
+    "ANSIBLE_SSH_EXTRA_ARGS": "-o ServerAliveInterval=10 -o ServerAliveCountMax=3",
+}
 
 
 # ssh would wait for ever at a terminal that nobody sees; so it fails, and its reason is shown.

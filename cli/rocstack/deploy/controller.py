@@ -21,6 +21,12 @@ PATIENCE = 120.0  # seconds for a question
 _MARK = "rocstack-answer"  # between answers
 
 
+def timed(*steps: Mapping[str, Any]) -> dict[str, Any]:
+    """A playbook's variables for these steps, with the time after which a node that hangs is given up."""
+    waits = sum(float(step.get("seconds", 0)) for step in steps)
+    return {"rocstack_slurm_steps": list(steps), "rocstack_slurm_timeout": int(waits + PATIENCE * (1 + len(steps)))}
+
+
 @dataclass(frozen=True)
 class Controller:
     """`node` is the control node's name in the inventory."""
@@ -35,7 +41,7 @@ class Controller:
         Raises:
             CheckFailed: a step failed, or the node doesn't answer.
         """
-        run = self.hands.ask(PLAYBOOK, self.node, {"rocstack_slurm_steps": list(steps)})
+        run = self.hands.ask(PLAYBOOK, self.node, timed(*steps))
         if run.state != "ok":
             raise CheckFailed(
                 f"Slurm's controller on {self.node}: {run.reason}",

@@ -203,5 +203,6 @@ class _Work:
         return tuple(name for name in names if name not in found["waiting"])
 
     def _heard(self, name: str, run: HostRun) -> None:
-        for container in run.results.get("Containers", {}).get("containers", {}).values():
-            self.notes += [f"{name}: {note}" for note in container.get("notes", ())]
+        for task in ("Control", "Containers"):
+            for container in run.results.get(task, {}).get("containers", {}).values():
+                self.notes += [f"{name}: {note}" for note in container.get("notes", ())]

@@ -41,6 +41,7 @@ class Image:
     id: str
     name: str
     reference: str | None = None
+    layers: tuple[str, ...] = ()  # diff ids: the same in every engine's store
 
     def as_dict(self) -> dict[str, Any]:
         return {"id": self.id, "name": self.name, "reference": self.reference}

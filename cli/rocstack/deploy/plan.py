@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rocstack.deploy.order import Container, Order
+from rocstack.deploy.order import Container, Image, Order
 
 if TYPE_CHECKING:
-    from rocstack.deploy.facts import NodeFacts
+    from rocstack.deploy.facts import NodeFacts, NodeImage
     from rocstack.deploy.precheck import Finding
 
 Kind = Literal["ship", "file", "start", "replace", "restart", "remove"]
@@ -74,12 +74,11 @@ class Plan:
 
 def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
     """What makes `facts` into `order`, in the order in which it happens."""
-    there = {image.id for image in facts.images}
     running = {each.image for each in facts.containers if each.status == "running"}
     out = [
         Change("ship", image.name, "another image runs there" if running else "not on the node")
         for image in order.images
-        if image.id not in there
+        if not any(_same(image, found) for found in facts.images)
     ]
     for file in order.files:
         found = facts.files.get(file.path)
@@ -91,6 +90,11 @@ def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
     present = {each.name for each in facts.containers}
     gone = [name for name in order.remove if name in present]
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
+
+
+def _same(image: Image, found: NodeImage) -> bool:
+    """containerd's store has the manifest's digest for an id."""
+    return image.id == found.id or bool(image.layers and image.layers == found.layers)
 
 
 def _of_container(container: Container, spec: str, order: Order, facts: NodeFacts) -> list[Change]:

@@ -41,6 +41,7 @@ class Request:
     overlay: Path | None = None
     forks: int = FORKS
     options: Mapping[str, Any] = field(default_factory=dict)  # for `--resume`
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)  # diff id -> uncompressed, as far as it is known
 
     @property
     def gate(self) -> str:
@@ -124,6 +125,7 @@ def prepare(request: Request, watch: Watch) -> Prepared:
         gate=request.gate,  # type: ignore[arg-type]
         memlock=request.run.ulimits != "auto",
         uids=UIDS,
+        layer_bytes=request.layer_bytes,
     )
     found = precheck.precheck(scope, gathered.failures)
     wanted = None

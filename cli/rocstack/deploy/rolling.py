@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocstack.cluster import settings
 from rocstack.cluster.settings import how_many, seconds
-from rocstack.deploy.controller import TASK, Controller
+from rocstack.deploy.controller import TASK, Controller, timed
 from rocstack.deploy.hands import Hands, why
 from rocstack.deploy.order import Order
 from rocstack.deploy.record import Record
@@ -82,7 +82,7 @@ class Rolling:
         steps = [{"do": "wait_ready", "nodes": resumed, "seconds": READY_WITHIN, "since": since}]
         control = self.slurm.node
         orders = {control: Order(), **{name: self.orders[name] for name in names}}
-        runs = self.hands.run("start.yml", orders, {"rocstack_slurm_steps": steps})
+        runs = self.hands.run("start.yml", orders, timed(*steps))
         lost = {name: why(runs[name]) for name in names if runs[name].state != "ok"}
         said = runs[control].results.get(TASK, {}).get("steps", [{}])[0]
         slow = said.get("waiting", {} if said else dict.fromkeys(names, why(runs[control])))

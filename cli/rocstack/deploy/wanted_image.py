@@ -37,7 +37,9 @@ class WantedImage:
 
     @property
     def on_node(self) -> Image:
-        return Image(self.id, f"rocstack/{self.role}:{self.id.removeprefix('sha256:')[:12]}", self.reference)
+        return Image(
+            self.id, f"rocstack/{self.role}:{self.id.removeprefix('sha256:')[:12]}", self.reference, self.layers
+        )
 
     def at(self, reference: str) -> WantedImage:
         return replace(self, reference=reference)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 from .engine import Failed, Row, docker, there
 
 PAUSE = 0.3  # seconds between two looks
-PROOF = 2.0  # seconds that a container without a check must run
+PROOF = 1.5  # seconds that it must run: one that ends again and again passes many a check for a moment
 ONE_CHECK = 30.0  # seconds
 RESTARTS = 5  # after that many it won't come up
 
@@ -26,27 +25,33 @@ def health(row: Row) -> str:
 def until_healthy(name: str, within: float) -> str:
     """Waits; why it isn't healthy after `within` seconds, or never will be."""
     began = time.monotonic()
+    start, since = "", began
     while True:
-        row = json.loads(there("container", name))
-        why = _why(row[0], time.monotonic() - began) if row else "is gone"
-        over = time.monotonic() - began >= within
-        if why is None:
+        row = next(iter(json.loads(there("container", name))), None)
+        now = time.monotonic()
+        if row is None:
+            return "is gone"
+        if row["State"]["StartedAt"] != start:  # it ended and was started again
+            start, since = row["State"]["StartedAt"], now
+        why = _why(row)
+        if why is None and now - since >= PROOF:
             return ""
-        if row and _hopeless(row[0]):
+        if why and _hopeless(row):
             return why
-        if over:
-            return f"isn't healthy after {within:g} s ({why})"
+        if now - began >= within:
+            return f"isn't healthy after {within:g} s ({why or 'it has just started'})"
         time.sleep(PAUSE)
 
 
-def _why(row: Row, waited: float) -> str | None:
+def _why(row: Row) -> str | None:
     state = row["State"]
     if state["Status"] != "running":
         again = f" {row['RestartCount'] + 1} times" if row.get("RestartCount") else ""
-        return f"ended{again} with exit code {state.get('ExitCode')}{_said(state.get('Error'))}"
+        error = f": {state['Error']}" if state.get("Error") else ""
+        return f"ended{again} with exit code {state.get('ExitCode')}{error}"
     check = _check(row["Config"])
     if not check:
-        return None if waited >= PROOF else "runs"
+        return None
     try:
         said = docker("exec", row["Id"], *check, check=False, seconds=ONE_CHECK)
     except Failed as failed:
@@ -62,9 +67,5 @@ def _check(config: Row) -> list[str]:
 
 
 def _hopeless(row: Row) -> bool:
-    ended = row["State"]["Status"] in ("exited", "dead")
-    return ended or int(row.get("RestartCount") or 0) >= RESTARTS
-
-
-def _said(error: Any) -> str:
-    return f": {error}" if error else ""
+    status, again = row["State"]["Status"], int(row.get("RestartCount") or 0)
+    return status in ("exited", "dead") or (status == "restarting" and again >= RESTARTS)

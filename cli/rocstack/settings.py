@@ -46,6 +46,9 @@ class Settings(Value):
         None, description="the NIC vendor's apt repository (name, uri, suite, components, key, key_sha256, origin)"
     )
     overlay: Line = Field("", description="folder with your overlay.yml, components/, nic/ and stacks/")
+    inventory: Line = Field(
+        "inventory.yml", description="inventory of the cluster: what `deploy`, `status`, `logs`, `down` ... go by"
+    )
     out: Line = Field(".rocstack", description="folder for contexts, logs and reports")
     image_prefix: ImageRef = Field("rocstack", description="local image names start with this")
     base: Literal["auto", "registry", "mmdebstrap"] = Field(

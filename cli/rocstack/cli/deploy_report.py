@@ -63,12 +63,12 @@ def _row(change: Change) -> tuple[str, str]:
 def _show_findings(plan: Plan) -> None:
     found = [*(finding for node in plan.nodes for finding in node.findings), *plan.findings]
     for finding in found:
-        _show_finding(finding)
+        show_finding(finding)
     for note in plan.notes:
         out.print(f"\n[bold]note[/] {escape(note)}")
 
 
-def _show_finding(finding: Finding) -> None:
+def show_finding(finding: Finding) -> None:
     where = f"{finding.node}: " if finding.node else ""
     out.print(f"\n[{_COLOUR[finding.level]}]{finding.level}[/] {finding.code}: {escape(where + finding.what)}")
     for label, text in (("cause", finding.cause), ("next", finding.next_step)):

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from rocstack import __version__
-from rocstack.cli import build, config, demo, deploy, doctor, init, local, lock, probe, render, run, stacks
-from rocstack.cli.ui import State, err, escape, print_error, print_json
+from rocstack.cli import build, config, demo, deploy, doctor, init, local, lock, probe, render, run, stacks, status
+from rocstack.cli.ui import Interrupted, State, err, escape, print_error, print_json
 from rocstack.errors import BadInput, Missing, RocstackError, Where
 
 app = typer.Typer(
@@ -43,12 +43,8 @@ def root(
     State.debug = debug
 
 
-for module in (init, probe, doctor, build, render, stacks, lock, run, local, deploy, demo, config):
+for module in (init, probe, doctor, build, render, stacks, lock, run, local, deploy, status, demo, config):
     module.register(app)
-
-
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not KeyboardInterrupt, which the command-line library turns into a silent exit."""
 
 
 def _interrupt(signal_number: int, frame: object) -> None:

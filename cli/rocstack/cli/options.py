@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,16 @@ Profiles = Annotated[
     Path | None, typer.Option(help="Node profiles (of `rocstack probe --out`) that the image must fit.")
 ]
 Inventory = Annotated[Path | None, typer.Option(help="Inventory to probe: its nodes are what the image must fit.")]
+Nodes = Annotated[
+    Path | None,
+    typer.Argument(help="Ansible inventory with the groups control and workers; default: the setting `inventory`."),
+]
+Cluster = Annotated[
+    Path | None,
+    typer.Option("--inventory", metavar="FILE", help="The cluster's inventory; default: the setting `inventory`."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Also where jobs run: they end.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 NicSource = Annotated[
     str | None,
     typer.Option(
@@ -59,6 +70,42 @@ def settings(**flags: Any) -> Settings:
     from rocstack.settings import load
 
     return load(flags, os.environ, Path.cwd())[0]
+
+
+def inventory(chosen: Settings, given: Path | None) -> Path:
+    """The cluster's inventory.
+
+    Raises:
+        BadInput: it isn't there.
+    """
+    from rocstack.errors import BadInput
+
+    path = given or Path(chosen.inventory).expanduser()
+    if path.exists():
+        return path
+    virtual = Path(chosen.out) / "local/inventory.yml"
+    raise BadInput(
+        f"no inventory {path}",
+        code="no-inventory",
+        next_step=f"give the one of this folder's virtual nodes, {virtual}, or set `inventory: {virtual}`"
+        if virtual.exists() and not given
+        else "`rocstack init` writes one to start from",
+    )
+
+
+def confirmed(question: str, yes: bool) -> None:
+    """
+    Raises:
+        BadInput: nobody is there to be asked.
+        Abort: the answer is no.
+    """
+    from rocstack.errors import BadInput
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise BadInput(question, code="unconfirmed", cause="there is no terminal to ask at", next_step="add --yes")
+    typer.confirm(f"{question} Go on?", abort=True, err=True)
 
 
 def resolved(

@@ -34,6 +34,10 @@ out = Terminal()
 err = Terminal(stderr=True)
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not KeyboardInterrupt, which the command-line library turns into a silent exit."""
+
+
 class State:
     """Set once by the root command."""
 

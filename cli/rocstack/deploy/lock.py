@@ -23,7 +23,7 @@ from typing import IO, Any
 from rocstack.deploy import journal, ssh
 from rocstack.deploy.ssh import Reach
 from rocstack.errors import CheckFailed
-from rocstack.node import hold as holder
+from rocstack.node import hold as node_hold
 
 SILENCE = 30  # seconds without a word from us after which the node gives the lock away
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while a laptop sleeps
@@ -155,7 +155,7 @@ def me() -> str:
 
 
 def _begin(reach: Reach, first: dict[str, Any], log: IO[bytes]) -> tuple[Popen[bytes], str]:
-    source = Path(holder.__file__).read_bytes()
+    source = Path(node_hold.__file__).read_bytes()
     command = reach.argv([reach.python, "-u", "-c", _START.format(size=len(source))], options=["-a", "-x", "-T"])
     process = ssh.start(command, log)
     timer = threading.Timer(ssh.PATIENCE, process.kill)
@@ -179,14 +179,18 @@ def _begin(reach: Reach, first: dict[str, Any], log: IO[bytes]) -> tuple[Popen[b
         timer.cancel()
 
 
-def _running(reach: Reach, text: str) -> CheckFailed:
+def holder(text: str) -> str:
+    """Whose lock it is, by what is in its file."""
     try:
         other = json.loads(text)
-        by = f"{other['who']} (process {other['pid']}) since {other['since']}"
+        return f"{other['who']} (process {other['pid']}) since {other['since']}"
     except (ValueError, KeyError, TypeError):
-        by = "somebody who began this moment"
+        return "somebody who began this moment"
+
+
+def _running(reach: Reach, text: str) -> CheckFailed:
     return CheckFailed(
-        f"another deploy of this cluster is running: {by}",
+        f"another deploy of this cluster is running: {holder(text)}",
         code="deploy-running",
         cause=f"it holds the lock on {reach.host}",
         next_step=f"wait for it. If its machine is lost, the lock is free {SILENCE} s after its last word",
@@ -203,7 +207,7 @@ def _send(process: Popen[bytes], data: bytes) -> None:
 def _answer(process: Popen[bytes]) -> dict[str, Any]:
     assert process.stdout
     for line in iter(process.stdout.readline, b""):
-        _, mark, said = line.decode(errors="replace").partition(holder.MARK)
+        _, mark, said = line.decode(errors="replace").partition(node_hold.MARK)
         if mark:
             found: dict[str, Any] = json.loads(said)
             return found

@@ -17,7 +17,8 @@ from .slurm_state import OURS, not_back, not_empty, not_ready, ours, table
 CONTAINER = "rocstack-control"
 PAUSE = 0.5  # seconds between two looks
 REQUEUED = 60.0  # seconds for requeued jobs to be gone
-_STATE = "scontrol show nodes --json && echo '\x1e' && squeue --json"
+# What slurm_state.table reads, in the controller's container.
+STATE = "scontrol show nodes --json && echo '\x1e' && squeue --json"
 # sacctmgr ends with 1 where all is as asked already.
 _NOTHING = '*"othing new added"*|*"othing modified"*|*"othing deleted"*'
 
@@ -34,7 +35,7 @@ class Slurm:
         Raises:
             Failed: the controller doesn't answer.
         """
-        nodes, _, queue = self._ask("bash", "-c", _STATE).partition("\x1e")
+        nodes, _, queue = self._ask("bash", "-c", STATE).partition("\x1e")
         try:
             return table(json.loads(nodes), json.loads(queue))
         except ValueError as error:

@@ -83,6 +83,11 @@ def say(node: Row) -> str:
     return f"{words} ({node['reason']})" if node["reason"] else words
 
 
+def gpus(gres: str) -> int:
+    """How many of `gpu:mi300x:8(S:0-1),nic:2` are GPUs."""
+    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
+
+
 def hosts(text: str) -> list[str]:
     """Names of a Slurm host list: `n[1-2,7],m1` -> n1 n2 n7 m1."""
     return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expanded(part)]

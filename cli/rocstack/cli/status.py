@@ -1,0 +1,128 @@
+"""`rocstack status`: a deployed cluster in one table, and what of it is not in order."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import Interrupted, escape, out, print_json, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rocstack.deploy.status import NodeStatus, Status
+
+WIDE = 120  # columns of a terminal, from which on all is shown
+Watch = Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")]
+Every = Annotated[float, typer.Option(min=1, help="Seconds between two looks of --watch.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status", epilog="Example: rocstack status inventory.yml --watch")(status)
+
+
+def status(
+    inventory: options.Nodes = None,
+    watch: Watch = False,
+    every: Every = 5.0,
+    overlay: options.Overlay = None,
+    json: options.Json = False,
+) -> None:
+    """Show the release, and each node's image, Slurm state, GPUs, jobs and health. Changes nothing.
+
+    Exit code 1: something is not in order; it is named, with the next step.
+    """
+    from rocstack.deploy import inventory as inventories
+    from rocstack.deploy import status as deployed
+    from rocstack.deploy.look import look
+
+    chosen = options.settings(overlay=overlay)
+    nodes = inventories.load(options.inventory(chosen, inventory))
+
+    def read() -> Status:
+        found = look(nodes, chosen.cluster, overlay=chosen.overlay_folder(), forks=chosen.cluster.ship.forks)
+        return deployed.status(found)
+
+    def show(found: Status) -> None:
+        print_json(found.as_dict()) if json else _show(found)
+
+    if watch:
+        _watch(read, show, every, live=out.is_terminal and not json)
+    found = read()
+    show(found)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: float, live: bool) -> None:
+    """Until it is interrupted, which is how it ends."""
+    from rich.live import Live
+    from rich.text import Text
+
+    try:
+        if not live:
+            while True:
+                show(read())
+                out.file.flush()
+                time.sleep(every)
+        with Live(Text("reading the nodes"), console=out.console, auto_refresh=False) as screen:
+            while True:
+                found = read()
+                with out.console.capture() as taken:
+                    show(found)
+                now = f"{datetime.now():%H:%M:%S}, again every {every:g} s; Ctrl-C ends it"
+                screen.update(Text.from_ansi(f"{taken.get()}\n{now}"), refresh=True)
+                time.sleep(every)
+    except Interrupted:
+        raise typer.Exit(130) from None
+
+
+def _show(found: Status) -> None:
+    from rocstack.cli.deploy_report import show_finding
+
+    models = sorted({node.virtual for node in found.nodes if node.virtual})
+    virtual = f" (virtual: {', '.join(models)})" if models else ""
+    count = len(found.nodes)
+    name = escape(found.cluster or "no cluster")
+    out.print(f"[bold]{name}[/]" + escape(f": {count} node{'s' * (count != 1)}{virtual}, control node {found.control}"))
+    if found.release:
+        out.print(escape(f"release of {found.release.when} by {found.release.who}: {found.release.basis}"))
+    if found.images:
+        out.print()
+        rows = [
+            (each.role, _short(each.id), _short(each.digest), each.stack, each.nic, each.content[:12], str(each.nodes))
+            for each in found.images
+        ]
+        table(("ROLE", "IMAGE", "DIGEST", "STACK", "NIC", "CONTENT", "NODES"), rows, right=(6,))
+    out.print()
+    wide = not out.is_terminal or out.width >= WIDE
+    cells = [_cells(node) for node in found.nodes]
+    heads = [head for head in cells[0] if wide or head not in ("ROLES", "DIGEST", "REASON")]
+    table(heads, [[row[head] for head in heads] for row in cells])
+    for finding in found.findings:
+        show_finding(finding)
+
+
+def _cells(node: NodeStatus) -> dict[str, str]:
+    gpus = "-" if node.gpus is None else str(node.gpus)
+    again = f", {node.restarts} restarts" if node.restarts else ""
+    jobs = ", ".join(map(str, node.jobs)) if len(node.jobs) < 3 else f"{len(node.jobs)} jobs"
+    return {
+        "NODE": node.name,
+        "ROLES": " ".join(node.roles),
+        "IMAGE": _short(node.image),
+        "DIGEST": _short(node.digest),
+        "SLURM": node.slurm or "-",
+        "GPUS": gpus if node.gres in (None, node.gpus) else f"{gpus} of {node.gres}",
+        "JOBS": jobs or "-",
+        "HEALTH": node.health + again,
+        "VERIFIED": node.verified or "-",
+        "REASON": node.reason,
+    }
+
+
+def _short(ident: str) -> str:
+    return ident.removeprefix("sha256:")[:12] or "-"

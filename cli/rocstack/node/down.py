@@ -41,8 +41,18 @@ def down(volumes: Iterable[str], images: bool, files: Iterable[str], done: Row, 
     for path in files:
         if os.path.lexists(path):
             try:
-                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+                _remove(path)
             except OSError as error:
                 raise Failed(f"{path} can't be removed: {error.strerror or error}", kind="file") from None
             done["files"].append(path)
     done["changed"] = any(done[kind] for kind in ("containers", "volumes", "images", "files"))
+
+
+def _remove(path: str) -> None:
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+    elif os.path.ismount(path):  # a site may have a disk there: it is emptied
+        for name in os.listdir(path):
+            _remove(os.path.join(path, name))
+    else:
+        shutil.rmtree(path)

@@ -1,0 +1,94 @@
+"""Slurm worked from outside its controller's container, as a deploy does: drain, wait, requeue, resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster import Cluster, Node, until
+from place import Built
+
+from rocstack.node.engine import Failed
+from rocstack.node.slurm_control import Slurm, work
+
+pytestmark = pytest.mark.engine
+SETTINGS = """\
+NodeName=n[1-2] CPUs=2 RealMemory=1000 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES State=UP
+"""
+ALL = ["n1", "n2"]
+
+
+@pytest.fixture(scope="module")
+def control(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    cluster = Cluster(built, tmp_path_factory.mktemp("slurm"), SETTINGS)
+    try:
+        control = cluster.start("ctl", "control", cluster.settings())
+        for name in ALL:
+            cluster.start(name, "worker", "--env=ROCSTACK_CONTROLLER=ctl:6817")
+        until(control.health, "healthy", control)
+        yield control
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def slurm(control: Node) -> Slurm:
+    slurm = Slurm(control.name)
+    ready = slurm.wait_ready(ALL, 60)
+    assert ready["ready"] == ALL, ready
+    return slurm
+
+
+def test_a_node_is_freed_and_given_back(slurm: Slurm, control: Node) -> None:
+    control.run("sbatch", "--nodelist=n1", "--wrap=sleep 4")
+    control.run("sbatch", "--nodelist=n2", "--wrap=sleep 400")
+    control.run("bash", "-c", "until squeue -h -t running | grep -q n2; do sleep 0.2; done")
+    assert slurm.drain(ALL, "update") == {"drained": ALL, "kept": {}}
+    assert {row["reason"] for row in slurm.state().values()} == {"rocstack: update"}
+    waited = slurm.wait_drained(ALL, 15)
+    assert (waited["free"], list(waited["busy"])) == (["n1"], ["n2"])
+    [job] = slurm.state()["n2"]["jobs"]
+    assert waited["busy"]["n2"] == f"runs job {job}"
+    waited = slurm.wait_drained(["n2"], 0, requeue=True)
+    assert (waited["free"], waited["requeued"], waited["refused"]) == (["n2"], [job], {})
+    control.run("scancel", str(job))
+    assert slurm.resume(ALL) == {"resumed": ALL, "kept": {}}
+
+
+def test_what_somebody_else_drained_stays_drained(slurm: Slurm, control: Node) -> None:
+    control.run("scontrol", "update", "nodename=n1", "state=drain", "reason=bad fan")
+    try:
+        assert slurm.drain(ALL, "rocstack: update") == {"drained": ["n2"], "kept": {"n1": "bad fan"}}
+        ready = slurm.wait_ready([*ALL, "n9"], 2)
+        assert (ready["ready"], ready["resumed"]) == (["n2"], ["n2"])
+        assert ready["waiting"] == {"n1": "is idle+drain (bad fan)", "n9": "Slurm doesn't know it"}
+        assert slurm.resume(ALL) == {"resumed": [], "kept": {"n1": "bad fan"}}
+    finally:
+        control.run("scontrol", "update", "nodename=n1", "state=resume")
+
+
+def test_a_node_that_a_deploy_set_down_comes_back(slurm: Slurm, control: Node) -> None:
+    control.run("scontrol", "update", "nodename=n2", "state=down", "reason=rocstack: not healthy")
+    ready = slurm.wait_ready(ALL, 20)
+    assert (ready["ready"], ready["resumed"]) == (ALL, ["n2"])
+
+
+def test_steps_one_after_the_other(slurm: Slurm, control: Node) -> None:
+    lines = [["scontrol", "ping"], ["bash", "-c", "echo ' Nothing new added.'; exit 1"], ["true", "it's $HOME"]]
+    steps = [{"do": "reconfigure"}, {"do": "run", "commands": lines}, {"do": "state"}]
+    done = work(steps, control.name)
+    assert done[:2] == [{}, {"ran": 3}]
+    assert list(done[2]["nodes"]) == ALL
+    bad = ["scontrol", "update", "partitionname=no such", "state=up"]
+    with pytest.raises(Failed, match=r"`scontrol update 'partitionname=no such' state=up` failed: .*Invalid partition"):
+        work([{"do": "run", "commands": [["scontrol", "ping"], bad, ["scontrol", "ping"]]}], control.name)
+    with pytest.raises(Failed, match="no step 'reboot'"):
+        work([{"do": "reconfigure"}, {"do": "reboot"}], control.name)
+
+
+def test_no_controller() -> None:
+    slurm = Slurm("rocstack-test-no-such-container")
+    with pytest.raises(Failed, match="the controller doesn't answer: No such container"):
+        slurm.state()
+    assert list(slurm.wait_ready(["n1"], 0)["waiting"]) == ["n1"]

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -71,7 +72,7 @@ class Slurm:
 
     def changes(self, settings: Cluster) -> accounts.Changes:
         now = datetime.fromisoformat(self.control.run("date", "+%Y-%m-%dT%H:%M:%S").stdout.strip())
-        return accounts.changes(settings, self.ask(), workers=["n1", "n2"], groups={"rack": ["n2"]}, now=now)
+        return accounts.changes(settings, self.ask(), workers=["sl1", "sl2"], groups={"rack": ["sl2"]}, now=now)
 
     def apply(self, settings: Cluster) -> None:
         for line in self.changes(settings).commands:
@@ -98,13 +99,13 @@ def cluster(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pyte
     if request.param == "auto" and version != 1:
         pytest.skip("jobs in cgroups of version 2 were never seen here")
     number = secrets.randbelow(250)
-    addresses = {name: f"10.214.{number}.{last}" for name, last in (("ctl", 10), ("n1", 12), ("n2", 11))}
+    addresses = {name: f"10.214.{number}.{last}" for name, last in (("ctl", 10), ("sl1", 12), ("sl2", 11))}
     virtual = None if request.param == "auto" else "made by hand"
     system = System(cpus=os.cpu_count(), memory=6 << 30)
-    profile = NodeProfile(1, "n1", virtual=virtual, system=system, gpus=gpus())
+    profile = NodeProfile(1, "sl1", virtual=virtual, system=system, gpus=gpus())
     workers: list[Machine] = [
         machine(profile, name=name, address=addresses[name], cgroup=version, cgroup_writable=True)
-        for name in ("n1", "n2")
+        for name in ("sl1", "sl2")
     ]
     wanted = settings(cgroup=request.param)
     files = slurm.files(wanted, slurm.Control("ctl", addresses["ctl"]), workers, password="not-so-secret-1234")
@@ -128,6 +129,9 @@ def cluster(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pyte
             node.remove()
         engine("network", "rm", f"{prefix}-net", check=False)
         engine("volume", "rm", f"{prefix}-socket", check=False)
+        for folder in sorted(Path("/sys/fs/cgroup").glob("*/slurm_sl[12]/**/"), reverse=True):  # the deepest first
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def start(
@@ -161,7 +165,7 @@ def start(
     (folder / "start").write_text(DEVICES)
     begin = (*mounts(("start", "/start")), "--entrypoint=bash")
     everywhere = (*flags, *ends, *shared, *begin)
-    workers = [run(name, built.worker, *place[name], *everywhere, command="/start") for name in ("n1", "n2")]
+    workers = [run(name, built.worker, *place[name], *everywhere, command="/start") for name in ("sl1", "sl2")]
     until(lambda: control.run("sinfo", "--noheader", "--format=%D %T", check=False).stdout.strip(), "2 idle", control)
     made_cluster = Slurm(control, (workers[0], workers[1]), wanted, files)
     for node in (control, *workers):
@@ -188,7 +192,10 @@ def test_the_daemons_take_the_files_without_a_complaint(cluster: Slurm) -> None:
     assert said, "it did start again"
     complaints = [n.log() for n in cluster.workers] + [log.stdout + log.stderr]
     wrong = [
-        line for text in complaints for line in text.splitlines() if re.match(r"slurm(ctld|d(-n\d)?): (error|warning):", line)
+        line
+        for text in complaints
+        for line in text.splitlines()
+        if re.match(r"slurm(ctld|d(-sl\d)?): (error|warning):", line)
     ]
     assert not [line for line in wrong if not transient(line)]
 
@@ -204,8 +211,8 @@ def test_nodes_have_their_gpus_and_addresses(cluster: Slurm) -> None:
     virtual = (
         ["gfx942,mi300x,virtual", "32"] if not cluster.files.cgroups.used else ["gfx942,mi300x", str(os.cpu_count())]
     )
-    assert rows[0].split() == ["n1", "gpu:mi300x:8", *virtual, "5632"]
-    text = cluster.control.run("scontrol", "show", "node", "n1").stdout
+    assert rows[0].split() == ["sl1", "gpu:mi300x:8", *virtual, "5632"]
+    text = cluster.control.run("scontrol", "show", "node", "sl1").stdout
     assert ".12 " in text, "addresses stand beside the names in their order"
 
 
@@ -220,7 +227,7 @@ def test_a_job_gets_rocms_variable_and_no_other(cluster: Slurm) -> None:
 def test_tasks_of_both_nodes_are_bound(cluster: Slurm) -> None:
     """Not as root: binding the tasks of a user needs a capability."""
     line = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpu-bind=cores", "hostname")
-    assert sorted(cluster.alice(*line).split()) == ["n1", "n1", "n2", "n2"]
+    assert sorted(cluster.alice(*line).split()) == ["sl1", "sl1", "sl2", "sl2"]
 
 
 def test_a_job_opens_no_gpu_but_its_own(cluster: Slurm) -> None:
@@ -298,10 +305,10 @@ def test_dedicated_capacity(cluster: Slurm) -> None:
     cluster.apply(settings(reservations=held))
     assert cluster.changes(settings(reservations=held)) == accounts.Changes()
     try:
-        assert cluster.alice("srun", "--account=vision", "hostname") == "n2"
-        assert cluster.alice("srun", "--account=research", "hostname") == "n1"
+        assert cluster.alice("srun", "--account=vision", "hostname") == "sl2"
+        assert cluster.alice("srun", "--account=research", "hostname") == "sl1"
         later = {"vision-nodes": {"count": 1, "accounts": ["vision"], "start": "2031-01-01T08:00", "duration": "36h"}}
-        moved = {"vision-nodes": {"nodes": ["n1"], "accounts": ["research"], "magnetic": False}}
+        moved = {"vision-nodes": {"nodes": ["sl1"], "accounts": ["research"], "magnetic": False}}
         cluster.apply(settings(reservations=moved))
         assert cluster.changes(settings(reservations=moved)) == accounts.Changes()
         cluster.control.run("scontrol", "delete", "reservation", "vision-nodes")

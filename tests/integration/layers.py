@@ -20,7 +20,7 @@ from rocstack.settings import Settings
 
 # Names of files that hold a key or a password, wherever they lie.
 SECRET_NAMES = re.compile(
-    r"(^|/)(munge\.key|ssh_host_[^/]*|id_(rsa|dsa|ecdsa|ed25519)(\.pub)?|site\.env|slurmdbd\.conf|jwt_hs256\.key"
+    r"(^|/)(munge\.key|ssh_host_[^/]*|id_(rsa|dsa|ecdsa|ed25519)(\.pub)?|site\.env|slurmdbd\.conf|jwt_hs256\.key|htpasswd|server\.key"
     r"|\.netrc|\.pgpass|\.git-credentials|authorized_keys|pip\.conf|[^/]*\.(p12|pfx|kdbx))$|(^|/)run/rocstack/(?!build/?$)."
 )
 # Not just the words, which stand in every TLS library: a line of the key itself has to follow.

@@ -214,3 +214,24 @@ def test_a_dead_name_server_is_not_waited_for(worker: Worker) -> None:
     assert code == 0
     assert "waited=124" in out, "the name server is not silent"
     assert float(out.partition("real\t0m")[2].partition("s")[0]) < 4, out
+
+
+def waited(worker: Worker, before: str, **env: str) -> tuple[int, str]:
+    there = worker.on("abi=1").with_env(ROCSTACK_WAIT_FOR="/dev/null /dev/kfd /dev/dri/renderD128", **env)
+    return there.run(f"{NODES}; {before}\n{BIN}/rocstack-entrypoint; echo code=$?; {BIN}/rocstack-health")
+
+
+def test_devices_that_come_late_are_waited_for(worker: Worker) -> None:
+    late = "(sleep 3; mknod /dev/kfd c 1 3; mkdir /dev/dri; touch /dev/dri/renderD128; sleep 3; rm /dev/dri/renderD128;"
+    _, out = waited(worker, f"{late} mknod /dev/dri/renderD128 c 1 3) &")
+    assert "rocstack-worker: waiting: no device /dev/kfd /dev/dri/renderD128 (1 of 15 s)" in out
+    assert "rocstack-worker: waiting: no device /dev/dri/renderD128 (" in out, "a plain file is no device"
+    assert READY in out
+
+
+def test_devices_that_do_not_come(worker: Worker) -> None:
+    code, out = waited(worker, "true", ROCSTACK_WAIT="2")
+    assert "rocstack-worker: no device /dev/kfd /dev/dri/renderD128 after 2 s, so slurmd does not start" in out
+    assert "seen by its next start" in out, "this container has a /dev of its own"
+    assert "code=3\n" in out
+    assert (code, out.splitlines()[-1]) == (1, "waiting: no device /dev/kfd /dev/dri/renderD128"), "the health check"

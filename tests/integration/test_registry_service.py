@@ -1,0 +1,148 @@
+"""The registry of the control image: TLS, a password, and what it keeps."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import secrets
+import ssl
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cluster import Node, until
+from place import Built, engine
+
+from rocstack.deploy import tls
+
+pytestmark = pytest.mark.engine
+
+
+@dataclass(frozen=True)
+class Registry:
+    node: Node
+    folder: Path
+    image: str
+    password: str
+    ca: str
+
+    def flags(self) -> tuple[str, ...]:
+        tls = f"--volume={self.folder / 'registry'}:/etc/rocstack/registry:ro"
+        password = f"--volume={self.folder / 'password'}:/run/secrets/registry:ro"
+        volume = f"--volume={self.node.name}:/var/lib/registry"
+        health = ("--health-interval=1s", "--health-start-period=1s", "--health-retries=1")
+        ports = ("--publish=127.0.0.1::5000", "--env=ROCSTACK_SERVICE=registry")
+        return ("--detach", f"--name={self.node.name}", *ports, volume, tls, password, *health)
+
+    def start(self) -> None:
+        engine("run", *self.flags(), self.image)
+        until(self.node.health, "healthy", self.node)
+
+    @property
+    def address(self) -> str:
+        return engine("port", self.node.name, "5000").stdout.split()[0]
+
+    def ask(self, path: str, password: str | None = None, method: str = "GET") -> int:
+        request = urllib.request.Request(f"https://{self.address}{path}", method=method)
+        if password is not None:
+            word = base64.b64encode(f"rocstack:{password}".encode()).decode()
+            request.add_header("Authorization", f"Basic {word}")
+        try:
+            context = ssl.create_default_context(cadata=self.ca)
+            return int(urllib.request.urlopen(request, timeout=20, context=context).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def skopeo(self, *command: str) -> str:
+        """In a container beside it, which trusts its CA."""
+        line = ("run", "--rm", f"--network=container:{self.node.name}", f"--volume={self.folder}:/work")
+        return engine(*line, self.image, "skopeo", *command).stdout
+
+
+@pytest.fixture(scope="module")
+def registry(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    folder, password = tmp_path_factory.mktemp("registry"), secrets.token_urlsafe(24)
+    ca, ca_key = tls.make_ca(datetime.now(UTC))
+    key = tls.make_key()
+    (folder / "registry").mkdir()
+    (folder / "registry/server.key").write_text(key)
+    (folder / "registry/server.pem").write_text(tls.certificate(ca, ca_key, key, ["10.0.0.1"], datetime.now(UTC)))
+    (folder / "certs").mkdir()
+    (folder / "certs/ca.crt").write_text(ca)
+    (folder / "password").write_text(password + "\n")
+    word = base64.b64encode(f"rocstack:{password}".encode()).decode()
+    (folder / "auth.json").write_text(json.dumps({"auths": {"localhost:5000": {"auth": word}}}))
+    found = Registry(Node(f"{built.place.prefix}-registry"), folder, built.control, password, ca)
+    found.start()
+    yield found
+    found.node.remove()
+    engine("volume", "rm", found.node.name)
+
+
+def image(folder: Path) -> None:
+    """An OCI image with one small file, in `folder`."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as layer:
+        member = tarfile.TarInfo("hello")
+        member.size = 5
+        layer.addfile(member, io.BytesIO(b"hello"))
+    name = f"rocstack-test-{secrets.token_hex(4)}"
+    (folder / "layer.tar").write_bytes(data.getvalue())
+    engine("import", str(folder / "layer.tar"), name)
+    engine("save", "--output", str(folder / "image.tar"), name)
+    engine("rmi", name)
+
+
+def test_only_who_knows_the_password_is_let_in(registry: Registry) -> None:
+    assert registry.ask("/v2/") == 401
+    assert registry.ask("/v2/", registry.password[:-1]) == 401
+    assert registry.ask("/v2/", registry.password) == 200
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        urllib.request.urlopen(f"https://{registry.address}/v2/", timeout=20)
+
+
+def test_push_and_pull_and_what_outlives_the_container(registry: Registry) -> None:
+    image(registry.folder)
+    known = ("--authfile=/work/auth.json", "--dest-cert-dir=/work/certs", "--format=oci", "--dest-compress-format=zstd")
+    target = "docker://localhost:5000/hello:1"
+    registry.skopeo("copy", "--quiet", *known, "docker-archive:/work/image.tar", target)
+    engine("kill", registry.node.name)
+    registry.node.remove()
+    registry.start()
+    read = ("--authfile=/work/auth.json", "--cert-dir=/work/certs")
+    found = json.loads(registry.skopeo("inspect", *read, target))
+    manifest = json.loads(registry.skopeo("inspect", "--raw", *read, target))
+    assert [layer["mediaType"] for layer in manifest["layers"]] == ["application/vnd.oci.image.layer.v1.tar+zstd"]
+    registry.skopeo("copy", "--quiet", "--src-cert-dir=/work/certs", read[0], target, "oci:/work/pulled")
+    assert (registry.folder / "pulled/index.json").exists()
+    engine("run", "--rm", f"--volume={registry.folder}:/work", registry.image, "rm", "-rf", "/work/pulled")
+    assert registry.ask(f"/v2/hello/manifests/{found['Digest']}", registry.password, method="DELETE") == 202
+    assert registry.ask("/v2/hello/manifests/1", registry.password) == 404
+
+
+def test_it_is_no_roots_and_tells_no_password(registry: Registry) -> None:
+    lines = registry.node.run("ps", "-eo", "user:20,args").stdout.splitlines()
+    assert any(line.split()[:2] == ["docker-registry", "docker-registry"] for line in lines), lines
+    assert registry.password not in registry.node.run("ps", "axeww").stdout + registry.node.log()
+    kept = registry.node.run("stat", "--format=%U %a", "/run/rocstack/registry/server.key").stdout
+    assert kept == "docker-registry 400\n"
+
+
+def test_a_password_that_can_be_guessed_is_refused(registry: Registry, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("short\n")
+    mounts = (f"--volume={registry.folder / 'registry'}:/etc/rocstack/registry:ro",)
+    line = (
+        "--rm",
+        "--env=ROCSTACK_SERVICE=registry",
+        *mounts,
+        f"--volume={tmp_path / 'password'}:/run/secrets/registry",
+    )
+    done = engine("run", *line, registry.image, check=False)
+    assert done.returncode == 2
+    assert "is shorter than 16 characters" in done.stderr

@@ -10,7 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from rocstack import __version__
-from rocstack.cli import build, config, demo, deploy, doctor, init, local, lock, probe, render, run, stacks, status
+from rocstack.cli import (
+    at_node,
+    build,
+    config,
+    demo,
+    deploy,
+    doctor,
+    init,
+    local,
+    lock,
+    probe,
+    render,
+    run,
+    stacks,
+    status,
+)
 from rocstack.cli.ui import Interrupted, State, err, escape, print_error, print_json
 from rocstack.errors import BadInput, Missing, RocstackError, Where
 
@@ -43,7 +58,7 @@ def root(
     State.debug = debug
 
 
-for module in (init, probe, doctor, build, render, stacks, lock, run, local, deploy, status, demo, config):
+for module in (init, probe, doctor, build, render, stacks, lock, run, local, deploy, status, at_node, demo, config):
     module.register(app)
 
 

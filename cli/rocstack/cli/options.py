@@ -40,6 +40,9 @@ Cluster = Annotated[
     Path | None,
     typer.Option("--inventory", metavar="FILE", help="The cluster's inventory; default: the setting `inventory`."),
 ]
+Service = Annotated[
+    str | None, typer.Option(help="worker, controller, db or registry; default: the worker, else the controller.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Also where jobs run: they end.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 NicSource = Annotated[

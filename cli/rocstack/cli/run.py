@@ -25,6 +25,8 @@ Gpus = Annotated[str, typer.Option(help="all, none, or numbers such as 0,2-3.")]
 Mounts = Annotated[list[str], typer.Option("--mount", help="SRC[:DST[:ro]]; may be given several times.")]
 Env = Annotated[list[str], typer.Option("--env", help="NAME or NAME=VALUE; the value never reaches the process list.")]
 Name = Annotated[str | None, typer.Option(help="Name of the container.")]
+Node = Annotated[str | None, typer.Argument(help="A node of the inventory; without it: this host.")]
+Command = Annotated[list[str] | None, typer.Argument(help="A command instead of the shell, behind --.")]
 Print = Annotated[bool, typer.Option("--print", help="Print the docker line and stop.")]
 
 
@@ -35,7 +37,7 @@ def register(app: typer.Typer) -> None:
         context_settings=passes,
         epilog="Example: rocstack run trainer --config tiny --steps 5 --ranks 2",
     )(run)
-    app.command("shell", epilog="Example: rocstack shell --nic broadcom")(shell)
+    app.command("shell", epilog="Example: rocstack shell n1 -- sinfo --Node")(shell)
 
 
 def run(
@@ -73,6 +75,10 @@ def run(
 
 
 def shell(
+    node: Node = None,
+    command: Command = None,
+    inventory: options.Cluster = None,
+    service: options.Service = None,
     image: Image = None,
     role: RoleName = "worker",
     stack: options.Stack = None,
@@ -83,7 +89,14 @@ def shell(
     name: Name = None,
     show: Print = False,
 ) -> None:
-    """A shell in the image, with this host's devices, groups, limits and mounts."""
+    """A shell, or a command, in the container of a node of the deployed cluster.
+
+    Without NODE: a shell in the image on this host, with its devices, groups, limits and mounts.
+    """
+    if node:
+        from rocstack.cli.at_node import enter
+
+        raise typer.Exit(enter(node, command or [], inventory, service))
     start(["bash"], image, role, stack, nic, gpus, mount, env, name, show, False)
 
 

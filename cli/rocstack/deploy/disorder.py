@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rocstack.deploy import services
 from rocstack.deploy.facts import NodeFacts
-from rocstack.deploy.looked import WORDS, Looked, wrong
+from rocstack.deploy.looked import WORDS, Looked, is_image, wrong
 from rocstack.deploy.plan import short
 from rocstack.deploy.scope import Finding
 from rocstack.doctor.diagnosis import Level
@@ -109,7 +109,7 @@ def _of_image(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
     images = looked.release.images
     for name, wanted in ((services.WORKER, images.worker_id), (services.CONTROL, images.control_id)):
         found = facts.container(name)
-        if found and found.image != wanted:
+        if found and not is_image(facts, found.image, wanted):
             yield _finding(
                 facts.name,
                 "image-differs",

@@ -9,6 +9,7 @@ from rocstack.deploy import services
 from rocstack.deploy.facts import Gathered, NodeFacts
 from rocstack.deploy.inventory import Inventory
 from rocstack.deploy.journal import Journal, Release
+from rocstack.deploy.plan import short
 from rocstack.node.engine import Row
 
 SERVICES = {"worker": services.WORKER, "controller": services.CONTROL, "db": services.DB, "registry": services.STORE}
@@ -74,3 +75,10 @@ def wrong(facts: NodeFacts, name: str) -> str:
     if found.status != "running":
         return found.status
     return found.health if found.health in ("unhealthy", "starting") else ""
+
+
+def is_image(facts: NodeFacts, ident: str, wanted: str) -> bool:
+    """Whether the node's image `ident` is the one that a release calls `wanted`. containerd's store has other ids, but
+    the name that a deploy gave it says so."""
+    named = (name for image in facts.images if image.id == ident for name in image.names)
+    return ident == wanted or any(name.endswith(f":{short(wanted)}") for name in named)

@@ -9,7 +9,7 @@ from typing import Any
 from rocstack.deploy import disorder, services
 from rocstack.deploy.facts import NodeFacts
 from rocstack.deploy.journal import Deploy, Release
-from rocstack.deploy.looked import WORDS, Looked, wrong
+from rocstack.deploy.looked import WORDS, Looked, is_image, wrong
 from rocstack.deploy.scope import Finding
 from rocstack.node import slurm_state
 
@@ -127,7 +127,7 @@ def _node(looked: Looked, name: str) -> NodeStatus:
         gpus=len(facts.profile.gpus),
         health=_health(looked, facts),
         restarts=sum(each.restarts for each in facts.containers),
-        verified=release.verified if release and image == release.images.worker_id else None,
+        verified=release.verified if release and is_image(facts, image, release.images.worker_id) else None,
         **said,
     )
 

@@ -1,0 +1,63 @@
+"""`rocstack logs`, and `rocstack shell NODE`: a container of the deployed cluster, by plain ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import Interrupted
+
+Node = Annotated[str, typer.Argument(help="A node of the inventory.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows, until Ctrl-C.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")]
+# Nobody there hears that we are gone, but its input ends: then `docker logs` has to.
+_FOLLOW = 'exec 3<&0; "$@" & p=$!; exec 2>/dev/null; (cat <&3; kill $p) >/dev/null 2>&1 & wait $p'
+
+
+def register(app: typer.Typer) -> None:
+    app.command("logs", epilog="Example: rocstack logs n2 --follow")(logs)
+
+
+def logs(
+    node: Node,
+    inventory: options.Cluster = None,
+    service: options.Service = None,
+    follow: Follow = False,
+    lines: Lines = 100,
+) -> None:
+    """Show what a node's container says: slurmd and slurmctld log there, the entrypoint and the gate too."""
+    from rocstack.deploy import at_node
+
+    chosen = options.settings()
+    target = at_node.target(options.inventory(chosen, inventory), node, service)
+    command = ["docker", "logs", f"--tail={lines}", *(["--follow"] if follow else []), target.container]
+    try:
+        if not follow:
+            line = target.reach.argv(command, options=["-T", "-q"])
+            raise typer.Exit(subprocess.call(line, stdin=subprocess.DEVNULL))
+        line = target.reach.argv(["sh", "-c", _FOLLOW, "sh", *command], options=["-T", "-q"])
+        with subprocess.Popen(line, stdin=subprocess.PIPE) as process:
+            raise typer.Exit(process.wait())
+    except Interrupted:
+        raise typer.Exit(130) from None
+
+
+def enter(node: str, command: list[str], inventory: Path | None, service: str | None) -> int:
+    """A shell, or `command`, in the container of `node`; its exit status."""
+    from rocstack.deploy import at_node
+
+    chosen = options.settings()
+    target = at_node.target(options.inventory(chosen, inventory), node, service)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    name = os.environ.get("TERM", "")
+    kind = [f"--env=TERM={name}"] if terminal and re.fullmatch(r"[A-Za-z0-9._+-]{1,40}", name) else []
+    words = ["docker", "exec", "--interactive", *(["--tty"] if terminal else []), *kind, target.container]
+    line = target.reach.argv([*words, *(command or ["bash"])], options=["-t" if terminal else "-T", "-q"])
+    return subprocess.call(line)

@@ -14,7 +14,7 @@ from rocstack.deploy.lock import Held
 from rocstack.deploy.outcome import Outcome, Shipped, of_services
 from rocstack.deploy.prepare import Prepared, Request, prepare
 from rocstack.deploy.record import Record
-from rocstack.deploy.rolling import READY_WITHIN, Rolling
+from rocstack.deploy.rolling import READY_WITHIN, REASON, Rolling
 from rocstack.deploy.shipping import Shipping
 from rocstack.deploy.ssh import Reach
 from rocstack.deploy.watch import Watch
@@ -114,9 +114,11 @@ class _Work:
         return [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
 
     def _load_control(self) -> None:
-        image = self.prepared.images["control"]
-        if self.prepared.plan.node(self.control).has("ship", image.on_node.name):
-            self.shipping.load_control(image, self.control, self.reach, self.prepared.control, self.watch)
+        """To the control node, and to those that run a rack's registry."""
+        name = self.prepared.images["control"].on_node.name
+        lacking = [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
+        for node, reason in self.shipping.load_control(self.prepared, lacking, self.watch).items():
+            self.record.fail(node, f"the control image doesn't get there: {reason}")
 
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""
@@ -200,7 +202,24 @@ class _Work:
                 self.record.fail(name, f"jobs can't start there: it {reason}")
             else:
                 self.notes.append(f"{name} takes no jobs: it {reason}")
+        self._explain()
         return tuple(name for name in names if name not in found["waiting"])
+
+    def _explain(self) -> None:
+        """Whoever looks at a node that takes no jobs reads why in Slurm. One that runs another image stays as it is."""
+        unfit = {
+            node.name: next(finding.what for finding in node.findings if finding.level == "error")
+            for node in self.prepared.plan.nodes
+            if node.result == "blocked" and not self.prepared.facts(node.name).container(services.WORKER)
+        }
+        known = self.prepared.wanted.machines if self.prepared.wanted else {}
+        reasons = {name: text for name, text in {**unfit, **self.record.failed}.items() if name in known}
+        steps = [
+            {"do": "drain", "nodes": [name], "reason": f"{REASON} failed: {text}"[:180]}
+            for name, text in reasons.items()
+        ]
+        if steps:
+            self.slurm.work(*steps)
 
     def _heard(self, name: str, run: HostRun) -> None:
         for task in ("Control", "Containers"):

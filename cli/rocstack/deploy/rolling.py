@@ -69,9 +69,7 @@ class Rolling:
             self.record.fail(name, f"{reason} still after {self.wish.drain_timeout}; it stays draining, as it was")
         free = [name for name in wave if name not in busy]
         self.record.note(free, "drained")
-        lost = self._replace(free, kept=drained["kept"])
-        self._explain(lost)
-        return {*busy, *lost}
+        return {*busy, *self._replace(free, kept=drained["kept"])}
 
     def _replace(self, names: Sequence[str], kept: Mapping[str, str]) -> dict[str, str]:
         """New containers on empty nodes; who failed, and why."""
@@ -95,12 +93,3 @@ class Rolling:
                 self.watch.end(name, "updated" if name in kept else "updated, takes jobs again")
         self.record.note([name for name in names if name not in lost], "done")
         return lost
-
-    def _explain(self, lost: Mapping[str, str]) -> None:
-        """Whoever looks at the drained node in Slurm reads why."""
-        steps = [
-            {"do": "drain", "nodes": [name], "reason": f"rocstack: update failed: {reason}"[:180]}
-            for name, reason in lost.items()
-        ]
-        if steps:
-            self.slurm.work(*steps)

@@ -91,9 +91,9 @@ class _Work:
         if lacking:
             self._ship(lacking)
         self._start([name for name in changed if name not in rolling])
-        self._accounts()
         stopped, untouched = self._roll(rolling) if rolling else ("", ())
         ready = self._ready()
+        self._accounts()  # now: Slurm reserves no node that it doesn't know to be idle
         self.record.finish((*ready, self.control))
         return Outcome(
             plan=plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,9 @@ def test_what_somebody_else_drained_stays_drained(slurm: Slurm, control: Node) -
         assert (ready["ready"], ready["resumed"]) == (["n2"], ["n2"])
         assert ready["waiting"] == {"n1": "is idle+drain (bad fan)", "n9": "Slurm doesn't know it"}
         assert slurm.resume(ALL) == {"resumed": [], "kept": {"n1": "bad fan"}}
+        began = time.monotonic()
+        assert slurm.wait_ready(ALL, 60)["waiting"] == {"n1": "is idle+drain (bad fan)"}
+        assert time.monotonic() - began < 20, "no use to wait for a person"
     finally:
         control.run("scontrol", "update", "nodename=n1", "state=resume")
 

@@ -134,7 +134,8 @@ def _keep(now: Row, done: Done, heal: bool, unsure: bool) -> str:
 def _run(wanted: Row, image: str, notes: list[str]) -> str:
     """Creates and starts it; why it didn't start. A limit that the engine can't set is left out, which is noted."""
     args = list(wanted["args"])
-    line = ["run", "--detach", "--pull=never", "--restart=unless-stopped", "--name=" + wanted["name"]]
+    # After a kill of the engine `unless-stopped` counts as stopped by a person (Docker 26).
+    line = ["run", "--detach", "--pull=never", "--restart=always", "--name=" + wanted["name"]]
     line += ["--label={}={}".format(SERVICE, wanted["service"]), "--label={}={}".format(SPEC, wanted["spec"])]
     while True:
         said = docker(*line, *args, image, *wanted.get("command", []), check=False, seconds=120)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from .engine import Failed, Row, docker
-from .slurm_state import OURS, not_back, not_empty, not_ready, ours, table
+from .slurm_state import OURS, not_back, not_empty, not_ready, ours, say, table
 
 CONTAINER = "rocstack-control"
 PAUSE = 0.5  # seconds between two looks
@@ -88,8 +88,11 @@ class Slurm:
         """
         began = time.monotonic()
         resumed: list[str] = []
+        shut: dict[str, str] = {}  # by somebody else: no use to wait for them
 
         def look(now: dict[str, Row]) -> None:
+            shut.clear()
+            shut.update({name: f"is {say(now[name])}" for name in nodes if name in now and _others(now[name])})
             names = [
                 name
                 for name in nodes
@@ -99,7 +102,10 @@ class Slurm:
                 self._update(names, "resume")
                 resumed.extend(names)
 
-        waiting = self._wait(nodes, seconds, lambda node: not_ready(node, since), look)
+        def why(node: Row | None) -> str:
+            return "" if node and _others(node) else not_ready(node, since)
+
+        waiting = {**self._wait(nodes, seconds, why, look), **shut}
         ready = [name for name in nodes if name not in waiting]
         return {"ready": ready, "waiting": waiting, "resumed": resumed, "seconds": _since(began)}
 

@@ -84,7 +84,7 @@ def test_wrong_key_is_unhealthy(cluster: Cluster, control: Node, configless: boo
     node = cluster.start("n2", "worker", source, key="wrong.key")
     until(node.health, "unhealthy", node)
     assert node.state()["Status"] == "running"
-    assert "the controller does not answer" in node.last_check()
+    until(lambda: str("the controller does not answer" in node.last_check()), "True", node)  # munged was not up before
     said = node if configless else control  # the one who reads the other's message
     until(lambda: str("authentication error" in said.log()), "True", node)
     node.remove()

@@ -61,7 +61,7 @@ def test_what_somebody_else_drained_stays_drained(slurm: Slurm, control: Node) -
     control.run("scontrol", "update", "nodename=n1", "state=drain", "reason=bad fan")
     try:
         assert slurm.drain(ALL, "rocstack: update") == {"drained": ["n2"], "kept": {"n1": "bad fan"}}
-        ready = slurm.wait_ready([*ALL, "n9"], 2)
+        ready = slurm.wait_ready([*ALL, "n9"], 6)
         assert (ready["ready"], ready["resumed"]) == (["n2"], ["n2"])
         assert ready["waiting"] == {"n1": "is idle+drain (bad fan)", "n9": "Slurm doesn't know it"}
         assert slurm.resume(ALL) == {"resumed": [], "kept": {"n1": "bad fan"}}

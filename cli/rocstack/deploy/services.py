@@ -17,6 +17,8 @@ TLS = "/etc/rocstack/registry"
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
 WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
 SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
+VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
+_STOP = "--stop-timeout=60"  # seconds to write down what it knows
 _SOCKET = "--volume=rocstack-db-run:/run/mysqld"  # the database has no port
 
 
@@ -45,6 +47,7 @@ def database(image: str) -> Container:
         (
             "--network=none",
             "--env=ROCSTACK_SERVICE=db",
+            _STOP,
             "--volume=rocstack-db:/var/lib/mysql",
             _SOCKET,
             f"--volume={DATABASE}:/run/secrets/database:ro",
@@ -63,6 +66,7 @@ def controller(name: str, image: str, mounts: Iterable[Mount]) -> Container:
             "--network=host",
             f"--hostname={name}",
             "--env=ROCSTACK_SERVICE=controller",
+            _STOP,
             f"--env=ROCSTACK_RESTD=0.0.0.0:{SLURMRESTD}",
             "--volume=rocstack-slurm:/var/lib/slurm",
             _SOCKET,
@@ -70,10 +74,9 @@ def controller(name: str, image: str, mounts: Iterable[Mount]) -> Container:
             f"--volume={CLUSTER}:/run/rocstack/cluster:ro",
             f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
             f"--volume={JWT_KEY}:/run/secrets/jwt.key:ro",
-            f"--volume={DATABASE}:/run/secrets/database:ro",
             *(f"--volume={mount}" for mount in mounts),
         ),
-        reads=(MUNGE_KEY, JWT_KEY, DATABASE),
+        reads=(MUNGE_KEY, JWT_KEY),
     )
 
 

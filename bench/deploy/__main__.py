@@ -42,20 +42,22 @@ LIMITS = {"first_to_save_load": 0.5, "change_s": 5.0, "change_mb": 2.0}
 
 class Bench:
     def __init__(self, site: Site, work: Path, image: str, control: str, change_kb: int) -> None:
-        self.site, self.work, self.image = site, work, image
+        self.site, self.work = site, work
         self.client = docker.from_env(timeout=300)
         self.name = f"rocstack-bench-{secrets.token_hex(3)}"
+        self.image = f"{self.name}:first"  # a build that goes on meanwhile doesn't change it
+        run("docker", "tag", image, self.image)
         self.password = secrets.token_hex(16)
         self.registry = f"{site.address[site.head]}:5000"
         self.changed = f"{self.name}:changed"
         self.link = 0  # a repository each: what came over one link is not there for the next
         size = change_kb * 1000
-        (work / "Dockerfile").write_text(f"FROM {image}\nRUN head -c {size} /dev/urandom >/opt/{self.name}\n")
+        (work / "Dockerfile").write_text(f"FROM {self.image}\nRUN head -c {size} /dev/urandom >/opt/{self.name}\n")
         run("docker", "build", "-q", "-t", self.changed, str(work))
         self.start_seconds = timed(lambda: self._start_registry(control))[0]
 
     def close(self) -> None:
-        subprocess.run(["docker", "rmi", "-f", self.changed], capture_output=True, check=False)
+        subprocess.run(["docker", "rmi", self.changed, self.image], capture_output=True, check=False)
         self.client.close()
 
     def _start_registry(self, control: str) -> None:

@@ -173,7 +173,7 @@ class _Work:
         return None
 
     def _upload(self, diff_id: str) -> Blob:
-        total, packer, sent = self.image.size(diff_id), None, 0
+        total, packer, sent, shown = self.image.size(diff_id), None, 0, 0
 
         def make() -> Packer:
             nonlocal packer, sent
@@ -181,11 +181,12 @@ class _Work:
             return packer
 
         def count(size: int) -> None:
-            nonlocal sent
+            nonlocal sent, shown
             sent += size
             self._count(size)
             done = packer.read * sent // max(packer.packed, sent) if packer else 0
-            self.progress(diff_id, min(done, total), total)
+            shown = max(shown, min(done, total))  # a guess from the ratio so far, and a display never goes back
+            self.progress(diff_id, shown, total)
 
         blob = self.repository.upload(make, count)
         self.memory.note(diff_id, blob)

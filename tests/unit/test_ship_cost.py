@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from rocstack.errors import CheckFailed
 from rocstack.ship import cost, warm
 from rocstack.ship.cost import Job, Options, choose
-from rocstack.ship.warm import Copy
 
 WORKER = Job(nodes=4, compressed=355e6, uncompressed=1223e6, link=25)
 LARGE = Job(nodes=64, compressed=30e9, uncompressed=60e9, link=25)
@@ -29,7 +27,7 @@ def test_network_of_thirty_gigabytes(nodes: int, seconds: float) -> None:
 
 @pytest.mark.parametrize(("mirrors", "waves"), [(1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4), (32, 6)])
 def test_waves_double(mirrors: int, waves: int) -> None:
-    plan = warm.plan("head:5000", [f"m{n}:5000" for n in range(mirrors)])
+    plan = warm.plan(["head:5000"], [f"m{n}:5000" for n in range(mirrors)])
     assert len(plan) == waves == cost.waves(mirrors)
 
 
@@ -37,7 +35,7 @@ def test_waves_double(mirrors: int, waves: int) -> None:
 def test_every_mirror_is_filled_once_from_one_that_has_it(mirrors: int) -> None:
     names = [f"m{n}:5000" for n in range(mirrors)]
     have = {"head:5000"}
-    for wave in warm.plan("head:5000", names):
+    for wave in warm.plan(["head:5000"], names):
         sources = [copy.source for copy in wave]
         assert len(set(sources)) == len(sources)
         assert set(sources) <= have
@@ -46,28 +44,9 @@ def test_every_mirror_is_filled_once_from_one_that_has_it(mirrors: int) -> None:
 
 
 def test_head_serves_a_copy_a_wave() -> None:
-    plan = warm.plan("head:5000", [f"m{n}:5000" for n in range(8)])
+    plan = warm.plan(["head:5000"], [f"m{n}:5000" for n in range(8)])
     assert sum(copy.source == "head:5000" for wave in plan for copy in wave) == 4
     assert cost.rack(LARGE, 8).egress == 4 * LARGE.compressed
-
-
-def test_skopeo_copies_by_digest_on_the_mirrors_own_host() -> None:
-    line = warm.command(Copy("h:5000", "m:5000"), "rocstack-worker", "sha256:abc", "t", image="IMG", auth="/etc/a.json")
-    assert line[-2:] == ["docker://h:5000/rocstack-worker@sha256:abc", "docker://m:5000/rocstack-worker:t"]
-    assert "--volume=/etc/a.json:/run/rocstack/auth.json:ro" in line
-    assert line.index("IMG") < line.index("copy")
-
-
-def test_mirror_without_the_image_is_said() -> None:
-    class Empty:
-        reference = "m:5000/rocstack-worker"
-
-        def manifest(self, name: str) -> None:
-            return None
-
-    with pytest.raises(CheckFailed, match="has not got sha256:abc") as caught:
-        warm.check(Empty(), "sha256:abc")  # type: ignore[arg-type]
-    assert caught.value.code == "mirror-empty"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ def show_plan(prepared: Prepared, json: bool) -> None:
     _show_nodes(prepared.plan)
     _show_findings(prepared.plan)
     out.print()
+    if ship := prepared.plan.ship:
+        out.print(escape(f"the image would go to {ship['nodes']} nodes by {ship['method']}: {ship['why']}"))
     changes = sum(len(node.changes) for node in prepared.plan.nodes)
     why = refused(prepared)
     out.print(

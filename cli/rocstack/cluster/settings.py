@@ -159,6 +159,7 @@ class Ship(Value):
 
     method: Literal["auto", "registry", "archive", "rack", "p2p"] = "auto"  # auto: the cheapest by nodes and link
     registry: ImageRef | Literal[""] = ""  # the site's own, with folder; default: one on the control node
+    registry_login: bool = False  # nodes pull with this machine's docker login; default: with the node's own, if any
     link_gbps: Annotated[float, Field(gt=0)] | None = None  # the control node's link; default: its network card's speed
     port: Port = 5000  # of the control node's registry
     forks: Annotated[int, Field(ge=1, le=1024)] = 32  # nodes at once

@@ -19,6 +19,8 @@ from rocstack.remote import HostRun
 MEMORY = Path("/dev/shm")  # secrets of an order don't reach a disk where there is one
 SAYS = {  # what people read for the name of a task
     "Pull": "pulling the image",
+    "Warm": "filling the rack's registry",
+    "Control": "starting the control plane",
     "Containers": "writing its files, starting its containers",
     "Slurm": "waiting for Slurm",
     "Down": "stopping its containers",
@@ -42,7 +44,7 @@ def _made(result: Mapping[str, Any]) -> str:
     return ", ".join(acted) or ("files written" if result["files"] else "")
 
 
-TOLD = {"Pull": _pulled, "Containers": _made}  # what came of a task, as soon as it ends on a node
+TOLD = {"Pull": _pulled, "Control": _made, "Containers": _made}  # what came of a task, as soon as it ends on a node
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,13 @@ class Hands:
         Raises:
             BadInput, Missing, CheckFailed: as `remote.run`.
         """
-        return self._run(playbook, {name: order.as_dict() for name, order in orders.items()}, variables or {})
+        return self.send(playbook, {name: order.as_dict() for name, order in orders.items()}, variables)
+
+    def send(
+        self, playbook: str, orders: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> dict[str, HostRun]:
+        """The same for a playbook whose orders are of another kind."""
+        return self._run(playbook, orders, variables or {})
 
     def ask(self, playbook: str, node: str, variables: Mapping[str, Any]) -> HostRun:
         """The same for one node, which needs no order: `variables` are no secrets."""

@@ -78,7 +78,7 @@ def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
     out = [
         Change("ship", image.name, "another image runs there" if running else "not on the node")
         for image in order.images
-        if not any(_same(image, found) for found in facts.images)
+        if not any(_same(image, found, facts.engine.store) for found in facts.images)
     ]
     for file in order.files:
         found = facts.files.get(file.path)
@@ -92,9 +92,11 @@ def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
 
 
-def _same(image: Image, found: NodeImage) -> bool:
-    """containerd's store has the manifest's digest for an id."""
-    return image.id == found.id or bool(image.layers and image.layers == found.layers)
+def _same(image: Image, found: NodeImage, store: str) -> bool:
+    """containerd's store has the manifest's digest for an id. In the other one the same layers under another id are an
+    image with another configuration."""
+    by_layers = store == "containerd" and bool(image.layers)
+    return image.id == found.id or (by_layers and image.layers == found.layers)
 
 
 def _of_container(container: Container, spec: str, order: Order, facts: NodeFacts) -> list[Change]:

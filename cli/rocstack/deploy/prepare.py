@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rocstack.cluster.settings import Cluster
-from rocstack.deploy import facts, journal, plan, precheck, secrets, tls
+from rocstack.deploy import choice, facts, journal, plan, precheck, secrets, tls
 from rocstack.deploy.facts import Gathered, NodeFacts
 from rocstack.deploy.inventory import Inventory
 from rocstack.deploy.journal import Journal
 from rocstack.deploy.order import Order
-from rocstack.deploy.plan import Plan
+from rocstack.deploy.plan import NodePlan, Plan
 from rocstack.deploy.precheck import Finding, Scope
 from rocstack.deploy.secrets import Secrets
 from rocstack.deploy.wanted import SLURM_UID, Wanted, keys_there
@@ -82,7 +82,19 @@ class Prepared:
         )
         between = tuple(finding for finding in self.findings if finding.node is None)
         notes = self.wanted.slurm.notes if self.wanted else ()
-        return Plan(nodes, between, notes=notes)
+        return Plan(nodes, between, self._shipping(nodes), notes)
+
+    def _shipping(self, nodes: Sequence[NodePlan]) -> dict[str, Any]:
+        """How the worker image would travel; empty where it needs not."""
+        image = self.images["worker"]
+        lacking = {node.name for node in nodes if node.has("ship", image.on_node.name)}
+        if not lacking or self.wanted is None:
+            return {}
+        mirrors = [mirror for mirror in self.wanted.mirrors if lacking & set(mirror.serves)]
+        ship = self.request.cluster.ship
+        found = choice.choose(ship, image, len(lacking), len(mirrors), self.control.profile)
+        times = {method: round(time.total, 1) for method, time in found.times.items()}
+        return {"method": found.method, "why": found.why, "nodes": len(lacking), "seconds": times}
 
     def with_images(self, images: Mapping[str, WantedImage]) -> Prepared:
         """The same with images that nodes can pull now."""

@@ -15,10 +15,11 @@ from rocstack.cluster import hostlist, slurm
 from rocstack.cluster.cgroup import cgroup_flags
 from rocstack.cluster.machine import Machine, machine
 from rocstack.cluster.settings import Cluster
-from rocstack.deploy import address, services, tls
+from rocstack.deploy import address, racks, services, tls
 from rocstack.deploy.facts import Gathered, NodeFacts
 from rocstack.deploy.inventory import Inventory
-from rocstack.deploy.order import Container, File, Order, Registry
+from rocstack.deploy.order import Container, File, Order
+from rocstack.deploy.racks import Mirror
 from rocstack.deploy.secrets import Secrets
 from rocstack.deploy.wanted_image import WantedImage
 from rocstack.environment import Environment
@@ -34,7 +35,7 @@ _MACHINES = TypeAdapter(dict[str, Machine])
 
 @dataclass(frozen=True)
 class Wanted:
-    """`keep` are ids of images that stay on the nodes, whatever runs. `pull_from` is the registry that nodes use."""
+    """`keep` are ids of images that stay on the nodes, whatever runs."""
 
     inventory: Inventory
     cluster: Cluster
@@ -111,13 +112,20 @@ class Wanted:
     def registry_address(self) -> str:
         return f"{self.control_address}:{self.cluster.ship.port}"
 
-    def registry(self, name: str) -> Registry | None:
-        """Where this node pulls from; None where the site has its own, which its nodes know."""
-        if self.cluster.ship.registry:
-            return None
-        host = next(host for host in self.inventory.nodes if host.name == name)
-        where = host.rack_registry or self.registry_address
-        return Registry(where, USER, self.keys.registry_password, self.keys.registry_ca)
+    @cached_property
+    def mirrors(self) -> tuple[Mirror, ...]:
+        """The racks' registries, where they may be used; those that are ours run, in use or not.
+
+        Raises:
+            BadInput: as `racks.mirrors`; there is none, and the person wants to ship by them.
+        """
+        method = self.cluster.ship.method
+        if method not in ("auto", "rack"):
+            return ()
+        found = racks.mirrors(self.inventory, self.address)
+        if method == "rack" and not found:
+            raise racks.none(self.inventory.path)
+        return found
 
     def orders(self) -> dict[str, Order]:
         """By node, for those that could be read."""
@@ -136,12 +144,15 @@ class Wanted:
             containers += self._control_containers()
         if "worker" in roles:
             containers.append(self._worker(name, facts))
-        images = tuple(self.images[role].on_node for role in roles)
+        mirror = next((each for each in self.mirrors if each.node == name), None)
+        if mirror:
+            files += self._registry_files({mirror.host, self.address(name), name})
+            containers.append(services.registry(self.images["control"].id, mirror.port))
+        images = tuple(self.images[role].on_node for role in (*roles, *(["control"] if mirror else [])))
         return Order(
             files=tuple(files),
             images=images,
             containers=tuple(containers),
-            registry=self.registry(name),
             commands=self._commands(roles),
             remove=tuple(sorted(_ours(facts) - {container.name for container in containers})),
             keep=tuple(sorted(self.keep | {image.id for image in images} | running(facts))),
@@ -149,27 +160,38 @@ class Wanted:
         )
 
     def _control_files(self) -> list[File]:
-        ca, ca_key, key = self.keys.registry_ca, self.keys.registry_ca_key, self.keys.registry_key
-        names = {self.control_address, self.inventory.control.name}
         secret = {"slurmdbd.conf": (0o600, SLURM_UID, SLURM_UID)}
-        texts = self.slurm.texts
+        names = {self.control_address, self.inventory.control.name}
         return [
             File(services.JWT_KEY, self.keys.jwt_key, 0o400),
             File(services.DATABASE, self.keys.database_password.encode(), 0o400),
+            *(self._registry_files(names) if self.has_registry else []),
+            *(
+                File(f"{services.SLURM}/{name}", text.encode(), *secret.get(name, (0o644, 0, 0)))
+                for name, text in self.slurm.texts.items()
+            ),
+        ]
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether the control node runs one."""
+        ship = self.cluster.ship
+        return not ship.registry and ship.method != "archive"
+
+    def _registry_files(self, names: set[str]) -> list[File]:
+        """`names` are those by which nodes reach it."""
+        ca, ca_key, key = self.keys.registry_ca, self.keys.registry_ca_key, self.keys.registry_key
+        return [
             File(services.REGISTRY, self.keys.registry_password.encode(), 0o400),
             File(f"{services.TLS}/server.pem", tls.certificate(ca, ca_key, key, names, self.now).encode()),
             File(f"{services.TLS}/server.key", key.encode(), 0o400),
-            *(
-                File(f"{services.SLURM}/{name}", text.encode(), *secret.get(name, (0o644, 0, 0)))
-                for name, text in texts.items()
-            ),
         ]
 
     def _control_containers(self) -> list[Container]:
         image = self.images["control"].id
         return [
             services.database(image),
-            *([] if self.cluster.ship.registry else [services.registry(image, self.cluster.ship.port)]),
+            *([services.registry(image, self.cluster.ship.port)] if self.has_registry else []),
             services.controller(self.inventory.control.name, image, self._mounts()),
         ]
 

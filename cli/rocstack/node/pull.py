@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from urllib.parse import urlencode
 
-from . import files
+from . import files, login
 from .engine import Api, Failed, Row, docker, there
 from .engine_facts import _sha
 
@@ -173,12 +173,11 @@ def _events(reference: str, registry: Row | None) -> Iterator[Row]:
     repository, _, digest = reference.partition("@")
     if not digest:
         raise Failed(f"invalid reference {reference}: it names no digest")
-    headers = {}
-    if registry and registry.get("user"):
-        login = {
-            "username": registry["user"], "password": registry["password"], "serveraddress": reference.partition("/")[0]
-        }  # fmt: skip
-        headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(login).encode()).decode()
+    headers, host = {}, reference.partition("/")[0]
+    given = (registry["user"], registry["password"]) if registry and registry.get("user") else login.own(host)
+    if given:
+        account = {"username": given[0], "password": given[1], "serveraddress": host}
+        headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(account).encode()).decode()
     api = Api(SILENCE)
     try:
         api.request("POST", "/images/create?" + urlencode({"fromImage": repository, "tag": digest}), headers=headers)

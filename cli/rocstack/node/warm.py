@@ -1,0 +1,107 @@
+"""Copies an image from one registry into another with skopeo out of the control image, and looks at what arrived.
+Standard library only."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+
+from .engine import Failed, Row, Said, docker
+
+CERTS = "/etc/docker/certs.d"  # skopeo reads it too: containers-certs.d(5)
+MEMORY = "/dev/shm"  # a password doesn't reach a disk where there is one
+INSIDE = "/run/rocstack"
+COPY, LOOK = 7200.0, 120.0  # seconds
+ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+
+
+def warm(copy: Row, logins: list[Row], image: str) -> Row:
+    """
+    Args:
+        copy: "source" and "target" (HOST:PORT/PATH), "digest", and the "tag" that it gets there.
+        logins: "host", "user", "password" and "ca" (PEM) of both registries. Without a CA the one that this node's
+            engine has for the host counts, or skopeo's own.
+        image: id of the control image on this node.
+
+    Returns: "changed" and "seconds".
+
+    Raises:
+        Failed: it is not there afterwards, byte by byte and with zstd layers.
+    """
+    began, reference = time.monotonic(), "docker://{}@{}".format(copy["target"], copy["digest"])
+    folder = tempfile.mkdtemp(prefix="rocstack-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+    try:
+        _write(folder, logins)
+        found = _skopeo(folder, image, LOOK, "inspect", "--raw", reference)
+        changed = bool(found.code)
+        if changed:
+            source = "docker://{}@{}".format(copy["source"], copy["digest"])
+            target = "docker://{}:{}".format(copy["target"], copy["tag"])
+            options = ("--all", "--preserve-digests", "--retry-times=3")
+            said = _skopeo(folder, image, COPY, "copy", "--quiet", *options, source, target)
+            if said.code:
+                raise Failed(
+                    "{} can't be copied to {}: {}".format(copy["source"], copy["target"], _last(said)), kind="mirror"
+                )
+            found = _skopeo(folder, image, LOOK, "inspect", "--raw", reference)
+        _check(copy, found)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {"changed": changed, "seconds": round(time.monotonic() - began, 2)}
+
+
+def _write(folder: str, logins: list[Row]) -> None:
+    auths = {}
+    for login in logins:
+        host = login["host"]
+        if login.get("user"):
+            pair = "{}:{}".format(login["user"], login["password"]).encode()
+            auths[host] = {"auth": base64.b64encode(pair).decode()}
+        known, place = os.path.join(CERTS, host), os.path.join(folder, "certs.d", host)
+        if login.get("ca"):
+            os.makedirs(place)
+            with open(os.path.join(place, "ca.crt"), "w") as file:
+                file.write(login["ca"])
+        elif os.path.isdir(known):
+            shutil.copytree(known, place)
+    os.makedirs(os.path.join(folder, "certs.d"), exist_ok=True)
+    descriptor = os.open(os.path.join(folder, "auth.json"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"auths": auths}, file)
+
+
+def _skopeo(folder: str, image: str, seconds: float, command: str, *words: str) -> Said:
+    return docker(
+        "run", "--rm", "--network=host", f"--volume={folder}:{INSIDE}:ro", f"--volume={folder}/certs.d:{CERTS}:ro",
+        "--entrypoint=skopeo", image, command, f"--authfile={INSIDE}/auth.json", *words,
+        check=False, seconds=seconds,
+    )  # fmt: skip
+
+
+def _check(copy: Row, found: Said) -> None:
+    if found.code:
+        raise Failed(
+            "{} has not got {}: {}".format(copy["target"], copy["digest"][:19], _last(found)),
+            "its registry does not keep what it is given, or doesn't answer",
+            "mirror",
+        )
+    data = found.out.encode()
+    if "sha256:" + hashlib.sha256(data).hexdigest() != copy["digest"]:
+        raise Failed("{} has other bytes under {}".format(copy["target"], copy["digest"][:19]), kind="mirror")
+    kinds = {layer["mediaType"] for layer in json.loads(data).get("layers", [])}
+    if kinds != {ZSTD}:
+        raise Failed(
+            "{} holds layers of type {}, not zstd".format(copy["target"], ", ".join(sorted(kinds))), kind="mirror"
+        )
+
+
+def _last(said: Said) -> str:
+    """The engine's and skopeo's words end with the reason."""
+    lines = [line for line in said.err.strip().splitlines() if line.strip()]
+    text = lines[-1].partition("msg=")[2].strip('"') or lines[-1] if lines else f"exit status {said.code}"
+    return text[-300:]

@@ -1,0 +1,101 @@
+#!/usr/bin/python
+"""Fills registries from another one. Standard library and Python 3.8."""
+
+from __future__ import annotations
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rocstack_node.engine import Failed
+from ansible.module_utils.rocstack_node.warm import warm
+
+DOCUMENTATION = r"""
+module: rocstack_warm
+short_description: Fills registries from another one
+description:
+  - Copies an image from registry to registry with skopeo, out of the control image on this host, one copy after the
+    other, and compares digest and media types of what arrived. What is there already is not copied. A copy that fails
+    is no reason not to try the next.
+options:
+  copies:
+    description: C(source) and C(target) as HOST:PORT/PATH, C(digest), and the C(tag) that it gets.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      source:
+        description: From where.
+        type: str
+        required: true
+      target:
+        description: Where to.
+        type: str
+        required: true
+      digest:
+        description: Of the manifest.
+        type: str
+        required: true
+      tag:
+        description: Its name there.
+        type: str
+        required: true
+  logins:
+    description: Who the registries know this host as.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      host:
+        description: Host and port.
+        type: str
+        required: true
+      user:
+        description: User; empty for none.
+        type: str
+        default: ""
+      password:
+        description: The user's password.
+        type: str
+        default: ""
+      ca:
+        description: Certificate in PEM; empty where this host knows it.
+        type: str
+        default: ""
+  image:
+    description: Id of the control image here.
+    type: str
+    required: true
+author: The rocstack engineers
+"""
+
+RETURN = r"""
+copies:
+  description: For each C(target) C(changed), C(seconds) and C(error), which is empty where it worked.
+  type: list
+  returned: always
+"""
+
+
+def main() -> None:
+    text = {"type": "str", "default": ""}
+    must = {"type": "str", "required": True}
+    login = {"host": must, "user": text, "password": {**text, "no_log": True}, "ca": text}
+    copy = dict.fromkeys(("source", "target", "digest", "tag"), must)
+    module = AnsibleModule(
+        {
+            "copies": {"type": "list", "elements": "dict", "required": True, "options": copy},
+            "logins": {"type": "list", "elements": "dict", "default": [], "options": login},
+            "image": must,
+        }
+    )
+    given, done = module.params, []
+    for each in given["copies"]:
+        row = {"target": each["target"], "changed": False, "seconds": 0.0, "error": ""}
+        try:
+            row.update(warm(each, given["logins"], given["image"]))
+        except Failed as failed:
+            row["error"] = failed.what
+        done.append(row)
+    module.exit_json(changed=any(row["changed"] for row in done), copies=done)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,11 +12,13 @@ import typer
 from rocstack import __version__
 from rocstack.cli import (
     at_node,
+    backup,
     build,
     config,
     demo,
     deploy,
     doctor,
+    down,
     init,
     local,
     lock,
@@ -58,7 +60,24 @@ def root(
     State.debug = debug
 
 
-for module in (init, probe, doctor, build, render, stacks, lock, run, local, deploy, status, at_node, demo, config):
+for module in (
+    init,
+    probe,
+    doctor,
+    build,
+    render,
+    stacks,
+    lock,
+    run,
+    local,
+    deploy,
+    status,
+    at_node,
+    down,
+    backup,
+    demo,
+    config,
+):
     module.register(app)
 
 

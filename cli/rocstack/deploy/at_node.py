@@ -48,7 +48,7 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
         raise reach.error("no way to", done.stderr)
     if done.returncode:
         raise CheckFailed(
-            f"{node} has no container of its {WORDS[name]}: {_last(done.stderr)}",
+            f"no container of {node}'s {WORDS[name]}: {_last(done.stderr)}",
             code="no-container",
             cause="it was never deployed there, or taken down",
             next_step=f"`rocstack status {path}` shows what is there; `rocstack deploy {path}` makes what is not",
@@ -106,4 +106,4 @@ def run(reach: Reach, command: Sequence[str], seconds: float = PATIENCE) -> subp
 
 
 def _last(text: str) -> str:
-    return (text.strip() or "no reason given").splitlines()[-1]
+    return (text.strip() or "no reason given").splitlines()[-1].removeprefix("Error response from daemon: ")

@@ -87,7 +87,7 @@ def _of_containers(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
             yield _finding(facts.name, "container-missing", what, "", f"`rocstack deploy {looked.inventory.path}`")
         elif word == "starting":
             what = f"its {service} is starting"
-            yield _finding(facts.name, "container-starting", what, "", f"look again in a minute; {log}", "warning")
+            yield _finding(facts.name, "container-starting", what, "", f"look again in a minute; {log}", "note")
         elif word == "unhealthy":
             what = f"its {service} runs, and its health check fails"
             yield _finding(facts.name, "container-unhealthy", what, "", log)
@@ -101,6 +101,13 @@ def _of_containers(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
                 cause,
                 f"{log}; `rocstack deploy {looked.inventory.path}` starts it again",
             )
+
+
+def _answers(looked: Looked, node: str, container: str) -> bool:
+    """Whether Slurm shows that it works."""
+    nodes = looked.slurm.nodes
+    ready = nodes is not None and not slurm_state.not_ready(nodes.get(node))
+    return (container == services.CONTROL and nodes is not None) or (container == services.WORKER and ready)
 
 
 def _of_image(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:

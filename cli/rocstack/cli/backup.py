@@ -1,0 +1,73 @@
+"""`rocstack backup` and `restore`: Slurm's queue and accounting in one file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import escape, out, print_json
+
+if TYPE_CHECKING:
+    from rocstack.deploy.backup import About
+
+Inventory = Annotated[Path, typer.Argument(help="The cluster's inventory.")]
+File = Annotated[Path, typer.Argument(help="The backup; it holds jobs' scripts, and only you may read it.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("backup", epilog="Example: rocstack backup inventory.yml slurm-2026-11-20.tar.zst")(backup)
+    app.command("restore", epilog="Example: rocstack restore inventory.yml slurm-2026-11-20.tar.zst")(restore)
+
+
+def backup(inventory: Inventory, file: File, json: options.Json = False) -> None:
+    """Write the accounting database and slurmctld's state into one file. Nothing is stopped."""
+    from rocstack.deploy import at_node
+    from rocstack.deploy import backup as backups
+    from rocstack.deploy import inventory as inventories
+
+    began = time.monotonic()
+    nodes = inventories.load(options.inventory(options.settings(), inventory))
+    target = at_node.target(nodes.path, nodes.control.name, "controller")
+    found = backups.backup(target.reach, file)
+    if json:
+        print_json({"file": str(file), **found.__dict__})
+        return
+    out.print(escape(f"{file}: {_of(found)}, {found.size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"))
+    out.print("keys are not in it: keep rocstack-secrets.yml as well")
+
+
+def restore(
+    inventory: Inventory,
+    file: File,
+    force: options.Force = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+) -> None:
+    """Put a backup in the place of the accounting database and slurmctld's state. The controller stops for it."""
+    from rocstack.deploy import at_node, lock, look
+    from rocstack.deploy import backup as backups
+    from rocstack.deploy import inventory as inventories
+
+    began = time.monotonic()
+    found = backups.about(file)
+    nodes = inventories.load(options.inventory(options.settings(), inventory))
+    options.confirmed(
+        f"Slurm's queue and accounting become those of the backup, {_of(found)}: what came since is lost.", yes
+    )
+    target = at_node.target(nodes.path, nodes.control.name, "controller")
+    with lock.hold(target.reach):
+        look.require_no_jobs(target.reach, force)
+        backups.restore(target.reach, file)
+    if json:
+        print_json({"file": str(file), **found.__dict__})
+        return
+    out.print(escape(f"restored: {_of(found)}, {time.monotonic() - began:.1f} s"))
+    out.print(f"next: rocstack status {escape(str(inventory))}")
+
+
+def _of(found: About) -> str:
+    return f"cluster {found.cluster}, Slurm {found.slurm}, {found.time}"

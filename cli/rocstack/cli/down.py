@@ -1,0 +1,86 @@
+"""`rocstack down`: a cluster off its nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import escape, out, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rocstack.remote import HostRun
+
+KINDS = {"containers": "container", "volumes": "volume", "images": "image", "files": "path"}
+Data = Annotated[bool, typer.Option("--data", help="Remove the cluster's data, keys and settings on the nodes too.")]
+Images = Annotated[bool, typer.Option("--images", help="Remove the images that deploys brought too.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("down", epilog="Example: rocstack down inventory.yml")(down)
+
+
+def down(
+    inventory: options.Nodes = None,
+    data: Data = False,
+    images: Images = False,
+    force: options.Force = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+) -> None:
+    """Stop and remove the cluster's containers. Data, keys and images stay, unless asked for.
+
+    Exit code 1: jobs run, another deploy does, or a node could not be changed; the others are done.
+    """
+    from rocstack.cli.nodes_display import display
+    from rocstack.deploy import inventory as inventories
+    from rocstack.deploy.down import TASK, Wish
+    from rocstack.deploy.down import down as take_down
+    from rocstack.deploy.hands import Hands
+
+    chosen = options.settings()
+    nodes = inventories.load(options.inventory(chosen, inventory))
+    names = [host.name for host in nodes.nodes]
+    if data:
+        question = f"The accounting, the queue, the registry and the keys on {', '.join(names)} will be gone for ever."
+        options.confirmed(question, yes)
+    folder = Path(chosen.out) / "deploy"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "ansible.log"
+    log.write_text("")
+    with display(names) as watch:
+        runs = take_down(nodes, Wish(data, images, force), Hands(nodes.path, log, watch, chosen.cluster.ship.forks))
+    done = {name: _done(run, TASK) for name, run in runs.items()}
+    failed = {name: run.reason for name, run in runs.items() if run.state != "ok"}
+    if json:
+        print_json({"removed": done, "failed": failed})
+    else:
+        _show(done, failed, data)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _done(run: HostRun, task: str) -> dict[str, list[str]]:
+    result: Mapping[str, Any] = run.results.get(task, {})
+    return {kind: list(result.get(kind) or []) for kind in KINDS}
+
+
+def _show(done: Mapping[str, Mapping[str, list[str]]], failed: Mapping[str, str], data: bool) -> None:
+    width = max(map(len, done))
+    for name, gone in done.items():
+        said = [f"{len(gone[kind])} {word}{'s' * (len(gone[kind]) != 1)}" for kind, word in KINDS.items() if gone[kind]]
+        names = ", ".join(each.removeprefix("rocstack-") for each in gone["containers"])
+        text = f"removed {', '.join(said)}{f' ({names})' if names else ''}" if said else "nothing to remove"
+        if name not in failed or said:
+            out.print(escape(f"{name.ljust(width)}  {text}"))
+    for name, reason in failed.items():
+        out.print(f"[bold red]failed[/] {escape(f'{name}: {reason}')}")
+    if data:
+        out.print(
+            "kept: rocstack-secrets.yml beside the inventory; the next deploy makes the cluster anew with its keys"
+        )
+    else:
+        out.print("kept: data and keys; `rocstack deploy` starts the cluster as it was")

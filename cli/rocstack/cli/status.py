@@ -59,6 +59,7 @@ def status(
 
 def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: float, live: bool) -> None:
     """Until it is interrupted, which is how it ends."""
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
@@ -68,7 +69,8 @@ def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: fl
                 show(read())
                 out.file.flush()
                 time.sleep(every)
-        with Live(Text("reading the nodes"), console=out.console, auto_refresh=False) as screen:
+        # A console of its own: what is captured on the other one would have the live display in it.
+        with Live(Text("reading the nodes"), console=Console(), auto_refresh=False) as screen:
             while True:
                 found = read()
                 with out.console.capture() as taken:

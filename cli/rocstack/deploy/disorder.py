@@ -85,6 +85,8 @@ def _of_containers(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
         if word == "missing":
             what = f"the container of its {service} is not there"
             yield _finding(facts.name, "container-missing", what, "", f"`rocstack deploy {looked.inventory.path}`")
+        elif word == "starting" and _answers(looked, facts.name, name):
+            continue  # the engine looks every few seconds only
         elif word == "starting":
             what = f"its {service} is starting"
             yield _finding(facts.name, "container-starting", what, "", f"look again in a minute; {log}", "note")

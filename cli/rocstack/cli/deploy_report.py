@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from rocstack.deploy.outcome import Outcome
 from rocstack.deploy.plan import Change, NodePlan, Plan
 from rocstack.deploy.prepare import Prepared
 from rocstack.deploy.scope import Finding
+from rocstack.doctor.diagnosis import LEVELS, few
+from rocstack.summary import count
 
 _COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
@@ -63,15 +66,23 @@ def _row(change: Change) -> tuple[str, str]:
 
 
 def _show_findings(plan: Plan) -> None:
-    found = [*(finding for node in plan.nodes for finding in node.findings), *plan.findings]
-    for finding in found:
-        show_finding(finding)
+    """What several nodes have alike is said once."""
+    groups: dict[Finding, list[str]] = {}
+    for node in plan.nodes:
+        for finding in node.findings:
+            groups.setdefault(replace(finding, node=None), []).append(node.name)
+    for finding in plan.findings:
+        groups.setdefault(finding, [])
+    for finding, names in sorted(groups.items(), key=lambda item: LEVELS.index(item[0].level)):
+        show_finding(finding, names)
     for note in plan.notes:
         out.print(f"\n[bold]note[/] {escape(note)}")
 
 
-def show_finding(finding: Finding) -> None:
-    where = f"{finding.node}: " if finding.node else ""
+def show_finding(finding: Finding, nodes: Sequence[str] = ()) -> None:
+    """`nodes` are those that have it, where it is not one alone."""
+    names = nodes or [finding.node] if finding.node else nodes
+    where = f"{few(names, 8)}: " if names else ""
     out.print(f"\n[{_COLOUR[finding.level]}]{finding.level}[/] {finding.code}: {escape(where + finding.what)}")
     for label, text in (("cause", finding.cause), ("next", finding.next_step)):
         if text:
@@ -92,8 +103,7 @@ def show_outcome(outcome: Outcome, log: Path, json: bool) -> None:
         out.print(escape(f"not come to: {', '.join(outcome.untouched)}"))
     if outcome.stopped:
         out.print(f"[bold red]stopped[/]: {escape(outcome.stopped)}")
-    count = len(outcome.changed)
-    said = f"{count} node{'s' * (count != 1)} changed, {len(outcome.ready)} ready for jobs, {outcome.seconds:.1f} s"
-    out.print(escape(said))
+    changed = count(len(outcome.changed), "node")
+    out.print(escape(f"{changed} changed, {len(outcome.ready)} ready for jobs, {outcome.seconds:.1f} s"))
     if not outcome.ok:
         out.print(escape(f"what Ansible said: {log}"))

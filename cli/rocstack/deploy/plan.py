@@ -124,9 +124,10 @@ def short(image: str) -> str:
 
 
 def running(facts: NodeFacts) -> str:
-    """What a node runs, in a few words."""
-    services = [f"{each.service} {short(each.image)}" for each in facts.containers if each.status == "running"]
-    return ", ".join(sorted(services)) or "nothing"
+    """Which images a node runs, in a few words."""
+    up = {each.image: each.service for each in facts.containers if each.status == "running"}
+    words = (f"{'worker' if service == 'worker' else 'control'} {short(image)}" for image, service in up.items())
+    return ", ".join(sorted(words)) or "nothing"
 
 
 def of_node(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from deployed import Deployed, deploy, deployed_nodes
 from place import STACK, Built, Place, engine
 
 from rocstack import base as bases
@@ -92,3 +93,18 @@ def apart(client: docker.DockerClient, place: Place) -> Place:
 def built(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> Built:
     place = Place(tmp_path_factory.mktemp("built"), prefix, made=made)
     return Built(place, place.build())
+
+
+@pytest.fixture(scope="session")
+def deployed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    with deployed_nodes(built, tmp_path_factory.mktemp("deployed")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def deployed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    place = Place(tmp_path_factory.mktemp("deployed"), built.place.prefix, made=built.place.made)
+    try:
+        yield deploy(place)
+    finally:
+        place.run("local", "down", "--all")

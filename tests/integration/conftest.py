@@ -9,7 +9,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from deployed import Deployed, deploy, deployed_nodes
+from deployed import Deployed, deploy
 from place import STACK, Built, Place, engine
 
 from rocstack import base as bases
@@ -97,14 +97,6 @@ def built(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def deployed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    with deployed_nodes(built, tmp_path_factory.mktemp("deployed")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def deployed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     place = Place(tmp_path_factory.mktemp("deployed"), built.place.prefix, made=built.place.made)
-    try:
-        yield deploy(place)
-    finally:
-        place.run("local", "down", "--all")
+    with deploy(place) as cluster:
+        yield cluster

@@ -1,24 +1,35 @@
-"""Two virtual nodes with the default stack deployed to them, as a person would have them."""
+"""Two virtual nodes with the default stack deployed to them, as a person would have them: once a session."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from place import Outcome, Place
+from place import Outcome, Place, engine
 
 INVENTORY = Path(".rocstack/local/inventory.yml")
 ANSWER = 60.0  # seconds for a command on a node
+SETTINGS = f"""\
+inventory: {INVENTORY}
+cluster:
+  users:
+    alice: {{uid: 2000}}
+"""
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """Whoever changes it brings it back: all tests of a session have the same one."""
+    """Whoever changes it brings it back: all tests of a session have the same one. `first` is the deploy that made
+    it; n1 is the control node, and both are workers."""
 
     place: Place
+    first: Outcome
 
     def run(self, *args: str, code: int = 0) -> Outcome:
         """A command that must end so."""
@@ -53,10 +64,45 @@ class Deployed:
         """Job -> its state."""
         return {job["job_id"]: job["job_state"][0] for job in json.loads(self.slurm("squeue --json"))["jobs"]}
 
+    def nodes(self) -> dict[str, str]:
+        """Node -> its state in Slurm, with the reason where there is one."""
+        rows = [line.strip().split(" ", 2) for line in self.slurm("sinfo --noheader -N -o '%N %T %E'").splitlines()]
+        return {name: state if reason == "none" else f"{state}: {reason}" for name, state, reason in rows}
 
-def deploy(place: Place) -> Deployed:
-    (place.folder / "rocstack.yml").write_text(f"inventory: {INVENTORY}\n")
-    made = Deployed(place)
-    made.run("local", "up", "--nodes", "2")
-    made.run("deploy")
-    return made
+    def idle(self, seconds: float = 90) -> float:
+        """Waits until both nodes are; how long it took."""
+        return until(lambda: self.nodes() == {"n1": "idle", "n2": "idle"}, seconds, self.nodes)
+
+    def containers(self, node: str) -> dict[str, tuple[str, str]]:
+        """What runs there: name -> (its id, its image's)."""
+        said = self.ssh(node, "docker inspect --format '{{.Name}} {{.Id}} {{.Image}}' $(docker ps -q)")
+        rows = [line.lstrip("/").split() for line in said.splitlines()]
+        return {name: (container, image) for name, container, image in rows}
+
+    def power(self, node: str) -> str:
+        """The container that is the node, for `docker kill`."""
+        found = engine("ps", "--all", "--quiet", "--filter", f"name=^{self.place.prefix}-local-.*-{node}$")
+        return found.stdout.strip()
+
+
+@contextmanager
+def deploy(place: Place) -> Iterator[Deployed]:
+    """They are gone afterwards."""
+    (place.folder / "rocstack.yml").write_text(SETTINGS)
+    try:
+        up = place.run("local", "up", "--nodes", "2")
+        assert up.code == 0, up.err
+        first = place.run("deploy", "--json")
+        assert first.code == 0, first.err + first.out
+        yield Deployed(place, first)
+    finally:
+        place.run("local", "down")
+
+
+def until(true: Callable[[], object], seconds: float, said: Callable[[], Any] = lambda: "") -> float:
+    """How long it took."""
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() < started + seconds, f"not within {seconds} s: {said()}"
+        time.sleep(0.3)
+    return time.monotonic() - started

@@ -13,4 +13,4 @@ def test_deployed(deployed: Deployed) -> None:
     assert (said["ok"], said["failed"], said["stopped"]) == (True, {}, "")
     assert said["ready"] == ["n1", "n2"]
     print(f"first deploy: {deployed.first.seconds:.1f} s")
-    assert deployed.sinfo() == {"n1": "idle", "n2": "idle"}
+    assert deployed.nodes() == {"n1": "idle", "n2": "idle"}

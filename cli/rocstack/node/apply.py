@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 from . import containers, files, prune, pull
 from .engine import Failed, Row, docker
@@ -30,10 +31,7 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
         _touch(mark)
     done["files"] = files.ensure(order["files"])
     done["removed"] = containers.remove(order.get("remove", []))
-    for wanted in order["containers"]:
-        one = _container(wanted, order["images"], done, heal)
-        if one["action"] != "kept":
-            _touch(mark)
+    _containers(order, done, heal, mark)
     acted = any(one["action"] != "kept" for one in done["containers"].values())
     if rest or acted or done["files"]:
         for command in order.get("exec", []):
@@ -54,6 +52,17 @@ def write_state(state: Row | None, folder: str = STATE) -> None:
     content = json.dumps(state, indent=1, sort_keys=True).encode() + b"\n"
     path = os.path.join(folder, "node.json")
     files.ensure([files.entry(path, content, 0o644)])
+
+
+def _containers(order: Row, done: Row, heal: bool, mark: str) -> None:
+    """All at once: each waits by itself for what it needs of another. One that fails doesn't stop the others."""
+    wanted = order["containers"]
+    with ThreadPoolExecutor(max_workers=max(len(wanted), 1)) as pool:
+        jobs = [pool.submit(_container, one, order["images"], done, heal) for one in wanted]
+    if any(one["action"] != "kept" for one in done["containers"].values()):
+        _touch(mark)
+    for job in jobs:
+        job.result()
 
 
 def _container(wanted: Row, images: list[Row], done: Row, heal: bool) -> Row:

@@ -1,0 +1,250 @@
+"""The ways of shipping beside the control node's registry: archive, the site's registry, the racks', Dragonfly.
+
+What is copied between registries is tested with two of them; whole deploys on two virtual nodes are slow.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+import yaml
+from place import Built, Place, engine, inspect
+from ways import NAME, USER, Cloud, Registry, package, start
+
+from rocstack.node.engine import Failed
+from rocstack.node.warm import warm
+from rocstack.ship.layers import Image
+from rocstack.ship.publish import publish
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def pair(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Registry, Registry]]:
+    folder, found = tmp_path_factory.mktemp("registries"), []
+    for name, port in (("head", 25431), ("rack", 25432)):
+        ours = f"{built.place.prefix}-{name}"
+        found.append(start(ours, built.control, folder / name, "127.0.0.1", port, "--network=host"))
+    yield found[0], found[1]
+    for registry in found:
+        registry.node.remove()
+
+
+@pytest.fixture(scope="module")
+def published(client: docker.DockerClient, pair: tuple[Registry, Registry], tmp_path_factory: Any) -> Iterator[str]:
+    """The digest of a small image in the first one."""
+    folder = tmp_path_factory.mktemp("context")
+    (folder / "file").write_bytes(secrets.token_bytes(300_000))
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY file /\n")
+    image = engine("build", "--quiet", str(folder)).stdout.strip()
+    with Image.find(client, image) as found:
+        made = publish(found, pair[0].repository(), "one")
+    yield made.reference.partition("@")[2]
+    engine("rmi", "--force", image, check=False)
+
+
+def copy(pair: tuple[Registry, Registry], digest: str) -> dict[str, str]:
+    return {"source": f"{pair[0].host}/{NAME}", "target": f"{pair[1].host}/{NAME}", "digest": digest, "tag": "t"}
+
+
+def leftovers() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("rocstack-")}
+
+
+def test_a_mirror_is_filled_once_byte_by_byte(built: Built, pair: tuple[Registry, Registry], published: str) -> None:
+    before, control = leftovers(), inspect(built.control)["Id"]
+    logins = [registry.row() for registry in pair]
+    assert warm(copy(pair, published), logins, control)["changed"]
+    assert not warm(copy(pair, published), logins, control)["changed"]
+    data = pair[1].repository().manifest(published)
+    assert data
+    assert "sha256:" + hashlib.sha256(data).hexdigest() == published
+    assert leftovers() == before
+
+
+@pytest.mark.parametrize("wrong", [{"password": "not-the-password"}, {"ca": ""}])
+def test_a_mirror_that_refuses_is_a_failure(
+    built: Built, pair: tuple[Registry, Registry], published: str, wrong: dict[str, str]
+) -> None:
+    other = {**copy(pair, published), "target": f"{pair[1].host}/other"}
+    with pytest.raises(Failed, match=r"unauthorized|authentication required|certificate") as caught:
+        warm(other, [pair[0].row(), pair[1].row(**wrong)], inspect(built.control)["Id"])
+    assert pair[1].password not in caught.value.what
+
+
+def test_an_image_that_was_never_published_is_a_failure(built: Built, pair: tuple[Registry, Registry]) -> None:
+    with pytest.raises(Failed, match="manifest unknown"):
+        warm(copy(pair, "sha256:" + 64 * "0"), [each.row() for each in pair], inspect(built.control)["Id"])
+
+
+def test_gzip_layers_are_refused(built: Built, pair: tuple[Registry, Registry]) -> None:
+    """skopeo itself would pack so, and says nothing."""
+    control = inspect(built.control)["Id"]
+    where = pair[0].repository()
+    config, layer = b'{"rootfs":{"type":"layers","diff_ids":[]}}', b"not looked into"
+    for data in (config, layer):
+        where.put_blob(data)
+
+    def blob(kind: str, data: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": kind,
+        "config": blob("config.v1+json", config),
+        "layers": [blob("layer.v1.tar+gzip", layer)],
+    }
+    digest = where.put_manifest("gzip", json.dumps(manifest).encode(), kind)
+    with pytest.raises(Failed, match=r"tar\+gzip, not zstd"):
+        warm(copy(pair, digest), [each.row() for each in pair], control)
+
+
+# Whole deploys.
+
+
+@pytest.fixture(scope="module")
+def cloud(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    place = Place(tmp_path_factory.mktemp("cloud"), built.place.prefix, made=built.place.made)
+    done = place.run("local", "up", "--nodes", "2", "--json")
+    assert done.code == 0, done.err
+    cloud = Cloud(place, built)
+    yield cloud
+    place.run("local", "down", "--all", "--json")
+    for image in cloud.images:
+        engine("rmi", "--force", image, check=False)
+
+
+@pytest.fixture(autouse=True)
+def _plain(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Settings are those of one test."""
+    yield
+    if "cloud" in request.fixturenames:
+        (request.getfixturevalue("cloud").place.folder / "rocstack.yml").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_archive_and_of_an_update_only_the_changed_layer(cloud: Cloud) -> None:
+    first = cloud.deploy(cloud.update(1000), "--method", "archive")
+    assert first["published"] == {"method": "archive"}
+    assert "rocstack-registry" not in cloud.services("n1")
+    size = 3_000_000
+    image = cloud.update(size)
+    again = cloud.deploy(image, "--method", "archive")
+    assert {row["node"] for row in again["shipped"]} == {"n1", "n2"}
+    for row in again["shipped"]:
+        assert size < row["bytes"] < 1.1 * size
+        assert cloud.runs(row["node"]) == inspect(image)["Id"]
+
+
+@pytest.mark.slow
+def test_registry_of_a_rack_takes_the_load_off_the_control_node(cloud: Cloud) -> None:
+    """n2 has its rack's registry: both nodes pull from it, so one copy leaves n1, whatever their number."""
+    size, mirror = 30_000_000, f"{cloud.address('n2')}:5000"
+    inventory = cloud.inventory(rocstack_rack_registry=mirror)
+    cloud.deploy(cloud.update(1000), "--method", "rack", inventory=inventory)  # base layers are everywhere now
+    assert "rocstack-registry" in cloud.services("n2")
+    image, before = cloud.update(size), cloud.sent("n1")
+    done = cloud.deploy(image, "--method", "rack", inventory=inventory)
+    left = cloud.sent("n1") - before
+    assert done["published"]["sources"] == {"n1": mirror, "n2": mirror}
+    assert size < left < 1.2 * size, "n1 sent more than one copy, or none"
+    for node in ("n1", "n2"):
+        assert cloud.runs(node) == inspect(image)["Id"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passed_on", [True, False])
+def test_registry_of_the_site(cloud: Cloud, tmp_path: Path, passed_on: bool) -> None:
+    """With the person's login, or with that of the nodes themselves."""
+    network = cloud.network()
+    address = cloud.address("n1").rpartition(".")[0] + (".201" if passed_on else ".202")
+    name = f"{cloud.place.prefix}-site{address.rpartition('.')[2]}"
+    site = start(name, cloud.built.control, tmp_path / "site", address, 5000, f"--network={network}", f"--ip={address}")
+    try:
+        login = base64.b64encode(f"{USER}:{site.password}".encode()).decode()
+        config = json.dumps({"auths": {site.host: {"auth": login}}})
+        (tmp_path / "docker").mkdir()
+        (tmp_path / "docker/config.json").write_text(config)
+        for node in ("n1", "n2"):
+            certs = f"/etc/docker/certs.d/{site.host}"
+            cloud.container(node).run("mkdir", "-p", certs, "/root/.docker")
+            engine("cp", str(site.ca), f"{cloud.container(node).name}:{certs}/ca.crt")
+            if not passed_on:
+                engine("cp", str(tmp_path / "docker/config.json"), f"{cloud.container(node).name}:/root/.docker/")
+        cloud.settings(registry=f"{site.host}/ml", registry_login=passed_on)
+        env = {"REQUESTS_CA_BUNDLE": str(site.ca), "DOCKER_CONFIG": str(tmp_path / "docker")}
+        person = Cloud(cloud.place.with_env(**env), cloud.built)
+        image = cloud.update(1000)
+        done = person.deploy(image)
+        assert done["published"]["reference"].startswith(f"{site.host}/ml/rocstack-worker@sha256:")
+        assert "rocstack-registry" not in cloud.services("n1")
+        for node in ("n1", "n2"):
+            assert cloud.runs(node) == inspect(image)["Id"]
+        log = (cloud.place.folder / ".rocstack/deploy/ansible.log").read_text()
+        assert site.password not in log + json.dumps(done)
+    finally:
+        site.node.remove()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb")
+def test_dragonfly_set_up_and_the_engine_pulls_through_it(cloud: Cloud, tmp_path: Path) -> None:
+    """Not Dragonfly's own programs: stubs in packages made here. systemd doesn't run on virtual nodes, so what it would
+    start is started by the test."""
+    packages = {program: package(tmp_path, program) for program in ("dfdaemon", "scheduler")}
+    known = {
+        "dragonfly_client_package": str(packages["dfdaemon"]),
+        "dragonfly_scheduler_package": str(packages["scheduler"]),
+        "dragonfly_client_package_sha256": hashlib.sha256(packages["dfdaemon"].read_bytes()).hexdigest(),
+        "dragonfly_scheduler_package_sha256": hashlib.sha256(packages["scheduler"].read_bytes()).hexdigest(),
+    }
+    image = cloud.update(2_000_000)
+    refused = cloud.deploy(image, "--method", "p2p", code=1)
+    assert refused["error"]["code"] == "p2p-failed"
+    assert "dragonfly_client_package" in refused["error"]["what"]
+    wrong = cloud.inventory(**{**known, "dragonfly_client_package_sha256": 64 * "0"})
+    assert "another SHA-256" in cloud.deploy(image, "--method", "p2p", inventory=wrong, code=1)["error"]["what"]
+
+    inventory = cloud.inventory(**known)
+    stopped = cloud.deploy(image, "--method", "p2p", inventory=inventory, code=1)
+    assert "systemd does not run here" in stopped["error"]["what"]
+    n1, n2 = cloud.container("n1"), cloud.container("n2")
+    for node, command in (
+        (n1, "scheduler --config /etc/dragonfly/scheduler.yaml"),
+        (n1, "dfdaemon"),
+        (n2, "while ! [ -s /etc/dragonfly/dynconfig.yaml ]; do sleep 0.2; done; exec dfdaemon"),
+    ):
+        engine("exec", "--detach", node.name, "sh", "-c", command)
+    done = cloud.deploy(image, "--method", "p2p", inventory=inventory)
+    assert set(done["published"]["sources"].values()) == {"127.0.0.1:4001"}
+    for node in ("n1", "n2"):
+        assert cloud.runs(node) == inspect(image)["Id"]
+        assert "/blobs/sha256:" in cloud.container(node).run("cat", "/var/log/stub-dfdaemon.log").stdout
+        assert cloud.container(node).run("test", "-e", "/etc/docker/daemon.json", check=False).returncode
+
+    settings = {node.name: yaml.safe_load(node.run("cat", "/etc/dragonfly/dfdaemon.yaml").stdout) for node in (n1, n2)}
+    assert [settings[node.name]["seedPeer"]["enable"] for node in (n1, n2)] == [True, False]
+    for node, address in ((n1, cloud.address("n1")), (n2, cloud.address("n2"))):
+        assert settings[node.name]["host"]["ip"] == address
+        mirror = settings[node.name]["proxy"]["registryMirror"]
+        assert mirror == {"addr": f"https://{cloud.address('n1')}:5000", "cert": "/etc/dragonfly/registry-ca.pem"}
+        dynamic = yaml.safe_load(node.run("cat", "/etc/dragonfly/dynconfig.yaml").stdout)
+        assert dynamic == {"scheduler": {"addrs": [f"{cloud.address('n1')}:8002"]}}
+    scheduler = yaml.safe_load(n1.run("cat", "/etc/dragonfly/scheduler.yaml").stdout)
+    assert scheduler["server"]["advertiseIP"] == cloud.address("n1")
+    assert "manager" not in scheduler
+    log = (cloud.place.folder / ".rocstack/deploy/ansible.log").read_text()
+    recaps = [line for line in log.splitlines() if "ok=" in line and "failed=" in line]
+    assert "changed=0" in recaps[0], "the role changed something in its second run"

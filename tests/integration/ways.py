@@ -1,0 +1,139 @@
+"""Registries, virtual nodes and stubs for the tests of shipping."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cluster import Node, until
+from place import Built, Place, engine
+
+from rocstack.deploy import tls
+from rocstack.ship.repository import Repository
+from rocstack.ship.wire import Login, Wire
+
+USER, NAME = "rocstack", "rocstack-worker"
+DATA = Path(__file__).parent / "data" / "dragonfly"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """One of the control image. `host` is where this machine finds it, and nodes if it is in their network."""
+
+    node: Node
+    host: str
+    password: str
+    ca: Path
+
+    def row(self, **changes: str) -> dict[str, str]:
+        return {"host": self.host, "user": USER, "password": self.password, "ca": self.ca.read_text(), **changes}
+
+    def repository(self) -> Repository:
+        return Repository(Wire(self.host, Login(USER, self.password), ca=self.ca), NAME)
+
+
+def start(name: str, image: str, folder: Path, address: str, port: int, *flags: str) -> Registry:
+    """With a certificate for `address`."""
+    folder.mkdir()
+    ca, ca_key = tls.make_ca(datetime.now(UTC))
+    key, password = tls.make_key(), secrets.token_hex(16)
+    (folder / "registry").mkdir()
+    (folder / "registry/server.pem").write_text(tls.certificate(ca, ca_key, key, {address}, datetime.now(UTC)))
+    (folder / "registry/server.key").write_text(key)
+    (folder / "password").write_text(password)
+    (folder / "ca.pem").write_text(ca)
+    mounts = (
+        f"--volume={folder}/registry:/etc/rocstack/registry:ro",
+        f"--volume={folder}/password:/run/secrets/registry:ro",
+    )
+    kind = (f"--env=ROCSTACK_REGISTRY_LISTEN=0.0.0.0:{port}", "--env=ROCSTACK_SERVICE=registry")
+    health = ("--health-interval=1s", "--health-start-period=1s", "--health-retries=1")
+    engine("run", "--detach", f"--name={name}", *mounts, *kind, *health, *flags, image)
+    node = Node(name)
+    until(node.health, "healthy", node)
+    return Registry(node, f"{address}:{port}", password, folder / "ca.pem")
+
+
+@dataclass
+class Cloud:
+    """Two virtual nodes, and worker images that differ in one layer."""
+
+    place: Place
+    built: Built
+    images: list[str] = field(default_factory=list)
+
+    @property
+    def local(self) -> Path:
+        return self.place.folder / ".rocstack/local"
+
+    def container(self, node: str) -> Node:
+        names = engine("ps", "--filter", f"name=^{self.place.prefix}-local", "--format", "{{.Names}}").stdout.split()
+        return Node(next(name for name in names if name.endswith(f"-{node}")))
+
+    def update(self, size: int) -> str:
+        """The worker image with one more layer, that doesn't compress."""
+        folder = self.place.folder / f"update{len(self.images)}"
+        folder.mkdir()
+        (folder / "change").write_bytes(secrets.token_bytes(size))
+        (folder / "Dockerfile").write_text(f"FROM {self.built.worker}\nCOPY change /opt/change\n")
+        name = f"{self.place.prefix}/worker:update{len(self.images)}"
+        engine("build", "--quiet", f"--tag={name}", str(folder))
+        self.images.append(name)
+        return name
+
+    def network(self) -> str:
+        settings = json.loads(engine("inspect", self.container("n1").name).stdout)[0]["NetworkSettings"]
+        return str(next(iter(settings["Networks"])))
+
+    def inventory(self, **variables: object) -> Path:
+        data = yaml.safe_load((self.local / "inventory.yml").read_text())
+        data["all"]["vars"].update(variables)
+        file = self.local / "other.yml"
+        file.write_text(yaml.safe_dump(data))
+        return file
+
+    def address(self, node: str) -> str:
+        data = yaml.safe_load((self.local / "inventory.yml").read_text())
+        return str(data["all"]["children"]["workers"]["hosts"][node]["ansible_host"])
+
+    def deploy(self, image: str, *args: str, inventory: Path | None = None, code: int = 0) -> Any:
+        place = str(inventory or self.local / "inventory.yml")
+        images = (f"--image={image}", f"--control-image={self.built.control}")
+        done = self.place.run("deploy", place, "--nic", "tcp", *images, *args, "--json")
+        assert done.code == code, done.err + done.out
+        return done.json
+
+    def settings(self, **ship: object) -> None:
+        (self.place.folder / "rocstack.yml").write_text(yaml.safe_dump({"cluster": {"ship": ship}}))
+
+    def runs(self, node: str) -> str:
+        return self.container(node).run("docker", "inspect", "--format", "{{.Image}}", "rocstack-worker").stdout.strip()
+
+    def services(self, node: str) -> set[str]:
+        return set(self.container(node).run("docker", "ps", "--format", "{{.Names}}").stdout.split())
+
+    def sent(self, node: str) -> int:
+        """Bytes that left the node by its network card."""
+        rows = self.container(node).run("cat", "/proc/net/dev").stdout.splitlines()[2:]
+        return sum(int(row.split()[9]) for row in rows if not row.split()[0].startswith(("lo", "docker", "veth")))
+
+
+def package(folder: Path, program: str) -> Path:
+    """A .deb with a stub of this name."""
+    root = folder / program
+    (root / "DEBIAN").mkdir(parents=True)
+    (root / "usr/bin").mkdir(parents=True)
+    fields = ("Version: 1", "Architecture: all", "Maintainer: test", "Description: a stub")
+    (root / "DEBIAN/control").write_text("\n".join((f"Package: stub-{program}", *fields, "")))
+    shutil.copy(DATA / f"{program}.py", root / "usr/bin" / program)
+    (root / "usr/bin" / program).chmod(0o755)
+    file = folder / f"{program}.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, file], check=True, capture_output=True)
+    return file

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 64, 180, 40, 48
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 820, 420, 64, 230, 40, 48
 WAYS = {  # colour and name
     "save_load": ("#c0392b", "docker save | load, one by one"),
     "serial_pull": ("#d68910", "docker pull, one by one"),
@@ -37,10 +37,9 @@ def modelled(rows: Sequence[Mapping[str, Any]], way: str, link: float) -> list[P
 
 
 def measured(results: Sequence[Mapping[str, Any]], way: str) -> list[Point]:
-    keys = [key for key in (way, *(k for k, v in MEASURED.items() if v == way))]
-    return [
-        (row["nodes"], row[key]["first"]["s"]) for row in results for key in keys if key in row and row["link_mbit"]
-    ]
+    keys = (way, *(key for key, name in MEASURED.items() if name == way))
+    shaped = [row for row in results if row["link_mbit"]]
+    return [(row["nodes"], row[key]["first"]["s"]) for row in shaped for key in keys if key in row]
 
 
 def draw(result: Mapping[str, Any], link: float) -> str:

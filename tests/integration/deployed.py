@@ -79,6 +79,13 @@ class Deployed:
         rows = [line.lstrip("/").split() for line in said.splitlines()]
         return {name: (container, image) for name, container, image in rows}
 
+    def image(self, name: str, *lines: str) -> str:
+        """Another worker image: this one with a layer more, or what the lines of a Dockerfile make of it."""
+        recipe = [f"FROM {self.place.reference('worker')}", *(lines or (f"RUN echo {name} >/etc/{name}",))]
+        made = f"{self.place.prefix}/worker:{name}"
+        engine("build", "--tag", made, "-", input="\n".join(recipe))
+        return made
+
     def power(self, node: str) -> str:
         """The container that is the node, for `docker kill`."""
         found = engine("ps", "--all", "--quiet", "--filter", f"name=^{self.place.prefix}-local-.*-{node}$")

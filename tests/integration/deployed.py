@@ -26,10 +26,11 @@ cluster:
 @dataclass(frozen=True)
 class Deployed:
     """Whoever changes it brings it back: all tests of a session have the same one. `first` is the deploy that made
-    it; n1 is the control node, and both are workers."""
+    it, `log` what Ansible said; n1 is the control node, and both are workers."""
 
     place: Place
     first: Outcome
+    log: str
 
     def run(self, *args: str, code: int = 0) -> Outcome:
         """A command that must end so."""
@@ -101,7 +102,7 @@ def deploy(place: Place) -> Iterator[Deployed]:
         assert up.code == 0, up.err
         first = place.run("deploy", "--json")
         assert first.code == 0, first.err + first.out
-        yield Deployed(place, first)
+        yield Deployed(place, first, (place.folder / ".rocstack/deploy/ansible.log").read_text())
     finally:
         place.run("local", "down")
 

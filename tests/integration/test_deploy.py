@@ -82,9 +82,8 @@ def secrets(deployed: Deployed) -> dict[str, str]:
 def test_keys_are_where_they_belong_only(deployed: Deployed) -> None:
     keys = secrets(deployed)
     assert len(keys) == 6
-    log = (deployed.place.folder / ".rocstack/deploy/ansible.log").read_text()
-    assert "TASK [Containers]" in log
-    said = [log, deployed.first.out, deployed.first.err]
+    assert "TASK [Containers]" in deployed.log
+    said = [deployed.log, deployed.first.out, deployed.first.err]
     for node in ("n1", "n2"):
         said.append(deployed.ssh(node, "docker inspect $(docker ps -q); cat /var/lib/rocstack/*.json"))
         said.append(deployed.ssh(node, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))

@@ -24,7 +24,7 @@ import rocstack
 from rocstack import engine, paths
 
 COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
-COMMANDS += ["demo", "config", "local"]
+COMMANDS += ["deploy", "rollback", "status", "logs", "down", "backup", "restore", "demo", "config", "local"]
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 
 
@@ -41,7 +41,7 @@ def test_help_of_commands(command: str, cli: Cli) -> None:
     ran = cli(*command.split(), "--help")
     assert ran.code == 0
     assert re.search(rf"Example: .*rocstack {command}", ran.out)
-    if command not in ("shell",):
+    if command not in ("shell", "logs"):
         assert "--json" in ran.out
     options = re.findall(r"^  (--[a-z-]+)[ ,A-Z\[]*(.*)$", ran.out, re.MULTILINE)
     assert options
@@ -394,7 +394,7 @@ def test_completion(shell: str, tmp_path: Path) -> None:
 
     assert "_ROCSTACK_COMPLETE" in complete(_ROCSTACK_COMPLETE=f"source_{shell}")
     if shell == "bash":
-        found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack re", COMP_CWORD="1")
+        found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack ren", COMP_CWORD="1")
         assert found.split() == ["render"]
         found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack build --n", COMP_CWORD="2")
         of_nic = {"--nic", "--nic-source", "--nic-accept", "--nic-plugin", "--nic-variants"}

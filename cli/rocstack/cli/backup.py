@@ -48,7 +48,7 @@ def restore(
     json: options.Json = False,
 ) -> None:
     """Put a backup in the place of the accounting database and slurmctld's state. The controller stops for it."""
-    from rocstack.deploy import at_node, lock, look
+    from rocstack.deploy import at_node, jobs, lock
     from rocstack.deploy import backup as backups
     from rocstack.deploy import inventory as inventories
 
@@ -60,11 +60,13 @@ def restore(
     )
     target = at_node.target(nodes.path, nodes.control.name, "controller")
     with lock.hold(target.reach):
-        look.require_no_jobs(target.reach, force)
-        backups.restore(target.reach, file)
+        jobs.end(target.reach, force)
+        cancelled = backups.restore(target.reach, file)
     if json:
-        print_json({"file": str(file), **found.__dict__})
+        print_json({"file": str(file), **found.__dict__, "cancelled": cancelled})
         return
+    if cancelled:
+        out.print(f"cancelled, for they ran then and don't now: {', '.join(map(str, cancelled))}")
     out.print(escape(f"restored: {_of(found)}, {time.monotonic() - began:.1f} s"))
     out.print(f"next: rocstack status {escape(str(inventory))}")
 

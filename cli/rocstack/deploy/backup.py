@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocstack.deploy import at_node, services
+from rocstack.deploy import at_node, jobs, services
 from rocstack.deploy.ssh import Reach
 from rocstack.errors import BadInput, CheckFailed, Where
 
@@ -19,7 +20,7 @@ _RESTORE = f"""
 name={services.CONTROL}
 image=$(docker container inspect --format '{{{{.Image}}}}' $name) || exit 3
 trap 'docker start $name >/dev/null' EXIT
-docker stop $name >/dev/null || exit 3
+docker stop --time 60 $name >/dev/null || exit 3
 docker run --rm --interactive --pull=never --network=none --volumes-from $name --entrypoint rocstack-restore "$image"
 """
 _HEALTHY = f"""
@@ -28,6 +29,8 @@ until said=$(docker exec {services.CONTROL} rocstack-health 2>&1); do
     [ "$(date +%s)" -lt $end ] || {{ echo "$said" >&2; exit 1; }}
     sleep 0.5
 done
+docker exec {services.CONTROL} squeue --noheader --states=RUNNING --format=%A
+{shlex.join(jobs.CANCEL)}
 """
 
 
@@ -61,7 +64,9 @@ def backup(reach: Reach, file: Path) -> About:
             done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
             os.fsync(out.fileno())
         if done.returncode:
-            raise _failed("backup", reach, done.stderr, "`rocstack status` shows whether controller and database run")
+            raise _failed(
+                "backup-failed", reach, done.stderr, "`rocstack status` shows whether controller and database run"
+            )
         found = about(part)
         part.rename(file)
         return found
@@ -69,8 +74,9 @@ def backup(reach: Reach, file: Path) -> About:
         part.unlink(missing_ok=True)
 
 
-def restore(reach: Reach, file: Path) -> None:
-    """The controller is stopped for it, and healthy again in the end.
+def restore(reach: Reach, file: Path) -> list[int]:
+    """The controller is stopped for it, and healthy again in the end. Jobs that ran when the backup was made can't run
+    any more, and are cancelled: which.
 
     Raises:
         CheckFailed: the backup was refused, or the controller doesn't come back.
@@ -80,14 +86,15 @@ def restore(reach: Reach, file: Path) -> None:
         done = subprocess.run(line, stdin=data, capture_output=True, check=False)
     back = at_node.run(reach, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + at_node.PATIENCE)
     if done.returncode:
-        raise _failed("restore", reach, done.stderr, "the controller was started again; set right what it says")
+        raise _failed("restore-failed", reach, done.stderr, "the controller was started again; set right what it says")
     if back.returncode:
         raise _failed(
-            "restore",
+            "restore-failed",
             reach,
             f"everything is restored, but the controller isn't healthy: {back.stderr}".encode(),
             f"`rocstack logs {reach.host} --service controller` says why",
         )
+    return sorted({int(word) for word in back.stdout.split()})
 
 
 def about(file: Path) -> About:
@@ -135,8 +142,7 @@ def _no_backup(file: Path, why: str) -> BadInput:
     )
 
 
-def _failed(what: str, reach: Reach, said: bytes, next_step: str) -> CheckFailed:
-    """ssh's own words as it says them elsewhere."""
+def _failed(code: str, reach: Reach, said: bytes, next_step: str) -> CheckFailed:
     text = said.decode(errors="replace").strip()
     last = text.splitlines()[-1] if text else "no reason given"
-    return CheckFailed(f"no {what} of {reach.host}: {last}", code=f"{what}-failed", next_step=next_step)
+    return CheckFailed(f"no {code.partition('-')[0]} of {reach.host}: {last}", code=code, next_step=next_step)

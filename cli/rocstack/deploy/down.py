@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rocstack.deploy import journal, lock, look, services, ssh
+from rocstack.deploy import jobs, journal, lock, services, ssh
 from rocstack.deploy.hands import Hands
 from rocstack.deploy.inventory import Inventory
 from rocstack.deploy.ssh import Reach
@@ -38,7 +38,7 @@ def down(inventory: Inventory, wish: Wish, hands: Hands) -> dict[str, HostRun]:
     """
     reach = ssh.reaches(inventory.path, [inventory.control.name])[inventory.control.name]
     with _held(reach, wish.force) as text:
-        look.require_no_jobs(reach, wish.force)
+        jobs.end(reach, wish.force)
         variables = {
             "rocstack_volumes": list(services.VOLUMES) if wish.data else [],
             "rocstack_images": wish.images,

@@ -10,7 +10,7 @@ from rocstack import remote
 from rocstack.cluster.settings import Cluster
 from rocstack.deploy import at_node, facts, journal, lock, services
 from rocstack.deploy.inventory import Inventory
-from rocstack.deploy.looked import ABSENT, Looked, SlurmSaid
+from rocstack.deploy.looked import Looked, SlurmSaid
 from rocstack.deploy.ssh import Reach
 from rocstack.errors import CheckFailed
 from rocstack.node import slurm_control, slurm_state
@@ -64,26 +64,3 @@ def slurm(reach: Reach) -> SlurmSaid:
         return SlurmSaid(slurm_state.table(json.loads(nodes), json.loads(queue)), "", deploying)
     except ValueError as error:
         return SlurmSaid(why=f"its answer can't be read: {error}", deploying=deploying)
-
-
-def require_no_jobs(reach: Reach, force: bool) -> None:
-    """
-    Raises:
-        CheckFailed: jobs run, or whether any do can't be told; not with `force`, nor without a controller.
-    """
-    said = slurm(reach)
-    if force or (said.nodes is None and said.why == ABSENT):
-        return
-    if said.nodes is None:
-        raise CheckFailed(
-            f"whether jobs run can't be told: Slurm's controller doesn't answer: {said.why}",
-            code="jobs-running",
-            next_step="--force goes on without knowing: jobs that run end",
-        )
-    if said.jobs:
-        shown = ", ".join(map(str, said.jobs[:8])) + (" ..." if len(said.jobs) > 8 else "")
-        raise CheckFailed(
-            f"{'a job runs' if len(said.jobs) == 1 else f'{len(said.jobs)} jobs run'}: {shown}",
-            code="jobs-running",
-            next_step="wait, `scancel` them, or go on with --force: they end",
-        )

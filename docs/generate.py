@@ -76,10 +76,13 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
 }
 # What exit codes mean where the general table says too little. A new command needs its line here.
 EXIT = {
+    "backup": "Exit code 1: the cluster can't give it; 2: the file is there already.",
     "build": "Exit code 1: an image failed or is blocked, or the push was refused.",
     "config": "Exit code 2: a setting is unknown or wrong.",
     "demo": "Exit code 1: the image does not run or does not train; 3: it was not built.",
+    "deploy": "Exit code 1: a node was not changed or takes no jobs, the others are done; with `--plan`, a node is not fit.",
     "doctor": "Exit code 1: something is wrong; 0: nothing known was found, which is not the same as healthy.",
+    "down": "Exit code 1: jobs run, a deploy does, or a node could not be changed; 2: nobody confirmed `--data`.",
     "explain": "Exit code 1: a rule is broken, or the image does not fit a node.",
     "init": "Exit code 0 also when every file is there already.",
     "local cut": "Exit code 1: the node does not run; 2: no such node; 3: this folder has no virtual cluster.",
@@ -90,11 +93,15 @@ EXIT = {
     "local status": "Exit code 1: a node or its engine does not answer; 3: this folder has no virtual cluster.",
     "local up": "Exit code 1: a node does not answer, or the engine refused something; 2: an unknown model or fault.",
     "lock": "Exit code 1: apt or pip can't resolve something.",
+    "logs": "The exit code is that of `docker logs` there; 1: no such container, or ssh fails; 2: no such node or service.",
     "probe": "Exit code 1: a node could not be read, the others were; 2: the inventory or a recording is wrong.",
     "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
+    "restore": "Exit code 1: jobs run, a deploy does, or the cluster refused it; 2: no backup, or nobody confirmed.",
+    "rollback": "Exit code 1: a node did not go back; 2: there is no release to go back to.",
     "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",
-    "shell": "The exit code is that of the shell; 3: no image, or no GPU although `--gpus` asks for one.",
+    "shell": "The exit code is that of the shell; 1: no such container on that node; 3: no image, or no GPU although `--gpus` asks for one.",
     "stacks": "Exit code 2: a stack or NIC file is wrong.",
+    "status": "Exit code 1: something is not in order, and named.",
 }
 
 KINDS = {

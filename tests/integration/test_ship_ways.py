@@ -178,11 +178,9 @@ def test_registry_of_the_site(cloud: Cloud, tmp_path: Path, passed_on: bool) -> 
         (tmp_path / "docker").mkdir()
         (tmp_path / "docker/config.json").write_text(config)
         for node in ("n1", "n2"):
-            certs = f"/etc/docker/certs.d/{site.host}"
-            cloud.container(node).run("mkdir", "-p", certs, "/root/.docker")
-            engine("cp", str(site.ca), f"{cloud.container(node).name}:{certs}/ca.crt")
+            cloud.write(node, f"/etc/docker/certs.d/{site.host}/ca.crt", site.ca.read_text())
             if not passed_on:
-                engine("cp", str(tmp_path / "docker/config.json"), f"{cloud.container(node).name}:/root/.docker/")
+                cloud.write(node, "/root/.docker/config.json", config)
         cloud.settings(registry=f"{site.host}/ml", registry_login=passed_on)
         env = {"REQUESTS_CA_BUNDLE": str(site.ca), "DOCKER_CONFIG": str(tmp_path / "docker")}
         person = Cloud(cloud.place.with_env(**env), cloud.built)

@@ -119,6 +119,10 @@ class Cloud:
     def services(self, node: str) -> set[str]:
         return set(self.container(node).run("docker", "ps", "--format", "{{.Names}}").stdout.split())
 
+    def write(self, node: str, path: str, text: str) -> None:
+        line = f"mkdir -p '{Path(path).parent}' && cat >'{path}'"
+        engine("exec", "--interactive", self.container(node).name, "sh", "-c", line, input=text)
+
     def sent(self, node: str) -> int:
         """Bytes that left the node by its network card."""
         rows = self.container(node).run("cat", "/proc/net/dev").stdout.splitlines()[2:]

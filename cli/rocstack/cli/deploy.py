@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rocstack.deploy.wanted_image import WantedImage
     from rocstack.settings import Settings
 
-Nodes = Annotated[Path, typer.Argument(help="Ansible inventory with the groups control and workers.")]
-INVENTORY = Path("inventory.yml")
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Show what would change on each node, and why; change nothing.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the deploy that was interrupted, as it was begun.")]
 Image = Annotated[str | None, typer.Option(help="Worker image instead of the one built here for --stack and --nic.")]
@@ -40,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def deploy(
-    inventory: Nodes = INVENTORY,
+    inventory: options.Nodes = None,
     plan: PlanOnly = False,
     resume: Resume = False,
     stack: options.Stack = None,
@@ -70,6 +68,7 @@ def deploy(
             next_step="leave out --image, --control-image, --stack and --nic",
         )
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
+    nodes = options.inventory(chosen, inventory)
     wish = {
         "canary": canary,
         "wave": _share(wave),
@@ -78,12 +77,12 @@ def deploy(
         "failures": _share(failures),
     }
     cluster = _cluster(chosen, wish, method, forks)
-    choose = _resumed if resume else _built(chosen, image, control_image)
-    _go(_request(inventory, chosen, cluster, choose), chosen, plan, json)
+    choose, sizes = (_resumed, None) if resume else _built(chosen, image, control_image)
+    _go(_request(nodes, chosen, cluster, choose, sizes), chosen, plan, json)
 
 
 def rollback(
-    inventory: Nodes = INVENTORY,
+    inventory: options.Nodes = None,
     plan: PlanOnly = False,
     drain_timeout: Drain = None,
     requeue: Requeue = False,
@@ -94,7 +93,7 @@ def rollback(
     """Go back to the last verified release before the present one, by digest; the nodes still have its images."""
     chosen = options.settings(overlay=overlay)
     cluster = _cluster(chosen, {"drain_timeout": drain_timeout, "requeue": requeue or None}, None, forks)
-    _go(_request(inventory, chosen, cluster, _earlier), chosen, plan, json)
+    _go(_request(options.inventory(chosen, inventory), chosen, cluster, _earlier), chosen, plan, json)
 
 
 def _share(text: str | None) -> int | str | None:
@@ -126,10 +125,11 @@ def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, fork
     return cluster.model_copy(update={"rollout": rollout, "ship": shipping})
 
 
-def _built(chosen: Settings, image: str | None, control_image: str | None) -> Choose:
-    """The images of this machine's engine."""
+def _built(chosen: Settings, image: str | None, control_image: str | None) -> tuple[Choose, dict[str, int]]:
+    """The images of this machine's engine, and the sizes of their layers."""
     from rocstack import engine
     from rocstack.deploy import wanted_image
+    from rocstack.ship.layers import Image as Source
 
     client = engine.connect()
     names = {
@@ -137,7 +137,8 @@ def _built(chosen: Settings, image: str | None, control_image: str | None) -> Ch
         for role, given in (("worker", image), ("control", control_image))
     }
     images = {role: wanted_image.local(client, name, role) for role, name in names.items()}
-    return lambda journal: images
+    sources = [Source.find(client, each.id) for each in images.values()]
+    return (lambda journal: images), {layer: each.size(layer) for each in sources for layer in each.diff_ids}
 
 
 def _resumed(journal: Journal) -> Mapping[str, WantedImage]:
@@ -170,7 +171,13 @@ def _earlier(journal: Journal) -> Mapping[str, WantedImage]:
     return wanted_image.of_release(target.images)
 
 
-def _request(inventory: Path, chosen: Settings, cluster: Cluster, choose: Choose) -> Request:
+def _request(
+    inventory: Path,
+    chosen: Settings,
+    cluster: Cluster,
+    choose: Choose,
+    layer_bytes: Mapping[str, int] | None = None,
+) -> Request:
     from rocstack.deploy import inventory as inventories
     from rocstack.deploy.prepare import Request
 
@@ -182,6 +189,7 @@ def _request(inventory: Path, chosen: Settings, cluster: Cluster, choose: Choose
         chosen.overlay_folder(),
         cluster.ship.forks,
         {"rollout": cluster.rollout.model_dump(mode="json"), "ship": cluster.ship.method},
+        layer_bytes or {},
     )
 
 

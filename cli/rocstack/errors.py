@@ -78,6 +78,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
-    if names and len(names) <= 12:
+    if names and len(names) <= 16:
         return "known: " + ", ".join(names)
     return None

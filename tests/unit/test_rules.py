@@ -103,7 +103,7 @@ def test_a_nightly_is_judged_by_its_version() -> None:
 
 
 @pytest.mark.parametrize("rule_id", CASES)
-@pytest.mark.parametrize("gone", [None, "", 7, object(), [None], "no version"], ids=repr)
+@pytest.mark.parametrize("gone", [None, "", 7, object(), [None], "no version"], ids=lambda each: type(each).__name__)
 def test_without_a_fact_nothing_is_known(rule_id: str, gone: object) -> None:
     """Each fact a rule turns on, missing or senseless: never `holds`, and never `broken`."""
     good = {**AMD, **CASES[rule_id][0]}

@@ -66,7 +66,8 @@ def _image(name: str, own: Mapping[str, object]) -> Image:
         private_abi=_digits(own.get("verbs.private-abi")),
         glibc=_text(own.get("glibc")),
         providers=_providers(own.get("nic.providers")),
-        fabric=_text(own.get("nic.plugin-fabric")),
+        # A damaged one is not the same as no plugin.
+        fabric=(_text(own["nic.plugin-fabric"]) or "") if "nic.plugin-fabric" in own else None,
     )
 
 

@@ -34,10 +34,12 @@ def against(image: Image, libraries: Sequence[Library]) -> Iterator[tuple[bool, 
         elif wants > has:
             says = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
             yield True, says, "build on a newer base"
-    if image.fabric and "libfabric" in own:
+    if image.fabric is not None and "libfabric" in own:
         library = own["libfabric"]
         wants, has = numbers(image.fabric), numbers(library.fabric)
-        if wants is None or has is None:
+        if wants is None:
+            yield False, "the image does not say which symbol versions RCCL's plugin needs", "build the image again"
+        elif has is None:
             yield False, f"which symbol versions {library.path} has could not be read", ""
         elif wants > has:
             says = f"RCCL's plugin needs FABRIC_{image.fabric}, {library.path} has FABRIC_{library.fabric}"

@@ -67,7 +67,7 @@ def _image(name: str, own: Mapping[str, object]) -> Image:
         glibc=_text(own.get("glibc")),
         providers=_providers(own.get("nic.providers")),
         # A damaged one is not the same as no plugin.
-        fabric=(_text(own["nic.plugin-fabric"]) or "") if "nic.plugin-fabric" in own else None,
+        fabric=str(own["nic.plugin-fabric"]) if "nic.plugin-fabric" in own else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -81,8 +82,9 @@ class Deployed:
         return {name: (container, image) for name, container, image in rows}
 
     def image(self, name: str, *lines: str) -> str:
-        """Another worker image: this one with a layer more, or what the lines of a Dockerfile make of it."""
-        recipe = [f"FROM {self.place.reference('worker')}", *(lines or (f"RUN echo {name} >/etc/{name}",))]
+        """Another worker image, never seen before: a small layer more, and the lines of a Dockerfile."""
+        news = f"RUN echo {secrets.token_hex(8)} >/etc/{name}"
+        recipe = [f"FROM {self.place.reference('worker')}", news, *lines]
         made = f"{self.place.prefix}/worker:{name}"
         engine("build", "--tag", made, "-", input="\n".join(recipe))
         return made

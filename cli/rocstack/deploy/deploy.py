@@ -94,7 +94,7 @@ class _Work:
         stopped, untouched = self._roll(rolling) if rolling else ("", ())
         ready = self._ready()
         self._accounts()  # now: Slurm reserves no node that it doesn't know to be idle
-        self.record.finish((*ready, self.control))
+        self.record.finish(name for name in (*ready, self.control) if name not in untouched)
         return Outcome(
             plan=plan,
             images={role: image.id for role, image in self.prepared.images.items()},

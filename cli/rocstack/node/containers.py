@@ -113,13 +113,16 @@ def _is(row: Row, wanted: Row, image: str) -> bool:
 
 
 def _runs(row: Row) -> bool:
-    return row["State"]["Status"] in ("running", "restarting")
+    return row["State"]["Status"] in ("running", "restarting", "paused")
 
 
 def _keep(now: Row, done: Done, heal: bool, unsure: bool) -> str:
     """What is to be done with a container that is as described; why it failed."""
     done.health = health(now)
-    if not _runs(now):
+    if now["State"]["Status"] == "paused":
+        done.action = "started"
+        docker("unpause", done.name)
+    elif not _runs(now):
         done.action = "started"
         said = docker("start", done.name, check=False)
         return said.why if said.code else ""
@@ -162,6 +165,8 @@ def _undo(name: str, old: Row | None, done: Done, why: str) -> NotHealthy:
 
 
 def _stop(row: Row) -> None:
+    if row["State"]["Status"] == "paused":
+        docker("unpause", row["Id"])
     if _runs(row):
         docker("stop", row["Id"], seconds=_grace(row) + 60)
 

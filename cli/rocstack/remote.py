@@ -236,9 +236,10 @@ def _kill(mark: str) -> int:
 def reason(result: Mapping[str, Any]) -> str:
     """Why a task failed, in one line: the last that ssh or the module said."""
     said = [str(result.get(key) or "").strip() for key in ("module_stderr", "msg", "stderr", "exception")]
-    text = re.sub(_UNREACHED, "", next(filter(None, said), "no reason given"))
+    text = next(filter(None, said), "no reason given")
     for prefix in ("Task failed: ", "Action failed: ", "Failed to connect to the host via ssh: "):
         text = text.removeprefix(prefix)
+    text = re.sub(_UNREACHED, "", text) or "the connection broke off"
     return text.splitlines()[-1].strip()
 
 

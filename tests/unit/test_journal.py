@@ -61,6 +61,8 @@ def test_resumable_until_every_node_was_come_to() -> None:
     now = now.note("n2", "failed", reason="no health").finish("t")
     assert now.resumable() is None
     assert not now.releases[-1].healthy
+    assert now.unfinished() == now.releases[-1].images, "a node that failed is tried again"
+    assert Journal().begin(deploy("a")).note("n1", "done").note("n2", "done").finish("t").unfinished() is None
 
 
 def test_back_to_the_last_verified_else_the_last_healthy() -> None:

@@ -145,14 +145,14 @@ def _resumed(journal: Journal) -> Mapping[str, WantedImage]:
     from rocstack.deploy import wanted_image
     from rocstack.errors import BadInput
 
-    current = journal.resumable()
-    if current is None:
+    images = journal.unfinished()
+    if images is None:
         raise BadInput(
-            "no deploy of this cluster was interrupted",
+            "no deploy of this cluster was interrupted, and no node failed in the last one",
             code="nothing-to-resume",
             next_step="`rocstack deploy INVENTORY --plan` shows what a new one would change",
         )
-    return wanted_image.of_release(current.images)
+    return wanted_image.of_release(images)
 
 
 def _earlier(journal: Journal) -> Mapping[str, WantedImage]:

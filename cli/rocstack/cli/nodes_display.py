@@ -22,6 +22,7 @@ class Nodes:
         self._rows: dict[str, TaskID] = {}
         self._start = time.monotonic()
         self._began: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
         self._guard = threading.Lock()
 
     def say(self, text: str) -> None:
@@ -40,7 +41,9 @@ class Nodes:
 
     def end(self, node: str, text: str, *, ok: bool = True) -> None:
         with self._guard:
-            seconds = time.monotonic() - self._began.pop(node, self._start)
+            now = time.monotonic()
+            seconds = now - self._began.pop(node, self._ended.get(node, self._start))
+            self._ended[node] = now
             if self._bars and node in self._rows:
                 self._bars.remove_task(self._rows.pop(node))
             mark = f"{seconds:6.1f} s" if ok else "[bold red]  failed[/]"
@@ -50,6 +53,7 @@ class Nodes:
         with self._guard:
             self._start = time.monotonic()
             self._began.clear()
+            self._ended.clear()
             for node in list(self._rows):
                 if self._bars:
                     self._bars.remove_task(self._rows.pop(node))

@@ -120,6 +120,13 @@ class Journal(Value):
         """A deploy that was interrupted, or stopped by its budget."""
         return self.current
 
+    def unfinished(self) -> Images | None:
+        """What `--resume` goes on with: such a deploy's images, or those of the last one if a node of it failed."""
+        if self.current:
+            return self.current.images
+        last = self.releases[-1:]
+        return last[0].images if last and not last[0].healthy else None
+
     def rollback_target(self) -> Release | None:
         """The last verified release before the present one, else the last healthy one; `basis` says which it is."""
         present = self.current.images if self.current else self.releases[-1].images if self.releases else None

@@ -155,7 +155,8 @@ def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
                 raise Failed(str(event["error"]))
             layer, status = str(event.get("id", "")), str(event.get("status", ""))
             if status == "Downloading":
-                sizes[layer] = int((event.get("progressDetail") or {}).get("total") or 0)
+                total = int((event.get("progressDetail") or {}).get("total") or 0)
+                sizes[layer] = max(total, sizes.get(layer, 0))  # less where the engine goes on after a break
             elif status == "Already exists":
                 done.layers.setdefault(layer, "existing")
             elif status == "Download complete":

@@ -26,7 +26,10 @@ TRANSIENT: frozenset[Kind] = frozenset({"busy", "unreachable"})
 _WORDS: tuple[tuple[Kind, str], ...] = (
     ("no-image", r"does not exist locally|No such image"),
     ("bad-name", r"invalid reference format|invalid tag format|must be lowercase|invalid repository name"),
-    ("untrusted", r"x509:|tls: (failed to verify|bad certificate|unknown certificate)|certificate verify failed|CertificateError"),
+    (
+        "untrusted",
+        r"x509:|tls: (failed to verify|bad certificate|unknown certificate)|certificate verify failed|CertificateError",
+    ),
     (
         "plain-http",
         r"first record does not look like a TLS handshake|gave HTTP response to HTTPS client|WRONG_VERSION_NUMBER",

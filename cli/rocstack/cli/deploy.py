@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +79,9 @@ def deploy(
     }
     cluster = _cluster(chosen, wish, method, forks)
     choose, sizes = (_resumed, None) if resume else _built(chosen, image, control_image)
-    _go(_request(nodes, chosen, cluster, choose, sizes), chosen, plan, json)
+    request = _request(nodes, chosen, cluster, choose, sizes)
+    given = {key: value for key, value in wish.items() if value is not None}
+    _go(replace(request, resume=resume, given=given), chosen, plan, json)
 
 
 def rollback(
@@ -188,8 +191,7 @@ def _request(
         chosen.run,
         chosen.overlay_folder(),
         cluster.ship.forks,
-        {"rollout": cluster.rollout.model_dump(mode="json"), "ship": cluster.ship.method},
-        layer_bytes or {},
+        layer_bytes=layer_bytes or {},
     )
 
 

@@ -22,6 +22,7 @@ from rocstack.errors import CheckFailed
 from rocstack.remote import HostRun
 
 CONTROL_SERVICES = ("registry", "db", "controller")
+WORKERS_TASK = "Containers"  # of start.yml; it follows when the control node's own services run
 
 
 def deploy(request: Request, shipping: Shipping, hands: Hands, watch: Watch) -> Outcome:
@@ -78,13 +79,15 @@ class _Work:
         self.control = self.request.inventory.control.name
         self.slurm = Controller(self.hands, self.reach, self.control)
         self.record = Record(self.prepared.journal, self.held, self.watch)
+        self.rollout = self.request.rollout(self.prepared.journal)
 
     def run(self) -> Outcome:
         plan = self.prepared.plan
         changed = [node.name for node in plan.changed]
         rolling = [node.name for node in plan.changed if node.has("replace", services.WORKER)]
         lacking = self._lacking()
-        self.record.begin(self.request, self.prepared.images, changed)
+        options = {"rollout": self.rollout.model_dump(mode="json")}
+        self.record.begin(options, self.prepared.images, changed)
         self._load_control()
         if lacking or rolling:  # else it starts in one go with the workers
             self._control()
@@ -135,7 +138,7 @@ class _Work:
         Raises:
             CheckFailed: without it nothing else is begun.
         """
-        if run.state != "ok":
+        if run.state != "ok" and WORKERS_TASK not in run.results:
             self.record.fail(self.control, why(run))
             raise CheckFailed(
                 f"the control node {self.control}: {why(run)}",
@@ -179,7 +182,7 @@ class _Work:
     def _roll(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         racks = {node.name: registry for registry, nodes in self.request.inventory.racks.items() for node in nodes}
         rolling = Rolling(
-            self.request.cluster.rollout,
+            self.rollout,
             self.prepared.orders,
             self.slurm,
             self.hands,
@@ -196,12 +199,11 @@ class _Work:
         left_out = {node.name for node in self.prepared.plan.stopped} | set(self.record.failed)
         names = [worker.name for worker in self.request.inventory.workers if worker.name not in left_out]
         (found,) = self.slurm.work({"do": "wait_ready", "nodes": names, "seconds": READY_WITHIN})
-        current = self.record.now.current
         for name, reason in found["waiting"].items():
-            if current and name in current.nodes and current.nodes[name].step in ("started", "shipped"):
-                self.record.fail(name, f"jobs can't start there: it {reason}")
-            else:
+            if "drain" in reason:  # by a person, who knows why
                 self.notes.append(f"{name} takes no jobs: it {reason}")
+            else:
+                self.record.fail(name, f"jobs can't start there: it {reason}")
         self._explain()
         return tuple(name for name in names if name not in found["waiting"])
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import Cluster, Rollout
 from rocstack.deploy import choice, facts, journal, plan, precheck, secrets, tls
 from rocstack.deploy.facts import Gathered, NodeFacts
 from rocstack.deploy.inventory import Inventory
@@ -40,8 +40,15 @@ class Request:
     run: RunProfile = field(default_factory=RunProfile)
     overlay: Path | None = None
     forks: int = FORKS
-    options: Mapping[str, Any] = field(default_factory=dict)  # for `--resume`
+    resume: bool = False  # as the deploy that was interrupted, but for what is `given` anew
+    given: Mapping[str, Any] = field(default_factory=dict)  # of the rollout, on the command line
     layer_bytes: Mapping[str, int] = field(default_factory=dict)  # diff id -> uncompressed, as far as it is known
+
+    def rollout(self, known: Journal) -> Rollout:
+        """How an update goes through the nodes."""
+        before = known.resumable() if self.resume else None
+        wish = self.cluster.rollout.model_dump() | (before.options.get("rollout", {}) if before else {})
+        return Rollout.model_validate({**wish, **self.given})
 
     @property
     def gate(self) -> str:

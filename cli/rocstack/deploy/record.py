@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets as random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rocstack.deploy import journal, lock
 from rocstack.deploy.journal import Images, Journal, Step
 from rocstack.deploy.lock import Held
-from rocstack.deploy.prepare import Request
 from rocstack.deploy.wanted_image import WantedImage
 from rocstack.deploy.watch import Watch
 
@@ -23,8 +23,9 @@ class Record:
     watch: Watch
     failed: dict[str, str] = field(default_factory=dict)
 
-    def begin(self, request: Request, images: Mapping[str, WantedImage], names: Sequence[str]) -> None:
-        """A deploy that changes nothing has no entry, unless it ends one that was interrupted."""
+    def begin(self, options: Mapping[str, Any], images: Mapping[str, WantedImage], names: Sequence[str]) -> None:
+        """`options` are what `--resume` needs. A deploy that changes nothing has no entry, unless it ends one that was
+        interrupted."""
         before = self.now.resumable()
         if not names and before is None:
             return
@@ -36,7 +37,7 @@ class Record:
             who=lock.me(),
             started=journal.now(),
             images=wanted,
-            options=request.options,
+            options=options,
             nodes={name: journal.NodeStep() for name in names},
         )
         self.now = self.now.begin(deploy)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocstack.cluster import settings
 from rocstack.cluster.settings import how_many, seconds
-from rocstack.deploy.controller import TASK, Controller, timed
+from rocstack.deploy.controller import Controller
 from rocstack.deploy.hands import Hands, why
 from rocstack.deploy.order import Order
 from rocstack.deploy.record import Record
@@ -40,10 +40,10 @@ class Rolling:
         Raises:
             CheckFailed: the lock is lost, or Slurm's controller doesn't answer.
         """
+        # Where the image didn't get, the update has nothing to do with it.
+        names = [name for name in names if name not in self.record.failed]
         budget = how_many(self.wish.failures, len(names))
-        rollout = Rollout.begin(names, canary=self.wish.canary, wave=self.wish.wave, budget=budget, groups=groups).note(
-            failed=[name for name in names if name in self.record.failed]
-        )
+        rollout = Rollout.begin(names, canary=self.wish.canary, wave=self.wish.wave, budget=budget, groups=groups)
         while wave := rollout.next():
             self.record.held.check()
             lost = self._wave(wave)
@@ -64,9 +64,12 @@ class Rolling:
             self.watch.say(f"{name} is drained by somebody else ({reason}) and stays so after the update")
         if waited["requeued"]:
             self.watch.say(f"requeued: {', '.join(map(str, waited['requeued']))}")
+        for job, reason in waited["refused"].items():
+            self.watch.say(f"job {job} can't be requeued: {reason}")
         busy: dict[str, str] = waited["busy"]
+        asked = "its jobs were asked to requeue" if self.wish.requeue else f"{self.wish.drain_timeout} of waiting"
         for name, reason in busy.items():
-            self.record.fail(name, f"{reason} still after {self.wish.drain_timeout}; it stays draining, as it was")
+            self.record.fail(name, f"{reason} still after {asked}; it stays draining, as it was")
         free = [name for name in wave if name not in busy]
         self.record.note(free, "drained")
         return {*busy, *self._replace(free, kept=drained["kept"])}
@@ -76,15 +79,11 @@ class Rolling:
         if not names:
             return {}
         since = int(time.time() + self.offset) - 1
-        resumed = [name for name in names if name not in kept]
-        steps = [{"do": "wait_ready", "nodes": resumed, "seconds": READY_WITHIN, "since": since}]
-        control = self.slurm.node
-        orders = {control: Order(), **{name: self.orders[name] for name in names}}
-        runs = self.hands.run("start.yml", orders, timed(*steps))
-        lost = {name: why(runs[name]) for name in names if runs[name].state != "ok"}
-        said = runs[control].results.get(TASK, {}).get("steps", [{}])[0]
-        slow = said.get("waiting", {} if said else dict.fromkeys(names, why(runs[control])))
-        lost |= {name: f"after the update it {reason}" for name, reason in slow.items() if name not in lost}
+        runs = self.hands.run("start.yml", {name: self.orders[name] for name in names})
+        lost = {name: why(run) for name, run in runs.items() if run.state != "ok"}
+        resumed = [name for name in names if name not in kept and name not in lost]
+        (found,) = self.slurm.work({"do": "wait_ready", "nodes": resumed, "seconds": READY_WITHIN, "since": since})
+        lost |= {name: f"after the update it {reason}" for name, reason in found["waiting"].items()}
         for name in names:
             self.heard(name, runs[name])
             if name in lost:

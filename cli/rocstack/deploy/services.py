@@ -77,6 +77,7 @@ def controller(name: str, image: str, mounts: Iterable[Mount]) -> Container:
             *(f"--volume={mount}" for mount in mounts),
         ),
         reads=(MUNGE_KEY, JWT_KEY),
+        healthy_within=900,  # a newer slurmdbd converts its database first
     )
 
 

@@ -135,6 +135,38 @@ def test_jobs_in_the_way(
     assert ran == ([jobs.CANCEL] if cancelled else [])
 
 
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("Error response from daemon: No such container: rocstack-control", ABSENT),
+        ("Error: no such container rocstack-control", ABSENT),
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock", "Cannot connect to the Docker daemon"),
+        ("permission denied while trying to connect to the Docker daemon socket", "permission denied"),
+    ],
+)
+def test_an_engine_that_is_silent_is_not_one_without_a_controller(
+    says: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or `down` would take workers away while jobs run on them."""
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit 1\n")
+    docker.chmod(0o755)
+
+    def run(reach: Reach, command: list[str]) -> subprocess.CompletedProcess[str]:
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+
+    monkeypatch.setattr(at_node, "run", run)
+    said = look.slurm(Reach("n1"))
+    assert said.nodes is None
+    assert said.why.startswith(why)
+    if why == ABSENT:
+        jobs.end(Reach("n1"), force=False)
+    else:
+        with pytest.raises(CheckFailed):
+            jobs.end(Reach("n1"), force=False)
+
+
 def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for command in (["status"], ["down"], ["deploy"], ["rollback"], ["logs", "n1"], ["shell", "n1"]):

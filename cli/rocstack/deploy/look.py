@@ -22,7 +22,10 @@ lock={Path(journal.PATH).parent}/deploy.lock
 echo {_MARK}
 inode=$(stat -c %i $lock 2>/dev/null) && grep -q "FLOCK .*:$inode 0 EOF" /proc/locks && cat $lock
 echo {_MARK}
-docker container inspect {services.CONTROL} >/dev/null 2>&1 || exit 0
+said=$(docker container inspect {services.CONTROL} 2>&1 >/dev/null) || case "$said" in
+  *[Nn]"o such container"*) exit 0 ;;
+  *) echo "$said" >&2; exit 1 ;;
+esac
 exec docker exec {services.CONTROL} bash -c "$0"
 """
 

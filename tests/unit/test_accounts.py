@@ -67,6 +67,22 @@ def test_a_reservation_in_time(now: datetime, words: list[str] | None) -> None:
     assert bool(made.notes) == (words is None)
 
 
+def test_a_reservation_leaves_out_what_slurm_does_not_know_yet() -> None:
+    of = {"accounts": ["default"]}
+    wanted = {"both": {"nodes": ["n[1-2]"], **of}, "late": {"nodes": ["n2"], **of}}
+    made = accounts.changes(
+        Cluster.model_validate({"reservations": wanted}),
+        found.read(FRESH),
+        workers=["n1", "n2"],
+        groups={},
+        now=NOW,
+        absent=["n2"],
+    )
+    lines = [line for line in made.commands if "reservation" in line]
+    assert [(line[3], "Nodes=n1" in line) for line in lines] == [("ReservationName=both", True)]
+    assert made.notes == tuple(f"reservation {name}: without n2, which Slurm doesn't know yet" for name in wanted)
+
+
 def test_a_reservation_of_a_node_that_is_not_there() -> None:
     with pytest.raises(BadInput, match=r"cluster\.reservations\.r names 'n3'"):
         changes({"reservations": {"r": {"nodes": ["n3"], "accounts": ["default"]}}}, FRESH)

@@ -32,17 +32,19 @@ def changes(
     workers: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     now: datetime,
+    absent: Sequence[str] = (),
 ) -> Changes:
     """From what is found to what is wanted. The users must be known in the control container before the commands run:
     slurmctld looks up a user's uid when it hears of the user.
 
     Args:
         now: the control node's own clock and zone, without a zone.
+        absent: those of `workers` that Slurm doesn't know yet.
 
     Raises:
         BadInput: a reservation names nodes that are not there.
     """
-    held = reservations.changes(cluster, found.reservations, workers=workers, groups=groups, now=now)
+    held = reservations.changes(cluster, found.reservations, workers=workers, groups=groups, now=now, absent=absent)
     commands = [*_qos(cluster, found), *_accounts(cluster, found), *_users(cluster, found), *held.commands]
     return Changes(tuple(commands), (*_left(cluster, found), *held.notes))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rocstack.cluster import hostlist
@@ -60,6 +60,19 @@ def decide(setting: str, machines: Sequence[Machine]) -> Cgroups:
         f"cluster.cgroup is {setting}, and {why}{more}",
         code="bad-cgroup",
         next_step="write `cgroup: auto`, or set these nodes right",
+    )
+
+
+def lost(setting: str, before: Iterable[Machine], now: Iterable[Machine]) -> str:
+    """What a running cluster is told that loses its cgroups by a node that came, or changed; "" where none does."""
+    closed = sorted((each.name for each in now if _lack(each)), key=hostlist.natural)
+    was = decide("auto", tuple(before))
+    if setting != "auto" or not closed or not was.used:
+        return ""
+    names = hostlist.fold(closed)
+    return (
+        f"jobs will no longer be held in cgroups because of {names}, and every worker is replaced for it: "
+        f"take {names} out of the inventory, or `cluster.cgroup: {'v2' if was.unified else 'v1'}` refuses it"
     )
 
 

@@ -28,8 +28,12 @@ def changes(
     workers: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     now: datetime,
+    absent: Sequence[str] = (),
 ) -> Held:
     """
+    Args:
+        absent: those of `workers` that Slurm doesn't know yet.
+
     Raises:
         BadInput: a reservation names nodes that are not there.
     """
@@ -39,7 +43,13 @@ def changes(
         if end and end <= now:
             held.notes.append(f"reservation {name} ended {end:%Y-%m-%d %H:%M}: remove it from rocstack.yml")
             continue
-        nodes = members(wanted.nodes, workers, groups, f"cluster.reservations.{name}")
+        named = members(wanted.nodes, workers, groups, f"cluster.reservations.{name}")
+        nodes = [each for each in named if each not in absent]
+        if len(nodes) < len(named):
+            lacking = hostlist.fold(each for each in named if each in absent)
+            held.notes.append(f"reservation {name}: without {lacking}, which Slurm doesn't know yet")
+        if named and not nodes:
+            continue
         have = found.get(name)
         if have is None:
             held.commands.append(

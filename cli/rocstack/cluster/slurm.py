@@ -48,6 +48,7 @@ def files(
     control: Control,
     machines: Sequence[Machine],
     *,
+    absent: Sequence[str] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
     password: str,
     overlay: Path | None = None,
@@ -55,6 +56,7 @@ def files(
     """
     Args:
         machines: the workers, in any order.
+        absent: workers of which nothing is known yet: they may be named, and are left out.
         groups: the inventory's groups -> node names, for partitions and reservations.
         password: of the database.
         overlay: the user's folder, whose slurm/*.j2 override blocks.
@@ -69,7 +71,7 @@ def files(
     cgroups = cgroup.decide(cluster.cgroup, workers)
     library = component.library("slurm", overlay)
     blocks = Blocks(
-        environment(sources(library)), library, _variables(cluster, control, workers, groups or {}, cgroups)
+        environment(sources(library)), library, _variables(cluster, control, workers, absent, groups or {}, cgroups)
     )
 
     def text(name: str, **extra: Any) -> str:
@@ -82,7 +84,14 @@ def files(
         "cgroup.conf": text("cgroup.conf"),
         "slurmdbd.conf": text("slurmdbd.conf", password=password),
     }
-    return Files(texts, cgroups, cgroups.notes)
+    return Files(texts, cgroups, (*cgroups.notes, *_left_out(absent)))
+
+
+def _left_out(absent: Sequence[str]) -> tuple[str, ...]:
+    names = hostlist.fold(sorted(absent, key=hostlist.natural))
+    return (
+        (f"Slurm doesn't know {names} yet, of which nothing could be read: the next deploy adds it",) if names else ()
+    )
 
 
 def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, Sequence[str]], key: str) -> list[str]:
@@ -114,6 +123,7 @@ def _variables(
     cluster: Cluster,
     control: Control,
     workers: Sequence[Machine],
+    absent: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     cgroups: cgroup.Cgroups,
 ) -> dict[str, Any]:
@@ -130,7 +140,7 @@ def _variables(
         # A virtual node's CPUs are not there to be bound to: `srun --cpu-bind=cores` would fail.
         "affinity": not any(each.virtual for each in workers),
         "memory_per_cpu": min((each.memory // each.cpus for each in workers), default=1),
-        "partitions": [_partition(cluster, name, workers, groups) for name in cluster.partitions],
+        "partitions": [_partition(cluster, name, workers, absent, groups) for name in cluster.partitions],
     }
 
 
@@ -171,10 +181,16 @@ def _gres(workers: Sequence[Machine]) -> list[dict[str, str]]:
 
 
 def _partition(
-    cluster: Cluster, name: str, workers: Sequence[Machine], groups: Mapping[str, Sequence[str]]
+    cluster: Cluster,
+    name: str,
+    workers: Sequence[Machine],
+    absent: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
     part: Partition = cluster.partitions[name]
-    names = members(part.nodes, [each.name for each in workers], groups, f"cluster.partitions.{name}")
+    every = [*(each.name for each in workers), *absent]
+    named = members(part.nodes, every, groups, f"cluster.partitions.{name}")
+    names = [each for each in named if each not in absent]
     cpus_per_gpu = min((each.cpus // each.gpus for each in workers if each.name in names and each.gpus), default=0)
     words = {
         "Nodes": "ALL" if part.nodes == (ALL,) else hostlist.fold(names) or '""',

@@ -52,9 +52,14 @@ class Controller:
         return results
 
     def account_changes(
-        self, cluster: Cluster, workers: Sequence[str], groups: Mapping[str, Sequence[str]]
+        self,
+        cluster: Cluster,
+        workers: Sequence[str],
+        groups: Mapping[str, Sequence[str]],
+        absent: Sequence[str] = (),
     ) -> accounts.Changes:
-        """What QoS, accounts, users and reservations lack; asks, and changes nothing.
+        """What QoS, accounts, users and reservations lack; asks, and changes nothing. `absent` are workers that Slurm
+        doesn't know yet.
 
         Raises:
             CheckFailed: the controller or its database doesn't answer.
@@ -65,7 +70,8 @@ class Controller:
         said = self.ask("bash", "-c", f"set -e; {script}")
         answers = dict(zip(questions, said.split(f"{_MARK}\n"), strict=True))
         now = datetime.fromisoformat(answers.pop("clock").strip())
-        return accounts.changes(cluster, found.read(answers), workers=workers, groups=groups, now=now)
+        known = found.read(answers)
+        return accounts.changes(cluster, known, workers=workers, groups=groups, now=now, absent=absent)
 
     def ask(self, *command: str, service: str = services.CONTROL) -> str:
         """What a command in the controller's container says.

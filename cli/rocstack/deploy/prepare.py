@@ -88,7 +88,7 @@ class Prepared:
             for host in inventory.nodes
         )
         between = tuple(finding for finding in self.findings if finding.node is None)
-        notes = self.wanted.slurm.notes if self.wanted else ()
+        notes = self.wanted.plan_notes if self.wanted else ()
         return Plan(nodes, between, self._shipping(nodes), notes)
 
     def _shipping(self, nodes: Sequence[NodePlan]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rocstack.cluster import hostlist, slurm
+from rocstack.cluster import cgroup, hostlist, slurm
 from rocstack.cluster.cgroup import cgroup_flags
 from rocstack.cluster.machine import Machine, machine
 from rocstack.cluster.settings import Cluster
@@ -68,13 +68,13 @@ class Wanted:
 
     @cached_property
     def machines(self) -> dict[str, Machine]:
-        """The workers as slurm.conf describes them. One that can't be read now is as it was: taking it out of
-        slurm.conf would end its jobs."""
-        before = known_machines(self.control.state)
+        """The workers as slurm.conf describes them. One that can't be read now, or whose engine says nothing, is as it
+        was: taking it out of slurm.conf would end its jobs, and to take it for one without cgroups would take them
+        from all."""
         found = {}
         for host in self.inventory.workers:
             facts = self.facts.node(host.name)
-            if facts:
+            if facts and not facts.engine.problem:
                 found[host.name] = machine(
                     facts.profile,
                     name=host.name,
@@ -83,9 +83,28 @@ class Wanted:
                     cgroup_writable=facts.engine.cgroup_writable,
                     offer_gpus=self.cluster.gres == "auto",
                 )
-            elif host.name in before:
-                found[host.name] = before[host.name]
+            elif host.name in self.before:
+                found[host.name] = self.before[host.name]
         return found
+
+    @cached_property
+    def before(self) -> dict[str, Machine]:
+        return known_machines(self.control.state)
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.inventory.workers)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Workers that Slurm doesn't know yet: nothing could ever be read of them."""
+        return tuple(name for name in self.worker_names if name not in self.machines)
+
+    @property
+    def plan_notes(self) -> tuple[str, ...]:
+        """What the person should know whatever happens."""
+        lost = cgroup.lost(self.cluster.cgroup, self.before.values(), self.machines.values())
+        return (*self.slurm.notes, *([lost] if lost else []))
 
     @cached_property
     def slurm(self) -> slurm.Files:
@@ -97,6 +116,7 @@ class Wanted:
             self.cluster,
             slurm.Control(self.inventory.control.name, self.control_address),
             tuple(self.machines.values()),
+            absent=self.absent,
             groups=self.groups,
             password=self.keys.database_password,
             overlay=self.overlay,
@@ -128,8 +148,9 @@ class Wanted:
         return found
 
     def orders(self) -> dict[str, Order]:
-        """By node, for those that could be read."""
-        return {host.name: self._order(host.name) for host in self.inventory.nodes if self.facts.node(host.name)}
+        """By node, for those that could be read, and whose engine answers."""
+        found = {host.name: self.facts.node(host.name) for host in self.inventory.nodes}
+        return {name: self._order(name) for name, facts in found.items() if facts and not facts.engine.problem}
 
     def _order(self, name: str) -> Order:
         facts, roles = self.facts.node(name), self.inventory.roles(name)

@@ -48,7 +48,7 @@ options:
     default: []
   containers:
     description:
-      - Containers with C(name), C(service), C(image), C(args), C(command), C(spec) and C(healthy_within).
+      - Containers with C(name), C(service), C(image), C(args), C(command), C(spec), C(reads) and C(healthy_within).
     type: list
     elements: dict
     default: []

@@ -112,6 +112,7 @@ class Order:
                     "args": list(each.args),
                     "command": [],
                     "spec": specs[each.name],
+                    "reads": list(each.reads),
                     "healthy_within": each.healthy_within,
                 }
                 for each in self.containers

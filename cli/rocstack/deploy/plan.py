@@ -93,17 +93,19 @@ def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
 
 
 def _same(image: Image, found: NodeImage, store: str) -> bool:
-    """containerd's store has the manifest's digest for an id. In the other one the same layers under another id are an
-    image with another configuration."""
-    by_layers = store == "containerd" and bool(image.layers)
-    return image.id == found.id or (by_layers and image.layers == found.layers)
+    """containerd's store has the manifest's digest for an id, so there the layers count, or the name that a deploy gave
+    it. In the other one the same layers under another id are an image with another configuration."""
+    if store != "containerd":
+        return image.id == found.id
+    by_layers = bool(image.layers) and image.layers == found.layers
+    return image.id == found.id or by_layers or image.name in found.names
 
 
 def _of_container(container: Container, spec: str, order: Order, facts: NodeFacts) -> list[Change]:
     found = next((each for each in facts.containers if each.name == container.name), None)
     if found is None:
         return [Change("start", container.name, "not there")]
-    if found.spec != spec:
+    if found.spec != spec or _changed(container, order, facts):
         return [Change("replace", container.name, _why(container, found.image, order, facts))]
     if found.status != "running":
         return [Change("restart", container.name, f"it is {found.status}")]
@@ -113,9 +115,14 @@ def _of_container(container: Container, spec: str, order: Order, facts: NodeFact
 def _why(container: Container, image: str, order: Order, facts: NodeFacts) -> str:
     if image != container.image:
         return f"image {short(image)} -> {short(container.image)}"
-    shas = {file.path: file.sha256 for file in order.files}
-    changed = [path for path in container.reads if facts.files.get(path) != shas.get(path)]
+    changed = _changed(container, order, facts)
     return f"{', '.join(changed)} changed" if changed else "other flags"
+
+
+def _changed(container: Container, order: Order, facts: NodeFacts) -> list[str]:
+    """Files that it reads, and which are others on the node."""
+    shas = {file.path: file.sha256 for file in order.files}
+    return [path for path in container.reads if facts.files.get(path) != shas.get(path)]
 
 
 def short(image: str) -> str:

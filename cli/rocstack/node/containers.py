@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import calendar
 import json
+import os
 import time
 from dataclasses import asdict, dataclass, field
 
@@ -44,7 +46,7 @@ class NotHealthy(Failed):
 def ensure(wanted: Row, image: str, heal: bool = False) -> Done:
     """
     Args:
-        wanted: {"name", "service", "args", "command", "spec", "healthy_within": seconds}.
+        wanted: {"name", "service", "args", "command", "spec", "reads": paths, "healthy_within": seconds}.
         image: how this engine knows the image.
         heal: restart one that is as described but unhealthy.
 
@@ -109,7 +111,17 @@ def _settle(wanted: Row, image: str) -> tuple[Row | None, Row | None]:
 
 def _is(row: Row, wanted: Row, image: str) -> bool:
     spec = (row["Config"].get("Labels") or {}).get(SPEC)
-    return bool(spec == wanted["spec"] and row["Image"].endswith(image.rpartition(":")[2]))
+    same = bool(spec == wanted["spec"] and row["Image"].endswith(image.rpartition(":")[2]))
+    return same and not _stale(row, wanted.get("reads", []))
+
+
+def _stale(row: Row, paths: list[str]) -> bool:
+    """A file that it reads was written after its start: it still has the one before."""
+    if not _runs(row):
+        return False
+    whole, _, part = row["State"]["StartedAt"].rstrip("Z").partition(".")
+    started = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{part or 0}")
+    return any(os.path.exists(path) and os.stat(path).st_mtime > started for path in paths)
 
 
 def _runs(row: Row) -> bool:

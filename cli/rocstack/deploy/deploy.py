@@ -173,7 +173,7 @@ class _Work:
     def _accounts(self) -> None:
         wanted = self.prepared.wanted
         assert wanted is not None
-        found = self.slurm.account_changes(self.request.cluster, list(wanted.machines), wanted.groups)
+        found = self.slurm.account_changes(self.request.cluster, wanted.worker_names, wanted.groups, wanted.absent)
         self.notes += found.notes
         if found.commands:
             self.watch.say(f"Slurm's QoS, accounts and users: {len(found.commands)} changes")

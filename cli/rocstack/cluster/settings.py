@@ -18,7 +18,6 @@ from rocstack.words import (
     EnvValue,
     Hostlist,
     ImageRef,
-    Line,
     Moment,
     MountText,
     SlurmFlag,
@@ -205,7 +204,6 @@ class Cluster(Value):
     ship: Ship = Ship()
     rollout: Rollout = Rollout()
     keep_images: Some = 2  # of each role, on a node
-    backup: Line = "/var/backups/rocstack"  # folder on the control node
 
     @property
     def default_partition(self) -> str:

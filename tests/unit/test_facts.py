@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,5 +125,7 @@ def test_who_is_asked_what() -> None:
         "n2": ["10.0.0.1:6817"],
         "n10": ["10.0.0.1:6817"],
     }
-    assert asked["rocstack_facts_ports"] == [5000, 6817, 6818, 6819, 6820]
+    assert asked["rocstack_facts_ports"] == [6817, 6818, 6819, 6820]
+    racks = replace(INVENTORY, workers=(replace(HOSTS[1], rack_registry="rack7"), HOSTS[2]))
+    assert facts.questions(racks, [], [], 5050)["rocstack_facts_ports"] == [443, 5050, 6817, 6818, 6819, 6820]
     assert asked["rocstack_facts_names"] == ["n1"]

@@ -113,7 +113,7 @@ def scope_of(data: dict[str, Any]) -> tuple[Scope, list[Failure]]:
     given = data.get("images", {})
     wanted = {
         "worker": image("worker", given.get("worker"), data.get("labels", {})),
-        "control": image("control", None, {}),
+        "control": image("control", None, data.get("control_labels", {})),
     }
     layers = (given.get("worker") or {}).get("bytes", {}) if isinstance(given.get("worker"), dict) else {}
     scope = Scope(
@@ -124,6 +124,7 @@ def scope_of(data: dict[str, Any]) -> tuple[Scope, list[Failure]]:
         memlock=data.get("memlock", False),
         uids=data.get("uids", {}),
         layer_bytes=layers,
+        registries=data.get("registries", {}),
     )
     return scope, failures
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rocstack.cluster.settings import Cluster
-from rocstack.deploy import facts, secrets, tls
+from rocstack.deploy import facts, plan, record, secrets, tls, wanted_image
 from rocstack.deploy.facts import Gathered
 from rocstack.deploy.inventory import Host, Inventory
 from rocstack.deploy.wanted import Wanted
@@ -97,3 +100,41 @@ def test_a_worker_that_was_never_read_may_be_named() -> None:
     text = wanted({"n1": {}, "n3": {}}, cluster=cluster).slurm.texts["slurm.conf"]
     assert "PartitionName=train Nodes=n1 " in text
     assert 'PartitionName=late Nodes="" ' in text
+
+
+def test_images_stay_under_the_names_that_a_deploy_gave_them() -> None:
+    """containerd's store has ids of its own."""
+    ident = f"sha256:{'ab' * 32}"
+    kept = wanted({"n1": {}, "n2": {}, "n3": {}}, keep=frozenset({ident})).orders()["n2"].keep
+    assert kept is not None
+    assert {ident, "rocstack/worker:abababababab", "rocstack/control:abababababab"} <= {*kept}
+
+
+@pytest.mark.parametrize(("store", "ships"), [("containerd", False), ("graph", True)])
+def test_an_image_that_is_only_known_by_name(store: str, ships: bool) -> None:
+    """A release's layers are not in the journal, so in containerd's store its name says that it is there."""
+    now = wanted({"n1": {}, "n2": {"store": store}, "n3": {}})
+    order, found = now.orders()["n2"], now.facts.node("n2")
+    assert found is not None
+    there = {"id": "sha256:manifest", "names": [order.images[0].name], "digests": [], "layers": ["sha256:l"], "size": 1}
+    about = {"created": "", "role": "worker", "content": "", "stack": "", "nic": "tcp"}
+    images = (facts.NodeImage.model_validate({**there, **about, "names": (order.images[0].name,)}, strict=False),)
+    made = plan.changes(order, found.model_copy(update={"images": images}))
+    assert any(change.kind == "ship" for change in made) == ships
+
+
+def test_registries_and_their_ports() -> None:
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    assert wanted(nodes, cluster={"ship": {"port": 5050}}).registries == {"n1": 5050}
+    assert wanted(nodes, cluster={"ship": {"registry": "reg.example.org/site"}}).registries == {}
+    racks = wanted(nodes)
+    rack = dataclasses.replace(HOSTS[1], rack_registry="10.0.0.2:5443")
+    racks = dataclasses.replace(racks, inventory=dataclasses.replace(racks.inventory, workers=(HOSTS[0], rack)))
+    assert racks.registries == {"n1": 5000, "n2": 5443}
+
+
+def test_the_controllers_slurm_is_known_later() -> None:
+    assert deployed()["slurm"] == "24.11.5"
+    release = record.release(IMAGES)
+    assert wanted_image.of_release(release)["control"].slurm == "24.11.5"
+    assert wanted_image.of_release(release.model_copy(update={"control_labels": {}}))["control"].slurm == ""

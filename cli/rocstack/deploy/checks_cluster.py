@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from rocstack.deploy.facts import SLURMCTLD, SLURMD, NodeFacts
 from rocstack.deploy.scope import Scope, Values, cluster_rule, node_rule
+from rocstack.deploy.wanted import known_machines
 
 
 def _alike(scope: Scope, of: Callable[[NodeFacts], str]) -> Iterator[tuple[str, str]]:
@@ -32,9 +33,32 @@ def same_address(scope: Scope) -> Iterator[Values]:
             yield {"names": names, "address": address}
 
 
+@cluster_rule
+def node_left(scope: Scope) -> Iterator[Values]:
+    before = known_machines(scope.control.state) if scope.control else {}
+    for name in before:
+        if all(name != worker.name for worker in scope.inventory.workers):
+            yield {"name": name}
+
+
 @node_rule
 def address_unreached(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    """Only addresses that will be used: the controller's for a worker, the workers' for the controller."""
+    for peer, address, why in _tried(node, scope):
+        if why:
+            yield {"node": node.name, "peer": peer, "address": address, "host": scope.address(peer), "why": why}
+
+
+@node_rule
+def address_untried(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    """The question went to the address that the inventory says; which one counts was only known with the answers."""
+    for peer, address, why in _tried(node, scope):
+        if why is None:
+            yield {"node": node.name, "peer": peer, "address": address, "host": scope.address(peer)}
+
+
+def _tried(node: NodeFacts, scope: Scope) -> Iterator[tuple[str, str, str | None]]:
+    """Peers, their addresses, and why one isn't reached (None: not tried). Only addresses that will be used: the
+    controller's for a worker, the workers' for the controller."""
     peers = {}
     if scope.works(node):
         peers[scope.inventory.control.name] = SLURMCTLD
@@ -42,9 +66,8 @@ def address_unreached(node: NodeFacts, scope: Scope) -> Iterator[Values]:
         peers.update({worker.name: SLURMD for worker in scope.inventory.workers})
     for peer, port in peers.items():
         address = f"{scope.address(peer)}:{port}"
-        why = node.reach.get(address, "")
-        if why and peer != node.name and any(other.name == peer for other in scope.nodes):
-            yield {"node": node.name, "peer": peer, "address": address, "host": scope.address(peer), "why": why}
+        if peer != node.name and any(other.name == peer for other in scope.nodes):
+            yield peer, address, node.reach.get(address)
 
 
 def _control_is(node: NodeFacts, scope: Scope) -> tuple[str, ...] | None:

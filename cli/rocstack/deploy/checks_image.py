@@ -97,6 +97,28 @@ def slurm_newer(scope: Scope) -> Iterator[Values]:
         yield {"worker": worker, "control": control}
 
 
+def _controller(scope: Scope, upgrade: bool) -> Iterator[Values]:
+    """Slurm's version on the control node, as the last deploy left it, where the wanted image has another release."""
+    image = scope.images.get("control")
+    now = str(((scope.control.state if scope.control else None) or {}).get("slurm", ""))
+    before, after = rules.upstream(now), rules.upstream(image.slurm if image else "")
+    if image is None or before is None or after is None:
+        return
+    was, will = before.release[:2], after.release[:2]
+    if (will > was) if upgrade else (will < was):
+        yield {"now": now, "wanted": image.slurm, "inventory": scope.inventory.path}
+
+
+@cluster_rule
+def slurm_older(scope: Scope) -> Iterator[Values]:
+    yield from _controller(scope, upgrade=False)
+
+
+@cluster_rule
+def slurm_upgrade(scope: Scope) -> Iterator[Values]:
+    yield from _controller(scope, upgrade=True)
+
+
 @cluster_rule
 def images_differ(scope: Scope) -> Iterator[Values]:
     worker, control = _labels(scope, "stack")

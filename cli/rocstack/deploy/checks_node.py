@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rocstack.deploy.facts import PORTS, REGISTRY, SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD, NodeFacts
+from rocstack.deploy.facts import PORTS, SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD, NodeFacts
 from rocstack.deploy.scope import NODE_RULES, Scope, Values, node_rule, size
 from rocstack.doctor.diagnosis import few
 from rocstack.node.gate import TCP
@@ -17,8 +17,7 @@ PACKED = 0.45  # of the unpacked size, beside which they lie while they are unpa
 SPARE = 2 << 30  # bytes
 CLOCK, DRIFT = 5.0, 1.0  # seconds
 PURPOSES = {
-    REGISTRY: "image registry", SLURMCTLD: "slurmctld", SLURMD: "slurmd", SLURMDBD: "slurmdbd",
-    SLURMRESTD: "slurmrestd",
+    SLURMCTLD: "slurmctld", SLURMD: "slurmd", SLURMDBD: "slurmdbd", SLURMRESTD: "slurmrestd",
 }  # fmt: skip
 
 
@@ -108,11 +107,14 @@ def clock_off(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 @node_rule
 def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    for port in dict.fromkeys(port for role in scope.roles(node) for port in PORTS[role]):
+    purposes = {port: PURPOSES[port] for role in scope.roles(node) for port in PORTS[role]}
+    if node.name in scope.registries:
+        purposes = {scope.registries[node.name]: "image registry", **purposes}
+    for port, purpose in purposes.items():
         found = node.ports.get(str(port))
         if found and not found.service:
             by = f" by {found.program}" if found.program else ""
-            yield {"port": port, "purpose": PURPOSES[port], "program": by}
+            yield {"port": port, "purpose": purpose, "program": by}
 
 
 @node_rule

@@ -17,7 +17,7 @@ import pydantic_core
 from pydantic import Field, SkipValidation, ValidationError
 
 from rocstack import host, probe, remote
-from rocstack.deploy import ssh
+from rocstack.deploy import racks, ssh
 from rocstack.deploy.inventory import Inventory
 from rocstack.node.deploy_facts import SCHEMA
 from rocstack.node.profile import NodeProfile
@@ -27,8 +27,8 @@ from rocstack.words import Value
 
 PLAYBOOK, TASK = "facts.yml", "Facts"
 PATIENCE = 60  # seconds
-REGISTRY, SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 5000, 6817, 6818, 6819, 6820
-PORTS = {"control": (REGISTRY, SLURMCTLD, SLURMDBD, SLURMRESTD), "worker": (SLURMD,)}
+SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
+PORTS = {"control": (SLURMCTLD, SLURMDBD, SLURMRESTD), "worker": (SLURMD,)}
 
 
 class Engine(Value):
@@ -157,6 +157,7 @@ def gather(
     *,
     uids: Sequence[int] = (),
     users: Sequence[str] = (),
+    registry_port: int | None = None,
     overlay: Path | None = None,
     forks: int = remote.FORKS,
     patience: int = PATIENCE,
@@ -173,7 +174,7 @@ def gather(
         heard[name] = time.time()
         on_event(name, state)
 
-    variables = {**questions(inventory, uids, users), "rocstack_facts_patience": patience}
+    variables = {**questions(inventory, uids, users, registry_port), "rocstack_facts_patience": patience}
     nodes, failures = [], []
     reaches: dict[str, ssh.Reach] = {}
     for run in remote.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
@@ -193,15 +194,18 @@ def gather(
     )
 
 
-def questions(inventory: Inventory, uids: Sequence[int], users: Sequence[str]) -> dict[str, Any]:
-    """The playbook's variables: what each node is asked of the others."""
+def questions(
+    inventory: Inventory, uids: Sequence[int], users: Sequence[str], registry_port: int | None = None
+) -> dict[str, Any]:
+    """The playbook's variables: what each node is asked of the others. `registry_port` is the control node's."""
+    registries = {*([registry_port] if registry_port else []), *(racks.port(each) for each in inventory.racks)}
     control, workers = inventory.control, inventory.workers
     reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
     reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
     return {
         "rocstack_facts_names": [control.name],
         "rocstack_facts_reach": reach,
-        "rocstack_facts_ports": sorted({port for ports in PORTS.values() for port in ports}),
+        "rocstack_facts_ports": sorted({port for ports in PORTS.values() for port in ports} | registries),
         "rocstack_facts_uids": list(uids),
         "rocstack_facts_users": list(users),
     }

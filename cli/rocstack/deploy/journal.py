@@ -30,6 +30,7 @@ class Images(Value):
     worker_reference: str = ""
     control_reference: str = ""
     labels: Mapping[str, str] = Field(default_factory=dict)  # the worker's that a person asks for: stack, nic, content
+    control_labels: Mapping[str, str] = Field(default_factory=dict)
 
     def same(self, other: Images) -> bool:
         return (self.worker_id, self.control_id) == (other.worker_id, other.control_id)

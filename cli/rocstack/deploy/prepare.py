@@ -137,16 +137,6 @@ def prepare(request: Request, watch: Watch) -> Prepared:
         secrets.refuse_others(place, keys, keys_there(control.state))
     known = journal.loads_dict(control.journal) if control else Journal()
     images = request.choose(known)
-    scope = Scope(
-        inventory,
-        gathered.nodes,
-        images,
-        gate=request.gate,  # type: ignore[arg-type]
-        memlock=request.run.ulimits != "auto",
-        uids=UIDS,
-        layer_bytes=request.layer_bytes,
-    )
-    found = precheck.precheck(scope, gathered.failures)
     wanted = None
     if control:
         wanted = Wanted(
@@ -161,6 +151,17 @@ def prepare(request: Request, watch: Watch) -> Prepared:
             gate=request.gate,
             overlay=request.overlay,
         )
+    scope = Scope(
+        inventory,
+        gathered.nodes,
+        images,
+        gate=request.gate,  # type: ignore[arg-type]
+        memlock=request.run.ulimits != "auto",
+        uids=UIDS,
+        layer_bytes=request.layer_bytes,
+        registries=wanted.registries if wanted else {},
+    )
+    found = precheck.precheck(scope, gathered.failures)
     return Prepared(request, images, gathered, known, keys, found, wanted)
 
 
@@ -176,6 +177,7 @@ def _gather(request: Request, watch: Watch) -> Gathered:
         on_event,
         uids=tuple(UIDS.values()),
         users=tuple(UIDS),
+        registry_port=request.cluster.ship.port,
         overlay=request.overlay,
         forks=request.forks,
     )

@@ -29,7 +29,11 @@ class Mirror:
 
     @property
     def port(self) -> int:
-        return int(self.registry.partition(":")[2] or HTTPS)
+        return port(self.registry)
+
+
+def port(registry: str) -> int:
+    return int(registry.partition(":")[2] or HTTPS)
 
 
 def mirrors(inventory: Inventory, address: Callable[[str], str]) -> tuple[Mirror, ...]:

@@ -82,4 +82,5 @@ def release(images: Mapping[str, WantedImage]) -> Images:
         worker_reference=worker.reference or "",
         control_reference=control.reference or "",
         labels=dict(worker.labels),
+        control_labels=dict(control.labels),
     )

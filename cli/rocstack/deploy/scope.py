@@ -40,6 +40,7 @@ class Scope:
     memlock: whether the person set the limit of locked memory themselves.
     uids: name -> number of the users in the images.
     layer_bytes: diff id -> uncompressed bytes, as far as they are known.
+    registries: the nodes that are to run one -> its port.
     """
 
     inventory: Inventory
@@ -49,6 +50,7 @@ class Scope:
     memlock: bool = False
     uids: Mapping[str, int] = field(default_factory=dict)
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
+    registries: Mapping[str, int] = field(default_factory=dict)
 
     def roles(self, node: NodeFacts) -> tuple[str, ...]:
         return self.inventory.roles(node.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -21,7 +21,7 @@ from rocstack.deploy.inventory import Inventory
 from rocstack.deploy.order import Container, File, Order
 from rocstack.deploy.racks import Mirror
 from rocstack.deploy.secrets import Secrets
-from rocstack.deploy.wanted_image import WantedImage
+from rocstack.deploy.wanted_image import WantedImage, name_on_node
 from rocstack.environment import Environment
 from rocstack.mount import Mount, parse_mount
 from rocstack.nic.hostlib import host_mounts
@@ -30,6 +30,7 @@ from rocstack.runline import RunProfile
 
 SLURM_UID = 64030
 USER = "rocstack"  # of the registry
+ROLES = ("worker", "control")
 _MACHINES = TypeAdapter(dict[str, Machine])
 
 
@@ -133,6 +134,12 @@ class Wanted:
         return f"{self.control_address}:{self.cluster.ship.port}"
 
     @cached_property
+    def registries(self) -> dict[str, int]:
+        """The nodes that run one -> its port."""
+        own = {self.inventory.control.name: self.cluster.ship.port} if self.has_registry else {}
+        return {**own, **{mirror.node: mirror.port for mirror in self.mirrors if mirror.node}}
+
+    @cached_property
     def mirrors(self) -> tuple[Mirror, ...]:
         """The racks' registries, where they may be used; those that are ours run, in use or not.
 
@@ -176,7 +183,7 @@ class Wanted:
             containers=tuple(containers),
             commands=self._commands(roles),
             remove=tuple(sorted(_ours(facts) - {container.name for container in containers})),
-            keep=tuple(sorted(self.keep | {image.id for image in images} | running(facts))),
+            keep=_kept(self.keep | {image.id for image in images} | running(facts)),
             state=self._state(name, roles),
         )
 
@@ -249,6 +256,7 @@ class Wanted:
         state: dict[str, Any] = {"cluster": self.cluster.name, "images": {r: self.images[r].id for r in roles}}
         if "control" in roles:
             state["keys"] = self.keys.fingerprints()
+            state["slurm"] = self.images["control"].slurm
             state["machines"] = {name: asdict(each) for name, each in self.machines.items()}
         return state
 
@@ -256,6 +264,12 @@ class Wanted:
 def _ours(facts: NodeFacts) -> set[str]:
     """One that waits to be replaced counts with its successor."""
     return {each.name.removesuffix(OLD) for each in facts.containers if each.service}
+
+
+def _kept(ids: Iterable[str]) -> tuple[str, ...]:
+    """With what a deploy calls them: containerd's store has ids of its own."""
+    names = {name_on_node(role, ident) for role in ROLES for ident in ids}
+    return tuple(sorted({*ids, *names}))
 
 
 def running(facts: NodeFacts) -> frozenset[str]:

@@ -36,10 +36,13 @@ class WantedImage:
         return from_labels(self.name, self.labels)
 
     @property
+    def slurm(self) -> str:
+        """Its version; empty where the labels are not known."""
+        return self.labels.get(f"{OWN}component.slurm", "")
+
+    @property
     def on_node(self) -> Image:
-        return Image(
-            self.id, f"rocstack/{self.role}:{self.id.removeprefix('sha256:')[:12]}", self.reference, self.layers
-        )
+        return Image(self.id, name_on_node(self.role, self.id), self.reference, self.layers)
 
     def at(self, reference: str) -> WantedImage:
         return replace(self, reference=reference)
@@ -52,13 +55,22 @@ class WantedImage:
         return cls(**{**data, "layers": tuple(data.get("layers", ()))})
 
 
+def name_on_node(role: str, ident: str) -> str:
+    """What a deploy calls the image `ident` there, whatever id the node's engine has for it."""
+    return f"rocstack/{role}:{ident.removeprefix('sha256:')[:12]}"
+
+
 def of_release(images: Images) -> dict[str, WantedImage]:
     """Images that were deployed before, by role; what they are called here doesn't count."""
     worker, control = images.worker_id, images.control_id
     return {
         "worker": WantedImage("worker", worker, worker[7:19], images.labels, reference=images.worker_reference or None),
         "control": WantedImage(
-            "control", control, control[7:19], {f"{OWN}role": "control"}, reference=images.control_reference or None
+            "control",
+            control,
+            control[7:19],
+            {f"{OWN}role": "control", **images.control_labels},
+            reference=images.control_reference or None,
         ),
     }
 

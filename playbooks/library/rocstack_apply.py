@@ -12,8 +12,12 @@ module: rocstack_apply
 short_description: Makes a node what its order says
 description:
   - Writes files, removes and starts containers, runs commands in them where something changed, removes images that
-    nobody keeps, and writes node.json. What is as described stays untouched. A container that does not become healthy
-    is removed again, and the one before it runs again.
+    nobody keeps, and writes node.json. What is as described stays untouched.
+  - A container that does not become healthy is removed again. Files that were written for it, and with which no other
+    container has come up, get their content before; then the container before it is started. Where a command fails
+    the files of its container are put back as well, and the commands run once more.
+  - Waits while another module of rocstack works on this node. An order without C(state) is a part, which leaves it to
+    the whole one to run the rest of the commands.
 options:
   files:
     description: Files to be there.

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rocstack_node.alone import alone
 from ansible.module_utils.rocstack_node.engine import Failed
 from ansible.module_utils.rocstack_node.slurm_control import CONTAINER, work
+
+PATIENCE = 90  # seconds; less than the task has
 
 DOCUMENTATION = r"""
 module: rocstack_slurm
 short_description: Works Slurm from the control node
 description:
   - Reads the nodes, drains, waits, resumes, and runs lines of sacctmgr or scontrol in the controller's container.
+    Waits while another module of rocstack works on this node.
 options:
   steps:
     description: Steps with C(do) and its arguments, one after the other.
@@ -49,7 +53,8 @@ def main() -> None:
         }
     )
     try:
-        steps = work(module.params["steps"], module.params["container"])
+        with alone(within=PATIENCE):
+            steps = work(module.params["steps"], module.params["container"])
     except Failed as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)
     module.exit_json(changed=any(step["do"] != "state" for step in module.params["steps"]), steps=steps)

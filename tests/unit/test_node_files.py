@@ -19,10 +19,10 @@ def wanted(path: Path, content: bytes = b"one\n", mode: str = "0640") -> dict[st
 
 def test_a_file_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "slurm/slurm.conf"
-    assert files.differing([wanted(path)]) == [str(path)]
+    assert files.before([wanted(path)]) == [{"path": str(path)}]
     assert files.ensure([wanted(path)]) == [str(path)]
     before = path.stat()
-    assert files.ensure([wanted(path)]) == files.differing([wanted(path)]) == []
+    assert files.ensure([wanted(path)]) == files.before([wanted(path)]) == []
     assert path.stat().st_ino == before.st_ino
     assert (path.read_bytes(), before.st_mode & 0o777) == (b"one\n", 0o640)
 
@@ -44,6 +44,18 @@ def test_what_differs_is_made_right(tmp_path: Path, change: str) -> None:
     assert not path.is_symlink()
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"one\n", 0o640)
     assert [entry.name for entry in path.parent.iterdir()] == ["munge.key"]
+
+
+def test_what_was_there_is_put_back(tmp_path: Path) -> None:
+    old, same, new = tmp_path / "old", tmp_path / "same", tmp_path / "new"
+    files.ensure([wanted(old, mode="0600"), wanted(same)])
+    order = [wanted(old, b"two\n", "0644"), wanted(same), wanted(new)]
+    before = files.before(order)
+    files.ensure(order)
+    files.put_back(before)
+    files.put_back(before)
+    assert (old.read_bytes(), old.stat().st_mode & 0o777) == (b"one\n", 0o600)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["old", "same"]
 
 
 def test_folders_are_open_but_for_keys(tmp_path: Path) -> None:
@@ -89,6 +101,8 @@ IMAGES = [
         ("", {ID["b"]}, "a"),
         ("", {"sha256:9"}, "b"),
         ("b", {"rocstack/worker:aaaaaaaaaaaa"}, ""),
+        # Another store knows the image by its manifest's digest, not by its configuration's.
+        ("", {"sha256:configuration", "rocstack/worker:aaaaaaaaaaaa"}, "b"),
     ],
 )
 def test_only_images_that_a_deploy_brought_may_go(used: str, keep: set[str], gone: str) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from . import containers, files, prune, pull
+from .alone import STATE, alone
 from .engine import Failed, Row, docker
 
-STATE = "/var/lib/rocstack"  # node.json: what was made of this node
-# There while an order is under way: what has to follow a change follows it in the next run, if this one is cut off.
+# There while an order is under way: what has to follow a change follows it in the next run, if this one is cut off. An
+# order without a state is only a part of one.
 _UNDER_WAY = "under-way"
+_VOLUME = "--volume="
 
 
 def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> None:
@@ -21,26 +23,38 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
             containers.Done), "exec" (commands that ran), "pruned" (image ids), "changed".
         heal: restart containers that are as described but unhealthy.
 
+    What fails takes back with it the files that it would be started with the next time: those that were written in
+    this run and that it mounts, but for the ones with which another container has come up in this run. After that the
+    container before it is started.
+
     Raises:
         Failed: with `done` at what happened until then.
     """
     done.update(files=[], removed=[], containers={}, exec=[], pruned=[], changed=False)
+    with alone(folder):
+        _apply(order, done, heal, folder)
+
+
+def _apply(order: Row, done: Row, heal: bool, folder: str) -> None:
     mark = os.path.join(folder, _UNDER_WAY)
     rest = os.path.exists(mark)
-    if not rest and files.differing(order["files"]):
+    before = files.before(order["files"])
+    if before and not rest:
         _touch(mark)
-    done["files"] = files.ensure(order["files"])
+    try:
+        done["files"] = files.ensure(order["files"])
+    except Failed:
+        files.put_back(before)
+        raise
     done["removed"] = containers.remove(order.get("remove", []))
-    _containers(order, done, heal, mark)
-    acted = any(one["action"] != "kept" for one in done["containers"].values())
+    _containers(order, done, heal, mark, before)
+    acted = bool(_up(done))
     if rest or acted or done["files"]:
-        for command in order.get("exec", []):
-            _exec(command)
-            done["exec"].append(command)
+        _commands(order, done, before)
     if order.get("keep") is not None:
         done["pruned"] = prune.prune(order["keep"])
     write_state(order.get("state"), folder)
-    if os.path.exists(mark):
+    if order.get("state") and os.path.exists(mark):
         os.unlink(mark)
     done["changed"] = bool(acted or done["files"] or done["removed"] or done["pruned"])
 
@@ -54,35 +68,92 @@ def write_state(state: Row | None, folder: str = STATE) -> None:
     files.ensure([files.entry(path, content, 0o644)])
 
 
-def _containers(order: Row, done: Row, heal: bool, mark: str) -> None:
+def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row]) -> None:
     """All at once: each waits by itself for what it needs of another. One that fails doesn't stop the others."""
     wanted = order["containers"]
+    failed: list[containers.NotHealthy] = []
     with ThreadPoolExecutor(max_workers=max(len(wanted), 1)) as pool:
-        jobs = [pool.submit(_container, one, order["images"], done, heal) for one in wanted]
-    if any(one["action"] != "kept" for one in done["containers"].values()):
+        jobs = [pool.submit(_container, one, order["images"], done, heal, before, failed) for one in wanted]
+        wait(jobs)
+        try:
+            _put_back(order, done, before, {each.done.name for each in failed})
+        finally:
+            list(pool.map(containers.undo, failed))
+    for each in failed:
+        done["containers"][each.done.name] = each.done.as_dict()
+    if _up(done):
         _touch(mark)
     for job in jobs:
         job.result()
 
 
-def _container(wanted: Row, images: list[Row], done: Row, heal: bool) -> Row:
+def _container(
+    wanted: Row, images: list[Row], done: Row, heal: bool, before: list[Row], failed: list[containers.NotHealthy]
+) -> None:
+    """One that fails and has files to be put back waits for that in `failed`: others may have come up with them."""
     row = next((image for image in images if image["id"] == wanted["image"]), {"id": wanted["image"]})
     image = pull.local_id(row)
     if image is None:
         raise Failed("image {} of {} isn't on this node".format(wanted["image"], wanted["name"]), kind="not-found")
     try:
-        one = containers.ensure(wanted, image, heal).as_dict()
-    except containers.NotHealthy as failed:
-        done["containers"][wanted["name"]] = failed.done.as_dict()
+        one = containers.attempt(wanted, image, heal)
+    except containers.NotHealthy as error:
+        if _mounted(wanted, before):
+            failed.append(error)
+        else:
+            containers.undo(error)
+        done["containers"][wanted["name"]] = error.done.as_dict()
         raise
-    done["containers"][wanted["name"]] = one
-    return one
+    done["containers"][wanted["name"]] = one.as_dict()
+
+
+def _commands(order: Row, done: Row, before: list[Row]) -> None:
+    """One that fails ran with the new files; once they are put back all run again, for the daemons to follow."""
+    for command in order.get("exec", []):
+        try:
+            _exec(command)
+        except Failed as failed:
+            # One that has just been started with the files runs with them, whatever this command says.
+            if _put_back(order, done, before, {command[0]} - _up(done)):
+                again = [_why(line) for line in [*done["exec"], command]]
+                failed.cause = "its files are as they were" + "".join(f"; {why}" for why in again if why)
+            raise
+        done["exec"].append(command)
+
+
+def _put_back(order: Row, done: Row, before: list[Row], failed: set[str]) -> list[Row]:
+    """The files that apply speaks of; gives them."""
+    up = _up(done) - failed
+    paths: dict[bool, set[str]] = {True: set(), False: set()}
+    for one in order["containers"]:
+        if one["name"] in failed | up:
+            paths[one["name"] in failed].update(file["path"] for file in _mounted(one, before))
+    back = [file for file in before if file["path"] in paths[True] - paths[False]]
+    files.put_back(back)
+    gone = {file["path"] for file in back}
+    done["files"] = [path for path in done["files"] if path not in gone]
+    return back
+
+
+def _up(done: Row) -> set[str]:
+    return {name for name, one in done["containers"].items() if one["action"] != "kept"}
+
+
+def _mounted(wanted: Row, written: list[Row]) -> list[Row]:
+    """Those files of the node that the container has."""
+    sources = [arg[len(_VOLUME) :].partition(":")[0] for arg in wanted["args"] if arg.startswith(_VOLUME)]
+    return [file for file in written if any(f"{file['path']}/".startswith(f"{place}/") for place in sources)]
 
 
 def _exec(command: list[str]) -> None:
+    if why := _why(command):
+        raise Failed(why, kind="exec")
+
+
+def _why(command: list[str]) -> str:
+    """Why it failed, if it did."""
     said = docker("exec", *command, check=False, seconds=120)
-    if said.code:
-        raise Failed("{}: `{}` failed: {}".format(command[0], " ".join(command[1:]), said.why), kind="exec")
+    return "{}: `{}` failed: {}".format(command[0], " ".join(command[1:]), said.why) if said.code else ""
 
 
 def _touch(path: str) -> None:

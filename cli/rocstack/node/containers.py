@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 
-from .engine import Failed, Row, docker, there
+from .engine import Failed, Row, Said, docker, there
 from .engine_facts import SERVICE, SPEC
 from .health import health, until_healthy
 from .refused import left_out, refused_ulimit
@@ -16,6 +16,9 @@ from .refused import left_out, refused_ulimit
 OLD = "-old"  # what is replaced has its name with this until the new one is healthy
 GRACE = 10  # seconds that the engine gives a container to end which doesn't say otherwise
 LOG_LINES = 20
+CREATED = 600.0  # seconds for the engine to make and start a container: its disk may be slow
+ASKED = 5.0  # seconds for one to show that it is healthy after all
+BACK = 60.0  # seconds for the one before to be healthy again
 
 
 @dataclass
@@ -35,12 +38,11 @@ class Done:
 
 
 class NotHealthy(Failed):
-    """A container that doesn't come up; `done` says which and what it logged."""
+    """A container that doesn't come up; `done` says which and what it logged. `new`: it is to go."""
 
-    def __init__(self, done: Done, what: str) -> None:
-        said = " ".join(done.notes[-1:])
-        super().__init__(f"{done.name} {what}", said, "container")
-        self.done = done
+    def __init__(self, done: Done, what: str, new: bool) -> None:
+        super().__init__(f"{done.name} {what}", " ".join(done.notes[-1:]), "container")
+        self.done, self.new = done, new
 
 
 def ensure(wanted: Row, image: str, heal: bool = False) -> Done:
@@ -51,30 +53,54 @@ def ensure(wanted: Row, image: str, heal: bool = False) -> Done:
         heal: restart one that is as described but unhealthy.
 
     Raises:
-        NotHealthy: it doesn't start or become healthy. One that it was to replace runs again.
-        Failed: the engine refuses something else.
+        NotHealthy: it doesn't start or become healthy. One that it was to replace runs again, or `done` says why not.
+        Failed: the engine refuses something else; nothing was stopped.
     """
+    try:
+        return attempt(wanted, image, heal)
+    except NotHealthy as failed:
+        undo(failed)
+        raise
+
+
+def attempt(wanted: Row, image: str, heal: bool = False) -> Done:
+    """The same; after NotHealthy all is as it failed, until `undo`."""
     began, done = time.monotonic(), Done(wanted["name"])
-    now, old = _settle(wanted, image)
-    if now is None or not _is(now, wanted, image):
-        done.action = "replaced" if now else "created"
-        if now:
-            _stop(now)
-            docker("rename", wanted["name"], wanted["name"] + OLD)
-            old = now
-        why = _run(wanted, image, done.notes)
-    else:
-        why = _keep(now, done, heal, unsure=old is not None)
-    if not why and done.action != "kept":
-        why = until_healthy(wanted["name"], float(wanted["healthy_within"]))
-        done.health = "" if why else "healthy"
-    if why:
-        done.seconds = time.monotonic() - began
-        raise _undo(wanted["name"], old, done, why)
-    if old:
-        docker("rm", "--volumes", wanted["name"] + OLD)
+    row, old = _settle(wanted, image)
+    new = row is None or not _is(row, wanted, image)
+    if new:
+        done.action = "replaced" if row else "created"
+    try:
+        if row and new:
+            _stop(row)
+            docker("rename", done.name, done.name + OLD)
+            old = row
+        why = _run(wanted, image, done.notes) if row is None or new else _keep(row, done, heal, unsure=old is not None)
+        if not why and done.action != "kept":
+            why = until_healthy(done.name, float(wanted["healthy_within"]))
+            done.health = "" if why else "healthy"
+    except Failed as failed:  # an engine that doesn't answer
+        why = failed.what
     done.seconds = time.monotonic() - began
+    if why:
+        raise _lost(done, why, new or old is not None)
+    if old:
+        docker("rm", "--volumes", done.name + OLD)
     return done
+
+
+def undo(failed: NotHealthy) -> None:
+    """The one before, if there is one, runs again in place of the failed one; `failed.done` says whether it does."""
+    if not failed.new:
+        return
+    done = failed.done
+    try:
+        why = _bring_back(done)
+    except Failed as error:
+        why = error.what
+    if why is not None:
+        done.notes.append(f"the one before doesn't come up either: {why}" if why else "the one before runs again")
+        failed.cause = done.notes[-1]
 
 
 def remove(names: list[str]) -> list[str]:
@@ -138,7 +164,13 @@ def _keep(now: Row, done: Done, heal: bool, unsure: bool) -> str:
         done.action = "started"
         said = docker("start", done.name, check=False)
         return said.why if said.code else ""
-    if heal and done.health == "unhealthy":
+    # One that ends again and again runs now and then.
+    ill = done.health == "unhealthy" or (now.get("RestartCount") and done.health != "healthy")
+    if heal and ill:
+        # The engine's word may be half a minute old, and with a worker its jobs would end.
+        if not until_healthy(done.name, ASKED):
+            done.health = "healthy"
+            return ""
         done.action = "restarted"
         docker("restart", done.name, seconds=_grace(now) + 60)
     elif unsure:
@@ -153,7 +185,7 @@ def _run(wanted: Row, image: str, notes: list[str]) -> str:
     line = ["run", "--detach", "--pull=never", "--restart=always", "--name=" + wanted["name"]]
     line += ["--label={}={}".format(SERVICE, wanted["service"]), "--label={}={}".format(SPEC, wanted["spec"])]
     while True:
-        said = docker(*line, *args, image, *wanted.get("command", []), check=False, seconds=120)
+        said = docker(*line, *args, image, *wanted.get("command", []), check=False, seconds=CREATED)
         limit = refused_ulimit(said.err) if said.code else None
         less = [arg for arg in args if not arg.startswith(f"--ulimit={limit}=")]
         if not limit or less == args:
@@ -163,17 +195,29 @@ def _run(wanted: Row, image: str, notes: list[str]) -> str:
         notes.append(left_out(limit, None))
 
 
-def _undo(name: str, old: Row | None, done: Done, why: str) -> NotHealthy:
-    said = docker("logs", "--tail", str(LOG_LINES), name, check=False)
+def _lost(done: Done, why: str, new: bool) -> NotHealthy:
+    try:
+        said = docker("logs", "--tail", str(LOG_LINES), done.name, check=False)
+    except Failed as failed:
+        said = Said(1, "", failed.what)
     done.log = [line.rstrip() for line in (said.out + said.err).splitlines() if line.strip()] if not said.code else []
-    last = ": " + done.log[-1].strip() if done.log else ""
+    return NotHealthy(done, why + (": " + done.log[-1].strip() if done.log else ""), new)
+
+
+def _bring_back(done: Done) -> str | None:
+    """Why the one before isn't healthy; None where there is none. As the engine has them now: it may have failed
+    anywhere between the stop of the one and the start of the other."""
+    found = {row["Name"]: row for row in find(done.name, done.name + OLD)}
+    new, old = found.get(done.name), found.get(done.name + OLD)
     if old or done.action == "created":
-        docker("rm", "--force", "--volumes", name, check=False)
-    if old:
-        docker("rename", name + OLD, name)
-        back = docker("start", name, check=False)
-        done.notes.append("the one before runs again" if not back.code else "the one before doesn't start either")
-    return NotHealthy(done, why + last)
+        if new:
+            _stop(new)  # not killed: it may be converting its database
+            docker("rm", "--force", "--volumes", new["Id"])
+        if old is None:
+            return None
+        docker("rename", old["Id"], done.name)
+    said = docker("start", done.name, check=False)
+    return said.why if said.code else until_healthy(done.name, BACK)
 
 
 def _stop(row: Row) -> None:

@@ -28,9 +28,40 @@ def ensure(wanted: list[Entry]) -> list[str]:
     return [file["path"] for file in wanted if _ensure(file)]
 
 
-def differing(wanted: list[Entry]) -> list[str]:
-    """The paths of those that are not as they should be."""
-    return [file["path"] for file in wanted if not _same(file)]
+def before(wanted: list[Entry]) -> list[Entry]:
+    """What is there instead of those that are not as they should be; without "content" where nothing is.
+
+    Raises:
+        Failed: one can't be read.
+    """
+    there: list[Entry] = []
+    for file in wanted:
+        path = str(file["path"])
+        try:
+            found = _there(path)
+        except OSError as error:
+            raise Failed(f"{path} can't be read: {error.strerror or error}", kind="file") from None
+        if found is None or _values(found) != _values(file):
+            there.append(found or {"path": path})
+    return there
+
+
+def put_back(there: list[Entry]) -> None:
+    """Makes it so again.
+
+    Raises:
+        Failed: one can't be written or removed.
+    """
+    for file in there:
+        if "content" in file:
+            _ensure(file)
+            continue
+        try:
+            os.unlink(file["path"])
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise Failed("{} can't be removed: {}".format(file["path"], error.strerror), kind="file") from None
 
 
 def _ensure(file: Entry) -> bool:
@@ -38,7 +69,7 @@ def _ensure(file: Entry) -> bool:
     try:
         if _same(file):
             return False
-        _folder(os.path.dirname(path))
+        folder(os.path.dirname(path))
         write(path, base64.b64decode(file["content"]), int(file["mode"], 8), int(file["uid"]), int(file["gid"]))
     except OSError as error:
         raise Failed(f"{path} can't be written: {error.strerror or error}", kind="file") from None
@@ -46,25 +77,35 @@ def _ensure(file: Entry) -> bool:
 
 
 def _same(file: Entry) -> bool:
+    found = _there(str(file["path"]))
+    return found is not None and _values(found) == _values(file)
+
+
+def _values(file: Entry) -> tuple[int, int, int, bytes]:
+    return int(file["mode"], 8), int(file["uid"]), int(file["gid"]), base64.b64decode(file["content"])
+
+
+def _there(path: str) -> Entry | None:
     try:
         # Nothing of ours is a link; one that somebody put there could lead to any file.
-        descriptor = os.open(file["path"], os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return False
+            return None
         raise
     with open(descriptor, "rb") as opened:
         found = os.fstat(descriptor)
-        has = stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
-        wants = int(file["mode"], 8), int(file["uid"]), int(file["gid"])
-        return stat.S_ISREG(found.st_mode) and has == wants and opened.read() == base64.b64decode(file["content"])
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        text, mode = base64.b64encode(opened.read()).decode(), stat.S_IMODE(found.st_mode)
+    return {"path": path, "content": text, "mode": f"{mode:o}", "uid": found.st_uid, "gid": found.st_gid}
 
 
-def _folder(path: str) -> None:
+def folder(path: str) -> None:
     """Makes a folder for files; one for keys is closed to others, also where somebody opened it."""
     mode = 0o700 if os.path.basename(path) == "keys" else 0o755
     if not os.path.isdir(path):
-        _folder(os.path.dirname(path))
+        folder(os.path.dirname(path))
         os.mkdir(path, mode)
         os.chmod(path, mode)  # whatever the umask
     elif mode == 0o700 and stat.S_IMODE(os.stat(path).st_mode) != mode:

@@ -6,16 +6,19 @@ A job is never taken away unless asked for, and what somebody else drained stays
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterable
 
+from .alone import abandoned
 from .engine import Failed, Row, docker
 from .slurm_state import OURS, not_back, not_empty, not_ready, ours, say, table
 
 CONTAINER = "rocstack-control"
-PAUSE = 0.5  # seconds between two looks
+PAUSE = 5.0  # seconds between two looks: each costs the controller a listing of all jobs
+SOON, QUICK = 0.5, 30.0  # seconds between two looks, for so long, at what takes seconds
 REQUEUED = 60.0  # seconds for requeued jobs to be gone
 # What slurm_state.table reads, in the controller's container.
 STATE = "scontrol show nodes --json && echo '\x1e' && squeue --json"
@@ -28,6 +31,7 @@ class Slurm:
 
     def __init__(self, container: str = CONTAINER) -> None:
         self.container = container
+        self._parent = os.getppid()
 
     def state(self) -> dict[str, Row]:
         """Every node, as slurm_state.table has it.
@@ -67,7 +71,7 @@ class Slurm:
                     refused[str(job)] = said.why
                 else:
                     requeued.append(job)
-            busy = self._wait(nodes, REQUEUED if requeued else 0, not_empty)
+            busy = self._wait(nodes, REQUEUED if requeued else 0, not_empty, quick=QUICK)
         free = [name for name in nodes if name not in busy]
         return {"free": free, "busy": busy, "requeued": requeued, "refused": refused, "seconds": _since(began)}
 
@@ -105,7 +109,7 @@ class Slurm:
         def why(node: Row | None) -> str:
             return "" if node and _others(node) else not_ready(node, since)
 
-        waiting = {**self._wait(nodes, seconds, why, look), **shut}
+        waiting = {**self._wait(nodes, seconds, why, look, quick=QUICK), **shut}
         ready = [name for name in nodes if name not in waiting]
         return {"ready": ready, "waiting": waiting, "resumed": resumed, "seconds": _since(began)}
 
@@ -142,9 +146,15 @@ class Slurm:
         seconds: float,
         why: Callable[[Row | None], str],
         look: Callable[[dict[str, Row]], None] = lambda now: None,
+        quick: float = 0.0,
     ) -> dict[str, str]:
-        """Until `why` has nothing to say of any; what it says of those that are left."""
-        deadline = time.monotonic() + seconds
+        """Until `why` has nothing to say of any; what it says of those that are left.
+
+        Raises:
+            Failed: whoever asked has left.
+        """
+        began = time.monotonic()
+        deadline = began + seconds
         while True:
             try:
                 now = self.state()
@@ -152,9 +162,12 @@ class Slurm:
                 left = {name: said for name in nodes if (said := why(now.get(name)))}
             except Failed as failed:  # a controller that starts
                 left = dict.fromkeys(nodes, failed.what)
-            if not left or time.monotonic() >= deadline:
+            passed = time.monotonic()
+            if not left or passed >= deadline:
                 return left
-            time.sleep(PAUSE)
+            if abandoned(self._parent):
+                raise Failed("nobody waits for the answer any more", kind="abandoned")
+            time.sleep(min(SOON if passed - began < quick else PAUSE, deadline - passed))
 
     def _update(self, nodes: list[str], state: str, reason: str = "") -> None:
         line = ["scontrol", "update", f"NodeName={','.join(nodes)}", f"State={state}"]

@@ -1,0 +1,61 @@
+"""One at a time works on a node: a module goes on when its operator has left, and the next deploy may begin then.
+Standard library only."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from . import files
+from .engine import Failed
+
+STATE = "/var/lib/rocstack"
+LOCK = "apply.lock"
+PATIENCE = 300.0  # seconds
+_PAUSE = 0.5  # seconds
+
+
+@contextmanager
+def alone(folder: str = STATE, within: float = PATIENCE) -> Iterator[None]:
+    """Waits up to `within` seconds for whoever is at work on this node.
+
+    Raises:
+        Failed: somebody still is, or the lock can't be opened.
+    """
+    path = os.path.join(folder, LOCK)
+    try:
+        files.folder(folder)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Failed(f"{path} can't be opened: {error.strerror or error}", kind="file") from None
+    try:
+        _lock(handle, time.monotonic() + within, within)
+        yield
+    finally:
+        os.close(handle)
+
+
+def abandoned(parent: int, answer: int = 1) -> bool:
+    """Whether whoever asked has left: `parent` (os.getppid() in the beginning) is gone, or nobody reads the descriptor
+    `answer` any more, which is how the end of a connection without a terminal shows."""
+    poll = select.poll()
+    poll.register(answer, 0)
+    return os.getppid() != parent or any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _lock(handle: int, deadline: float, within: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise Failed(
+                    f"somebody else is still at work on this node after {within:g} s",
+                    "a deploy that was cut off finishes here what it had begun: try again when it is through",
+                    "busy",
+                ) from None
+        time.sleep(_PAUSE)

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from pydantic import Field
 
+from rocstack.node.limits import hard_limits, pairs, raises_limits
 from rocstack.node.profile import NodeProfile
 from rocstack.node.recording import Recording, natural
-from rocstack.node.limits import hard_limits, pairs, raises_limits
 from rocstack.words import Value
 
 

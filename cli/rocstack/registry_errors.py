@@ -45,8 +45,8 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "unreachable",
-        r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out|deadline exceeded|no route to host"
-        r"|network is unreachable|server misbehaving|temporary failure|closed network connection",
+        r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out|deadline exceeded"
+        r"|no route to host|network is unreachable|server misbehaving|temporary failure|closed network connection",
     ),
 )
 

@@ -15,7 +15,7 @@ from typing import Any
 from place import Outcome, Place, engine
 
 INVENTORY = Path(".rocstack/local/inventory.yml")
-ANSWER = 60.0  # seconds for a command on a node
+ANSWER = 120.0  # seconds for a command on a node
 SETTINGS = f"""\
 inventory: {INVENTORY}
 cluster:

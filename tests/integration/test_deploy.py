@@ -47,7 +47,7 @@ def test_mpi_over_both_nodes(deployed: Deployed) -> None:
     said = deployed.ssh(
         "n1",
         "docker exec --user alice --env OMPI_MCA_mpi_yield_when_idle=1 rocstack-control"
-        f' srun -N2 --ntasks-per-node=2 --mpi=pmix sh -c "id -un; python3 -c \\"{HELLO}\\""',
+        f' srun --time=2 -N2 --ntasks-per-node=2 --mpi=pmix sh -c "id -un; python3 -c \\"{HELLO}\\""',
     )
     ranks = sorted(line for line in said.splitlines() if line != "alice")
     assert ranks == [f"{rank} of 4 on n{1 + rank // 2}: 6" for rank in range(4)]

@@ -14,7 +14,7 @@ import pytest
 from deployed import INVENTORY, Deployed, until
 from place import engine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BOTH = ("n1", "n2")
 AT_ONCE = ("--canary", "0", "--wave", "100%", "--failures", "2")

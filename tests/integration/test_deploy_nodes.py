@@ -62,6 +62,7 @@ def test_a_wrong_key_on_one_node(deployed: Deployed) -> None:
     deployed.idle()
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_node(deployed: Deployed) -> None:
     """Its engine has another, small disk for a while, on which nothing is."""
     image = deployed.image("wide")
@@ -89,6 +90,7 @@ def test_a_full_disk_on_one_node(deployed: Deployed) -> None:
     deployed.idle()
 
 
+@pytest.mark.slow
 def test_a_node_that_the_nic_library_does_not_fit(deployed: Deployed) -> None:
     """The image's library is rdma-core's, for kernel ABI 1; n2 has the vendor's driver, and no worker yet."""
     inbox = deployed.run("build", "--nic", "broadcom", "--role", "worker", "--json").json["images"][0]["reference"]

@@ -91,8 +91,7 @@ class Deployed:
 
     def power(self, node: str) -> str:
         """The container that is the node, for `docker kill`."""
-        found = engine("ps", "--all", "--quiet", "--filter", f"name=^{self.place.prefix}-local-.*-{node}$")
-        return found.stdout.strip()
+        return self.place.nodes()[node]
 
 
 @contextmanager

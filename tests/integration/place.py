@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rocstack.virtual.cluster import cluster_id
+
 REPO = Path(__file__).resolve().parents[2]
 STACK = "debian-13"
 
@@ -98,6 +100,13 @@ class Place:
         done = self.run("build", "--json", *args)
         assert done.code == 0, done.err + done.failures()
         return done
+
+    def nodes(self) -> dict[str, str]:
+        """The virtual nodes of this folder, name -> id of the container; other folders have some under like names."""
+        cluster = f"label=io.rocstack.local={cluster_id(self.folder / '.rocstack/local')}"
+        form = '{{.Label "io.rocstack.local.node"}} {{.ID}}'
+        lines = engine("ps", "--all", "--no-trunc", "--filter", cluster, "--format", form).stdout.splitlines()
+        return dict(sorted(map(str.split, lines)))
 
     def note_images(self) -> None:
         for file in self.folder.glob(".rocstack/*/report.json"):

@@ -83,8 +83,7 @@ def reaches(inventory: Path) -> dict[str, Reach]:
 
 
 def node(name: str, place: Place, script: str) -> str:
-    container = engine("ps", "--quiet", "--filter", f"name=^{place.prefix}-local-.*-{name}$").stdout.strip()
-    return engine("exec", container, "sh", "-c", script).stdout
+    return engine("exec", place.nodes()[name], "sh", "-c", script).stdout
 
 
 def until(true: Callable[[], object], seconds: float) -> float:

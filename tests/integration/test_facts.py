@@ -40,14 +40,8 @@ def listed(cluster: Place) -> Inventory:
     return inventory.load(cluster.folder / INVENTORY)
 
 
-def container(place: Place, node: str) -> str:
-    form = '{{.Label "io.rocstack.local.node"}} {{.ID}}'
-    lines = engine("ps", "--all", "--filter", f"name=^{place.prefix}-local", "--format", form).stdout.splitlines()
-    return dict(map(str.split, lines))[node]
-
-
 def on(place: Place, node: str, command: str) -> str:
-    return engine("exec", container(place, node), "sh", "-c", command).stdout
+    return engine("exec", place.nodes()[node], "sh", "-c", command).stdout
 
 
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
@@ -121,11 +115,11 @@ def test_our_own_container_takes_no_port_from_us(cluster: Place, listed: Invento
 
 def test_an_engine_that_is_down_and_a_node_that_is_gone(cluster: Place, listed: Inventory) -> None:
     on(cluster, "n1", "kill -STOP $(cat /run/docker.pid)")
-    engine("pause", container(cluster, "n2"))
+    engine("pause", cluster.nodes()["n2"])
     try:
         found = facts.gather(listed, patience=25)
     finally:
-        engine("unpause", container(cluster, "n2"))
+        engine("unpause", cluster.nodes()["n2"])
         on(cluster, "n1", "kill -CONT $(cat /run/docker.pid)")
     said = {(each.node, each.code) for each in check(listed, found)}
     assert {("n1", "engine-silent"), ("n2", "node-unreached")} <= said

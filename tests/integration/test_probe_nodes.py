@@ -35,9 +35,7 @@ def cluster(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.Tem
 
 def changes(place: Place) -> dict[str, set[str]]:
     """Node -> what differs from its image."""
-    form = '{{.Label "io.rocstack.local.node"}} {{.ID}}'
-    lines = engine("ps", "--filter", f"name=^{place.prefix}-local", "--format", form).stdout.splitlines()
-    return {node: set(engine("diff", ident).stdout.splitlines()) for node, ident in map(str.split, lines)}
+    return {node: set(engine("diff", ident).stdout.splitlines()) for node, ident in place.nodes().items()}
 
 
 @pytest.mark.engine
@@ -122,10 +120,7 @@ def test_an_unknown_host_key_is_a_reason_and_no_question(cluster: Place) -> None
 @pytest.mark.engine
 @needs_ssh
 def test_a_stopped_node_is_named_and_the_others_are_read(cluster: Place) -> None:
-    form = '{{.Label "io.rocstack.local.node"}} {{.ID}}'
-    lines = engine("ps", "--filter", f"name=^{cluster.prefix}-local", "--format", form).stdout.splitlines()
-    ident = dict(map(str.split, lines))["n2"]
-    engine("stop", "--time", "0", ident)
+    engine("stop", "--time", "0", cluster.nodes()["n2"])
     done = cluster.run("probe", INVENTORY, "--json")
     assert done.code == 1
     assert [node["name"] for node in done.json["profiles"]] == ["n1"]

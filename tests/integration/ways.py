@@ -74,8 +74,7 @@ class Cloud:
         return self.place.folder / ".rocstack/local"
 
     def container(self, node: str) -> Node:
-        names = engine("ps", "--filter", f"name=^{self.place.prefix}-local", "--format", "{{.Names}}").stdout.split()
-        return Node(next(name for name in names if name.endswith(f"-{node}")))
+        return Node(self.place.nodes()[node])
 
     def update(self, size: int) -> str:
         """The worker image with one more layer, that doesn't compress."""

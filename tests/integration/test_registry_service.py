@@ -61,7 +61,7 @@ class Registry:
 
     def skopeo(self, *command: str) -> str:
         """In a container beside it, which trusts its CA."""
-        line = ("run", "--rm", f"--network=container:{self.node.name}", f"--volume={self.folder}:/work")
+        line = ("run", "--rm", f"--network=container:{self.node.name}", f"--volume={self.folder}:/scratch")
         return engine(*line, self.image, "skopeo", *command).stdout
 
 
@@ -109,19 +109,24 @@ def test_only_who_knows_the_password_is_let_in(registry: Registry) -> None:
 
 def test_push_and_pull_and_what_outlives_the_container(registry: Registry) -> None:
     image(registry.folder)
-    known = ("--authfile=/work/auth.json", "--dest-cert-dir=/work/certs", "--format=oci", "--dest-compress-format=zstd")
+    known = (
+        "--authfile=/scratch/auth.json",
+        "--dest-cert-dir=/scratch/certs",
+        "--format=oci",
+        "--dest-compress-format=zstd",
+    )
     target = "docker://localhost:5000/hello:1"
-    registry.skopeo("copy", "--quiet", *known, "docker-archive:/work/image.tar", target)
+    registry.skopeo("copy", "--quiet", *known, "docker-archive:/scratch/image.tar", target)
     engine("kill", registry.node.name)
     registry.node.remove()
     registry.start()
-    read = ("--authfile=/work/auth.json", "--cert-dir=/work/certs")
+    read = ("--authfile=/scratch/auth.json", "--cert-dir=/scratch/certs")
     found = json.loads(registry.skopeo("inspect", *read, target))
     manifest = json.loads(registry.skopeo("inspect", "--raw", *read, target))
     assert [layer["mediaType"] for layer in manifest["layers"]] == ["application/vnd.oci.image.layer.v1.tar+zstd"]
-    registry.skopeo("copy", "--quiet", "--src-cert-dir=/work/certs", read[0], target, "oci:/work/pulled")
+    registry.skopeo("copy", "--quiet", "--src-cert-dir=/scratch/certs", read[0], target, "oci:/scratch/pulled")
     assert (registry.folder / "pulled/index.json").exists()
-    engine("run", "--rm", f"--volume={registry.folder}:/work", registry.image, "rm", "-rf", "/work/pulled")
+    engine("run", "--rm", f"--volume={registry.folder}:/scratch", registry.image, "rm", "-rf", "/scratch/pulled")
     assert registry.ask(f"/v2/hello/manifests/{found['Digest']}", registry.password, method="DELETE") == 202
     assert registry.ask("/v2/hello/manifests/1", registry.password) == 404
 

@@ -91,12 +91,6 @@ def test_what_was_interrupted_goes_on_where_it_stopped(
     assert resumed.done == set(nodes)
 
 
-def test_a_first_deploy_takes_all_at_once_and_goes_on_past_failures() -> None:
-    ended, waves = play(Rollout.begin(("n1", "n2", "n3"), budget=0, at_once=True), {"n2"})
-    assert waves == [("n1", "n2", "n3")]
-    assert (ended.stopped, ended.untouched) == ("", ())
-
-
 def test_why_it_stopped() -> None:
     nodes = tuple(f"n{i}" for i in range(1, 9))
     ended, _ = play(Rollout.begin(nodes, wave=2, budget=1), {"n2", "n3"})

@@ -67,18 +67,15 @@ class Rollout:
         budget: Share = "10%",
         groups: Mapping[str, str] | None = None,
         done: Iterable[str] = (),
-        at_once: bool = False,
     ) -> Rollout:
         """`nodes` are all of the update; `done` those that an interrupted one has finished, so it goes on where that
-        stopped. `at_once`: a first deploy, that takes no node from anybody.
+        stopped.
 
         Raises:
             ValueError: as `share`.
         """
         order = tuple(nodes)
         allowed = share(budget, len(order))
-        if at_once:
-            return cls((order,) if order else (), len(order), done=frozenset(done))
         waves = split(order, canary=canary, wave=wave, groups=groups)
         return cls(waves, allowed, canary=share(canary, len(order)) > 0, done=frozenset(done))
 

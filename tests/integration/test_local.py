@@ -133,10 +133,11 @@ def test_two_nodes_up_changed_healed_and_down(cluster: Place) -> None:
     # Down takes what is the cluster's, and nothing else.
     mine = local / "notes.txt"
     mine.write_text("mine")
+    (local / "rocstack-secrets.yml").write_text("keys of what was deployed there\n")
     removed = place.run("local", "down", "--json")
     assert removed.json == {
         "virtual": True,
-        "removed": {"nodes": 1, "disks": 3, "networks": 1, "files": 7, "images": 0},
+        "removed": {"nodes": 1, "disks": 3, "networks": 1, "files": 8, "images": 0},
     }
     assert [path.name for path in local.iterdir()] == ["notes.txt"]
     again = place.run("local", "down")

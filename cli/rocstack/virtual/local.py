@@ -26,7 +26,8 @@ from rocstack.virtual.node import NodeState
 from rocstack.virtual.nodeimage import LABEL as IMAGE_LABEL
 
 PATIENCE = 60.0  # seconds until a node must let us in and its engine answer
-_OURS = (access.KEY, f"{access.KEY}.pub", access.KNOWN, access.CONFIG, access.INVENTORY)
+_KEYS = "rocstack-secrets.yml"  # of what was deployed there: without the nodes' disks they open nothing
+_OURS = (access.KEY, f"{access.KEY}.pub", access.KNOWN, access.CONFIG, access.INVENTORY, _KEYS)
 _FOLDERS = ("nodes", "image")
 Say = Callable[[str], None]
 

@@ -222,8 +222,12 @@ def waited(worker: Worker, before: str, **env: str) -> tuple[int, str]:
 
 
 def test_devices_that_come_late_are_waited_for(worker: Worker) -> None:
-    late = "(sleep 3; mknod /dev/kfd c 1 3; mkdir /dev/dri; touch /dev/dri/renderD128; sleep 3; rm /dev/dri/renderD128;"
-    _, out = waited(worker, f"{late} mknod /dev/dri/renderD128 c 1 3) &")
+    late = (
+        "(until [ -s /run/rocstack/waiting ]; do sleep 0.1; done; mknod /dev/kfd c 1 3; mkdir /dev/dri;"
+        " touch /dev/dri/renderD128; while grep -q kfd /run/rocstack/waiting; do sleep 0.1; done;"
+        " rm /dev/dri/renderD128; mknod /dev/dri/renderD128 c 1 3) &"
+    )
+    _, out = waited(worker, late)
     assert "rocstack-worker: waiting: no device /dev/kfd /dev/dri/renderD128 (1 of 15 s)" in out
     assert "rocstack-worker: waiting: no device /dev/dri/renderD128 (" in out, "a plain file is no device"
     assert READY in out

@@ -107,8 +107,11 @@ def test_uids_of_the_images_are_taken() -> None:
 
 def test_users_as_the_containers_read_them() -> None:
     users = {"bob": {"uid": 2001, "gid": 100}, "alice": {"uid": 2000}}
-    assert Cluster.model_validate({"users": users}).user_lines() == "alice 2000 2000\nbob 2001 100\n"
-    assert Cluster().user_lines() == ""
+    assert Cluster.model_validate({"users": users}).user_lines() == "alice 2000 2000\nbob 2001 100\n" + SUITE
+    assert Cluster().user_lines() == SUITE
+
+
+SUITE = "rocstack-verify 42433 42433\n"  # the acceptance suite's user is always there
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,13 @@ from rocstack.words import (
 
 ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes
+VERIFY = "rocstack-verify"  # the acceptance suite's user, account and (hidden) partition, in every cluster
+VERIFY_UID = 42433
 TAKEN = {
     42430: "munge",
     42431: "mysql",
     42432: "docker-registry",
+    VERIFY_UID: VERIFY,
     64030: "slurm",
     65534: "nobody",
 }  # uids in the images
@@ -212,9 +215,17 @@ class Cluster(Value):
     def accounts_of(self, user: str) -> tuple[str, ...]:
         return self.users[user].accounts or (next(iter(self.accounts)),)
 
+    def with_suite(self) -> Cluster:
+        """With the account and the user of the acceptance suite, which every cluster has."""
+        # Not validated: its uid is one that nobody else may have.
+        person = Person.model_construct(uid=VERIFY_UID, gid=None, accounts=(VERIFY,), admin=None)
+        update = {"accounts": {**self.accounts, VERIFY: Account()}, "users": {**self.users, VERIFY: person}}
+        return self.model_copy(update=update)
+
     def user_lines(self) -> str:
         """`name uid gid` of everybody, as the containers read it."""
-        rows = sorted((name, each.uid, each.gid or each.uid) for name, each in self.users.items())
+        users = self.with_suite().users
+        rows = sorted((name, each.uid, each.gid or each.uid) for name, each in users.items())
         return "".join(f"{name} {uid} {gid}\n" for name, uid, gid in rows)
 
     @model_validator(mode="before")

@@ -12,7 +12,7 @@ from rocstack import component, sourcemap
 from rocstack.blocks import Blocks, environment, sources
 from rocstack.cluster import cgroup, hostlist
 from rocstack.cluster.machine import Machine
-from rocstack.cluster.settings import Cluster, Partition, seconds
+from rocstack.cluster.settings import VERIFY, Cluster, Partition, seconds
 from rocstack.errors import BadInput, did_you_mean
 
 ALL = "all"
@@ -141,6 +141,7 @@ def _variables(
         "affinity": not any(each.virtual for each in workers),
         "memory_per_cpu": min((each.memory // each.cpus for each in workers), default=1),
         "partitions": [_partition(cluster, name, workers, absent, groups) for name in cluster.partitions],
+        "suite": VERIFY,
     }
 
 

@@ -71,7 +71,7 @@ class Controller:
         answers = dict(zip(questions, said.split(f"{_MARK}\n"), strict=True))
         now = datetime.fromisoformat(answers.pop("clock").strip())
         known = found.read(answers)
-        return accounts.changes(cluster, known, workers=workers, groups=groups, now=now, absent=absent)
+        return accounts.changes(cluster.with_suite(), known, workers=workers, groups=groups, now=now, absent=absent)
 
     def ask(self, *command: str, service: str = services.CONTROL) -> str:
         """What a command in the controller's container says.

@@ -1,0 +1,146 @@
+"""What a check writes down of each node, pair or the cluster. The state of the check follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rocstack.node.profile import NodeProfile
+from rocstack.verify import thresholds
+from rocstack.verify.result import Measure, State
+from rocstack.verify.thresholds import Threshold
+
+LINES = 12  # of evidence
+LENGTH = 1200
+Scalar = float | int | str | bool | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that a check judges; its `profile` is None where it wasn't read."""
+
+    name: str
+    roles: tuple[str, ...] = ("worker",)
+    virtual: str | None = None
+    profile: NodeProfile | None = None
+    no_jobs: str = ""  # why Slurm starts none there
+
+    @property
+    def works(self) -> bool:
+        return "worker" in self.roles
+
+
+@dataclass
+class Recorder:
+    """`nodes` are those that have what the check needs; the others are already written down as skipped, so a check
+    goes through `nodes` only. `all_nodes` is what the run has of nodes at all. `hardware`: whether the check is about
+    it, so that a virtual node's answer is called virtual."""
+
+    nodes: tuple[Node, ...]
+    all_nodes: tuple[Node, ...]
+    hardware: bool = True
+    measures: list[Measure] = field(default_factory=list)
+    drawings: dict[str, Any] = field(default_factory=dict)
+
+    def passed(self, node: str = "", value: Scalar = None, unit: str = "", **more: Any) -> None:
+        """`more`: wanted, source, peer, evidence, as Measure has them."""
+        self._add("passed", node, value, unit, **more)
+
+    def failed(self, node: str, why: str, value: Scalar = None, unit: str = "", **more: Any) -> None:
+        self._add("failed", node, value, unit, why=why, **more)
+
+    def skipped(self, node: str, why: str, **more: Any) -> None:
+        self._add("skipped", node, None, "", why=why, **more)
+
+    def measured(self, node: str, value: Scalar, unit: str = "", **more: Any) -> None:
+        """A number that nothing is known to judge by."""
+        self._add("measured", node, value, unit, **more)
+
+    def equal(self, node: str, value: Scalar, wanted: Scalar, unit: str = "", why: str = "", **more: Any) -> None:
+        """None is "could not be read", which is not as wanted."""
+        more.setdefault("wanted", f"{wanted} {unit}".rstrip())
+        if value == wanted and value is not None:
+            self.passed(node, value, unit, **more)
+        else:
+            read = "could not be read" if value is None else f"{value} {unit}".rstrip()
+            self.failed(node, why or f"{read}, not {more['wanted']}", value, unit, **more)
+
+    def judge(self, node: str, value: float | None, quantity: str, *, peer: str = "", evidence: str = "") -> None:
+        """By the threshold of images/thresholds.yml for the node's hardware, where there is one."""
+        known = thresholds.load()[quantity]
+        bound = self._bound(node, quantity)
+        more: dict[str, Any] = {"peer": peer, "evidence": evidence}
+        if bound:
+            more |= {"wanted": bound.text(known.unit), "source": bound.source}
+        if value is None:
+            self.failed(node, "could not be measured", None, known.unit, **more)
+        elif bound is None:
+            self.measured(node, value, known.unit, **more)
+        elif bound.holds(value):
+            self.passed(node, value, known.unit, **more)
+        else:
+            self.failed(node, f"{value:.4g} {known.unit}, {bound.text(known.unit)} wanted", value, known.unit, **more)
+
+    def all_equal(self, values: Mapping[str, str | None], what: str) -> None:
+        """The same on every node; those that are not as most are the ones that fail."""
+        texts = [value for value in values.values() if value is not None]
+        usual = max(sorted(set(texts)), key=texts.count, default=None)
+        for node, value in values.items():
+            why = f"{what} {'could not be read' if value is None else value}; most nodes have {usual}"
+            self.equal(node, value, usual, why=why)
+
+    def draw(self, kind: Literal["matrix", "curves", "topology"], value: Any) -> None:
+        self.drawings[kind] = value
+
+    def _bound(self, node: str, quantity: str) -> Threshold | None:
+        """For the cluster as a whole: that of the first node that has one."""
+        meant = [each for each in self.all_nodes if each.profile and node in ("", each.name)]
+        bounds = (thresholds.load()[quantity].of(*thresholds.hardware(each.profile)) for each in meant if each.profile)
+        return next((bound for bound in bounds if bound), None)
+
+    def _add(self, state: State, node: str, value: Scalar, unit: str, **more: Any) -> None:
+        more["evidence"] = "\n".join(str(more.get("evidence", "")).strip().splitlines()[-LINES:])[-LENGTH:]
+        virtual = self.hardware and any(each.virtual for each in self.all_nodes if node in ("", each.name))
+        value = round(value, 6) if isinstance(value, float) else value
+        self.measures.append(Measure(state=state, node=node, value=value, unit=unit, virtual=virtual, **more))
+
+
+Has = Callable[[Node], str]  # why the node has it not; "" where it has
+
+
+def sort_out(nodes: Collection[Node], needs: Collection[str], tools: Mapping[str, Collection[str]]) -> Recorder | str:
+    """A recorder for the nodes that have what is needed; or why the check as a whole is skipped.
+
+    Args:
+        tools: node -> programs that its worker image has.
+    """
+    lacking = {node.name: reason for node in nodes if (reason := _lacks(node, needs, tools))}
+    fit = tuple(node for node in nodes if node.name not in lacking)
+    least = next((int(need.partition(":")[2]) for need in needs if need.startswith("nodes:")), 1)
+    if len(fit) < least:
+        reasons = sorted(set(lacking.values()))
+        some = f" ({'; '.join(reasons)})" if reasons else ""
+        if least > 1:
+            return f"{least} nodes are needed, {len(fit)} can take part{some}"
+        return "; ".join(reasons) or "no node"
+    recorder = Recorder(fit, tuple(nodes))
+    for name, reason in lacking.items():
+        recorder.skipped(name, reason)
+    return recorder
+
+
+def _lacks(node: Node, needs: Collection[str], tools: Mapping[str, Collection[str]]) -> str:
+    for need in needs:
+        kind, _, what = need.partition(":")
+        if kind == "real" and node.virtual:
+            return f"virtual node ({node.virtual}): it computes and carries nothing"
+        if kind == "jobs" and (node.no_jobs or not node.works):
+            return f"no job can start on {node.name}: {node.no_jobs or 'it is no worker'}"
+        if kind == "gpu" and not (node.profile and any(gpu.kfd_node is not None for gpu in node.profile.gpus)):
+            return f"no GPU on node {node.name}"
+        if kind == "rdma" and not (node.profile and node.profile.verbs):
+            return f"no RDMA device on node {node.name}"
+        if kind == "tool" and what not in tools.get(node.name, ()):
+            return f"no {what} in the image"
+    return ""

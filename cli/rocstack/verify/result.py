@@ -1,0 +1,148 @@
+"""What the suite found: the one value that the verdict, the report and every export are made of.
+
+Written as report.json; `SCHEMA` grows with any change of its shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from rocstack.errors import BadInput, Where
+from rocstack.verify.check import Check
+from rocstack.words import Value
+
+SCHEMA = 1
+# "measured": there is a number, and nothing to judge it by; "error": the check itself could not be made.
+State = Literal["passed", "failed", "skipped", "measured", "error"]
+_ORDER: tuple[State, ...] = ("error", "failed", "passed", "measured", "skipped")
+BAD: frozenset[State] = frozenset({"error", "failed"})
+
+
+class Measure(Value):
+    """One check on one node, on a pair of nodes, or (with an empty `node`) on the cluster."""
+
+    state: State
+    node: str = ""
+    peer: str = ""
+    value: float | int | str | bool | None = None
+    unit: str = ""
+    wanted: str = ""  # "at least 304 GB/s"
+    source: str = ""  # of the threshold
+    why: str = ""  # it failed, or was skipped
+    evidence: str = ""  # what was said, some lines of it
+    virtual: bool = False  # of a virtual node: its hardware isn't real
+
+
+class CheckResult(Value):
+    """`drawings` are values to be drawn: kind -> what report.py of that kind takes."""
+
+    check: Check
+    state: State
+    seconds: float = 0.0
+    measures: tuple[Measure, ...] = ()
+    why: str = ""
+    drawings: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class NodeSeen(Value):
+    """A node of the inventory. `absent` is why it took no part; empty where it did."""
+
+    name: str
+    roles: tuple[str, ...]
+    virtual: str | None = None  # the node model
+    absent: str = ""
+    image: str = ""  # id of the worker's, or the controller's
+    model: str = ""  # GPUs and NICs in a few words: "8 × MI300X, 8 × broadcom 400G"
+
+
+class Run(Value):
+    """One run of the suite."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema")
+    rocstack: str
+    id: str
+    cluster: str
+    control: str
+    who: str
+    when: str  # UTC, ISO 8601
+    seconds: float
+    level: int  # that was asked for
+    only: str = ""  # pattern of the checks that were asked for; then no level is proved
+    complete: bool = True  # False: it was interrupted
+    nodes: tuple[NodeSeen, ...] = ()
+    image: str = ""  # id of the worker image, the same at every engine
+    digest: str = ""  # the registry's
+    control_image: str = ""
+    labels: Mapping[str, str] = Field(default_factory=dict)  # of the worker image
+    versions: Mapping[str, str] = Field(default_factory=dict)  # component -> version
+    fabric: Mapping[str, Mapping[str, str]] = Field(default_factory=dict)  # node -> environment
+    results: tuple[CheckResult, ...] = ()
+
+    @property
+    def virtual(self) -> bool:
+        return any(node.virtual for node in self.nodes)
+
+    @property
+    def passed(self) -> bool:
+        return self.complete and not any(result.state in BAD for result in self.results)
+
+    @property
+    def proved(self) -> int | None:
+        """The highest level of which, and of those below, no check failed and at least one passed. None: none was."""
+        if self.only or not self.complete:
+            return None
+        highest = None
+        for level in range(self.level + 1):
+            states = {result.state for result in self.results if result.check.level == level}
+            if states & BAD:
+                break
+            if "passed" in states:
+                highest = level
+        return highest
+
+    def dumps(self) -> str:
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+
+
+def state_of(measures: tuple[Measure, ...]) -> State:
+    """Of a check, by the worst of its measures; nothing measured at all is an error."""
+    states = {measure.state for measure in measures}
+    return next((state for state in _ORDER if state in states), "error")
+
+
+def read(path: Path) -> Run:
+    """
+    Raises:
+        BadInput: it isn't there, or isn't a report of this version.
+    """
+    if path.is_dir():
+        path = path / "report.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        found = data.get("schema") if isinstance(data, dict) else None
+        if isinstance(found, int) and found > SCHEMA:
+            raise BadInput(
+                f"it has format {found}, this rocstack knows up to {SCHEMA}",
+                code="bad-report",
+                where=Where(str(path)),
+                next_step="use the rocstack that wrote it, or a newer one",
+            )
+        return Run.model_validate_json(json.dumps(data))
+    except FileNotFoundError:
+        raise BadInput(
+            f"no report {path}", code="no-report", next_step="`rocstack verify INVENTORY` writes one"
+        ) from None
+    except (ValueError, ValidationError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(
+            "it is not a report of rocstack",
+            code="bad-report",
+            where=Where(str(path)),
+            next_step="give the report.json, or the folder, that `rocstack verify` named",
+        ) from None

@@ -1,0 +1,89 @@
+"""What a value must reach, by the model of GPU and NIC: images/thresholds.yml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from rocstack import document, paths
+from rocstack.node.profile import NodeProfile
+from rocstack.stack import _tuples
+from rocstack.words import Value
+
+
+def _pattern(text: str) -> str:
+    re.compile(text)
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
+class Threshold(Value):
+    """A bound. `gpu` and `nic` are patterns, searched for in the GPU's name (or its gfx) and the NIC profile with its
+    speed ("broadcom 400G"); an empty one holds for all."""
+
+    least: float | None = None
+    most: float | None = None
+    gpu: Pattern = ""
+    nic: Pattern = ""
+    source: str
+
+    @model_validator(mode="after")
+    def _one(self) -> Threshold:
+        if (self.least is None) == (self.most is None):
+            raise ValueError("a threshold has either `least` or `most`")
+        return self
+
+    def holds(self, value: float) -> bool:
+        return value >= self.least if self.least is not None else value <= (self.most or 0)
+
+    def text(self, unit: str) -> str:
+        bound, number = ("at least", self.least) if self.least is not None else ("at most", self.most)
+        return f"{bound} {number:g} {unit}".rstrip()
+
+
+class Quantity(Value):
+    """What is measured: its unit, and the thresholds, of which the first that fits the hardware holds."""
+
+    unit: str
+    thresholds: Annotated[tuple[Threshold, ...], Field(min_length=1)]
+
+    def of(self, gpus: Iterable[str], nics: Iterable[str]) -> Threshold | None:
+        known = (" ".join(gpus), " ".join(nics))
+        for each in self.thresholds:
+            if all(re.search(pattern, text) for pattern, text in zip((each.gpu, each.nic), known, strict=True)):
+                return each
+        return None
+
+
+@cache
+def load() -> dict[str, Quantity]:
+    """By name, such as "all-reduce-busbw".
+
+    Raises:
+        BadInput: the file is wrong, with its line.
+    """
+    doc = document.read(paths.images() / "thresholds.yml", code="no-thresholds")
+    return {name: _quantity(doc, name) for name in doc.data}
+
+
+def _quantity(doc: document.Document, name: str) -> Quantity:
+    below = {loc[1:]: line for loc, line in doc.lines.items() if loc[0] == name}
+    return document.Document(doc.path, _tuples(doc.data[name]), below).validate(Quantity)
+
+
+def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The models of a node's GPUs and of its NICs, as a threshold's patterns see them."""
+    gpus = {f"{gpu.name or ''} {gpu.gfx or ''}".strip() for gpu in profile.gpus}
+    speeds = {netdev.name: netdev.speed for netdev in profile.netdevs}
+    nics = set()
+    for nic in profile.nics:
+        if nic.nic:
+            speed = max((speeds.get(name) or 0 for name in nic.netdevs), default=0)
+            nics.add(f"{nic.nic} {speed // 1000}G" if speed else nic.nic)
+    return tuple(sorted(gpus)), tuple(sorted(nics))

@@ -1,0 +1,29 @@
+"""Evidence that several files of checks judge, each read once a run; rocstack.verify.plugin has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="session")
+def in_jobs(evidence: Any, cluster: Any) -> dict[str, Any]:
+    """What each worker says of itself inside a job: node -> the answer of programs/worker.py."""
+
+    def fetch() -> dict[str, Any]:
+        cluster.allocated()
+        step = cluster.slurm.python(PROGRAMS / "worker.py", seconds=60)
+        return {answer["node"]: answer for answer in step.expect("the look at each worker").answers}
+
+    found: dict[str, Any] = evidence.take("in_jobs", fetch)
+    return found
+
+
+@pytest.fixture(scope="session")
+def tools(in_jobs: dict[str, Any]) -> dict[str, list[str]]:
+    """node -> programs that its worker image has."""
+    return {node: answer["tools"] for node, answer in in_jobs.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, model_validator
 
 from rocstack import document, paths
 from rocstack.node.profile import NodeProfile
@@ -48,10 +48,11 @@ class Threshold(Value):
 
 
 class Quantity(Value):
-    """What is measured: its unit, and the thresholds, of which the first that fits the hardware holds."""
+    """What is measured: its unit, and the thresholds, of which the first that fits the hardware holds; none are known
+    where it is only measured."""
 
     unit: str
-    thresholds: Annotated[tuple[Threshold, ...], Field(min_length=1)]
+    thresholds: tuple[Threshold, ...]
 
     def of(self, gpus: Iterable[str], nics: Iterable[str]) -> Threshold | None:
         known = (" ".join(gpus), " ".join(nics))

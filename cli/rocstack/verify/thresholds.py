@@ -74,7 +74,7 @@ def load() -> dict[str, Quantity]:
 
 
 def _quantity(doc: document.Document, name: str) -> Quantity:
-    below = {loc[1:]: line for loc, line in doc.lines.items() if loc[0] == name}
+    below = {loc[1:]: line for loc, line in doc.lines.items() if loc[:1] == (name,)}
     return document.Document(doc.path, _tuples(doc.data[name]), below).validate(Quantity)
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rocstack.deploy import journal
-from rocstack.deploy.journal import Deploy, Images, Journal, NodeStep
+from rocstack.deploy.journal import Deploy, Images, Journal, NodeStep, Verified
 from rocstack.errors import BadInput, CheckFailed
 
 
@@ -17,12 +17,16 @@ def deploy(name: str, *nodes: str) -> Deploy:
     return Deploy(id=name, who="me@here", started="2026-11-20T20:00:00Z", images=images, nodes=steps)
 
 
-def done(before: Journal, name: str, *, failed: str = "", verified: str = "") -> Journal:
+def done(before: Journal, name: str, *, failed: str = "", verified: int | None = None) -> Journal:
     now = before.begin(deploy(name))
     for node in ("n1", "n2"):
         now = now.note(node, "failed", reason="because") if node == failed else now.note(node, "done", seconds=1.5)
     now = now.finish("2026-11-20T21:00:00Z")
-    return now.verified(verified) if verified else now
+    return now if verified is None else now.verified(proved(verified))
+
+
+def proved(level: int) -> Verified:
+    return Verified(level=level, when="2026-11-20T22:00:00Z", report="20261120-220000")
 
 
 def target(now: Journal) -> tuple[str, str] | None:
@@ -31,7 +35,7 @@ def target(now: Journal) -> tuple[str, str] | None:
 
 
 def test_as_text_and_back() -> None:
-    now = done(done(Journal(), "a", verified="full"), "b", failed="n2").begin(deploy("c")).note("n1", "shipped")
+    now = done(done(Journal(), "a", verified=3), "b", failed="n2").begin(deploy("c")).note("n1", "shipped")
     assert journal.loads(now.dumps()) == now
     assert journal.loads(None) == journal.loads("\n") == Journal()
 
@@ -43,6 +47,30 @@ def test_what_is_no_journal(text: str) -> None:
     with pytest.raises(BadInput) as refused:
         journal.loads(text)
     assert refused.value.code == "bad-journal"
+
+
+def test_an_older_one_knows_of_no_verification() -> None:
+    old = json.loads(done(Journal(), "a").dumps()) | {"schema": 1}
+    assert journal.loads(json.dumps(old)) == done(Journal(), "a")
+
+
+def test_what_was_taken_back_is_no_target() -> None:
+    now = done(done(Journal(), "a"), "b", verified=1)
+    assert target(done(now.verified(None), "c")) == ("b", "healthy, never verified")
+
+
+@pytest.mark.parametrize(
+    ("virtual", "level", "on_virtual", "holds"),
+    [
+        (False, 3, False, True),
+        (False, 4, False, False),
+        (True, 1, False, True),
+        (True, 2, False, False),
+        (True, 2, True, True),
+    ],
+)
+def test_virtual_hardware_proves_nothing_of_real_one(virtual: bool, level: int, on_virtual: bool, holds: bool) -> None:
+    assert proved(3).model_copy(update={"virtual": virtual}).holds(level, on_virtual) == holds
 
 
 def test_a_newer_one_is_refused_whatever_is_in_it() -> None:
@@ -70,8 +98,8 @@ def test_back_to_the_last_verified_else_the_last_healthy() -> None:
     assert target(Journal()) is None
     assert target(first) is None
     assert target(done(first, "b")) == ("a", "healthy, never verified")
-    verified = done(done(first, "b", verified="quick"), "c")
-    assert target(done(verified, "d")) == ("b", "verified (quick)")
+    verified = done(done(first, "b", verified=0), "c")
+    assert target(done(verified, "d")) == ("b", "verified (level 0)")
     assert target(done(done(Journal(), "a", failed="n1"), "b")) is None
 
 
@@ -82,14 +110,14 @@ def test_back_from_a_deploy_that_never_ended() -> None:
 
 
 def test_the_same_images_again_are_the_same_release() -> None:
-    now = done(done(done(Journal(), "a"), "b", verified="full"), "b")
+    now = done(done(done(Journal(), "a"), "b", verified=3), "b")
     assert [release.images.worker_id for release in now.releases] == ["sha256:a", "sha256:b"]
-    assert now.releases[-1].verified == "full"
+    assert now.releases[-1].verified == proved(3)
     assert target(now) == ("a", "healthy, never verified")
 
 
 def test_after_a_rollback_the_present_one_is_not_its_own_target() -> None:
-    now = done(done(done(Journal(), "a", verified="full"), "b"), "a")
+    now = done(done(done(Journal(), "a", verified=3), "b"), "a")
     assert now.releases[-1].verified is None
     assert target(now) == ("b", "healthy, never verified")
 
@@ -107,14 +135,14 @@ def test_old_releases_go_but_never_the_one_to_go_back_to() -> None:
     for number in range(journal.KEPT + 5):
         now = done(now, f"{number}")
     assert len(now.releases) == journal.KEPT
-    now = done(Journal(), "good", verified="full")
+    now = done(Journal(), "good", verified=3)
     for number in range(journal.KEPT + 5):
         now = done(now, f"{number}", failed="n1")
-    assert target(now) == ("good", "verified (full)")
+    assert target(now) == ("good", "verified (level 3)")
 
 
 def test_a_step_needs_a_deploy() -> None:
     with pytest.raises(ValueError, match="no deploy"):
         Journal().note("n1", "done")
     with pytest.raises(ValueError, match="nothing to verify"):
-        Journal().begin(deploy("a")).verified("full")
+        Journal().begin(deploy("a")).verified(proved(3))

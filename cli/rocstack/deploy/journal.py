@@ -13,10 +13,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from rocstack.errors import BadInput, CheckFailed
+from rocstack.verify.check import HARDWARE, Level
 from rocstack.words import Value
 
 PATH = "/var/lib/rocstack/deploy.json"  # on the control node
-SCHEMA = 1
+SCHEMA = 2  # 1 had no `verified` but None
 KEPT = 20  # releases
 Step = Literal["pending", "shipped", "drained", "started", "done", "failed"]
 _TOUCHED: frozenset[Step] = frozenset({"drained", "started", "done", "failed"})
@@ -36,20 +37,38 @@ class Images(Value):
         return (self.worker_id, self.control_id) == (other.worker_id, other.control_id)
 
 
+class Verified(Value):
+    """What the acceptance suite proved of images. `virtual`: not all of its nodes were real, and what it says of GPUs
+    and fabric is then about emulated ones; `report` is the run's id."""
+
+    level: Level
+    when: str  # UTC, ISO 8601
+    virtual: bool = False
+    report: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"level {self.level}" + (", virtual" if self.virtual and self.level >= HARDWARE else "")
+
+    def holds(self, level: int, virtual: bool) -> bool:
+        """Whether it says `level` of the images; `virtual`: of nodes that all are."""
+        return self.level >= level and (virtual or not self.virtual or level < HARDWARE)
+
+
 class Release(Value):
-    """Images that were deployed. `verified` is the level of the acceptance suite that they passed, None: none yet."""
+    """Images that were deployed. `verified` is None where no level was proved."""
 
     images: Images
     when: str  # UTC, ISO 8601
     who: str
     healthy: bool
-    verified: str | None = None
+    verified: Verified | None = None
 
     @property
     def basis(self) -> str:
         """Why one would go back to it."""
         health = "healthy" if self.healthy else "not healthy"
-        return f"verified ({self.verified})" if self.verified else f"{health}, never verified"
+        return f"verified ({self.verified.text})" if self.verified else f"{health}, never verified"
 
 
 class NodeStep(Value):
@@ -106,15 +125,15 @@ class Journal(Value):
         release = Release(images=deploy.images, when=when, who=deploy.who, healthy=not deploy.at("failed"))
         return Journal(releases=_appended(self.releases, release))
 
-    def verified(self, level: str) -> Journal:
-        """The newest release passed the acceptance suite at `level`.
+    def verified(self, found: Verified | None) -> Journal:
+        """The acceptance suite proved this of the newest release; None: nothing any more.
 
         Raises:
             ValueError: there is no release, or another deploy is under way.
         """
         if not self.releases or self.current:
             raise ValueError("nothing to verify")
-        newest = self.releases[-1].model_copy(update={"verified": level})
+        newest = self.releases[-1].model_copy(update={"verified": found})
         return self.model_copy(update={"releases": (*self.releases[:-1], newest)})
 
     def resumable(self) -> Deploy | None:

@@ -30,7 +30,7 @@ class ImageStatus:
 @dataclass(frozen=True)
 class NodeStatus:
     """`gpus` were seen on the node, `gres` is what Slurm counts on; None where nobody could say. `health` is of all its
-    containers; `verified` is the level that its release passed."""
+    containers; `verified` is what its release passed."""
 
     name: str
     roles: tuple[str, ...]
@@ -118,6 +118,7 @@ def _node(looked: Looked, name: str) -> NodeStatus:
         return NodeStatus(name, roles, health="not read", **said)
     image = _image(facts, roles)
     release = looked.release
+    found = release.verified if release and is_image(facts, image, release.images.worker_id) else None
     return NodeStatus(
         name,
         roles,
@@ -127,7 +128,7 @@ def _node(looked: Looked, name: str) -> NodeStatus:
         gpus=len(facts.profile.gpus),
         health=_health(looked, facts),
         restarts=sum(each.restarts for each in facts.containers),
-        verified=release.verified if release and is_image(facts, image, release.images.worker_id) else None,
+        verified=found.text if found else None,
         **said,
     )
 

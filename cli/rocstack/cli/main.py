@@ -27,6 +27,7 @@ from rocstack.cli import (
     run,
     stacks,
     status,
+    verify,
 )
 from rocstack.cli.ui import Interrupted, State, err, escape, print_error, print_json
 from rocstack.errors import BadInput, Missing, RocstackError, Where
@@ -71,6 +72,7 @@ for module in (
     run,
     local,
     deploy,
+    verify,
     status,
     at_node,
     down,

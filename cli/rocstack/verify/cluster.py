@@ -21,6 +21,7 @@ from rocstack.errors import CheckFailed
 from rocstack.node import slurm_state
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import hosts
+from rocstack.verify.check import HARDWARE
 from rocstack.verify.record import Node
 from rocstack.verify.slurm import USER, Slurm
 
@@ -35,6 +36,7 @@ class Cluster:
     settings: Settings
     hosts: Mapping[str, Host]
     slurm: Slurm
+    level: int = 0  # up to which checks are run
 
     @property
     def control(self) -> str:
@@ -81,7 +83,13 @@ class Cluster:
                 code="no-allocation",
                 next_step=f"`rocstack status {self.looked.inventory.path}` says what is wrong with them",
             )
+        self.slurm.gpus = self._gpus() if self.level >= HARDWARE else 0
         return self.slurm.allocate(self.ready)
+
+    def _gpus(self) -> int:
+        """Real ones, that every node has which takes jobs: what is measured on them must have the nodes for itself."""
+        nodes = [self.looked.gathered.node(name) for name in self.ready]
+        return min((len(node.profile.gpus) if node and not node.profile.virtual else 0 for node in nodes), default=0)
 
     def described(self) -> dict[str, Any]:
         """The evidence "cluster": what the run is about, in JSON values."""
@@ -115,7 +123,7 @@ class Cluster:
         }
 
 
-def connect(path: Path, settings: Settings, *, user: str = USER, wait: float = 300) -> Cluster:
+def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wait: float = 300) -> Cluster:
     """
     Raises:
         BadInput, Missing, CheckFailed: as `look`; the control node wasn't reached.
@@ -131,7 +139,7 @@ def connect(path: Path, settings: Settings, *, user: str = USER, wait: float = 3
             next_step=f"`rocstack status {path}`",
         )
     found = hosts.of_reaches(reached)
-    return Cluster(looked, settings, found, Slurm(found[inventory.control.name], user, wait))
+    return Cluster(looked, settings, found, Slurm(found[inventory.control.name], user, wait), level)
 
 
 def nodes(described: Mapping[str, Any]) -> tuple[Node, ...]:

@@ -66,7 +66,9 @@ class Suite:
             option = self.config.getoption
             settings = load({}, os.environ, Path.cwd())[0].cluster
             wait = float(option("rocstack_wait"))
-            self._cluster = connect(self._inventory(), settings, user=option("rocstack_user"), wait=wait)
+            self._cluster = connect(
+                self._inventory(), settings, level=option("rocstack_level"), user=option("rocstack_user"), wait=wait
+            )
         return self._cluster
 
     def described(self) -> Mapping[str, Any]:
@@ -146,6 +148,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
     suite = config.stash[_SUITE]
     suite.event("checks", checks=[about.model_dump() for about in map(of_item, kept) if about])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """A cluster that can't be read is said once, and not by every check."""
+    if session.config.option.collectonly or not session.items:
+        return
+    suite = session.config.stash[_SUITE]
+    try:
+        suite.described()
+    except RocstackError as error:
+        suite.event("stopped", error=error.as_dict())
+        pytest.exit(f"{error.what}\n{error.next_step or ''}", returncode=error.exit_code)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -59,13 +59,13 @@ class Step:
 
 @dataclass
 class Slurm:
-    """`wait` is how many seconds a job may wait for its turn."""
+    """`wait` is how many seconds a job may wait for its turn. With `gpus` the allocation takes so many on each node,
+    and the node for itself."""
 
     control: Host
     user: str = USER
     wait: float = 300
-    whole: bool = False  # take nodes as a whole, with their GPUs: for what is measured
-    gpus: int = 0  # of a node, that `whole` takes
+    gpus: int = 0
     _job: str = ""
     _nodes: tuple[str, ...] = ()
 
@@ -152,7 +152,7 @@ class Slurm:
         words = ["salloc", "--no-shell", f"--job-name={NAME}", f"--time={LIMIT}", f"--immediate={max(wait, 1):.0f}"]
         words += [f"--partition={self.partition}"] if self.partition else []
         words += [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks-per-node={TASKS}"]
-        words += ["--exclusive", *([f"--gres=gpu:{self.gpus}"] if self.gpus else [])] if self.whole else []
+        words += ["--exclusive", f"--gres=gpu:{self.gpus}"] if self.gpus else []
         done = self.run(*words, seconds=wait + 30)
         found = re.search(r"Granted job allocation (\d+)", done.stderr)
         if found and done.rc == 0:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rocstack import paths
-from rocstack.errors import BadInput, CheckFailed, did_you_mean
+from rocstack.errors import BadInput, CheckFailed, Missing, RocstackError, did_you_mean
 from rocstack.verify import result
+from rocstack.verify.check import LEVELS, Check
 from rocstack.verify.result import Run
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -56,26 +58,20 @@ def run(wish: Wish, on_event: OnEvent) -> Run:
         CheckFailed: the suite itself could not run.
     """
     wish.folder.mkdir(parents=True, exist_ok=True)
-    reader, writer = os.pipe()
-    line = [sys.executable, "-m", "pytest", "-p", "rocstack.verify.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
-    line += [f"--rootdir={checks()}", "-q", "--tb=short", f"--events={writer}", *wish.arguments(), str(checks())]
-    log = wish.folder / LOG
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, pass_fds=[writer], env=_env()
-        )
-        os.close(writer)
-        try:
-            with os.fdopen(reader, encoding="utf-8") as events:
-                for text in events:
-                    on_event(json.loads(text))
-            code = process.wait()
-        except BaseException:
-            _stop(process)
-            raise
+    stopped: list[Mapping[str, Any]] = []
+
+    def heard(event: Mapping[str, Any]) -> None:
+        on_event(event)
+        if event["event"] == "stopped":
+            stopped.append(event["error"])
+
+    code = _pytest(wish, heard)
+    if stopped:
+        raise _again(stopped[0])
     if code == _NO_TESTS and wish.only:
         raise _unknown(wish.only)
     if not (wish.folder / REPORT).exists():
+        log = wish.folder / LOG
         lines = [text for text in log.read_text(errors="replace").strip().splitlines() if text.strip()]
         raise CheckFailed(
             f"the suite ended with {code}: {lines[-1] if lines else 'it said nothing'}",
@@ -85,19 +81,53 @@ def run(wish: Wish, on_event: OnEvent) -> Run:
     return result.read(wish.folder / REPORT)
 
 
-def names() -> list[str]:
-    """Of all checks, as tests/cluster has them."""
-    import re
+def _pytest(wish: Wish, on_event: OnEvent, *more: str) -> int:
+    reader, writer = os.pipe()
+    line = [sys.executable, "-m", "pytest", "-p", "rocstack.verify.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    line += [f"--rootdir={checks()}", "-q", "--tb=short", f"--events={writer}", *wish.arguments(), *more, str(checks())]
+    with (wish.folder / LOG).open("wb") as output:
+        process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, pass_fds=[writer], env=_env()
+        )
+        os.close(writer)
+        try:
+            with os.fdopen(reader, encoding="utf-8") as events:
+                for text in events:
+                    on_event(json.loads(text))
+            return process.wait()
+        except BaseException:
+            _stop(process)
+            raise
 
-    found = (re.findall(r'^    name="([^"]+)"', file.read_text(), re.MULTILINE) for file in checks().glob("test_*.py"))
-    return sorted({name for names in found for name in names})
+
+def listed() -> list[Check]:
+    """All checks, as they would run.
+
+    Raises:
+        CheckFailed: as `run`.
+    """
+    found: list[Check] = []
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "checks":
+            found.extend(Check.model_validate_json(json.dumps(each)) for each in event["checks"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        _pytest(Wish(Path(folder), level=max(LEVELS)), on_event, "--collect-only")
+    return found
+
+
+def _again(said: Mapping[str, Any]) -> RocstackError:
+    """The error of the other process as it was."""
+    kind = {2: BadInput, 3: Missing}.get(said["exit_code"], CheckFailed)
+    return kind(said["what"], code=said["code"], cause=said["cause"], next_step=said["next"])
 
 
 def _unknown(pattern: str) -> BadInput:
     return BadInput(
         f"no check is called '{pattern}'",
         code="unknown-check",
-        cause=did_you_mean(pattern, names()),
+        cause=did_you_mean(pattern, [check.name for check in listed()]),
         next_step="`rocstack verify --list` names them all; a pattern such as 'mpi-*' fits several",
     )
 

@@ -1,0 +1,126 @@
+"""A run of the acceptance suite for a person: each check as it ends, then the verdict and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from rocstack.cli.ui import err, escape, out
+from rocstack.verify.check import LEVELS
+from rocstack.verify.result import BAD, CheckResult, Measure, Run
+
+STYLE = {"passed": "green", "measured": "cyan", "skipped": "dim", "failed": "bold red", "error": "bold red"}
+MOST = 3  # nodes of a failed check that are shown one by one
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Takes the suite's events; a line a check, and on a terminal what runs at the moment."""
+    if not err.is_terminal:
+        yield _Lines(None)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err.console, transient=True) as bar:
+        yield _Lines(bar)
+
+
+class _Lines:
+    def __init__(self, bar: Progress | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task("reading the nodes", total=None) if bar else None
+        self._titles: dict[str, str] = {}
+        self._width, self._level = 0, -1
+        self._began = time.monotonic()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "checks":
+            self._titles = {check["name"]: check["title"] for check in event["checks"]}
+            self._width = max(map(len, self._titles), default=0)
+        elif kind == "start" and self._bar and self._task is not None:
+            self._bar.update(self._task, description=escape(self._titles[event["check"]]))
+        elif kind == "result":
+            self._ended(CheckResult.model_validate_json(json.dumps(event["result"])))
+
+    def _ended(self, result: CheckResult) -> None:
+        if result.check.level != self._level:
+            self._level = result.check.level
+            err.print(f"level {self._level}: {LEVELS[self._level]}")
+        now = time.monotonic()
+        seconds, self._began = now - self._began, now
+        state = f"[{STYLE[result.state]}]{result.state:8}[/]"
+        took = f"{seconds:5.1f} s" if seconds >= 0.05 else "       "
+        err.print(f"  {state} {took}  {escape(result.check.name.ljust(self._width))}  {escape(_said(result))}")
+
+
+def show(run: Run, folder: Path) -> None:
+    """What is wrong, and the verdict last, where it is seen."""
+    from rocstack.verify import verdict
+
+    for result in run.results:
+        if result.state in BAD:
+            _show_failure(result)
+    for node in run.nodes:
+        if node.absent:
+            out.print(f"[bold red]absent[/] {escape(f'{node.name}: {node.absent}')}")
+    out.print()
+    states: Counter[str] = Counter(result.state for result in run.results)
+    counts = ", ".join(f"{states[state]} {state}" for state in STYLE if states[state])
+    out.print(f"[bold]{escape(verdict.sentence(run))}[/]")
+    out.print(escape(f"{len(run.results)} checks in {run.seconds:.0f} s: {counts}"))
+    out.print(escape(f"report: {folder / 'report.html'}"))
+
+
+def _show_failure(result: CheckResult) -> None:
+    out.print()
+    out.print(f"[bold red]{result.state}[/] {escape(f'{result.check.name}: not so: {result.check.title}')}")
+    bad = [measure for measure in result.measures if measure.state in BAD]
+    for measure in bad[:MOST]:
+        out.print(escape(f"  {_where(measure)}: {measure.why}"))
+        for line in measure.evidence.splitlines()[-3:]:
+            out.print(f"    [dim]{escape(line)}[/]")
+    if len(bad) > MOST:
+        names = ", ".join(_where(measure) for measure in bad[MOST:])
+        out.print(escape(f"  and {names}"))
+    if not bad:
+        out.print(escape(f"  {result.why}"))
+    out.print(escape(f"  cause: {result.check.cause}"))
+    out.print(escape(f"  next: {result.check.next_step}"))
+
+
+def _said(result: CheckResult) -> str:
+    """The measured value in a few words, or why there is none."""
+    bad = [measure for measure in result.measures if measure.state in BAD]
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return f"{_where(bad[0])}: {bad[0].why}{more}"
+    if result.why:
+        return result.why
+    virtual = " (virtual)" if any(measure.virtual for measure in result.measures) else ""
+    return _values([measure for measure in result.measures if measure.state != "skipped"]) + virtual
+
+
+def _values(measures: list[Measure]) -> str:
+    """One value, or from the least to the greatest."""
+    numbers = [m.value for m in measures if isinstance(m.value, int | float) and not isinstance(m.value, bool)]
+    units = {measure.unit for measure in measures}
+    if numbers and len(numbers) == len(measures) and len(units) == 1:
+        low, high, unit = min(numbers), max(numbers), units.pop()
+        text = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        return f"{text} {unit}".rstrip()
+    texts = {str(measure.value) for measure in measures if measure.value is not None}
+    if len(texts) == 1 and len(text := texts.pop()) <= 60:
+        return text
+    nodes = {measure.node for measure in measures if measure.node}
+    return f"{len(nodes)} nodes" if nodes else ""
+
+
+def _where(measure: Measure) -> str:
+    return " and ".join(filter(None, (measure.node, measure.peer))) or "the cluster"

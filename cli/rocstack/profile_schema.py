@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -19,11 +20,11 @@ from rocstack.node import profile
 def schema(model: type[Any]) -> dict[str, Any]:
     """JSON schema of `model`, a dataclass of which node profiles are a part."""
     found = TypeAdapter(model).json_schema()
-    comments = _comments()
+    known = comments(profile)
     for name, part in (*found["$defs"].items(), (model.__name__, found)):
         for field, about in part.get("properties", {}).items():
             about.pop("title", None)  # the field's name once more
-            if text := comments.get(name, {}).get(field):
+            if text := known.get(name, {}).get(field):
                 about["description"] = text
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack node profiles"}
     return {**head, **{key: value for key, value in found.items() if key != "title"}}
@@ -55,9 +56,9 @@ def keys_at(model: type[Any], loc: Sequence[str | int]) -> list[str]:
 
 
 @cache
-def _comments() -> dict[str, dict[str, str]]:
+def comments(module: ModuleType) -> dict[str, dict[str, str]]:
     """Class -> field -> the comment behind it."""
-    source = inspect.getsource(profile)
+    source = inspect.getsource(module)
     lines = source.splitlines()
     found: dict[str, dict[str, str]] = {}
     for part in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):

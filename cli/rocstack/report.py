@@ -101,8 +101,8 @@ class BuildReport(Value):
                 failed += 1
                 where = f" ({image.failure.template})" if image.failure.template else ""
                 message = f"{image.failure.stage}: {image.failure.error}{where}"
-                node = ET.SubElement(case, "failure", message=_xml(message))
-                node.text = _xml("\n".join([*image.failure.context, "", f"reproduce: {image.failure.reproduce}"]))
+                node = ET.SubElement(case, "failure", message=xml_text(message))
+                node.text = xml_text("\n".join([*image.failure.context, "", f"reproduce: {image.failure.reproduce}"]))
             elif image.status == "blocked":
                 skipped += 1
                 ET.SubElement(case, "skipped", message=f"blocked by {image.blocked_by}")
@@ -111,14 +111,14 @@ class BuildReport(Value):
                 smoke = ET.SubElement(
                     suite, "testcase", classname=f"{self.stack}.{self.nic}.{image.role}.smoke", name=component
                 )
-                ET.SubElement(smoke, "system-out").text = _xml("\n".join(seen))
+                ET.SubElement(smoke, "system-out").text = xml_text("\n".join(seen))
         suite.set("tests", str(count))
         suite.set("failures", str(failed))
         suite.set("skipped", str(skipped))
         return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
 
 
-def _xml(text: str) -> str:
+def xml_text(text: str) -> str:
     """Without what XML can't hold: a log has colours and other control characters."""
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text)
 

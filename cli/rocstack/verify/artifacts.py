@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from rocstack import profile_schema
+from rocstack.verify import check, junit, result, verdict
 from rocstack.verify.result import Run
 
+JSON, SCHEMA, JUNIT, HTML = "report.json", "report.schema.json", "junit.xml", "report.html"
+PASSING, FAILING = "passing_nodes.txt", "failing_nodes.txt"
 
-def write(run: Run, folder: Path) -> None:
-    (folder / "report.json").write_text(run.dumps(), encoding="utf-8")
+
+def write(run: Run, folder: Path, previous: Run | None = None) -> None:
+    """`previous` is what the HTML report compares with. The lists of nodes hold workers, a name on each line."""
+    found = verdict.judge(run)
+    texts = {
+        JSON: run.dumps(),
+        SCHEMA: json.dumps(schema(), indent=1) + "\n",
+        JUNIT: junit.junit(run),
+        PASSING: _lines(found.names("passing", "worker")),
+        FAILING: _lines(found.names("failing", "worker")),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of report.json, with the comments behind the fields."""
+    found = Run.model_json_schema(by_alias=True, mode="serialization")
+    comments = profile_schema.comments(result) | profile_schema.comments(check)
+    for name, part in (*found.get("$defs", {}).items(), ("Run", found)):
+        for field, about in part.get("properties", {}).items():
+            about.pop("title", None)
+            if text := comments.get(name, {}).get(field):
+                about["description"] = text
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack report"}
+    return {**head, **{key: value for key, value in found.items() if key != "title"}}
+
+
+def _lines(names: Iterable[str]) -> str:
+    return "".join(f"{name}\n" for name in names)

@@ -1,0 +1,187 @@
+"""Which nodes pass, which don't and why, and the run in one sentence. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rocstack.cluster import hostlist
+from rocstack.summary import count
+from rocstack.verify.result import BAD, CheckResult, Measure, NodeSeen, Run, State, state_of
+
+NodeState = Literal["passing", "failing", "not judged", "absent"]
+LONGEST = 60  # characters of a list of nodes in the sentence
+MOST = 3  # reasons in the sentence
+_ON = re.compile(r" (?:on|of) (?:node )?([A-Za-z0-9_.-]*[A-Za-z0-9_-])")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a node, or the cluster, doesn't pass: by one check."""
+
+    check: str
+    why: str
+
+
+@dataclass(frozen=True)
+class NodeVerdict:
+    """`reasons`: what fails there; of a node that wasn't judged or is absent, `why` says it."""
+
+    node: NodeSeen
+    state: NodeState
+    reasons: tuple[Reason, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`cluster` is what fails of no single node; `skipped` the reasons for which checks were skipped, on whatever
+    node -> the names of those checks."""
+
+    nodes: tuple[NodeVerdict, ...]
+    cluster: tuple[Reason, ...]
+    skipped: Mapping[str, tuple[str, ...]]
+    sentence: str
+
+    def names(self, state: NodeState, role: str = "") -> tuple[str, ...]:
+        return tuple(
+            each.node.name for each in self.nodes if each.state == state and (not role or role in each.node.roles)
+        )
+
+
+def judge(run: Run) -> Verdict:
+    found: dict[str, list[tuple[str, Measure]]] = defaultdict(list)
+    cluster: list[Reason] = []
+    for result in run.results:
+        name = result.check.name
+        mine = by_node(result)
+        for node, measures in mine.items():
+            found[node] += [(name, measure) for measure in measures]
+        cluster += [Reason(name, measure.why) for measure in mine.get("", ()) if measure.state in BAD]
+        if result.state in BAD and all(measure.state != result.state for measure in result.measures):
+            cluster.append(Reason(name, result.why))
+    nodes = tuple(_node(node, found[node.name]) for node in run.nodes)
+    verdict = Verdict(nodes, tuple(cluster), skipped(run), "")
+    return Verdict(nodes, verdict.cluster, verdict.skipped, _sentence(run, verdict))
+
+
+def by_node(result: CheckResult) -> dict[str, tuple[Measure, ...]]:
+    """Node -> its measures; "" is the cluster as a whole. What was measured between two nodes is of both. A pair that
+    fails is only of the one of which more pairs fail, as its peer does well with others; where they have as many, of
+    both."""
+    failing = Counter(
+        name for measure in result.measures if measure.peer and measure.state in BAD for name in _ends(measure)
+    )
+    found: dict[str, list[Measure]] = defaultdict(list)
+    for measure in result.measures:
+        ends = _ends(measure)
+        most = max(failing[end] for end in ends)
+        for end in ends:
+            if measure.state not in BAD or failing[end] == most:
+                found[end].append(measure)
+    return {name: tuple(measures) for name, measures in found.items()}
+
+
+def states(result: CheckResult) -> dict[str, State]:
+    """Of the check on each node; "" is the cluster as a whole."""
+    return {name: state_of(measures) for name, measures in by_node(result).items()}
+
+
+def skipped(run: Run) -> dict[str, tuple[str, ...]]:
+    """Reason -> the checks that it kept from something, the commonest first. Reasons name no nodes."""
+    names = {node.name for node in run.nodes}
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for result in run.results:
+        texts = {measure.why for measure in result.measures if measure.state == "skipped"}
+        for text in texts or ({result.why} if result.state == "skipped" else ()):
+            for part in text.split("; "):
+                found[nameless(part, names)][result.check.name] = None
+    return {why: tuple(checks) for why, checks in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))}
+
+
+def nameless(why: str, names: set[str]) -> str:
+    """The reason, the same for every node: "no GPU" of "no GPU on node n1"."""
+    return _ON.sub(lambda found: "" if found[1] in names else found[0], why) or "no reason was given"
+
+
+def _ends(measure: Measure) -> tuple[str, ...]:
+    return (measure.node, measure.peer) if measure.peer and measure.peer != measure.node else (measure.node,)
+
+
+def _node(node: NodeSeen, measures: Iterable[tuple[str, Measure]]) -> NodeVerdict:
+    if node.absent:
+        return NodeVerdict(node, "absent", why=node.absent)
+    known = list(measures)
+    bad = {(name, measure.why): Reason(name, measure.why) for name, measure in known if measure.state in BAD}
+    if bad:
+        return NodeVerdict(node, "failing", tuple(bad.values()))
+    if any(measure.state == "passed" for _, measure in known):
+        return NodeVerdict(node, "passing")
+    reasons = Counter(measure.why for _, measure in known if measure.state == "skipped")
+    return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else "no check was made there")
+
+
+def _sentence(run: Run, verdict: Verdict) -> str:
+    virtual = sum(bool(node.virtual) for node in run.nodes)
+    all_virtual = "virtual " if virtual and virtual == len(run.nodes) else ""
+    passing = len(verdict.names("passing"))
+    nodes = f"{passing} of {len(run.nodes)} {all_virtual}node{'s' * (len(run.nodes) != 1)}"
+    parts = [f"{nodes} pass{'es' * (passing == 1)}{'' if _faults(verdict) else _what(run)}"]
+    if virtual and not all_virtual:
+        parts[0] += f" ({virtual} are virtual)" if virtual > 1 else " (1 is virtual)"
+    others: tuple[tuple[NodeState, str, str], ...] = (
+        ("failing", "fails", "fail"),
+        ("absent", "is absent", "are absent"),
+        ("not judged", "could not be judged", "could not be judged"),
+    )
+    for state, one, many in others:
+        names = verdict.names(state)
+        if names:
+            parts[0] += f", {len(names)} {one if len(names) == 1 else many}: {listed(names)}"
+    if verdict.cluster:
+        checks = dict.fromkeys(reason.check for reason in verdict.cluster)
+        parts.append(f"the cluster as a whole fails: {_few(list(checks))}")
+    parts += _levels(run, bool(_faults(verdict)))
+    gone = [result for result in run.results if result.state == "skipped"]
+    if gone:
+        lacking = [why for why, checks in verdict.skipped.items() if {result.check.name for result in gone} & {*checks}]
+        parts.append(f"{count(len(gone), 'check')} skipped: {_few(lacking)}")
+    return "; ".join(parts)
+
+
+def _faults(verdict: Verdict) -> bool:
+    return bool(verdict.cluster or verdict.names("failing"))
+
+
+def _what(run: Run) -> str:
+    """What was passed, where nothing failed."""
+    if run.only:
+        return f" {count(len(run.results), 'check')} called '{run.only}'"
+    return "" if run.proved is None else f" level {run.proved}"
+
+
+def _levels(run: Run, faults: bool) -> list[str]:
+    if not run.complete:
+        return ["the run was interrupted, so nothing is proved"]
+    if run.only:
+        return []
+    if faults:
+        return [f"level {run.proved} is proved" if run.proved is not None else "no level is proved"]
+    rest = [str(level) for level in range((-1 if run.proved is None else run.proved) + 1, run.level + 1)]
+    return [f"nothing of level {' and '.join(rest)} was judged"] if rest else []
+
+
+def listed(names: Iterable[str]) -> str:
+    """A hostlist, or the beginning of one and how many there are."""
+    every = sorted(names, key=hostlist.natural)
+    text = hostlist.fold(every)
+    if len(text) <= LONGEST:
+        return text
+    return f"{', '.join(every[:MOST])} and {len(every) - MOST} more"
+
+
+def _few(words: list[str]) -> str:
+    return ", ".join(words[:MOST]) + (f" and {len(words) - MOST} more" if len(words) > MOST else "")

@@ -41,6 +41,8 @@ from rocstack.base import BaseImage
 from rocstack.cli.main import app
 from rocstack.cluster import settings as cluster
 from rocstack.lock import Lock
+from rocstack.verify import suite, thresholds
+from rocstack.verify.check import ITEMS
 
 sys.path.insert(0, str(paths.images() / "trainer"))
 from rocstack_trainer.config import Config
@@ -102,6 +104,7 @@ EXIT = {
     "shell": "The exit code is that of the shell; 1: no such container there; 3: no image, or no GPU to give it.",
     "stacks": "Exit code 2: a stack or NIC file is wrong.",
     "status": "Exit code 1: something is not in order, and named.",
+    "verify": "Exit code 1: a check failed, or could not be made.",
 }
 
 KINDS = {
@@ -299,6 +302,32 @@ def origin(key: str, measured: dict[str, str]) -> str:
     return {"content": "context, base, packages and wheels", "lock": "the lock, if there is one"}.get(name, "the build")
 
 
+def checks() -> str:
+    """What the acceptance suite proves, and what measured values must reach."""
+    about = (
+        f"Of `rocstack verify`, by level; {ITEMS} kinds of test that any training cluster must pass have a number.\n"
+    )
+    rows = [
+        (str(each.level), code(each.name), str(each.item or ""), each.title, code(", ".join(each.needs)), each.source)
+        for each in suite.listed()
+    ]
+    bounds = [
+        (code(name), each.text(quantity.unit), each.gpu, each.nic, each.source)
+        for name, quantity in thresholds.load().items()
+        for each in quantity.thresholds
+    ]
+    return "\n".join(
+        (
+            "## Checks\n",
+            about,
+            table(("level", "check", "no.", "what is so", "needs", "source"), rows),
+            "### Thresholds\n",
+            "The first holds whose patterns are found in the node's GPUs and NICs; else a value is just measured.\n",
+            table(("quantity", "wanted", "GPU", "NIC", "source"), bounds),
+        )
+    )
+
+
 def trainer() -> str:
     """Every setting of a training run, and the table by which gradients are compressed."""
     about = "As the sections of its TOML file; `--section.key=value` on the command line goes before.\n"
@@ -326,7 +355,17 @@ def trainer() -> str:
 
 def render() -> str:
     intro = "# Reference\n\nMade from the code by `python docs/generate.py`; don't edit it.\n"
-    parts = (intro, commands(), exit_codes(), all_settings(), models(), kinds_of_text(), all_labels(), trainer())
+    parts = (
+        intro,
+        commands(),
+        exit_codes(),
+        all_settings(),
+        models(),
+        kinds_of_text(),
+        all_labels(),
+        checks(),
+        trainer(),
+    )
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 

@@ -23,7 +23,7 @@ from rocstack.cluster.machine import Machine, machine
 from rocstack.cluster.settings import Cluster
 from rocstack.node.profile import Gpu, NodeProfile, System
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]  # the deployed cluster of other tests has the same files
 
 ORDER = (131, 128, 129, 130, 132, 133, 134, 135)  # ROCm's; not that of the device nodes
 DEVICES = """

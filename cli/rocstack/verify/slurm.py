@@ -26,6 +26,7 @@ MARK = "@rocstack "  # before an answer in JSON; libraries print lines of their 
 LIMIT = 30  # minutes that a job may take
 GRACE = 15.0  # seconds beyond a step's own, for Slurm
 TASKS = 4  # that the allocation has room for on a node
+_PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,11 @@ class Slurm:
         chosen = tuple(nodes) or self._nodes
         words = ["srun", f"--jobid={self._job}", "--overlap", "--chdir=/tmp", f"--nodes={len(chosen)}"]
         words += [f"--nodelist={','.join(chosen)}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1"]
-        words += ["--kill-on-bad-exit=1", "--wait=10", "--quit-on-interrupt", "--input=none", *options]
+        words += ["--kill-on-bad-exit=1", "--wait=10", "--quit-on-interrupt", "--input=none", "--label", *options]
         # Not --export: a value may hold a comma.
         more = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
         done = self.run(*words, *more, *command, seconds=seconds + GRACE)
-        return Step(done.rc, done.stdout, done.stderr)
+        return Step(done.rc, _whole(done.stdout), _whole(done.stderr))
 
     def python(self, program: Path, *arguments: str, **more: Any) -> Step:
         """A program of ours as a step: its source travels in the command line, so nothing is left on a node."""
@@ -171,3 +172,20 @@ class Slurm:
         rows = (line.split() for line in done.stdout.splitlines())
         ready = {row[0] for row in rows if len(row) == 2 and row[1] in ("idle", "mix")}
         return [name for name in nodes if name in ready]
+
+
+def _whole(labelled: str) -> str:
+    """The lines of all tasks without their labels, each in one piece again."""
+    lines, begun = [], dict[str, str]()
+    for line in labelled.splitlines():
+        found = re.match(r" *(\d+): (.*)", line)
+        if not found:
+            lines.append(line)
+            continue
+        task, piece = found.groups()
+        text = begun.pop(task, "") + piece
+        if len(piece.encode()) == _PIECE:
+            begun[task] = text
+        else:
+            lines.append(text)
+    return "\n".join([*lines, *begun.values()])

@@ -18,6 +18,7 @@ import yaml
 from rocstack.deploy import facts, precheck
 from rocstack.deploy.facts import NodeFacts
 from rocstack.deploy.inventory import Host, Inventory
+from rocstack.deploy.journal import Verified
 from rocstack.deploy.precheck import Finding, Scope
 from rocstack.deploy.scope import CLUSTER_RULES, NODE_RULES
 from rocstack.deploy.wanted_image import WantedImage
@@ -125,6 +126,9 @@ def scope_of(data: dict[str, Any]) -> tuple[Scope, list[Failure]]:
         uids=data.get("uids", {}),
         layer_bytes=layers,
         registries=data.get("registries", {}),
+        require=data.get("require"),
+        insist=data.get("insist", True),
+        proved=tuple(Verified(**each) for each in data.get("proved", [])),
     )
     return scope, failures
 

@@ -30,6 +30,9 @@ Drain = Annotated[str | None, typer.Option(help="How long running jobs may take 
 Requeue = Annotated[bool, typer.Option("--requeue", help="Requeue running jobs instead of waiting for them.")]
 Failures = Annotated[str | None, typer.Option(help="Nodes that may fail before the update stops: a number, or 10%.")]
 Method = Annotated[str | None, typer.Option(help="How images are shipped: auto, registry, archive, rack or p2p.")]
+Require = Annotated[
+    int | None, typer.Option(min=0, max=4, help="Refuse images that `rocstack verify` hasn't proved to this level.")
+]
 Forks = Annotated[int | None, typer.Option(min=1, max=1024, help="Nodes at a time.")]
 
 
@@ -52,6 +55,7 @@ def deploy(
     requeue: Requeue = False,
     failures: Failures = None,
     method: Method = None,
+    require: Require = None,
     forks: Forks = None,
     overlay: options.Overlay = None,
     json: options.Json = False,
@@ -81,7 +85,7 @@ def deploy(
     choose, sizes = (_resumed, None) if resume else _built(chosen, image, control_image)
     request = _request(nodes, chosen, cluster, choose, sizes)
     given = {key: value for key, value in wish.items() if value is not None}
-    _go(replace(request, resume=resume, given=given), chosen, plan, json)
+    _go(replace(request, resume=resume, given=given, require=require), chosen, plan, json)
 
 
 def rollback(
@@ -192,6 +196,7 @@ def _request(
         chosen.overlay_folder(),
         cluster.ship.forks,
         layer_bytes=layer_bytes or {},
+        runs=Path(chosen.out) / "verify",
     )
 
 

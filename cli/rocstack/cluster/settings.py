@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from rocstack.cluster import hostlist
 from rocstack.stack import _tuples
+from rocstack.verify.check import Level
 from rocstack.words import (
     Address,
     Duration,
@@ -207,6 +208,7 @@ class Cluster(Value):
     ship: Ship = Ship()
     rollout: Rollout = Rollout()
     keep_images: Some = 2  # of each role, on a node
+    require: Level | None = None  # of the acceptance suite, that new images must have passed
 
     @property
     def default_partition(self) -> str:

@@ -13,6 +13,7 @@ from rocstack.deploy.scope import Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.wanted_image import WantedImage
 from rocstack.node.gate import FITS, UNFIT, UNKNOWN, judge
 from rocstack.node.image import OWN
+from rocstack.verify.check import HARDWARE
 
 IN_TREE = "in-tree"
 
@@ -124,3 +125,15 @@ def images_differ(scope: Scope) -> Iterator[Values]:
     worker, control = _labels(scope, "stack")
     if worker and control and worker != control:
         yield {"worker": worker, "control": control}
+
+
+@cluster_rule
+def not_verified(scope: Scope) -> Iterator[Values]:
+    wanted = scope.require
+    virtual = all(node.profile.virtual for node in scope.nodes)
+    if wanted is None or any(each.holds(wanted, virtual) for each in scope.proved):
+        return
+    best = max(scope.proved, key=lambda each: (each.holds(each.level, virtual), each.level), default=None)
+    where = "virtual nodes (`rocstack local up`)" if virtual or wanted < HARDWARE else "a test cluster with such nodes"
+    level: Values = {} if scope.insist else {"level": "warning"}
+    yield {"wanted": wanted, "passed": best.text if best else "none", "where": where, **level}

@@ -12,7 +12,7 @@ from rocstack.cluster.settings import Cluster, Rollout
 from rocstack.deploy import choice, facts, journal, plan, precheck, secrets, tls
 from rocstack.deploy.facts import Gathered, NodeFacts
 from rocstack.deploy.inventory import Inventory
-from rocstack.deploy.journal import Journal
+from rocstack.deploy.journal import Images, Journal, Verified
 from rocstack.deploy.order import Order
 from rocstack.deploy.plan import NodePlan, Plan
 from rocstack.deploy.precheck import Finding, Scope
@@ -22,6 +22,7 @@ from rocstack.deploy.wanted_image import WantedImage
 from rocstack.deploy.watch import Watch
 from rocstack.remote import FORKS, State
 from rocstack.runline import RunProfile
+from rocstack.verify import store
 
 MUNGE_UID = 42430
 UIDS = {"munge": MUNGE_UID, "slurm": SLURM_UID}  # in the images
@@ -43,6 +44,8 @@ class Request:
     resume: bool = False  # as the deploy that was interrupted, but for what is `given` anew
     given: Mapping[str, Any] = field(default_factory=dict)  # of the rollout, on the command line
     layer_bytes: Mapping[str, int] = field(default_factory=dict)  # diff id -> uncompressed, as far as it is known
+    require: int | None = None  # level that the images must have passed, even those that run; default: the setting
+    runs: Path | None = None  # folder of the acceptance suite's, with what they proved
 
     def rollout(self, known: Journal) -> Rollout:
         """How an update goes through the nodes."""
@@ -151,6 +154,7 @@ def prepare(request: Request, watch: Watch) -> Prepared:
             gate=request.gate,
             overlay=request.overlay,
         )
+    ids = {image.id for image in images.values()}
     scope = Scope(
         inventory,
         gathered.nodes,
@@ -160,9 +164,20 @@ def prepare(request: Request, watch: Watch) -> Prepared:
         uids=UIDS,
         layer_bytes=request.layer_bytes,
         registries=wanted.registries if wanted else {},
+        require=request.cluster.require if request.require is None else request.require,
+        insist=request.require is not None or not ids <= known.kept_ids(),
+        proved=_proved(known, images, request.runs),
     )
     found = precheck.precheck(scope, gathered.failures)
     return Prepared(request, images, gathered, known, keys, found, wanted)
+
+
+def _proved(known: Journal, images: Mapping[str, WantedImage], runs: Path | None) -> tuple[Verified, ...]:
+    """By the cluster's journal, and by what this machine has."""
+    worker, control = images["worker"].id, images["control"].id
+    mine = Images(worker_id=worker, control_id=control)
+    there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
+    return (*there, *(store.claims(runs, worker, control) if runs else ()))
 
 
 def _gather(request: Request, watch: Watch) -> Gathered:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rocstack.deploy import address
 from rocstack.deploy.facts import NodeFacts
 from rocstack.deploy.inventory import Inventory
+from rocstack.deploy.journal import Verified
 from rocstack.deploy.wanted_image import WantedImage
 from rocstack.doctor.diagnosis import Level, registering
 
@@ -41,6 +42,8 @@ class Scope:
     uids: name -> number of the users in the images.
     layer_bytes: diff id -> uncompressed bytes, as far as they are known.
     registries: the nodes that are to run one -> its port.
+    require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
+    proved: what is known to be proved of them.
     """
 
     inventory: Inventory
@@ -51,6 +54,9 @@ class Scope:
     uids: Mapping[str, int] = field(default_factory=dict)
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     registries: Mapping[str, int] = field(default_factory=dict)
+    require: int | None = None
+    insist: bool = True
+    proved: tuple[Verified, ...] = ()
 
     def roles(self, node: NodeFacts) -> tuple[str, ...]:
         return self.inventory.roles(node.name)

@@ -73,7 +73,7 @@ def show(run: Run, folder: Path) -> None:
     out.print()
     states: Counter[str] = Counter(result.state for result in run.results)
     counts = ", ".join(f"{states[state]} {state}" for state in STYLE if states[state])
-    out.print(f"[bold]{escape(verdict.sentence(run))}[/]")
+    out.print(f"[bold]{escape(verdict.judge(run).sentence)}[/]")
     out.print(escape(f"{len(run.results)} checks in {run.seconds:.0f} s: {counts}"))
     out.print(escape(f"report: {folder / 'report.html'}"))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from testinfra.host import Host
 from rocstack.cluster.settings import Cluster as Settings
 from rocstack.deploy import inventory as inventories
 from rocstack.deploy import look, services, status
+from rocstack.deploy.facts import NodeFacts
 from rocstack.deploy.looked import Looked
 from rocstack.errors import CheckFailed
 from rocstack.node import slurm_state
+from rocstack.node.envfile import parse_env
+from rocstack.node.inside import ENV_FILES
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import hosts
 from rocstack.verify.check import HARDWARE
@@ -26,6 +30,20 @@ from rocstack.verify.record import Node
 from rocstack.verify.slurm import USER, Slurm
 
 _PROFILE = TypeAdapter(NodeProfile)
+_BREAK = "\x1e"
+# The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
+_SAID = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit
+exec docker exec {services.WORKER} sh -c 'printf "{_BREAK}"; for file in {" ".join(ENV_FILES)}
+do [ ! -e "$file" ] || {{ cat "$file"; break; }}; done; printf "{_BREAK}"; munge -n | unmunge >/dev/null'"""
+
+
+@dataclass(frozen=True)
+class WorkerSaid:
+    """What a worker's container has and says. `wrong` is why no job can start in it."""
+
+    labels: Mapping[str, str]
+    fabric: Mapping[str, str]
+    wrong: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,8 +68,28 @@ class Cluster:
     @property
     def ready(self) -> tuple[str, ...]:
         """Workers on which jobs can start, at once or when others end."""
+        return tuple(name for name in self.workers if not self._no_jobs(name))
+
+    @cached_property
+    def said(self) -> Mapping[str, WorkerSaid]:
+        """By worker that was reached. Slurm itself notices a broken container after minutes only."""
+        return {name: _said(done) for name, done in self.everywhere(_SAID, self.workers, seconds=30).items()}
+
+    def _no_jobs(self, name: str) -> str:
         rows = self.looked.slurm.nodes or {}
-        return tuple(name for name in self.workers if name in rows and not _no_jobs(rows[name]))
+        if name in self.said and self.said[name].wrong:
+            return self.said[name].wrong
+        return _shut(rows.get(name))
+
+    def left_out(self) -> dict[str, str]:
+        """Of the nodes that take jobs, those that were not to be had, and why.
+
+        Raises:
+            CheckFailed: no node is to be had.
+        """
+        got = self.allocated()
+        why = f"busy with other jobs for longer than the {self.slurm.wait:.0f} s that a job of the suite may wait"
+        return {name: why for name in self.ready if name not in got}
 
     def on(self, node: str, command: str, seconds: float = 60) -> CommandResult:
         """As root, beside the containers."""
@@ -96,12 +134,13 @@ class Cluster:
         found = status.status(self.looked)
         rows = {node.name: node for node in found.nodes}
         absent = {failure.node: failure.reason for failure in self.looked.gathered.failures}
-        slurm = self.looked.slurm.nodes
         return {
             "cluster": found.cluster,
             "control": found.control,
             "release": found.release.model_dump(mode="json") if found.release else None,
             "images": [asdict(image) for image in found.images],
+            "labels": next((said.labels for said in self.said.values() if said.labels), {}),
+            "fabric": {name: said.fabric for name, said in self.said.items() if said.fabric},
             "nodes": [
                 {
                     "name": name,
@@ -113,7 +152,9 @@ class Cluster:
                     "health": row.health,
                     "slurm": row.slurm,
                     "reason": row.reason,
-                    "no_jobs": _no_jobs((slurm or {}).get(name)) if "worker" in row.roles else "",
+                    "no_jobs": self._no_jobs(name) if "worker" in row.roles else "",
+                    "restarts": row.restarts,
+                    "named": list(_names(self.looked.gathered.node(name), row.image)),
                     "behind": getattr(self.looked.gathered.node(name), "behind", None),
                     "ahead": getattr(self.looked.gathered.node(name), "ahead", None),
                     "profile": asdict(facts.profile) if (facts := self.looked.gathered.node(name)) else None,
@@ -135,7 +176,7 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
         reason = next((f.reason for f in looked.gathered.failures if f.node == inventory.control.name), "not there")
         raise CheckFailed(
             f"the control node {inventory.control.name} can't be reached: {reason}",
-            code="no-control",
+            code="control-unreached",
             next_step=f"`rocstack status {path}`",
         )
     found = hosts.of_reaches(reached)
@@ -157,7 +198,23 @@ def nodes(described: Mapping[str, Any]) -> tuple[Node, ...]:
     )
 
 
-def _no_jobs(row: Mapping[str, Any] | None) -> str:
+def _said(done: CommandResult) -> WorkerSaid:
+    labels, env, _ = (*done.stdout.split(_BREAK), "", "", "")[:3]
+    lines = done.stderr.strip().splitlines()
+    wrong = f"its worker's container is not fit for jobs: {lines[-1] if lines else f'exit status {done.rc}'}"
+    try:
+        found = WorkerSaid(json.loads(labels), parse_env(env))
+    except ValueError as error:
+        return WorkerSaid({}, {}, wrong if done.rc else f"{error}")
+    return replace(found, wrong=wrong) if done.rc else found
+
+
+def _names(facts: NodeFacts | None, ident: str) -> tuple[str, ...]:
+    """Of an image there."""
+    return next((image.names for image in (facts.images if facts else ()) if image.id == ident), ())
+
+
+def _shut(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "Slurm doesn't know it, or its controller doesn't answer"
     bad = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & set(row["state"])

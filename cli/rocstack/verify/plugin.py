@@ -13,7 +13,9 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ import pytest
 
 from rocstack import __version__
 from rocstack.errors import RocstackError
-from rocstack.verify import artifacts, described, hosts, result
+from rocstack.settings import Settings, load
+from rocstack.verify import artifacts, described, hosts, result, thresholds
 from rocstack.verify.check import HARDWARE, LEVELS, MARK, Check
 from rocstack.verify.cluster import Cluster, connect, nodes
 from rocstack.verify.evidence import Evidence, NotRecorded
@@ -56,15 +59,16 @@ class Suite:
         self.interrupted = False
         self._cluster: Cluster | None = None
 
+    @cached_property
+    def settings(self) -> Settings:
+        return load({}, os.environ, Path.cwd())[0]
+
     @property
     def cluster(self) -> Cluster:
         if self.evidence.replayed:
             raise NotRecorded("the evidence is replayed, there is no cluster")
         if self._cluster is None:
-            from rocstack.settings import load
-
-            option = self.config.getoption
-            settings = load({}, os.environ, Path.cwd())[0].cluster
+            option, settings = self.config.getoption, self.settings.cluster
             wait = float(option("rocstack_wait"))
             self._cluster = connect(
                 self._inventory(), settings, level=option("rocstack_level"), user=option("rocstack_user"), wait=wait
@@ -73,6 +77,14 @@ class Suite:
 
     def described(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.evidence.take("cluster", lambda: self.cluster.described())
+        return found
+
+    def left_out(self) -> Mapping[str, str]:
+        """Node -> why the suite's jobs can't run there, though jobs do."""
+        try:
+            found: Mapping[str, str] = self.evidence.take("left_out", lambda: self.cluster.left_out())
+        except NotRecorded:
+            return {}
         return found
 
     def event(self, kind: str, **values: Any) -> None:
@@ -103,7 +115,8 @@ class Suite:
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.evidence.write(self.folder / "evidence.json")
-        artifacts.write(run, self.folder)
+        previous = option("rocstack_previous")
+        artifacts.write(run, self.folder, result.read(Path(previous)) if previous else None)
 
     def _inventory(self) -> Path:
         option = self.config.getoption
@@ -125,6 +138,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only", dest="rocstack_only", help="checks whose name fits this pattern")
     group.addoption("--evidence", dest="rocstack_evidence", help="judge this file instead of a cluster")
     group.addoption("--report", dest="rocstack_report", help="folder for the report")
+    group.addoption("--previous", dest="rocstack_previous", help="report to compare with")
     group.addoption("--user", dest="rocstack_user", default=USER, help="whose jobs they are")
     group.addoption("--wait", dest="rocstack_wait", type=float, default=300, help="seconds a job may wait")
     group.addoption("--events", dest="rocstack_events", type=int, help="file descriptor for progress")
@@ -207,21 +221,26 @@ def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[Node, 
     """For the nodes that have what the check needs."""
     about = of_item(request.node)
     assert about, "only a check records"
+    if "jobs" in about.needs:
+        left_out = suite.left_out() if any(not node.no_jobs for node in all_nodes if node.works) else {}
+        all_nodes = tuple(replace(node, no_jobs=node.no_jobs or left_out.get(node.name, "")) for node in all_nodes)
     tools: Mapping[str, list[str]] = {}
     if any(need.startswith("tool:") for need in about.needs):
         tools = request.getfixturevalue("tools")
-    found = record_for(about, all_nodes, tools)
+    found = record_for(about, all_nodes, tools, suite.settings.overlay_folder())
     if isinstance(found, str):
         pytest.skip(found)
     request.node.stash[_RECORDER] = found
     return found
 
 
-def record_for(about: Check, known: tuple[Node, ...], tools: Mapping[str, list[str]]) -> Recorder | str:
+def record_for(
+    about: Check, known: tuple[Node, ...], tools: Mapping[str, list[str]], overlay: Path | None = None
+) -> Recorder | str:
     judged = known if about.scope == "cluster" else tuple(node for node in known if node.works)
     found = sort_out(judged, about.needs, tools)
     if isinstance(found, Recorder):
-        found.hardware = about.level >= HARDWARE
+        found.hardware, found.quantities = about.level >= HARDWARE, thresholds.load(overlay)
     return found
 
 

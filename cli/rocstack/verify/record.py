@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
 from rocstack.verify.result import Measure, State
-from rocstack.verify.thresholds import Threshold
+from rocstack.verify.thresholds import Quantity, Threshold
 
 LINES = 12  # of evidence
 LENGTH = 1200
@@ -42,6 +42,7 @@ class Recorder:
     hardware: bool = True
     measures: list[Measure] = field(default_factory=list)
     drawings: dict[str, Any] = field(default_factory=dict)
+    quantities: Mapping[str, Quantity] = field(default_factory=thresholds.load)
 
     def passed(self, node: str = "", value: Scalar = None, unit: str = "", **more: Any) -> None:
         """`more`: wanted, source, peer, evidence, as Measure has them."""
@@ -68,7 +69,7 @@ class Recorder:
 
     def judge(self, node: str, value: float | None, quantity: str, *, peer: str = "", evidence: str = "") -> None:
         """By the threshold of images/thresholds.yml for the node's hardware, where there is one."""
-        known = thresholds.load()[quantity]
+        known = self.quantities[quantity]
         bound = self._bound(node, quantity)
         more: dict[str, Any] = {"peer": peer, "evidence": evidence}
         if bound:
@@ -96,7 +97,7 @@ class Recorder:
     def _bound(self, node: str, quantity: str) -> Threshold | None:
         """For the cluster as a whole: that of the first node that has one."""
         meant = [each for each in self.all_nodes if each.profile and node in ("", each.name)]
-        bounds = (thresholds.load()[quantity].of(*thresholds.hardware(each.profile)) for each in meant if each.profile)
+        bounds = (self.quantities[quantity].of(*thresholds.hardware(each.profile)) for each in meant if each.profile)
         return next((bound for bound in bounds if bound), None)
 
     def _add(self, state: State, node: str, value: Scalar, unit: str, **more: Any) -> None:

@@ -28,7 +28,7 @@ _NO_TESTS, _USAGE = 5, 4
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be run. `inventory` or `evidence` is given; `wait` is seconds."""
+    """What is to be run. `inventory` or `evidence` is given; `wait` is seconds; the report compares with `previous`."""
 
     folder: Path
     inventory: Path | None = None
@@ -37,12 +37,14 @@ class Wish:
     only: str = ""
     user: str = ""
     wait: float = 300
+    previous: Path | None = None
 
     def arguments(self) -> list[str]:
         words = [f"--report={self.folder}", f"--level={self.level}", f"--wait={self.wait:g}"]
         words += [f"--inventory={self.inventory}"] if self.inventory else []
         words += [f"--evidence={self.evidence}"] if self.evidence else []
         words += [f"--only={self.only}"] if self.only else []
+        words += [f"--previous={self.previous}"] if self.previous else []
         return [*words, *([f"--user={self.user}"] if self.user else [])]
 
 
@@ -98,6 +100,18 @@ def _pytest(wish: Wish, on_event: OnEvent, *more: str) -> int:
         except BaseException:
             _stop(process)
             raise
+
+
+def newest(folder: Path, wish: Wish) -> Path | None:
+    """The last report below `folder` of a run of the same checks, as folders are named by their time."""
+    for path in sorted(folder.glob(f"*/{REPORT}"), reverse=True):
+        try:
+            found = result.read(path)
+        except BadInput:
+            continue  # of another version
+        if (found.level, found.only, found.complete) == (wish.level, wish.only, True):
+            return path
+    return None
 
 
 def listed() -> list[Check]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, model_validator
 
 from rocstack import document, paths
+from rocstack.errors import BadInput, did_you_mean
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import _tuples
 from rocstack.words import Value
@@ -21,6 +23,9 @@ def _pattern(text: str) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
+FILE = "thresholds.yml"
 
 
 class Threshold(Value):
@@ -63,14 +68,24 @@ class Quantity(Value):
 
 
 @cache
-def load() -> dict[str, Quantity]:
-    """By name, such as "all-reduce-busbw".
+def load(overlay: Path | None = None) -> dict[str, Quantity]:
+    """By name, such as "all-reduce-busbw". A site's own, `thresholds.yml` in its overlay folder, go before ours.
 
     Raises:
-        BadInput: the file is wrong, with its line.
+        BadInput: a file is wrong, with its line; the site's names a quantity that isn't measured, or in another unit.
     """
-    doc = document.read(paths.images() / "thresholds.yml", code="no-thresholds")
-    return {name: _quantity(doc, name) for name in doc.data}
+    doc = document.read(paths.images() / FILE, code="no-thresholds")
+    ours = {name: _quantity(doc, name) for name in doc.data}
+    if overlay is None or not (overlay / FILE).exists():
+        return ours
+    site = document.read(overlay / FILE, code="no-thresholds")
+    for name in site.data:
+        own, known = _quantity(site, name), ours.get(name)
+        if known is None or known.unit != own.unit:
+            hint = did_you_mean(name, ours) if known is None else f"it is measured in {known.unit or 'no unit'}"
+            raise BadInput(f"no threshold '{name}': {hint}", code="bad-threshold", where=site.where((name,)))
+        ours[name] = known.model_copy(update={"thresholds": (*own.thresholds, *known.thresholds)})
+    return ours
 
 
 def _quantity(doc: document.Document, name: str) -> Quantity:

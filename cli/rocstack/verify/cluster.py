@@ -21,6 +21,7 @@ from rocstack.deploy.facts import NodeFacts
 from rocstack.deploy.looked import Looked
 from rocstack.errors import CheckFailed
 from rocstack.node import slurm_state
+from rocstack.node.engine_facts import SERVICE, SPEC
 from rocstack.node.envfile import parse_env
 from rocstack.node.inside import ENV_FILES
 from rocstack.node.profile import NodeProfile
@@ -133,13 +134,14 @@ class Cluster:
         """The evidence "cluster": what the run is about, in JSON values."""
         found = status.status(self.looked)
         rows = {node.name: node for node in found.nodes}
+        usual = found.images[0].id if found.images else ""
         absent = {failure.node: failure.reason for failure in self.looked.gathered.failures}
         return {
             "cluster": found.cluster,
             "control": found.control,
             "release": found.release.model_dump(mode="json") if found.release else None,
             "images": [asdict(image) for image in found.images],
-            "labels": next((said.labels for said in self.said.values() if said.labels), {}),
+            "labels": next((said.labels for name, said in self.said.items() if rows[name].image == usual), {}),
             "fabric": {name: said.fabric for name, said in self.said.items() if said.fabric},
             "nodes": [
                 {
@@ -203,7 +205,8 @@ def _said(done: CommandResult) -> WorkerSaid:
     lines = done.stderr.strip().splitlines()
     wrong = f"its worker's container is not fit for jobs: {lines[-1] if lines else f'exit status {done.rc}'}"
     try:
-        found = WorkerSaid(json.loads(labels), parse_env(env))
+        known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
+        found = WorkerSaid(known, parse_env(env))
     except ValueError as error:
         return WorkerSaid({}, {}, wrong if done.rc else f"{error}")
     return replace(found, wrong=wrong) if done.rc else found

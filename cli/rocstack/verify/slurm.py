@@ -132,6 +132,7 @@ class Slurm:
             CheckFailed: it was refused.
         """
         words = ["sbatch", "--parsable", f"--job-name={NAME}", f"--time={LIMIT}", "--chdir=/tmp", "--output=/dev/null"]
+        words += [f"--partition={self.partition}"] if self.partition else []
         done = self.run(*words, *options, f"--wrap={script}")
         if done.rc:
             raise CheckFailed(f"sbatch: {done.stderr.strip() or 'no reason given'}", code="step-failed")
@@ -168,9 +169,10 @@ class Slurm:
         return NAME if self.user == USER else ""
 
     def _free(self, nodes: Sequence[str]) -> list[str]:
-        done = self.run("sinfo", "--noheader", "--Node", "--format=%N %t", f"--nodes={','.join(nodes)}")
-        rows = (line.split() for line in done.stdout.splitlines())
-        ready = {row[0] for row in rows if len(row) == 2 and row[1] in ("idle", "mix")}
+        done = self.run("sinfo", "--all", "--noheader", "--Node", "--format=%N %t %C", f"--nodes={','.join(nodes)}")
+        lines = (line.split() for line in done.stdout.splitlines())
+        rows = [row for row in lines if len(row) == 3 and row[1] in ("idle", "mix")]
+        ready = {name for name, _, cpus in rows if int(cpus.split("/")[1]) >= TASKS}  # of allocated/idle/other/all
         return [name for name in nodes if name in ready]
 
 

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 from rocstack.report import xml_text
 from rocstack.verify import verdict
-from rocstack.verify.result import BAD, CheckResult, Measure, Run, State, state_of
+from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
 CLUSTER = "cluster"  # the name of the case of a check on the cluster as a whole
 
@@ -28,9 +28,7 @@ def junit(run: Run) -> str:
 
 def _cases(suite: ET.Element, result: CheckResult) -> None:
     mine = verdict.by_node(result)
-    states: dict[str, State] = {node: state_of(measures) for node, measures in mine.items()}
-    if not states or (result.state in BAD and result.state not in states.values()):
-        states[""] = result.state
+    states = verdict.states(result)
     each = result.seconds / len(states)
     for node, state in states.items():
         case = ET.SubElement(

@@ -61,11 +61,16 @@ def judge(run: Run) -> Verdict:
         for node, measures in mine.items():
             found[node] += [(name, measure) for measure in measures]
         cluster += [Reason(name, measure.why) for measure in mine.get("", ()) if measure.state in BAD]
-        if result.state in BAD and all(measure.state != result.state for measure in result.measures):
+        if "" not in mine and states(result).get("") in BAD:
             cluster.append(Reason(name, result.why))
     nodes = tuple(_node(node, found[node.name]) for node in run.nodes)
     verdict = Verdict(nodes, tuple(cluster), skipped(run), "")
     return Verdict(nodes, verdict.cluster, verdict.skipped, _sentence(run, verdict))
+
+
+def sentence(run: Run) -> str:
+    """The verdict in words, for a person in a hurry."""
+    return judge(run).sentence
 
 
 def by_node(result: CheckResult) -> dict[str, tuple[Measure, ...]]:
@@ -86,8 +91,11 @@ def by_node(result: CheckResult) -> dict[str, tuple[Measure, ...]]:
 
 
 def states(result: CheckResult) -> dict[str, State]:
-    """Of the check on each node; "" is the cluster as a whole."""
-    return {name: state_of(measures) for name, measures in by_node(result).items()}
+    """Of the check on each node; "" is the cluster, or a check that was skipped or broke off as a whole."""
+    found = {name: state_of(measures) for name, measures in by_node(result).items()}
+    if not found or (result.state in BAD and result.state not in found.values()):
+        found[""] = result.state
+    return found
 
 
 def skipped(run: Run) -> dict[str, tuple[str, ...]]:

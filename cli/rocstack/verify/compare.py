@@ -1,0 +1,140 @@
+"""Two runs side by side: what became worse, what became better, and what is different about them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rocstack.verify import outliers, verdict
+from rocstack.verify.result import BAD, CheckResult, Run, State
+from rocstack.words import Value
+
+SHARE = outliers.SHARE  # a value that changed by less is noise
+
+
+class Change(Value):
+    """Of a check on a node; an empty `node` is the cluster as a whole."""
+
+    check: str
+    node: str
+    before: State
+    after: State
+    why: str = ""
+
+
+class ValueChange(Value):
+    """`share` is the change relative to `before`; `better` whether that is better, None where it isn't known."""
+
+    check: str
+    node: str
+    unit: str
+    before: float
+    after: float
+    share: float
+    better: bool | None
+
+
+class Difference(Value):
+    """What is different about the runs themselves, such as the image."""
+
+    what: str
+    before: str
+    after: str
+
+
+class Comparison(Value):
+    """`before` and `after` are the runs' ids. `unjudged` are checks that passed then and are skipped now; `gone` are
+    checks of then that now weren't made."""
+
+    before: str
+    after: str
+    regressions: tuple[Change, ...] = ()
+    fixes: tuple[Change, ...] = ()
+    unjudged: tuple[Change, ...] = ()
+    new: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    values: tuple[ValueChange, ...] = ()
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        lists = (self.regressions, self.fixes, self.unjudged, self.new, self.gone, self.values, self.differences)
+        return not any(lists)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"regressed": bool(self.regressions), **self.model_dump(mode="json")}
+
+
+def compare(before: Run, after: Run) -> Comparison:
+    """Of checks and nodes that both runs have: a regression is what fails now and didn't fail then."""
+    old, new = ({result.check.name: result for result in run.results} for run in (before, after))
+    changes = [change for name in new if name in old for change in _changes(old[name], new[name])]
+    pairs = [(old[name], new[name]) for name in new if name in old]
+    return Comparison(
+        before=before.id,
+        after=after.id,
+        regressions=tuple(each for each in changes if each.after in BAD and each.before not in BAD),
+        fixes=tuple(each for each in changes if each.before in BAD and each.after in ("passed", "measured")),
+        unjudged=tuple(each for each in changes if each.after == "skipped" and each.before != "skipped"),
+        new=tuple(sorted(set(new) - set(old))),
+        gone=tuple(sorted(set(old) - set(new))),
+        values=tuple(
+            sorted((v for pair in pairs for v in _values(*pair)), key=lambda v: (v.better is not False, v.check))
+        ),
+        differences=tuple(_differences(before, after)),
+    )
+
+
+def _changes(before: CheckResult, after: CheckResult) -> Iterator[Change]:
+    old, now = verdict.states(before), verdict.states(after)
+    measures = verdict.by_node(after)
+    for node, state in now.items():
+        whole = node == "" or set(old) == {""}  # one of them was skipped, or broke off, as a whole
+        then = old.get(node) or (before.state if whole else None)
+        if then is not None and then != state:
+            why = next((measure.why for measure in measures.get(node, ()) if measure.state == state), "")
+            yield Change(check=after.check.name, node=node, before=then, after=state, why=why or after.why)
+
+
+def _values(before: CheckResult, after: CheckResult) -> Iterator[ValueChange]:
+    old = outliers.values(before)
+    for unit, nodes in outliers.values(after).items():
+        good = outliers.better(unit)
+        for node, now in nodes.items():
+            then = old.get(unit, {}).get(node)
+            if then is None or abs(now - then) <= SHARE * abs(then) or abs(now - then) < outliers.LEAST.get(unit, 0.0):
+                continue
+            yield ValueChange(
+                check=after.check.name,
+                node=node,
+                unit=unit,
+                before=then,
+                after=now,
+                share=(now - then) / abs(then) if then else 1.0,
+                better=None if good is None else (now > then) == (good == "high"),
+            )
+
+
+def _differences(before: Run, after: Run) -> Iterator[Difference]:
+    plain = ("cluster", "level", "only", "image", "digest", "control_image", "rocstack", "who", "complete")
+    for what in plain:
+        old, new = str(getattr(before, what)), str(getattr(after, what))
+        if old != new:
+            yield Difference(what=what.replace("_", " "), before=old, after=new)
+    yield from _keys("version of ", before.versions, after.versions)
+    old_nodes, new_nodes = ({node.name: node for node in run.nodes} for run in (before, after))
+    for name in sorted({*old_nodes, *new_nodes}):
+        then, now = old_nodes.get(name), new_nodes.get(name)
+        if then is None or now is None:
+            yield Difference(what=f"node {name}", before="there" if then else "", after="there" if now else "")
+            continue
+        for what in ("model", "virtual", "absent"):
+            one, two = getattr(then, what) or "", getattr(now, what) or ""
+            if one != two and not (what == "model" and (then.absent or now.absent)):
+                yield Difference(what=f"{what} of {name}", before=one, after=two)
+
+
+def _keys(prefix: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            yield Difference(what=prefix + name, before=before.get(name, ""), after=after.get(name, ""))

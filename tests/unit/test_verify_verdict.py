@@ -1,0 +1,127 @@
+"""Who passes, who is to blame, and what is said of it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from simulated import simulated_run
+
+from rocstack.verify import verdict
+from rocstack.verify.check import Check
+from rocstack.verify.result import CheckResult, Measure, NodeSeen, Run, State, state_of
+
+
+def check(name: str = "one", level: int = 1) -> Check:
+    return Check(name=name, title="It is so", level=level, cause="c", next_step="n")
+
+
+def result(*measures: Measure, name: str = "one", level: int = 1, **about: Any) -> CheckResult:
+    return CheckResult(**{"check": check(name, level), "state": state_of(measures), "measures": measures, **about})
+
+
+def run(*results: CheckResult, nodes: int = 2, seen: tuple[NodeSeen, ...] = (), **about: Any) -> Run:
+    seen = seen or tuple(NodeSeen(name=f"n{i + 1}", roles=("worker",)) for i in range(nodes))
+    given: dict[str, Any] = {"nodes": seen, "results": results, "level": 1}
+    fixed = {"rocstack": "0", "id": "1", "cluster": "c", "control": "n1", "who": "w", "when": "t", "seconds": 1.0}
+    return Run(**{**fixed, **given, **about})
+
+
+def on(node: str, state: State = "passed", why: str = "", **more: Any) -> Measure:
+    return Measure(state=state, node=node, why=why, **more)
+
+
+def pairs(names: list[str], broken: set[str]) -> CheckResult:
+    return result(
+        *(
+            Measure(state="failed" if {a, b} & broken else "passed", node=a, peer=b, why="lost")
+            for a, b in combinations(names, 2)
+        )
+    )
+
+
+def test_everything_passes() -> None:
+    found = verdict.judge(run(result(on("n1"), on("n2"))))
+    assert found.names("passing") == ("n1", "n2")
+    assert found.sentence == "2 of 2 nodes pass level 1"
+
+
+def test_a_failing_node_is_named_with_its_reason() -> None:
+    found = verdict.judge(run(result(on("n1"), on("n2", "failed", "munged is gone"))))
+    assert found.nodes[1].reasons == (verdict.Reason("one", "munged is gone"),)
+    assert found.sentence == "1 of 2 nodes passes, 1 fails: n2; no level is proved"
+
+
+@pytest.mark.parametrize("broken", [{"n3"}, {"n2", "n5"}])
+def test_a_failing_pair_is_the_fault_of_the_one_that_fails_with_most(broken: set[str]) -> None:
+    names = [f"n{i}" for i in range(1, 7)]
+    assert set(verdict.judge(run(pairs(names, broken), nodes=6)).names("failing")) == broken
+
+
+def test_of_two_nodes_both_are_to_blame() -> None:
+    assert verdict.judge(run(pairs(["n1", "n2"], {"n2"}))).names("failing") == ("n1", "n2")
+
+
+def test_what_fails_of_the_cluster_is_no_nodes_fault() -> None:
+    qos = result(Measure(state="failed", why="the job ran"), name="qos")
+    found = verdict.judge(run(result(on("n1"), on("n2")), qos))
+    assert found.names("passing") == ("n1", "n2")
+    assert found.cluster == (verdict.Reason("qos", "the job ran"),)
+    assert found.sentence == "2 of 2 nodes pass; the cluster as a whole fails: qos; no level is proved"
+
+
+def test_a_check_that_broke_off_is_the_clusters() -> None:
+    found = verdict.judge(run(result(on("n1"), on("n2"), state="error", why="no step started")))
+    assert found.cluster == (verdict.Reason("one", "no step started"),)
+
+
+def test_an_absent_node_is_named_and_not_judged() -> None:
+    seen = (NodeSeen(name="n1", roles=("worker",)), NodeSeen(name="n2", roles=("worker",), absent="no route"))
+    found = verdict.judge(run(result(on("n1")), seen=seen))
+    assert found.nodes[1].why == "no route"
+    assert found.sentence == "1 of 2 nodes passes level 1, 1 is absent: n2"
+
+
+def test_a_node_of_which_all_was_skipped_is_not_judged() -> None:
+    found = verdict.judge(run(result(on("n1"), on("n2", "skipped", "no GPU on node n2"))))
+    assert (found.nodes[1].state, found.nodes[1].why) == ("not judged", "no GPU on node n2")
+
+
+def test_skipped_checks_are_counted_by_reasons_without_names() -> None:
+    gpu = result(on("n1", "skipped", "no GPU on node n1"), on("n2", "skipped", "no GPU on node n2"), name="gpu")
+    tool = result(state="skipped", why="no GPU on node n1; no rvs in the image", name="rvs")
+    found = verdict.judge(run(result(on("n1"), on("n2")), gpu, tool))
+    assert found.skipped == {"no GPU": ("gpu", "rvs"), "no rvs in the image": ("rvs",)}
+    assert found.sentence == "2 of 2 nodes pass level 1; 2 checks skipped: no GPU, no rvs in the image"
+
+
+def test_a_name_is_dropped_only_where_it_is_a_nodes() -> None:
+    assert verdict.nameless("no job can start on n1: DOWN", {"n1"}) == "no job can start: DOWN"
+    assert verdict.nameless("no driver on node n10", {"n1"}) == "no driver on node n10"
+
+
+def test_virtual_nodes_are_called_so() -> None:
+    seen = tuple(NodeSeen(name=f"n{i}", roles=("worker",), virtual=model) for i, model in ((1, "mi300x"), (2, None)))
+    both = result(on("n1"), on("n2"))
+    assert verdict.sentence(run(both, seen=seen[:1])) == "1 of 1 virtual node passes level 1"
+    assert verdict.sentence(run(both, seen=seen)) == "2 of 2 nodes pass level 1 (1 is virtual)"
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        ({"level": 3}, "2 of 2 nodes pass level 1; nothing of level 2 and 3 was judged"),
+        ({"only": "o*"}, "2 of 2 nodes pass 1 check called 'o*'"),
+        ({"complete": False}, "2 of 2 nodes pass; the run was interrupted, so nothing is proved"),
+    ],
+)
+def test_no_more_is_said_to_be_proved_than_was(about: dict[str, Any], says: str) -> None:
+    assert verdict.sentence(run(result(on("n1"), on("n2")), **about)) == says
+
+
+def test_a_thousand_nodes_are_judged_and_the_sentence_stays_short() -> None:
+    found = verdict.judge(simulated_run(1000, bad=[f"n{i}" for i in range(3, 300, 7)], absent=("n1000",)))
+    assert len(found.names("failing")) == 43
+    assert len(found.sentence) < 300
+    assert ", 43 fail: n3, n10, n17 and 40 more, 1 is absent: n1000" in found.sentence

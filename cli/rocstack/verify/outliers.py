@@ -19,7 +19,7 @@ from rocstack.verify.result import CheckResult, Measure, Run
 
 ENOUGH = 4  # nodes, from which on a median tells which one is unlike the others
 SHARE = 0.15  # of the median, that a node may be worse
-SPREADS = 5.0  # median absolute deviations, likewise
+SPREADS = 3.0  # median absolute deviations, likewise (Leys et al. 2013: "very conservative")
 NORMAL = 1.4826  # makes the deviation that of a normal distribution
 RATIO = 2.0  # with fewer nodes: so many times worse than the best is said, without saying who is to blame
 # A difference below this is no one's concern: the resolution of a clock, or of a person.

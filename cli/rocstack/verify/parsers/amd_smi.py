@@ -1,0 +1,103 @@
+"""`amd-smi ... --json`: list, topology and firmware (github.com/ROCm/amdsmi; ROCm 7 puts the list under "gpu_data")."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rocstack.verify.parsers.told import bad
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """As `amd-smi list` names it. `bdf` is its PCI address."""
+
+    index: int
+    bdf: str
+    uuid: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one GPU to another: `kind` "XGMI" or "PCIE", `status` "ENABLED" or not; `hops` and `weight` are None where
+    the tool has none."""
+
+    source: int
+    target: int
+    kind: str
+    status: str
+    hops: int | None
+    weight: int | None
+
+
+def gpus(text: str, tool: str = "amd-smi list") -> tuple[Gpu, ...]:
+    """
+    Raises:
+        CheckFailed: it isn't such a list, or is one of errors.
+    """
+    return _each(text, tool, lambda row: [Gpu(int(row["gpu"]), str(row["bdf"]), str(row["uuid"]))])
+
+
+def links(text: str, tool: str = "amd-smi topology") -> tuple[Link, ...]:
+    """Without those of a GPU to itself.
+
+    Raises:
+        CheckFailed: as `gpus`.
+    """
+
+    def of(row: Mapping[str, Any]) -> list[Link]:
+        source = int(row["gpu"])
+        return [
+            Link(
+                source,
+                int(each["gpu"]),
+                str(each["link_type"]),
+                str(each.get("link_status", "")),
+                _number(each.get("num_hops")),
+                _number(each.get("weight")),
+            )
+            for each in row["links"]
+            if int(each["gpu"]) != source
+        ]
+
+    return _each(text, tool, of)
+
+
+def firmware(text: str, tool: str = "amd-smi firmware") -> dict[int, dict[str, str]]:
+    """GPU -> firmware -> version.
+
+    Raises:
+        CheckFailed: as `gpus`.
+    """
+
+    def of(row: Mapping[str, Any]) -> list[tuple[int, dict[str, str]]]:
+        named = {str(each.get("fw_id") or each["fw_name"]): str(each["fw_version"]) for each in row["fw_list"]}
+        return [(int(row["gpu"]), named)]
+
+    return dict(_each(text, tool, of))
+
+
+def _each(text: str, tool: str, of: Callable[[Mapping[str, Any]], list[T]]) -> tuple[T, ...]:
+    starts = [number for number, line in enumerate(text.splitlines()) if line.lstrip().startswith(("[", "{"))]
+    if not starts:
+        raise bad(tool, text, "it answered no JSON")
+    try:
+        found = json.loads("\n".join(text.splitlines()[starts[0] :]))
+    except ValueError as error:
+        raise bad(tool, text, "its JSON is cut off or broken", starts[0] + getattr(error, "lineno", 1)) from None
+    if isinstance(found, dict):
+        if "error" in found:
+            raise bad(tool, text, "it complains", starts[0] + 1)
+        found = found.get("gpu_data")
+    try:
+        return tuple(value for row in found for value in of(row))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise bad(tool, text, "its JSON is not what it was expected to be", starts[0] + 1) from None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

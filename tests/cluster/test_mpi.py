@@ -1,0 +1,280 @@
+"""MPI: it starts, its ranks talk, every pair of nodes is as fast as it should be, every collective is right. One step
+answers all of it; a part that hangs is named, and the rest is run without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import pytest
+
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Node, Recorder
+
+PROGRAMS = Path(__file__).parent / "programs"
+TASKS = 2  # ranks on a node
+PARTS = ("ring", "links", "collectives")
+RDMA = ("rc", "dc", "ud", "gga", "srd")  # UCX's transports over verbs: rc_verbs, dc_mlx5, ...
+AT_ONCE = 32
+MANY = 64  # pairs, from which on only the worst of a node is a measure of its own
+ENOUGH = 4  # nodes, to tell a slow link by the others
+TIMES = 2.0  # a pair may be worse than the median pair, on one kind of hardware
+LAUNCH = "MPI does not start"
+
+
+@pytest.fixture(scope="session")
+def mpi(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
+    """What the ranks of programs/mpi.py answered."""
+
+    def fetch() -> dict[str, Any]:
+        asked = cluster.allocated()
+        # Virtual nodes share one machine, where a rank that waits should let others work.
+        env = {"OMPI_MCA_mpi_yield_when_idle": "1"} if any(node.virtual for node in all_nodes) else {}
+        return launched(cluster.slurm, asked, env)
+
+    found: dict[str, Any] = evidence.take("mpi", fetch)
+    return found
+
+
+def launched(slurm: Any, asked: Sequence[str], env: dict[str, str]) -> dict[str, Any]:
+    """All parts on all nodes; nodes on which MPI doesn't start (`broken`: why) are left out. `ended`: what was said of
+    a part that no rank came out of; `failed`: MPI starts on each node, but not on all."""
+    source = "\n".join((PROGRAMS / name).read_text(encoding="utf-8") for name in ("collectives.py", "mpi.py"))
+
+    def run(nodes: Sequence[str], parts: Sequence[str], seconds: float) -> tuple[list[Any], str]:
+        words = ["python3", "-c", source, str(seconds), *parts]
+        step = slurm.step(*words, nodes=nodes, tasks=TASKS, seconds=seconds + 10, env=env)
+        ends = [answer for answer in step.answers if answer["part"] == "end" and answer["code"]]
+        said = "\n".join(f"{end['node']}, rank {end['rank']}: {end['said']}" for end in ends[:2]) or step.said
+        return step.answers, said or f"it ended with {step.code} and said nothing"
+
+    nodes, left = tuple(asked), list(PARTS)
+    found: dict[str, Any] = {"asked": list(asked), "broken": {}, "ended": {}, "failed": "", "answers": []}
+    while nodes and left:
+        answers, said = run(nodes, left, 60 + len(nodes))
+        if ranks(answers, "launch", nodes) < TASKS * len(nodes):
+            broken = {} if found["broken"] else _alone(run, nodes)
+            found["broken"] |= broken
+            if not broken or len(broken) == len(nodes):
+                found["failed"] = said
+                break
+            nodes = tuple(node for node in nodes if node not in broken)
+            continue
+        done = [part for part in left if ranks(answers, part, nodes) == (1 if part == "links" else TASKS) * len(nodes)]
+        unfinished = next((part for part in left if part not in done), None)
+        keep = ("launch", "end", *done, unfinished)
+        found["answers"] += [answer for answer in answers if answer["part"] in keep]
+        left = left[left.index(unfinished) + 1 :] if unfinished else []
+        if unfinished:
+            found["ended"][unfinished] = said
+    return {**found, "nodes": list(nodes)}
+
+
+def ranks(answers: Sequence[Any], part: str, nodes: Sequence[str]) -> int:
+    return sum(answer["part"] == part and answer["node"] in nodes for answer in answers)
+
+
+def _alone(run: Any, nodes: Sequence[str]) -> dict[str, str]:
+    """The nodes on which it doesn't start even by themselves, with why."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tried = dict(zip(nodes, pool.map(lambda node: run([node], [], 30), nodes), strict=True))
+    return {node: said for node, (answers, said) in tried.items() if ranks(answers, "launch", [node]) < TASKS}
+
+
+def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Each node with its answers of a part. What is wrong with the part itself is written down."""
+    for name in [node.name for node in record.nodes]:
+        answers = [answer for answer in mpi["answers"] if answer["part"] == part and answer["node"] == name]
+        if mpi["failed"] or name in mpi["broken"]:
+            record.skipped(name, LAUNCH)
+        elif name not in mpi["asked"]:
+            record.skipped(name, "Slurm gave it to others")
+        elif part in mpi["ended"] and len(answers) < (1 if part == "links" else TASKS):
+            record.failed(name, "it did not end", evidence=mpi["ended"][part])
+        elif wrong := [answer["error"] for answer in answers if "error" in answer]:
+            record.failed(name, wrong[0])
+        elif answers:
+            yield name, answers
+
+
+@check(
+    name="mpi-launch",
+    title="MPI starts on all nodes at once, with every rank in its place",
+    level=1,
+    item=6,
+    needs=("jobs",),
+    cause="Slurm's PMIx plugin, the PMIx library or Open MPI of the image doesn't work on the node",
+    next_step="`rocstack doctor --log FILE` knows what MPI and PMIx say; `srun --mpi=list` must name pmix",
+)
+def test_launch(record: Recorder, mpi: dict[str, Any]) -> None:
+    if mpi["failed"] and not mpi["broken"]:
+        record.failed("", "it starts on each node, but not on all together", evidence=mpi["failed"])
+        return
+    world = TASKS * len(mpi["nodes"])
+    layers = {end["rank"]: end for end in mpi["answers"] if end["part"] == "end"}
+    everyone = [answer for answer in mpi["answers"] if answer["part"] == "launch"]
+    for name in [node.name for node in record.nodes]:
+        own = {answer["rank"]: answer for answer in everyone if answer["node"] == name}
+        if name in mpi["broken"]:
+            record.failed(name, f"{LAUNCH} there", evidence=mpi["broken"][name])
+        elif name not in mpi["asked"]:
+            record.skipped(name, "Slurm gave it to others")
+        else:
+            others = {answer["rank"] for answer in everyone if answer["node"] != name}
+            layer = layers.get(min(own, default=-1), {"pml": [], "lanes": []})
+            about = f"ranks {', '.join(map(str, sorted(own)))} of {world}"
+            about += f", PML {' '.join(layer['pml']) or 'unknown'}, over {' '.join(layer['lanes']) or 'unknown'}"
+            wrong = _misplaced(own, others, world)
+            value = max((answer["seconds"] for answer in own.values()), default=None)
+            if wrong:
+                record.failed(name, wrong, value, "s", evidence=about)
+            else:
+                record.passed(name, value, "s", wanted=f"{TASKS} ranks of {world}", evidence=about)
+
+
+def _misplaced(own: dict[int, dict[str, Any]], others: set[int], world: int) -> str:
+    worlds = {answer["world"] for answer in own.values()}
+    if worlds - {world}:
+        return f"a rank sees a world of {min(worlds - {world})}, not {world}: it was started without PMIx"
+    if len(own) != TASKS or set(own) & others:
+        return f"ranks {sorted(own)}, but {TASKS} that no other node has are wanted"
+    hosts = {answer["host"] for answer in own.values()}
+    return f"its ranks see {len(hosts)} hosts: {', '.join(sorted(hosts))}" if len(hosts) > 1 else ""
+
+
+@check(
+    name="mpi-ring",
+    title="Every MPI rank receives from the one before it what that one sent",
+    level=1,
+    item=7,
+    needs=("jobs",),
+    cause="the network drops or changes messages between nodes, or UCX chose a device that leads nowhere",
+    next_step="look at UCX_NET_DEVICES in the environment of the node (`rocstack-node env` in its container)",
+)
+def test_ring(record: Recorder, mpi: dict[str, Any]) -> None:
+    for name, answers in taking_part(record, mpi, "ring"):
+        wrong = next((f"rank {a['rank']}: {a['wrong']}" for a in answers if a["wrong"]), "")
+        right = sum(not answer["wrong"] for answer in answers)
+        record.equal(name, right, len(answers), "ranks", why=wrong)
+
+
+class Pair(NamedTuple):
+    """`value` is None where there is none."""
+
+    node: str
+    peer: str
+    value: float | None
+    wrong: int = 0
+
+
+def pairs(record: Recorder, mpi: dict[str, Any], quantity: str, better: str) -> list[Pair]:
+    """Drawn as a matrix; written down are all pairs, or of many the worst of each node."""
+    rows = {name: answers[0]["row"] for name, answers in taking_part(record, mpi, "links")}
+    names, key = list(rows), {"latency": "latency_us", "bandwidth": "bandwidth"}[quantity]
+    unit = {"latency": "us", "bandwidth": "GB/s"}[quantity]
+    values = [[rows[a][b][key] if b in rows[a] else None for b in names] for a in names]
+    record.draw(
+        "matrix",
+        {"quantities": [{"name": quantity, "unit": unit, "better": better, "nodes": names, "values": values}]},
+    )
+    found = [
+        Pair(a, b, row.get(b, {}).get(key), row.get(b, {}).get("wrong", 0))
+        for a, row in rows.items()
+        for b in names
+        if a < b or (a != b and quantity == "bandwidth")
+    ]
+    if len(found) <= MANY:
+        return found
+    sign = 1 if better == "high" else -1
+    worst = {name: min((p for p in found if name in p[:2]), key=lambda p: sign * (p.value or 0)) for name in names}
+    return list({*worst.values(), *(pair for pair in found if pair.wrong or pair.value is None)})
+
+
+def judge_pairs(record: Recorder, found: Sequence[Pair], quantity: str, unit: str, better: str) -> None:
+    """By the threshold, and by what most pairs have: that only where each node is a machine of its own."""
+    values = [pair.value for pair in found if pair.value is not None]
+    real = not any(node.virtual for node in record.nodes)
+    usual = median(values) if real and len({pair.node for pair in found}) >= ENOUGH else None
+    for pair in sorted(found):
+        slow = usual is not None and pair.value is not None and (
+            pair.value < usual / TIMES if better == "high" else pair.value > usual * TIMES
+        )  # fmt: skip
+        if pair.wrong:
+            record.failed(pair.node, f"{pair.wrong} messages were not as sent", pair.value, unit, peer=pair.peer)
+        elif slow:
+            why = f"{pair.value:.4g} {unit}, and the median pair has {usual:.4g}"
+            record.failed(pair.node, why, pair.value, unit, peer=pair.peer)
+        else:
+            record.judge(pair.node, pair.value, quantity, peer=pair.peer)
+
+
+@check(
+    name="mpi-latency",
+    title="Small MPI messages are quick between any two nodes",
+    level=1,
+    item=8,
+    needs=("jobs", "nodes:2"),
+    cause="a long or congested way between the two, or MPI on the wrong network",
+    next_step="compare `ping` between the two with others; look at the devices that mpi-launch names",
+)
+def test_latency(record: Recorder, mpi: dict[str, Any]) -> None:
+    judge_pairs(record, pairs(record, mpi, "latency", "low"), "mpi-latency", "us", "low")
+
+
+@check(
+    name="mpi-bandwidth",
+    title="Large MPI messages are fast between any two nodes, and arrive as sent",
+    level=1,
+    item=8,
+    needs=("jobs", "nodes:2"),
+    cause="a link at a lower speed, a shaped or congested one, or MPI on the wrong network",
+    next_step="look at the speed of the links of the two (`ethtool`), and at the devices that mpi-launch names",
+)
+def test_bandwidth(record: Recorder, mpi: dict[str, Any]) -> None:
+    judge_pairs(record, pairs(record, mpi, "bandwidth", "high"), "mpi-bandwidth", "GB/s", "high")
+
+
+@check(
+    name="mpi-collectives",
+    title="Every MPI collective gives what numpy gives, for every type and odd sizes",
+    level=1,
+    item=9,
+    needs=("jobs",),
+    cause="Open MPI, UCX or the network of a node changes data",
+    next_step="OMPI_MCA_coll=basic tells whether it is the algorithm; else exchange the node",
+)
+def test_collectives(record: Recorder, mpi: dict[str, Any]) -> None:
+    for name, answers in taking_part(record, mpi, "collectives"):
+        least = min(answers, key=lambda answer: answer["right"])
+        about = f"{least['cases']} of {least['planned']} cases were run"
+        about += f"; this MPI has no {', '.join(least['lacking'])}" if least["lacking"] else ""
+        if least["kinds"] < least["kinds_planned"]:
+            kinds = f"only {least['kinds']} of {least['kinds_planned']} collectives and types were run in time"
+            record.failed(name, kinds, least["right"], "cases", evidence=about)
+            continue
+        wrong = f"rank {least['rank']}: {'; '.join(least['wrong'])}"
+        record.equal(name, least["right"], least["cases"], "cases", why=wrong, evidence=about)
+
+
+@check(
+    name="mpi-transport",
+    title="MPI goes over RDMA between nodes that have it",
+    level=2,
+    item=6,
+    needs=("jobs", "rdma", "real", "nodes:2"),
+    cause="Open MPI or UCX found no RDMA device that it may use, and took TCP without a word",
+    next_step="`ucx_info -d` in the worker's container; UCX_TLS and UCX_NET_DEVICES must name the RDMA ports",
+    source="OpenMPI's pml_ucx_devices and pml_ucx_tls: what they don't list is left to ob1",
+)
+def test_transport(record: Recorder, mpi: dict[str, Any]) -> None:
+    for name, answers in taking_part(record, mpi, "end"):
+        pmls = sorted({pml for answer in answers for pml in answer["pml"]})
+        lanes = sorted({lane for answer in answers for lane in answer["lanes"]})
+        chosen = f"{' '.join(pmls) or 'unknown'} over {' '.join(lanes) or 'unknown'}"
+        if pmls == ["ucx"] and lanes and all(lane.split("_")[0] in RDMA for lane in lanes):
+            record.passed(name, chosen, wanted="ucx over RDMA")
+        else:
+            record.failed(name, f"{chosen}: not RDMA", chosen, wanted="ucx over RDMA")

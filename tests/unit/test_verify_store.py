@@ -43,6 +43,10 @@ def run(*states: State, level: int | None = None, **about: Any) -> Run:
     return Run(**{**known, **about}, results=results)
 
 
+def keep(found: Run, out: Path) -> str:
+    return store.keep(found, Path("inventory.yml"), out).sentence
+
+
 def proved(level: int, virtual: bool = False) -> Verified:
     return Verified(level=level, when="before", virtual=virtual, report="r")
 
@@ -103,35 +107,46 @@ def test_what_stays_proved(before: int | None, states: list[State], after: int |
 
 
 def test_stored_at_both_places_and_found_again(node: Node, tmp_path: Path) -> None:
-    said = store.keep(run("passed", "passed"), Path("i"), tmp_path)
+    said = keep(run("passed", "passed"), tmp_path)
     wanted = Verified(level=1, when="2026-11-21T00:00:00Z", report="20261121-000000")
     assert node.verified == wanted
     assert store.claims(tmp_path, WORKER, CONTROL) == (wanted,)
     assert store.claims(tmp_path, WORKER, OTHER) == store.claims(tmp_path, OTHER, CONTROL) == ()
-    assert said == f"level 1 is proved and stored: on n1, and in {store.place(tmp_path, WORKER)}"
+    assert said == f"level 1 is proved: on n1, and in {store.place(tmp_path, WORKER)}"
+
+
+def test_no_news_where_the_same_is_proved(node: Node, tmp_path: Path) -> None:
+    said = [
+        store.keep(run(*states), Path("i"), tmp_path) for states in (["passed"], ["passed"], ["failed"], ["failed"])
+    ]
+    assert [each.news for each in said] == [True, False, True, False]
+    assert [each.sentence.partition(":")[0] for each in said] == [
+        "level 0 is proved",
+        "level 0 stays proved",
+        "level 0 is taken back",
+        "no level is proved",
+    ]
 
 
 def test_a_failure_takes_it_back(node: Node, tmp_path: Path) -> None:
-    store.keep(run("passed", "passed"), Path("i"), tmp_path)
-    assert store.keep(run("passed", "failed"), Path("i"), tmp_path).startswith("level 1 is taken back, level 0 stays")
+    keep(run("passed", "passed"), tmp_path)
+    assert keep(run("passed", "failed"), tmp_path).startswith("level 1 is taken back, level 0 stays")
     assert node.verified is not None
     assert node.verified.level == 0
-    assert store.keep(run("failed", "passed"), Path("i"), tmp_path).startswith("level 0 is taken back: on n1")
+    assert keep(run("failed", "passed"), tmp_path).startswith("level 0 is taken back: on n1")
     assert node.verified is None
     assert store.claims(tmp_path, WORKER, CONTROL) == ()
 
 
 def test_another_clusters_claim_stays(node: Node, tmp_path: Path) -> None:
-    store.keep(run("passed", "passed", "passed", cluster="test"), Path("i"), tmp_path)
-    store.keep(run("failed"), Path("i"), tmp_path)
+    keep(run("passed", "passed", "passed", cluster="test"), tmp_path)
+    keep(run("failed"), tmp_path)
     assert [each.level for each in store.claims(tmp_path, WORKER, CONTROL)] == [2]
 
 
 def test_virtual_nodes_are_said(node: Node, tmp_path: Path) -> None:
     nodes = (NodeSeen(name="n1", roles=("worker",), image=WORKER, virtual="mi300x-thor2"),)
-    assert "level 2, virtual is proved" in store.keep(
-        run("passed", "passed", "passed", nodes=nodes), Path("i"), tmp_path
-    )
+    assert "level 2, virtual is proved" in keep(run("passed", "passed", "passed", nodes=nodes), tmp_path)
     assert node.verified is not None
     assert node.verified.virtual
 
@@ -146,32 +161,32 @@ def test_virtual_nodes_are_said(node: Node, tmp_path: Path) -> None:
     ],
 )
 def test_what_proves_nothing_of_the_release(about: dict[str, Any], why: str, node: Node, tmp_path: Path) -> None:
-    assert why in store.keep(run("passed", **about), Path("i"), tmp_path)
+    assert why in keep(run("passed", **about), tmp_path)
     assert not node.written
     assert not list(tmp_path.iterdir())
 
 
 def test_a_run_without_a_result_changes_nothing(node: Node, tmp_path: Path) -> None:
-    assert store.keep(run("skipped"), Path("i"), tmp_path).startswith("nothing is stored: no check passed")
+    assert keep(run("skipped"), tmp_path).startswith("nothing is stored: no check passed")
     assert not node.written
 
 
 def test_an_engine_that_calls_it_by_its_digest(node: Node, tmp_path: Path) -> None:
     nodes = (NodeSeen(name="n1", roles=("worker",), image=OTHER), NodeSeen(name="n3", roles=("worker",), absent="down"))
-    store.keep(run("passed", image=OTHER, nodes=nodes), Path("i"), tmp_path)
+    keep(run("passed", image=OTHER, nodes=nodes), tmp_path)
     assert store.claims(tmp_path, WORKER, CONTROL) != ()
 
 
 def test_a_deploy_that_has_not_ended(node: Node, tmp_path: Path) -> None:
     images = journal.loads(node.journal).releases[-1].images
     node.journal = journal.loads(node.journal).begin(Deploy(id="d", who="w", started="t", images=images)).dumps()
-    assert "has not ended" in store.keep(run("passed"), Path("i"), tmp_path)
+    assert "has not ended" in keep(run("passed"), tmp_path)
     assert not node.written
 
 
 def test_while_somebody_deploys_it_is_kept_here(node: Node, tmp_path: Path) -> None:
     node.refuses = CheckFailed("another deploy of this cluster is running: bob", code="deploy-running")
-    said = store.keep(run("passed"), Path("i"), tmp_path)
+    said = keep(run("passed"), tmp_path)
     assert "only, not on n1: another deploy of this cluster is running: bob" in said
     assert store.claims(tmp_path, WORKER, CONTROL) != ()
 
@@ -189,7 +204,7 @@ def test_a_file_that_says_something_else(text: str, tmp_path: Path) -> None:
 
 
 def test_one_with_an_extra_key(node: Node, tmp_path: Path) -> None:
-    store.keep(run("passed"), Path("i"), tmp_path)
+    keep(run("passed"), tmp_path)
     file = store.place(tmp_path, WORKER)
     data = json.loads(file.read_text())
     data["claims"][0]["level"] = 4

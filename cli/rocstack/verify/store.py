@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ class Claim(Value):
     verified: Verified | None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What was stored, and where, or why it wasn't; `news`: whether something else is proved than before."""
+
+    sentence: str
+    news: bool = True
+
+
 def after(before: Verified | None, run: Run) -> Verified | None:
     """What is proved after `run`: a level that it failed, and those above, are not any more; a level that it didn't
     come to is as before."""
@@ -41,20 +50,20 @@ def after(before: Verified | None, run: Run) -> Verified | None:
     return Verified(level=proved, when=run.when, virtual=run.virtual, report=run.id)
 
 
-def keep(run: Run, inventory: Path, out: Path) -> str:
-    """Stores what `run` proved; says what, and where, or why not. `out` is the folder of the runs.
+def keep(run: Run, inventory: Path, out: Path) -> Kept:
+    """Stores what `run` proved. `out` is the folder of the runs.
 
     Raises:
         BadInput, Missing, CheckFailed: the control node isn't reached, or has a journal that can't be read.
     """
     if why := _unfit(run):
-        return f"nothing is stored: {why}"
+        return Kept(f"nothing is stored: {why}")
     reach = ssh.reaches(inventory, [run.control])[run.control]
     try:
         with lock.hold(reach) as held:
             known = journal.loads(held.journal)
             if why := _others(run, known):
-                return f"nothing is stored: {why}"
+                return Kept(f"nothing is stored: {why}")
             images, before = known.releases[-1].images, known.releases[-1].verified
             now = after(before, run)
             if now != before:
@@ -62,10 +71,11 @@ def keep(run: Run, inventory: Path, out: Path) -> str:
     except CheckFailed as error:
         if error.code != "deploy-running":
             raise
-        file = _note(run, out, run.image, run.control_image)[0]
-        return f"stored in {file} only, not on {run.control}: {error.what}"
-    file, _ = _note(run, out, images.worker_id, images.control_id)
-    return f"{_said(before, now)}: on {run.control}, and in {file}" if now or before else _NOTHING
+        file = _note(run, out, run.image, run.control_image)
+        return Kept(f"stored in {file} only, not on {run.control}: {error.what}")
+    file = _note(run, out, images.worker_id, images.control_id)
+    same = (before.text if before else "") == (now.text if now else "")
+    return Kept(f"{_said(before, now)}: on {run.control}, and in {file}", not same)
 
 
 def claims(out: Path, worker_id: str, control_id: str) -> tuple[Verified, ...]:
@@ -82,9 +92,6 @@ def place(out: Path, worker_id: str) -> Path:
     return out / FOLDER / f"{worker_id.removeprefix('sha256:')}.json"
 
 
-_NOTHING = "nothing is stored: no check passed that would prove a level"
-
-
 def _unfit(run: Run) -> str:
     """Why it proves nothing of an image."""
     if not run.complete:
@@ -93,9 +100,9 @@ def _unfit(run: Run) -> str:
         return "only some checks were run"
     if not run.image:
         return "no worker runs an image of rocstack"
-    return (
-        "" if any(each.state in BAD for each in run.results) or run.proved is not None else _NOTHING.partition(": ")[2]
-    )
+    if run.proved is None and not any(each.state in BAD for each in run.results):
+        return "no check passed that would prove a level"
+    return ""
 
 
 def _others(run: Run, known: Journal) -> str:
@@ -117,12 +124,12 @@ def _ids(images: Images) -> frozenset[str]:
 def _said(before: Verified | None, now: Verified | None) -> str:
     if before and (now is None or now.level < before.level):
         return f"{before.text} is taken back" + (f", {now.text} stays" if now else "")
-    if now and now == before:
-        return f"{now.text} was proved before and stays"
-    return f"{now.text} is proved and stored" if now else _NOTHING
+    if now and before and now.text == before.text:
+        return f"{now.text} stays proved"
+    return f"{now.text} is proved" if now else "no level is proved"
 
 
-def _note(run: Run, out: Path, worker_id: str, control_id: str) -> tuple[Path, Verified | None]:
+def _note(run: Run, out: Path, worker_id: str, control_id: str) -> Path:
     """In the file of this machine; another cluster's claim stays."""
     file = place(out, worker_id)
     known = {(each.cluster, each.control, each.control_id): each for each in _read(file)}
@@ -134,7 +141,7 @@ def _note(run: Run, out: Path, worker_id: str, control_id: str) -> tuple[Path, V
     new = file.with_suffix(".new")
     new.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     new.replace(file)
-    return file, found
+    return file
 
 
 def _read(file: Path) -> list[Claim]:

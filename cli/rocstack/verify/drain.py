@@ -1,0 +1,115 @@
+"""Nodes that fail are drained in Slurm, with the reason; never so many that little is left to work with."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstack.deploy import at_node, look, services, ssh
+from rocstack.errors import CheckFailed
+from rocstack.node import slurm_state
+from rocstack.verify import verdict
+from rocstack.verify.result import Run
+
+OURS = "rocstack-verify:"  # begins our reasons; a deploy takes back only those that begin with "rocstack:"
+LENGTH = 180  # characters of a reason
+AT_ONCE = 50  # lines of scontrol in one command
+_SHUT = frozenset({"DRAIN", "FAIL"})
+_AWAY = _SHUT | {"DOWN", "NOT_RESPONDING", "POWERED_DOWN", "FUTURE"}
+
+
+@dataclass(frozen=True)
+class Drained:
+    """`drained`: node -> reason; `kept`: those that fail and are left as they are -> why; `passing`: those that an
+    earlier run drained and that pass now."""
+
+    drained: Mapping[str, str]
+    kept: Mapping[str, str]
+    passing: tuple[str, ...]
+
+
+def decide(
+    failing: Mapping[str, str], passing: Collection[str], rows: Mapping[str, Mapping[str, Any]], force: bool = False
+) -> Drained:
+    """What is to be drained. Pure.
+
+    Args:
+        failing: worker -> why.
+        rows: Slurm's nodes, as slurm_state.table has them.
+        force: also where more than half of them would be out of service then.
+
+    Raises:
+        CheckFailed: that many would be, without `force`.
+    """
+    states = {name: set(row["state"]) for name, row in rows.items()}
+    kept = {
+        name: f"it is {slurm_state.say(dict(rows[name]))}" if name in rows else "Slurm doesn't know it"
+        for name in failing
+        if name not in rows or states[name] & _SHUT
+    }
+    drained = {name: _reason(why) for name, why in failing.items() if name not in kept}
+    out = {name for name, words in states.items() if words & _AWAY} | set(drained)
+    if drained and not force and 2 * len(out) > len(rows):
+        gone = sorted(out - set(drained))
+        raise CheckFailed(
+            f"{', '.join(sorted(drained))} would be drained, and {len(out)} of {len(rows)} workers be out of service",
+            code="drain-refused",
+            cause="so many fail that the cause may be a common one"
+            + (f"; {', '.join(gone)} takes no jobs already" if gone else ""),
+            next_step="look at the report; --force drains them all the same",
+        )
+    again = (name for name in passing if name in rows and states[name] & _SHUT)
+    return Drained(drained, kept, tuple(name for name in again if rows[name]["reason"].startswith(OURS)))
+
+
+def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
+    """
+    Raises:
+        CheckFailed: as `decide`; the controller doesn't answer.
+        BadInput, Missing: as `ssh.reaches`.
+    """
+    found = verdict.judge(run)
+    failing = {
+        each.node.name: f"{each.reasons[0].check}: {each.reasons[0].why}"
+        for each in found.nodes
+        if each.state == "failing" and "worker" in each.node.roles
+    }
+    reach = ssh.reaches(inventory, [run.control])[run.control]
+    said = look.slurm(reach)
+    if said.nodes is None:
+        raise _silent(run.control, said.why)
+    decided = decide(failing, found.names("passing", "worker"), said.nodes, force)
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for name, reason in decided.drained.items():
+        nodes[reason].append(name)
+    lines = [
+        shlex.join(["scontrol", "update", f"NodeName={','.join(names)}", "State=drain", f"Reason={reason}"])
+        for reason, names in nodes.items()
+    ]
+    for first in range(0, len(lines), AT_ONCE):
+        script = " && ".join(lines[first : first + AT_ONCE])
+        done = at_node.run(reach, ["docker", "exec", services.CONTROL, "sh", "-c", script])
+        if done.returncode:
+            raise _silent(run.control, (done.stderr.strip() or done.stdout.strip() or "no reason").splitlines()[-1])
+    return decided
+
+
+def resume_line(control: str, names: Collection[str]) -> str:
+    """By which a person gives nodes back."""
+    return f"rocstack shell {control} --service controller -- scontrol update nodename={','.join(names)} state=resume"
+
+
+def _reason(why: str) -> str:
+    return f"{OURS} {' '.join(why.split())}"[:LENGTH]
+
+
+def _silent(control: str, why: str) -> CheckFailed:
+    return CheckFailed(
+        f"nodes that fail could not be drained: Slurm's controller: {why}",
+        code="slurm-failed",
+        next_step=f"`rocstack logs {control} --service controller` shows its log",
+    )

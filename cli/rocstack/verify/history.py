@@ -1,0 +1,170 @@
+"""The runs so far, a line of JSON each: what of the cluster comes and goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from rocstack.errors import BadInput
+from rocstack.verify import result, verdict
+from rocstack.verify.result import Run
+from rocstack.words import Value
+
+FILE = "history.jsonl"
+MOST = 8 << 20  # bytes, of which the older half goes then
+REPORTS = 100  # of --watch, that stay
+
+
+class Entry(Value):
+    """One run. `failing` is node -> why, with "" for the cluster as a whole; `absent` node -> why."""
+
+    id: str
+    when: str  # UTC, ISO 8601
+    seconds: float
+    cluster: str
+    control: str
+    level: int  # that was asked for
+    only: str = ""
+    passed: bool
+    complete: bool = True
+    proved: int | None = None
+    virtual: bool = False
+    nodes: tuple[str, ...] = ()
+    failing: Mapping[str, str] = Field(default_factory=dict)
+    absent: Mapping[str, str] = Field(default_factory=dict)
+    image: str = ""
+    digest: str = ""
+
+    def like(self, other: Entry) -> bool:
+        """Whether both asked the same of one cluster."""
+        mine, theirs = ((each.cluster, each.control, each.level, each.only) for each in (self, other))
+        return mine == theirs
+
+    def mark(self, node: str) -> str:
+        """x: it fails; -: it took no part; . else."""
+        if node in self.failing:
+            return "x"
+        return "-" if node in self.absent or (node and node not in self.nodes) else "."
+
+
+def entry(run: Run) -> Entry:
+    found = verdict.judge(run)
+    failing = {each.node.name: each.reasons[0] for each in found.nodes if each.state == "failing"}
+    if found.cluster:
+        failing[""] = found.cluster[0]
+    return Entry(
+        id=run.id,
+        when=run.when,
+        seconds=run.seconds,
+        cluster=run.cluster,
+        control=run.control,
+        level=run.level,
+        only=run.only,
+        passed=run.passed,
+        complete=run.complete,
+        proved=run.proved,
+        virtual=run.virtual,
+        nodes=tuple(node.name for node in run.nodes),
+        failing={name: f"{reason.check}: {reason.why}" for name, reason in failing.items()},
+        absent={node.name: node.absent for node in run.nodes if node.absent},
+        image=run.image,
+        digest=run.digest,
+    )
+
+
+def note(run: Run, out: Path) -> Entry:
+    """Adds the run; several may at once. `out` is the folder of the runs."""
+    made, file = entry(run), out / FILE
+    out.mkdir(parents=True, exist_ok=True)
+    if file.exists() and file.stat().st_size > MOST:
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        new = file.with_suffix(".new")
+        new.write_text("".join(lines[len(lines) // 2 :]), encoding="utf-8")
+        new.replace(file)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, (made.model_dump_json() + "\n").encode())  # in one piece
+    finally:
+        os.close(descriptor)
+    return made
+
+
+def read(out: Path) -> tuple[Entry, ...]:
+    """From the oldest; a line that can't be read is left out.
+
+    Raises:
+        BadInput: there is none.
+    """
+    try:
+        lines = (out / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        raise BadInput(
+            f"no history in {out}", code="no-report", next_step="`rocstack verify INVENTORY` begins one"
+        ) from None
+    found = []
+    for line in lines:
+        try:
+            found.append(Entry.model_validate_json(line))
+        except ValidationError:
+            continue
+    return tuple(found)
+
+
+def before(out: Path, now: Entry) -> Entry | None:
+    """The run before `now` that asked the same."""
+    earlier = [each for each in read(out) if each.id != now.id and each.like(now)]
+    return earlier[-1] if earlier else None
+
+
+def changes(before: Entry | None, now: Entry) -> list[str]:
+    """What is otherwise than in the run before, in words."""
+    if before is None:
+        return [_fails(name, why) for name, why in now.failing.items()] + [
+            f"{name} is absent: {why}" for name, why in now.absent.items()
+        ]
+    said = [_fails(name, why) for name, why in now.failing.items() if before.failing.get(name) != why]
+    said += [f"{name} is absent: {why}" for name, why in now.absent.items() if name not in before.absent]
+    better = [name for name in before.failing if name not in now.failing and name not in now.absent]
+    said += [f"{name or 'the cluster as a whole'} passes again" for name in better if not name or name in now.nodes]
+    said += [f"{name} is back" for name in before.absent if name in now.nodes and name not in now.absent]
+    if before.image != now.image:
+        said.append(f"the image is {_short(now.image)} now, was {_short(before.image)}")
+    return said
+
+
+def flapping(entries: Sequence[Entry]) -> dict[str, str]:
+    """Node ("": the cluster as a whole) -> a mark a run, for those that failed or were away at least once; those that
+    came and went most often first."""
+    names = dict.fromkeys(name for each in entries for name in (*each.failing, *each.absent))
+    rows = {name: "".join(each.mark(name) for each in entries) for name in names}
+    return dict(sorted(rows.items(), key=lambda row: (-turns(row[1]), row[0])))
+
+
+def turns(marks: str) -> int:
+    """How often it changed."""
+    return sum(one != other for one, other in pairwise(marks))
+
+
+def prune(out: Path, keep: int = REPORTS) -> None:
+    """Reports of runs that passed go, but for the last `keep`; those of failures stay."""
+    folders = sorted(folder for folder in out.glob("20*") if (folder / "report.json").is_file())
+    for folder in folders[:-keep]:
+        try:
+            passed = result.read(folder).passed
+        except BadInput:
+            continue
+        if passed:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fails(name: str, why: str) -> str:
+    return f"{name or 'the cluster as a whole'} fails: {why}"
+
+
+def _short(ident: str) -> str:
+    return ident.removeprefix("sha256:")[:12] or "none"

@@ -15,7 +15,7 @@ _NAME = re.compile(r"^# Collective test (?:starting|concluded): (\w+)")
 _BOUNDS = re.compile(r"^# Out of bounds values : (\d+)")
 _AVERAGE = re.compile(r"^# Avg bus bandwidth +: ([\d.]+)")
 _ROW = re.compile(r"^\d+ +\d+ +[a-z]")
-_COLUMNS = 13
+_COLUMNS = (12, 13)  # older ones have no root
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Row:
     dtype: str
     redop: str
     outside: Timing
-    inside: Timing | None
+    inside: Timing
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Collective:
     @property
     def wrong(self) -> int:
         """Elements that were wrong."""
-        timings = [timing for row in self.rows for timing in (row.outside, row.inside) if timing]
+        timings = [timing for row in self.rows for timing in (row.outside, row.inside)]
         return max(self.out_of_bounds, sum(timing.wrong or 0 for timing in timings))
 
     def busbw(self, size: int) -> float | None:
@@ -105,10 +105,9 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
 
 
 def _row(words: list[str]) -> Row:
-    if len(words) not in (9, _COLUMNS):
+    if len(words) not in _COLUMNS:
         raise ValueError
-    inside = _timing(words[9:]) if len(words) == _COLUMNS else None
-    return Row(int(words[0]), int(words[1]), words[2], words[3], _timing(words[5:9]), inside)
+    return Row(int(words[0]), int(words[1]), words[2], words[3], _timing(words[-8:-4]), _timing(words[-4:]))
 
 
 def _timing(words: list[str]) -> Timing:

@@ -10,7 +10,7 @@ from rocstack.verify.parsers.told import bad
 
 _ERROR = re.compile(r"^\[ERROR\]")
 _AVERAGE = re.compile(r"^(Average|Aggregate) +bandwidth \((GPU|CPU) Timed\): +([\d.]+) GB/s")
-_PEER = re.compile(r"^Averages \(During (Uni|Bi)Dir\): +(.*)$")
+_PEER = re.compile(r"^Averages \(During +(Uni|Bi)Dir\): +(.*)$")
 _KINDS = ("CPU->CPU", "CPU->GPU", "GPU->CPU", "GPU->GPU")
 _GPU_ROW = re.compile(r"^GPU +(\d+) +(.*)$")
 _TEST = re.compile(r"^Test (\d+):")

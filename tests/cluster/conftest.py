@@ -27,3 +27,33 @@ def in_jobs(evidence: Any, cluster: Any) -> dict[str, Any]:
 def tools(in_jobs: dict[str, Any]) -> dict[str, list[str]]:
     """node -> programs that its worker image has."""
     return {node: answer["tools"] for node, answer in in_jobs.items()}
+
+
+@pytest.fixture(scope="session")
+def described(suite: Any) -> Any:
+    """What the run is about: the cluster's nodes, images and release."""
+    return suite.described()
+
+
+@pytest.fixture(scope="session")
+def in_containers(evidence: Any, cluster: Any) -> dict[str, Any]:
+    """What each worker's container says of itself, whether or not jobs run: node -> the answer of
+    programs/container.py, or {"error": why}."""
+
+    def fetch() -> Any:
+        names = [host.name for host in cluster.looked.inventory.workers]
+        return cluster.python(PROGRAMS / "container.py", seconds=90, inside=True, arguments=names)
+
+    found: dict[str, Any] = evidence.take("in_containers", fetch)
+    return found
+
+
+@pytest.fixture(scope="session")
+def controller(evidence: Any, cluster: Any) -> dict[str, Any]:
+    """What Slurm's daemons at the control node answer: programs/controller.py."""
+
+    def fetch() -> Any:
+        return cluster.python(PROGRAMS / "controller.py", [cluster.control])[cluster.control]
+
+    found: dict[str, Any] = evidence.take("controller", fetch)
+    return found

@@ -105,10 +105,20 @@ class Cluster:
         line = shlex.join(["docker", "exec", services.WORKER, "sh", "-c", command])
         return self.everywhere(line, names or self.workers, seconds)
 
-    def python(self, program: Path, names: Iterable[str] = (), seconds: float = 60) -> dict[str, Any]:
-        """A program of ours on the nodes themselves, which prints one JSON value: node -> that, or {"error": why}."""
-        source = program.read_text(encoding="utf-8")
-        return {node: _answer(done) for node, done in self.everywhere(_python(source), names, seconds).items()}
+    def python(
+        self,
+        program: Path,
+        names: Iterable[str] = (),
+        seconds: float = 60,
+        *,
+        inside: bool = False,
+        arguments: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """A program of ours on the nodes themselves, or with `inside` as root in the workers' containers, which prints
+        one JSON value: node -> that, or {"error": why}."""
+        line = shlex.join(["python3", "-c", program.read_text(encoding="utf-8"), *arguments])
+        reach = self.in_workers if inside else self.everywhere
+        return {node: _answer(done) for node, done in reach(line, names, seconds).items()}
 
     def allocated(self) -> tuple[str, ...]:
         """The nodes on which steps can run.
@@ -222,10 +232,6 @@ def _shut(row: Mapping[str, Any] | None) -> str:
         return "Slurm doesn't know it, or its controller doesn't answer"
     bad = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & set(row["state"])
     return slurm_state.say(dict(row)) if bad else ""
-
-
-def _python(source: str) -> str:
-    return shlex.join(["python3", "-c", source])
 
 
 def _answer(done: CommandResult) -> Any:

@@ -1,0 +1,58 @@
+"""A MUNGE credential of every worker is decoded at the control node, and one of the control node at every worker."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+from rocstack.deploy import services
+
+BREAK = "@@"
+AT_ONCE = 200  # credentials in one command line
+HOST = f"""command -v munge >/dev/null || {{ echo absent; exit; }}
+credential=$(munge -n 2>&1) || {{ echo "$credential"; exit 1; }}
+printf %s "$credential" | docker exec -i {services.WORKER} unmunge 2>&1"""
+
+
+def run(cluster: Any) -> dict[str, Any]:
+    """Worker -> {"here": of the control node's credential, "there": of its own at the control node, "host": of its
+    host's, or None where the host has no MUNGE}."""
+    of_control = cluster.slurm.admin("munge", "-n")
+    line = f"{_decode([of_control.stdout.strip()])}; munge -n"
+    said = cluster.in_workers(line, seconds=30)
+    parts = {name: (*done.stdout.split(BREAK), "", "")[:2] for name, done in said.items()}
+    texts = {name: text.strip() for name, (_, text) in parts.items() if text.startswith("\nMUNGE:")}
+    there: dict[str, Any] = {}
+    names = sorted(texts)
+    for first in range(0, len(names), AT_ONCE):
+        some = names[first : first + AT_ONCE]
+        decoded = cluster.slurm.admin("sh", "-c", _decode([texts[name] for name in some])).stdout.split(BREAK)
+        there |= {name: read(text) for name, text in zip(some, decoded, strict=False)}
+    hosts = cluster.everywhere(HOST, cluster.workers)
+    return {
+        name: {
+            "here": read(parts[name][0] or done.stderr),
+            "there": there.get(name, read(done.stderr)),
+            "host": None if hosts[name].stdout.strip() == "absent" else read(hosts[name].stdout + hosts[name].stderr),
+        }
+        for name, done in said.items()
+    }
+
+
+def _decode(credentials: list[str]) -> str:
+    words = " ".join(map(shlex.quote, credentials)) or "''"
+    return f'for each in {words}; do printf %s "$each" | unmunge 2>&1; echo "{BREAK}"; done'
+
+
+def read(text: str) -> dict[str, Any]:
+    """What unmunge printed: its status (0 is good; None: none), and when the credential was made and decoded, each by
+    the clock of where that was, in seconds since the epoch."""
+    status = re.search(r"^STATUS:\s+.*\((\d+)\)", text, re.MULTILINE)
+    times = dict(re.findall(r"^(ENCODE|DECODE)_TIME:.*\((\d+)\)", text, re.MULTILINE))
+    return {
+        "status": int(status[1]) if status else None,
+        "encoded": int(times["ENCODE"]) if "ENCODE" in times else None,
+        "decoded": int(times["DECODE"]) if "DECODE" in times else None,
+        "said": text.strip()[:300],
+    }

@@ -1,0 +1,124 @@
+"""Jobs of two QoS compete for one core that is reserved for them: which one starts first, and whether one makes room.
+
+A reservation is what two QoS can compete for that takes nothing from anybody: a core that was free. It ends by itself
+after some minutes, should nobody be left to remove it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rocstack.errors import CheckFailed
+from rocstack.verify.slurm import Slurm
+
+SLOT = "rocstack-verify-slot"
+MINUTES = 5
+STARTED = frozenset({"RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED", "FAILED", "TIMEOUT"})
+PATIENCE = 45.0  # seconds for a job that could start: the backfill scheduler looks every 30
+PAUSE = 0.4
+_COLUMNS = ("job", "state", "reason", "started", "priority")
+Jobs = dict[str, dict[str, str]]
+
+
+def run(slurm: Slurm, nodes: Sequence[str]) -> dict[str, Any]:
+    """{"qos": those that the user may name, "low", "high"}, and where they differ in priority: {"priorities": of the
+    two jobs, "jobs": what became of each, "made_room": whether the low one was preempted by another high one}. Or
+    {"problem": why it could not be tried}.
+
+    Args:
+        nodes: those on which jobs can start.
+    """
+    qos = ranks(slurm)
+    if not qos:
+        return {"qos": qos, "problem": f"the user {slurm.user} has no account"}
+    low, high = (pick(qos, key=lambda each: int(each["priority"])) for pick in (min, max))
+    found: dict[str, Any] = {"qos": qos, "low": low["name"], "high": high["name"]}
+    if low["priority"] == high["priority"]:
+        return {**found, "problem": "the user's QoS all have one priority"}
+    with _slot(slurm, nodes) as problem:
+        return {**found, **({"problem": problem} if problem else _compete(slurm, low["name"], high["name"]))}
+
+
+def ranks(slurm: Slurm) -> list[dict[str, Any]]:
+    """The QoS that the user may name."""
+    mine = slurm.admin("sacctmgr", "-nP", "show", "assoc", f"user={slurm.user}", "format=QOS").stdout
+    rows = slurm.admin("sacctmgr", "-nP", "show", "qos", "format=Name,Priority,Preempt").stdout
+    names = set(mine.replace("\n", ",").split(","))
+    found = [line.split("|") for line in rows.splitlines()]
+    return [
+        {"name": name, "priority": int(priority or 0), "preempts": preempts.split(",")}
+        for name, priority, preempts in found
+        if name in names
+    ]
+
+
+def _compete(slurm: Slurm, low: str, high: str) -> dict[str, Any]:
+    def job(qos: str, script: str) -> str:
+        return slurm.submit(script, f"--reservation={SLOT}", f"--qos={qos}", "--ntasks=1", "--no-requeue", "--time=5")
+
+    jobs = {"holder": job(high, "sleep 300")}
+    try:
+        now = watch(slurm, jobs, lambda now: now["holder"]["state"] in STARTED)
+        if now["holder"]["state"] not in STARTED:
+            return {"problem": f"no job started on the reserved core: {now['holder']['reason']}"}
+        jobs |= {"low": job(low, "sleep 300"), "high": job(high, "true")}
+        waiting = watch(slurm, jobs, lambda now: all(now[name]["priority"] for name in ("low", "high")))
+        slurm.run("scancel", jobs["holder"])
+        order = watch(slurm, jobs, lambda now: now["low"]["state"] in STARTED)
+        jobs["second"] = job(high, "true")
+        room = watch(slurm, jobs, lambda now: now["low"]["state"] == "PREEMPTED", 15)
+        weighed = {name: int(waiting[name]["priority"] or 0) for name in ("low", "high")}
+        return {"priorities": weighed, "jobs": order, "numbers": jobs, "made_room": room["low"]["state"] == "PREEMPTED"}
+    finally:
+        slurm.run("scancel", *jobs.values())
+
+
+@contextmanager
+def _slot(slurm: Slurm, nodes: Iterable[str]) -> Iterator[str]:
+    """One free core of one of `nodes`; gives why there is none."""
+    slurm.admin("scontrol", "delete", f"ReservationName={SLOT}")  # of a run that was killed
+    said = "no node takes jobs"
+    for node in list(nodes)[:8]:
+        words = [f"ReservationName={SLOT}", f"Users={slurm.user}", "StartTime=now", f"Duration={MINUTES}"]
+        words += [f"PartitionName={slurm.partition}"] if slurm.partition else []
+        done = slurm.admin("scontrol", "create", "reservation", *words, f"Nodes={node}", "CoreCnt=1")
+        said = "" if done.rc == 0 else f"no core could be reserved: {(done.stderr or done.stdout).strip()}"
+        if not said:
+            break
+    try:
+        yield said
+    finally:
+        if not said:
+            _remove(slurm)
+
+
+def _remove(slurm: Slurm) -> None:
+    """Its jobs take a moment to end."""
+    for _ in range(20):
+        if slurm.admin("scontrol", "delete", f"ReservationName={SLOT}").rc == 0:
+            return
+        time.sleep(0.5)
+    raise CheckFailed(
+        f"the reservation {SLOT} can't be removed",
+        code="step-failed",
+        next_step=f"`scontrol delete ReservationName={SLOT}`; it ends by itself after {MINUTES} minutes",
+    )
+
+
+def watch(slurm: Slurm, jobs: dict[str, str], done: Callable[[Jobs], bool], seconds: float = PATIENCE) -> Jobs:
+    """Looks until `done`, or for so many seconds; job -> _COLUMNS of it."""
+    deadline = time.monotonic() + seconds
+    words = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs.values())}"]
+    while True:
+        said = slurm.run(*words, "--format=%i|%T|%r|%S|%Q").stdout
+        rows = {row[0]: row for row in (line.strip().split("|") for line in said.splitlines())}
+        now = {
+            name: dict(zip(_COLUMNS, rows.get(number, (number, "", "", "", "")), strict=True))
+            for name, number in jobs.items()
+        }
+        if done(now) or time.monotonic() > deadline:
+            return now
+        time.sleep(PAUSE)

@@ -73,7 +73,7 @@ def test_what_is_different_about_the_runs() -> None:
     assert found["version of ucx"] == ("1.19.0", "1.20.0")
     assert found["node n5"] == ("", "there")
     gone = compare(before, simulated_run(4, bad=(), slow=(), absent=("n4",)))
-    assert [each.what for each in gone.differences] == ["absent of n4"]
+    assert [each.what for each in gone.differences] == ["n4 absent"]
 
 
 def test_it_is_json() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rocstack import profile_schema
 from rocstack.verify import check, junit, result, verdict
+from rocstack.verify.report import page
 from rocstack.verify.result import Run
 
 JSON, SCHEMA, JUNIT, HTML = "report.json", "report.schema.json", "junit.xml", "report.html"
@@ -22,6 +23,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
         JSON: run.dumps(),
         SCHEMA: json.dumps(schema(), indent=1) + "\n",
         JUNIT: junit.junit(run),
+        HTML: page.html(run, previous),
         PASSING: _lines(found.names("passing", "worker")),
         FAILING: _lines(found.names("failing", "worker")),
     }

@@ -131,7 +131,7 @@ def _differences(before: Run, after: Run) -> Iterator[Difference]:
         for what in ("model", "virtual", "absent"):
             one, two = getattr(then, what) or "", getattr(now, what) or ""
             if one != two and not (what == "model" and (then.absent or now.absent)):
-                yield Difference(what=f"{what} of {name}", before=one, after=two)
+                yield Difference(what=f"{name} {what}", before=one, after=two)
 
 
 def _keys(prefix: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Difference]:

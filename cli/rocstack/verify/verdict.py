@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rocstack.cluster import hostlist
@@ -39,12 +39,16 @@ class NodeVerdict:
 @dataclass(frozen=True)
 class Verdict:
     """`cluster` is what fails of no single node; `skipped` the reasons for which checks were skipped, on whatever
-    node -> the names of those checks."""
+    node -> the names of those checks; `parts` are the sentence's, the most important first."""
 
     nodes: tuple[NodeVerdict, ...]
     cluster: tuple[Reason, ...]
     skipped: Mapping[str, tuple[str, ...]]
-    sentence: str
+    parts: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return "; ".join(self.parts)
 
     def names(self, state: NodeState, role: str = "") -> tuple[str, ...]:
         return tuple(
@@ -64,8 +68,8 @@ def judge(run: Run) -> Verdict:
         if "" not in mine and states(result).get("") in BAD:
             cluster.append(Reason(name, result.why))
     nodes = tuple(_node(node, found[node.name]) for node in run.nodes)
-    verdict = Verdict(nodes, tuple(cluster), skipped(run), "")
-    return Verdict(nodes, verdict.cluster, verdict.skipped, _sentence(run, verdict))
+    verdict = Verdict(nodes, tuple(cluster), skipped(run))
+    return replace(verdict, parts=tuple(_parts(run, verdict)))
 
 
 def sentence(run: Run) -> str:
@@ -132,7 +136,7 @@ def _node(node: NodeSeen, measures: Iterable[tuple[str, Measure]]) -> NodeVerdic
     return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else "no check was made there")
 
 
-def _sentence(run: Run, verdict: Verdict) -> str:
+def _parts(run: Run, verdict: Verdict) -> list[str]:
     virtual = sum(bool(node.virtual) for node in run.nodes)
     all_virtual = "virtual " if virtual and virtual == len(run.nodes) else ""
     passing = len(verdict.names("passing"))
@@ -157,7 +161,7 @@ def _sentence(run: Run, verdict: Verdict) -> str:
     if gone:
         lacking = [why for why, checks in verdict.skipped.items() if {result.check.name for result in gone} & {*checks}]
         parts.append(f"{count(len(gone), 'check')} skipped: {_few(lacking)}")
-    return "; ".join(parts)
+    return parts
 
 
 def _faults(verdict: Verdict) -> bool:
@@ -182,11 +186,11 @@ def _levels(run: Run, faults: bool) -> list[str]:
     return [f"nothing of level {' and '.join(rest)} was judged"] if rest else []
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], longest: int = LONGEST) -> str:
     """A hostlist, or the beginning of one and how many there are."""
     every = sorted(names, key=hostlist.natural)
     text = hostlist.fold(every)
-    if len(text) <= LONGEST:
+    if len(text) <= longest:
         return text
     return f"{', '.join(every[:MOST])} and {len(every) - MOST} more"
 

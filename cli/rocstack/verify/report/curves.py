@@ -1,0 +1,100 @@
+"""Bandwidth by message size, against the threshold. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rocstack.verify.report.drawings import Curves
+from rocstack.verify.report.matrix import number
+
+WIDTH, HEIGHT = 640.0, 300.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 150.0, 16.0, 40.0
+APART = 15.0  # between two labels
+STYLES = 6  # that the style sheet has
+
+
+@dataclass(frozen=True)
+class Tick:
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`label` is how high its name stands."""
+
+    name: str
+    path: str
+    end: tuple[float, float]
+    label: float
+    last: str
+    style: int
+
+
+@dataclass(frozen=True)
+class Chart:
+    unit: str
+    curves: tuple[Curve, ...]
+    xs: tuple[Tick, ...]
+    ys: tuple[Tick, ...]
+    threshold: Tick | None
+
+
+def chart(curves: Curves) -> Chart | None:
+    """None where there is no point. Sizes are on a logarithmic scale, bandwidths begin at 0."""
+    points = [point for series in curves.series for point in series.points if point[0] > 0]
+    if not points:
+        return None
+    low, high = (pick(size for size, _ in points) for pick in (min, max))
+    bound = curves.threshold.value if curves.threshold else 0.0
+    top = _nice(max([bound, *(value for _, value in points)]) * 1.05 or 1.0)
+
+    def x(size: float) -> float:
+        share = math.log2(size / low) / math.log2(high / low) if high > low else 0.5
+        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+
+    def y(value: float) -> float:
+        return round(TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM), 1)
+
+    drawn = []
+    for index, series in enumerate(curves.series):
+        known = sorted(point for point in series.points if point[0] > 0)
+        if known:
+            path = "M" + "L".join(f"{x(size)} {y(value)}" for size, value in known)
+            end = (x(known[-1][0]), y(known[-1][1]))
+            drawn.append(Curve(series.name, path, end, end[1], number(known[-1][1]), index % STYLES))
+    step = max(1, math.ceil(math.log2(high / low) / 8)) if high > low else 1
+    first = math.ceil(math.log2(low))
+    sizes = [2.0**power for power in range(first, math.floor(math.log2(high)) + 1, step)] or [low]
+    return Chart(
+        unit=curves.unit,
+        curves=tuple(_spread(drawn)),
+        xs=tuple(Tick(x(size), size_of(size)) for size in sizes),
+        ys=tuple(Tick(y(top * part / 4), number(top * part / 4)) for part in range(5)),
+        threshold=Tick(y(bound), curves.threshold.text) if curves.threshold else None,
+    )
+
+
+def size_of(size: float) -> str:
+    """ "64 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.4g} {unit}"
+
+
+def _spread(curves: list[Curve]) -> list[Curve]:
+    """Labels that would overlap move apart, in the order of their curves' ends."""
+    out: list[Curve] = []
+    for curve in sorted(curves, key=lambda each: each.end[1]):
+        at = max(curve.label, out[-1].label + APART) if out else curve.label
+        out.append(Curve(curve.name, curve.path, curve.end, round(at, 1), curve.last, curve.style))
+    return out
+
+
+def _nice(value: float) -> float:
+    """The next round number of which a quarter is round, too."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value)

@@ -1,0 +1,132 @@
+"""The whole report as one HTML file that needs nothing else: no script, no font, no network."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from rocstack import paths
+from rocstack.summary import count
+from rocstack.verify import compare, outliers, verdict
+from rocstack.verify.check import LEVELS
+from rocstack.verify.report import curves, drawings, failures, heatmap, kinds, matrix, topology
+from rocstack.verify.result import Run
+from rocstack.verify.verdict import NodeVerdict, Verdict
+
+ROWS = 100  # of a table of nodes
+WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error": "not made", "skipped": "skipped"}
+
+
+def html(run: Run, previous: Run | None = None) -> str:
+    """`previous` is compared with. Whatever came from nodes is escaped."""
+    found = verdict.judge(run)
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            run=run,
+            verdict=found,
+            good=not (found.cluster or found.names("failing") or not run.complete),
+            when=_when(run.when),
+            counts=_counts(run),
+            levels=LEVELS,
+            models=sorted({node.virtual for node in run.nodes if node.virtual}),
+            failures=failures.failures(run),
+            nodes=_nodes(found)[:ROWS],
+            nodes_unsaid=max(len(_nodes(found)) - ROWS, 0),
+            passing=verdict.listed(found.names("passing"), 2000),
+            slow=outliers.find(run),
+            table=matrix.table(run),
+            kinds=kinds.kinds(run),
+            heatmaps=list(_heatmaps(run)),
+            charts=[
+                (result, chart) for result, each in drawings.of(run, drawings.Curves) if (chart := curves.chart(each))
+            ],
+            pictures=[
+                (result, picture)
+                for result, each in drawings.of(run, drawings.Topology)
+                for picture in topology.pictures(each)
+            ],
+            unreadable=drawings.unreadable(run),
+            comparison=compare.compare(previous, run) if previous else None,
+            previous=previous,
+            fabrics=_alike(run.fabric),
+            hardware=_hardware(run),
+            words=WORDS,
+        )
+    )
+
+
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(paths.templates() / "report"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
+    found.globals |= {"marks": matrix.MARKS, "chart_size": (curves.WIDTH, curves.HEIGHT), "map_side": heatmap.SIDE}
+    return found
+
+
+def _words(text: str) -> Markup:
+    """Escaped; what stands in backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _when(text: str) -> str:
+    """20 Nov 2026, 23:31 UTC."""
+    try:
+        return f"{datetime.fromisoformat(text):%-d %b %Y, %H:%M} UTC"
+    except ValueError:
+        return text
+
+
+def _counts(run: Run) -> list[tuple[str, int]]:
+    found: Counter[str] = Counter(result.state for result in run.results)
+    return [(state, found[state]) for state in WORDS if found[state]]
+
+
+def _nodes(found: Verdict) -> list[NodeVerdict]:
+    """Those of which there is something to say."""
+    order = ("failing", "absent", "not judged")
+    return sorted((each for each in found.nodes if each.state in order), key=lambda each: order.index(each.state))
+
+
+def _heatmaps(run: Run) -> Iterator[tuple[Any, heatmap.Heatmap]]:
+    for result, each in drawings.of(run, drawings.Matrix):
+        for quantity in each.quantities:
+            if found := heatmap.heatmap(quantity):
+                yield result, found
+
+
+def _alike(values: Mapping[str, Mapping[str, str]]) -> list[tuple[str, dict[str, str]]]:
+    """Nodes with the same values together."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
+    for node, own in values.items():
+        groups[tuple(sorted(own.items()))].append(node)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return [(_label(names), dict(own)) for own, names in ordered[:ROWS]]
+
+
+def _hardware(run: Run) -> list[tuple[str, str, str]]:
+    """(nodes, what they are made of, their node model), nodes that are alike together."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for node in run.nodes:
+        model = node.model or ("not read: it is absent" if node.absent else "no GPU, and no NIC that is known")
+        groups[model, node.virtual or ""].append(node.name)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return [(_label(names), model, virtual) for (model, virtual), names in ordered[:ROWS]]
+
+
+def _label(names: Iterable[str]) -> str:
+    every = list(names)
+    listed = verdict.listed(every, 120)
+    return listed if len(every) < 3 else f"{count(len(every), 'node')}: {listed}"

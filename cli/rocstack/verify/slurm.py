@@ -23,7 +23,7 @@ from rocstack.errors import CheckFailed
 USER = "rocstack-verify"  # made by every deploy, with an account and a partition of that name
 NAME = "rocstack-verify"  # of jobs
 MARK = "@rocstack "  # before an answer in JSON; libraries print lines of their own
-LIMIT = 30  # minutes that a job may take
+LIMIT = 30  # minutes that a job may take, if nothing else is said
 GRACE = 15.0  # seconds beyond a step's own, for Slurm
 TASKS = 4  # that the allocation has room for on a node
 _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
@@ -61,12 +61,13 @@ class Step:
 @dataclass
 class Slurm:
     """`wait` is how many seconds a job may wait for its turn. With `gpus` the allocation takes so many on each node,
-    and the node for itself."""
+    and the node for itself; it lasts `minutes`."""
 
     control: Host
     user: str = USER
     wait: float = 300
     gpus: int = 0
+    minutes: int = LIMIT
     _job: str = ""
     _nodes: tuple[str, ...] = ()
 
@@ -151,7 +152,13 @@ class Slurm:
 
     def _salloc(self, nodes: Sequence[str], wait: float) -> str:
         """Sets the job if it was got; else why not."""
-        words = ["salloc", "--no-shell", f"--job-name={NAME}", f"--time={LIMIT}", f"--immediate={max(wait, 1):.0f}"]
+        words = [
+            "salloc",
+            "--no-shell",
+            f"--job-name={NAME}",
+            f"--time={self.minutes}",
+            f"--immediate={max(wait, 1):.0f}",
+        ]
         words += [f"--partition={self.partition}"] if self.partition else []
         words += [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks-per-node={TASKS}"]
         words += ["--exclusive", f"--gres=gpu:{self.gpus}"] if self.gpus else []

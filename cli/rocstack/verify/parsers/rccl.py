@@ -10,7 +10,7 @@ from rocstack.verify.parsers.told import bad
 _PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")  # mpirun --tag-output
 _TESTS = re.compile(r"(?:rccl|nccl)-tests:? +[Vv]ersion +(\S+)")
 _LIBRARY = re.compile(r"^(?:RCCL|NCCL) version *:? *(\S+)")
-_RANK = re.compile(r"^# +Rank +\d+ ")
+_RANK = re.compile(r"^# +Rank +(\d+) ")
 _NAME = re.compile(r"^# Collective test (?:starting|concluded): (\w+)")
 _BOUNDS = re.compile(r"^# Out of bounds values : (\d+)")
 _AVERAGE = re.compile(r"^# Avg bus bandwidth +: ([\d.]+)")
@@ -75,7 +75,7 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
         CheckFailed: no row, a row that isn't understood, or no end.
     """
     found: dict[str, str] = {}
-    rows, ranks = [], 0
+    rows, ranks = [], set()
     for number, raw in enumerate(text.splitlines(), 1):
         line = _PREFIX.sub("", raw).strip()
         for key, pattern in {"name": _NAME, "bounds": _BOUNDS, "average": _AVERAGE, "library": _LIBRARY}.items():
@@ -83,7 +83,8 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
                 found[key] = match[1]
         if match := _TESTS.search(line):
             found["tests"] = match[1]
-        ranks += bool(_RANK.match(line))
+        if match := _RANK.match(line):
+            ranks.add(match[1])
         if _ROW.match(line):
             try:
                 rows.append(_row(line.split()))
@@ -97,7 +98,7 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
         name=found.get("name", ""),
         tests=found.get("tests", ""),
         library=found.get("library", ""),
-        ranks=ranks,
+        ranks=len(ranks),
         rows=tuple(rows),
         out_of_bounds=int(found.get("bounds", 0)),
         average=float(found["average"]),

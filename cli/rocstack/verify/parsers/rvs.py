@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rocstack.verify.parsers.told import bad
 
 _ERROR = re.compile(r"\[ERROR\s*\]|RVS-ERROR")
-_RESULT = re.compile(r"^\[(?:RESULT|INFO)\s*\] ?\[[\d. ]*\] ?\[(?P<action>[^\]]+)\] (?P<said>.*)$")
+_RESULT = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?\[(?P<action>[^\]]+)\] (?P<said>.*)$")
 _GPU = re.compile(r"\[GPU:: ?([^\]]+)\]")
 _CPU = re.compile(r"\[CPU:: ?([^\]]+)\]")
 _MET = re.compile(r"(?:met|pass): ?(TRUE|FALSE)\b", re.IGNORECASE)

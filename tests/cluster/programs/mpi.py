@@ -19,7 +19,7 @@ PML = re.compile(r"select: component (\w+) selected")
 NOISE = re.compile(r"mca: base:|\] select|UCX  (INFO|DIAG)")
 LANE = re.compile(r"inter-node cfg#\d+ tag\(([^)]*)\)")
 SMALL, WARM, ITERATIONS, PATIENCE = 8, 10, 300, 0.4  # latency: bytes, unmeasured, at most, seconds
-FIRST, LARGE, WINDOW, REPEATS, ENOUGH = 1 << 16, 1 << 22, 8, 3, 0.2  # bandwidth: bytes, messages, rounds, seconds
+FIRST, LARGE, WINDOW, REPEATS, ENOUGH = 1 << 16, 1 << 22, 8, 3, 0.6  # bandwidth: bytes, messages, times, seconds
 NODE = os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
@@ -189,12 +189,12 @@ def body(sender, receiver):
 
 
 def send(comm, peer):
-    """Ever larger messages until they take long enough or are large; then the best of some."""
+    """Ever larger messages while there is time; of the largest the best of some."""
     import numpy as np
 
     window, size, rate, left = body(comm.rank, peer), FIRST, 0.0, REPEATS
-    ack = np.zeros(1, "int64")
-    while left:
+    ack, until = np.zeros(1, "int64"), time.perf_counter() + ENOUGH
+    while True:
         count = WINDOW if size == LARGE else 1
         comm.Send(np.array([size, count]), peer, 2)
         comm.Recv(ack, peer, 3)  # its receives are posted
@@ -202,13 +202,15 @@ def send(comm, peer):
         for request in [comm.Isend(window[slot, :size], peer, 4) for slot in range(count)]:
             request.Wait()
         comm.Recv(ack, peer, 5)
-        taken = time.perf_counter() - started
-        new, bytes_ = size * count / taken / 1e9, size
+        now = time.perf_counter()
+        new = size * count / (now - started) / 1e9
         rate = max(rate, new) if size == LARGE and left < REPEATS else new
-        left = 0 if taken > ENOUGH else left - (size == LARGE)
+        left -= size == LARGE
+        if not left or now > until:
+            break
         size = min(size * 2, LARGE)
     comm.Send(np.array([0, 0]), peer, 2)
-    return {"rate": float(f"{rate:.4g}"), "bytes": bytes_}
+    return {"rate": float(f"{rate:.4g}"), "bytes": size}
 
 
 def receive(comm, peer):

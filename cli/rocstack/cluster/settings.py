@@ -157,6 +157,21 @@ class Timeouts(Value):
     inactive: Duration = "infinite"  # a client's silence after which its job ends
 
 
+class Health(Value):
+    """What each worker looks at itself while it is in Slurm."""
+
+    every: Duration = "5m"  # infinite: never
+    drain: bool = True  # a node with a fault; else slurmd's log says it
+
+    @field_validator("every")
+    @classmethod
+    def _slurms(cls, text: str) -> str:
+        whole = seconds(text)
+        if whole is not None and not 30 <= whole <= 65533:
+            raise ValueError(f"{text} is not between 30s and 18h")
+        return text
+
+
 class Ship(Value):
     """How images get to the nodes."""
 
@@ -200,6 +215,7 @@ class Cluster(Value):
     priorities: Priorities = Priorities()
     reservations: dict[SlurmName, Reservation] = {}  # dedicated capacity
     timeouts: Timeouts = Timeouts()
+    health: Health = Health()
     slurm: dict[SlurmKey, SlurmText | int | bool] = {}  # more lines of slurm.conf
     cgroup: Literal["auto", "v1", "v2", "disabled"] = "auto"  # auto: what all workers allow
     gres: Literal["auto", "off"] = "auto"  # auto: GPUs as they were probed

@@ -166,6 +166,7 @@ class Wanted:
         files = [
             File(services.MUNGE_KEY, self.keys.munge_key, 0o400),
             File(f"{services.CLUSTER}/users", self.cluster.user_lines().encode()),
+            File(f"{services.CLUSTER}/health", b"drain\n" if self.cluster.health.drain else b"say\n"),
         ]
         if "control" in roles:
             files += self._control_files()

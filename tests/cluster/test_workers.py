@@ -1,23 +1,241 @@
-"""The workers themselves, without their GPUs."""
+"""The workers as Slurm has them, and the daemons that it lives of."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from experiments import credentials
+
+from rocstack import rules
+from rocstack.labels import OWN
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Recorder
+
+GOOD = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
+BAD = frozenset(
+    {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN", "INVALID_REG", "ERROR"}
+)
+EXPIRED, REWOUND = 15, 16  # munge(3): the decoder's clock is ahead, or behind
+LOGS = "`rocstack logs NODE` says why; `rocstack deploy` starts its container again"
+
+
+@pytest.fixture(scope="session")
+def exchanged(evidence: Any, cluster: Any) -> dict[str, Any]:
+    found: dict[str, Any] = evidence.take("credentials", lambda: credentials.run(cluster))
+    return found
+
+
+@check(
+    name="workers",
+    title="Slurm has every worker of the inventory, as it is configured, and starts jobs there",
+    level=1,
+    item=2,
+    scope="cluster",
+    cause="the node is off, its slurmd doesn't answer, or somebody drained it",
+    next_step="`rocstack status`; drained: `scontrol update nodename=NODE state=resume`, when it is right",
+    source="Lamini, multi-node training: the tests of a cluster",
+)
+def test_workers(record: Recorder, described: Any, controller: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in controller["nodes"]}
+    workers = [node for node in described["nodes"] if "worker" in node["roles"]]
+    slurm = rules.upstream(described["labels"].get(f"{OWN}component.slurm", ""))
+    for node in workers:
+        row = rows.get(node["name"])
+        if node["absent"]:
+            record.failed(node["name"], f"could not be reached: {node['absent']}", "absent", wanted="idle")
+        elif row is None:
+            record.failed(node["name"], "Slurm doesn't know it", "unknown", wanted="idle")
+        else:
+            _state(record, node["name"], row)
+            seen = rules.upstream(row["version"] or "")
+            wanted = str(slurm or row["version"])
+            record.equal(node["name"], str(seen or ""), wanted, why=f"its slurmd is of {row['version']}, not {wanted}")
+    reached = {node["name"]: node for node in workers if node["name"] in rows and not node["absent"]}
+    for name, node in reached.items():
+        _size(record, node, rows[name])
+    others = sorted(set(rows) - {node["name"] for node in workers})
+    for name in others:
+        record.failed("", f"Slurm has the worker {name}, the inventory doesn't", name)
+
+
+def _state(record: Recorder, name: str, row: dict[str, Any]) -> None:
+    state = set(row["state"])
+    words = "+".join(row["state"]).lower()
+    if state & GOOD and not state & BAD:
+        record.passed(name, words, wanted="idle, mixed or allocated")
+    else:
+        why = f"Slurm starts no jobs there: {words}" + (f" ({row['reason']})" if row["reason"] else "")
+        record.failed(name, why, words, wanted="idle, mixed or allocated")
+
+
+def _size(record: Recorder, node: dict[str, Any], row: dict[str, Any]) -> None:
+    """A virtual node says more than the machine under it has."""
+    if node["virtual"] or node["cpus"] is None:
+        return
+    for has, given, unit, what in (
+        (node["cpus"], row["cpus"], "CPUs", "CPUs"),
+        (node["memory"] >> 20, row["real_memory"], "MiB", "memory"),
+    ):
+        if given <= has:
+            record.passed(node["name"], given, unit, wanted=f"at most {has} {unit}")
+        else:
+            record.failed(node["name"], f"Slurm counts on {given} {unit}, it has {has}", given, unit, wanted=f"{what}")
 
 
 @check(
     name="munge",
-    title="A credential made on the node is accepted there",
+    title="A credential of the worker is accepted at the control node, and the other way round",
     level=1,
-    needs=("jobs",),
-    cause="munged does not run in the worker's container, or its socket isn't the job's",
-    next_step="`rocstack logs NODE` says why munged stopped; `rocstack deploy` starts the container again",
+    cause="munged doesn't run in the worker's container, has another key, or the clocks differ",
+    next_step=LOGS,
     source="dun/munge wiki, troubleshooting",
 )
-def test_munge(record: Recorder, in_jobs: dict[str, Any]) -> None:
+def test_munge(record: Recorder, exchanged: dict[str, Any], described: Any) -> None:
     for node in record.nodes:
-        said = in_jobs.get(node.name, {}).get("munge") or {"code": None, "out": "", "err": "no answer"}
-        record.equal(node.name, said["code"], 0, evidence=said["err"] or said["out"])
+        here, there = (
+            exchanged.get(node.name, {}).get(key) or {"status": None, "said": ""} for key in ("here", "there")
+        )
+        offset = _offset(here, there)
+        for said, peer, where in (
+            (there, described["control"], "at the control node"),
+            (here, "", "of the control node"),
+        ):
+            if said["status"] not in (0, EXPIRED, REWOUND):
+                why = said["said"].splitlines()[0] if said["said"] else "no answer"
+                record.failed(node.name, f"its credential {where}: {why}", peer=peer, evidence=said["said"])
+                break
+        else:
+            record.judge(node.name, offset, "munge-seconds", peer=described["control"], evidence=there["said"])
+
+
+def _offset(here: dict[str, Any], there: dict[str, Any]) -> float | None:
+    """Seconds between both clocks, to a second; None where a credential was not read."""
+    times = [said.get(key) for said in (here, there) for key in ("encoded", "decoded")]
+    if None in times:
+        return None
+    return abs((here["decoded"] - here["encoded"]) - (there["decoded"] - there["encoded"])) / 2
+
+
+@check(
+    name="munge-host",
+    title="A credential made on the host, beside the containers, is accepted in the worker",
+    level=1,
+    cause="the host's munged doesn't run, or has another key than the cluster",
+    next_step="copy /etc/rocstack/keys/munge.key to the host's /etc/munge, or stop its munged if nothing needs it",
+)
+def test_munge_host(record: Recorder, exchanged: dict[str, Any]) -> None:
+    for node in record.nodes:
+        said = exchanged.get(node.name, {"host": None})["host"]
+        if said is None:
+            record.skipped(node.name, f"no MUNGE on the host {node.name}")
+        else:
+            record.equal(node.name, said["status"], 0, evidence=said["said"])
+
+
+@check(
+    name="clock-skew",
+    title="The clocks of the nodes agree",
+    level=1,
+    scope="cluster",
+    cause="no time service runs on the node, or it doesn't reach its servers",
+    next_step="`chronyc tracking`, or `timedatectl`, on the node",
+)
+def test_clock_skew(record: Recorder, described: Any) -> None:
+    """What is certain: how far apart the bounds are within which each clock must be, of which most share a moment."""
+    bounds = {
+        node["name"]: (node["behind"], node["ahead"]) for node in described["nodes"] if node["behind"] is not None
+    }
+    for node in record.nodes:
+        if node.name not in bounds:
+            record.skipped(node.name, "its clock was not read")
+            continue
+        low, high = bounds[node.name]
+        others = [_between((low, high), other) for name, other in bounds.items() if name != node.name]
+        certain = (
+            sorted(others)[len(others) // 2] if len(others) > 2 else _between((low, high), bounds[described["control"]])
+        )
+        record.judge(
+            node.name, certain, "clock-skew", evidence=f"{low:+.3f} to {high:+.3f} s beside the asking machine"
+        )
+
+
+def _between(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return max(0.0, one[0] - other[1], other[0] - one[1])
+
+
+@check(
+    name="containers",
+    title="The containers of every node run and are healthy",
+    level=1,
+    scope="cluster",
+    cause="a service ended, or its health check fails",
+    next_step=LOGS,
+)
+def test_containers(record: Recorder, described: Any) -> None:
+    nodes = {node["name"]: node for node in described["nodes"]}
+    for node in record.nodes:
+        health, restarts = nodes[node.name]["health"], nodes[node.name]["restarts"]
+        if health == "healthy":
+            record.passed(node.name, health, evidence=f"{restarts} restarts")
+        else:
+            record.failed(node.name, health, health, wanted="healthy", evidence=f"{restarts} restarts")
+        record.measured(node.name, restarts, "restarts")
+
+
+@check(
+    name="slurm-services",
+    title="Slurm's controller, its accounting and its REST answer",
+    level=1,
+    scope="cluster",
+    cause="a daemon of the control container has ended, or its key is another",
+    next_step="`rocstack logs CONTROL --service controller`, and `--service db`",
+)
+def test_slurm_services(record: Recorder, described: Any, controller: dict[str, Any]) -> None:
+    node, ping, database, rest = described["control"], controller["ping"], controller["database"], controller["rest"]
+    up = ping["code"] == 0 and " is UP" in ping["out"]
+    record.equal(node, up, True, why=f"slurmctld: {ping['err'] or ping['out']}", evidence=ping["out"])
+    known = database["code"] == 0 and bool(database["out"])
+    record.equal(node, known, True, why=f"slurmdbd: {database['err'] or 'knows no cluster'}", evidence=database["out"])
+    record.equal(
+        node, rest["with"], 200, why=f"slurmrestd answers {rest['with']} to a token", evidence=rest.get("api", "")
+    )
+    if rest["without"] in (401, 403):
+        record.passed(node, rest["without"], wanted="refused without a token")
+    else:
+        record.failed(node, f"slurmrestd answers {rest['without']} without a token", rest["without"], wanted="401")
+
+
+@check(
+    name="names",
+    title="Every worker resolves the names of the others to their addresses",
+    level=1,
+    needs=("nodes:2",),
+    cause="DNS or /etc/hosts lacks nodes; MPI and torch find each other by name",
+    next_step="`getent hosts NAME` in the worker: `rocstack shell NODE -- getent hosts NAME`",
+)
+def test_names(record: Recorder, in_containers: dict[str, Any], controller: dict[str, Any]) -> None:
+    addresses = {row["name"]: row["address"] for row in controller["nodes"]}
+    for node in record.nodes:
+        said = in_containers.get(node.name, {"error": "no answer"})
+        if "error" in said:
+            record.skipped(node.name, f"its container says nothing: {said['error']}")
+            continue
+        judged = {name: _wrong(name, found, node.name, addresses) for name, found in said["names"].items()}
+        wrong = [f"{name}: {why}" for name, why in judged.items() if why]
+        count = len(judged) - len(wrong)
+        if wrong:
+            some = "; ".join(wrong[:5])
+            record.failed(node.name, some, count, "names", wanted=f"{len(judged)} names")
+        else:
+            record.passed(node.name, count, "names")
+
+
+def _wrong(name: str, found: str, here: str, addresses: dict[str, str]) -> str:
+    """A node's own name may be of its loopback; an address that Slurm doesn't know may be one of another network."""
+    if found.startswith("!"):
+        return found.lstrip("! ")
+    if found.startswith("127."):
+        return "" if name == here else f"{found}, which is its own"
+    owner = next((other for other, address in addresses.items() if address == found), name)
+    return "" if owner == name else f"{found}, which is {owner}'s"

@@ -31,6 +31,7 @@ from rocstack.verify.record import Node
 from rocstack.verify.slurm import USER, Slurm
 
 _PROFILE = TypeAdapter(NodeProfile)
+_FACTS = ("behind", "ahead", "cpus", "memory")  # as NodeFacts has them
 _BREAK = "\x1e"
 # The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
 _SAID = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit
@@ -166,10 +167,7 @@ class Cluster:
                     "reason": row.reason,
                     "no_jobs": self._no_jobs(name) if "worker" in row.roles else "",
                     "restarts": row.restarts,
-                    "named": list(_names(self.looked.gathered.node(name), row.image)),
-                    "behind": getattr(self.looked.gathered.node(name), "behind", None),
-                    "ahead": getattr(self.looked.gathered.node(name), "ahead", None),
-                    "profile": asdict(facts.profile) if (facts := self.looked.gathered.node(name)) else None,
+                    **_facts(self.looked.gathered.node(name)),
                 }
                 for name, row in rows.items()
             ],
@@ -222,9 +220,18 @@ def _said(done: CommandResult) -> WorkerSaid:
     return replace(found, wrong=wrong) if done.rc else found
 
 
-def _names(facts: NodeFacts | None, ident: str) -> tuple[str, ...]:
-    """Of an image there."""
-    return next((image.names for image in (facts.images if facts else ()) if image.id == ident), ())
+def _facts(facts: NodeFacts | None) -> dict[str, Any]:
+    """`names` are those of the images that run there, by id."""
+    if facts is None:
+        return {**dict.fromkeys(_FACTS), "control_image": "", "names": {}, "profile": None}
+    used = {each.image for each in facts.containers}
+    control = facts.container(services.CONTROL)
+    return {
+        **{key: getattr(facts, key) for key in _FACTS},
+        "control_image": control.image if control else "",
+        "names": {image.id: list(image.names) for image in facts.images if image.id in used},
+        "profile": asdict(facts.profile),
+    }
 
 
 def _shut(row: Mapping[str, Any] | None) -> str:

@@ -1,0 +1,252 @@
+"""The images that the nodes run: whether they are the release's, say what they are, and fit the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstack import rules
+from rocstack.deploy.plan import short
+from rocstack.labels import OWN
+from rocstack.node.image import from_labels
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Recorder
+
+PROGRAMS = Path(__file__).parent / "programs"
+FACTS = ("version", "stack", "role", "nic", "nic.way", "gfx", "base.how", "base.digest", "content", "glibc")
+PARTS = ("slurm", "munge", "pmix", "openmpi", "ucx", "rdma", "rocm", "rccl", "pytorch", "trainer", "system")
+NO_PROVIDER = ("tcp", "slingshot")
+AGAIN = "`rocstack build` makes images that say all of this"
+DEPLOY = "`rocstack deploy INVENTORY`"
+
+
+@pytest.fixture(scope="session")
+def seen_secrets(evidence: Any, cluster: Any) -> dict[str, Any]:
+    """What programs/secrets.py found on each node."""
+    found: dict[str, Any] = evidence.take("secrets", lambda: cluster.python(PROGRAMS / "secrets.py"))
+    return found
+
+
+@check(
+    name="worker-image",
+    title="Every worker runs the worker image of the release",
+    level=0,
+    cause="the last deploy did not come to the node, or failed there",
+    next_step=DEPLOY,
+)
+def test_worker_image(record: Recorder, described: Any) -> None:
+    for node in record.nodes:
+        _of_release(record, described, node.name, "worker_id")
+
+
+@check(
+    name="control-image",
+    title="The control node runs the control image of the release",
+    level=0,
+    scope="cluster",
+    cause="the last deploy failed there, or the container was made by hand",
+    next_step=DEPLOY,
+)
+def test_control_image(record: Recorder, described: Any) -> None:
+    _of_release(record, described, described["control"], "control_id")
+
+
+def _of_release(record: Recorder, described: Any, node: str, role: str) -> None:
+    if not described["release"]:
+        record.skipped(node, "no deploy has ended yet, so there is no release")
+        return
+    wanted = described["release"]["images"][role]
+    row = next(each for each in described["nodes"] if each["name"] == node)
+    found = row["image"] if role == "worker_id" else row["control_image"]
+    if not found:
+        record.failed(node, "it has no such container", "", wanted=short(wanted))
+    # The ids of containerd's store are other ones, but the name that a deploy gave it says so.
+    elif found != wanted and any(name.endswith(f":{short(wanted)}") for name in row["names"].get(found, ())):
+        record.passed(node, short(wanted), evidence=found)
+    else:
+        record.equal(node, short(found), short(wanted))
+
+
+@check(
+    name="labels",
+    title="The image says what it is made of and for",
+    level=0,
+    scope="cluster",
+    cause="it was not built by rocstack, or by an older one",
+    next_step=AGAIN,
+)
+def test_labels(record: Recorder, described: Any) -> None:
+    labels = described["labels"]
+    image = from_labels("the worker image", labels)
+    wanted = [*FACTS, *(f"component.{name}" for name in PARTS)]
+    missing = [name for name in wanted if not labels.get(OWN + name)]
+    if image.private_abi is None:
+        missing.append("verbs.private-abi")
+    if image.nic not in NO_PROVIDER:
+        missing += [] if image.providers else ["nic.providers"]
+        missing += [
+            f"the kernel ABIs of {each.driver}"
+            for each in image.providers
+            if each.way != "host" and not each.kernel_abi
+        ]
+    count = f"{len(wanted) + 1 - len(missing)} of {len(wanted) + 1}"
+    if missing:
+        record.failed("", f"no label {', '.join(missing)}", count, "labels")
+    else:
+        record.passed("", count, "labels")
+    record.equal("", labels.get(f"{OWN}role"), "worker")
+    if lock := labels.get(f"{OWN}lock"):
+        drift = labels.get(f"{OWN}lock.drift", "0")
+        record.measured("", int(drift), "versions beside the lock", evidence=f"lock {lock}")
+    else:
+        record.measured("", "not locked")
+
+
+@check(
+    name="nic-gate",
+    title="The image fits the node's NICs and their kernel driver",
+    level=0,
+    cause="the provider library in the image doesn't speak the kernel ABI of the driver on the node",
+    next_step="`rocstack probe` the node and `rocstack build --nic NIC --profiles FILE`; `rocstack doctor` says more",
+    source="rdma-core, libibverbs/init.c",
+)
+def test_nic_gate(record: Recorder, in_containers: dict[str, Any]) -> None:
+    for node in record.nodes:
+        if said := _said(record, in_containers, node.name):
+            word, _, why = said["gate"]["said"].rpartition("\n")[2].partition(": ")
+            if said["gate"]["code"] == 0:
+                record.passed(node.name, word, evidence=said["gate"]["said"])
+            else:
+                record.failed(node.name, why or word, word, wanted="fits", evidence=said["gate"]["said"])
+
+
+@check(
+    name="driver-rocm",
+    title="The node's amdgpu driver supports the ROCm in the image",
+    level=0,
+    needs=("gpu",),
+    cause="the driver is of another ROCm generation than the image",
+    next_step="another stack (`rocstack stacks`), or the driver of AMD's table for this ROCm",
+    source="AMD, user and kernel-space support matrix",
+)
+def test_driver_rocm(record: Recorder, described: Any) -> None:
+    labels = described["labels"]
+    rocm, method = labels.get(f"{OWN}component.rocm", ""), labels.get(f"{OWN}rocm.method", "amd")
+    matrix = tuple(rule for rule in rules.load() if "driver" in rule.need)
+    for node in record.nodes:
+        driver = node.profile.amdgpu if node.profile else None
+        verdicts = rules.judge(matrix, {"rocm": rocm, "rocm.method": method, "driver": driver or ""})
+        broken = [verdict for verdict in verdicts if verdict.state == "broken"]
+        if method != "amd":
+            record.skipped(node.name, "the ROCm in the image is a distribution's: AMD's table is silent on it")
+        elif not driver or driver == "in-tree":
+            record.skipped(node.name, f"the driver is {driver or 'not known'}: AMD's table is silent on it")
+        elif broken:
+            record.failed(node.name, f"ROCm {rocm}: {broken[0].rule.reason}", driver, source=broken[0].rule.source)
+        elif any(verdict.state == "holds" for verdict in verdicts):
+            record.passed(node.name, driver, wanted=f"one for ROCm {rocm}")
+        else:
+            record.skipped(node.name, f"no rule knows the driver {driver} with ROCm {rocm}")
+
+
+@check(
+    name="versions",
+    title="The programs in the image are of the versions that its labels say",
+    level=0,
+    cause="something in the container was changed or covered by a mount",
+    next_step="`rocstack shell NODE -- rocstack-versions`; what is mounted: `docker inspect rocstack-worker`",
+)
+def test_versions(record: Recorder, in_containers: dict[str, Any], described: Any) -> None:
+    wanted = {
+        key.removeprefix(f"{OWN}component."): value
+        for key, value in described["labels"].items()
+        if key.startswith(f"{OWN}component.")
+    }
+    for node in record.nodes:
+        if said := _said(record, in_containers, node.name):
+            found = said["versions"]
+            wrong = [
+                f"{name} {found.get(name, 'not there')}, the label says {version}"
+                for name, version in wanted.items()
+                if found.get(name) != version
+            ]
+            if wrong:
+                record.failed(
+                    node.name, "; ".join(wrong), len(wanted) - len(wrong), "versions", wanted=f"{len(wanted)} versions"
+                )
+            else:
+                record.passed(node.name, len(wanted), "versions")
+
+
+@check(
+    name="parts",
+    title="The libraries and programs in the image load and start on this node",
+    level=0,
+    cause="a library is missing, or of a kind that this node doesn't run; a mount covers it",
+    next_step="`rocstack shell NODE -- ldd FILE` names what is missing",
+)
+def test_parts(record: Recorder, in_containers: dict[str, Any]) -> None:
+    for node in record.nodes:
+        if said := _said(record, in_containers, node.name):
+            wrong = [why for each in said["parts"].values() for why in each]
+            if wrong:
+                record.failed(node.name, "; ".join(wrong), len(said["parts"]), "components", evidence="\n".join(wrong))
+            else:
+                record.passed(node.name, len(said["parts"]), "components")
+
+
+@check(
+    name="pmix",
+    title="Slurm and OpenMPI load the same PMIx",
+    level=0,
+    cause="Slurm was built with another PMIx than OpenMPI: `srun --mpi=pmix` starts ranks that don't find each other",
+    next_step=AGAIN,
+    source="Slurm, MPI and UPC users guide: PMIx",
+)
+def test_pmix(record: Recorder, in_containers: dict[str, Any]) -> None:
+    for node in record.nodes:
+        if said := _said(record, in_containers, node.name):
+            found = said["pmix"]
+            wanted = f"pmix_v{found['major']}"
+            offers = ", ".join(found["offers"]) or "none"
+            if not found["major"] or wanted not in found["offers"]:
+                record.failed(
+                    node.name,
+                    f"srun offers {offers}, the image has PMIx {found['major'] or '?'}",
+                    offers,
+                    wanted=wanted,
+                )
+            else:
+                record.passed(node.name, wanted, evidence=offers)
+            record.equal(node.name, found["slurm"] or None, found["openmpi"] or "the one that OpenMPI loads")
+
+
+@check(
+    name="secrets",
+    title="No secret of the cluster is in an image, a container's settings or a process list",
+    level=0,
+    scope="cluster",
+    cause="a key was given as a build argument, an environment variable or on a command line",
+    next_step="take it away there, then give the cluster another key: who could read it may have it",
+)
+def test_secrets(record: Recorder, seen_secrets: dict[str, Any]) -> None:
+    for node in record.nodes:
+        said = seen_secrets.get(node.name, {"error": "no answer"})
+        if "error" in said:
+            record.failed(node.name, f"could not be looked at: {said['error']}")
+        elif said["found"]:
+            record.failed(node.name, "; ".join(said["found"][:5]), len(said["found"]), "places", wanted="none")
+        else:
+            looked = f"{len(said['secrets'])} secrets looked for in {said['looked']} places and {said['layers']} layers"
+            record.passed(node.name, 0, "places", evidence=looked)
+
+
+def _said(record: Recorder, in_containers: dict[str, Any], node: str) -> dict[str, Any]:
+    """What the node's container said; empty where it said nothing, which is written down."""
+    said: dict[str, Any] = in_containers.get(node) or {"error": "no answer"}
+    if "error" not in said:
+        return said
+    record.skipped(node, f"nothing runs in its container: {said['error']}")
+    return {}

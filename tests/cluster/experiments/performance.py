@@ -1,0 +1,128 @@
+"""What is measured under load: the tools of the field on whole nodes with GPUs, and our own sums where there are none.
+
+What a tool printed is the evidence; the checks read it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+RCCL = "all_reduce_perf"
+RANKS = 2  # of a node, on CPUs
+SIZES = ("4096,65536,1048576,16777216", "4096,65536,1048576,16777216,268435456,1073741824")  # on CPUs, on GPUs
+CHUNK = 600.0  # seconds of a soak's step
+INFO_LINES = 200  # of RCCL's own words
+
+Batch = Mapping[str, Sequence[str]]
+
+
+def whole(cluster: Any, minutes: int) -> Any:
+    """An allocation that lasts so long; the names of its nodes."""
+    if cluster.slurm.minutes < minutes:
+        cluster.slurm.release()
+        cluster.slurm.minutes = minutes
+    return cluster.allocated()
+
+
+def shares(cluster: Any, tasks: int) -> list[str]:
+    """srun's options for `tasks` on a node that take all of it; on nodes without GPUs a task has one CPU."""
+    if not cluster.slurm.gpus:
+        return []
+    cpus = min(cluster.looked.slurm.nodes[name]["cpus"] for name in cluster.allocated())
+    return [f"--cpus-per-task={max(1, cpus // tasks)}", f"--gres=gpu:{cluster.slurm.gpus}"]
+
+
+def tools(
+    cluster: Any, nodes: Sequence[str], batches: Sequence[Batch], *, seconds: float, minutes: int, keep: str = ""
+) -> dict[str, Any]:
+    """node -> name -> {"code", "out"}, on all nodes at once. `seconds` is what one command may take, `minutes` all."""
+    whole(cluster, minutes)
+    asked = json.dumps({"batches": [dict(batch) for batch in batches], "seconds": seconds, "keep": keep})
+    options = shares(cluster, 1)
+    step = cluster.slurm.python(
+        PROGRAMS / "tools.py", asked, nodes=nodes, seconds=seconds * len(batches) + 30, options=options
+    )
+    return {answer["node"]: answer["said"] for answer in step.answers}
+
+
+def gemm(cluster: Any, nodes: Sequence[str]) -> dict[str, Any]:
+    """node -> the answer of programs/gemm.py."""
+    whole(cluster, 60)
+    options = shares(cluster, 1)
+    step = cluster.slurm.python(PROGRAMS / "gemm.py", nodes=nodes, seconds=300, options=options)
+    return {answer["node"]: answer for answer in step.answers}
+
+
+def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """All-reduce by size: rccl-tests on each node and on all of them, where there are GPUs and the image has it; else
+    our own benchmark on all."""
+    nodes = cluster.allocated()
+    if cluster.slurm.gpus and all(RCCL in tools_of.get(node, ()) for node in nodes):
+        return _rccl(cluster, nodes, cluster.slurm.gpus)
+    ranks, sizes = (cluster.slurm.gpus, SIZES[1]) if cluster.slurm.gpus else (RANKS, SIZES[0])
+    words = ["python3", "-m", "rocstack_trainer.bench", "all-reduce", "--json", "--sides=ring", f"--sizes={sizes}"]
+    options = shares(cluster, ranks)
+    step = cluster.slurm.step(*words, "--rounds=3", tasks=ranks, seconds=120 + len(nodes), options=options)
+    of_run = {"tool": "bench", "nodes": list(nodes), "ranks": ranks * len(nodes), "gpus": bool(cluster.slurm.gpus)}
+    return of_run | {"code": step.code, "out": step.out, "said": step.said}
+
+
+def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
+    one = [RCCL, "-b", "8", "-e", "8G", "-f", "2", "-g", str(gpus)]
+    each = tools(cluster, nodes, [{RCCL: one}], seconds=600, minutes=60)
+    found: dict[str, Any] = {"tool": "rccl-tests", "nodes": list(nodes), "gpus": gpus, "each": each, "all": None}
+    if len(nodes) > 1:
+        env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
+        words = [RCCL, "-b", "1024", "-e", "8G", "-f", "2", "-g", "1"]
+        options = ["--mpi=pmix", *shares(cluster, gpus)]
+        step = cluster.slurm.step(*words, tasks=gpus, seconds=900, env=env, options=options)
+        found["all"] = {"code": step.code, "out": _short(f"{step.out}\n{step.err}")}
+    return found
+
+
+def _short(text: str) -> str:
+    """The tool's own lines, and those of RCCL that say which way data take."""
+    lines = text.splitlines()
+    info = [line for line in lines if "NCCL INFO" in line and ("Using network" in line or " via " in line)]
+    return "\n".join([*info[:INFO_LINES], *(line for line in lines if "NCCL INFO" not in line)])
+
+
+def soak(cluster: Any, minutes: float) -> dict[str, Any]:
+    """Products and sums for so long, in steps of ten minutes at most; and what the kernels of real nodes said
+    meanwhile."""
+    nodes = whole(cluster, math.ceil(minutes) + 15)
+    ranks = cluster.slurm.gpus or RANKS
+    size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
+    uptimes = _uptimes(cluster, nodes) if cluster.slurm.gpus else {}
+    steps, left = [], minutes * 60
+    while left > 0:
+        took = min(left, CHUNK)
+        words = [f"{took:.0f}", str(size), str(count)]
+        options = shares(cluster, ranks)
+        step = cluster.slurm.python(
+            PROGRAMS / "soak.py", *words, tasks=ranks, seconds=took + 120, options=options, env={"OMP_NUM_THREADS": "1"}
+        )
+        steps.append({"seconds": took, "code": step.code, "answers": step.answers, "said": step.said})
+        left -= took
+    kernels = {node: _since(cluster.on(node, "dmesg").stdout, begun) for node, begun in uptimes.items()}
+    return {"minutes": minutes, "nodes": list(nodes), "ranks": ranks, "steps": steps, "kernels": kernels}
+
+
+def _uptimes(cluster: Any, nodes: Sequence[str]) -> dict[str, float]:
+    said = cluster.everywhere("cat /proc/uptime", nodes)
+    return {node: float(done.stdout.split()[0]) for node, done in said.items() if done.rc == 0}
+
+
+def _since(log: str, begun: float) -> list[str]:
+    """The kernel's lines from `begun` on, in seconds after its start."""
+    found = []
+    for line in log.splitlines():
+        stamp = line.partition("]")[0].lstrip("[ ")
+        if stamp.replace(".", "", 1).isdecimal() and float(stamp) >= begun:
+            found.append(line)
+    return found[-500:]

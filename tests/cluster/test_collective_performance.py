@@ -1,0 +1,131 @@
+"""How fast gradients are summed: all-reduce by size, on each node and on all together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from experiments import performance
+
+from rocstack.errors import CheckFailed
+from rocstack.verify import thresholds
+from rocstack.verify.parsers import rccl, transport
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Recorder
+
+QUANTITY = "all-reduce-busbw"
+BIG = 8 << 30  # bytes, at which the threshold holds
+BACKEND = "dist.all_reduce"  # of our benchmark: what PyTorch itself does
+TOLERANCE = 1e-5  # relative: two ways of summing fp32
+GROWTH = 2.0  # that the largest size must be faster than the smallest
+
+
+@pytest.fixture(scope="session")
+def summed(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> dict[str, Any]:
+    found: dict[str, Any] = evidence.take("collective_performance", lambda: performance.collectives(cluster, tools))
+    return found
+
+
+@check(
+    name="collective-performance",
+    title="All-reduce reaches the hardware's bandwidth, and grows with the size",
+    level=3,
+    item=10,
+    needs=("jobs",),
+    scope="cluster",
+    exclusive=True,
+    cause="RCCL fell back to sockets (NCCL_DEBUG=INFO says via NET/Socket), GPUs reach NICs over another socket or "
+    "through ACS, a link is slow, or other jobs share the fabric",
+    next_step="look at `transport`, `rdma-write-bandwidth` and the PCIe checks first; then "
+    "`NCCL_DEBUG=INFO all_reduce_perf -b 8 -e 8G -f 2 -g 8` on the slowest node",
+    source="AMD system acceptance, RCCL; rccl-tests, doc/PERFORMANCE.md",
+)
+def test_collective_performance(record: Recorder, summed: dict[str, Any]) -> None:
+    if summed["tool"] == "rccl-tests":
+        by_rccl_tests(record, summed)
+    else:
+        by_our_benchmark(record, summed)
+
+
+def by_rccl_tests(record: Recorder, summed: Mapping[str, Any]) -> None:
+    gpus, nodes = summed["gpus"], summed["nodes"]
+    series = []
+    for node in nodes:
+        said = summed["each"].get(node, {}).get(performance.RCCL)
+        points = one(record, node, said, ranks=gpus)
+        series.append({"name": f"all_reduce, {gpus} GPUs of {node}", "points": points})
+    if summed["all"]:
+        points = one(record, "", summed["all"], ranks=gpus * len(nodes))
+        series.append({"name": f"all_reduce, {gpus * len(nodes)} GPUs on {len(nodes)} nodes", "points": points})
+    draw(record, series)
+
+
+def one(record: Recorder, node: str, said: Mapping[str, Any] | None, ranks: int) -> list[list[float]]:
+    """Judges one run of rccl-tests; its points."""
+    if said is None:
+        record.failed(node, "all_reduce_perf gave no answer")
+        return []
+    try:
+        found = rccl.parse(said["out"])
+    except CheckFailed as error:
+        record.failed(node, error.what, evidence=said["out"])
+        return []
+    last = found.rows[-1]
+    evidence = f"rccl-tests {found.tests}, RCCL {found.library}: {last.size} bytes in {last.outside.us:g} us"
+    if ways := ways_of(said["out"]):
+        evidence += f"\nbetween nodes via {ways}"
+    if said["code"]:
+        record.failed(node, f"all_reduce_perf ended with {said['code']}", evidence=said["out"])
+    if found.wrong:
+        record.failed(node, f"{found.wrong} elements are wrong", found.wrong, "elements", wanted="0", evidence=evidence)
+    if found.ranks and found.ranks != ranks:
+        record.failed(node, f"{found.ranks} ranks took part, not {ranks}: is it built with MPI?", found.ranks, "ranks")
+    record.judge(node, found.busbw(BIG), QUANTITY, evidence=evidence)
+    return found.points
+
+
+def ways_of(text: str) -> str:
+    try:
+        return ", ".join(transport.parse(text).net)
+    except CheckFailed:
+        return ""
+
+
+def by_our_benchmark(record: Recorder, summed: Mapping[str, Any]) -> None:
+    """Between CPUs nothing is known to judge the bandwidth by; but sums must be right, and large ones go faster."""
+    start = summed["out"].find("{")
+    try:
+        rows = json.loads(summed["out"][max(start, 0) :])["rows"]
+    except ValueError:
+        why = f"the benchmark ended with {summed['code']}: {summed['said'] or 'it said nothing'}"
+        record.failed("", why, evidence=summed["out"])
+        return
+    by = "RCCL, GPUs" if summed["gpus"] else "gloo, CPU"
+    where = f"{summed['ranks']} ranks on {len(summed['nodes'])} nodes"
+    wrong = max(rows, key=lambda row: row["error"])
+    if not wrong["error"] <= TOLERANCE:  # also where it is no number
+        why = f"{wrong['side']} of {wrong['bytes']} bytes sums up something else than {BACKEND}"
+        record.failed("", why, wrong["error"], "relative error", wanted=f"at most {TOLERANCE:g}")
+    points = [[row["bytes"], row["busbw_gb_s"]] for row in rows if row["side"] == BACKEND]
+    (small, slow), (large, fast) = points[0], points[-1]
+    if fast < slow * GROWTH:
+        why = f"{large} bytes go no faster than {small}: {fast:.3g} and {slow:.3g} GB/s"
+        record.failed("", why, fast, "GB/s", wanted=f"at least {GROWTH:g} times that of {small} bytes")
+    else:
+        evidence = f"busbw of {large} bytes; {where}, {by}, by rocstack_trainer.bench"
+        record.measured("", fast, "GB/s", evidence=evidence)
+    draw(record, [{"name": f"all_reduce, {where} ({by})", "points": points}])
+
+
+def draw(record: Recorder, series: list[dict[str, Any]]) -> None:
+    """With the threshold of the first node that has one, where it is about what was measured."""
+    known = record.quantities[QUANTITY]
+    real = [node for node in record.nodes if node.profile and not node.virtual]
+    bounds = (known.of(*thresholds.hardware(node.profile)) for node in real if node.profile)
+    bound = next((each for each in bounds if each), None)
+    line = {"value": bound.least, "text": f"{bound.text(known.unit)}: {bound.source}"} if bound else None
+    record.draw(
+        "curves", {"unit": known.unit, "series": [each for each in series if each["points"]], "threshold": line}
+    )

@@ -98,6 +98,7 @@ EXIT = {
     "logs": "The exit code is that of `docker logs` there; 1: no such container, or ssh fails; 2: no such node.",
     "probe": "Exit code 1: a node could not be read, the others were; 2: the inventory or a recording is wrong.",
     "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
+    "report": "Exit code 1: with `--compare`, something fails in B that didn't in A; 2: no report there.",
     "restore": "Exit code 1: jobs run, a deploy does, or the cluster refused it; 2: no backup, or nobody confirmed.",
     "rollback": "Exit code 1: a node did not go back; 2: there is no release to go back to.",
     "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -94,32 +95,42 @@ class Topology(Value):
     nodes: Mapping[str, Devices]
 
 
-Drawing = TypeVar("Drawing", Matrix, Curves, Topology)
-KINDS: Mapping[str, type[Any]] = {"matrix": Matrix, "curves": Curves, "topology": Topology}
+KINDS: Mapping[str, type[Matrix | Curves | Topology]] = {"matrix": Matrix, "curves": Curves, "topology": Topology}
 
 
-def of(run: Run, kind: type[Drawing]) -> Iterator[tuple[CheckResult, Drawing]]:
-    """Those of that kind. One that can't be read is left out: `unreadable` names it."""
-    name = next(name for name, model in KINDS.items() if model is kind)
+@dataclass
+class Drawings:
+    """Of a run, each with the check that gave it; `unreadable` says what is wrong with others, a line each."""
+
+    matrices: list[tuple[CheckResult, Matrix]] = field(default_factory=list)
+    curves: list[tuple[CheckResult, Curves]] = field(default_factory=list)
+    topologies: list[tuple[CheckResult, Topology]] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def read(run: Run) -> Drawings:
+    found = Drawings()
     for result in run.results:
-        if name in result.drawings:
-            try:
-                yield result, kind.model_validate_json(json.dumps(result.drawings[name]))
-            except ValidationError:
-                continue
-
-
-def unreadable(run: Run) -> list[str]:
-    """What is wrong with drawings, a line each."""
-    found = []
-    for result in run.results:
-        for name, value in result.drawings.items():
-            try:
-                KINDS[name].model_validate_json(json.dumps(value))
-            except KeyError:
-                found.append(f"{result.check.name}: nothing draws '{name}'")
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                place = ".".join(map(str, first["loc"]))
-                found.append(f"{result.check.name}: the {name} can't be drawn: {place}: {first['msg']}")
+        for kind, value in result.drawings.items():
+            _read(found, result, kind, value)
     return found
+
+
+def _read(found: Drawings, result: CheckResult, kind: str, value: object) -> None:
+    if kind not in KINDS:
+        found.unreadable.append(f"{result.check.name}: nothing draws '{kind}'")
+        return
+    try:
+        drawing = KINDS[kind].model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        found.unreadable.append(f"{result.check.name}: the {kind} can't be drawn: {place}: {first['msg']}")
+        return
+    match drawing:
+        case Matrix():
+            found.matrices.append((result, drawing))
+        case Curves():
+            found.curves.append((result, drawing))
+        case Topology():
+            found.topologies.append((result, drawing))

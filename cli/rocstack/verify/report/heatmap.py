@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rocstack.verify.report.drawings import Quantity
-from rocstack.verify.report.matrix import number
 
 TILES = 48  # on a side; of more nodes each tile is the worst of its pairs
 NUMBERS = 16  # nodes, up to which values stand in the tiles
 STEPS = 9  # of colour
-SIDE = 480.0  # units that the map is wide
+SIDE, LARGEST = 480.0, 40.0  # units that the map, and one of its tiles, may be wide
+LEGEND = 420.0  # units that the scale takes
 # The strongest colour is at least this far from the best value, so that noise doesn't look like a fault.
 SPAN = 0.5
 MOST = 5  # pairs that are listed
@@ -41,7 +43,9 @@ class Heatmap:
     name: str
     unit: str
     better: str
-    side: float
+    side: float  # of a tile
+    width: float  # of the map
+    whole: float  # with its scale
     tiles: tuple[Tile, ...]
     ticks: tuple[Tick, ...]
     numbers: bool
@@ -55,59 +59,64 @@ class Heatmap:
 
 def heatmap(quantity: Quantity) -> Heatmap | None:
     """None where nothing was measured at all."""
-    pairs = list(_pairs(quantity))
-    known = [value for *_, value in pairs if value is not None]
+    nodes, count = quantity.nodes, len(quantity.nodes)
+    rows = [_others(quantity.values[i][:count], i) for i in range(min(count, len(quantity.values)))]
+    known = [value for row in rows for value in row if value is not None]
     if not known:
         return None
     low = quantity.better == "low"
-    sign = 1.0 if low else -1.0
     best, worst = (min(known), max(known)) if low else (max(known), min(known))
     span = max(abs(worst - best), SPAN * abs(best)) or 1.0
-    count = len(quantity.nodes)
+    digits = max(0, 2 - math.floor(math.log10(max(map(abs, known)) or 1.0)))
     block = -(-count // TILES)
     across = -(-count // block)
-    side = SIDE / across
-    cells: dict[tuple[int, int], tuple[int, int, float | None]] = {}
-    for i, j, value in pairs:
-        old = cells.get((i // block, j // block))
-        # A pair that couldn't be measured is worse than any that could.
-        if old is None or (old[2] is not None and (value is None or (value - old[2]) * sign > 0)):
-            cells[i // block, j // block] = (i, j, value)
+    side = min(SIDE / across, LARGEST)
     tiles = []
-    for (row, column), (i, j, value) in cells.items():
-        step = None if value is None else min(int(abs(value - best) / span * STEPS), STEPS - 1)
-        names = f"{quantity.nodes[i]} to {quantity.nodes[j]}"
-        said = "not measured" if value is None else f"{number(value)} {quantity.unit}"
-        text = "×" if value is None else number(value)
-        tiles.append(
-            Tile(round(column * side, 2), round(row * side, 2), step, text, f"{names}: {said}" if block == 1 else "")
-        )
-    ordered = sorted(((value * sign, i, j) for i, j, value in pairs if value is not None), reverse=True)
+    for row in range(across):
+        for column in range(across):
+            here = [
+                part
+                for i in range(row * block, min((row + 1) * block, len(rows)))
+                for part in _part(rows[i], i, column, block)
+            ]
+            if not here:
+                continue
+            value = None if None in here else (max if low else min)(each for each in here if each is not None)
+            step = None if value is None else min(int(abs(value - best) / span * STEPS), STEPS - 1)
+            text = "×" if value is None else f"{value:.{digits}f}"
+            said = "not measured" if value is None else f"{text} {quantity.unit}"
+            title = f"{nodes[row]} to {nodes[column]}: {said}" if block == 1 else ""
+            tiles.append(Tile(round(column * side, 2), round(row * side, 2), step, text, title))
+    pairs = ((value, i, j) for i, row in enumerate(rows) for j, value in enumerate(row) if value is not None)
+    listed = (heapq.nlargest if low else heapq.nsmallest)(MOST, pairs)
     return Heatmap(
         name=quantity.name,
         unit=quantity.unit,
         better=quantity.better,
         side=round(side, 2),
+        width=round(side * across, 2),
+        whole=max(side * across, LEGEND),
         tiles=tuple(tiles),
-        ticks=tuple(_ticks(quantity.nodes, block, side)),
+        ticks=tuple(_ticks(nodes, block, side)),
         numbers=count <= NUMBERS,
         nodes=count,
         tiled=block,
-        missing=sum(value is None for *_, value in pairs),
-        best=number(best),
-        worst=number(max(best + sign * span, 0.0)),
-        pairs=tuple(
-            (quantity.nodes[i], quantity.nodes[j], f"{number(value * sign)} {quantity.unit}")
-            for value, i, j in ordered[:MOST]
-        ),
+        missing=count * (count - 1) - len(known),
+        best=f"{best:.{digits}f}",
+        worst=f"{max(best + (span if low else -span), 0.0):.{digits}f}",
+        pairs=tuple((nodes[i], nodes[j], f"{value:.{digits}f} {quantity.unit}") for value, i, j in listed),
     )
 
 
-def _pairs(quantity: Quantity) -> Iterator[tuple[int, int, float | None]]:
-    for i, row in enumerate(quantity.values[: len(quantity.nodes)]):
-        for j, value in enumerate(row[: len(quantity.nodes)]):
-            if i != j:
-                yield i, j, value
+def _others(row: tuple[float | None, ...], own: int) -> list[float | None]:
+    """Without what a node measured with itself."""
+    return [*row[:own], None, *row[own + 1 :]]
+
+
+def _part(row: list[float | None], own: int, column: int, block: int) -> list[float | None]:
+    """The row's pairs in one column of tiles."""
+    first, end = column * block, (column + 1) * block
+    return row[first:own] + row[own + 1 : end] if first <= own < end else row[first:end]
 
 
 def _ticks(nodes: tuple[str, ...], block: int, side: float) -> Iterator[Tick]:

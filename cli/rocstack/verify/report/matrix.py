@@ -21,15 +21,17 @@ WORST: tuple[State, ...] = ("failed", "error", "skipped", "measured", "passed")
 
 @dataclass(frozen=True)
 class Column:
-    """`label` is a hostlist."""
+    """`label` is the node, or how many there are; `names` is the hostlist of those."""
 
     label: str
+    names: str
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """`cells` are the states by column, "" where the check said nothing; none of a check on the cluster."""
+    """`cells` are the states by column, None where the check said nothing of those nodes. Without cells `whole` says
+    what the state is of."""
 
     check: Check
     state: State
@@ -37,6 +39,7 @@ class Row:
     wanted: str
     virtual: bool
     cells: tuple[State | None, ...]
+    whole: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def table(run: Run) -> Table:
             worst = tuple(_worst(states) for states in zip(*(look for look, _ in rest), strict=True))
             columns.append((tuple(name for _, names in rest for name in names), worst))
     return Table(
-        columns=tuple(Column(_label(names, len(looks)), names) for names, _ in columns),
+        columns=tuple(_column(names, len(looks)) for names, _ in columns),
         rows=tuple(
             Row(
                 check=result.check,
@@ -75,6 +78,7 @@ def table(run: Run) -> Table:
                 wanted=wanted(result.measures),
                 virtual=any(measure.virtual for measure in result.measures),
                 cells=() if set(states[result.check.name]) == {""} else tuple(look[row] for _, look in columns),
+                whole="the cluster" if result.measures or result.check.scope == "cluster" else "on no node",
             )
             for row, result in enumerate(run.results)
         ),
@@ -122,7 +126,8 @@ def _worst(states: Iterable[State | None]) -> State | None:
     return next((state for state in WORST if state in there), None)
 
 
-def _label(names: tuple[str, ...], nodes: int) -> str:
-    if len(names) == nodes > 1:
-        return f"all {nodes} nodes"
-    return verdict.listed(names, 24) if len(names) == 1 else f"{count(len(names), 'node')}: {verdict.listed(names, 24)}"
+def _column(names: tuple[str, ...], nodes: int) -> Column:
+    if len(names) == 1:
+        return Column(names[0], "", names)
+    every = "all " if len(names) == nodes else ""
+    return Column(f"{every}{count(len(names), 'node')}", verdict.listed(names, 40), names)

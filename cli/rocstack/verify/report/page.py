@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -25,7 +24,7 @@ WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error"
 
 def html(run: Run, previous: Run | None = None) -> str:
     """`previous` is compared with. Whatever came from nodes is escaped."""
-    found = verdict.judge(run)
+    found, drawn = verdict.judge(run), drawings.read(run)
     return (
         _environment()
         .get_template("page.html.j2")
@@ -44,16 +43,15 @@ def html(run: Run, previous: Run | None = None) -> str:
             slow=outliers.find(run),
             table=matrix.table(run),
             kinds=kinds.kinds(run),
-            heatmaps=list(_heatmaps(run)),
-            charts=[
-                (result, chart) for result, each in drawings.of(run, drawings.Curves) if (chart := curves.chart(each))
+            heatmaps=[
+                (result, map)
+                for result, each in drawn.matrices
+                for quantity in each.quantities
+                if (map := heatmap.heatmap(quantity))
             ],
-            pictures=[
-                (result, picture)
-                for result, each in drawings.of(run, drawings.Topology)
-                for picture in topology.pictures(each)
-            ],
-            unreadable=drawings.unreadable(run),
+            charts=[(result, chart) for result, each in drawn.curves if (chart := curves.chart(each))],
+            pictures=[(result, each) for result, drawing in drawn.topologies for each in topology.pictures(drawing)],
+            unreadable=drawn.unreadable,
             comparison=compare.compare(previous, run) if previous else None,
             previous=previous,
             fabrics=_alike(run.fabric),
@@ -72,7 +70,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
-    found.globals |= {"marks": matrix.MARKS, "chart_size": (curves.WIDTH, curves.HEIGHT), "map_side": heatmap.SIDE}
+    found.globals |= {"marks": matrix.MARKS, "chart_size": (curves.WIDTH, curves.HEIGHT)}
     return found
 
 
@@ -98,13 +96,6 @@ def _nodes(found: Verdict) -> list[NodeVerdict]:
     """Those of which there is something to say."""
     order = ("failing", "absent", "not judged")
     return sorted((each for each in found.nodes if each.state in order), key=lambda each: order.index(each.state))
-
-
-def _heatmaps(run: Run) -> Iterator[tuple[Any, heatmap.Heatmap]]:
-    for result, each in drawings.of(run, drawings.Matrix):
-        for quantity in each.quantities:
-            if found := heatmap.heatmap(quantity):
-                yield result, found
 
 
 def _alike(values: Mapping[str, Mapping[str, str]]) -> list[tuple[str, dict[str, str]]]:

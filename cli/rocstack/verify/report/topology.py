@@ -51,6 +51,7 @@ class Picture:
     boxes: tuple[Box, ...]
     wires: tuple[Wire, ...]
     links: str
+    bus: tuple[float, float, tuple[float, ...]] | None  # every GPU with every other: from, to, and the GPUs
     near: tuple[tuple[str, str], ...]  # kinds of wires that are drawn, and what they mean
 
 
@@ -98,6 +99,7 @@ def _picture(names: list[str], devices: Devices) -> Picture:
     ]
     kinds = {wire.kind for wire in wires}
     full, text = _links(devices, len(gpus))
+    middles = tuple(place + CELL / 2 for place in gpus.values())
     if not full:
         wires += [
             Wire(_arc(gpus[link.a], gpus[link.b]), "link", f"GPU {link.a}, GPU {link.b}: {link.kind}")
@@ -114,6 +116,7 @@ def _picture(names: list[str], devices: Devices) -> Picture:
         boxes=tuple(boxes),
         wires=tuple(wires),
         links=text,
+        bus=(min(middles), max(middles), middles) if full else None,
         near=tuple((kind, VIA[kind]) for kind in NEAR if kind in kinds),
     )
 

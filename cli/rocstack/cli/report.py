@@ -1,0 +1,124 @@
+"""`rocstack report`: the files of a run, written again; and two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstack.cli import options
+from rocstack.cli.ui import escape, out, print_json, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rocstack.verify.compare import Change, Comparison, ValueChange
+
+Report = Annotated[
+    Path | None, typer.Argument(metavar="PATH", help="report.json, or its folder; default: of the last run here.")
+]
+Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option("--compare", metavar="A B", help="Say what became worse or better from A to B; writes nothing."),
+]
+Previous = Annotated[Path | None, typer.Option(help="The run that the HTML report compares with.")]
+Open = Annotated[bool, typer.Option("--open", help="Show the HTML report in the browser.")]
+MOST = 20  # rows of one kind
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report", epilog="Example: rocstack report .rocstack/verify/20261120-233100 --open")(report)
+
+
+def report(
+    path: Report = None,
+    compare: Compare = None,
+    previous: Previous = None,
+    open_it: Open = False,
+    json: options.Json = False,
+) -> None:
+    """Write the files of a run's report again from its report.json, or compare two runs.
+
+    Exit code 1: with --compare, something fails in B that didn't fail in A.
+    """
+    from rocstack.verify import artifacts, result, verdict
+
+    if compare:
+        raise typer.Exit(_compare(*compare, json=json))
+    given = path or _newest(Path(options.settings().out) / "verify")
+    run = result.read(given)
+    folder = given if given.is_dir() else given.parent
+    artifacts.write(run, folder, result.read(previous) if previous else None)
+    page = folder / artifacts.HTML
+    if json:
+        print_json({"report": str(page), "verdict": verdict.sentence(run), "passed": run.passed})
+    else:
+        out.print(f"[bold]{escape(verdict.sentence(run))}[/]")
+        out.print(escape(f"report: {page}"))
+    if open_it:
+        typer.launch(page.resolve().as_uri())
+
+
+def _newest(folder: Path) -> Path:
+    from rocstack.errors import BadInput
+
+    found = sorted(folder.glob("*/report.json"))
+    if not found:
+        raise BadInput(
+            f"no report below {folder}",
+            code="no-report",
+            next_step="`rocstack verify INVENTORY` writes one; or give PATH",
+        )
+    return found[-1].parent
+
+
+def _compare(before: Path, after: Path, *, json: bool) -> int:
+    from rocstack.verify import compare, result
+
+    found = compare.compare(result.read(before), result.read(after))
+    print_json(found.as_dict()) if json else _show(found)
+    return 1 if found.regressions else 0
+
+
+def _show(found: Comparison) -> None:
+    out.print(escape(f"from {found.before} to {found.after}"))
+    _changes("[bold red]regressions[/]: failing now, not then", found.regressions)
+    _changes("no longer judged", found.unjudged)
+    _changes("[green]repaired[/]", found.fixes)
+    _values(found.values)
+    for title, names in (("new checks", found.new), ("checks of then only", found.gone)):
+        if names:
+            out.print(escape(f"\n{title}: {', '.join(names)}"))
+    if found.differences:
+        out.print("\n[bold]different about the runs[/]")
+        table(("WHAT", "THEN", "NOW"), [(d.what, d.before or "-", d.after or "-") for d in found.differences[:MOST]])
+        _more(found.differences)
+    out.print()
+    words = f"{len(found.regressions)} regressions, {len(found.fixes)} repaired, {len(found.values)} values changed"
+    out.print("nothing changed" if found.same else words)
+
+
+def _changes(title: str, changes: Sequence[Change]) -> None:
+    if changes:
+        out.print(f"\n[bold]{title}[/]")
+        rows = [(each.check, each.node or "the cluster", each.before, each.after, each.why) for each in changes[:MOST]]
+        table(("CHECK", "WHERE", "THEN", "NOW", "WHY"), rows)
+        _more(changes)
+
+
+def _values(values: Sequence[ValueChange]) -> None:
+    if values:
+        words = {True: "better", False: "worse", None: ""}
+        out.print("\n[bold]values that changed by more than noise[/]")
+        rows = [
+            (v.check, v.node, f"{v.before:.4g}", f"{v.after:.4g}", v.unit, f"{v.share:+.0%}", words[v.better])
+            for v in values[:MOST]
+        ]
+        table(("CHECK", "WHERE", "THEN", "NOW", "UNIT", "CHANGE", ""), rows, right=(2, 3, 5))
+        _more(values)
+
+
+def _more(items: Sequence[object]) -> None:
+    if len(items) > MOST:
+        out.print(f"and {len(items) - MOST} more; --json has all")

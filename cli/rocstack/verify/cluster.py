@@ -36,7 +36,8 @@ _BREAK = "\x1e"
 # The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
 _SAID = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit
 exec docker exec {services.WORKER} sh -c 'printf "{_BREAK}"; for file in {" ".join(ENV_FILES)}
-do [ ! -e "$file" ] || {{ cat "$file"; break; }}; done; printf "{_BREAK}"; munge -n | unmunge >/dev/null'"""
+do [ ! -e "$file" ] || {{ cat "$file"; break; }}; done; printf "{_BREAK}"
+timeout 5 munge -n | timeout 5 unmunge >/dev/null'"""
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def nodes(described: Mapping[str, Any]) -> tuple[Node, ...]:
 def _said(done: CommandResult) -> WorkerSaid:
     labels, env, _ = (*done.stdout.split(_BREAK), "", "", "")[:3]
     lines = done.stderr.strip().splitlines()
-    wrong = f"its worker's container is not fit for jobs: {lines[-1] if lines else f'exit status {done.rc}'}"
+    wrong = f"its worker's container is not fit for jobs: {lines[0] if lines else f'exit status {done.rc}'}"
     try:
         known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
         found = WorkerSaid(known, parse_env(env))

@@ -11,15 +11,15 @@ from rocstack.deploy import services
 BREAK = "@@"
 AT_ONCE = 200  # credentials in one command line
 HOST = f"""command -v munge >/dev/null || {{ echo absent; exit; }}
-credential=$(munge -n 2>&1) || {{ echo "$credential"; exit 1; }}
-printf %s "$credential" | docker exec -i {services.WORKER} unmunge 2>&1"""
+credential=$(timeout 5 munge -n 2>&1) || {{ echo "$credential"; exit 1; }}
+printf %s "$credential" | docker exec -i {services.WORKER} timeout 5 unmunge 2>&1"""
 
 
 def run(cluster: Any) -> dict[str, Any]:
     """Worker -> {"here": of the control node's credential, "there": of its own at the control node, "host": of its
     host's, or None where the host has no MUNGE}."""
-    of_control = cluster.slurm.admin("munge", "-n")
-    line = f"{_decode([of_control.stdout.strip()])}; munge -n"
+    of_control = cluster.slurm.admin("timeout", "5", "munge", "-n")
+    line = f"{_decode([of_control.stdout.strip()])}; timeout 5 munge -n"
     said = cluster.in_workers(line, seconds=30)
     parts = {name: (*done.stdout.split(BREAK), "", "")[:2] for name, done in said.items()}
     texts = {name: text.strip() for name, (_, text) in parts.items() if text.startswith("\nMUNGE:")}
@@ -42,7 +42,7 @@ def run(cluster: Any) -> dict[str, Any]:
 
 def _decode(credentials: list[str]) -> str:
     words = " ".join(map(shlex.quote, credentials)) or "''"
-    return f'for each in {words}; do printf %s "$each" | unmunge 2>&1; echo "{BREAK}"; done'
+    return f'for each in {words}; do printf %s "$each" | timeout 5 unmunge 2>&1; echo "{BREAK}"; done'
 
 
 def read(text: str) -> dict[str, Any]:

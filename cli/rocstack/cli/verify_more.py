@@ -127,11 +127,13 @@ def show_history(runs: Path, *, count: int = 20, json: bool = False) -> None:
 def export_cvs(inventory: Path, folder: Path, chosen: Settings) -> None:
     from rocstack.verify import cvs
 
-    for file in cvs.export(inventory, folder, chosen.cluster, chosen.overlay_folder()):
+    found = cvs.export(inventory, folder, chosen.cluster, chosen.overlay_folder())
+    for file in found.files:
         out.print(escape(str(file)))
-    out.print(
-        escape(f"next: cvs run host_configs_cvs --cluster_file {folder}/cluster.json --config_file {folder}/host.json")
-    )
+    for note in found.notes:
+        say(f"note: {note}")
+    line = f"cvs run host_configs_cvs --cluster_file {folder}/cluster.json --config_file {folder}/host_config.json"
+    out.print(escape(f"next: {line}"))
 
 
 def _result(each: Entry) -> tuple[str, str, str]:

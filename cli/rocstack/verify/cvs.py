@@ -1,0 +1,247 @@
+"""Inventory and configuration for AMD's Cluster Validation Suite, so that it runs on the same cluster (on its hosts,
+not in rocstack's containers). images/cvs.yml has what doesn't depend on the cluster, and where the format is from."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocstack import document, paths
+from rocstack.cluster.settings import Cluster
+from rocstack.deploy import address, at_node, inventory, look, services
+from rocstack.deploy.looked import Looked
+from rocstack.deploy.ssh import Reach
+from rocstack.errors import CheckFailed
+from rocstack.node.envfile import PATH, parse_env
+from rocstack.node.profile import NodeProfile
+from rocstack.verify import thresholds
+
+FILL_IN = "<changeme>"  # cvs itself refuses to run while a value is that
+ENV = "rocstack_env.sh"
+LARGE = "8589934592"  # bytes, at which our collectives are judged
+COLLECTIVES = {  # of cvs -> our quantity; those without one are run and not judged
+    "all_reduce_perf": "all-reduce-busbw",
+    "all_gather_perf": "all-gather-busbw",
+    "scatter_perf": "",
+    "gather_perf": "",
+    "reduce_perf": "reduce-busbw",
+    "reduce_scatter_perf": "reduce-scatter-busbw",
+    "sendrecv_perf": "sendrecv-busbw",
+    "alltoall_perf": "alltoall-busbw",
+    "alltoallv_perf": "",
+    "broadcast_perf": "broadcast-busbw",
+}
+NICS = {"broadcom": "thor", "ainic": "ainic", "mellanox": "connectx"}  # of ours -> cvs' nic_model
+_MARK = "rocstack-answer"
+_ASK = f"""cat /sys/class/dmi/id/bios_version; echo {_MARK}; lsmem --summary=only; echo {_MARK}
+docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec {services.WORKER} cat {PATH}"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A worker as cvs reaches it, and as the others do. `login` is the ssh options that it knows of: User, Port,
+    IdentityFile."""
+
+    name: str
+    host: str
+    address: str
+    profile: NodeProfile
+    login: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one worker said beside its profile; empty where it said nothing."""
+
+    bios: str = ""
+    memory: str = ""  # as lsmem prints it: 1.5T
+    firmware: Mapping[str, str] = field(default_factory=dict)  # of its first GPU
+    fabric: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """`notes`: what cvs can't know from the files, or a person must fill in."""
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def export(path: Path, folder: Path, cluster: Cluster, overlay: Path | None = None) -> Exported:
+    """Reads the cluster and writes the files.
+
+    Raises:
+        BadInput, Missing, CheckFailed: as `look`; no worker was reached.
+    """
+    looked = look.look(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
+    hosts = tuple(_hosts(looked))
+    if not hosts:
+        raise CheckFailed("no worker was reached", code="no-control", next_step=f"`rocstack status {path}`")
+    release = looked.release
+    labels = release.images.labels if release else {}
+    said = _ask(looked.gathered.reaches[hosts[0].name], bool(hosts[0].profile.virtual))
+    made = documents(hosts, said, labels.get("io.rocstack.component.rocm", ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
+    texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in said.fabric.items())
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    absent = [failure.node for failure in looked.gathered.failures]
+    return Exported(tuple(folder / name for name in texts), tuple(_notes(hosts, said, absent)))
+
+
+def documents(hosts: tuple[Host, ...], said: Said, rocm: str) -> dict[str, Any]:
+    """The files' contents, by name. Pure."""
+    profile = hosts[0].profile
+    hardware = thresholds.hardware(profile)
+
+    def least(quantity: str) -> str:
+        bound = thresholds.load()[quantity].of(*hardware) if quantity else None
+        return f"{bound.least:.2f}" if bound and bound.least is not None else ""
+
+    texts = _fixed()
+    kinds = [nic.nic for nic in profile.nics if nic.nic]
+    bounds = {name: least(quantity) for name, quantity in COLLECTIVES.items()}
+    rccl, ibperf, health = (texts[name] for name in ("rccl_config", "ibperf_config", "health_config"))
+    rccl["rccl"]["mpi_params"] |= {
+        "no_of_nodes": str(len(hosts)),
+        "no_of_local_ranks": _usual(len(each.profile.gpus) for each in hosts),
+        "mpi_oob_port": said.fabric.get("GLOO_SOCKET_IFNAME") or _netdev(hosts[0]),
+        "net_dev_list": said.fabric.get("NCCL_IB_HCA", "").lstrip("="),
+    }
+    rccl["rccl"]["rccl_test_params"]["rccl_collective"] = list(COLLECTIVES)
+    rccl["rccl"]["cvs_params"] |= {
+        "nic_model": NICS.get(kinds[0] if kinds else "", FILL_IN),
+        "verify_bus_bw": str(any(bounds.values())),
+    }
+    rccl["rccl"]["results"] = {name: {"bus_bw": {LARGE: bound}} for name, bound in bounds.items() if bound}
+    bound = least("rdma-write-bandwidth")  # one direction's, of large messages
+    ibperf["ibperf"] |= {
+        "gid_index": said.fabric.get("NCCL_IB_GID_INDEX", "3"),
+        "verify_bw": str(bool(bound)),
+        "expected_results": {"ib_write_bw": {"8388608": {"8": bound, "16": bound}}} if bound else {},
+    }
+    health["transferbench"]["results"] |= {
+        key: bound
+        for key, quantity in (
+            ("avg_gpu_to_gpu_p2p_unidir_bw", "transferbench-p2p"),
+            ("avg_gpu_to_gpu_p2p_bidir_bw", "transferbench-p2p-bidirectional"),
+        )
+        if (bound := least(quantity))
+    }
+    health["rvs"]["config_path_mi300x"] = f"{health['rvs']['config_path_default']}/{_model(profile)}"
+    texts["host_config"]["host"] |= _host([each.profile for each in hosts], said, rocm)
+    return {f"{name}.json": value for name, value in {"cluster": _cluster(hosts), **texts}.items()}
+
+
+def _cluster(hosts: tuple[Host, ...]) -> dict[str, Any]:
+    login = hosts[0].login
+    return {
+        "username": login.get("User", "{user-id}"),
+        "priv_key_file": login.get("IdentityFile", "/home/{user-id}/.ssh/id_rsa"),
+        "head_node_dict": {"mgmt_ip": hosts[0].host},
+        "env_vars": {},
+        "node_dict": {each.host: {"bmc_ip": "NA", "vpc_ip": each.address} for each in hosts},
+    }
+
+
+def _host(profiles: list[NodeProfile], said: Said, rocm: str) -> dict[str, Any]:
+    """What is so on most nodes is wanted of all; links as fast as they can be."""
+    gpus = [gpu for each in profiles for gpu in each.gpus]
+    nics = [nic for each in profiles for nic in each.nics if nic.nic]
+    return {
+        "os_version": _pattern(_usual(each.system.os_name for each in profiles)),
+        "kernel_version": _pattern(_usual(each.system.kernel for each in profiles)),
+        "rocm_version": rocm or FILL_IN,
+        "bios_version": _pattern(said.bios or FILL_IN),
+        "online_memory": said.memory or FILL_IN,
+        "gpu_count": _usual(len(each.gpus) for each in profiles),
+        "gpu_pcie_speed": _usual(gpu.pcie.max_speed for gpu in gpus),
+        "gpu_pcie_width": _usual(gpu.pcie.max_width for gpu in gpus),
+        "nic_pcie_speed": _usual(nic.pcie.max_speed for nic in nics),
+        "nic_pcie_width": _usual(nic.pcie.max_width for nic in nics),
+        "fw_dict": dict(said.firmware),
+    }
+
+
+def _usual(values: Iterable[object]) -> str:
+    """That of most; as cvs writes numbers."""
+    known = Counter(value for value in values if value is not None)
+    most = known.most_common(1)
+    return f"{most[0][0]:g}" if most and isinstance(most[0][0], float) else str(most[0][0]) if most else FILL_IN
+
+
+def _pattern(text: str) -> str:
+    """cvs searches for it as a regular expression."""
+    return re.sub(r"([()\[\]{}+*?|^$\\])", r"\\\1", text)
+
+
+def _model(profile: NodeProfile) -> str:
+    """MI300X of "AMD Instinct MI300X OAM"."""
+    words = [word for gpu in profile.gpus for word in (gpu.name or "").split()]
+    return next((word for word in words if word.startswith("MI")), "")
+
+
+def _netdev(host: Host) -> str:
+    """The one with its address."""
+    found = (each.netdev for each in host.profile.addresses if each.address.partition("/")[0] == host.address)
+    return next(found, FILL_IN)
+
+
+def _fixed() -> dict[str, Any]:
+    found: dict[str, Any] = copy.deepcopy(dict(document.read(paths.images() / "cvs.yml").data))
+    return found
+
+
+def _notes(hosts: tuple[Host, ...], said: Said, absent: Iterable[str]) -> Iterable[str]:
+    yield f"copy {ENV} to the head node's home; cvs wants ROCm, rccl-tests and Open MPI on the hosts"
+    if models := {each.profile.virtual for each in hosts if each.profile.virtual}:
+        yield f"virtual nodes ({', '.join(sorted(models))}): cvs would measure hardware that isn't there"
+    if not said.bios or not said.memory:
+        yield f"host_config.json: fill in what is {FILL_IN}"
+    if not said.firmware:
+        yield "host_config.json: fw_dict is empty, and cvs fails on the firmware: see `amd-smi firmware` on a good node"
+    if any(each.login.get("Port", "22") != "22" for each in hosts):
+        yield "cvs knows ssh's port 22 only"
+    for name in absent:
+        yield f"{name} was not reached and is left out"
+
+
+def _hosts(looked: Looked) -> Iterable[Host]:
+    for each in looked.inventory.workers:
+        facts = looked.gathered.node(each.name)
+        if facts:
+            inside = address.of_node(each.variables, each.name, facts.profile)
+            yield Host(each.name, each.host, inside, facts.profile, login(looked.gathered.reaches[each.name]))
+
+
+def login(reach: Reach) -> dict[str, str]:
+    """Of ssh's options those that cvs takes; a password is not among them."""
+    found = (re.fullmatch(r'(User|Port|IdentityFile)="?([^"]*)"?', word) for word in reach.program)
+    return {match[1]: match[2] for match in reversed([each for each in found if each])}
+
+
+def _ask(reach: Reach, virtual: bool) -> Said:
+    done = at_node.run(reach, ["sh", "-c", _ASK])
+    bios, memory, firmware, fabric = (text.strip() for text in (*done.stdout.split(_MARK), "", "", "")[:4])
+    size = re.search(r"Total online memory: *(\S+)", memory)
+    try:
+        env = parse_env(fabric)
+    except ValueError:
+        env = {}
+    return Said(bios, size[1] if size else "", {} if virtual else read_firmware(firmware), env)
+
+
+def read_firmware(text: str) -> dict[str, str]:
+    """Of `amd-smi firmware --json`: the first GPU's; empty where it is something else."""
+    try:
+        return {str(each["fw_id"]): str(each["fw_version"]) for each in json.loads(text)[0]["fw_list"]}
+    except (ValueError, LookupError, TypeError):
+        return {}

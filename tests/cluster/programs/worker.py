@@ -11,7 +11,7 @@ import time
 
 TOOLS = (
     "all_reduce_perf", "ib_write_bw", "ibv_rc_pingpong", "rvs", "TransferBench", "hip-stream", "rocblas-bench",
-    "amd-smi", "rocm-smi", "rocminfo", "lspci", "ibv_devices",
+    "amd-smi", "rocm-smi", "rocminfo", "lspci", "ibv_devices", "rocstack-train",
 )  # fmt: skip
 
 

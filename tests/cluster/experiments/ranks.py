@@ -1,0 +1,82 @@
+"""What the ranks of programs/training.py answered, read: pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+FALLS = 0.1  # of the first loss, that the last one must be lower
+LOST = 4  # the exit code of a rank that lost another one
+Row = Mapping[str, Any]
+
+
+def of(found: Mapping[str, Any], *runs: str, node: str = "") -> list[Row]:
+    """In the order of their ranks."""
+    rows = [row for row in found["answers"] if row["run"] in runs and node in ("", row["node"])]
+    return sorted(rows, key=lambda row: (row["node"] if row["run"] == "node" else "", row["rank"]))
+
+
+def ill(rows: Sequence[Row], ranks: int) -> tuple[str, str, str]:
+    """(node, why, what it said) of the rank to blame for a run that didn't end well; empty if it did."""
+    bad = sorted((row for row in rows if row["code"]), key=lambda row: row["code"] == LOST)
+    if bad:
+        words = str(bad[0]["said"]).strip().splitlines() or [f"it ended with {bad[0]['code']}"]
+        word = next((line for line in words if line.startswith("error:")), words[-1])
+        return bad[0]["node"], f"rank {bad[0]['rank']}: {word.removeprefix('error: ')}", bad[0]["said"]
+    if len(rows) < ranks:
+        return "", f"{ranks - len(rows)} of {ranks} ranks gave no answer", ""
+    return "", "", ""
+
+
+def unlearned(row: Row) -> str:
+    """Why this isn't training; empty if it is."""
+    first, last = row["losses"][0], row["losses"][-1]
+    if not all(math.isfinite(loss) for loss in row["losses"]):
+        return "the loss is not finite"
+    return "" if last < (1 - FALLS) * first else f"the loss does not fall: {first:.4f} to {last:.4f}"
+
+
+def apart(row: Row, other: Row) -> float:
+    """The largest share by which the losses of two runs differ."""
+    pairs = zip(row["losses"], other["losses"], strict=True)
+    return max(abs(one - two) / abs(two) for one, two in pairs)
+
+
+def speed(row: Row) -> float:
+    """Tokens per second, of all ranks."""
+    return float(row["tokens"] * len(row["losses"]) / max(row["last"] - row["first"], 1e-6))
+
+
+def strangers(rows: Sequence[Row]) -> list[tuple[Row, str]]:
+    """Ranks whose weights are not those of most in their run, with when that was."""
+    found = []
+    for when, words in (("before", "at the start"), ("after", "at the end")):
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            if when in row:
+                groups.setdefault(row["node"] if row["run"] == "node" else "", []).append(row)
+        for group in groups.values():
+            usual = most(row[when] for row in group)
+            found += [(row, words) for row in group if row[when] != usual]
+    return found
+
+
+def most(values: Iterator[str]) -> str:
+    return Counter(values).most_common(1)[0][0]
+
+
+def misplaced(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
+    """(node, why, how many) of samples that several ranks have, or none."""
+    found, owner = [], dict[int, int]()
+    for row in rows:
+        twice = [sample for sample in row["ids"] if sample in owner]
+        if twice:
+            why = f"rank {row['rank']} has {len(twice):,} samples that rank {owner[twice[0]]} has too"
+            found.append((row["node"], why, len(twice)))
+        owner |= dict.fromkeys(row["ids"], row["rank"])
+    every = range(rows[0]["samples"]) if rows else range(0)
+    if missing := len(every) - len(owner.keys() & set(every)):
+        found.append(("", f"{missing:,} of {len(every):,} samples are no rank's", missing))
+    return found

@@ -1,0 +1,103 @@
+"""The trainer on the cluster: one rank on each node, several in each, ranks on all nodes; and there killed, and started
+again. One step imports PyTorch once for all runs up to the killed one, a second one for those that go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocstack.mount import parse_mount
+from rocstack.verify.slurm import Step
+
+PROGRAM = Path(__file__).parents[1] / "programs/training.py"
+RANKS = 2  # of a node, on CPUs
+STEPS, EVERY, KILL = 12, 3, 10  # of a run; between checkpoints; after which a rank is killed
+SECONDS = 60  # that a run may take, and one more for each node
+# Nothing that is measured at the start may choose how gradients travel: two runs are to end with the same bits.
+SETTINGS = [
+    "--config=tiny", "--model.hidden_size=64", "--model.intermediate_size=128", "--model.num_hidden_layers=2",
+    f"--train.steps={STEPS}", "--train.lr=1e-2", "--train.warmup=2",
+    "--parallel.algorithm=flat", "--parallel.compress=none",
+]  # fmt: skip
+
+
+def on_cpus(cluster: Any) -> dict[str, Any]:
+    """All runs. `shared`: whether all nodes see the folder of the checkpoints."""
+    nodes = cluster.allocated()
+    folder, shared = scratch(cluster, nodes)
+    try:
+        return run(cluster.slurm, nodes, RANKS, "gloo", folder) | {"shared": shared}
+    finally:
+        cluster.slurm.step("rm", "-rf", folder, nodes=nodes)
+
+
+def on_gpus(cluster: Any) -> dict[str, Any]:
+    """Without those that are killed, on as many ranks as a node has GPUs."""
+    nodes = cluster.allocated()
+    if not cluster.slurm.gpus:
+        why = "no GPU was allocated: not every worker has one"
+        return {"asked": [], "nodes": [], "answers": [], "ranks": 0, "said": "", "left_out": why}
+    return run(cluster.slurm, nodes, cluster.slurm.gpus, "nccl")
+
+
+def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str = "") -> dict[str, Any]:
+    """The answers of all ranks; without a folder none is killed. Nodes on which not even one rank trains are left out
+    of what all do together. `said`: how the step ended, for those that gave no answer."""
+    world = len(nodes) * ranks
+    settings = [*SETTINGS, f"--parallel.backend={backend}", f"--train.batch={world * math.ceil(8 / world)}"]
+    saving = [*settings, f"--checkpoint.every={EVERY}", f"--checkpoint.dir={folder}/run"]
+    of_run = {"seconds": SECONDS + len(nodes), "settings": settings}
+    runs = [
+        of_run | {"name": "alone", "over": "alone"},
+        of_run | {"name": "node", "over": "node"},
+        of_run | {"name": "all", "over": "all", "ids": True},
+    ]
+    if folder:
+        runs += [of_run | {"name": "killed", "over": "all", "settings": saving, "kill": KILL}]
+    step = _launch(slurm, nodes, ranks, runs)
+    answers = step.answers
+    well = {row["node"] for row in answers if row["run"] == "alone" and row["code"] == 0}
+    if well and len(well) < len(nodes):
+        ill = [row for row in answers if row["node"] not in well and row["run"] in ("start", "alone")]
+        found = run(slurm, [node for node in nodes if node in well], ranks, backend, folder)
+        return found | {"asked": list(nodes), "answers": [*ill, *found["answers"]], "said": step.said}
+    if any(row["run"] == "killed" for row in answers):
+        copied = [*saving, f"--checkpoint.dir={folder}/damaged"]
+        damaged = {"from": f"{folder}/run", "to": f"{folder}/damaged"}
+        again = [
+            of_run | {"name": "restart", "over": "all", "settings": saving},
+            of_run | {"name": "damaged", "over": "all", "settings": copied, "damage": damaged},
+        ]
+        answers = [*answers, *_launch(slurm, nodes, ranks, again).answers]
+    found = {"asked": list(nodes), "nodes": sorted(well), "ranks": ranks, "answers": answers, "said": step.said}
+    return found | {"every": EVERY, "kill": KILL}
+
+
+def _launch(slurm: Any, nodes: Sequence[str], ranks: int, runs: Sequence[dict[str, Any]]) -> Step:
+    """A task on each node, which starts the node's ranks. That one dies ends no other: they have to notice."""
+    seconds = SECONDS + sum(each["seconds"] for each in runs)
+    options = [f"--cpus-per-task={ranks}", "--kill-on-bad-exit=0", f"--wait={SECONDS}"]
+    plan = json.dumps({"ranks": ranks, "runs": runs})
+    found: Step = slurm.python(
+        PROGRAM, plan, nodes=nodes, seconds=seconds, env={"OMP_NUM_THREADS": "1"}, options=options
+    )
+    return found
+
+
+def scratch(cluster: Any, nodes: Sequence[str]) -> tuple[str, bool]:
+    """A new folder for checkpoints, and whether all nodes see it: below a folder that the cluster has in every
+    container, if the user may write there; else each node's own."""
+    name = f"rocstack-verify-{secrets.token_hex(4)}"
+    mounts = [parse_mount(text, base=Path("/")) for text in cluster.settings.mounts]
+    for folder in [f"{mount.target}/{name}" for mount in mounts if not mount.read_only]:
+        if cluster.slurm.step("mkdir", folder, nodes=nodes[:1]).code:
+            continue
+        if cluster.slurm.step("sh", "-c", f"cd {shlex.quote(folder)} && touch $SLURM_NODEID", nodes=nodes).code == 0:
+            return folder, True
+        cluster.slurm.step("rm", "-rf", folder, nodes=nodes[:1])
+    return f"/tmp/{name}", len(nodes) == 1

@@ -1,0 +1,273 @@
+"""Training: on one rank, on several in a node, on several nodes; the model and the data shared out as they should be;
+killed and started again. On CPUs, and on GPUs where the nodes really have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from experiments import training
+from experiments.ranks import apart, ill, misplaced, most, of, speed, strangers, unlearned
+
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Recorder
+
+# By which share losses may differ from those of one rank: the sums are in another order, and on GPUs of bf16.
+NEAR = {"cpu": 1e-4, "gpu": 2e-2}
+ALONE = "not even one rank trains there: see training-one-rank"
+STRANGERS = "its ranks have different weights: see training-weights"
+OTHERS = "Slurm gave it to others"
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def on_cpus(evidence: Any, cluster: Any) -> Found:
+    return dict(evidence.take("training", lambda: training.on_cpus(cluster)))
+
+
+@pytest.fixture(scope="session")
+def on_gpus(evidence: Any, cluster: Any) -> Found:
+    return dict(evidence.take("training_gpus", lambda: training.on_gpus(cluster)))
+
+
+@check(
+    name="training-one-rank",
+    title="One rank trains on each node, with the same result on all",
+    level=1,
+    item=15,
+    needs=("jobs", "tool:rocstack-train"),
+    cause="PyTorch or the trainer doesn't work on the node; or its CPU or memory computes something else",
+    next_step="`srun -w NODE rocstack-train --steps 3` says what is wrong; a node with another result is to be tested",
+)
+def test_one_rank(record: Recorder, on_cpus: Found) -> None:
+    one_rank(record, on_cpus)
+
+
+@check(
+    name="training-in-node",
+    title="Several ranks of a node train together as one does",
+    level=1,
+    item=16,
+    needs=("jobs", "tool:rocstack-train"),
+    cause="the node's ranks can't reach each other, or their sums are wrong",
+    next_step="`srun -w NODE rocstack-train --ranks 2 --steps 3` says what is wrong",
+)
+def test_in_node(record: Recorder, on_cpus: Found) -> None:
+    in_node(record, on_cpus, "cpu")
+
+
+@check(
+    name="training-on-nodes",
+    title="Ranks on all nodes train together as one does",
+    level=1,
+    item=17,
+    needs=("jobs", "nodes:2", "tool:rocstack-train"),
+    cause="ranks of different nodes can't reach each other, or their sums are wrong",
+    next_step="`srun -N2 rocstack-train --steps 3` says what is wrong; the mpi-* checks tell which link",
+)
+def test_on_nodes(record: Recorder, on_cpus: Found) -> None:
+    on_nodes(record, on_cpus, "cpu")
+
+
+@check(
+    name="training-one-gpu",
+    title="One GPU trains on each node, with the same result on all",
+    level=2,
+    item=15,
+    needs=("jobs", "gpu", "real", "tool:rocstack-train"),
+    cause="PyTorch doesn't see the GPU, or the GPU computes something else than the others",
+    next_step="`srun -w NODE --gpus=1 rocstack-train --steps 3` says what is wrong",
+)
+def test_one_gpu(record: Recorder, on_gpus: Found) -> None:
+    one_rank(record, on_gpus)
+
+
+@check(
+    name="training-gpus-in-node",
+    title="The GPUs of a node train together as one does",
+    level=2,
+    item=16,
+    needs=("jobs", "gpu", "real", "tool:rocstack-train"),
+    cause="RCCL doesn't work between the node's GPUs",
+    next_step="NCCL_DEBUG=INFO says which way it takes; `rocstack doctor --log FILE` knows what it says",
+)
+def test_gpus_in_node(record: Recorder, on_gpus: Found) -> None:
+    in_node(record, on_gpus, "gpu")
+
+
+@check(
+    name="training-gpus-on-nodes",
+    title="The GPUs of all nodes train together as one does",
+    level=2,
+    item=17,
+    needs=("jobs", "gpu", "real", "nodes:2", "tool:rocstack-train"),
+    cause="RCCL doesn't work between the nodes",
+    next_step="NCCL_DEBUG=INFO says which NIC it takes; `rocstack doctor --log FILE` knows what it says",
+)
+def test_gpus_on_nodes(record: Recorder, on_gpus: Found) -> None:
+    on_nodes(record, on_gpus, "gpu")
+
+
+@check(
+    name="training-weights",
+    title="All ranks have the same weights, when training starts and when it ends",
+    level=1,
+    item=14,
+    needs=("jobs", "tool:rocstack-train"),
+    cause="the model did not reach all ranks as it was, or the sums of their gradients were not the same",
+    next_step="memory, network or collectives of the node that is named are at fault: drain it, and test them",
+)
+def test_weights(record: Recorder, on_cpus: Found) -> None:
+    rows = [row for row in of(on_cpus, "node", "all") if "before" in row]
+    others = {row["node"]: (row, when) for row, when in reversed(strangers(rows))}
+    for name in taking_part(record, on_cpus):
+        digests = {row["before"] for row in rows if row["node"] == name}
+        if name in others:
+            row, when = others[name]
+            run = "of the node's" if row["run"] == "node" else "of all"
+            why = f"rank {row['rank']} of {row['world']} has other weights {when} than most {run} ranks"
+            record.failed(name, why, evidence="sha256 " + " ".join(sorted(digests)))
+        elif not digests:
+            record.skipped(name, "its ranks did not come to train together")
+        else:
+            record.passed(name, on_cpus["ranks"], "ranks", evidence="sha256 " + " ".join(digests))
+
+
+@check(
+    name="training-data",
+    title="Every sample of an epoch is one rank's, and no other's",
+    level=1,
+    item=18,
+    needs=("jobs", "tool:rocstack-train"),
+    cause="a rank takes itself for another one, or the trainer is not the same on all nodes",
+    next_step="`rocstack status` shows whether all nodes have the same image",
+)
+def test_data(record: Recorder, on_cpus: Found) -> None:
+    if not taking_part(record, on_cpus):
+        return
+    rows = [row for row in of(on_cpus, "all") if row.get("ids")]
+    if len(rows) < on_cpus["ranks"] * len(on_cpus["nodes"]):
+        record.skipped("", "not all ranks came to train together")
+        return
+    wrong = misplaced(rows)
+    for node, why, count in wrong:
+        record.failed(node, why, count, "samples")
+    if not wrong:
+        text = f"{len(rows)} ranks on {len(on_cpus['nodes'])} nodes"
+        record.passed("", rows[0]["samples"], "samples", wanted="each of one rank", evidence=text)
+
+
+@check(
+    name="training-restart",
+    title="A training job of which a rank is killed goes on from its newest whole checkpoint, to the same weights",
+    level=1,
+    item=13,
+    needs=("jobs", "tool:rocstack-train"),
+    cause="checkpoints are not written, or not read as they were written; or a lost rank isn't noticed",
+    next_step="look at the file system of the checkpoints; `rocstack-train` says which it passes over, and why",
+)
+def test_restart(record: Recorder, on_cpus: Found) -> None:
+    if not taking_part(record, on_cpus):
+        return
+    ranks = on_cpus["ranks"] * len(on_cpus["nodes"])
+    whole, killed = of(on_cpus, "all"), of(on_cpus, "killed")
+    if ill(whole, ranks)[1] or strangers(whole):
+        record.skipped("", "already the run that nobody interrupts failed")
+        return
+    victim = next((row for row in killed if row["code"] == -9), None)
+    if not victim:
+        node, why, text = ill(killed, ranks)
+        record.failed(node, f"before its step {on_cpus['kill']}: {why}", evidence=text or on_cpus["said"])
+        return
+    newest = on_cpus["kill"] // on_cpus["every"] * on_cpus["every"]
+    for run, start in (("restart", newest), ("damaged", newest - on_cpus["every"])):
+        what = "with the newest damaged" if run == "damaged" else "after the kill"
+        more: Found = {"wanted": f"from step {start}, to the weights of the run that nobody interrupts"}
+        rows = of(on_cpus, run)
+        node, why, text = ill(rows, ranks)
+        others = [] if why else [row for row in rows if row["after"] != whole[0]["after"]]
+        if why:
+            record.failed(node, f"{what}: {why}", evidence=text, **more)
+        elif rows[0]["from"] != start:
+            record.failed("", f"{what}: it went on from step {rows[0]['from']}, not {start}", **more)
+        elif others:
+            record.failed("", f"{what}: it ended with other weights", evidence=others[0]["after"], **more)
+        elif run == "damaged":
+            record.passed("", start, "step", evidence="64 bytes of the newest checkpoint were changed", **more)
+        else:
+            seconds = next(row["first"] for row in rows if row["rank"] == victim["rank"]) - victim["last"]
+            place = "a folder that all nodes see" if on_cpus["shared"] else "the first node: no folder is shared"
+            text = f"rank {victim['rank']} was killed on {victim['node']}; checkpoints were in {place}"
+            record.passed("", seconds, "s", evidence=text, **more)
+
+
+def taking_part(record: Recorder, found: Found) -> list[str]:
+    """The nodes that trained; of the others it is written down why they didn't."""
+    for node in record.nodes:
+        if node.name not in found["nodes"]:
+            record.skipped(node.name, ALONE if node.name in found["asked"] else found.get("left_out", OTHERS))
+    return [node.name for node in record.nodes if node.name in found["nodes"]]
+
+
+def one_rank(record: Recorder, found: Found) -> None:
+    rows = {row["node"]: row for row in of(found, "start", "alone")}
+    for name in [node.name for node in record.nodes]:
+        row = rows.get(name)
+        _, why, text = ill([row] if row else [], 1)
+        if name not in found["asked"]:
+            record.skipped(name, found.get("left_out", OTHERS))
+            continue
+        if row is None or why:
+            record.failed(name, why, evidence=text or found["said"])
+            continue
+        usual = most(each["after"] for each in rows.values() if each.get("device") == row["device"] and "after" in each)
+        if row["after"] != usual:
+            why = "it ends with other weights than most nodes with such a device"
+        if why := why or unlearned(row):
+            record.failed(name, why, row["losses"][-1], "nats", evidence=row["device"])
+        else:
+            record.passed(name, row["losses"][-1], "nats", evidence=row["device"])
+            record.measured(name, speed(row), "tokens/s")
+
+
+def in_node(record: Recorder, found: Found, kind: str) -> None:
+    for name in taking_part(record, found):
+        rows = of(found, "node", node=name)
+        _, why, text = ill(rows, found["ranks"])
+        if found["ranks"] < 2:
+            record.skipped(name, "it has one GPU")
+        elif strangers(rows):
+            record.skipped(name, STRANGERS)
+        elif why:
+            record.failed(name, why, evidence=text or found["said"])
+        else:
+            alike(record, name, rows[0], of(found, "alone", node=name)[0], kind)
+
+
+def on_nodes(record: Recorder, found: Found, kind: str) -> None:
+    names = taking_part(record, found)
+    rows = of(found, "all")
+    node, why, text = ill(rows, found["ranks"] * len(names))
+    if len(names) < 2:
+        record.skipped("", f"{len(names)} of the nodes can take part")
+    elif strangers(rows):
+        record.skipped("", STRANGERS)
+    elif why:
+        record.failed(node, why, evidence=text or found["said"])
+    elif misplaced(rows):
+        record.skipped("", "its ranks don't share the data as they should: see training-data")
+    else:
+        alike(record, "", rows[0], of(found, "alone", node=names[0])[0], kind)
+
+
+def alike(record: Recorder, name: str, row: Any, alone: Any, kind: str) -> None:
+    """Of several ranks: they learn, and what one rank learns."""
+    share, most_ = apart(row, alone), NEAR[kind]
+    more = {"wanted": f"losses within {most_:.0e} of those of one rank", "evidence": f"{row['world']} ranks"}
+    if why := unlearned(row):
+        record.failed(name, why, row["losses"][-1], "nats")
+    elif share > most_:
+        record.failed(name, f"its losses differ from those of one rank by up to {share:.1%}", share, **more)
+    else:
+        record.passed(name, row["losses"][-1], "nats", **more)
+        record.measured(name, speed(row), "tokens/s")

@@ -34,9 +34,12 @@ say "Two nodes, four ranks: MPI, then the trainer."
 run rocstack shell n1 -- env OMPI_MCA_mpi_yield_when_idle=1 UCX_LOG_LEVEL=error srun --nodes=2 --ntasks-per-node=2 python3 -c "$hello"
 run rocstack shell n1 -- srun --nodes=2 --ntasks-per-node=2 rocstack-train --config tiny --steps 8
 
+say "Does it all hold? The acceptance suite, as an ordinary user of the cluster."
+run rocstack verify --report "$work/report"
+
 say "A third node, with the kernel's own NIC driver (kernel ABI 1): it is refused, and the others stay as they are."
 run rocstack local up --nodes 3 --model mi300x-thor2 --fault abi=6 --fault driver=900.0.56.1 --fault n3:abi=1
 must_refuse rocstack deploy --nic broadcom --plan
 
 run rocstack local down
-printf '\nThis was all virtual; with real nodes the inventory is yours: docs/deploy.md\n'
+printf '\nThis was all virtual; with real nodes the inventory is yours: docs/deploy.md\nThe report of the acceptance suite: %s\n' "$work/report/report.html"

@@ -13,6 +13,7 @@ from typing import Any
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rocstack.cli.ui import err, escape, out
+from rocstack.summary import count
 from rocstack.verify.check import LEVELS
 from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
@@ -74,7 +75,7 @@ def show(run: Run, folder: Path) -> None:
     states: Counter[str] = Counter(result.state for result in run.results)
     counts = ", ".join(f"{states[state]} {state}" for state in STYLE if states[state])
     out.print(f"[bold]{escape(verdict.judge(run).sentence)}[/]")
-    out.print(escape(f"{len(run.results)} checks in {run.seconds:.0f} s: {counts}"))
+    out.print(escape(f"{count(len(run.results), 'check')} in {run.seconds:.0f} s: {counts}"))
     out.print(escape(f"report: {folder / 'report.html'}"))
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rocstack.deploy import services
 from rocstack.errors import CheckFailed
 
 USER = "rocstack-verify"  # made by every deploy, with an account and a partition of that name
-NAME = "rocstack-verify"  # of jobs
+NAME = "rocstack-verify"  # of jobs, with a word of the run behind it
 MARK = "@rocstack "  # before an answer in JSON; libraries print lines of their own
 LIMIT = 30  # minutes that a job may take, if nothing else is said
 GRACE = 15.0  # seconds beyond a step's own, for Slurm
@@ -67,6 +68,7 @@ class Slurm:
     user: str = USER
     wait: float = 300
     gpus: int = 0
+    name: str = field(default_factory=lambda: f"{NAME}-{secrets.token_hex(3)}")  # of this run's jobs
     minutes: int = LIMIT
     _job: str = ""
     _nodes: tuple[str, ...] = ()
@@ -132,7 +134,7 @@ class Slurm:
         Raises:
             CheckFailed: it was refused.
         """
-        words = ["sbatch", "--parsable", f"--job-name={NAME}", f"--time={LIMIT}", "--chdir=/tmp", "--output=/dev/null"]
+        words = ["sbatch", "--parsable", f"--job-name={self.name}", f"--time={LIMIT}", "--chdir=/tmp", "--output=/dev/null"]
         words += [f"--partition={self.partition}"] if self.partition else []
         done = self.run(*words, *options, f"--wrap={script}")
         if done.rc:
@@ -146,8 +148,8 @@ class Slurm:
         self._job, self._nodes = "", ()
 
     def close(self) -> None:
-        """All jobs of the suite end, also those of a run that was killed."""
-        self.run("scancel", f"--user={self.user}", f"--name={NAME}")
+        """All jobs of this run end."""
+        self.run("scancel", f"--user={self.user}", f"--name={self.name}")
         self._job, self._nodes = "", ()
 
     def _salloc(self, nodes: Sequence[str], wait: float) -> str:
@@ -155,7 +157,7 @@ class Slurm:
         words = [
             "salloc",
             "--no-shell",
-            f"--job-name={NAME}",
+            f"--job-name={self.name}",
             f"--time={self.minutes}",
             f"--immediate={max(wait, 1):.0f}",
         ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments import gpus
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -56,4 +57,18 @@ def controller(evidence: Any, cluster: Any) -> dict[str, Any]:
         return cluster.python(PROGRAMS / "controller.py", [cluster.control])[cluster.control]
 
     found: dict[str, Any] = evidence.take("controller", fetch)
+    return found
+
+
+@pytest.fixture(scope="session")
+def on_hosts(evidence: Any, cluster: Any) -> dict[str, Any]:
+    """What each worker says beside its containers: node -> the answer of programs/host.py, or {"error": why}."""
+    found: dict[str, Any] = evidence.take("on_hosts", lambda: cluster.python(PROGRAMS / "host.py", cluster.workers))
+    return found
+
+
+@pytest.fixture(scope="session")
+def gpu_jobs(evidence: Any, cluster: Any, controller: dict[str, Any]) -> dict[str, Any]:
+    """What jobs with GPUs see: as experiments/gpus.py says."""
+    found: dict[str, Any] = evidence.take("gpu_jobs", lambda: gpus.run(cluster, controller))
     return found

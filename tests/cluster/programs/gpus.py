@@ -1,0 +1,77 @@
+"""In a job with GPUs, as an ordinary user's task: which it got, whether it may open them, and what ROCm's own tools
+and lspci see. With the argument `env` only which it got. One line of JSON behind the mark."""
+
+import errno
+import glob
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+
+CHOOSING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+
+
+def said(*command):
+    """What it printed; None where it is not in the image, and "" where it failed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
+    except FileNotFoundError:
+        return None
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def opened(path):
+    """Why it can't be opened; "" where it can. A device of a virtual node has no driver behind it: there what counts
+    is the permission."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error.errno))
+    return ""
+
+
+def smi():
+    """Device ids by card, the links between cards, and how many seconds it took; None without the tool."""
+    began = time.time()
+    text = said("rocm-smi", "--showid", "--json")
+    seconds = time.time() - began
+    if text is None:
+        return None
+    try:
+        cards = {
+            card: about.get("Device ID", "") for card, about in json.loads(text).items() if card.startswith("card")
+        }
+        links = json.loads(said("rocm-smi", "--showtopotype", "--json") or "{}").get("system", {})
+    except (ValueError, AttributeError):
+        return {"cards": {}, "links": {}, "seconds": seconds}
+    pairs = {key: re.findall(r"\d+", key) for key in links}
+    return {
+        "cards": cards,
+        "links": {"-".join(pair): links[key] for key, pair in pairs.items() if len(pair) == 2},
+        "seconds": seconds,
+    }
+
+
+answer = {
+    "node": os.environ.get("SLURMD_NODENAME", platform.node()),
+    "env": {name: os.environ[name] for name in CHOOSING if name in os.environ},
+}
+if "env" not in sys.argv:
+    info = said("rocminfo")
+    listed = said("lspci", "-D", "-n", "-d", "1002:")
+    rdma = said("ibv_devices")
+    answer |= {
+        "devices": {
+            path: opened(path) for path in ["/dev/kfd", *glob.glob("/dev/dri/renderD*")] if os.path.exists(path)
+        },
+        "smi": smi(),
+        "agents": None if info is None else len(re.findall(r"^\s*Name:\s+gfx\w+\s*$", info, re.MULTILINE)),
+        "lspci": None if listed is None else re.findall(r"^(\S+) (?:03|12)\w\w:", listed, re.MULTILINE),
+        "rdma": None if rdma is None else [line.split()[0] for line in rdma.splitlines()[2:] if line.split()],
+    }
+print("@rocstack " + json.dumps(answer), flush=True)

@@ -1,0 +1,65 @@
+"""Judging by what the doctor knows to be wrong with a node (its rules, and its words for them), by what is equal on all
+nodes, and by what each said of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from rocstack.doctor import diagnosis
+from rocstack.doctor.nodes import RULES
+from rocstack.node.profile import NodeProfile
+from rocstack.verify.record import Node, Recorder
+
+
+@cache
+def known() -> diagnosis.Table:
+    return diagnosis.load()
+
+
+def judge(
+    record: Recorder,
+    names: Iterable[str],
+    value: Callable[[NodeProfile], Any],
+    part: Callable[[NodeProfile], NodeProfile] = lambda profile: profile,
+    wanted: str = "",
+) -> None:
+    """Each node fails that is in one of the doctor's states of these `names`. `value` is what is shown of it; the rules
+    see `part` of its profile."""
+    for node in record.nodes:
+        if node.profile is None:
+            record.skipped(node.name, "its profile was not read")
+            continue
+        seen = part(node.profile)
+        found = [known()[name].means.format_map(values) for name in names for values in RULES[name](seen)]
+        if found:
+            record.failed(node.name, "; ".join(found), value(seen), wanted=wanted)
+        else:
+            record.passed(node.name, value(seen), wanted=wanted)
+
+
+def equal(record: Recorder, what: str, value: Callable[[NodeProfile], str | None]) -> None:
+    """The same on all nodes; None is "could not be read"."""
+    record.all_equal({node.name: value(node.profile) for node in record.nodes if node.profile}, what)
+
+
+def listed(values: Iterable[object]) -> str:
+    """Different values in a stable order, as one text."""
+    return " + ".join(sorted({str(value) for value in values}))
+
+
+def readable(record: Recorder, said: dict[str, Any], key: str) -> list[tuple[Node, Any]]:
+    """The nodes with what they say of `key`; those that don't are written down as skipped."""
+    found = []
+    for node in record.nodes:
+        own = said.get(node.name, {"error": f"{node.name} did not answer"})
+        if own.get(key) is None:
+            record.skipped(node.name, own.get("error") or f"{node.name} doesn't let it be read")
+        else:
+            found.append((node, own[key]))
+    return found
+
+
+def profiles(record: Recorder) -> list[tuple[Node, NodeProfile]]:
+    return [(node, node.profile) for node in record.nodes if node.profile]

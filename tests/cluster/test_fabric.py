@@ -1,0 +1,280 @@
+"""The network cards of each node, as its kernel shows them and as jobs see them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import states
+from states import profiles, readable
+
+from rocstack.doctor.diagnosis import few
+from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
+from rocstack.labels import OWN
+from rocstack.node.disagreement import OWN as OWN_NAMES
+from rocstack.node.profile import NodeProfile
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Recorder
+
+ACCEPTANCE = "AMD system acceptance guide"
+NETWORKING = "AMD cluster networking guide"
+CVS = "ROCm/cvs, host checks and preflight"
+LAMINI = "Lamini, multi-node training: the tests of a cluster"
+
+
+def nics_only(profile: NodeProfile) -> NodeProfile:
+    return replace(profile, gpus=())
+
+
+@check(
+    name="rdma-devices",
+    title="Every node has the same RDMA devices, each with its device file",
+    level=2,
+    needs=("rdma",),
+    item=4,
+    cause="a card that is not there or whose RDMA module isn't loaded, or names that udev gave in another order",
+    next_step="`rdma link` and `lspci -d ::0200` on the node; `rocstack doctor INVENTORY` says which card",
+    source=f"{LAMINI}; {CVS}, interface names",
+)
+def test_rdma_devices(record: Recorder) -> None:
+    names = {node.name: {device.name for device in profile.verbs} for node, profile in profiles(record)}
+    usual = set(max(sorted({tuple(sorted(own)) for own in names.values()}), key=_times(names), default=()))
+    for node, profile in profiles(record):
+        own = names[node.name]
+        files = [d.name for d in profile.verbs if d.uverbs is None or d.device_node is False]
+        more = [f"{few(sorted(usual - own))} is not there"] if usual - own else []
+        more += [f"{few(sorted(own - usual))} is on no other node"] if own - usual else []
+        more += [f"{few(files)} without a device file in /dev/infiniband"] if files else []
+        text = few(sorted(own))
+        if more:
+            record.failed(
+                node.name, "; ".join(more), len(own), "devices", wanted=f"{len(usual)} devices", evidence=text
+            )
+        else:
+            record.passed(node.name, len(own), "devices", wanted=f"{len(usual)} devices", evidence=text)
+
+
+def _times(names: dict[str, set[str]]) -> Any:
+    return lambda some: sum(set(some) == own for own in names.values())
+
+
+@check(
+    name="nic-ports",
+    title="All ports of the data network are up",
+    level=2,
+    needs=("rdma",),
+    item=4,
+    cause="cable, transceiver or switch port, or the interface is set down; that rail carries nothing",
+    next_step="`ip link set NAME up`, `ethtool -m NAME`; is the switch's port up?",
+    source=f"{ACCEPTANCE}; {NETWORKING}, link status",
+)
+def test_nic_ports(record: Recorder) -> None:
+    def ports(profile: NodeProfile) -> str:
+        found = [port.state for _, port in data_ports(profile)]
+        return f"{found.count('ACTIVE')} of {len(found)} active"
+
+    states.judge(record, ("port-down", "no-rdma-device"), ports, wanted="all ACTIVE, LinkUp")
+
+
+@check(
+    name="nic-speed",
+    title="The ports of the data network run at one speed, that of the other nodes",
+    level=2,
+    needs=("rdma",),
+    item=4,
+    cause="a link that came up slower: cable, transceiver, or a forced speed at the switch",
+    next_step="`ethtool NAME` on both ends; the whole collective runs at the speed of the slowest port",
+    source=f"{ACCEPTANCE}; {CVS}",
+)
+def test_nic_speed(record: Recorder) -> None:
+    rates = {
+        node.name: {d.name: port.rate for d, port in data_ports(profile) if port.state == "ACTIVE" and port.rate}
+        for node, profile in profiles(record)
+    }
+    fastest = max((rate for own in rates.values() for rate in own.values()), default=0)
+    for name, own in rates.items():
+        slow = [device for device, rate in own.items() if rate < fastest]
+        if not own:
+            record.skipped(name, "no active port whose speed can be read")
+        else:
+            why = f"slower: {few(slow)}"
+            record.equal(name, min(own.values()) / 1000, fastest / 1000, "Gb/s", why=why, evidence=f"{len(own)} ports")
+
+
+@check(
+    name="nic-pcie",
+    title="The NICs' PCIe links run at full speed and width",
+    level=2,
+    needs=("rdma",),
+    cause="a badly seated card, a slot with fewer lanes, or a link that trained down",
+    next_step="`lspci -vvv` (LnkSta beside LnkCap); reseat the card, compare the slots with a node that is right",
+    source=f"{ACCEPTANCE}; {CVS}, be_nic_pcie_speed_width",
+)
+def test_nic_pcie(record: Recorder) -> None:
+    def slowest(profile: NodeProfile) -> str:
+        links = [nic.pcie for nic in profile.nics if nic.nic and nic.pcie.speed and nic.pcie.width]
+        link = min(links, key=lambda each: (each.width or 0) * (each.speed or 0), default=None)
+        return f"{link.speed:g} GT/s x{link.width}" if link else "could not be read"
+
+    states.judge(record, ("pcie-width", "pcie-speed"), slowest, nics_only, wanted="the card's own speed and width")
+
+
+@check(
+    name="nic-firmware",
+    title="The NICs' firmware is the same everywhere",
+    level=2,
+    needs=("rdma",),
+    cause="a card was replaced, or left out of an update",
+    next_step="the same firmware on all cards, with the vendor's tool: niccli, mstflint or nicctl",
+    source=f"{CVS}; Primus, consistency over nodes",
+)
+def test_nic_firmware(record: Recorder) -> None:
+    def firmware(profile: NodeProfile) -> str | None:
+        found = {f"{nic.nic} {nic.device}: {nic.firmware}" for nic in profile.nics if nic.nic and nic.firmware}
+        return states.listed(found) or None
+
+    states.equal(record, "the firmware", firmware)
+    for node, profile in profiles(record):
+        models = Counter(model for model, _ in {(nic.device, nic.firmware) for nic in profile.nics if nic.nic})
+        for model in (model for model, count in models.items() if count > 1):
+            record.failed(node.name, f"cards of the model {model} have different firmware", models[model])
+
+
+@check(
+    name="nic-driver",
+    title="The NICs' driver and its kernel ABI are the same on all nodes",
+    level=2,
+    needs=("rdma",),
+    cause="a node was updated alone, or has not been started again since",
+    next_step="install one release on all nodes, rebuild the initramfs and start them again",
+    source=CVS,
+)
+def test_nic_driver(record: Recorder) -> None:
+    def driver(profile: NodeProfile) -> str | None:
+        cards = {f"{nic.driver} {nic.driver_version}" for nic in profile.nics if nic.nic and nic.driver}
+        verbs = {
+            f"{d.driver} {profile.modules.get(d.driver or '')}, kernel ABI {d.kernel_abi}"
+            for d in profile.verbs
+            if d.driver
+        }
+        return states.listed(cards | verbs) or None
+
+    states.equal(record, "the NIC driver", driver)
+
+
+@check(
+    name="gids",
+    title="Each RoCE port has a RoCE v2 entry with an address of the data network",
+    level=2,
+    needs=("rdma",),
+    cause="the interface is down or has no IPv4 address; only link-local entries are left, which are not routed",
+    next_step="give it an address of the data network: `rocstack doctor INVENTORY` names the device",
+    source=f"{CVS}, gid_consistency; NVIDIA/nccl issues 426 and 1131",
+)
+def test_gids(record: Recorder) -> None:
+    """Nodes may differ in the index: each has its own in its fabric.env."""
+
+    def indexes(profile: NodeProfile) -> str:
+        rows = [rows[0].index for _, rows in gid_rows(profile) if rows]
+        return f"GID index {states.listed(rows)}" if rows else "no RoCE port"
+
+    states.judge(record, ("gid-none", "gid-no-ipv4"), indexes, wanted="RoCE v2 with IPv4")
+
+
+@check(
+    name="mtu",
+    title="The data network has an MTU of 9000, on all ports alike",
+    level=2,
+    needs=("rdma",),
+    cause="the system's default on one of the interfaces; large transfers break off where both sides differ",
+    next_step="MTU 9000 in the network configuration of all nodes, the maximum on the switch",
+    source=f"{NETWORKING}, MTU",
+)
+def test_mtu(record: Recorder) -> None:
+    largest = max((mtu for _, profile in profiles(record) for mtu in data_mtu(profile).values()), default=0)
+    for node, profile in profiles(record):
+        own = data_mtu(profile)
+        small = [f"{name} ({mtu})" for name, mtu in own.items() if mtu < largest]
+        if not own:
+            record.skipped(node.name, "no RoCE port")
+        elif small:
+            why = f"smaller than elsewhere: {few(small)}"
+            record.failed(node.name, why, min(own.values()), "bytes", wanted=f"{largest} bytes")
+        else:
+            record.judge(node.name, largest, "mtu", evidence=f"{len(own)} interfaces")
+
+
+@check(
+    name="arp",
+    title="No interface answers for the address of another",
+    level=2,
+    needs=("rdma",),
+    cause="several interfaces share a subnet, and the kernel answers on any of them: packets reach the wrong card",
+    next_step="a subnet for each rail, or arp_ignore 2, arp_announce 1, rp_filter 2 (the playbook host-nic.yml)",
+    source=f"{NETWORKING}, ARP flux",
+)
+def test_arp(record: Recorder) -> None:
+    def settings(profile: NodeProfile) -> str:
+        names = ("arp_ignore", "arp_announce", "rp_filter")
+        return ", ".join(f"{name} {profile.sysctl.get(f'net.ipv4.conf.all.{name}', '?')}" for name in names)
+
+    states.judge(record, ("arp-flux",), settings, wanted="a subnet for each port, or arp_ignore 2")
+
+
+@check(
+    name="rdma-in-jobs",
+    title="A job sees the RDMA devices that the node has",
+    level=2,
+    needs=("rdma", "gpu", "jobs"),
+    item=4,
+    cause="the image has no library for the card's driver, or the worker's container has no /dev/infiniband",
+    next_step="`srun ibv_devices`; `rocstack build --nic NIC --profiles FILE` makes the image for this driver",
+    source=f"{LAMINI}; linux-rdma/rdma-core libibverbs/init.c",
+)
+def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], described: Any) -> None:
+    """An image for other cards, or for none, has no library for these and need not."""
+    image = described["labels"].get(f"{OWN}nic", "")
+    seen = {node.name: profile for node, profile in profiles(record)}
+    for node, said in readable(record, gpu_jobs, "all"):
+        wanted = {nic.verbs for nic in seen[node.name].nics if nic.nic == image and nic.verbs}
+        if not wanted:
+            record.skipped(node.name, f"the image is for NIC profile {image or 'tcp'}, the node has no such card")
+        elif said.get("rdma") is None:
+            record.skipped(node.name, said.get("error") or "no ibv_devices in the image")
+        else:
+            lacking = sorted(wanted - set(said["rdma"]))
+            number = len(wanted) - len(lacking)
+            record.equal(node.name, number, len(wanted), "devices", why=f"a job does not see {few(lacking)}")
+
+
+@check(
+    name="fabric-env",
+    title="Every task gets its node's fabric environment, and all nodes agree in it",
+    level=1,
+    needs=("jobs",),
+    cause="the worker's entrypoint could not write it, Slurm's TaskProlog is missing, or a node has other ports",
+    next_step="`srun env | grep -e NCCL -e UCX` beside /etc/rocstack/fabric.env in the worker; `rocstack deploy`",
+    source="NCCL user guide, environment variables",
+)
+def test_fabric_env(record: Recorder, in_jobs: dict[str, Any], described: Any) -> None:
+    """Its own ports and their indexes a node may have for itself."""
+    computed = {node.name: described["fabric"].get(node.name, {}) for node in record.nodes}
+    shared = {name: {k: v for k, v in own.items() if k not in OWN_NAMES} for name, own in computed.items()}
+    texts = {name: states.listed(f"{key}={value}" for key, value in own.items()) for name, own in shared.items()}
+    usual = max(sorted(set(texts.values())), key=list(texts.values()).count, default="")
+    for name, own in computed.items():
+        env = in_jobs.get(name, {}).get("env", {})
+        lost = [key for key, value in own.items() if env.get(key) != value]
+        count = len(own) - len(lost)
+        if not own:
+            record.failed(name, "its worker has computed none", 0, "variables")
+        elif lost:
+            record.failed(
+                name, f"a task has not {few(lost)} as computed", count, "variables", wanted=f"{len(own)} variables"
+            )
+        elif texts[name] != usual:
+            odd = sorted(set(texts[name].split(" + ")) ^ set(usual.split(" + ")))
+            record.failed(name, f"other than on most nodes: {few(odd)}", count, "variables")
+        else:
+            record.passed(name, count, "variables", evidence="\n".join(f"{k}={v}" for k, v in own.items()))

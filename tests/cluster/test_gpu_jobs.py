@@ -1,0 +1,157 @@
+"""The GPUs as Slurm gives them to jobs: counted right, isolated, and there to be opened and seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.gpus import gres
+from states import profiles, readable
+
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Node, Recorder
+
+ACCEPTANCE = "AMD system acceptance guide"
+LAMINI = "Lamini, multi-node training: the tests of a cluster"
+HARMLESS = ("ENXIO", "ENODEV")  # of a virtual node's devices: permitted, and no driver behind them
+BUSY = "mmediate"  # "Immediate execution impossible": Slurm's word for GPUs that others have
+
+
+@check(
+    name="gres",
+    title="Slurm counts as many GPUs of the right kind as the node has",
+    level=2,
+    needs=("gpu",),
+    item=3,
+    cause="slurm.conf or gres.conf was written for another node, or the node has changed since",
+    next_step="`rocstack deploy` writes both from the nodes as they are; `scontrol show node NODE | grep Gres`",
+    source=LAMINI,
+)
+def test_gres(record: Recorder, controller: dict[str, Any]) -> None:
+    rows = {row["name"]: row.get("gres") or "" for row in controller["nodes"]}
+    for node, profile in profiles(record):
+        if node.name not in rows:
+            record.skipped(node.name, "Slurm doesn't know it")
+            continue
+        kinds = gres(rows[node.name])
+        record.equal(node.name, sum(kinds.values()), len(profile.gpus), "GPUs", evidence=rows[node.name])
+        known = " ".join(gpu.name or gpu.gfx or "" for gpu in profile.gpus).lower()
+        strange = [kind for kind in kinds if kind and kind.lower() not in known]
+        if strange:
+            record.failed(node.name, f"Slurm calls them {', '.join(strange)}, the node has {known}", strange[0])
+
+
+@check(
+    name="gres-worker",
+    title="slurmd finds the GPUs that Slurm counts on",
+    level=2,
+    needs=("gpu", "jobs"),
+    item=3,
+    cause="gres.conf names device files that are not there, or too few",
+    next_step="`rocstack deploy`; in the worker: `slurmd -G -f /run/slurm/conf/slurm.conf`",
+    source=LAMINI,
+)
+def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: dict[str, Any]) -> None:
+    given = {row["name"]: sum(gres(row.get("gres") or "").values()) for row in controller["nodes"]}
+    for node, text in readable(record, gpu_jobs, "detected"):
+        lines = [line for line in text.splitlines() if "Gres Name=gpu" in line]
+        found = sum(int(line.partition("Count=")[2].split()[0]) for line in lines if "Count=" in line)
+        record.equal(node.name, found, given.get(node.name), "GPUs", evidence="\n".join(lines) or text)
+
+
+@check(
+    name="gres-job",
+    title="A job that asks for one GPU gets one, said by ROCR_VISIBLE_DEVICES and by nothing else",
+    level=2,
+    needs=("gpu", "jobs"),
+    item=3,
+    cause="gres.conf has no AutoDetect=rsmi or another Flags; CUDA_ and HIP_ variables count on top and hide GPUs",
+    next_step="`srun --gres=gpu:1 env | grep VISIBLE`; `rocstack deploy` writes gres.conf",
+    source="Slurm, gres.conf(5), Flags=amd_gpu_env; ROCm documentation, GPU isolation",
+)
+def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
+    for node, said in readable(record, gpu_jobs, "one"):
+        if "error" in said:
+            why = f"no job with a GPU ran there: {said['error']}"
+            record.skipped(node.name, why) if BUSY in said["error"] else record.failed(node.name, why)
+            continue
+        own = said["env"].get("ROCR_VISIBLE_DEVICES")
+        others = sorted(set(said["env"]) - {"ROCR_VISIBLE_DEVICES"})
+        value = len(own.split(",")) if own else None
+        if others:
+            record.failed(node.name, f"{', '.join(others)} is set, too", value, "GPUs", wanted="1 GPU")
+        else:
+            record.equal(node.name, value, 1, "GPUs", evidence=f"ROCR_VISIBLE_DEVICES={own}")
+
+
+@check(
+    name="gpu-devices",
+    title="A job may open its GPUs' device files",
+    level=2,
+    needs=("gpu", "jobs"),
+    item=1,
+    cause="a device file is missing in the worker's container, or belongs to a group that the job's user is not in",
+    next_step="`srun --gres=gpu:1 ls -l /dev/kfd /dev/dri`; `rocstack deploy` starts the worker's container again",
+    source="ROCm install documentation, GPU access permissions",
+)
+def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
+    seen = {node.name: profile for node, profile in profiles(record)}
+    for node, said in _answers(record, gpu_jobs, "all"):
+        wanted = ["/dev/kfd", *(f"/dev/dri/renderD{g.render_minor}" for g in seen[node.name].gpus if g.render_minor)]
+        good = ("", *HARMLESS) if node.virtual else ("",)
+        bad = {path: said["devices"].get(path, "not there") for path in wanted}
+        bad = {path: why for path, why in bad.items() if why not in good}
+        texts = [f"{path}: {why}" for path, why in bad.items()]
+        why = f"{texts[0]}{f' and {len(texts) - 1} more' if len(texts) > 1 else ''}" if texts else ""
+        record.equal(node.name, len(wanted) - len(bad), len(wanted), "devices", why=why, evidence="\n".join(texts))
+
+
+@check(
+    name="gpu-tools",
+    title="ROCm's tools and lspci see in a job the GPUs that the node has",
+    level=2,
+    needs=("gpu", "jobs"),
+    item=1,
+    cause="the job sees another /sys than the node's, or the image's ROCm doesn't know the GPU",
+    next_step="`srun --gres=gpu:8 rocm-smi`, `rocminfo`, `lspci -d 1002:`",
+    source=f"{LAMINI}; {ACCEPTANCE}",
+)
+def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
+    seen = {node.name: profile for node, profile in profiles(record)}
+    for node, said in _answers(record, gpu_jobs, "all"):
+        pcis = {gpu.pci for gpu in seen[node.name].gpus}
+        counts = {"rocm-smi": said["smi"] and len(said["smi"]["cards"])}
+        counts["lspci"] = None if said["lspci"] is None else len(pcis & set(said["lspci"]))
+        if not node.virtual:  # nothing computes there
+            counts["rocminfo"] = said["agents"]
+        known = {tool: count for tool, count in counts.items() if count is not None}
+        if not known:
+            record.skipped(node.name, "none of rocm-smi, rocminfo and lspci is in the image")
+        wrong = {tool: count for tool, count in known.items() if count != len(pcis)}
+        for tool, count in (wrong or dict(list(known.items())[:1])).items():
+            text = ", ".join(f"{name} {number}" for name, number in known.items())
+            record.equal(node.name, count, len(pcis), "GPUs", why=f"{tool} sees {count} of {len(pcis)}", evidence=text)
+
+
+@check(
+    name="smi-seconds",
+    title="rocm-smi answers at once",
+    level=2,
+    needs=("gpu", "jobs", "real"),
+    cause="a GPU that hangs lets every question wait",
+    next_step="`dmesg | grep amdgpu`; drain the node and start it cold",
+    source="AMD-AGI/Primus, node smoke",
+)
+def test_smi_seconds(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
+    for node, said in _answers(record, gpu_jobs, "all"):
+        record.judge(node.name, said["smi"] and said["smi"]["seconds"], "smi-seconds")
+
+
+def _answers(record: Recorder, gpu_jobs: dict[str, Any], job: str) -> list[tuple[Node, Any]]:
+    """Of the jobs that ran; where none did the nodes are skipped."""
+    found = []
+    for node, said in readable(record, gpu_jobs, job):
+        if "error" in said:
+            record.skipped(node.name, f"no job with its GPUs ran there: {said['error']}")
+        else:
+            found.append((node, said))
+    return found

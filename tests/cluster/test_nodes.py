@@ -1,0 +1,216 @@
+"""The nodes themselves: operating system, kernel, memory and limits, as AMD's guides want them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import states
+from states import readable
+
+from rocstack.doctor import logscan
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Recorder
+
+ACCEPTANCE = "AMD system acceptance guide"
+NETWORKING = "AMD cluster networking guide"
+CVS = "ROCm/cvs, host checks"
+PARAMETERS = {
+    "pci=realloc=off": ("pci=realloc=off",),
+    "iommu=pt": ("iommu=pt",),
+    "amd_iommu=on": ("amd_iommu=on", "intel_iommu=on"),
+}
+# Of AMD's own list of what a healthy driver never says; the doctor's table has more.
+BAD_LINE = re.compile(
+    r"amdgpu.*(\berror\b|\bfail(ed|ure)?\b)|GPU (reset|hang)|ring \S+ timeout|\bpage fault\b|queue preemption"
+    r"|Call Trace:|uncorrectable|NIC Link is Down|CQ error",
+    re.IGNORECASE,
+)
+SHOWN = 5
+
+
+@check(
+    name="os",
+    title="The operating system is the same on all nodes",
+    level=1,
+    cause="a node was installed at another time, or updated alone",
+    next_step="install the node as the others are",
+    source=CVS,
+)
+def test_os(record: Recorder) -> None:
+    states.equal(record, "the operating system", lambda profile: profile.system.os)
+
+
+@check(
+    name="kernel",
+    title="The kernel is the same on all nodes",
+    level=2,
+    cause="a node was updated alone, or has not been started again since",
+    next_step="`uname -r` and the installed kernels on the node; drain it, then start it again",
+    source=CVS,
+)
+def test_kernel(record: Recorder) -> None:
+    states.equal(record, "the kernel", lambda profile: profile.system.kernel)
+
+
+@check(
+    name="rocm",
+    title="ROCm beside the containers is the same on all nodes that have it",
+    level=2,
+    needs=("gpu",),
+    cause="a node was updated alone, or installed without ROCm",
+    next_step="install one release on all, or none: the image brings its own; `cat /opt/rocm/.info/version`",
+    source=CVS,
+)
+def test_rocm(record: Recorder) -> None:
+    versions = {node.name: node.profile.tools.get("rocm") for node in record.nodes if node.profile}
+    if not any(versions.values()):
+        for node in record.nodes:
+            record.skipped(node.name, f"no ROCm on {node.name} beside the containers; the image brings its own")
+        return
+    record.all_equal({name: version or "none" for name, version in versions.items()}, "ROCm of the host")
+
+
+@check(
+    name="kernel-parameters",
+    title="The kernel was started with what AMD asks for: pci=realloc=off, iommu=pt and the IOMMU on",
+    level=2,
+    needs=("gpu",),
+    cause="the parameters are missing in the boot loader, or the node has not been started again since",
+    next_step="add them to GRUB_CMDLINE_LINUX_DEFAULT, `update-grub`, start the node again",
+    source=ACCEPTANCE,
+)
+def test_kernel_parameters(record: Recorder) -> None:
+    for node in record.nodes:
+        line = node.profile.system.cmdline if node.profile else None
+        if line is None:
+            record.skipped(node.name, "its kernel's command line was not read")
+            continue
+        given = set(line.split())
+        has = [name for name, texts in PARAMETERS.items() if given & set(texts)]
+        lacking = [name for name in PARAMETERS if name not in has]
+        if lacking:
+            record.failed(node.name, f"without {', '.join(lacking)}", " ".join(has), wanted=" ".join(PARAMETERS))
+        else:
+            record.passed(node.name, " ".join(has), wanted=" ".join(PARAMETERS))
+
+
+@check(
+    name="numa-balancing",
+    title="The kernel moves no memory between NUMA nodes by itself",
+    level=2,
+    needs=("gpu",),
+    cause="the default of the distribution; the bandwidth of RCCL varies with it",
+    next_step="`sysctl kernel.numa_balancing=0`; the playbook host-nic.yml makes it permanent",
+    source=f"{ACCEPTANCE}; {NETWORKING}",
+)
+def test_numa_balancing(record: Recorder) -> None:
+    for node in record.nodes:
+        value = node.profile.system.numa_balancing if node.profile else None
+        if value is None:
+            record.skipped(node.name, "the kernel has no NUMA balancing, or it could not be read")
+        else:
+            record.equal(node.name, value, 0, why=f"numa_balancing is {value}, not 0")
+
+
+@check(
+    name="memory",
+    title="All memory of the node is online",
+    level=2,
+    needs=("gpu",),
+    cause="a module that is broken or badly seated, or memory that is kept offline",
+    next_step="`lsmem`, `dmidecode -t memory`, and the BMC's log of the modules",
+    source=ACCEPTANCE,
+)
+def test_memory(record: Recorder) -> None:
+    """Beside what its GPU model wants: as much as most nodes have, to a fiftieth that firmware may keep."""
+    sizes = {n.name: n.profile.system.memory for n in record.nodes if n.profile and n.profile.system.memory}
+    usual = sorted(sizes.values())[len(sizes) // 2] if sizes else 0
+    for node in record.nodes:
+        size = sizes.get(node.name)
+        if size is not None and size < usual * 0.98:
+            why = f"{size / 1e12:.3f} TB, most nodes have {usual / 1e12:.3f} TB"
+            record.failed(node.name, why, size / 1e12, "TB", wanted=f"{usual / 1e12:.3f} TB")
+        else:
+            record.judge(node.name, size / 1e12 if size else None, "memory")
+
+
+@check(
+    name="memlock",
+    title="A job may lock as much memory as RDMA needs",
+    level=2,
+    needs=("jobs", "gpu"),
+    cause="the limit of the engine, or of slurmd, is the system's default",
+    next_step="LimitMEMLOCK=infinity for the engine (the playbook host-nic.yml), then `rocstack deploy`",
+    source=f"{NETWORKING}, resource limits",
+)
+def test_memlock(record: Recorder, in_jobs: dict[str, Any]) -> None:
+    for node in record.nodes:
+        value = in_jobs.get(node.name, {}).get("memlock")
+        if value is not None and value < 0:
+            record.passed(node.name, "unlimited", wanted="unlimited")
+        elif node.virtual:
+            record.skipped(node.name, "virtual node: the machine under it decides what may be locked")
+        else:
+            record.judge(node.name, None if value is None else value / 1e9, "memlock")
+
+
+@check(
+    name="shm",
+    title="Jobs have shared memory for the GPUs of a node",
+    level=2,
+    needs=("jobs", "gpu"),
+    cause="the worker's container was started with its own small /dev/shm",
+    next_step="`rocstack deploy` starts it with the host's; `df /dev/shm` on the host",
+    source="AMD-AGI/Primus, node smoke",
+)
+def test_shm(record: Recorder, in_jobs: dict[str, Any]) -> None:
+    for node in record.nodes:
+        value = in_jobs.get(node.name, {}).get("shm")
+        if node.virtual and value is not None:
+            record.measured(node.name, value / 1e9, "GB", evidence="of the machine under the virtual node")
+        else:
+            record.judge(node.name, None if value is None else value / 1e9, "shm")
+
+
+@check(
+    name="kernel-log",
+    title="The kernel's log has no error of GPUs or network cards",
+    level=2,
+    cause="a GPU, a card or its driver failed since the node was started",
+    next_step="`rocstack doctor --log FILE` explains lines of `dmesg`; a GPU that failed once wants RVS before jobs",
+    source=f"{ACCEPTANCE}, dmesg; {CVS}, err_patterns",
+)
+def test_kernel_log(record: Recorder, on_hosts: dict[str, Any]) -> None:
+    for node, lines in readable(record, on_hosts, "log"):
+        if node.virtual:
+            record.skipped(node.name, "virtual node: its kernel's log is another machine's")
+            continue
+        text = "".join(f"{line}\n" for line in lines).encode()
+        entries = {name: entry for name, entry in states.known().items() if entry.text and entry.level == "error"}
+        scanned = logscan.scan([text], states.known()).findings
+        found = [finding for finding in scanned if finding.id in entries]
+        bad = [line for line in lines if BAD_LINE.search(line)]
+        bad += [line for finding in found for line in finding.seen if line not in bad]
+        why = "; ".join(dict.fromkeys(finding.means for finding in found)) or f"{len(bad)} lines tell of errors"
+        record.equal(node.name, len(bad), 0, "lines", why=why, evidence="\n".join(bad[-SHOWN:]))
+
+
+@check(
+    name="firewall",
+    title="No firewall is in the way between the nodes",
+    level=1,
+    needs=("nodes:2",),
+    cause="a firewall of the distribution is on; RDMA, MPI and torch use any port",
+    next_step="`ufw disable`, `systemctl disable --now firewalld`, or a rule that lets the cluster's networks through",
+    source=NETWORKING,
+)
+def test_firewall(record: Recorder, on_hosts: dict[str, Any]) -> None:
+    for node, tools in readable(record, on_hosts, "firewall"):
+        active = [f"{tool}: {what}" for tool, what in tools.items() if what]
+        if not tools:
+            record.skipped(node.name, f"no firewall tool on {node.name}")
+        elif active:
+            record.failed(node.name, "; ".join(active), len(active), wanted="off")
+        else:
+            record.passed(node.name, "off", evidence=f"asked: {', '.join(tools)}")

@@ -1,0 +1,173 @@
+"""How GPUs and network cards of a node are connected: PCIe without errors and detours, xGMI, and a card beside each
+GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from states import profiles, readable
+
+from rocstack.doctor.diagnosis import few
+from rocstack.node.profile import NodeProfile
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Recorder
+
+ACCEPTANCE = "AMD system acceptance guide"
+NETWORKING = "AMD cluster networking guide"
+LAMINI = "Lamini, multi-node training: the tests of a cluster"
+SOURCE_VALIDATION = 1  # bit of ACSCtl: SrcValid
+
+
+def cards(profile: NodeProfile) -> dict[str, str]:
+    """PCI address -> name, of GPUs and of the NICs that a NIC profile knows."""
+    gpus = {gpu.pci: f"GPU {gpu.index}" for gpu in profile.gpus}
+    return gpus | {nic.pci: nic.verbs or next(iter(nic.netdevs), nic.pci) for nic in profile.nics if nic.nic}
+
+
+def above(profile: NodeProfile) -> set[str]:
+    """PCI addresses of the bridges over GPUs and NICs."""
+    return {pci for each in (*profile.gpus, *(nic for nic in profile.nics if nic.nic)) for pci in each.path[:-1]}
+
+
+@check(
+    name="pci-errors",
+    title="No fatal PCIe error was seen on GPUs and NICs",
+    level=2,
+    cause="a card, a riser or a slot that fails",
+    next_step="`lspci -vvv` (DevSta) and `dmesg | grep AER`; reseat the card; start the node cold",
+    source=f"{ACCEPTANCE}, DevSta",
+)
+def test_pci_errors(record: Recorder, on_hosts: dict[str, Any]) -> None:
+    names = {node.name: cards(profile) for node, profile in profiles(record)}
+    for node, pci in readable(record, on_hosts, "pci"):
+        seen = {names[node.name][at]: each["fatal"] for at, each in pci.items() if at in names.get(node.name, {})}
+        read = {name: fatal for name, fatal in seen.items() if fatal is not None}
+        if not read:
+            record.skipped(node.name, "no GPU and no NIC whose PCIe status can be read")
+            continue
+        bad = [name for name, fatal in read.items() if fatal]
+        record.equal(node.name, len(bad), 0, "cards", why=f"FatalErr+ of {few(bad)}", evidence=f"{len(read)} cards")
+
+
+@check(
+    name="acs",
+    title="PCIe's access control (ACS) is off, so that GPUs and NICs reach each other directly",
+    level=2,
+    needs=("gpu",),
+    cause="the BIOS leaves it on; peer-to-peer traffic then takes the way through the root complex",
+    next_step="off in the BIOS, or `setpci -s BRIDGE ECAP_ACS+0x6.w=0000` for each bridge after every start",
+    source=f"{NETWORKING}; ROCm/cvs, pci_acs",
+)
+def test_acs(record: Recorder, on_hosts: dict[str, Any]) -> None:
+    bridges = {node.name: above(profile) for node, profile in profiles(record)}
+    for node, pci in readable(record, on_hosts, "pci"):
+        own = {at: each for at, each in pci.items() if at in bridges.get(node.name, set())}
+        read = {at: each["acs"] for at, each in own.items() if each["acs"] is not None}
+        if not any(each["bytes"] > 256 for each in own.values()):
+            record.skipped(node.name, "PCIe's extended registers can't be read there")
+        else:
+            on = [at for at, control in sorted(read.items()) if control & SOURCE_VALIDATION]
+            record.equal(
+                node.name, len(on), 0, "bridges", why=f"ACS is on at {few(on)}", evidence=f"{len(own)} bridges"
+            )
+
+
+@check(
+    name="gpu-links",
+    title="Every GPU reaches the others of its node over xGMI, where the model has it, and rocm-smi says the same",
+    level=2,
+    needs=("gpu",),
+    item=5,
+    cause="a link that failed when the GPUs started; their traffic takes PCIe, at a tenth of the bandwidth",
+    next_step="`rocm-smi --showtopo`; start the node cold; a bridge that is loose between OAMs of one board",
+    source=f"{ACCEPTANCE}, rocm-smi --showtopo; {LAMINI}",
+)
+def test_gpu_links(record: Recorder, request: Any) -> None:
+    """As many as most nodes have, and no fewer than the tool counts."""
+    jobs = request.getfixturevalue("gpu_jobs") if any(not node.no_jobs for node in record.nodes) else {}
+    counts = {node.name: _xgmi(profile) for node, profile in profiles(record)}
+    usual = max(Counter(map(len, counts.values())).items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))[0]
+    for node, profile in profiles(record):
+        found = counts[node.name]
+        missing = [f"{a}-{b}" for a, b in _pairs(profile) if (a, b) not in found]
+        said = (jobs.get(node.name, {}).get("all") or {}).get("smi")
+        told = {pair for pair, kind in said["links"].items() if kind == "XGMI"} if said else None
+        if not usual and not found:
+            record.skipped(node.name, "its GPUs have no xGMI")
+        elif len(found) < usual:
+            why = f"{len(found)} of {usual} xGMI links; without one: {few(missing)}"
+            record.failed(node.name, why, len(found), "links", wanted=f"{usual} links")
+        elif told is not None and (odd := told ^ {f"{a}-{b}" for a, b in found}):
+            why = f"rocm-smi and the kernel differ in the links of {few(sorted(odd))}"
+            record.failed(node.name, why, len(told), "links", wanted=f"{len(found)} links")
+        else:
+            record.passed(node.name, len(found), "links", evidence="as rocm-smi says" if told is not None else "")
+
+
+def _pairs(profile: NodeProfile) -> list[tuple[int, int]]:
+    indexes = sorted(gpu.index for gpu in profile.gpus)
+    return [(a, b) for a in indexes for b in indexes if a < b]
+
+
+def _xgmi(profile: NodeProfile) -> set[tuple[int, int]]:
+    """Both ends must know of it."""
+    ends = {(gpu.index, link.to) for gpu in profile.gpus for link in gpu.links if link.kind == "xgmi"}
+    return {(a, b) for a, b in ends if a < b and (b, a) in ends}
+
+
+@check(
+    name="topology",
+    title="Each GPU has its NIC on the same PCIe switch, the same one on all nodes",
+    level=2,
+    needs=("gpu",),
+    item=5,
+    cause="a card in another slot than on the other nodes; that GPU's traffic goes through the processors",
+    next_step="`rocstack probe` draws the node; compare the slots with a node that is right",
+    source=f"{LAMINI}; AMD system acceptance guide, network topology mapping",
+)
+def test_topology(record: Recorder) -> None:
+    ways = {node.name: {link.gpu: f"{link.nic} ({link.via})" for link in p.affinity} for node, p in profiles(record)}
+    texts = {name: ", ".join(f"GPU {gpu}: {way}" for gpu, way in sorted(own.items())) for name, own in ways.items()}
+    usual = max(sorted(set(texts.values())), key=list(texts.values()).count, default="")
+    for node, profile in profiles(record):
+        vias = Counter(link.via for link in profile.affinity)
+        far = [f"GPU {link.gpu} ({link.via})" for link in profile.affinity if link.via != "switch"]
+        value = f"{vias['switch']} of {len(profile.gpus)} on a switch with their NIC"
+        if not profile.affinity:
+            record.skipped(node.name, "no NIC belongs to its GPUs")
+        elif vias["switch"] and far:
+            record.failed(node.name, f"without a NIC on its switch: {few(far)}", value, evidence=texts[node.name])
+        elif texts[node.name] != usual:
+            odd = [gpu for gpu, way in ways[node.name].items() if f"GPU {gpu}: {way}" not in usual.split(", ")]
+            why = f"GPU {', '.join(map(str, odd))}: another NIC than on most nodes"
+            record.failed(node.name, why, value, evidence=texts[node.name])
+        else:
+            record.passed(node.name, value, evidence=texts[node.name])
+    record.draw("topology", {"nodes": {node.name: _drawn(profile) for node, profile in profiles(record)}})
+
+
+def _drawn(profile: NodeProfile) -> dict[str, Any]:
+    speeds = {netdev.name: netdev.speed for netdev in profile.netdevs}
+    states = {device.name: [port.state for port in device.ports] for device in profile.verbs}
+    return {
+        "gpus": [{"index": g.index, "pci": g.pci, "numa": g.numa, "name": g.name or g.device} for g in profile.gpus],
+        "nics": [
+            {
+                "name": nic.verbs or next(iter(nic.netdevs), nic.pci),
+                "pci": nic.pci,
+                "numa": nic.numa,
+                "speed": next((speeds[name] for name in nic.netdevs if speeds.get(name)), None),
+                "state": next(iter(states.get(nic.verbs or "", ())), None),
+            }
+            for nic in profile.nics
+            if nic.nic
+        ],
+        "affinity": [{"gpu": link.gpu, "nic": link.nic, "via": link.via} for link in profile.affinity],
+        "links": [
+            {"a": gpu.index, "b": link.to, "kind": link.kind}
+            for gpu in profile.gpus
+            for link in gpu.links
+            if link.to > gpu.index
+        ],
+    }

@@ -122,7 +122,7 @@ class Place:
     def with_tree(self, folder: Path) -> Place:
         """The same place with a copy of the checkout in `folder`, free to be changed."""
         unwanted = shutil.ignore_patterns("__pycache__", ".*")
-        for name in ("cli", "images", "templates", "playbooks"):
+        for name in ("cli", "images", "templates", "playbooks", "tests/cluster"):
             shutil.copytree(REPO / name, folder / name, ignore=unwanted)
         return replace(self, tree=folder)
 

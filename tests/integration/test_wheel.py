@@ -70,6 +70,12 @@ def test_renders_what_the_checkout_renders(installed: Place, built: Built) -> No
     assert theirs.json == ours.json
 
 
+def test_has_the_checks_of_the_checkout(installed: Place, built: Built) -> None:
+    theirs = installed.run("verify", "--list", "--json")
+    assert theirs.code == 0, theirs.err
+    assert theirs.json == built.place.run("verify", "--list", "--json").json != []
+
+
 def test_builds_the_very_same_images(installed: Place, built: Built) -> None:
     outcome = installed.build()
     for role in ("worker", "control"):

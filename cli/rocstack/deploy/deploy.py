@@ -50,8 +50,8 @@ def deploy(request: Request, shipping: Shipping, hands: Hands, watch: Watch) -> 
 def refused(prepared: Prepared) -> str:
     """Why nothing can be done at all; empty where something can."""
     plan, inventory = prepared.plan, prepared.request.inventory
-    if any(finding.level == "error" for finding in plan.findings):
-        return "the cluster as a whole is not fit for it"
+    if between := [finding.what for finding in plan.findings if finding.level == "error"]:
+        return "; ".join(between)
     stopped = {node.name for node in plan.stopped}
     if inventory.control.name in stopped:
         return f"the control node {inventory.control.name} is not fit for it"

@@ -1,24 +1,18 @@
-"""MPI: it starts, its ranks talk, every pair of nodes is as fast as it should be, every collective is right. One step
-answers all of it; a part that hangs is named, and the rest is run without it."""
+"""MPI: it starts, its ranks talk, every pair of nodes is as fast as it should be, every collective is right."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
+from experiments.mpi import TASKS, launched, wanted
 
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Node, Recorder
 
-PROGRAMS = Path(__file__).parent / "programs"
-TASKS = 2  # ranks on a node
-PARTS = ("ring", "links", "collectives")
 RDMA = ("rc", "dc", "ud", "gga", "srd")  # UCX's transports over verbs: rc_verbs, dc_mlx5, ...
-AT_ONCE = 32
 MANY = 64  # pairs, from which on only the worst of a node is a measure of its own
 ENOUGH = 4  # nodes, to tell a slow link by the others
 TIMES = 2.0  # a pair may be worse than the median pair, on one kind of hardware
@@ -30,58 +24,10 @@ def mpi(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, A
     """What the ranks of programs/mpi.py answered."""
 
     def fetch() -> dict[str, Any]:
-        asked = cluster.allocated()
-        # Virtual nodes share one machine, where a rank that waits should let others work.
-        env = {"OMPI_MCA_mpi_yield_when_idle": "1"} if any(node.virtual for node in all_nodes) else {}
-        return launched(cluster.slurm, asked, env)
+        return launched(cluster.slurm, cluster.allocated(), shared=any(node.virtual for node in all_nodes))
 
     found: dict[str, Any] = evidence.take("mpi", fetch)
     return found
-
-
-def launched(slurm: Any, asked: Sequence[str], env: dict[str, str]) -> dict[str, Any]:
-    """All parts on all nodes; nodes on which MPI doesn't start (`broken`: why) are left out. `ended`: what was said of
-    a part that no rank came out of; `failed`: MPI starts on each node, but not on all."""
-    source = "\n".join((PROGRAMS / name).read_text(encoding="utf-8") for name in ("collectives.py", "mpi.py"))
-
-    def run(nodes: Sequence[str], parts: Sequence[str], seconds: float) -> tuple[list[Any], str]:
-        words = ["python3", "-c", source, str(seconds), *parts]
-        step = slurm.step(*words, nodes=nodes, tasks=TASKS, seconds=seconds + 10, env=env)
-        ends = [answer for answer in step.answers if answer["part"] == "end" and answer["code"]]
-        said = "\n".join(f"{end['node']}, rank {end['rank']}: {end['said']}" for end in ends[:2]) or step.said
-        return step.answers, said or f"it ended with {step.code} and said nothing"
-
-    nodes, left = tuple(asked), list(PARTS)
-    found: dict[str, Any] = {"asked": list(asked), "broken": {}, "ended": {}, "failed": "", "answers": []}
-    while nodes and left:
-        answers, said = run(nodes, left, 60 + len(nodes))
-        if ranks(answers, "launch", nodes) < TASKS * len(nodes):
-            broken = {} if found["broken"] else _alone(run, nodes)
-            found["broken"] |= broken
-            if not broken or len(broken) == len(nodes):
-                found["failed"] = said
-                break
-            nodes = tuple(node for node in nodes if node not in broken)
-            continue
-        done = [part for part in left if ranks(answers, part, nodes) == (1 if part == "links" else TASKS) * len(nodes)]
-        unfinished = next((part for part in left if part not in done), None)
-        keep = ("launch", "end", *done, unfinished)
-        found["answers"] += [answer for answer in answers if answer["part"] in keep]
-        left = left[left.index(unfinished) + 1 :] if unfinished else []
-        if unfinished:
-            found["ended"][unfinished] = said
-    return {**found, "nodes": list(nodes)}
-
-
-def ranks(answers: Sequence[Any], part: str, nodes: Sequence[str]) -> int:
-    return sum(answer["part"] == part and answer["node"] in nodes for answer in answers)
-
-
-def _alone(run: Any, nodes: Sequence[str]) -> dict[str, str]:
-    """The nodes on which it doesn't start even by themselves, with why."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        tried = dict(zip(nodes, pool.map(lambda node: run([node], [], 30), nodes), strict=True))
-    return {node: said for node, (answers, said) in tried.items() if ranks(answers, "launch", [node]) < TASKS}
 
 
 def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -92,7 +38,7 @@ def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tu
             record.skipped(name, LAUNCH)
         elif name not in mpi["asked"]:
             record.skipped(name, "Slurm gave it to others")
-        elif part in mpi["ended"] and len(answers) < (1 if part == "links" else TASKS):
+        elif part in mpi["ended"] and len(answers) < wanted(part):
             record.failed(name, "it did not end", evidence=mpi["ended"][part])
         elif wrong := [answer["error"] for answer in answers if "error" in answer]:
             record.failed(name, wrong[0])

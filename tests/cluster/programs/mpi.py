@@ -1,7 +1,7 @@
 """MPI on all nodes, by parts: launch, ring, links, collectives. Each rank prints one line of JSON a part, behind the
 mark, as it is done: what hangs later takes nothing away.
 
-collectives.py is put before this. Arguments: seconds that the parts may take, then the parts.
+collectives.py and tournament.py are put before this. Arguments: seconds that the parts may take, then the parts.
 """
 
 import ctypes
@@ -121,21 +121,12 @@ def links(MPI, comm):
         return None
     names = heads.allgather(NODE)
     row = {}
-    for pairs in tournament(heads.size):
+    for pairs in tournament(heads.size):  # noqa: F821
         peer = next((set(pair) - {heads.rank} for pair in pairs if heads.rank in pair), set())
         for other in peer:
             row[names[other]] = link(heads, other)
         quiet(heads)
     return {"row": row}
-
-
-def tournament(count):
-    """Rounds of disjoint pairs in which everybody meets everybody once."""
-    places = [*range(count), *([None] if count % 2 else [])]
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        yield [pair for pair in zip(places[:half], reversed(places[half:]), strict=True) if None not in pair]
-        places = [places[0], places[-1], *places[1:-1]]
 
 
 def link(comm, peer):

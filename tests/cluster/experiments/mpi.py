@@ -1,0 +1,87 @@
+"""programs/mpi.py on all nodes: one step, if all goes well. What hangs or doesn't start is found out, and the rest is
+run without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+TASKS = 2  # ranks on a node
+PARTS = ("ring", "links", "collectives")
+SECONDS, ALONE = 60.0, 30.0  # that a step may take, on few nodes and on one that is tried by itself
+AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class _Said:
+    """Of one step. `why`: what may tell why it ended as it did."""
+
+    answers: Sequence[Any]
+    why: str
+
+    def count(self, part: str, nodes: Sequence[str]) -> int:
+        return sum(answer["part"] == part and answer["node"] in nodes for answer in self.answers)
+
+    def all(self, part: str, nodes: Sequence[str]) -> bool:
+        return self.count(part, nodes) >= wanted(part) * len(nodes)
+
+
+def wanted(part: str) -> int:
+    """Answers of a node."""
+    return 1 if part == "links" else TASKS
+
+
+def source(*names: str) -> str:
+    """Programs as one."""
+    return "\n".join((PROGRAMS / name).read_text(encoding="utf-8") for name in names)
+
+
+def launched(slurm: Any, asked: Sequence[str], *, shared: bool) -> dict[str, Any]:
+    """All parts on all nodes.
+
+    Args:
+        shared: nodes share a machine, where a rank that waits should let others work.
+
+    Returns:
+        asked: the nodes; nodes: those on which it was run; broken: of the others, why MPI doesn't start there;
+        failed: why it starts on each node, but not on all; ended: part -> why not every rank came out of it; answers.
+    """
+    env = {"OMPI_MCA_mpi_yield_when_idle": "1"} if shared else {}
+    nodes, left = tuple(asked), list(PARTS)
+    found: dict[str, Any] = {"asked": list(asked), "broken": {}, "ended": {}, "failed": "", "answers": []}
+    while nodes and left:
+        said = _run(slurm, env, nodes, left, SECONDS + len(nodes))
+        if not said.all("launch", nodes):
+            broken = {} if found["broken"] else _broken(slurm, env, nodes)
+            found["broken"] |= broken
+            nodes = tuple(node for node in nodes if node not in broken)
+            if not broken:
+                found["failed"] = said.why
+                break
+            continue
+        unfinished = next((part for part in left if not said.all(part, nodes)), None)
+        done = left[: left.index(unfinished) + 1] if unfinished else left
+        found["answers"] += [answer for answer in said.answers if answer["part"] in ("launch", "end", *done)]
+        left = left[len(done) :]
+        if unfinished:
+            found["ended"][unfinished] = said.why
+    return {**found, "nodes": list(nodes)}
+
+
+def _run(slurm: Any, env: Mapping[str, str], nodes: Sequence[str], parts: Sequence[str], seconds: float) -> _Said:
+    words = ["python3", "-c", source("collectives.py", "tournament.py", "mpi.py"), str(seconds), *parts]
+    step = slurm.step(*words, nodes=nodes, tasks=TASKS, seconds=seconds + 10, env=env)
+    ends = [answer for answer in step.answers if answer["part"] == "end" and answer["code"]]
+    why = "\n".join(f"{end['node']}, rank {end['rank']}: {end['said']}" for end in ends[:2]) or step.said
+    return _Said(step.answers, why or f"it ended with {step.code} and said nothing")
+
+
+def _broken(slurm: Any, env: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
+    """The nodes on which it doesn't start even by themselves."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tried = dict(zip(nodes, pool.map(lambda node: _run(slurm, env, [node], [], ALONE), nodes), strict=True))
+    return {node: said.why for node, said in tried.items() if not said.all("launch", [node])}

@@ -1,0 +1,65 @@
+"""RDMA between nodes: which ports meet, and programs/rdma.py on all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from experiments.mpi import source
+
+from rocstack import inside
+from rocstack.component import Nic, library, validate_head
+from rocstack.node.hcas import choose
+from rocstack.node.nic_settings import NicSettings
+from rocstack.node.profile import NodeProfile
+from rocstack.verify.record import Node
+
+PINGPONG, WRITE = "ibv_rc_pingpong", "ib_write_bw"
+ROUNDS = 4  # of bandwidth: each NIC with some peers, however many nodes there are
+RUN = 20.0  # seconds of a tool
+Rails = Mapping[str, Sequence[Sequence[Any]]]
+
+
+def fit(nodes: Sequence[Node]) -> list[Node]:
+    """Those that RDMA can go between for real."""
+    return [node for node in nodes if node.works and not node.virtual and node.profile and node.profile.verbs]
+
+
+@cache
+def nic_of(name: str) -> NicSettings:
+    return inside.settings(validate_head(library("nic").files[name], Nic))
+
+
+def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> list[list[Any]]:
+    """[device, port, GID index] of the ports that the worker itself uses, in the order of its GPUs, and with its GID
+    index: `env` is its fabric environment. InfiniBand has none."""
+    ports = {hca.name: hca for hca in choose(profile, nic)[0]}
+    listed = [name for name in env.get("NCCL_IB_HCA", "").removeprefix("=").split(",") if name] or list(ports)
+    found: list[list[Any]] = []
+    for name in listed:
+        device, _, port = name.partition(":")
+        own = ports.get(name)
+        index = own.gid.index if own and own.gid else None
+        common = env.get("NCCL_IB_GID_INDEX")
+        found.append([device, int(port or 1), int(common) if common and index is not None else index])
+    return found
+
+
+def of_cluster(described: Mapping[str, Any], nodes: Sequence[Node]) -> Rails:
+    nic = nic_of(described["labels"].get("io.rocstack.nic") or "tcp")
+    fabric = described["fabric"]
+    return {node.name: rails(node.profile, fabric.get(node.name, {}), nic) for node in nodes if node.profile}
+
+
+def between(slurm: Any, ends: Rails, tool: str) -> dict[str, Any]:
+    """Every two nodes with pingpongs; bandwidth in some rounds. A pair that has no answer was not tried in time."""
+    asked: dict[str, Any] = {"tool": tool, "rails": ends, "seconds": RUN}
+    if tool == PINGPONG:
+        asked |= {"together": True, "rounds": len(ends), "more": ["-n", "200", "-c"]}
+    else:
+        asked |= {"together": False, "rounds": ROUNDS, "more": ["-s", "1048576", "-n", "5000"]}
+    words = ["python3", "-c", source("tournament.py", "rdma.py"), json.dumps(asked)]
+    step = slurm.step(*words, nodes=list(ends), seconds=120 + 5 * len(ends))
+    return {"rails": ends, "answers": step.answers, "said": "" if step.code == 0 else step.said}

@@ -1,0 +1,86 @@
+"""RCCL's collectives between GPUs: that they are right, and which way they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from experiments.rccl import functional
+
+from rocstack.errors import CheckFailed
+from rocstack.verify.parsers import rccl, transport
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Recorder
+
+
+@pytest.fixture(scope="session")
+def collectives(evidence: Any, cluster: Any) -> Mapping[str, Any]:
+    """What rccl-tests said of each collective, checked by itself."""
+    found: Mapping[str, Any] = evidence.take("rccl", lambda: functional(cluster))
+    return found
+
+
+@check(
+    name="rccl-collectives",
+    title="Every RCCL collective gives the right result, for every type and operation, on odd sizes",
+    level=2,
+    item=9,
+    needs=("jobs", "gpu", "real", "tool:all_reduce_perf"),
+    scope="cluster",
+    cause="a GPU, an XGMI link or a NIC changes data, or RCCL of the image has a defect on these GPUs",
+    next_step="run the named rccl-test on one node after the other with -c 1; then RVS on the node that is wrong",
+    source="rccl-tests: -c 1",
+)
+def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> None:
+    """A measure for each collective: how many rows were right."""
+    if not collectives["runs"]:
+        record.skipped("", "no node with GPUs could be had as a whole")
+    ranks = collectives["gpus"] * len(collectives["nodes"])
+    for tool, said in collectives["runs"].items():
+        try:
+            found = rccl.parse(said["out"], tool)
+        except CheckFailed as error:
+            record.failed("", error.what, evidence=said["out"])
+            continue
+        timings = [(row, timing) for row in found.rows for timing in (row.outside, row.inside)]
+        wrong = [row for row, timing in timings if timing.wrong]
+        unchecked = all(timing.wrong is None for _, timing in timings)
+        right = len(timings) - len(wrong)
+        why = f"{tool}: {found.wrong} elements of {found.out_of_bounds or len(wrong)} results are wrong"
+        if wrong:
+            why += f", first with {wrong[0].size} bytes of {wrong[0].dtype} {wrong[0].redop}"
+        if said["code"] and not found.wrong:
+            record.failed("", f"{tool} ended with {said['code']}", right, "results", evidence=said["out"])
+        elif unchecked:
+            record.failed("", f"{tool} compared nothing", evidence=said["out"])
+        elif found.ranks and found.ranks != ranks:
+            record.failed("", f"{tool}: {found.ranks} ranks took part, not {ranks}", found.ranks, "ranks")
+        elif found.wrong:
+            record.failed("", why, right, "results", evidence=said["out"])
+        else:
+            record.passed("", right, "results", wanted=f"{len(timings)} results", evidence=f"{tool}, {ranks} ranks")
+
+
+@check(
+    name="transport",
+    title="RCCL goes over RDMA between nodes, not over sockets",
+    level=2,
+    needs=("jobs", "gpu", "rdma", "real", "nodes:2", "tool:all_reduce_perf"),
+    scope="cluster",
+    cause="RCCL's net_ib found no port that it may use: NCCL_IB_DISABLE=1, NCCL_IB_HCA names others, the provider "
+    "library doesn't fit, or the GID index isn't one of RoCE v2",
+    next_step="NCCL_DEBUG=INFO says NET/IB and why not; `rocstack doctor --log FILE` knows its lines",
+    source="AMD cluster networking guide; RCCL, src/transport/net_ib.cc",
+)
+def test_transport(record: Recorder, collectives: Mapping[str, Any]) -> None:
+    said = collectives["runs"].get("all_reduce_perf", {"out": ""})["out"]
+    try:
+        found = transport.parse(said)
+    except CheckFailed as error:
+        record.failed("", error.what, evidence=said)
+        return
+    networks = ", ".join(found.net) or ", ".join(f"network {name}" for name in found.networks)
+    ways = ", ".join(f"{way}: {count} channels" for way, count in found.ways.items())
+    evidence = f"RCCL {found.version}; {ways}; {found.direct} of them from GPU memory directly"
+    record.equal("", networks, "NET/IB", evidence=evidence)

@@ -54,35 +54,38 @@ def by_rccl_tests(record: Recorder, summed: Mapping[str, Any]) -> None:
     series = []
     for node in nodes:
         said = summed["each"].get(node, {}).get(performance.RCCL)
-        points = one(record, node, said, ranks=gpus)
+        points = one(record, node, said, gpus)
         series.append({"name": f"all_reduce, {gpus} GPUs of {node}", "points": points})
-    if summed["all"]:
-        points = one(record, "", summed["all"], ranks=gpus * len(nodes))
-        series.append({"name": f"all_reduce, {gpus * len(nodes)} GPUs on {len(nodes)} nodes", "points": points})
+    for tool, said in summed["all"].items():
+        points = one(record, "", said, gpus * len(nodes), tool)
+        name = tool.removesuffix("_perf")
+        series.append({"name": f"{name}, {gpus * len(nodes)} GPUs on {len(nodes)} nodes", "points": points})
     draw(record, series)
 
 
-def one(record: Recorder, node: str, said: Mapping[str, Any] | None, ranks: int) -> list[list[float]]:
+def one(
+    record: Recorder, node: str, said: Mapping[str, Any] | None, ranks: int, tool: str = performance.RCCL
+) -> list[list[float]]:
     """Judges one run of rccl-tests; its points."""
     if said is None:
-        record.failed(node, "all_reduce_perf gave no answer")
+        record.failed(node, f"{tool} gave no answer")
         return []
     try:
-        found = rccl.parse(said["out"])
+        found = rccl.parse(said["out"], tool)
     except CheckFailed as error:
         record.failed(node, error.what, evidence=said["out"])
         return []
     last = found.rows[-1]
-    evidence = f"rccl-tests {found.tests}, RCCL {found.library}: {last.size} bytes in {last.outside.us:g} us"
+    evidence = f"{tool} {found.tests}, RCCL {found.library}: {last.size} bytes in {last.outside.us:g} us"
     if ways := ways_of(said["out"]):
         evidence += f"\nbetween nodes via {ways}"
     if said["code"]:
-        record.failed(node, f"all_reduce_perf ended with {said['code']}", evidence=said["out"])
+        record.failed(node, f"{tool} ended with {said['code']}", evidence=said["out"])
     if found.wrong:
         record.failed(node, f"{found.wrong} elements are wrong", found.wrong, "elements", wanted="0", evidence=evidence)
     if found.ranks and found.ranks != ranks:
         record.failed(node, f"{found.ranks} ranks took part, not {ranks}: is it built with MPI?", found.ranks, "ranks")
-    record.judge(node, found.busbw(BIG), QUANTITY, evidence=evidence)
+    record.judge(node, found.busbw(BIG), performance.OTHERS.get(tool, QUANTITY), evidence=evidence)
     return found.points
 
 
@@ -98,16 +101,16 @@ def by_our_benchmark(record: Recorder, summed: Mapping[str, Any]) -> None:
     start = summed["out"].find("{")
     try:
         rows = json.loads(summed["out"][max(start, 0) :])["rows"]
-    except ValueError:
+    except (ValueError, KeyError):
         why = f"the benchmark ended with {summed['code']}: {summed['said'] or 'it said nothing'}"
         record.failed("", why, evidence=summed["out"])
         return
     by = "RCCL, GPUs" if summed["gpus"] else "gloo, CPU"
     where = f"{summed['ranks']} ranks on {len(summed['nodes'])} nodes"
-    wrong = max(rows, key=lambda row: row["error"])
-    if not wrong["error"] <= TOLERANCE:  # also where it is no number
+    wrong = next((row for row in rows if not row["error"] <= TOLERANCE), None)  # also where it is no number
+    if wrong:
         why = f"{wrong['side']} of {wrong['bytes']} bytes sums up something else than {BACKEND}"
-        record.failed("", why, wrong["error"], "relative error", wanted=f"at most {TOLERANCE:g}")
+        record.failed("", f"{why}: relative error {wrong['error']:g}", wanted=f"at most {TOLERANCE:g}")
     points = [[row["bytes"], row["busbw_gb_s"]] for row in rows if row["side"] == BACKEND]
     (small, slow), (large, fast) = points[0], points[-1]
     if fast < slow * GROWTH:

@@ -18,7 +18,10 @@ from rocstack.words import Value
 
 
 def _pattern(text: str) -> str:
-    re.compile(text)
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from None
     return text
 
 

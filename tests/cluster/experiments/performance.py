@@ -13,6 +13,14 @@ from typing import Any
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 RCCL = "all_reduce_perf"
+OTHERS = {
+    "all_gather_perf": "all-gather-busbw",
+    "reduce_scatter_perf": "reduce-scatter-busbw",
+    "alltoall_perf": "alltoall-busbw",
+    "broadcast_perf": "broadcast-busbw",
+    "reduce_perf": "reduce-busbw",
+    "sendrecv_perf": "sendrecv-busbw",
+}  # -> quantity
 RANKS = 2  # of a node, on CPUs
 SIZES = ("4096,65536,1048576,16777216", "4096,65536,1048576,16777216,268435456,1073741824")  # on CPUs, on GPUs
 CHUNK = 600.0  # seconds of a soak's step
@@ -75,13 +83,17 @@ def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str
 def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
     one = [RCCL, "-b", "8", "-e", "8G", "-f", "2", "-g", str(gpus)]
     each = tools(cluster, nodes, [{RCCL: one}], seconds=600, minutes=60)
-    found: dict[str, Any] = {"tool": "rccl-tests", "nodes": list(nodes), "gpus": gpus, "each": each, "all": None}
-    if len(nodes) > 1:
-        env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
-        words = [RCCL, "-b", "1024", "-e", "8G", "-f", "2", "-g", "1"]
+    found: dict[str, Any] = {"tool": "rccl-tests", "nodes": list(nodes), "gpus": gpus, "each": each, "all": {}}
+    if len(nodes) == 1:
+        return found
+    ask = f"for tool in {' '.join(OTHERS)}; do command -v $tool; done; true"
+    others = {Path(line).name for line in cluster.slurm.step("sh", "-c", ask, nodes=nodes[:1]).out.splitlines()}
+    for tool, begin in ((RCCL, "1024"), *((other, "8G") for other in OTHERS if other in others)):
+        words = [tool, "-b", begin, "-e", "8G", "-f", "2", "-g", "1"]
+        env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"} if tool == RCCL else {}
         options = ["--mpi=pmix", *shares(cluster, gpus)]
-        step = cluster.slurm.step(*words, tasks=gpus, seconds=900, env=env, options=options)
-        found["all"] = {"code": step.code, "out": _short(f"{step.out}\n{step.err}")}
+        step = cluster.slurm.step(*words, tasks=gpus, seconds=600, env=env, options=options)
+        found["all"][tool] = {"code": step.code, "out": _short(f"{step.out}\n{step.err}")}
     return found
 
 
@@ -98,7 +110,8 @@ def soak(cluster: Any, minutes: float) -> dict[str, Any]:
     nodes = whole(cluster, math.ceil(minutes) + 15)
     ranks = cluster.slurm.gpus or RANKS
     size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
-    uptimes = _uptimes(cluster, nodes) if cluster.slurm.gpus else {}
+    real = [node for node in nodes if not cluster.looked.gathered.node(node).profile.virtual]
+    uptimes = _uptimes(cluster, real) if real else {}
     steps, left = [], minutes * 60
     while left > 0:
         took = min(left, CHUNK)

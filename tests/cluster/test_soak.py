@@ -1,0 +1,90 @@
+"""The same work for hours: products and sums whose result is known, while the kernel is to stay quiet."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from experiments import performance
+
+from rocstack.errors import BadInput
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Node, Recorder
+
+VARIABLE = "ROCSTACK_VERIFY_SOAK"  # minutes
+MINUTES, VIRTUAL = 480.0, 0.25  # of AMD's guide; where nothing can wear out
+KERNEL = re.compile(
+    r"amdgpu.*(error|fail|reset|hang|fault)|RAS|uncorrect|call trace|link is down|cq error|out of memory", re.IGNORECASE
+)
+
+
+def wanted(nodes: Sequence[Node], said: str | None) -> float:
+    """Minutes.
+
+    Raises:
+        BadInput: the variable holds no number of minutes.
+    """
+    if not said:
+        return VIRTUAL if any(node.virtual for node in nodes) else MINUTES
+    try:
+        minutes = float(said)
+    except ValueError:
+        minutes = 0
+    if not 0 < minutes <= 7 * 24 * 60:
+        raise BadInput(
+            f"{VARIABLE}={said} is no number of minutes",
+            code="bad-setting",
+            cause="up to a week",
+            next_step=f"such as {VARIABLE}=60",
+        )
+    return minutes
+
+
+@pytest.fixture(scope="session")
+def soaked(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
+    def fetch() -> dict[str, Any]:
+        return performance.soak(cluster, wanted(all_nodes, os.environ.get(VARIABLE)))
+
+    found: dict[str, Any] = evidence.take("soak", fetch)
+    return found
+
+
+@check(
+    name="soak",
+    title="The same work over and over gives no wrong result, and the kernel stays quiet",
+    level=4,
+    needs=("jobs",),
+    exclusive=True,
+    cause="a GPU, its memory, a NIC or a link is failing under load or heat",
+    next_step="`dmesg -T` and `amd-smi metric --ecc` on that node; drain it and run `rvs` there",
+    source="AMD cluster networking guide, 8 hours of RCCL",
+)
+def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
+    asked = f"{soaked['minutes']:g} minutes"
+    answers = [answer for step in soaked["steps"] for answer in step["answers"]]
+    for number, step in enumerate(soaked["steps"], 1):
+        if step["code"] or len(step["answers"]) < soaked["ranks"] * len(soaked["nodes"]):
+            heard = {answer["node"] for answer in step["answers"]}
+            silent = [node for node in soaked["nodes"] if node not in heard] or soaked["nodes"]
+            for node in silent:
+                record.failed(node, f"step {number} of {asked} ended with {step['code']}", evidence=step["said"])
+    for node in (node.name for node in record.nodes if node.name in soaked["nodes"]):
+        mine = [answer for answer in answers if answer["node"] == node]
+        rounds = sum(answer["rounds"] for answer in mine if answer["rank"] == mine[0]["rank"])
+        heard = [line for line in soaked["kernels"].get(node, ()) if KERNEL.search(line)]
+        wrong = {what: sum(answer[f"wrong_{what}"] for answer in mine) for what in ("sums", "products")}
+        for what, count in wrong.items():
+            if count:
+                record.failed(node, f"{count} wrong {what} in {rounds} rounds", count, f"wrong {what}", wanted="0")
+        if heard:
+            record.failed(
+                node, f"the kernel said: {heard[0]}", len(heard), "lines", wanted="0", evidence="\n".join(heard)
+            )
+        if mine and not heard and not any(wrong.values()):
+            slowest = max(answer["slowest_ms"] for answer in mine)
+            about = f"{asked}, {mine[0]['ranks']} ranks, {mine[0]['backend']}; slowest round {slowest:.1f} ms"
+            about += "" if node in soaked["kernels"] else "; virtual: its kernel's log is that of another machine"
+            record.passed(node, rounds, "rounds", wanted="all of them right", evidence=about)

@@ -1,0 +1,236 @@
+"""AMD's own tools on each node with GPUs: what they measure, against the thresholds of its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from experiments import performance
+
+from rocstack.errors import CheckFailed
+from rocstack.verify.parsers import babelstream, rocblas, rvs, transferbench
+from rocstack.verify.plugin import check
+from rocstack.verify.record import Node, Recorder
+
+T = TypeVar("T")
+NEEDS = ("jobs", "gpu", "real")
+MODULES = ("gst_single", "iet_single", "mem", "pebb_single", "pbqt_single")  # of RVS; others need root
+# RVS has a folder of configurations for each model, and some that are for all.
+RUN_RVS = """conf=/opt/rocm/share/rocm-validation-suite/conf
+for file in "$conf/$0/$1.conf" "$conf/$1.conf"; do [ -e "$file" ] && exec rvs -c "$file"; done
+echo "[ERROR ] no configuration $1.conf for $0 in $conf"; exit 3"""
+RVS_LINES = r"^\[RESULT.*(met: |pass: |mem Test|peers: ?|GBps|not measured)|ERROR|cannot|denied"
+# The six tests of TransferBench's example.cfg: a copy by 4 CUs, one by a DMA engine, two against each other, writing
+# only, reading by CPUs, a broadcast. Test -> the quantities of its transfers.
+TESTS = (
+    "1 4 (G0->G0->G1)", "1 1 (G0->D0->G1)", "-2 (G0->G0->G1 4 1M) (G1->G1->G0 8 2M)", "1 32 (N0->G0->G0)",
+    "1 4 (C0->C0->N0)", "1 16 (G0->G0->G0G1)",
+)  # fmt: skip
+QUANTITIES = {
+    1: ("transferbench-copy",),
+    2: ("transferbench-dma",),
+    3: ("transferbench-forth", "transferbench-back"),
+    4: ("transferbench-write",),
+    6: ("transferbench-broadcast",),
+}
+BATCHED = "--transposeA N --transposeB T -m 1024 -n 2048 -k 512 --lda 1024 --stride_a 4096 --ldb 2048 --stride_b 4096 "
+BATCHED += "--ldc 1024 --stride_c 2097152 --ldd 1024 --stride_d 2097152 --alpha 1.1 --beta 1 --batch_count 5"
+PRECISIONS = {
+    "rocblas-fp32": "-f gemm -r s -m 4000 -n 4000 -k 4000 --lda 4000 --ldb 4000 --ldc 4000 --transposeA N "
+    "--transposeB T",
+    "rocblas-bf16": f"-f gemm_strided_batched_ex {BATCHED} --a_type h --b_type h --c_type s --d_type s "
+    "--compute_type s",
+    "rocblas-int8": f"-f gemm_strided_batched_ex {BATCHED} --a_type i8_r --b_type i8_r --c_type i32_r --d_type i32_r "
+    "--compute_type i32_r",
+}
+
+
+def names(record: Recorder) -> list[str]:
+    return [node.name for node in record.nodes]
+
+
+def gpus(record: Recorder) -> int:
+    """That each of the nodes has."""
+    return min(len(node.profile.gpus) for node in record.nodes if node.profile)
+
+
+def model(node: Node) -> str:
+    """ "MI300X" of "AMD Instinct MI300X OAM"."""
+    named = (re.search(r"\bMI\d+\w*", gpu.name or "") for gpu in (node.profile.gpus if node.profile else ()))
+    return next((found[0] for found in named if found), "")
+
+
+def read(
+    record: Recorder, node: str, said: Mapping[str, Any] | None, parse: Callable[[str, str], T], tool: str
+) -> T | None:
+    """What the tool measured; None, written down as failed, where it didn't come to an end."""
+    if said is None:
+        record.failed(node, f"{tool} gave no answer")
+        return None
+    try:
+        found = parse(said["out"], tool)
+    except CheckFailed as error:
+        record.failed(node, error.what, evidence=said["out"])
+        return None
+    if said["code"]:
+        record.failed(node, f"{tool} ended with {said['code']}", said["code"], evidence=said["out"])
+        return None
+    return found
+
+
+@check(
+    name="rvs",
+    title="ROCm Validation Suite finds nothing wrong: compute, power, memory, PCIe and links",
+    level=3,
+    needs=(*NEEDS, "tool:rvs"),
+    exclusive=True,
+    cause="a GPU, its memory, cooling or link is defective or throttled, or the image's ROCm doesn't fit the driver",
+    next_step="run the module by hand as root: `rvs -c CONF -d 3`; a GPU that fails again is to be replaced",
+    source="AMD system acceptance, RVS",
+)
+def test_rvs(record: Recorder, evidence: Any, cluster: Any) -> None:
+    def fetch() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for kind in sorted({model(node) for node in record.nodes}):
+            chosen = [node.name for node in record.nodes if model(node) == kind]
+            batches = [{module: ["sh", "-c", RUN_RVS, kind, module]} for module in MODULES]
+            found |= performance.tools(cluster, chosen, batches, seconds=1200, minutes=120, keep=RVS_LINES)
+        return found
+
+    ran = evidence.take("rvs", fetch)
+    for node in names(record):
+        for module in MODULES:
+            said = ran.get(node, {}).get(module)
+            found = read(record, node, said and said | {"code": 0}, rvs.parse, f"rvs, {module}")
+            if found is None:
+                continue
+            if found.bad or said["code"]:
+                why = found.bad[0] if found.bad else f"rvs ended with {said['code']}"
+                record.failed(node, f"{module}: {why}", len(found.bad), "results", evidence="\n".join(found.bad))
+            else:
+                record.passed(node, len(found.statements), "results", wanted="all as they should be", evidence=module)
+
+
+@check(
+    name="transferbench",
+    title="GPUs copy to each other, and to and from host memory, as fast as their links",
+    level=3,
+    needs=(*NEEDS, "tool:TransferBench"),
+    exclusive=True,
+    cause="an xGMI or PCIe link is down or slow, IOMMU isn't in pass-through, or NUMA balancing is on",
+    next_step="`TransferBench a2a` on that node shows which pair is slow, `amd-smi topology` the state of its link",
+    source="AMD system acceptance, TransferBench",
+)
+def test_transferbench(record: Recorder, evidence: Any, cluster: Any) -> None:
+    example = f"TransferBench <(printf '%s\\n' {' '.join(repr(line) for line in TESTS)})"
+    batches: list[performance.Batch] = [
+        {"a2a": ["TransferBench", "a2a"]},
+        {"p2p": ["TransferBench", "p2p"]},
+        {"example": ["bash", "-c", example]},
+    ]
+    ran = evidence.take(
+        "transferbench", lambda: performance.tools(cluster, names(record), batches, seconds=600, minutes=60)
+    )
+    for node in names(record):
+        said = ran.get(node, {})
+        every = read(record, node, said.get("a2a"), transferbench.all_to_all, "TransferBench a2a")
+        if every:
+            slowest = min(every.pairs, key=lambda pair: every.pairs[pair], default=None)
+            evidence_ = f"slowest: GPU {slowest[0]} to {slowest[1]}, {every.pairs[slowest]} GB/s" if slowest else ""
+            record.judge(node, every.average, "transferbench-a2a", evidence=evidence_)
+        peers = read(record, node, said.get("p2p"), transferbench.peer_to_peer, "TransferBench p2p")
+        if peers:
+            record.judge(node, peers.one_way.get("GPU->GPU"), "transferbench-p2p")
+            record.judge(node, peers.both_ways.get("GPU->GPU"), "transferbench-p2p-bidirectional")
+        tests = read(record, node, said.get("example"), transferbench.configured, "TransferBench example.cfg")
+        if tests:
+            judge_tests(record, node, tests)
+
+
+def judge_tests(record: Recorder, node: str, tests: Mapping[int, Sequence[float]]) -> None:
+    for test, quantities in QUANTITIES.items():
+        speeds = [*tests.get(test, ()), *[None] * len(quantities)]
+        for quantity, speed in zip(quantities, speeds, strict=False):
+            record.judge(node, speed, quantity, evidence=f"test {test}: {TESTS[test - 1]}")
+
+
+@check(
+    name="babelstream",
+    title="GPU memory is as fast as that of its model",
+    level=3,
+    needs=(*NEEDS, "tool:hip-stream"),
+    exclusive=True,
+    cause="a GPU is throttled, or its memory defective",
+    next_step="`hip-stream --device N -n 50 -s 268435456` on that GPU; `amd-smi metric` shows clocks and temperatures",
+    source="AMD system acceptance, BabelStream",
+)
+def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
+    def fetch() -> dict[str, Any]:
+        words = ["hip-stream", "-n", "50", "-s", "268435456", "--device"]
+        at_once = {f"GPU {index}": [*words, str(index)] for index in range(gpus(record))}
+        return performance.tools(cluster, names(record), [at_once], seconds=300, minutes=60)
+
+    ran = evidence.take("babelstream", fetch)
+    for node in names(record):
+        for name, said in sorted(ran.get(node, {"GPU 0": None}).items()):
+            found = read(record, node, said, babelstream.parse, f"hip-stream, {name}")
+            for function, speed in found.gb.items() if found else ():
+                record.judge(node, speed, f"stream-{function.lower()}", evidence=f"{name}, {function}")
+
+
+@check(
+    name="gemm-rocblas",
+    title="GPUs multiply matrices as fast as their model, by rocBLAS",
+    level=3,
+    needs=(*NEEDS, "tool:rocblas-bench"),
+    exclusive=True,
+    cause="a GPU is throttled by heat or a power cap, or rocBLAS has no kernels for it",
+    next_step="`amd-smi metric` while `rocblas-bench` runs shows clocks, power and temperature",
+    source="AMD system acceptance, rocBLAS",
+)
+def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
+    def fetch() -> dict[str, Any]:
+        batches = [
+            {
+                f"{quantity} GPU {index}": ["rocblas-bench", *line.split(), "-i", "50", "--device", str(index)]
+                for index in range(gpus(record))
+            }
+            for quantity, line in PRECISIONS.items()
+        ]
+        return performance.tools(cluster, names(record), batches, seconds=300, minutes=60)
+
+    ran = evidence.take("rocblas", fetch)
+    for node in names(record):
+        for name, said in sorted(ran.get(node, {"rocblas-fp32 GPU 0": None}).items()):
+            quantity, _, gpu = name.partition(" ")
+            found = read(record, node, said, rocblas.parse, f"rocblas-bench, {gpu}")
+            if found:
+                record.judge(node, found.tflops, quantity, evidence=gpu)
+
+
+@check(
+    name="gemm",
+    title="GPUs multiply matrices and copy memory as healthy ones do, by PyTorch",
+    level=3,
+    needs=NEEDS,
+    exclusive=True,
+    cause="a GPU is throttled by heat or a power cap, computes wrongly, or this PyTorch has no kernels for it",
+    next_step="`amd-smi metric` while it runs shows clocks, power and temperature; compare with the node's other GPUs",
+    source="Primus, node_smoke",
+)
+def test_gemm(record: Recorder, evidence: Any, cluster: Any) -> None:
+    ran = evidence.take("gemm", lambda: performance.gemm(cluster, names(record)))
+    for node in names(record):
+        said = ran.get(node) or {"gpus": [], "error": "it gave no answer"}
+        if "without ROCm" in said["error"]:
+            record.skipped(node, said["error"])
+        elif said["error"] or not said["gpus"]:
+            record.failed(node, said["error"] or "PyTorch sees no GPU", evidence=said["error"])
+        for index, gpu in enumerate(said["gpus"]):
+            about = f"GPU {index}, {gpu['name']}"
+            if not gpu["error"] <= 0.01:  # bf16 has 8 bits; also where it is no number
+                why = f"GPU {index} multiplies wrongly: relative error {gpu['error']:g}"
+                record.failed(node, why, wanted="at most 0.01")
+            record.judge(node, gpu["tflops"], "gemm-bf16", evidence=about)
+            record.judge(node, gpu["gb"], "hbm-bandwidth", evidence=about)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from experiments import training
-from experiments.ranks import apart, ill, misplaced, most, of, speed, strangers, unlearned
+from experiments.ranks import Row, alone, apart, ill, misplaced, of, speed, strangers, unlearned
 
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Recorder
@@ -220,8 +220,7 @@ def one_rank(record: Recorder, found: Found) -> None:
         if row is None or why:
             record.failed(name, why, evidence=text or found["said"])
             continue
-        usual = most(each["after"] for each in rows.values() if each.get("device") == row["device"] and "after" in each)
-        if row["after"] != usual:
+        if row["after"] != alone(found, row["device"])["after"]:
             why = "it ends with other weights than most nodes with such a device"
         if why := why or unlearned(row):
             record.failed(name, why, row["losses"][-1], "nats", evidence=row["device"])
@@ -241,7 +240,7 @@ def in_node(record: Recorder, found: Found, kind: str) -> None:
         elif why:
             record.failed(name, why, evidence=text or found["said"])
         else:
-            alike(record, name, rows[0], of(found, "alone", node=name)[0], kind)
+            alike(record, name, rows[0], alone(found), kind)
 
 
 def on_nodes(record: Recorder, found: Found, kind: str) -> None:
@@ -257,17 +256,19 @@ def on_nodes(record: Recorder, found: Found, kind: str) -> None:
     elif misplaced(rows):
         record.skipped("", "its ranks don't share the data as they should: see training-data")
     else:
-        alike(record, "", rows[0], of(found, "alone", node=names[0])[0], kind)
+        alike(record, "", rows[0], alone(found), kind)
 
 
-def alike(record: Recorder, name: str, row: Any, alone: Any, kind: str) -> None:
+def alike(record: Recorder, name: str, row: Row, one: Row, kind: str) -> None:
     """Of several ranks: they learn, and what one rank learns."""
-    share, most_ = apart(row, alone), NEAR[kind]
-    more = {"wanted": f"losses within {most_:.0e} of those of one rank", "evidence": f"{row['world']} ranks"}
+    share = apart(row, one)
+    more = {"wanted": f"losses within {NEAR[kind]:g} of one rank's", "evidence": f"{row['world']} ranks"}
     if why := unlearned(row):
         record.failed(name, why, row["losses"][-1], "nats")
-    elif share > most_:
-        record.failed(name, f"its losses differ from those of one rank by up to {share:.1%}", share, **more)
+    elif not share <= NEAR[kind]:
+        record.failed(
+            name, f"its losses differ from one rank's by up to {share:.2%}", row["losses"][-1], "nats", **more
+        )
     else:
         record.passed(name, row["losses"][-1], "nats", **more)
         record.measured(name, speed(row), "tokens/s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 FALLS = 0.1  # of the first loss, that the last one must be lower
@@ -63,8 +63,16 @@ def strangers(rows: Sequence[Row]) -> list[tuple[Row, str]]:
     return found
 
 
-def most(values: Iterator[str]) -> str:
+def most(values: Iterable[str]) -> str:
     return Counter(values).most_common(1)[0][0]
+
+
+def alone(found: Mapping[str, Any], device: str = "") -> Row:
+    """One rank that trained as most of them did."""
+    rows = [row for row in of(found, "alone") if "after" in row and device in ("", row["device"])]
+    rows = [row for row in rows if not unlearned(row)] or rows
+    usual = most(row["after"] for row in rows)
+    return next(row for row in rows if row["after"] == usual)
 
 
 def misplaced(rows: Sequence[Row]) -> list[tuple[str, str, int]]:

@@ -22,7 +22,7 @@ SECONDS = 60  # that a run may take, and one more for each node
 SETTINGS = [
     "--config=tiny", "--model.hidden_size=64", "--model.intermediate_size=128", "--model.num_hidden_layers=2",
     f"--train.steps={STEPS}", "--train.lr=1e-2", "--train.warmup=2",
-    "--parallel.algorithm=flat", "--parallel.compress=none",
+    "--parallel.algorithm=flat", "--parallel.compress=none", "--parallel.lost_after_s=30",
 ]  # fmt: skip
 
 

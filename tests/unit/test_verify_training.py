@@ -1,0 +1,201 @@
+"""What the ranks of a healthy run answered, with one fact changed: which checks of training turn red."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay import good, red, replay, states
+
+DATA = Path(__file__).parent / "data/verify/training.json"
+CPUS = {f"training-{name}" for name in ("one-rank", "in-node", "on-nodes", "weights", "data", "restart")}
+GPUS = {"training-one-gpu", "training-gpus-in-node", "training-gpus-on-nodes"}
+
+
+def evidence() -> dict[str, Any]:
+    found = good() | {"training": json.loads(DATA.read_text())}
+    for answer in found["in_jobs"].values():
+        answer["tools"].append("rocstack-train")
+    return found
+
+
+def with_gpus(real: bool) -> dict[str, Any]:
+    """The same from GPUs; of nodes that are virtual, unless they are to be real."""
+    found = evidence()
+    for node in found["cluster"]["nodes"] if real else ():
+        node["virtual"] = node["profile"]["virtual"] = None
+    left = [row for row in found["training"]["answers"] if row["run"] in ("alone", "node", "all")]
+    found["training_gpus"] = deepcopy(found["training"] | {"answers": left})
+    for row in found["training_gpus"]["answers"]:
+        row["device"] = "AMD Instinct MI300X"
+    return found
+
+
+def rows(found: dict[str, Any], run: str, node: str = "") -> list[dict[str, Any]]:
+    answers = found["answers"]
+    return sorted((r for r in answers if r["run"] == run and node in ("", r["node"])), key=lambda row: row["rank"])
+
+
+def not_finite(run: str, node: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        for row in rows(found, run, node):
+            row["losses"][-1] = math.nan
+
+    return change
+
+
+def loss_stays(run: str, node: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        for row in rows(found, run, node):
+            row["losses"] = [row["losses"][0]] * len(row["losses"])
+
+    return change
+
+
+def loss_is_another(run: str, node: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        for row in rows(found, run, node):
+            row["losses"][5] *= 1.03
+
+    return change
+
+
+def weights(run: str, when: str, rank: int, node: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        rows(found, run, node)[rank][when] = "0" * 64
+
+    return change
+
+
+def ended(run: str, rank: int, code: int, said: str, node: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        for row in rows(found, run, node):
+            row["code"], row["said"] = (code, said) if row["rank"] == rank else (4, "error: the other is gone")
+            del row["after"]
+
+    return change
+
+
+def no_answer(run: str, rank: int, node: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        found["answers"].remove(rows(found, run, node)[rank])
+
+    return change
+
+
+def from_step(run: str, step: int) -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        for row in rows(found, run):
+            row["from"] = step
+
+    return change
+
+
+def other_end(run: str) -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        for row in rows(found, run):
+            row["after"] = "0" * 64
+
+    return change
+
+
+def nobody_killed(found: dict[str, Any]) -> None:
+    for row in rows(found, "killed"):
+        row["code"], row["said"] = 1, "error: checkpoint.dir: no space left on device"
+
+
+def sample_twice(found: dict[str, Any]) -> None:
+    first, second, *_ = rows(found, "all")
+    second["ids"][7] = first["ids"][3]
+
+
+def sample_lost(found: dict[str, Any]) -> None:
+    rows(found, "all")[3]["ids"].pop()
+
+
+def test_a_healthy_run_passes() -> None:
+    found = replay(evidence(), only="training-*", level=1)
+    assert states(found) == dict.fromkeys(CPUS, "passed")
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "says", "skipped"),
+    [
+        ("one-rank", not_finite("alone", "n2"), "the loss is not finite", ()),
+        ("one-rank", loss_stays("alone", "n2"), "the loss does not fall: 5.5477 to 5.5477", ()),
+        ("one-rank", weights("alone", "after", 0, "n2"), "other weights than most nodes with such a device", ()),
+        ("in-node", not_finite("node", "n2"), "the loss is not finite", ()),
+        ("in-node", loss_is_another("node", "n2"), "differ from one rank's by up to 3.00%", ()),
+        ("in-node", ended("node", 1, 3, "error: no GPU", "n2"), "rank 1: no GPU", ()),
+        ("in-node", no_answer("node", 1, "n2"), "1 of 2 ranks gave no answer", ()),
+        ("on-nodes", loss_stays("all"), "the loss does not fall", ()),
+        ("on-nodes", loss_is_another("all"), "differ from one rank's by up to 3.00%", ()),
+        ("on-nodes", ended("all", 2, 1, "Traceback\nValueError: x"), "rank 2: ValueError: x", ("restart",)),
+        ("weights", weights("all", "before", 3), "rank 3 of 4 has other weights at the start", ("on-nodes", "restart")),
+        ("weights", weights("all", "after", 1), "rank 1 of 4 has other weights at the end", ("on-nodes", "restart")),
+        ("weights", weights("node", "after", 1, "n1"), "rank 1 of 2 has other weights at the end than most of the", ()),
+        ("data", sample_twice, "rank 1 has 1 samples that rank 0 has too", ("on-nodes",)),
+        ("data", sample_lost, "1 of 8,191 samples are no rank's", ("on-nodes",)),
+        ("restart", nobody_killed, "before its step 10: rank 0: checkpoint.dir: no space left on device", ()),
+        ("restart", from_step("restart", 6), "after the kill: it went on from step 6, not 9", ()),
+        ("restart", from_step("damaged", 9), "with the newest damaged: it went on from step 9, not 6", ()),
+        ("restart", other_end("restart"), "after the kill: it ended with other weights", ()),
+        ("restart", other_end("damaged"), "with the newest damaged: it ended with other weights", ()),
+        ("restart", ended("damaged", 0, 1, "error: none is whole"), "with the newest damaged: rank 0: none is", ()),
+        ("restart", no_answer("restart", 2), "after the kill: 1 of 4 ranks gave no answer", ()),
+    ],
+)
+def test_one_wrong_fact_turns_its_check_red_and_no_other(
+    check: str, change: Callable[[dict[str, Any]], None], says: str, skipped: tuple[str, ...]
+) -> None:
+    given = evidence()
+    change(given["training"])
+    found = replay(given, only="training-*", level=1)
+    assert red(found) == {f"training-{check}"}
+    assert says in found[f"training-{check}"].why
+    assert set(states(found, ["skipped"])) == {f"training-{name}" for name in skipped}
+
+
+def test_a_node_on_which_nothing_trains_is_named_and_the_others_verified() -> None:
+    given = evidence()
+    found = given["training"]
+    found["nodes"] = ["n1"]
+    together = rows(found, "node", "n1")
+    found["answers"] = [*rows(found, "alone", "n1"), *together]
+    start = {"run": "start", "node": "n2", "rank": 0, "world": 1, "code": 1, "said": "ImportError: no libtorch.so"}
+    found["answers"].append(start)
+    judged = replay(given, only="training-*", level=1)
+    assert red(judged) == {"training-one-rank"}
+    assert judged["training-one-rank"].why == "rank 0: ImportError: no libtorch.so"
+    of_n2 = [m.why for m in judged["training-in-node"].measures if m.node == "n2"]
+    assert of_n2 == ["not even one rank trains there: see training-one-rank"]
+    assert judged["training-on-nodes"].state == "skipped"
+
+
+def test_gpus_are_for_real_nodes() -> None:
+    virtual = replay(with_gpus(real=False), only="training-*", level=2)
+    assert {virtual[name].state for name in GPUS} == {"skipped"}
+    assert "virtual node" in virtual["training-one-gpu"].why
+    found = replay(with_gpus(real=True), only="training-*", level=2)
+    assert states(found) == dict.fromkeys(CPUS | GPUS, "passed")
+    measures = found["training-one-gpu"].measures
+    assert {m.evidence for m in measures if m.state == "passed"} == {"AMD Instinct MI300X"}
+
+
+@pytest.mark.parametrize(
+    ("check", "change"),
+    [
+        ("one-gpu", weights("alone", "after", 0, "n2")),
+        ("gpus-in-node", loss_is_another("node", "n1")),
+        ("gpus-on-nodes", ended("all", 3, 1, "error: RCCL: unhandled system error")),
+    ],
+)
+def test_gpus_that_compute_something_else(check: str, change: Callable[[dict[str, Any]], None]) -> None:
+    given = with_gpus(real=True)
+    change(given["training_gpus"])
+    assert red(replay(given, only="training-*", level=2)) == {f"training-{check}"}

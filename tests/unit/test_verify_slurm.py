@@ -1,21 +1,246 @@
-"""What srun brings of several tasks: lines longer than a message come in pieces, with those of others between them."""
+"""The workers, the daemons and the scheduler, judged by recorded evidence in which one fact is another."""
 
 from __future__ import annotations
 
-import json
+import sys
+from collections.abc import Callable
+from typing import Any
 
-from rocstack.verify.slurm import MARK, Step, _whole
+import pytest
+from replay import good, red, replay
+
+from rocstack.verify.suite import checks
+
+NAMES = {"workers", "munge", "munge-host", "clock-skew", "containers", "slurm-services", "names"}
+NAMES |= {"scheduling", "preemption", "qos", "accounting"}
+Evidence = dict[str, Any]
 
 
-def test_a_long_line_is_whole_again_whatever_comes_between_its_pieces() -> None:
-    texts = {task: json.dumps({"task": task, "ids": "x" * (3000 + int(task))}) for task in ("0", "11")}
-    pieces = {task: [f"{MARK}{text}"[at : at + 1024] for at in range(0, 4000, 1024)] for task, text in texts.items()}
-    mixed = [f"{task:>2}: {piece}" for both in zip(pieces["0"], pieces["11"], strict=True) for task, piece in
-             zip(("0", "11"), both, strict=True) if piece]  # fmt: skip
-    step = Step(0, _whole("\n".join(["srun: told", *mixed])), "")
-    assert step.answers == [json.loads(text) for text in texts.values()]
-    assert step.said == "srun: told"
+def row(evidence: Evidence) -> dict[str, Any]:
+    """Slurm's of n2."""
+    found: dict[str, Any] = evidence["controller"]["nodes"][1]
+    return found
 
 
-def test_a_line_of_exactly_one_piece_ends_with_an_empty_one() -> None:
-    assert _whole(f"0: {'y' * 1024}\n0: \n0: next") == f"{'y' * 1024}\nnext"
+def node(evidence: Evidence) -> dict[str, Any]:
+    """The cluster's of n2."""
+    found: dict[str, Any] = evidence["cluster"]["nodes"][1]
+    return found
+
+
+def down(evidence: Evidence) -> None:
+    row(evidence).update(state=["DOWN", "NOT_RESPONDING"], reason="Not responding")
+
+
+def drained(evidence: Evidence) -> None:
+    row(evidence).update(state=["IDLE", "DRAIN"], reason="bad fan")
+
+
+def unknown(evidence: Evidence) -> None:
+    del evidence["controller"]["nodes"][1]
+    del evidence["in_containers"]["n1"]["names"]["n2"]
+
+
+def absent(evidence: Evidence) -> None:
+    node(evidence)["absent"] = "no route to host"
+
+
+def older_slurmd(evidence: Evidence) -> None:
+    row(evidence)["version"] = "23.11.4"
+
+
+def too_many_cpus(evidence: Evidence) -> None:
+    node(evidence).update(virtual=None, cpus=64, memory=1 << 50)
+
+
+def too_much_memory(evidence: Evidence) -> None:
+    node(evidence).update(virtual=None, cpus=1024, memory=1 << 30)
+
+
+def other_key(evidence: Evidence) -> None:
+    said = {"status": 17, "encoded": None, "decoded": None, "said": "unmunge: Error: Invalid credential"}
+    evidence["credentials"]["n2"]["there"] = {**said, "status": 8}
+
+
+def no_munge(evidence: Evidence) -> None:
+    said = {"status": None, "encoded": None, "decoded": None, "said": "munge: Error: Failed to access the socket"}
+    evidence["credentials"]["n2"].update(here=said, there=said)
+
+
+def expired(evidence: Evidence) -> None:
+    """Its clock is 400 seconds ahead."""
+    said = evidence["credentials"]["n2"]
+    said["here"].update(status=15, decoded=said["here"]["encoded"] + 400)
+    said["there"].update(status=16, encoded=said["there"]["decoded"] + 400)
+
+
+def host_munge(evidence: Evidence) -> None:
+    evidence["credentials"]["n2"]["host"] = {"status": 8, "said": "unmunge: Error: Invalid credential"}
+
+
+def clock(evidence: Evidence) -> None:
+    evidence["cluster"]["nodes"][0].update(behind=-0.1, ahead=0.4)
+    node(evidence).update(behind=4.9, ahead=5.4)
+
+
+def unhealthy(evidence: Evidence) -> None:
+    node(evidence)["health"] = "worker restarting"
+
+
+def no_controller(evidence: Evidence) -> None:
+    evidence["controller"]["ping"] = {"code": 1, "out": "Slurmctld(primary) at n1 is DOWN", "err": ""}
+
+
+def no_database(evidence: Evidence) -> None:
+    evidence["controller"]["database"] = {"code": 1, "out": "", "err": "Connection refused"}
+
+
+def no_rest(evidence: Evidence) -> None:
+    evidence["controller"]["rest"]["with"] = "Connection refused"
+
+
+def open_rest(evidence: Evidence) -> None:
+    evidence["controller"]["rest"]["without"] = 200
+
+
+def unresolved(evidence: Evidence) -> None:
+    evidence["in_containers"]["n2"]["names"]["n1"] = "! Name or service not known"
+
+
+def loopback(evidence: Evidence) -> None:
+    evidence["in_containers"]["n2"]["names"]["n1"] = "127.0.1.1"
+
+
+def swapped(evidence: Evidence) -> None:
+    evidence["in_containers"]["n2"]["names"]["n1"] = row(evidence)["address"]
+
+
+def basic_priority(evidence: Evidence) -> None:
+    evidence["controller"]["settings"]["PriorityType"] = "priority/basic"
+
+
+def no_weight(evidence: Evidence) -> None:
+    evidence["competed"]["priorities"] = {"low": 5458, "high": 5458}
+
+
+def low_first(evidence: Evidence) -> None:
+    evidence["competed"]["jobs"]["high"].update(state="PENDING", started="N/A")
+
+
+def stays(evidence: Evidence) -> None:
+    evidence["competed"]["made_room"] = False
+
+
+def accepted(evidence: Evidence) -> None:
+    evidence["limited"]["over"] = ""
+
+
+def gpus_accepted(evidence: Evidence) -> None:
+    evidence["limited"]["over_gpus"] = ""
+
+
+def both_run(evidence: Evidence) -> None:
+    evidence["limited"]["second"].update(state="RUNNING", reason="None")
+
+
+def never_runs(evidence: Evidence) -> None:
+    evidence["limited"]["then"].update(state="PENDING", reason="QOSGrpCpuLimit")
+
+
+def within_refused(evidence: Evidence) -> None:
+    evidence["limited"]["within_gpus"] = "Invalid qos specification"
+
+
+def unrecorded(evidence: Evidence) -> None:
+    evidence["recorded"]["high"]["state"] = ""
+
+
+FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
+    ("workers", down, "down+not_responding (Not responding)"),
+    ("workers", drained, "bad fan"),
+    ("workers", unknown, "Slurm doesn't know it"),
+    ("workers", absent, "no route to host"),
+    ("workers", older_slurmd, "its slurmd is of 23.11.4"),
+    ("workers", too_many_cpus, "it has 64"),
+    ("workers", too_much_memory, "it has 1024"),
+    ("munge", other_key, "Invalid credential"),
+    ("munge", no_munge, "Failed to access the socket"),
+    ("munge", expired, "400 s, at most 300 s wanted"),
+    ("munge-host", host_munge, "8, not 0"),
+    ("clock-skew", clock, "at most 1 s wanted"),
+    ("containers", unhealthy, "worker restarting"),
+    ("slurm-services", no_controller, "slurmctld"),
+    ("slurm-services", no_database, "slurmdbd: Connection refused"),
+    ("slurm-services", no_rest, "slurmrestd answers Connection refused"),
+    ("slurm-services", open_rest, "200 without a token"),
+    ("names", unresolved, "n1: Name or service not known"),
+    ("names", loopback, "n1: 127.0.1.1, which is its own"),
+    ("names", swapped, "which is n2's"),
+    ("scheduling", basic_priority, "priority/basic"),
+    ("scheduling", no_weight, "counts no more"),
+    ("scheduling", low_first, "started before"),
+    ("preemption", stays, "ran on while"),
+    ("qos", accepted, "was not refused"),
+    ("qos", gpus_accepted, "more GPUs"),
+    ("qos", both_run, "a job is running"),
+    ("qos", never_runs, "doesn't start"),
+    ("qos", within_refused, "Invalid qos specification"),
+    ("accounting", unrecorded, "accounting doesn't say so"),
+]
+
+
+def test_good() -> None:
+    found = replay(good(), level=1)
+    assert found.keys() >= NAMES
+    assert red(found) & NAMES == set()
+
+
+@pytest.mark.parametrize(("name", "fault", "why"), FAULTS, ids=[fault.__name__ for _, fault, _ in FAULTS])
+def test_one_fact_turns_its_check_red(name: str, fault: Callable[[Evidence], None], why: str) -> None:
+    evidence = good()
+    fault(evidence)
+    found = replay(evidence, level=1)
+    assert red(found) == {name}
+    assert any(why in measure.why for measure in found[name].measures if measure.state == "failed")
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (lambda evidence: evidence.update(competed={"problem": "no core could be reserved"}), "scheduling"),
+        (
+            lambda evidence: evidence["competed"].update(
+                qos=[{**q, "preempts": []} for q in evidence["competed"]["qos"]]
+            ),
+            "preemption",
+        ),
+        (lambda evidence: evidence["limited"]["first"].update(state="PENDING", reason="Resources"), "qos"),
+        (lambda evidence: evidence.update(recorded={}), "accounting"),
+    ],
+)
+def test_what_could_not_be_tried_is_said(fault: Callable[[Evidence], None], name: str) -> None:
+    evidence = good()
+    fault(evidence)
+    found = replay(evidence, level=1)
+    assert red(found) == set()
+    assert [measure.why for measure in found[name].measures if measure.state == "skipped"]
+
+
+def test_a_busy_node_is_named() -> None:
+    evidence = good()
+    evidence["left_out"] = {"n2": "busy with other jobs"}
+    found = replay(evidence, "qos")["qos"]
+    assert found.state == "passed"
+    assert ("n2", "busy with other jobs") in {
+        (m.node, m.why.removeprefix("no job can start on n2: ")) for m in found.measures
+    }
+
+
+def test_what_unmunge_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(checks())
+    sys.modules.pop("experiments", None)
+    from experiments.credentials import read
+
+    text = "STATUS:    Expired credential (15)\nENCODE_HOST:  n1\nENCODE_TIME:  2026 (100)\nDECODE_TIME:  2026 (500)"
+    assert read(text) == {"status": 15, "encoded": 100, "decoded": 500, "said": text}
+    assert read("unmunge: Error: no socket")["status"] is None

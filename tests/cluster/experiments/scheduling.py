@@ -69,7 +69,7 @@ def _compete(slurm: Slurm, low: str, high: str) -> dict[str, Any]:
         slurm.run("scancel", jobs["holder"])
         order = watch(slurm, jobs, lambda now: now["low"]["state"] in STARTED)
         jobs["second"] = job(high, "true")
-        room = watch(slurm, jobs, lambda now: now["low"]["state"] == "PREEMPTED", 15)
+        room = watch(slurm, jobs, lambda now: now["low"]["state"] == "PREEMPTED")
         weighed = {name: int(waiting[name]["priority"] or 0) for name in ("low", "high")}
         return {"priorities": weighed, "jobs": order, "numbers": jobs, "made_room": room["low"]["state"] == "PREEMPTED"}
     finally:

@@ -83,7 +83,7 @@ def export(path: Path, folder: Path, cluster: Cluster, overlay: Path | None = No
     looked = look.look(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
     hosts = tuple(_hosts(looked))
     if not hosts:
-        raise CheckFailed("no worker was reached", code="no-control", next_step=f"`rocstack status {path}`")
+        raise CheckFailed("no worker was reached", code="no-worker", next_step=f"`rocstack status {path}`")
     release = looked.release
     labels = release.images.labels if release else {}
     said = _ask(looked.gathered.reaches[hosts[0].name], bool(hosts[0].profile.virtual))

@@ -28,14 +28,14 @@ def start(command):
 
 def end(process, seconds):
     if isinstance(process, OSError):
-        return -1, str(process)
+        return -1, str(process), ""
     try:
         out, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         out, _ = process.communicate()
-        return -1, out + f"\nstopped after {seconds} s\n"
-    return process.returncode, out
+        return -1, out, f"stopped after {seconds} s\n"
+    return process.returncode, out, ""
 
 
 asked = json.loads(sys.argv[1])
@@ -43,7 +43,7 @@ said = {}
 for batch in asked["batches"]:
     running = {name: start(command) for name, command in batch.items()}
     for name, process in running.items():
-        code, out = end(process, asked["seconds"])
-        said[name] = {"code": code, "out": kept(out, asked.get("keep"))}
+        code, out, why = end(process, asked["seconds"])
+        said[name] = {"code": code, "out": kept(out, asked.get("keep")) + why}
 node = os.environ.get("SLURMD_NODENAME", platform.node())
 print("@rocstack " + json.dumps({"node": node, "said": said}), flush=True)

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from rocstack.cluster import slurm
+from rocstack.cluster.settings import Cluster
+
 SCRIPT = Path(__file__).parents[2] / "images/rootfs/worker/usr/local/bin/rocstack-node-health"
 ENV = """\
 # Environment of n1's fabric
@@ -201,3 +204,24 @@ def test_a_program_that_hangs_or_is_not_there(health: ModuleType, monkeypatch: p
     monkeypatch.setattr(health, "SECONDS", 0.1)
     assert health.ask("sleep", "5") == (124, "no answer within 0.1 s")
     assert health.ask("/nonexistent")[0] == 127
+
+
+def lines(**health: Any) -> list[str]:
+    cluster = Cluster.model_validate({"health": health})
+    files = slurm.files(cluster, slurm.Control("head", "10.0.0.1"), [], password="pass-word-1")
+    return [line for line in files.texts["slurm.conf"].splitlines() if line.startswith("HealthCheck")]
+
+
+def test_slurm_runs_it() -> None:
+    program = "HealthCheckProgram=/usr/local/bin/rocstack-node-health"
+    assert lines() == [program, "HealthCheckInterval=300", "HealthCheckNodeState=ANY,CYCLE"]
+    assert lines(every="1h")[1] == "HealthCheckInterval=3600"
+    assert lines(every="infinite") == []
+    assert program.endswith(SCRIPT.name)
+    assert os.access(SCRIPT, os.X_OK)
+
+
+@pytest.mark.parametrize("every", ["29s", "19h", "1d", "5", "never"])
+def test_an_interval_that_slurm_has_not(every: str) -> None:
+    with pytest.raises(ValueError, match="every"):
+        Cluster.model_validate({"health": {"every": every}})

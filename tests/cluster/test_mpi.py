@@ -127,7 +127,7 @@ def pairs(record: Recorder, mpi: dict[str, Any], quantity: str, better: str) -> 
         {"quantities": [{"name": quantity, "unit": unit, "better": better, "nodes": names, "values": values}]},
     )
     found = [
-        Pair(a, b, row.get(b, {}).get(key), row.get(b, {}).get("wrong", 0))
+        Pair(a, b, row.get(b, {}).get(key), row.get(b, {}).get("wrong", 0) if quantity == "bandwidth" else 0)
         for a, row in rows.items()
         for b in names
         if a < b or (a != b and quantity == "bandwidth")
@@ -143,7 +143,7 @@ def judge_pairs(record: Recorder, found: Sequence[Pair], quantity: str, unit: st
     """By the threshold, and by what most pairs have: that only where each node is a machine of its own."""
     values = [pair.value for pair in found if pair.value is not None]
     real = not any(node.virtual for node in record.nodes)
-    usual = median(values) if real and len({pair.node for pair in found}) >= ENOUGH else None
+    usual = median(values) if real and len({name for pair in found for name in pair[:2]}) >= ENOUGH else None
     for pair in sorted(found):
         slow = usual is not None and pair.value is not None and (
             pair.value < usual / TIMES if better == "high" else pair.value > usual * TIMES
@@ -194,7 +194,7 @@ def test_bandwidth(record: Recorder, mpi: dict[str, Any]) -> None:
 )
 def test_collectives(record: Recorder, mpi: dict[str, Any]) -> None:
     for name, answers in taking_part(record, mpi, "collectives"):
-        least = min(answers, key=lambda answer: answer["right"])
+        least = min(answers, key=lambda answer: answer["right"] - answer["cases"])
         about = f"{least['cases']} of {least['planned']} cases were run"
         about += f"; this MPI has no {', '.join(least['lacking'])}" if least["lacking"] else ""
         if least["kinds"] < least["kinds_planned"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -65,24 +66,35 @@ def words(said: Sequence[Mapping[str, Any]], rail: int) -> str:
     source="cvs, preflight: RDMA connectivity",
 )
 def test_reachability(record: Recorder, between: Any) -> None:
+    """A measure for each pair that doesn't, and for each node that reaches all."""
     found = between(rdma.PINGPONG)
+    apart: set[str] = set()
+    together: Counter[str] = Counter()
     for one, other, said in pairs(record, found):
         wanted = min(len(found["rails"][one]), len(found["rails"][other]))
-        wrong: dict[int, str] = {}
-        for rail in range(wanted):
-            client = next((each for each in said if each["rail"] == rail and not each["server"]), None)
-            if client is None:
-                wrong[rail] = "it was not tried in time"
-                continue
-            try:
-                pingpong.parse(client["said"])
-                if client["code"]:
-                    wrong[rail] = f"it ended with {client['code']}"
-            except CheckFailed as error:
-                wrong[rail] = error.what
-        why = "; ".join(f"rail {rail}: {text}" for rail, text in list(wrong.items())[:2])
-        evidence = words(said, next(iter(wrong), 0)) or found["said"]
-        record.equal(one, wanted - len(wrong), wanted, "rails", why=why, peer=other, evidence=evidence)
+        wrong = {rail: why for rail in range(wanted) if (why := unreached(said, rail))}
+        if wrong:
+            why = "; ".join(f"rail {rail}: {text}" for rail, text in list(wrong.items())[:2])
+            evidence = words(said, next(iter(wrong))) or found["said"]
+            more = {"wanted": f"{wanted} rails", "peer": other, "evidence": evidence}
+            record.failed(one, why, wanted - len(wrong), "rails", **more)
+            apart |= {one, other}
+        together.update([one, other])
+    for name, count in together.items():
+        if name not in apart:
+            record.passed(name, count, "peers", evidence=f"on {len(found['rails'][name])} rails")
+
+
+def unreached(said: Sequence[Mapping[str, Any]], rail: int) -> str:
+    """Why; empty where messages went and came."""
+    client = next((each for each in said if each["rail"] == rail and not each["server"]), None)
+    if client is None:
+        return "it was not tried in time"
+    try:
+        pingpong.parse(client["said"])
+    except CheckFailed as error:
+        return error.what
+    return f"it ended with {client['code']}" if client["code"] else ""
 
 
 @check(
@@ -110,8 +122,10 @@ def test_write_bandwidth(record: Recorder, between: Any) -> None:
             rail = min(values, key=lambda each: values[each])
             rates = ", ".join(f"rail {each}: {value:.0f}" for each, value in sorted(values.items()))
             record.judge(one, values[rail], "rdma-write-bandwidth", peer=other, evidence=f"Gb/s of {rates}")
-    if not found["answers"]:
-        record.failed("", "no pair of nodes gave an answer", evidence=found["said"])
+    tried = {each["node"] for each in found["answers"]}
+    for name in [node.name for node in record.nodes if found["rails"].get(node.name)]:
+        if name not in tried:
+            record.failed(name, "it was not tried in time", evidence=found["said"])
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,8 @@ def source(*names: str) -> str:
     return "\n".join((PROGRAMS / name).read_text(encoding="utf-8") for name in names)
 
 
-def launched(slurm: Any, asked: Sequence[str], *, shared: bool) -> dict[str, Any]:
-    """All parts on all nodes.
+def launched(slurm: Any, asked: Sequence[str], *, shared: bool, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """The parts on all nodes.
 
     Args:
         shared: nodes share a machine, where a rank that waits should let others work.
@@ -51,7 +51,7 @@ def launched(slurm: Any, asked: Sequence[str], *, shared: bool) -> dict[str, Any
         failed: why it starts on each node, but not on all; ended: part -> why not every rank came out of it; answers.
     """
     env = {"OMPI_MCA_mpi_yield_when_idle": "1"} if shared else {}
-    nodes, left = tuple(asked), list(PARTS)
+    nodes, left = tuple(asked), list(parts)
     found: dict[str, Any] = {"asked": list(asked), "broken": {}, "ended": {}, "failed": "", "answers": []}
     while nodes and left:
         said = _run(slurm, env, nodes, left, SECONDS + len(nodes))

@@ -18,6 +18,7 @@ from rocstack.verify.record import Node
 
 PINGPONG, WRITE = "ibv_rc_pingpong", "ib_write_bw"
 ROUNDS = 4  # of bandwidth: each NIC with some peers, however many nodes there are
+MORE = {PINGPONG: ("-n", "200", "-c"), WRITE: ("-s", "1048576", "-n", "5000")}
 RUN = 20.0  # seconds of a tool
 Rails = Mapping[str, Sequence[Sequence[Any]]]
 
@@ -53,13 +54,14 @@ def of_cluster(described: Mapping[str, Any], nodes: Sequence[Node]) -> Rails:
     return {node.name: rails(node.profile, fabric.get(node.name, {}), nic) for node in nodes if node.profile}
 
 
-def between(slurm: Any, ends: Rails, tool: str) -> dict[str, Any]:
-    """Every two nodes with pingpongs; bandwidth in some rounds. A pair that has no answer was not tried in time."""
-    asked: dict[str, Any] = {"tool": tool, "rails": ends, "seconds": RUN}
-    if tool == PINGPONG:
-        asked |= {"together": True, "rounds": len(ends), "more": ["-n", "200", "-c"]}
-    else:
-        asked |= {"together": False, "rounds": ROUNDS, "more": ["-s", "1048576", "-n", "5000"]}
+def between(slurm: Any, ends: Rails, tool: str, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Every two nodes with pingpongs; bandwidth in some rounds. A pair that has no answer was not tried in time.
+
+    Args:
+        more: other arguments of the tool than those for a NIC.
+    """
+    asked: dict[str, Any] = {"tool": tool, "rails": ends, "seconds": RUN, "more": list(more or MORE[tool])}
+    asked |= {"together": tool == PINGPONG, "rounds": len(ends) if tool == PINGPONG else ROUNDS}
     words = ["python3", "-c", source("tournament.py", "rdma.py"), json.dumps(asked)]
     step = slurm.step(*words, nodes=list(ends), seconds=120 + 5 * len(ends))
-    return {"rails": ends, "answers": step.answers, "said": "" if step.code == 0 else step.said}
+    return {"rails": ends, "rounds": asked["rounds"], "answers": step.answers, "said": step.said if step.code else ""}

@@ -1,0 +1,228 @@
+"""MPI's checks, each on evidence in which it fails, and what finds out which node or part is to blame."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay import good, red, replay, states
+
+from rocstack.verify.slurm import MARK, Step
+from rocstack.verify.suite import checks
+
+sys.path.append(str(checks()))
+from experiments import mpi
+
+HANGS = "File <string>, line 7 in ring"
+Edit = Callable[[dict[str, Any]], object]
+
+
+def answers(evidence: dict[str, Any], part: str, node: str = "n2") -> list[dict[str, Any]]:
+    return [each for each in evidence["mpi"]["answers"] if each["part"] == part and each["node"] == node]
+
+
+def lost(part: str) -> Edit:
+    """No rank of n2 came out of it."""
+
+    def edit(evidence: dict[str, Any]) -> None:
+        gone = answers(evidence, part)
+        evidence["mpi"]["answers"] = [each for each in evidence["mpi"]["answers"] if each not in gone]
+        evidence["mpi"]["ended"][part] = HANGS
+
+    return edit
+
+
+def changed(part: str, **values: Any) -> Edit:
+    return lambda evidence: answers(evidence, part)[0].update(values)
+
+
+def link(**values: Any) -> Edit:
+    return lambda evidence: answers(evidence, "links", "n1")[0]["row"]["n2"].update(values)
+
+
+FAULTS: list[tuple[str, Edit, str]] = [
+    ("mpi-launch", changed("launch", world=1), "a world of 1, not 4: it was started without PMIx"),
+    ("mpi-launch", changed("launch", rank=0), "2 that no other node has are wanted"),
+    ("mpi-launch", changed("launch", host="n7"), "its ranks see 2 hosts"),
+    ("mpi-ring", changed("ring", wrong="4099 of 4099 values wrong from rank 1"), "rank 2: 4099 of 4099 values wrong"),
+    ("mpi-ring", changed("ring", error="Exception: MPI_ERR_TRUNCATE"), "MPI_ERR_TRUNCATE"),
+    ("mpi-ring", lost("ring"), "it did not end"),
+    ("mpi-latency", link(latency_us=50_043.0), "at most 5000 us wanted"),
+    ("mpi-latency", link(latency_us=None), "could not be measured"),
+    ("mpi-bandwidth", link(bandwidth=0.000119), "at least 0.02 GB/s wanted"),
+    ("mpi-bandwidth", link(wrong=3), "3 messages were not as sent"),
+    ("mpi-collectives", changed("collectives", right=1499, cases=1500, wrong=["Scan of 3 int8"]), "Scan of 3 int8"),
+    ("mpi-collectives", changed("collectives", right=900, cases=900, kinds=284), "only 284 of 285 collectives"),
+    ("mpi-collectives", lost("collectives"), "it did not end"),
+]
+
+
+@pytest.mark.parametrize(("check", "edit", "says"), FAULTS, ids=[f"{each[0]}-{each[2][:20]}" for each in FAULTS])
+def test_its_check_is_red_and_no_other(check: str, edit: Edit, says: str) -> None:
+    evidence = good()
+    edit(evidence)
+    found = replay(evidence, only="mpi-*", level=1)
+    assert red(found) == {check}
+    assert says in found[check].why
+
+
+def test_good() -> None:
+    found = replay(good(), only="mpi-*", level=1)
+    assert set(states(found).values()) == {"passed"}
+    assert len(found) == 5
+
+
+def test_links_that_did_not_end_are_neither_quick_nor_fast() -> None:
+    evidence = good()
+    lost("links")(evidence)
+    assert red(replay(evidence, only="mpi-*", level=1)) == {"mpi-latency", "mpi-bandwidth"}
+
+
+def test_nothing_is_said_of_nodes_on_which_mpi_does_not_start() -> None:
+    evidence = good()
+    evidence["mpi"] |= {"failed": "PMIx: unreachable", "answers": []}
+    found = replay(evidence, only="mpi-*", level=1)
+    assert red(found) == {"mpi-launch"}
+    assert found["mpi-launch"].measures[0].node == ""
+    assert {each.why for name, each in found.items() if name != "mpi-launch"} == {"MPI does not start"}
+
+
+def test_a_node_that_slurm_gave_to_others_is_skipped() -> None:
+    evidence = good()
+    evidence["mpi"]["asked"] = evidence["mpi"]["nodes"] = ["n1"]
+    for answer in evidence["mpi"]["answers"]:
+        answer["world"] = 2
+    evidence["mpi"]["answers"] = [each for each in evidence["mpi"]["answers"] if each["node"] == "n1"]
+    found = replay(evidence, only="mpi-*", level=1)
+    assert not red(found)
+    assert {m.why for m in found["mpi-ring"].measures if m.node == "n2"} == {"Slurm gave it to others"}
+
+
+def many(count: int, *, real: bool = True) -> dict[str, Any]:
+    """Nodes with the same of everything."""
+    evidence = good()
+    names = [f"n{number}" for number in range(1, count + 1)]
+    like = next(node for node in evidence["cluster"]["nodes"] if "worker" in node["roles"])
+    evidence["cluster"]["nodes"] = [{**deepcopy(like), "name": name} for name in names]
+    for node in evidence["cluster"]["nodes"] if real else ():
+        node["virtual"] = node["profile"]["virtual"] = None
+    pair = {"latency_us": 2.0, "bandwidth": 40.0, "bytes": 1 << 22, "wrong": 0}
+    rows = [
+        {"part": "links", "node": name, "rank": rank, "row": {other: dict(pair) for other in names if other != name}}
+        for rank, name in enumerate(names)
+    ]
+    evidence["mpi"] |= {"asked": names, "nodes": names, "answers": rows}
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("check", "values"), [("mpi-latency", {"latency_us": 5.0}), ("mpi-bandwidth", {"bandwidth": 15})]
+)
+def test_a_pair_unlike_the_others_fails_though_no_threshold_says_so(check: str, values: dict[str, float]) -> None:
+    evidence = many(4)
+    for one, other in (("n2", "n3"), ("n3", "n2")):
+        answers(evidence, "links", one)[0]["row"][other].update(values)
+    found = replay(evidence, only=check, level=1)[check]
+    bad = {frozenset((m.node, m.peer)) for m in found.measures if m.state == "failed"}
+    assert bad == {frozenset(("n2", "n3"))}
+    assert "the median pair has" in found.why
+
+
+def test_virtual_nodes_share_a_machine_and_are_not_compared() -> None:
+    evidence = many(4, real=False)
+    answers(evidence, "links", "n1")[0]["row"]["n2"]["latency_us"] = 90.0
+    assert replay(evidence, only="mpi-latency", level=1)["mpi-latency"].state == "passed"
+
+
+def test_of_many_pairs_the_worst_of_each_node_is_written_down() -> None:
+    evidence = many(30)
+    answers(evidence, "links", "n9")[0]["row"]["n4"]["bandwidth"] = 0.001
+    found = replay(evidence, only="mpi-bandwidth", level=1)["mpi-bandwidth"]
+    assert len(found.measures) <= 30
+    assert [(m.node, m.peer) for m in found.measures if m.state == "failed"] == [("n9", "n4")]
+    (drawn,) = found.drawings["matrix"]["quantities"]
+    assert len(drawn["values"]) == 30
+
+
+@pytest.mark.parametrize(
+    ("pml", "lanes", "state"),
+    [
+        (["ucx"], ["rc_verbs/bnxt_re0:1", "rc_verbs/bnxt_re1:1"], "passed"),
+        (["ucx"], ["dc_mlx5/mlx5_0:1"], "passed"),
+        (["ucx"], ["tcp/eno1"], "failed"),
+        (["ucx"], ["rc_verbs/bnxt_re0:1", "tcp/eno1"], "failed"),
+        (["ob1"], [], "failed"),
+        (["ucx"], [], "failed"),
+    ],
+)
+def test_mpi_must_go_over_rdma_where_it_is(pml: list[str], lanes: list[str], state: str) -> None:
+    evidence = many(2)
+    ends = [{"part": "end", "node": name, "rank": 0, "code": 0, "pml": pml, "lanes": lanes} for name in ("n1", "n2")]
+    evidence["mpi"]["answers"] = ends
+    assert replay(evidence, only="mpi-transport")["mpi-transport"].state == state
+
+
+class Srun:
+    """Ranks that answer as they are told: `hangs` is a part, `ill` nodes on which MPI doesn't start; `apart`: it
+    doesn't on more than one."""
+
+    def __init__(self, hangs: str = "", ill: Sequence[str] = (), apart: bool = False) -> None:
+        self.hangs, self.ill, self.apart = hangs, ill, apart
+        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    def step(self, *words: str, nodes: Sequence[str], **_: Any) -> Step:
+        parts = words[4:]
+        self.asked.append((tuple(nodes), tuple(parts)))
+        if set(nodes) & set(self.ill) or (self.apart and len(nodes) > 1):
+            return Step(1, "", "srun: error: PMIx")
+        done = parts[: parts.index(self.hangs)] if self.hangs in parts else parts
+        rows = [
+            f'{MARK}{{"part": "{part}", "node": "{node}", "code": 0}}'
+            for part in ("launch", *done)
+            for node in nodes
+            for _ in range(mpi.wanted(part))
+        ]
+        return Step(int(len(done) < len(parts)), "\n".join(rows), HANGS)
+
+
+def test_what_comes_after_a_part_that_hangs_is_run_without_it() -> None:
+    srun = Srun(hangs="links")
+    found = mpi.launched(srun, ["n1", "n2"], shared=True)
+    assert [parts for _, parts in srun.asked] == [("ring", "links", "collectives"), ("collectives",)]
+    assert found["ended"] == {"links": HANGS}
+    assert {each["part"] for each in found["answers"]} == {"launch", "ring", "collectives"}
+
+
+def test_a_node_on_which_it_does_not_start_is_left_out() -> None:
+    srun = Srun(ill=["n2"])
+    found = mpi.launched(srun, ["n1", "n2", "n3"], shared=True)
+    assert found["broken"] == {"n2": "srun: error: PMIx"}
+    assert (found["nodes"], found["failed"]) == (["n1", "n3"], "")
+    assert srun.asked[-1] == (("n1", "n3"), mpi.PARTS)
+
+
+def test_it_starts_on_each_node_but_not_on_all() -> None:
+    found = mpi.launched(Srun(apart=True), ["n1", "n2"], shared=True)
+    assert (found["broken"], found["failed"], found["answers"]) == ({}, "srun: error: PMIx", [])
+
+
+def test_it_starts_nowhere() -> None:
+    found = mpi.launched(Srun(ill=["n1", "n2"]), ["n1", "n2"], shared=True)
+    assert set(found["broken"]) == {"n1", "n2"}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 31])
+def test_everybody_meets_everybody_once(count: int) -> None:
+    scope: dict[str, Any] = {}
+    exec(Path(checks() / "programs/tournament.py").read_text(), scope)
+    rounds = [list(pairs) for pairs in scope["tournament"](count)]
+    met = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert len(rounds) == count - 1 + count % 2
+    assert len(met) == len(set(met)) == count * (count - 1) // 2
+    for pairs in rounds:
+        everyone = [node for pair in pairs for node in pair]
+        assert len(everyone) == len(set(everyone))

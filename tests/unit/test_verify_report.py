@@ -120,6 +120,19 @@ def test_a_good_run_of_virtual_nodes_says_that_they_are_virtual() -> None:
     assert "NUMA balancing is off numa-balancing 0" in text
 
 
+@pytest.mark.parametrize(
+    ("about", "mood"),
+    [
+        ({"bad": ()}, "good"),
+        ({}, "bad"),
+        ({"bad": (), "absent": ("n2",)}, "odd"),
+        ({"bad": (), "complete": False}, "bad"),
+    ],
+)
+def test_its_mark_is_not_better_than_the_verdict(about: dict[str, Any], mood: str) -> None:
+    assert f'<div class="verdict {mood}">' in page.html(simulated_run(8, **about))
+
+
 def test_what_nodes_say_is_never_markup() -> None:
     bad = on(EVIL, "failed", EVIL, evidence=EVIL, wanted=EVIL, source=EVIL, value=EVIL, unit=EVIL)
     seen = (NodeSeen(name=EVIL, roles=("worker",), virtual=EVIL, model=EVIL, image=EVIL),)
@@ -284,15 +297,29 @@ def test_links_are_drawn_where_words_do_not_say_it_all() -> None:
 
 def test_what_was_measured_in_few_words() -> None:
     def said(*values: Any, unit: str = "") -> str:
-        return matrix.value([Measure(state="passed", node=f"n{i}", value=v, unit=unit) for i, v in enumerate(values)])
+        measures = [Measure(state="passed", node=f"n{i}", value=v, unit=unit, wanted="w") for i, v in enumerate(values)]
+        ((value, wanted),) = matrix.lines(measures)
+        assert wanted == "w"
+        return value
 
     assert said(8, 8, unit="GPUs") == "8 GPUs"
     assert said(3.0, 1.0, 2.5, unit="us") == "2.5 us (1 to 3)"
+    assert said(7, 8, 8, 7, unit="GPUs") == "7 GPUs (7 to 8)"
     assert said("6.8.0", "6.8.0") == "6.8.0"
-    assert said("6.8.0", "6.9.0") == "2 different values"
+    assert said("6.8.0", "6.9.0") == "6.8.0, 6.9.0"
+    assert said("a", "b", "c") == "3 different values"
     assert said(True) == "yes"
     assert said(None) == ""
     assert len(said("x" * 100)) == matrix.LONGEST
+
+
+def test_each_thing_that_a_check_measures_has_its_line() -> None:
+    one = [on("n1", value=3.14, unit="nats", wanted="as before"), on("n1", value=9000.0, unit="tokens/s")]
+    two = [on("n2", value=3.14, unit="nats", wanted="as before"), on("n2", value=7000.0, unit="tokens/s")]
+    assert matrix.lines([*one, *two]) == (("3.14 nats", "as before"), ("8000 tokens/s (7000 to 9000)", ""))
+    many = [on("n1", value=i, unit=str(i)) for i in range(9)]
+    assert [line for line, _ in matrix.lines(many)] == ["0 0", "1 1", "2 2", "and 6 more"]
+    assert matrix.lines([on("n1", value=True, wanted="True")]) == (("yes", "yes"),)
 
 
 def test_the_kinds_of_test_with_their_states() -> None:
@@ -302,6 +329,7 @@ def test_the_kinds_of_test_with_their_states() -> None:
 
     found = kinds.kinds(run(of(1, "passed", "a"), of(1, "skipped", "b"), of(2, "failed", "c"), of(2, "passed", "d")))
     assert [kind.state for kind in found[:3]] == ["passed", "failed", None]
+    assert found[0].skipped == ("b",), "tested in part"
     assert len(found) == 18
 
 

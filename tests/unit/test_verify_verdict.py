@@ -99,6 +99,8 @@ def test_skipped_checks_are_counted_by_reasons_without_names() -> None:
 def test_a_name_is_dropped_only_where_it_is_a_nodes() -> None:
     assert verdict.nameless("no job can start on n1: DOWN", {"n1"}) == "no job can start: DOWN"
     assert verdict.nameless("no driver on node n10", {"n1"}) == "no driver on node n10"
+    assert verdict.nameless("no MUNGE on the host n1", {"n1"}) == "no MUNGE on the host"
+    assert verdict.nameless("2 nodes are needed, 1 can take part (no GPU on node n1)", {"n1"}) == "no GPU"
 
 
 def test_virtual_nodes_are_called_so() -> None:

@@ -14,8 +14,10 @@ from rocstack.verify.result import BAD, CheckResult, Measure, NodeSeen, Run, Sta
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]
 LONGEST = 60  # characters of a list of nodes in the sentence
-MOST = 3  # reasons in the sentence
-_ON = re.compile(r" (?:on|of) (?:node )?([A-Za-z0-9_.-]*[A-Za-z0-9_-])")
+MOST = 3  # names, or checks, in the sentence
+REASONS = 2  # for skipping, likewise
+_LACKING = re.compile(r"\d+ nodes are needed, \d+ can take part \((.+)\)")
+_ON = re.compile(r"(?: (?:on|of)(?: node)?)? ([A-Za-z0-9_.-]*[A-Za-z0-9_-])")
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,15 @@ def skipped(run: Run) -> dict[str, tuple[str, ...]]:
     for result in run.results:
         texts = {measure.why for measure in result.measures if measure.state == "skipped"}
         for text in texts or ({result.why} if result.state == "skipped" else ()):
-            for part in text.split("; "):
+            for part in text.split("; ") if "(" not in text else (text,):
                 found[nameless(part, names)][result.check.name] = None
     return {why: tuple(checks) for why, checks in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))}
 
 
 def nameless(why: str, names: set[str]) -> str:
-    """The reason, the same for every node: "no GPU" of "no GPU on node n1"."""
+    """The reason, the same for every node: "no GPU" of "no GPU on node n1", whether one or too many lack it."""
+    lacking = _LACKING.fullmatch(why)
+    why = lacking[1] if lacking else why
     return _ON.sub(lambda found: "" if found[1] in names else found[0], why) or "no reason was given"
 
 
@@ -160,7 +164,9 @@ def _parts(run: Run, verdict: Verdict) -> list[str]:
     gone = [result for result in run.results if result.state == "skipped"]
     if gone:
         lacking = [why for why, checks in verdict.skipped.items() if {result.check.name for result in gone} & {*checks}]
-        parts.append(f"{count(len(gone), 'check')} skipped: {_few(lacking)}")
+        # "virtual node" of "virtual node (mi300x-thor2): it computes nothing"
+        brief = list(dict.fromkeys(re.split(r": | \(", why)[0] for why in lacking))
+        parts.append(f"{count(len(gone), 'check')} skipped: {_few(brief, REASONS)}")
     return parts
 
 
@@ -195,5 +201,5 @@ def listed(names: Iterable[str], longest: int = LONGEST) -> str:
     return f"{', '.join(every[:MOST])} and {len(every) - MOST} more"
 
 
-def _few(words: list[str]) -> str:
-    return ", ".join(words[:MOST]) + (f" and {len(words) - MOST} more" if len(words) > MOST else "")
+def _few(words: list[str], most: int = MOST) -> str:
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

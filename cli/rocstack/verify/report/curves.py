@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rocstack.verify.report.drawings import Curves
 from rocstack.verify.report.matrix import number
 
-WIDTH, HEIGHT = 640.0, 300.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 150.0, 16.0, 40.0
+PLOT, HEIGHT = 440.0, 300.0  # between the axes it is so wide
+LEFT, TOP, BOTTOM = 52.0, 16.0, 40.0
+LETTER, MARGIN = 7.0, 24.0  # of a label
 APART = 15.0  # between two labels
 STYLES = 6  # that the style sheet has
 
@@ -35,6 +36,9 @@ class Curve:
 @dataclass(frozen=True)
 class Chart:
     unit: str
+    width: float
+    height: float
+    right: float  # where the axes end
     curves: tuple[Curve, ...]
     xs: tuple[Tick, ...]
     ys: tuple[Tick, ...]
@@ -52,7 +56,7 @@ def chart(curves: Curves) -> Chart | None:
 
     def x(size: float) -> float:
         share = math.log2(size / low) / math.log2(high / low) if high > low else 0.5
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+        return round(LEFT + share * PLOT, 1)
 
     def y(value: float) -> float:
         return round(TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM), 1)
@@ -69,6 +73,9 @@ def chart(curves: Curves) -> Chart | None:
     sizes = [2.0**power for power in range(first, math.floor(math.log2(high)) + 1, step)] or [low]
     return Chart(
         unit=curves.unit,
+        width=LEFT + PLOT + MARGIN + LETTER * max(len(f"{curve.name} {curve.last}") for curve in drawn),
+        height=HEIGHT,
+        right=LEFT + PLOT,
         curves=tuple(_spread(drawn)),
         xs=tuple(Tick(x(size), size_of(size)) for size in sizes),
         ys=tuple(Tick(y(top * part / 4), number(top * part / 4)) for part in range(5)),

@@ -60,7 +60,7 @@ class Nic(Value):
     name: str
     pci: str | None = None
     numa: int | None = None
-    speed: str | int | None = None
+    speed: str | int | None = None  # a number is Mb/s
     state: str | None = None
 
 

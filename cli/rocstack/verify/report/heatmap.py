@@ -13,7 +13,7 @@ TILES = 48  # on a side; of more nodes each tile is the worst of its pairs
 NUMBERS = 16  # nodes, up to which values stand in the tiles
 STEPS = 9  # of colour
 SIDE, LARGEST = 480.0, 40.0  # units that the map, and one of its tiles, may be wide
-LEGEND = 420.0  # units that the scale takes
+LEGEND = 460.0  # units that the scale takes
 # The strongest colour is at least this far from the best value, so that noise doesn't look like a fault.
 SPAN = 0.5
 MOST = 5  # pairs that are listed

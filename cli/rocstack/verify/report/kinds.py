@@ -31,12 +31,13 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """`state` is None where no check of the run was of this kind."""
+    """`state` is None where no check of the run was of this kind; `skipped` are its checks that were, while others
+    weren't: it was tested in part."""
 
     number: int
     name: str
     state: State | None
-    checks: tuple[str, ...]
+    skipped: tuple[str, ...]
 
 
 def kinds(run: Run) -> tuple[Kind, ...]:
@@ -50,4 +51,5 @@ def _kind(run: Run, number: int, name: str) -> Kind:
     if len(states) > 1:
         states -= {"skipped"}
     state = next((state for state in WORST if state in states), None)
-    return Kind(number, name, state, tuple(result.check.name for result in results))
+    gone = () if state == "skipped" else (each.check.name for each in results if each.state == "skipped")
+    return Kind(number, name, state, tuple(gone))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 
 from rocstack.summary import count
 from rocstack.verify import verdict
 from rocstack.verify.check import Check
+from rocstack.verify.record import Scalar
 from rocstack.verify.result import Measure, Run, State
 
 FEW = 8  # nodes that have a column each
 MOST = 24  # columns
-LONGEST = 40  # characters of a value
+LONGEST, LINES = 60, 4  # characters of a value, and how many of one check
 MARKS: dict[str, str] = {"passed": "✓", "failed": "✗", "error": "?", "skipped": "–", "measured": "•", "": ""}
 WORST: tuple[State, ...] = ("failed", "error", "skipped", "measured", "passed")
 
@@ -35,8 +36,7 @@ class Row:
 
     check: Check
     state: State
-    value: str
-    wanted: str
+    lines: tuple[tuple[str, str], ...]  # measured, wanted
     virtual: bool
     cells: tuple[State | None, ...]
     whole: str
@@ -74,8 +74,7 @@ def table(run: Run) -> Table:
             Row(
                 check=result.check,
                 state=result.state,
-                value=value(result.measures),
-                wanted=wanted(result.measures),
+                lines=lines(result.measures),
                 virtual=any(measure.virtual for measure in result.measures),
                 cells=() if set(states[result.check.name]) == {""} else tuple(look[row] for _, look in columns),
                 whole="the cluster" if result.measures or result.check.scope == "cluster" else "on no node",
@@ -85,27 +84,32 @@ def table(run: Run) -> Table:
     )
 
 
-def value(measures: Iterable[Measure]) -> str:
-    """What was measured, in a few words: the median and from where to where, or what is the same on all."""
-    known = [measure for measure in measures if measure.value is not None and measure.state != "skipped"]
-    units = {measure.unit for measure in known}
-    numbers = [m.value for m in known if isinstance(m.value, int | float) and not isinstance(m.value, bool)]
-    if known and len(numbers) == len(known) and len(units) == 1:
-        unit = units.pop()
-        low, high = min(numbers), max(numbers)
-        span = "" if low == high else f" ({number(low)} to {number(high)})"
-        return f"{number(median(numbers))} {unit}".rstrip() + span
-    texts = list(dict.fromkeys(f"{say(measure.value)} {measure.unit}".rstrip() for measure in known))
-    if len(texts) > 1:
-        return count(len(texts), "different value")
-    text = texts[0] if texts else ""
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+def lines(measures: Iterable[Measure]) -> tuple[tuple[str, str], ...]:
+    """What was measured and what was wanted, in a few words: numbers of one unit as their median, and from where to
+    where; texts as they are. At most `LINES`."""
+    groups: dict[tuple[str, str], list[Measure]] = defaultdict(list)
+    for measure in measures:
+        if measure.state != "skipped" and (measure.value is not None or measure.wanted):
+            groups[measure.unit, measure.wanted].append(measure)
+    found = [(_value([m.value for m in group], unit), _short(wanted)) for (unit, wanted), group in groups.items()]
+    if len(found) > LINES:
+        found = [*found[: LINES - 1], (f"and {len(found) - LINES + 1} more", "")]
+    return tuple(found)
 
 
-def wanted(measures: Iterable[Measure]) -> str:
-    """The bound, if it is one for all."""
-    texts = {measure.wanted for measure in measures if measure.wanted}
-    text = texts.pop() if len(texts) == 1 else ""
+def _value(values: list[Scalar], unit: str) -> str:
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if numbers and len(numbers) == len([value for value in values if value is not None]):
+        low, high = number(min(numbers)), number(max(numbers))
+        middle = number(median_low(numbers) if all(isinstance(each, int) for each in numbers) else median(numbers))
+        return f"{middle} {unit}".rstrip() + ("" if low == high else f" ({low} to {high})")
+    texts = list(dict.fromkeys(say(value) for value in values if value is not None))
+    text = ", ".join(texts) if len(texts) < 3 else count(len(texts), "different value")
+    return _short(f"{text} {unit}".strip())
+
+
+def _short(text: str) -> str:
+    text = {"True": "yes", "False": "no"}.get(text, " ".join(text.split()))
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
@@ -115,7 +119,7 @@ def number(value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
-def say(value: float | int | str | bool | None) -> str:
+def say(value: Scalar) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, int | float) else str(value)

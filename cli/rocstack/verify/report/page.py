@@ -31,7 +31,7 @@ def html(run: Run, previous: Run | None = None) -> str:
         .render(
             run=run,
             verdict=found,
-            good=not (found.cluster or found.names("failing") or not run.complete),
+            mood=_mood(run, found),
             when=_when(run.when),
             counts=_counts(run),
             levels=LEVELS,
@@ -70,13 +70,20 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
-    found.globals |= {"marks": matrix.MARKS, "chart_size": (curves.WIDTH, curves.HEIGHT)}
+    found.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
     return found
 
 
 def _words(text: str) -> Markup:
     """Escaped; what stands in backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _mood(run: Run, found: Verdict) -> str:
+    """good, bad, or odd: nothing fails, but not every node was judged."""
+    if found.cluster or found.names("failing") or not run.complete:
+        return "bad"
+    return "odd" if len(found.names("passing")) < len(run.nodes) or not run.nodes else "good"
 
 
 def _when(text: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from rocstack.node.drawing import VIA
+from rocstack.node.drawing import VIA, bits
 from rocstack.summary import count
 from rocstack.verify import verdict
-from rocstack.verify.report.drawings import Devices, Topology
+from rocstack.verify.report.drawings import Devices, Nic, Topology
 
 CELL, GAP, PAD = 84.0, 12.0, 16.0  # a device's width, between two, and around those of a NUMA node
 GPU_Y, NIC_Y, BOX, HEIGHT = 92.0, 196.0, 44.0, 268.0
@@ -85,7 +85,7 @@ def _picture(names: list[str], devices: Devices) -> Picture:
         for place, nic in enumerate(own_nics):
             nics[nic.name] = left + PAD + place * (CELL + GAP)
             bad = nic.state is not None and nic.state.upper() not in ("ACTIVE", "UP")
-            below = nic.state.lower() if bad and nic.state else " ".join(str(nic.speed or _short(nic.pci)).split())
+            below = nic.state.lower() if bad and nic.state else _speed(nic) or _short(nic.pci)
             boxes.append(Box(nics[nic.name], NIC_Y, nic.name, below, bad))
         left += width + GAP
     wires = [
@@ -145,6 +145,10 @@ def _arc(one: float, two: float) -> str:
     x1, x2 = one + CELL / 2, two + CELL / 2
     high = max(GPU_Y - 16 - abs(x2 - x1) / 8, 30)
     return f"M{x1:g} {GPU_Y:g}C{x1:g} {high:g} {x2:g} {high:g} {x2:g} {GPU_Y:g}"
+
+
+def _speed(nic: Nic) -> str:
+    return bits(nic.speed) if isinstance(nic.speed, int) else nic.speed or ""
 
 
 def _short(pci: str | None) -> str:

@@ -1,5 +1,5 @@
 """Writes docs/reference.md from the code (commands, settings, fields of stacks, components, NICs and rules, labels, the
-trainer's settings), and the JSON schema of node profiles.
+trainer's settings), and the JSON schemas of node profiles and of verify's report.json.
 
     python docs/generate.py [--check]
 
@@ -41,7 +41,7 @@ from rocstack.base import BaseImage
 from rocstack.cli.main import app
 from rocstack.cluster import settings as cluster
 from rocstack.lock import Lock
-from rocstack.verify import suite, thresholds
+from rocstack.verify import artifacts, suite, thresholds
 from rocstack.verify.check import ITEMS
 
 sys.path.insert(0, str(paths.images() / "trainer"))
@@ -49,6 +49,7 @@ from rocstack_trainer.config import Config
 
 FILE = Path(__file__).with_name("reference.md")
 SCHEMA = Path(__file__).with_name("node-profile.schema.json")
+REPORT_SCHEMA = Path(__file__).with_name("report.schema.json")
 # Titles of the files that users write -> their models, the outermost first.
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "Stack": (
@@ -372,6 +373,7 @@ def render() -> str:
 
 def main(argv: list[str]) -> int:
     texts = {FILE: render(), SCHEMA: profile_schema.text(profiles.Profiles)}
+    texts[REPORT_SCHEMA] = artifacts.schema_text()
     if argv == ["--check"]:
         wrong = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
         for file in wrong:

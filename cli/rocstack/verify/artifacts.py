@@ -21,7 +21,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
     found = verdict.judge(run)
     texts = {
         JSON: run.dumps(),
-        SCHEMA: json.dumps(schema(), indent=1) + "\n",
+        SCHEMA: schema_text(),
         JUNIT: junit.junit(run),
         HTML: page.html(run, previous),
         PASSING: _lines(found.names("passing", "worker")),
@@ -42,6 +42,11 @@ def schema() -> dict[str, Any]:
                 about["description"] = text
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack report"}
     return {**head, **{key: value for key, value in found.items() if key != "title"}}
+
+
+def schema_text() -> str:
+    """The published file's content."""
+    return json.dumps(schema(), indent=1) + "\n"
 
 
 def _lines(names: Iterable[str]) -> str:

@@ -110,9 +110,10 @@ def skipped(run: Run) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for result in run.results:
         texts = {measure.why for measure in result.measures if measure.state == "skipped"}
-        for text in texts or ({result.why} if result.state == "skipped" else ()):
-            for part in text.split("; ") if "(" not in text else (text,):
-                found[nameless(part, names)][result.check.name] = None
+        if not texts and result.state == "skipped":  # as a whole, for what each of its nodes lacks
+            texts = {result.why} if "(" in result.why else set(result.why.split("; "))
+        for text in texts:
+            found[nameless(text, names)][result.check.name] = None
     return {why: tuple(checks) for why, checks in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))}
 
 

@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from experiments import performance
 
-from rocstack.errors import BadInput
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Node, Recorder
 
-VARIABLE = "ROCSTACK_VERIFY_SOAK"  # minutes
-MINUTES, VIRTUAL = 480.0, 0.25  # of AMD's guide; where nothing can wear out
 KERNEL = re.compile(
     r"amdgpu.*(error|fail|reset|hang|fault)|RAS|uncorrect|call trace|link is down|cq error|out of memory", re.IGNORECASE
 )
 
 
-def wanted(nodes: Sequence[Node], said: str | None) -> float:
-    """Minutes.
-
-    Raises:
-        BadInput: the variable holds no number of minutes.
-    """
-    if not said:
-        return VIRTUAL if any(node.virtual for node in nodes) else MINUTES
-    try:
-        minutes = float(said)
-    except ValueError:
-        minutes = 0
-    if not 0 < minutes <= 7 * 24 * 60:
-        raise BadInput(
-            f"{VARIABLE}={said} is no number of minutes",
-            code="bad-setting",
-            cause="up to a week",
-            next_step=f"such as {VARIABLE}=60",
-        )
-    return minutes
-
-
 @pytest.fixture(scope="session")
 def soaked(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
     def fetch() -> dict[str, Any]:
-        return performance.soak(cluster, wanted(all_nodes, os.environ.get(VARIABLE)))
+        virtual = any(node.virtual for node in all_nodes)
+        return performance.soak(cluster, performance.minutes(virtual, os.environ.get(performance.VARIABLE)))
 
     found: dict[str, Any] = evidence.take("soak", fetch)
     return found

@@ -3,7 +3,6 @@ program that runs them, on this machine."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import subprocess
@@ -17,7 +16,6 @@ from replay import good, replay
 
 from rocstack.errors import BadInput
 from rocstack.verify import suite
-from rocstack.verify.record import Node
 from rocstack.verify.slurm import Step
 
 SAMPLES = Path(__file__).parent / "data/verify/parsers"
@@ -131,13 +129,10 @@ def test_the_program_says_how_each_tool_ended() -> None:
     assert said["slow"] == {"code": -1, "out": "met\nstopped after 2 s\n"}
 
 
-def test_minutes_of_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(suite.checks())
-    sys.modules.pop("experiments", None)
-    wanted = importlib.import_module("test_soak").wanted
-    real, virtual = Node("n1"), Node("n2", virtual="mi300x-thor2")
-    assert (wanted([real], None), wanted([real, virtual], None), wanted([virtual], "90")) == (480, 0.25, 90)
+def test_minutes_of_a_soak() -> None:
+    assert [performance.minutes(virtual, None) for virtual in (False, True)] == [480, 0.25]
+    assert performance.minutes(True, "90") == 90
     for text in ("-1", "0", "8h", "nan", "99999"):
         with pytest.raises(BadInput) as raised:
-            wanted([real], text)
+            performance.minutes(False, text)
         assert raised.value.code == "bad-setting"

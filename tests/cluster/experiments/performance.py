@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocstack.errors import BadInput
+
 PROGRAMS = Path(__file__).parents[1] / "programs"
 RCCL = "all_reduce_perf"
 OTHERS = {
@@ -24,6 +26,8 @@ OTHERS = {
 RANKS = 2  # of a node, on CPUs
 SIZES = ("4096,65536,1048576,16777216", "4096,65536,1048576,16777216,268435456,1073741824")  # on CPUs, on GPUs
 CHUNK = 600.0  # seconds of a soak's step
+VARIABLE = "ROCSTACK_VERIFY_SOAK"  # minutes of a soak
+MINUTES, VIRTUAL = 480.0, 0.25  # of AMD's guide; where nothing can wear out
 INFO_LINES = 200  # of RCCL's own words
 
 Batch = Mapping[str, Sequence[str]]
@@ -104,15 +108,37 @@ def _short(text: str) -> str:
     return "\n".join([*info[:INFO_LINES], *(line for line in lines if "NCCL INFO" not in line)])
 
 
-def soak(cluster: Any, minutes: float) -> dict[str, Any]:
+def minutes(virtual: bool, said: str | None) -> float:
+    """That a soak takes, by default or as the variable says.
+
+    Raises:
+        BadInput: it says no number of minutes, or more than a week's.
+    """
+    if not said:
+        return VIRTUAL if virtual else MINUTES
+    try:
+        found = float(said)
+    except ValueError:
+        found = 0
+    if 0 < found <= 7 * 24 * 60:
+        return found
+    raise BadInput(
+        f"{VARIABLE}={said} is no number of minutes",
+        code="bad-setting",
+        cause="a soak takes up to a week",
+        next_step=f"such as {VARIABLE}=60",
+    )
+
+
+def soak(cluster: Any, lasting: float) -> dict[str, Any]:
     """Products and sums for so long, in steps of ten minutes at most; and what the kernels of real nodes said
-    meanwhile."""
-    nodes = whole(cluster, math.ceil(minutes) + 15)
+    meanwhile. `lasting` minutes."""
+    nodes = whole(cluster, math.ceil(lasting) + 15)
     ranks = cluster.slurm.gpus or RANKS
     size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
     real = [node for node in nodes if not cluster.looked.gathered.node(node).profile.virtual]
     uptimes = _uptimes(cluster, real) if real else {}
-    steps, left = [], minutes * 60
+    steps, left = [], lasting * 60
     while left > 0:
         took = min(left, CHUNK)
         words = [f"{took:.0f}", str(size), str(count)]
@@ -123,7 +149,7 @@ def soak(cluster: Any, minutes: float) -> dict[str, Any]:
         steps.append({"seconds": took, "code": step.code, "answers": step.answers, "said": step.said})
         left -= took
     kernels = {node: _since(cluster.on(node, "dmesg").stdout, begun) for node, begun in uptimes.items()}
-    return {"minutes": minutes, "nodes": list(nodes), "ranks": ranks, "steps": steps, "kernels": kernels}
+    return {"minutes": lasting, "nodes": list(nodes), "ranks": ranks, "steps": steps, "kernels": kernels}
 
 
 def _uptimes(cluster: Any, nodes: Sequence[str]) -> dict[str, float]:

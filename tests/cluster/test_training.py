@@ -9,6 +9,7 @@ import pytest
 from experiments import training
 from experiments.ranks import Row, alone, apart, ill, misplaced, of, speed, strangers, unlearned
 
+from rocstack.summary import count
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Recorder
 
@@ -150,10 +151,10 @@ def test_data(record: Recorder, on_cpus: Found) -> None:
         record.skipped("", "not all ranks came to train together")
         return
     wrong = misplaced(rows)
-    for node, why, count in wrong:
-        record.failed(node, why, count, "samples")
+    for node, why, number in wrong:
+        record.failed(node, why, number, "samples")
     if not wrong:
-        text = f"{len(rows)} ranks on {len(on_cpus['nodes'])} nodes"
+        text = f"{len(rows)} ranks on {count(len(on_cpus['nodes']), 'node')}"
         record.passed("", rows[0]["samples"], "samples", wanted="each of one rank", evidence=text)
 
 
@@ -196,8 +197,8 @@ def test_restart(record: Recorder, on_cpus: Found) -> None:
             record.passed("", start, "step", evidence="64 bytes of the newest checkpoint were changed", **more)
         else:
             seconds = next(row["first"] for row in rows if row["rank"] == victim["rank"]) - victim["last"]
-            place = "a folder that all nodes see" if on_cpus["shared"] else "the first node: no folder is shared"
-            text = f"rank {victim['rank']} was killed on {victim['node']}; checkpoints were in {place}"
+            place = f"below {on_cpus['below']}" + ("" if on_cpus["shared"] else " of one node: no folder is shared")
+            text = f"rank {victim['rank']} was killed on {victim['node']}; checkpoints were {place}"
             record.passed("", seconds, "s", evidence=text, **more)
 
 

@@ -135,3 +135,17 @@ def test_a_checkpoint_that_changes_before_it_is_read(deployed: Deployed, tmp_pat
     states = {name: each.state for name, each in found.items()}
     assert states == dict.fromkeys(CHECKS, "passed") | {"training-restart": "failed"}
     assert found["training-restart"].why == "after the kill: it went on from step 6, not 9"
+
+
+@pytest.mark.slow
+def test_a_node_on_which_nothing_trains(deployed: Deployed, tmp_path: Path) -> None:
+    """It is named, and the other one verified."""
+    with faulty(deployed, "train.py", "\nraise ImportError('no libtorch.so')\n", "n2"):
+        found = verify(deployed, tmp_path)
+    states = {name: each.state for name, each in found.items()}
+    assert states == dict.fromkeys(CHECKS, "passed") | {
+        "training-one-rank": "failed",
+        "training-on-nodes": "skipped",
+    }
+    assert found["training-one-rank"].why == "rank 0: ImportError: no libtorch.so"
+    assert {m.node for m in found["training-restart"].measures if m.state == "skipped"} == {"n2"}

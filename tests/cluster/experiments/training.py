@@ -27,11 +27,12 @@ SETTINGS = [
 
 
 def on_cpus(cluster: Any) -> dict[str, Any]:
-    """All runs. `shared`: whether all nodes see the folder of the checkpoints."""
+    """All runs. `shared`: whether all nodes see the folder of the checkpoints, which is `below`."""
     nodes = cluster.allocated()
     folder, shared = scratch(cluster, nodes)
     try:
-        return run(cluster.slurm, nodes, RANKS, "gloo", folder) | {"shared": shared}
+        found = run(cluster.slurm, nodes, RANKS, "gloo", folder)
+        return found | {"shared": shared, "below": str(Path(folder).parent)}
     finally:
         cluster.slurm.step("rm", "-rf", folder, nodes=nodes)
 

@@ -127,24 +127,30 @@ def _xgmi(profile: NodeProfile) -> set[tuple[int, int]]:
     source=f"{LAMINI}; AMD system acceptance guide, network topology mapping",
 )
 def test_topology(record: Recorder) -> None:
-    ways = {node.name: {link.gpu: f"{link.nic} ({link.via})" for link in p.affinity} for node, p in profiles(record)}
-    texts = {name: ", ".join(f"GPU {gpu}: {way}" for gpu, way in sorted(own.items())) for name, own in ways.items()}
-    usual = max(sorted(set(texts.values())), key=list(texts.values()).count, default="")
+    """Slots are compared, not names: those are the check rdma-devices'."""
+    ways = {node.name: _ways(profile) for node, profile in profiles(record)}
+    usual = Counter(ways.values()).most_common(1)[0][0] if ways else ()
     for node, profile in profiles(record):
+        text = ", ".join(f"GPU {link.gpu}: {link.nic} ({link.via})" for link in profile.affinity)
         vias = Counter(link.via for link in profile.affinity)
         far = [f"GPU {link.gpu} ({link.via})" for link in profile.affinity if link.via != "switch"]
         value = f"{vias['switch']} of {len(profile.gpus)} on a switch with their NIC"
         if not profile.affinity:
             record.skipped(node.name, "no NIC belongs to its GPUs")
         elif vias["switch"] and far:
-            record.failed(node.name, f"without a NIC on its switch: {few(far)}", value, evidence=texts[node.name])
-        elif texts[node.name] != usual:
-            odd = [gpu for gpu, way in ways[node.name].items() if f"GPU {gpu}: {way}" not in usual.split(", ")]
-            why = f"GPU {', '.join(map(str, odd))}: another NIC than on most nodes"
-            record.failed(node.name, why, value, evidence=texts[node.name])
+            record.failed(node.name, f"without a NIC on its switch: {few(far)}", value, evidence=text)
+        elif ways[node.name] != usual:
+            odd = few(f"GPU {gpu}" for gpu, *_ in sorted(set(ways[node.name]) ^ set(usual)))
+            record.failed(node.name, f"{odd}: connected otherwise than on most nodes", value, evidence=text)
         else:
-            record.passed(node.name, value, evidence=texts[node.name])
+            record.passed(node.name, value, evidence=text)
     record.draw("topology", {"nodes": {node.name: _drawn(profile) for node, profile in profiles(record)}})
+
+
+def _ways(profile: NodeProfile) -> tuple[tuple[int, str, str], ...]:
+    """Each GPU with the PCI address of its NIC, and how near that is."""
+    slots = {name: nic.pci for nic in profile.nics for name in (*nic.netdevs, nic.verbs or "")}
+    return tuple(sorted((link.gpu, slots.get(link.nic, link.nic), link.via) for link in profile.affinity))
 
 
 def _drawn(profile: NodeProfile) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""The checks of nodes, GPUs and fabric: each turns red by its own faults (data/verify/faults.yml), and by no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from replay import good, red, replay
+
+from rocstack import probe
+from rocstack.node import read
+from rocstack.verify import suite
+from rocstack.virtual import faults, machine, model, tree
+
+FILES = ("test_nodes.py", "test_gpus.py", "test_gpu_jobs.py", "test_topology.py", "test_fabric.py")
+FAULTS = yaml.safe_load((Path(__file__).parent / "data/verify/faults.yml").read_text())
+CASES = [(check, row) for check, rows in FAULTS.items() for row in rows]
+KINDS = probe.kinds()
+# Evidence about nodes; what was computed and sent between them no fault here could change.
+JUDGED = ("cluster", "in_jobs", "on_hosts", "gpu_jobs", "controller", "in_containers", "credentials", "secrets")
+# What a fault of rocstack.virtual changes of a profile; the rest is the machine's under the virtual node.
+PARTS = ("gpus", "nics", "netdevs", "verbs", "affinity", "modules", "amdgpu")
+
+
+def own() -> set[str]:
+    texts = ((suite.checks() / name).read_text() for name in FILES)
+    return {name for text in texts for name in re.findall(r'^    name="([^"]+)"', text, re.MULTILINE)}
+
+
+def recorded() -> dict[str, Any]:
+    return {key: value for key, value in good().items() if key in JUDGED}
+
+
+def real(evidence: dict[str, Any]) -> dict[str, Any]:
+    """The recorded nodes as if they had their hardware: what a virtual node can't say is what a healthy one says."""
+    labels = evidence["cluster"]["labels"]
+    provider = {"driver": "bnxt_re", "way": "host", "private_abi": 34, "kernel_abi": [1, 6]}
+    labels |= {"io.rocstack.nic": "broadcom", "io.rocstack.nic.providers": json.dumps([provider])}
+    for node in evidence["cluster"]["nodes"]:
+        profile, name = node["profile"], node["name"]
+        node["virtual"] = profile["virtual"] = None
+        node["cpus"], node["memory"] = profile["system"]["cpus"], profile["system"]["memory"]
+        evidence["in_jobs"][name] |= {"memlock": -1, "shm": 800 << 30}
+        host = evidence["on_hosts"][name]
+        host |= {"log": ["[ 7.1] amdgpu 0000:05:00.0: amdgpu: SMU is initialized successfully!"], "processes": {}}
+        for function in host["pci"].values():
+            function |= {"fatal": False, "acs": 0, "bytes": 4096}
+        said = evidence["gpu_jobs"][name]["all"]
+        said |= {"rdma": [device["name"] for device in profile["verbs"]]}
+        said |= {"agents": len(profile["gpus"]), "devices": dict.fromkeys(said["devices"], "")}
+        said["smi"]["seconds"] = 0.4
+    return evidence
+
+
+def broken(row: dict[str, Any]) -> dict[str, Any]:
+    """The evidence with the faults of one case."""
+    evidence = real(recorded()) if row.get("real") else recorded()
+    if "fault" in row:
+        made = faults.apply(machine.expand(model.load("mi300x-thor2"), 2), [faults.parse(row["fault"])])
+        profile = asdict(read.parse(tree.record(made), KINDS))
+        kept = evidence["cluster"]["nodes"][1]["profile"]
+        kept |= {part: profile[part] for part in PARTS}
+        kept["system"] |= {key: profile["system"][key] for key in ("kernel", "cmdline")}
+    for path, value in row.get("set", {}).items():
+        change(evidence, path, value)
+    return evidence
+
+
+def change(evidence: Any, path: str, value: Any) -> None:
+    *way, last = [int(word) if re.fullmatch(r"\d", word) else word for word in path.split()]
+    for word in way:
+        evidence = evidence[word]
+    if value == "gone":
+        del evidence[last]
+    else:
+        evidence[last] = value
+
+
+@pytest.mark.parametrize(("check", "row"), CASES, ids=[f"{check}-{number}" for number, (check, _) in enumerate(CASES)])
+def test_a_fault_turns_its_check_red_and_no_other(check: str, row: dict[str, Any]) -> None:
+    results = replay(broken(row))
+    assert red(results) == ({check} - {"none"})
+    if check != "none":
+        assert results[check].state == "failed", results[check].why
+
+
+def test_every_check_of_these_files_has_a_fault() -> None:
+    assert own() == set(FAULTS) - {"none"}
+
+
+def test_on_real_hardware_each_of_these_checks_says_something() -> None:
+    """None is skipped there but for what the hosts of the recording have not."""
+    results = replay(real(recorded()))
+    assert {name for name in own() if results[name].state == "skipped"} == {"rocm"}
+
+
+def test_nodes_that_cannot_be_read_are_skipped_with_the_reason() -> None:
+    evidence = recorded()
+    for name in ("n1", "n2"):
+        evidence["on_hosts"][name] = {"error": "ssh: connect to host: No route to host"}
+    results = replay(evidence, only="firewall")
+    assert results["firewall"].state == "skipped"
+    assert "No route to host" in results["firewall"].why
+
+
+def test_the_topology_is_drawn() -> None:
+    nodes = replay(recorded(), only="topology")["topology"].drawings["topology"]["nodes"]
+    assert set(nodes) == {"n1", "n2"}
+    drawn = nodes["n1"]
+    assert len(drawn["gpus"]) == len(drawn["nics"]) == len(drawn["affinity"]) == 8
+    assert len(drawn["links"]) == 28
+    assert drawn["gpus"][3] == {"index": 3, "pci": "0000:65:00.0", "numa": 0, "name": "AMD Instinct MI300X OAM"}
+    assert drawn["nics"][0]["speed"] == 400000
+    assert drawn["nics"][0]["state"] == "ACTIVE"
+    assert drawn["affinity"][0] == {"gpu": 0, "nic": "bnxt_re0", "via": "switch"}

@@ -248,4 +248,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     now = simulated_run(int(sys.argv[1]), absent=("n3",) if int(sys.argv[1]) > 3 else ())
-    artifacts.write(now, folder, simulated_run(int(sys.argv[1]), bad=(), slow=(), id="20261119-231500", when="2026-11-19T23:15:00Z"))
+    then = simulated_run(int(sys.argv[1]), bad=(), slow=(), id="20261119-231500", when="2026-11-19T23:15:00Z")
+    artifacts.write(now, folder, then)

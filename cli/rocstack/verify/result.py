@@ -106,7 +106,8 @@ class Run(Value):
         return highest
 
     def dumps(self) -> str:
-        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+        """On one line: of many nodes, a matrix of all pairs is most of it."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), separators=(",", ":")) + "\n"
 
 
 def state_of(measures: tuple[Measure, ...]) -> State:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 from replay import good, red, replay, states
 
-DATA = Path(__file__).parent / "data/verify/training.json"
 CPUS = {f"training-{name}" for name in ("one-rank", "in-node", "on-nodes", "weights", "data", "restart")}
 GPUS = {"training-one-gpu", "training-gpus-in-node", "training-gpus-on-nodes"}
 
 
-def evidence() -> dict[str, Any]:
-    found = good() | {"training": json.loads(DATA.read_text())}
-    for answer in found["in_jobs"].values():
-        answer["tools"].append("rocstack-train")
-    return found
-
-
 def with_gpus(real: bool) -> dict[str, Any]:
     """The same from GPUs; of nodes that are virtual, unless they are to be real."""
-    found = evidence()
+    found = good()
     for node in found["cluster"]["nodes"] if real else ():
         node["virtual"] = node["profile"]["virtual"] = None
     left = [row for row in found["training"]["answers"] if row["run"] in ("alone", "node", "all")]
@@ -119,7 +109,7 @@ def sample_lost(found: dict[str, Any]) -> None:
 
 
 def test_a_healthy_run_passes() -> None:
-    found = replay(evidence(), only="training-*", level=1)
+    found = replay(good(), only="training-*", level=1)
     assert states(found) == dict.fromkeys(CPUS, "passed")
 
 
@@ -153,7 +143,7 @@ def test_a_healthy_run_passes() -> None:
 def test_one_wrong_fact_turns_its_check_red_and_no_other(
     check: str, change: Callable[[dict[str, Any]], None], says: str, skipped: tuple[str, ...]
 ) -> None:
-    given = evidence()
+    given = good()
     change(given["training"])
     found = replay(given, only="training-*", level=1)
     assert red(found) == {f"training-{check}"}
@@ -162,7 +152,7 @@ def test_one_wrong_fact_turns_its_check_red_and_no_other(
 
 
 def test_a_node_on_which_nothing_trains_is_named_and_the_others_verified() -> None:
-    given = evidence()
+    given = good()
     found = given["training"]
     found["nodes"] = ["n1"]
     together = rows(found, "node", "n1")

@@ -13,6 +13,7 @@ from rocstack.doctor.diagnosis import few
 from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
 from rocstack.labels import OWN
 from rocstack.node.disagreement import OWN as OWN_NAMES
+from rocstack.node.gate import TCP
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Recorder
@@ -239,7 +240,8 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], described: Any
     for node, said in readable(record, gpu_jobs, "all"):
         wanted = {nic.verbs for nic in seen[node.name].nics if nic.nic == image and nic.verbs}
         if not wanted:
-            record.skipped(node.name, f"the image is for NIC profile {image or 'tcp'}, the node has no such card")
+            of = "has no RDMA" if image in ("", TCP) else f"is for {image} cards, which the node has not"
+            record.skipped(node.name, f"the image {of}")
         elif said.get("rdma") is None:
             record.skipped(node.name, said.get("error") or "no ibv_devices in the image")
         else:

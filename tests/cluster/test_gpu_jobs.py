@@ -55,7 +55,11 @@ def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: dic
     for node, text in readable(record, gpu_jobs, "detected"):
         lines = [line for line in text.splitlines() if "Gres Name=gpu" in line]
         found = sum(int(line.partition("Count=")[2].split()[0]) for line in lines if "Count=" in line)
-        record.equal(node.name, found, given.get(node.name), "GPUs", evidence="\n".join(lines) or text)
+        least, more = given.get(node.name, 0), {"evidence": "\n".join(lines) or text}
+        if found and found >= least:
+            record.passed(node.name, found, "GPUs", wanted=f"{least} GPUs", **more)
+        else:
+            record.failed(node.name, f"{found} of {least} GPUs", found, "GPUs", wanted=f"{least} GPUs", **more)
 
 
 @check(

@@ -38,23 +38,20 @@ def opened(path):
 def smi():
     """Device ids by card, the links between cards, and how many seconds it took; None without the tool."""
     began = time.time()
-    text = said("rocm-smi", "--showid", "--json")
-    seconds = time.time() - began
+    text = said("rocm-smi", "--showid", "--showtopotype", "--json")
+    found = {"cards": {}, "links": {}, "seconds": time.time() - began}
     if text is None:
         return None
     try:
-        cards = {
-            card: about.get("Device ID", "") for card, about in json.loads(text).items() if card.startswith("card")
-        }
-        links = json.loads(said("rocm-smi", "--showtopotype", "--json") or "{}").get("system", {})
-    except (ValueError, AttributeError):
-        return {"cards": {}, "links": {}, "seconds": seconds}
-    pairs = {key: re.findall(r"\d+", key) for key in links}
-    return {
-        "cards": cards,
-        "links": {"-".join(pair): links[key] for key, pair in pairs.items() if len(pair) == 2},
-        "seconds": seconds,
-    }
+        answer = json.loads(text)
+        found["cards"] = {card: about["Device ID"] for card, about in answer.items() if card.startswith("card")}
+        for key, kind in answer.get("system", {}).items():
+            pair = re.findall(r"\d+", key)
+            if len(pair) == 2:
+                found["links"]["-".join(pair)] = kind
+    except (ValueError, KeyError, AttributeError):
+        pass
+    return found
 
 
 answer = {

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -31,8 +31,10 @@ from rocstack.verify.evidence import Evidence, NotRecorded
 from rocstack.verify.record import Node, Recorder, sort_out
 from rocstack.verify.result import CheckResult, Measure, State
 from rocstack.verify.slurm import USER
+from rocstack.verify.turn import turn
 
 DEFAULT_LEVEL = 3
+STALE = 10  # seconds after which the nodes are read again
 _SUITE = pytest.StashKey["Suite"]()
 _RECORDER = pytest.StashKey[Recorder]()
 
@@ -58,6 +60,7 @@ class Suite:
         self.results: list[CheckResult] = []
         self.interrupted = False
         self._cluster: Cluster | None = None
+        self._open = ExitStack()
 
     @cached_property
     def settings(self) -> Settings:
@@ -68,11 +71,12 @@ class Suite:
         if self.evidence.replayed:
             raise NotRecorded("the evidence is replayed, there is no cluster")
         if self._cluster is None:
-            option, settings = self.config.getoption, self.settings.cluster
-            wait = float(option("rocstack_wait"))
-            self._cluster = connect(
-                self._inventory(), settings, level=option("rocstack_level"), user=option("rocstack_user"), wait=wait
-            )
+            option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
+            more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
+            found, asked = connect(path, settings, **more), time.monotonic()
+            self._open.enter_context(turn(found.looked.gathered.reaches[found.control], found.slurm.wait))
+            late = time.monotonic() > asked + STALE
+            self._cluster = connect(path, settings, **more) if late else found
         return self._cluster
 
     def described(self) -> Mapping[str, Any]:
@@ -97,6 +101,7 @@ class Suite:
     def close(self) -> None:
         if self._cluster:
             self._cluster.slurm.close()
+        self._open.close()
 
     def write(self) -> None:
         """The report, if there is anything to report."""

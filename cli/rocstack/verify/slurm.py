@@ -27,6 +27,7 @@ MARK = "@rocstack "  # before an answer in JSON; libraries print lines of their 
 LIMIT = 30  # minutes that a job may take, if nothing else is said
 GRACE = 15.0  # seconds beyond a step's own, for Slurm
 TASKS = 4  # that the allocation has room for on a node
+OPEN = ("idle", "mix")  # sinfo's words for nodes on which jobs start
 _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
 
 
@@ -134,7 +135,14 @@ class Slurm:
         Raises:
             CheckFailed: it was refused.
         """
-        words = ["sbatch", "--parsable", f"--job-name={self.name}", f"--time={LIMIT}", "--chdir=/tmp", "--output=/dev/null"]
+        words = [
+            "sbatch",
+            "--parsable",
+            f"--job-name={self.name}",
+            f"--time={LIMIT}",
+            "--chdir=/tmp",
+            "--output=/dev/null",
+        ]
         words += [f"--partition={self.partition}"] if self.partition else []
         done = self.run(*words, *options, f"--wrap={script}")
         if done.rc:
@@ -177,12 +185,16 @@ class Slurm:
         """The one that deploy makes for the suite, with all nodes; another user goes where users go."""
         return NAME if self.user == USER else ""
 
-    def _free(self, nodes: Sequence[str]) -> list[str]:
+    def states(self, nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Node -> sinfo's word for its state, and how many of its CPUs are free."""
         done = self.run("sinfo", "--all", "--noheader", "--Node", "--format=%N %t %C", f"--nodes={','.join(nodes)}")
-        lines = (line.split() for line in done.stdout.splitlines())
-        rows = [row for row in lines if len(row) == 3 and row[1] in ("idle", "mix")]
-        ready = {name for name, _, cpus in rows if int(cpus.split("/")[1]) >= TASKS}  # of allocated/idle/other/all
-        return [name for name in nodes if name in ready]
+        rows = (line.split() for line in done.stdout.splitlines())
+        # CPUs are allocated/idle/other/all.
+        return {row[0]: (row[1], int(row[2].split("/")[1])) for row in rows if len(row) == 3}
+
+    def _free(self, nodes: Sequence[str]) -> list[str]:
+        now = self.states(nodes)
+        return [name for name in nodes if name in now and now[name][0] in OPEN and now[name][1] >= TASKS]
 
 
 def _whole(labelled: str) -> str:

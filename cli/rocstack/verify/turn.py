@@ -1,0 +1,47 @@
+"""One run of the suite at a time on a cluster: two would be in each other's way."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rocstack.deploy.ssh import Reach
+from rocstack.errors import CheckFailed
+
+PATH = "/run/rocstack-verify.lock"  # on the control node
+_TAKEN = 99
+_HELD = "held"
+
+
+@contextmanager
+def turn(reach: Reach, wait: float) -> Iterator[None]:
+    """Held until the block ends, or our process, or the connection.
+
+    Raises:
+        CheckFailed: another run had it for longer than `wait` seconds; the node isn't reached.
+    """
+    line = ["flock", f"--timeout={wait:g}", f"--conflict-exit-code={_TAKEN}", PATH]
+    line += ["sh", "-c", f"echo {_HELD}; exec cat >/dev/null"]  # ends with what it reads
+    words = reach.argv(line, options=["-T"] if reach.program else [])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # Of a group of its own: Ctrl-C at the terminal is for us, and the lock is still needed while jobs are cancelled.
+    with subprocess.Popen(words, text=True, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            said = next((text for text in process.stdout if text.strip() == _HELD), "")
+            if not said:
+                raise _refused(reach, process.wait(), process.stderr.read())
+            yield
+        finally:
+            process.stdin.close()
+            process.terminate()
+
+
+def _refused(reach: Reach, code: int, said: str) -> CheckFailed:
+    if code != _TAKEN:
+        return reach.error("no way to", said)
+    return CheckFailed(
+        f"another `rocstack verify` is at work on this cluster (it holds {PATH} on {reach.host})",
+        code="verify-running",
+        next_step="wait longer for it: --wait 1h",
+    )

@@ -1,0 +1,118 @@
+"""The whole acceptance suite on two virtual nodes, as a person runs it: nothing fails, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployed import INVENTORY, Deployed
+
+from rocstack.verify.check import ITEMS
+from rocstack.verify.result import Run, read
+
+pytestmark = pytest.mark.engine
+LEFT = {  # what a run could leave, and how one sees it
+    "jobs": "squeue --noheader --all",
+    "QoS": "sh -c 'sacctmgr --noheader --parsable2 show qos format=name | grep rocstack || true'",
+    "reservations": "sh -c 'scontrol show reservation --oneliner | grep Name= || true'",
+}
+
+
+def left(deployed: Deployed) -> dict[str, str]:
+    """On both nodes, their containers and in Slurm."""
+    found = {name: deployed.slurm(command).strip() for name, command in LEFT.items()}
+    for node in ("n1", "n2"):
+        for where in ("ls -A /tmp", "docker exec rocstack-worker ls -A /tmp /dev/shm"):
+            found[f"{node}: {where}"] = deployed.ssh(node, where)
+    return found
+
+
+@pytest.fixture(scope="module")
+def before(deployed: Deployed) -> dict[str, str]:
+    return left(deployed)
+
+
+@pytest.fixture(scope="module")
+def run(before: dict[str, str], deployed: Deployed) -> Run:
+    """Levels 0 to 3."""
+    done = deployed.place.run("verify", "--report", "whole")
+    assert done.code == 0, done.err + done.out
+    assert "virtual nodes pass" in done.out
+    return read(deployed.place.folder / "whole")
+
+
+def test_all_kinds_of_test_were_made(run: Run) -> None:
+    states: dict[int, set[str]] = {}
+    for result in run.results:
+        if result.check.item:
+            states.setdefault(result.check.item, set()).add(result.state)
+    assert sorted(states) == list(range(1, ITEMS + 1))
+    assert {item: found for item, found in states.items() if not found & {"passed", "measured"}} == {}
+    assert (run.proved, run.virtual, run.complete) == (3, True, True) or run.proved == 2  # 3 is measured here
+
+
+def test_what_is_skipped_says_for_want_of_what(run: Run) -> None:
+    skipped = [result for result in run.results if result.state == "skipped"]
+    assert skipped
+    assert all(result.why for result in skipped)
+    assert all(
+        m.virtual for r in run.results if r.check.level == 2 for m in r.measures if m.state == "passed" and m.node
+    )
+
+
+def test_the_report_is_there(run: Run, deployed: Deployed) -> None:
+    folder = deployed.place.folder / "whole"
+    names = "report.html junit.xml passing_nodes.txt failing_nodes.txt evidence.json report.schema.json"
+    assert all((folder / name).exists() for name in names.split())
+    assert (folder / "report.html").stat().st_size < 1e6
+    assert (folder / "passing_nodes.txt").read_text() == "n1\nn2\n"
+
+
+def test_it_is_judged_again_without_the_cluster(run: Run, deployed: Deployed) -> None:
+    again = deployed.place.run("verify", "--evidence", "whole/evidence.json", "--report", "again")
+    assert again.code == 0, again.err + again.out
+    assert {r.check.name: r.state for r in read(deployed.place.folder / "again").results} == {
+        r.check.name: r.state for r in run.results
+    }
+
+
+def test_nothing_is_left_behind(run: Run, before: dict[str, str], deployed: Deployed) -> None:
+    assert left(deployed) == before
+
+
+def test_its_level_is_stored_and_shown(run: Run, deployed: Deployed) -> None:
+    rows: list[dict[str, Any]] = deployed.json("status", code=0)["nodes"]
+    assert all(row["verified"] for row in rows)
+
+
+def test_ctrl_c_cancels_its_jobs(run: Run, before: dict[str, str], deployed: Deployed) -> None:
+    process = deployed.place.start("verify", "--level", "1", "--report", "stopped")
+    until = time.monotonic() + 60
+    while not deployed.slurm(LEFT["jobs"]).strip():
+        assert time.monotonic() < until, process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=90)
+    assert process.returncode == 130, said
+    assert left(deployed) == before
+    report = deployed.place.folder / "stopped/report.json"
+    assert not report.exists() or not json.loads(report.read_text())["complete"]
+
+
+def test_one_at_a_time(deployed: Deployed) -> None:
+    config = deployed.place.folder / Path(INVENTORY).with_name("ssh_config")
+    other = ["ssh", "-F", str(config), "n1", "flock /run/rocstack-verify.lock sh -c 'echo held; cat'"]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdin
+        assert process.stdout.readline() == "held\n"
+        assert deployed.refused("verify", "--only", "munge", "--wait", "1s") == (1, "verify-running")
+        process.stdin.close()
+    assert deployed.place.run("verify", "--only", "munge", "--wait", "1s").code == 0
+
+
+def test_a_name_that_no_check_has(deployed: Deployed) -> None:
+    assert deployed.refused("verify", "--only", "mpi-latenzy") == (2, "unknown-check")

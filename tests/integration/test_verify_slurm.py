@@ -139,7 +139,7 @@ def test_a_busy_node(deployed: Deployed, tmp_path: Path) -> None:
         deployed.slurm(f"scancel {number}")
         deployed.idle()
     assert red(found) == {}
-    assert "busy with other jobs" in skipped(found, "qos", "n2")
+    assert "it is alloc for longer than" in skipped(found, "qos", "n2")
     assert found["qos"].state == found["scheduling"].state == "passed"
 
 

@@ -91,8 +91,10 @@ class Cluster:
             CheckFailed: no node is to be had.
         """
         got = self.allocated()
-        why = f"busy with other jobs for longer than the {self.slurm.wait:.0f} s that a job of the suite may wait"
-        return {name: why for name in self.ready if name not in got}
+        missing = [name for name in self.ready if name not in got]
+        now = self.slurm.states(missing) if missing else {}
+        wait = f"longer than the {self.slurm.wait:.0f} s that a job of the suite may wait"
+        return {name: f"it is {now.get(name, ('unknown', 0))[0]} for {wait}: busy, or shut" for name in missing}
 
     def on(self, node: str, command: str, seconds: float = 60) -> CommandResult:
         """As root, beside the containers."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.scheduling import STARTED, watch
+from experiments.scheduling import end, started, watch
 
 from rocstack.errors import CheckFailed
-from rocstack.verify.slurm import Slurm
+from rocstack.verify.slurm import NAME, Slurm
 
-NAME = "rocstack-verify-limit"
+OLD = 3600  # seconds, after which its run has ended or was killed
 
 
 def run(slurm: Slurm, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -> dict[str, Any]:
@@ -24,19 +25,27 @@ def run(slurm: Slurm, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -
         gpus: whether Slurm counts GPUs.
         threads: of a core, which is the least that a job gets.
     """
-    _remove(slurm)
+    _remove_old(slurm)
     try:
         _make(slurm, threads)
         return _try(slurm, [f"--exclude={','.join(exclude)}"] if exclude else [], gpus, threads)
     finally:
-        _remove(slurm)
+        _remove(slurm, slurm.name)
 
 
 def _try(slurm: Slurm, where: list[str], gpus: bool, threads: int) -> dict[str, Any]:
     jobs: dict[str, str] = {}
 
     def job(name: str, script: str, *options: str, cpus: int = threads) -> str:
-        words = [f"--qos={NAME}", "--ntasks=1", f"--cpus-per-task={cpus}", "--no-requeue", "--time=5", *where, *options]
+        words = [
+            f"--qos={slurm.name}",
+            "--ntasks=1",
+            f"--cpus-per-task={cpus}",
+            "--no-requeue",
+            "--time=5",
+            *where,
+            *options,
+        ]
         try:
             jobs[name] = slurm.submit(script, *words)
         except CheckFailed as error:
@@ -52,27 +61,36 @@ def _try(slurm: Slurm, where: list[str], gpus: bool, threads: int) -> dict[str, 
         if refused:
             return {**found, "problem": f"a job within the limits was refused: {refused}"}
         two = {name: jobs[name] for name in ("first", "second")}
-        now = watch(slurm, two, lambda now: now["first"]["state"] in STARTED and now["second"]["reason"] != "None")
-        slurm.run("scancel", jobs["first"])
-        then = watch(slurm, two, lambda now: now["second"]["state"] in STARTED)
+        now = watch(slurm, two, lambda now: started(now["first"]) and now["second"]["reason"] != "None")
+        end(slurm, {"first": jobs["first"]})
+        then = watch(slurm, two, lambda now: started(now["second"]))
         return {**found, "first": now["first"], "second": now["second"], "then": then["second"]}
     finally:
-        if jobs:
-            slurm.run("scancel", *jobs.values())
+        end(slurm, jobs)
 
 
 def _make(slurm: Slurm, threads: int) -> None:
     do = "sacctmgr --immediate"
     limits = f"GrpTRES=cpu={threads} MaxTRESPerUser=gres/gpu=1 Flags=DenyOnLimit"
     lines = [
-        f"{do} add qos name={NAME}",
-        f"{do} modify qos where name={NAME} set {limits}",
-        f"{do} modify user where name={shlex.quote(slurm.user)} set QosLevel+={NAME}",
+        f"{do} add qos name={slurm.name} description={time.time():.0f}",
+        f"{do} modify qos where name={slurm.name} set {limits}",
+        f"{do} modify user where name={shlex.quote(slurm.user)} set QosLevel+={slurm.name}",
     ]
     done = slurm.admin("sh", "-c", " && ".join(lines))
     if done.rc:
-        raise CheckFailed(f"the QoS {NAME} can't be made: {(done.stderr or done.stdout).strip()}", code="step-failed")
+        raise CheckFailed(
+            f"the QoS {slurm.name} can't be made: {(done.stderr or done.stdout).strip()}", code="step-failed"
+        )
 
 
-def _remove(slurm: Slurm) -> None:
-    slurm.admin("sacctmgr", "--immediate", "delete", "qos", f"name={NAME}")
+def _remove(slurm: Slurm, name: str) -> None:
+    slurm.admin("sacctmgr", "--immediate", "delete", "qos", f"name={name}")
+
+
+def _remove_old(slurm: Slurm) -> None:
+    """Those of runs that were killed."""
+    said = slurm.admin("sacctmgr", "-nP", "show", "qos", "format=Name,Description").stdout
+    for name, made in (line.split("|", 1) for line in said.splitlines() if line.startswith(f"{NAME}-")):
+        if made.isdigit() and int(made) < time.time() - OLD:
+            _remove(slurm, name)

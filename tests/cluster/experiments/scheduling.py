@@ -14,9 +14,9 @@ from typing import Any
 from rocstack.errors import CheckFailed
 from rocstack.verify.slurm import Slurm
 
-SLOT = "rocstack-verify-slot"
 MINUTES = 5
 STARTED = frozenset({"RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED", "FAILED", "TIMEOUT"})
+PROLOG = "Prolog"  # squeue's reason of a job that runs, and hasn't begun
 PATIENCE = 45.0  # seconds for a job that could start: the backfill scheduler looks every 30
 PAUSE = 0.4
 _COLUMNS = ("job", "state", "reason", "started", "priority")
@@ -57,32 +57,33 @@ def ranks(slurm: Slurm) -> list[dict[str, Any]]:
 
 def _compete(slurm: Slurm, low: str, high: str) -> dict[str, Any]:
     def job(qos: str, script: str) -> str:
-        return slurm.submit(script, f"--reservation={SLOT}", f"--qos={qos}", "--ntasks=1", "--no-requeue", "--time=5")
+        return slurm.submit(
+            script, f"--reservation={slurm.name}", f"--qos={qos}", "--ntasks=1", "--no-requeue", "--time=5"
+        )
 
     jobs = {"holder": job(high, "sleep 300")}
     try:
-        now = watch(slurm, jobs, lambda now: now["holder"]["state"] in STARTED)
-        if now["holder"]["state"] not in STARTED:
+        now = watch(slurm, jobs, lambda now: started(now["holder"]))
+        if not started(now["holder"]):
             return {"problem": f"no job started on the reserved core: {now['holder']['reason']}"}
         jobs |= {"low": job(low, "sleep 300"), "high": job(high, "true")}
         waiting = watch(slurm, jobs, lambda now: all(now[name]["priority"] for name in ("low", "high")))
         slurm.run("scancel", jobs["holder"])
-        order = watch(slurm, jobs, lambda now: now["low"]["state"] in STARTED)
+        order = watch(slurm, jobs, lambda now: started(now["low"]))
         jobs["second"] = job(high, "true")
         room = watch(slurm, jobs, lambda now: now["low"]["state"] == "PREEMPTED")
         weighed = {name: int(waiting[name]["priority"] or 0) for name in ("low", "high")}
         return {"priorities": weighed, "jobs": order, "numbers": jobs, "made_room": room["low"]["state"] == "PREEMPTED"}
     finally:
-        slurm.run("scancel", *jobs.values())
+        end(slurm, jobs)
 
 
 @contextmanager
 def _slot(slurm: Slurm, nodes: Iterable[str]) -> Iterator[str]:
     """One free core of one of `nodes`; gives why there is none."""
-    slurm.admin("scontrol", "delete", f"ReservationName={SLOT}")  # of a run that was killed
     said = "no node takes jobs"
     for node in list(nodes)[:8]:
-        words = [f"ReservationName={SLOT}", f"Users={slurm.user}", "StartTime=now", f"Duration={MINUTES}"]
+        words = [f"ReservationName={slurm.name}", f"Users={slurm.user}", "StartTime=now", f"Duration={MINUTES}"]
         words += [f"PartitionName={slurm.partition}"] if slurm.partition else []
         done = slurm.admin("scontrol", "create", "reservation", *words, f"Nodes={node}", "CoreCnt=1")
         said = "" if done.rc == 0 else f"no core could be reserved: {(done.stderr or done.stdout).strip()}"
@@ -98,14 +99,25 @@ def _slot(slurm: Slurm, nodes: Iterable[str]) -> Iterator[str]:
 def _remove(slurm: Slurm) -> None:
     """Its jobs take a moment to end."""
     for _ in range(20):
-        if slurm.admin("scontrol", "delete", f"ReservationName={SLOT}").rc == 0:
+        if slurm.admin("scontrol", "delete", f"ReservationName={slurm.name}").rc == 0:
             return
         time.sleep(0.5)
     raise CheckFailed(
-        f"the reservation {SLOT} can't be removed",
+        f"the reservation {slurm.name} can't be removed",
         code="step-failed",
-        next_step=f"`scontrol delete ReservationName={SLOT}`; it ends by itself after {MINUTES} minutes",
+        next_step=f"`scontrol delete ReservationName={slurm.name}`; it ends by itself after {MINUTES} minutes",
     )
+
+
+def started(job: dict[str, str]) -> bool:
+    return job["state"] in STARTED and job["reason"] != PROLOG
+
+
+def end(slurm: Slurm, jobs: dict[str, str]) -> None:
+    """Cancels them, but none in its prolog: Slurm may then drain the node as one that can't end a job."""
+    if jobs:
+        watch(slurm, jobs, lambda now: all(job["reason"] != PROLOG for job in now.values()))
+        slurm.run("scancel", *jobs.values())
 
 
 def watch(slurm: Slurm, jobs: dict[str, str], done: Callable[[Jobs], bool], seconds: float = PATIENCE) -> Jobs:

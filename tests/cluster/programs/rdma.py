@@ -53,6 +53,8 @@ def run(comm, names, rails, first, second, asked):
             up = [port if listening(one, port) else None for one, port in zip(runs, ports, strict=True)]
             comm.send((address(), up), peer)
         else:
+            while not comm.iprobe(source=peer):  # leaves the CPU to who needs it
+                time.sleep(0.01)
             where, up = comm.recv(source=peer)
             lines = [[*words, "-p", str(port), where] for words, port in zip(lines, up, strict=True)]
             runs = [start(words) if port else SILENT for words, port in zip(lines, up, strict=True)]

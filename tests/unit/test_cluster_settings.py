@@ -14,7 +14,8 @@ from support import Cli
 from rocstack import render
 from rocstack.cli.init import CLUSTER, settings_text
 from rocstack.cluster import settings
-from rocstack.cluster.settings import Cluster, how_many, seconds
+from rocstack.cluster.operation import how_many, seconds
+from rocstack.cluster.settings import Cluster
 from rocstack.errors import BadInput
 from rocstack.settings import load
 

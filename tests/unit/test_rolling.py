@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rocstack.cluster.settings import Cluster, Rollout
+from rocstack.cluster.operation import Rollout
+from rocstack.cluster.settings import Cluster
 from rocstack.deploy.inventory import Host, Inventory
 from rocstack.deploy.journal import Deploy, Images, Journal
 from rocstack.deploy.order import Order

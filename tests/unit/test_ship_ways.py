@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rocstack.cluster.settings import Ship
+from rocstack.cluster.operation import Ship
 from rocstack.deploy import choice, inventory, racks, ship_p2p, ship_rack, ship_registry
 from rocstack.deploy.inventory import Inventory
 from rocstack.deploy.order import Order, Registry

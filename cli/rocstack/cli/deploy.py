@@ -115,7 +115,7 @@ def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, fork
     """
     from pydantic import ValidationError
 
-    from rocstack.cluster.settings import Rollout, Ship
+    from rocstack.cluster.operation import Rollout, Ship
     from rocstack.errors import BadInput
 
     cluster = chosen.cluster

@@ -132,7 +132,7 @@ def _seconds(text: str) -> float:
     Raises:
         BadInput: it is no duration.
     """
-    from rocstack.cluster.settings import seconds
+    from rocstack.cluster.operation import seconds
     from rocstack.errors import BadInput
 
     whole = seconds(text) if re.fullmatch(r"[1-9][0-9]{0,5}[smhd]", text) else None

@@ -146,7 +146,7 @@ def _result(each: Entry) -> tuple[str, str, str]:
 def _pause(every: str) -> float:
     import re
 
-    from rocstack.cluster.settings import seconds
+    from rocstack.cluster.operation import seconds
     from rocstack.errors import BadInput
 
     whole = seconds(every) if re.fullmatch(r"[1-9][0-9]{0,5}[smhd]", every) else None

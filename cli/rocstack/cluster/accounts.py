@@ -9,7 +9,8 @@ from datetime import datetime
 
 from rocstack.cluster import reservations
 from rocstack.cluster.found import Found, Row, names, tres
-from rocstack.cluster.settings import NORMAL, ROOT, Account, Cluster, Qos, seconds
+from rocstack.cluster.operation import seconds
+from rocstack.cluster.settings import NORMAL, ROOT, Account, Cluster, Qos
 
 Command = tuple[str, ...]
 _DO = ("sacctmgr", "--immediate")

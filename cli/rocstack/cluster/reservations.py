@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from rocstack.cluster import hostlist
 from rocstack.cluster.found import Row, names
-from rocstack.cluster.settings import Cluster, Reservation, seconds
+from rocstack.cluster.operation import seconds
+from rocstack.cluster.settings import Cluster, Reservation
 from rocstack.cluster.slurm import members
 
 FOREVER = "3650-00:00:00"  # Slurm's own UNLIMITED ends after a year

@@ -12,7 +12,8 @@ from rocstack import component, sourcemap
 from rocstack.blocks import Blocks, environment, sources
 from rocstack.cluster import cgroup, hostlist
 from rocstack.cluster.machine import Machine
-from rocstack.cluster.settings import VERIFY, Cluster, Partition, seconds
+from rocstack.cluster.operation import seconds
+from rocstack.cluster.settings import VERIFY, Cluster, Partition
 from rocstack.errors import BadInput, did_you_mean
 
 ALL = "all"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocstack.cluster.settings import Ship
+from rocstack.cluster.operation import Ship
 from rocstack.deploy.wanted_image import WantedImage
 from rocstack.node.profile import NodeProfile
 from rocstack.ship import cost

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rocstack.cluster.settings import Cluster, Rollout
+from rocstack.cluster.operation import Rollout
+from rocstack.cluster.settings import Cluster
 from rocstack.deploy import choice, facts, journal, plan, precheck, secrets, tls
 from rocstack.deploy.facts import Gathered, NodeFacts
 from rocstack.deploy.inventory import Inventory

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rocstack.cluster import settings
-from rocstack.cluster.settings import how_many, seconds
+from rocstack.cluster import operation
+from rocstack.cluster.operation import how_many, seconds
 from rocstack.deploy.controller import Controller
 from rocstack.deploy.hands import Hands, why
 from rocstack.deploy.order import Order
@@ -25,7 +25,7 @@ FOR_EVER = 365 * 86400.0  # seconds
 class Rolling:
     """`orders` are those of the workers; `offset` is the control node's clock minus ours, in seconds."""
 
-    wish: settings.Rollout
+    wish: operation.Rollout
     orders: Mapping[str, Order]
     slurm: Controller
     hands: Hands

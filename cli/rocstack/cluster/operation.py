@@ -1,0 +1,83 @@
+"""How a cluster is run: timeouts, the workers' own check, shipping, updates; and the amounts that settings name."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+
+from rocstack.words import Duration, ImageRef, Value
+
+Count = Annotated[int, Field(ge=0)]
+Some = Annotated[int, Field(ge=1)]
+Wave = Annotated[int | str, AfterValidator(lambda value: _share(value, 1))]  # a number of nodes, or 25%
+Budget = Annotated[int | str, AfterValidator(lambda value: _share(value, 0))]
+Port = Annotated[int, Field(ge=1, le=65535)]
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Timeouts(Value):
+    slurmd: Duration = "2m"  # silence after which a node is down and its jobs are requeued
+    slurmctld: Duration = "2m"
+    kill_wait: Duration = "30s"  # between SIGTERM and SIGKILL at a job's time limit
+    inactive: Duration = "infinite"  # a client's silence after which its job ends
+
+
+class Health(Value):
+    """What each worker looks at itself while it is in Slurm."""
+
+    every: Duration = "5m"  # infinite: never
+    drain: bool = True  # a node with a fault; else slurmd's log says it
+
+    @field_validator("every")
+    @classmethod
+    def _slurms(cls, text: str) -> str:
+        whole = seconds(text)
+        if whole is not None and not 30 <= whole <= 65533:
+            raise ValueError(f"{text} is not between 30s and 18h")
+        return text
+
+
+class Ship(Value):
+    """How images get to the nodes."""
+
+    method: Literal["auto", "registry", "archive", "rack", "p2p"] = "auto"  # auto: the cheapest by nodes and link
+    registry: ImageRef | Literal[""] = ""  # the site's own, with folder; default: one on the control node
+    registry_login: bool = False  # nodes pull with this machine's docker login; default: with the node's own, if any
+    link_gbps: Annotated[float, Field(gt=0)] | None = None  # the control node's link; default: its network card's speed
+    port: Port = 5000  # of the control node's registry
+    forks: Annotated[int, Field(ge=1, le=1024)] = 32  # nodes at once
+    attempts: Annotated[int, Field(ge=1, le=20)] = 4
+
+    @field_validator("link_gbps", mode="before")
+    @classmethod
+    def _whole_number(cls, value: object) -> object:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class Rollout(Value):
+    """How an update goes through the nodes."""
+
+    canary: Count = 1  # nodes before all others
+    wave: Wave = "25%"  # nodes at once after that
+    drain_timeout: Duration = "4h"  # that running jobs have to end
+    requeue: bool = False  # don't wait: requeue them
+    failures: Budget = 1  # nodes that may fail before it stops
+
+
+def seconds(text: str) -> int | None:
+    """A Duration in seconds; None is for ever."""
+    return None if text == "infinite" else int(text[:-1]) * _SECONDS[text[-1]]
+
+
+def how_many(share: int | str, whole: int) -> int:
+    """A number of nodes: as it is given, or a percentage of all, rounded up."""
+    return share if isinstance(share, int) else math.ceil(whole * int(share.removesuffix("%")) / 100)
+
+
+def _share(value: int | str, least: int) -> int | str:
+    if re.fullmatch(r"[1-9][0-9]?%|100%", value) if isinstance(value, str) else value >= least:
+        return value
+    raise ValueError(f"{value} is neither a number of nodes from {least} nor a percentage such as 25%")

@@ -35,7 +35,6 @@ def summed(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> dict[
     item=10,
     needs=("jobs",),
     scope="cluster",
-    exclusive=True,
     cause="RCCL fell back to sockets (NCCL_DEBUG=INFO says via NET/Socket), GPUs reach NICs over another socket or "
     "through ACS, a link is slow, or other jobs share the fabric",
     next_step="look at `transport`, `rdma-write-bandwidth` and the PCIe checks first; then "

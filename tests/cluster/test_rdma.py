@@ -102,7 +102,6 @@ def unreached(said: Sequence[Mapping[str, Any]], rail: int) -> str:
     title="RDMA writes reach the NIC's bandwidth between nodes",
     level=3,
     needs=("jobs", "rdma", "real", "nodes:2", "tool:ib_write_bw"),
-    exclusive=True,
     cause="a link at a lower speed or width, a small MTU, PFC or ECN that isn't set, or a NIC behind another socket",
     next_step="look at the checks of PCIe links and MTU; `ib_write_bw` between the two by hand, in both directions",
     source="AMD cluster networking guide, ib_write_bw",

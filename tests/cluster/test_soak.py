@@ -32,7 +32,6 @@ def soaked(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str
     title="The same work over and over gives no wrong result, and the kernel stays quiet",
     level=4,
     needs=("jobs",),
-    exclusive=True,
     cause="a GPU, its memory, a NIC or a link is failing under load or heat",
     next_step="`dmesg -T` and `amd-smi metric --ecc` on that node; drain it and run `rvs` there",
     source="AMD cluster networking guide, 8 hours of RCCL",

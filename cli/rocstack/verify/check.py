@@ -36,8 +36,7 @@ Need = Annotated[str, AfterValidator(_known)]
 
 class Check(Value):
     """One statement, such as "NUMA balancing is off". `cause` and `next_step` are said where it isn't true; `source`
-    is where it is from. `scope` is whether each node is judged or the cluster as a whole; `exclusive` whether nothing
-    else may run on its nodes."""
+    is where it is from. `scope` is whether each node is judged or the cluster as a whole."""
 
     name: Name
     title: str
@@ -48,4 +47,3 @@ class Check(Value):
     item: Annotated[int, Field(ge=1, le=ITEMS)] | None = None
     needs: tuple[Need, ...] = ()
     scope: Literal["node", "cluster"] = "node"
-    exclusive: bool = False

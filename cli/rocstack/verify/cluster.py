@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -213,7 +214,7 @@ def nodes(described: Mapping[str, Any]) -> tuple[Node, ...]:
 
 def _said(done: CommandResult) -> WorkerSaid:
     labels, env, _ = (*done.stdout.split(_BREAK), "", "", "")[:3]
-    lines = done.stderr.strip().splitlines()
+    lines = _named(done.stderr).splitlines()
     wrong = f"its worker's container is not fit for jobs: {lines[0] if lines else f'exit status {done.rc}'}"
     try:
         known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
@@ -244,9 +245,14 @@ def _shut(row: Mapping[str, Any] | None) -> str:
     return slurm_state.say(dict(row)) if bad else ""
 
 
+def _named(text: str) -> str:
+    """The engine says a container's number where a person knows its name."""
+    return re.sub("[0-9a-f]{64}", services.WORKER, text.strip())
+
+
 def _answer(done: CommandResult) -> Any:
     try:
         return json.loads(done.stdout)
     except ValueError:
-        lines = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.rc}").splitlines()
+        lines = (_named(done.stderr) or done.stdout.strip() or f"exit status {done.rc}").splitlines()
         return {"error": lines[-1]}

@@ -54,5 +54,5 @@ def read(text: str) -> dict[str, Any]:
         "status": int(status[1]) if status else None,
         "encoded": int(times["ENCODE"]) if "ENCODE" in times else None,
         "decoded": int(times["DECODE"]) if "DECODE" in times else None,
-        "said": text.strip()[:300],
+        "said": re.sub("[0-9a-f]{64}", services.WORKER, text.strip())[:300],
     }

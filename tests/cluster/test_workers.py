@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def exchanged(evidence: Any, cluster: Any) -> dict[str, Any]:
 def health(evidence: Any, cluster: Any, described: Any) -> dict[str, str]:
     """Node -> that of its containers; those that had just started are asked again."""
     said = {node["name"]: node["health"] for node in described["nodes"]}
-    starting = [name for name, word in said.items() if "starting" in (word or "")]
+    starting = [name for name, word in said.items() if re.search(r"\bstarting", word or "")]  # not: restarting
     return {**said, **(evidence.take("settled", lambda: containers.settle(cluster, starting)) if starting else {})}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -28,7 +29,9 @@ def left(deployed: Deployed) -> dict[str, str]:
     found = {name: deployed.slurm(command).strip() for name, command in LEFT.items()}
     for node in ("n1", "n2"):
         for where in ("ls -A /tmp", "docker exec rocstack-worker ls -A /tmp /dev/shm"):
-            found[f"{node}: {where}"] = deployed.ssh(node, where)
+            # What rocm-smi and amd-smi leave themselves, whoever calls them.
+            names = [name for name in deployed.ssh(node, where).split() if not re.match("rocm_?smi_", name)]
+            found[f"{node}: {where}"] = " ".join(names)
     return found
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 from place import Outcome, Place, engine
 
+from rocstack.deploy import journal, lock, ssh
+from rocstack.verify import store
+
 INVENTORY = Path(".rocstack/local/inventory.yml")
 ANSWER = 120.0  # seconds for a command on a node
 SETTINGS = f"""\
@@ -88,6 +91,13 @@ class Deployed:
         made = f"{self.place.prefix}/worker:{name}"
         engine("build", "--tag", made, "-", input="\n".join(recipe))
         return made
+
+    def unverify(self) -> None:
+        """Nothing is proved of its images, as before."""
+        with lock.hold(ssh.reaches(self.place.folder / INVENTORY, ["n1"])["n1"]) as held:
+            held.write(journal.loads(held.journal).verified(None).dumps())
+        for file in (self.place.folder / ".rocstack/verify" / store.FOLDER).glob("*"):
+            file.unlink()
 
     def power(self, node: str) -> str:
         """The container that is the node, for `docker kill`."""

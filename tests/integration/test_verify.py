@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,13 @@ def before(deployed: Deployed) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def run(before: dict[str, str], deployed: Deployed) -> Run:
+def run(before: dict[str, str], deployed: Deployed) -> Iterator[Run]:
     """Levels 0 to 3."""
     done = deployed.place.run("verify", "--report", "whole")
     assert done.code == 0, done.err + done.out
     assert "virtual nodes pass" in done.out
-    return read(deployed.place.folder / "whole")
+    yield read(deployed.place.folder / "whole")
+    deployed.unverify()
 
 
 def test_all_kinds_of_test_were_made(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from functools import cached_property
@@ -29,6 +30,8 @@ class Terminal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.console, name)
 
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and newline
 
 out = Terminal()
 err = Terminal(stderr=True)
@@ -63,13 +66,18 @@ def print_error(error: RocstackError) -> None:
 
 def say(text: str) -> None:
     """A plain line to the person; what others wrote is never markup."""
-    err.print(text, markup=False)
+    err.print(clean(text), markup=False)
 
 
 def escape(text: str) -> str:
     from rich.markup import escape as rich_escape
 
-    return rich_escape(text)
+    return rich_escape(clean(text))
+
+
+def clean(text: str) -> str:
+    """Without the control characters by which what a node says could rule the terminal."""
+    return _CONTROLS.sub("", text)
 
 
 def table(

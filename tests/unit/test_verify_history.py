@@ -15,7 +15,7 @@ from test_verify_store import run
 
 from rocstack.cli import verify_more
 from rocstack.cli.ui import Interrupted
-from rocstack.errors import BadInput, CheckFailed
+from rocstack.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.verify import drain, history, store
 from rocstack.verify.result import NodeSeen, Run
 from rocstack.verify.store import Kept
@@ -99,14 +99,35 @@ def test_nodes_that_come_and_go() -> None:
     assert list(history.flapping(runs)) == ["n2", "n3"]
 
 
-def test_reports_of_failures_stay(tmp_path: Path) -> None:
-    for number, found in enumerate([failed(), failed(n1="w"), failed(), failed()]):
-        folder = tmp_path / f"2026112{number}-000000"
-        folder.mkdir()
-        (folder / "report.json").write_text(found.dumps())
-    (tmp_path / "mine").mkdir()
-    history.prune(tmp_path, keep=1)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["20261121-000000", "20261123-000000", "mine"]
+def reported(number: int, found: Run, out: Path) -> Path:
+    folder = out / f"202611{number:02}-000000"
+    folder.mkdir(parents=True)
+    for name in (history.JSON, history.LOG):
+        (folder / name).write_text("")
+    history.note(at(number, found), out, folder)
+    return folder
+
+
+def test_the_last_reports_stay(tmp_path: Path) -> None:
+    for number, found in enumerate([failed(), failed(n1="w"), failed(n1="w"), failed(), failed()], 1):
+        reported(number, found, tmp_path)
+    for name in ("mine", "20250101-000000", "2025-mine"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "20250101-000000" / history.LOG).write_text("of a run that ended badly")
+    history.prune(tmp_path, keep=1, failures=1)
+    assert sorted(each.name for each in tmp_path.iterdir() if each.is_dir()) == [
+        "2025-mine", "20261103-000000", "20261105-000000", "mine",
+    ]  # fmt: skip
+
+
+def test_the_report_to_compare_with(tmp_path: Path) -> None:
+    first, gone = reported(1, failed(), tmp_path), reported(2, failed(), tmp_path)
+    reported(3, failed().model_copy(update={"control": "other"}), tmp_path)
+    reported(4, failed().model_copy(update={"complete": False}), tmp_path)
+    history.note(at(5, failed()), tmp_path, Path("elsewhere/mine"))
+    (gone / history.JSON).unlink()
+    assert history.report(tmp_path, history.entry(failed())) == first
+    assert history.report(tmp_path / "none", history.entry(failed())) is None
 
 
 @pytest.fixture
@@ -122,12 +143,12 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def watched(runs: Iterator[Any], out: Path, **options: Any) -> None:
     """Until they are all gone, which is when somebody presses Ctrl-C."""
 
-    def once() -> Run:
+    def once() -> tuple[Run, Path]:
         found = next(runs, Interrupted())
         if isinstance(found, BaseException):
             raise found
         assert isinstance(found, Run)
-        return found
+        return found, out / found.id
 
     with pytest.raises(typer.Exit) as ended:
         verify_more.watch(once, Path("i"), out, **options)
@@ -158,10 +179,20 @@ def test_a_watch_that_may_not_drain_goes_on(said: list[str], tmp_path: Path, mon
     assert len(history.read(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("kind", [BadInput, Missing])
+def test_what_does_not_pass_with_time_ends_a_watch(kind: type[RocstackError], said: list[str], tmp_path: Path) -> None:
+    def once() -> tuple[Run, Path]:
+        raise kind("not there", code="x")
+
+    with pytest.raises(kind):
+        verify_more.watch(once, Path("i"), tmp_path)
+    assert said == []
+
+
 @pytest.mark.parametrize("every", ["10", "0m", "soon", "infinite"])
 def test_a_pause_that_is_none(every: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
-        verify_more.watch(failed, Path("i"), tmp_path, every=every)
+        verify_more.watch(lambda: (failed(), tmp_path), Path("i"), tmp_path, every=every)
     assert refused.value.code == "bad-value"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocstack.cli import options
-from rocstack.cli.ui import print_json, table
+from rocstack.cli.ui import Interrupted, print_json, say, table
 
 if TYPE_CHECKING:
     from rocstack.verify.result import Run
@@ -70,6 +70,13 @@ def verify(
     from rocstack.cli import verify_more
     from rocstack.verify.suite import Wish
 
+    _refuse(
+        (evidence, inventory, "--evidence judges without the cluster: leave the inventory away"),
+        (evidence, watch or drain_failing or export_cvs or user, "--evidence judges without the cluster: it goes "
+         "with --level, --only, --report and --json"),
+        (force, not drain_failing, "--force is for --drain-failing"),
+        (watch, report or json or export_cvs, "--watch writes a line a run, and a report each in a folder of its own"),
+    )  # fmt: skip
     chosen = options.settings()
     out = Path(chosen.out) / "verify"
     if list_checks:
@@ -81,21 +88,39 @@ def verify(
         return verify_more.export_cvs(path, export_cvs, chosen)
     default = 1 if watch else 3
     asked = default if level is None else level
-    wish = Wish(report or _folder(out), path, evidence, asked, only, user, _seconds(wait))
+    folder = report or _folder(out, "" if path else "replay-")
+    wish = Wish(folder, path, evidence, asked, only, user, _seconds(wait), out if path else None)
     if watch and path:
         verify_more.watch(lambda: _quiet(wish, out), path, out, every=every, drain=drain_failing, force=force)
-    found = _run(wish, out, json)
+    found = _run(wish, json)
     if path:
-        verify_more.finish(found, path, out, drain=drain_failing, force=force)
+        verify_more.finish(found, path, out, wish.folder, drain=drain_failing, force=force)
     raise typer.Exit(0 if found.passed else 1)
 
 
-def _run(wish: Wish, out: Path, json: bool) -> Run:
+def _refuse(*pairs: tuple[object, object, str]) -> None:
+    """
+    Raises:
+        BadInput: both of a pair are given.
+    """
+    from rocstack.errors import BadInput
+
+    for one, other, why in pairs:
+        if one and other:
+            raise BadInput(f"options that don't go together: {why}", code="bad-value")
+
+
+def _run(wish: Wish, json: bool) -> Run:
     from rocstack.cli.verify_report import progress, show
     from rocstack.verify import suite
 
-    with progress() as on_event:
-        found = suite.run(replace(wish, previous=suite.newest(out, wish)), on_event)
+    try:
+        with progress() as on_event:
+            found = suite.run(wish, on_event)
+    except Interrupted:
+        report = wish.folder / "report.html"
+        say(f"stopped; what was found until then: {report}" if report.exists() else "stopped before anything was found")
+        raise typer.Exit(130) from None
     if json:
         print_json(found.model_dump(mode="json", by_alias=True))
     else:
@@ -103,15 +128,17 @@ def _run(wish: Wish, out: Path, json: bool) -> Run:
     return found
 
 
-def _quiet(wish: Wish, out: Path) -> Run:
+def _quiet(wish: Wish, out: Path) -> tuple[Run, Path]:
     """One of several runs, in a folder of its own."""
+    from rocstack.cli.verify_report import aside
     from rocstack.verify import suite
 
-    return suite.run(replace(wish, folder=_folder(out), previous=suite.newest(out, wish)), lambda event: None)
+    folder = _folder(out)
+    return suite.run(replace(wish, folder=folder), aside), folder
 
 
-def _folder(out: Path) -> Path:
-    name = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+def _folder(out: Path, kind: str = "") -> Path:
+    name = kind + time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     tries = (out / (f"{name}-{number}" if number else name) for number in range(100))
     return next(folder for folder in tries if not folder.exists())
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rocstack.verify.result import Run
 
 
-def finish(run: Run, inventory: Path, runs: Path, *, drain: bool = False, force: bool = False) -> None:
-    """Notes the run, stores what it proved, and drains what fails if that is wanted.
+def finish(run: Run, inventory: Path, runs: Path, folder: Path, *, drain: bool = False, force: bool = False) -> None:
+    """Notes the run, stores what it proved, and drains what fails if that is wanted. `folder` has its report.
 
     Raises:
         RocstackError: nodes were not drained.
@@ -29,7 +29,7 @@ def finish(run: Run, inventory: Path, runs: Path, *, drain: bool = False, force:
     from rocstack.errors import RocstackError
     from rocstack.verify import history, store
 
-    history.note(run, runs)
+    history.note(run, runs, folder)
     try:
         say(store.keep(run, inventory, runs).sentence)
     except RocstackError as error:
@@ -39,7 +39,7 @@ def finish(run: Run, inventory: Path, runs: Path, *, drain: bool = False, force:
 
 
 def watch(
-    once: Callable[[], Run],
+    once: Callable[[], tuple[Run, Path]],
     inventory: Path,
     runs: Path,
     *,
@@ -50,9 +50,9 @@ def watch(
     """Runs again and again, until it is interrupted, which is how it ends; a line a run, and what changed.
 
     Raises:
-        BadInput: `every` is no time.
+        BadInput, Missing: what doesn't pass with time; `every` is no time.
     """
-    from rocstack.errors import RocstackError
+    from rocstack.errors import BadInput, Missing, RocstackError
     from rocstack.verify import history
 
     pause = _pause(every)
@@ -60,8 +60,10 @@ def watch(
         while True:
             began = time.monotonic()
             try:
-                _round(once(), inventory, runs, drain, force)
+                _round(*once(), inventory, runs, drain, force)
                 history.prune(runs)
+            except (BadInput, Missing):
+                raise
             except RocstackError as error:
                 say(f"{datetime.now():%H:%M:%S}  not done: {error.what}")
             time.sleep(max(0.0, pause - (time.monotonic() - began)))
@@ -69,11 +71,11 @@ def watch(
         raise typer.Exit(130) from None
 
 
-def _round(run: Run, inventory: Path, runs: Path, drain: bool, force: bool) -> None:
+def _round(run: Run, folder: Path, inventory: Path, runs: Path, drain: bool, force: bool) -> None:
     from rocstack.errors import RocstackError
     from rocstack.verify import history, store, verdict
 
-    now = history.note(run, runs)
+    now = history.note(run, runs, folder)
     say(f"{datetime.now():%H:%M:%S}  {verdict.sentence(run)}, {run.seconds:.0f} s")
     for text in history.changes(history.before(runs, now), now):
         say(f"          {text}")

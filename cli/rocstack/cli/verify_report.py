@@ -12,12 +12,13 @@ from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from rocstack.cli.ui import err, escape, out
+from rocstack.cli.ui import err, escape, out, say
 from rocstack.summary import count
 from rocstack.verify.check import LEVELS
 from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
 STYLE = {"passed": "green", "measured": "cyan", "skipped": "dim", "failed": "bold red", "error": "bold red"}
+STANDING = {"waiting": "waiting for another run", "stopping": "stopping"}
 MOST = 3  # nodes of a failed check that are shown one by one
 
 
@@ -32,6 +33,14 @@ def progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
         yield _Lines(bar)
 
 
+def aside(event: Mapping[str, Any]) -> None:
+    """Says why nothing seems to happen."""
+    if event["event"] == "waiting":
+        say(f"waiting for another `rocstack verify` on this cluster; --wait says how long: {event['seconds']:.0f} s")
+    if event["event"] == "stopping":
+        say(f"stopping: its jobs are cancelled and the report is written, in at most {event['seconds']} s")
+
+
 class _Lines:
     def __init__(self, bar: Progress | None) -> None:
         self._bar = bar
@@ -42,6 +51,9 @@ class _Lines:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
+        aside(event)
+        if kind in STANDING and self._bar and self._task is not None:
+            self._bar.update(self._task, description=STANDING[kind])
         if kind == "checks":
             self._titles = {check["name"]: check["title"] for check in event["checks"]}
             self._width = max(map(len, self._titles), default=0)
@@ -88,8 +100,7 @@ def _show_failure(result: CheckResult) -> None:
         for line in measure.evidence.splitlines()[-3:]:
             out.print(f"    [dim]{escape(line)}[/]")
     if len(bad) > MOST:
-        names = ", ".join(_where(measure) for measure in bad[MOST:])
-        out.print(escape(f"  and {names}"))
+        out.print(escape(f"  and {_others(bad[MOST:])}"))
     if not bad:
         out.print(escape(f"  {result.why}"))
     out.print(escape(f"  cause: {result.check.cause}"))
@@ -121,6 +132,16 @@ def _values(measures: list[Measure]) -> str:
         return text
     nodes = {measure.node for measure in measures if measure.node}
     return f"{len(nodes)} nodes" if nodes else ""
+
+
+def _others(measures: list[Measure]) -> str:
+    """Those that aren't shown one by one."""
+    from rocstack.verify import verdict
+
+    pairs = sum(bool(measure.peer) for measure in measures)
+    ends = {name for measure in measures for name in (measure.node, measure.peer) if name}
+    names = verdict.listed(ends) or "the cluster"
+    return f"{count(pairs, 'pair')} more, of {names}" if pairs else names
 
 
 def _where(measure: Measure) -> str:

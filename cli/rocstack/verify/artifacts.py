@@ -14,6 +14,7 @@ from rocstack.verify.result import Run
 
 JSON, SCHEMA, JUNIT, HTML = "report.json", "report.schema.json", "junit.xml", "report.html"
 PASSING, FAILING = "passing_nodes.txt", "failing_nodes.txt"
+NAMES = (JSON, SCHEMA, JUNIT, HTML, PASSING, FAILING)
 
 
 def write(run: Run, folder: Path, previous: Run | None = None) -> None:

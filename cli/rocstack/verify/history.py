@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from rocstack.errors import BadInput
-from rocstack.verify import result, verdict
+from rocstack.verify import verdict
 from rocstack.verify.result import Run
 from rocstack.words import Value
 
 FILE = "history.jsonl"
 MOST = 8 << 20  # bytes, of which the older half goes then
-REPORTS = 100  # of --watch, that stay
+JSON, LOG = "report.json", "pytest.log"  # in the folder of a run
+REPORTS, FAILURES = 100, 30  # of --watch, that stay: of runs that passed, and of others
 
 
 class Entry(Value):
@@ -39,6 +41,7 @@ class Entry(Value):
     absent: Mapping[str, str] = Field(default_factory=dict)
     image: str = ""
     digest: str = ""
+    folder: str = ""  # of the report, if it is one below that of the runs
 
     def like(self, other: Entry) -> bool:
         """Whether both asked the same of one cluster."""
@@ -77,9 +80,10 @@ def entry(run: Run) -> Entry:
     )
 
 
-def note(run: Run, out: Path) -> Entry:
-    """Adds the run; several may at once. `out` is the folder of the runs."""
-    made, file = entry(run), out / FILE
+def note(run: Run, out: Path, folder: Path | None = None) -> Entry:
+    """Adds the run; several may at once. `out` is the folder of the runs, `folder` that of the report."""
+    below = folder.name if folder and folder.resolve().parent == out.resolve() else ""
+    made, file = entry(run).model_copy(update={"folder": below}), out / FILE
     out.mkdir(parents=True, exist_ok=True)
     if file.exists() and file.stat().st_size > MOST:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -100,25 +104,28 @@ def read(out: Path) -> tuple[Entry, ...]:
     Raises:
         BadInput: there is none.
     """
-    try:
-        lines = (out / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        raise BadInput(
-            f"no history in {out}", code="no-report", next_step="`rocstack verify INVENTORY` begins one"
-        ) from None
-    found = []
-    for line in lines:
-        try:
-            found.append(Entry.model_validate_json(line))
-        except ValidationError:
-            continue
-    return tuple(found)
+    if not (out / FILE).exists():
+        raise BadInput(f"no history in {out}", code="no-report", next_step="`rocstack verify INVENTORY` begins one")
+    return tuple(_newest_first(out))[::-1]
+
+
+def _newest_first(out: Path) -> Iterator[Entry]:
+    with suppress(FileNotFoundError):
+        for line in reversed((out / FILE).read_text(encoding="utf-8", errors="replace").splitlines()):
+            with suppress(ValidationError):
+                yield Entry.model_validate_json(line)
 
 
 def before(out: Path, now: Entry) -> Entry | None:
     """The run before `now` that asked the same."""
-    earlier = [each for each in read(out) if each.id != now.id and each.like(now)]
-    return earlier[-1] if earlier else None
+    return next((each for each in _newest_first(out) if each.id != now.id and each.like(now)), None)
+
+
+def report(out: Path, now: Entry) -> Path | None:
+    """The folder of the last whole run that asked the same, if its report is still there. Runs that only judged
+    recorded evidence are not in the history."""
+    found = (each for each in _newest_first(out) if each.folder and each.complete and each.like(now))
+    return next((out / each.folder for each in found if (out / each.folder / JSON).exists()), None)
 
 
 def changes(before: Entry | None, now: Entry) -> list[str]:
@@ -150,16 +157,14 @@ def turns(marks: str) -> int:
     return sum(one != other for one, other in pairwise(marks))
 
 
-def prune(out: Path, keep: int = REPORTS) -> None:
-    """Reports of runs that passed go, but for the last `keep`; those of failures stay."""
-    folders = sorted(folder for folder in out.glob("20*") if (folder / "report.json").is_file())
-    for folder in folders[:-keep]:
-        try:
-            passed = result.read(folder).passed
-        except BadInput:
-            continue
-        if passed:
-            shutil.rmtree(folder, ignore_errors=True)
+def prune(out: Path, keep: int = REPORTS, failures: int = FAILURES) -> None:
+    """Reports go, but for those of the last `keep` runs that passed and the last `failures` that didn't."""
+    passed = {each.folder for each in _newest_first(out) if each.passed}
+    folders = sorted(folder for folder in out.glob("20*") if (folder / LOG).is_file())
+    good = [folder for folder in folders if folder.name in passed]
+    bad = [folder for folder in folders if folder.name not in passed]
+    for folder in (*good[:-keep], *bad[:-failures]):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fails(name: str, why: str) -> str:

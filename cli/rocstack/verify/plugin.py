@@ -7,35 +7,28 @@ down what they find.
 
 from __future__ import annotations
 
-import getpass
-import json
-import os
-import time
+import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstack import __version__
 from rocstack.errors import RocstackError
-from rocstack.settings import Settings, load
-from rocstack.verify import artifacts, described, hosts, result, thresholds
+from rocstack.verify import result, thresholds
 from rocstack.verify.check import HARDWARE, LEVELS, MARK, Check
-from rocstack.verify.cluster import Cluster, connect, nodes
+from rocstack.verify.cluster import nodes
 from rocstack.verify.evidence import Evidence, NotRecorded
 from rocstack.verify.record import Node, Recorder, sort_out
 from rocstack.verify.result import CheckResult, Measure, State
+from rocstack.verify.session import Suite
 from rocstack.verify.slurm import USER
-from rocstack.verify.turn import turn
 
 DEFAULT_LEVEL = 3
-STALE = 10  # seconds after which the nodes are read again
-_SUITE = pytest.StashKey["Suite"]()
+_SUITE = pytest.StashKey[Suite]()
 _RECORDER = pytest.StashKey[Recorder]()
 
 
@@ -49,93 +42,6 @@ def of_item(item: pytest.Item) -> Check | None:
     return mark.args[0] if mark else None
 
 
-class Suite:
-    """One run: its evidence, its edge to the cluster (made when first needed), and its results."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config, self.started = config, time.time()
-        self.folder = Path(str(config.getoption("rocstack_report"))) if config.getoption("rocstack_report") else None
-        given = config.getoption("rocstack_evidence")
-        self.evidence = Evidence(json.loads(Path(given).read_text()) if given else None)
-        self.results: list[CheckResult] = []
-        self.interrupted = False
-        self._cluster: Cluster | None = None
-        self._open = ExitStack()
-
-    @cached_property
-    def settings(self) -> Settings:
-        return load({}, os.environ, Path.cwd())[0]
-
-    @property
-    def cluster(self) -> Cluster:
-        if self.evidence.replayed:
-            raise NotRecorded("the evidence is replayed, there is no cluster")
-        if self._cluster is None:
-            option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
-            more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
-            found, asked = connect(path, settings, **more), time.monotonic()
-            self._open.enter_context(turn(found.looked.gathered.reaches[found.control], found.slurm.wait))
-            late = time.monotonic() > asked + STALE
-            self._cluster = connect(path, settings, **more) if late else found
-        return self._cluster
-
-    def described(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.evidence.take("cluster", lambda: self.cluster.described())
-        return found
-
-    def left_out(self) -> Mapping[str, str]:
-        """Node -> why the suite's jobs can't run there, though jobs do."""
-        try:
-            found: Mapping[str, str] = self.evidence.take("left_out", lambda: self.cluster.left_out())
-        except NotRecorded:
-            return {}
-        return found
-
-    def event(self, kind: str, **values: Any) -> None:
-        """A line of JSON for whoever shows the progress."""
-        fd = self.config.getoption("rocstack_events")
-        if fd is not None:
-            with suppress(OSError):
-                os.write(fd, (json.dumps({"event": kind, **values}) + "\n").encode())
-
-    def close(self) -> None:
-        if self._cluster:
-            self._cluster.slurm.close()
-        self._open.close()
-
-    def write(self) -> None:
-        """The report, if there is anything to report."""
-        if self.folder is None or not self.results:
-            return
-        option = self.config.getoption
-        run = described.run(
-            self.described(),
-            rocstack=__version__,
-            who=getpass.getuser(),
-            started=self.started,
-            level=option("rocstack_level"),
-            only=option("rocstack_only") or "",
-            complete=not self.interrupted,
-            results=tuple(self.results),
-        )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.evidence.write(self.folder / "evidence.json")
-        previous = option("rocstack_previous")
-        artifacts.write(run, self.folder, result.read(Path(previous)) if previous else None)
-
-    def _inventory(self) -> Path:
-        option = self.config.getoption
-        given = option("rocstack_inventory") or option("ansible_inventory")
-        if given:
-            return Path(str(given))
-        named = option("hosts")
-        if not named:
-            raise pytest.UsageError("which cluster? --inventory FILE, or --hosts=ssh://n1,ssh://n2")
-        folder = self.config.invocation_params.dir / ".rocstack/verify"
-        folder.mkdir(parents=True, exist_ok=True)
-        return hosts.inventory_of(str(named), folder, option("ssh_config"), option("ssh_identity_file"))
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rocstack")
     group.addoption("--inventory", dest="rocstack_inventory", help="the cluster's inventory")
@@ -143,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only", dest="rocstack_only", help="checks whose name fits this pattern")
     group.addoption("--evidence", dest="rocstack_evidence", help="judge this file instead of a cluster")
     group.addoption("--report", dest="rocstack_report", help="folder for the report")
-    group.addoption("--previous", dest="rocstack_previous", help="report to compare with")
+    group.addoption("--runs", dest="rocstack_runs", help="folder of the runs so far: compare with the last like this")
     group.addoption("--user", dest="rocstack_user", default=USER, help="whose jobs they are")
     group.addoption("--wait", dest="rocstack_wait", type=float, default=300, help="seconds a job may wait")
     group.addoption("--events", dest="rocstack_events", type=int, help="file descriptor for progress")
@@ -291,9 +197,13 @@ def _outcome(call: pytest.CallInfo[None], measures: tuple[Measure, ...]) -> tupl
     return "error", f"{type(raised).__name__}: {raised}"
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
+    """Jobs are cancelled and the report is written, however impatient somebody is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     suite = session.config.stash[_SUITE]
     suite.interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-    suite.close()
-    suite.write()
+    with ExitStack() as last:  # of which none keeps the others from being done
+        last.callback(suite.write)
+        last.callback(suite.close)
+        yield

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocstack import paths
-from rocstack.errors import BadInput, CheckFailed, Missing, RocstackError, did_you_mean
-from rocstack.verify import result
+from rocstack.errors import BadInput, CheckFailed, Missing, RocstackError, Where, did_you_mean
+from rocstack.verify import given, result
 from rocstack.verify.check import LEVELS, Check
+from rocstack.verify.history import JSON as REPORT
+from rocstack.verify.history import LOG
 from rocstack.verify.result import Run
 
 OnEvent = Callable[[Mapping[str, Any]], None]
-LOG, REPORT = "pytest.log", "report.json"
 PATIENCE = 60  # seconds for an interrupted run to cancel its jobs
-_NO_TESTS, _USAGE = 5, 4
+_ENDED, _NO_TESTS = (0, 1, 2), 5  # what pytest ends with: nothing failed, something did, it was interrupted
+_USER = re.compile("[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be run. `inventory` or `evidence` is given; `wait` is seconds; the report compares with `previous`."""
+    """What is to be run. `inventory` or `evidence` is given; `wait` is seconds; `runs` is the folder of the runs so
+    far: the report compares with the last one like it."""
 
     folder: Path
     inventory: Path | None = None
@@ -37,14 +42,14 @@ class Wish:
     only: str = ""
     user: str = ""
     wait: float = 300
-    previous: Path | None = None
+    runs: Path | None = None
 
     def arguments(self) -> list[str]:
         words = [f"--report={self.folder}", f"--level={self.level}", f"--wait={self.wait:g}"]
         words += [f"--inventory={self.inventory}"] if self.inventory else []
         words += [f"--evidence={self.evidence}"] if self.evidence else []
         words += [f"--only={self.only}"] if self.only else []
-        words += [f"--previous={self.previous}"] if self.previous else []
+        words += [f"--runs={self.runs}"] if self.runs else []
         return [*words, *([f"--user={self.user}"] if self.user else [])]
 
 
@@ -56,10 +61,18 @@ def checks() -> Path:
 def run(wish: Wish, on_event: OnEvent) -> Run:
     """
     Raises:
-        BadInput: no check has such a name.
+        BadInput: no check has such a name, the evidence is none, jobs of root.
         CheckFailed: the suite itself could not run.
     """
-    wish.folder.mkdir(parents=True, exist_ok=True)
+    if wish.user and (wish.user == "root" or not _USER.fullmatch(wish.user)):
+        raise BadInput(
+            f"--user {wish.user}: jobs of the suite run as an ordinary user",
+            code="bad-value",
+            next_step="name a user that the cluster knows, or leave it to rocstack-verify, which deploy makes",
+        )
+    if wish.evidence:
+        given.load(wish.evidence)
+    _clear(wish)
     stopped: list[Mapping[str, Any]] = []
 
     def heard(event: Mapping[str, Any]) -> None:
@@ -72,7 +85,7 @@ def run(wish: Wish, on_event: OnEvent) -> Run:
         raise _again(stopped[0])
     if code == _NO_TESTS and wish.only:
         raise _unknown(wish.only)
-    if not (wish.folder / REPORT).exists():
+    if code not in _ENDED or not (wish.folder / REPORT).exists():
         log = wish.folder / LOG
         lines = [text for text in log.read_text(errors="replace").strip().splitlines() if text.strip()]
         raise CheckFailed(
@@ -89,7 +102,13 @@ def _pytest(wish: Wish, on_event: OnEvent, *more: str) -> int:
     line += [f"--rootdir={checks()}", "-q", "--tb=short", f"--events={writer}", *wish.arguments(), *more, str(checks())]
     with (wish.folder / LOG).open("wb") as output:
         process = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, pass_fds=[writer], env=_env()
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[writer],
+            env=_env(),
+            start_new_session=True,  # Ctrl-C at the terminal comes to it once, from us
         )
         os.close(writer)
         try:
@@ -98,20 +117,21 @@ def _pytest(wish: Wish, on_event: OnEvent, *more: str) -> int:
                     on_event(json.loads(text))
             return process.wait()
         except BaseException:
-            _stop(process)
+            with _deaf():
+                on_event({"event": "stopping", "seconds": PATIENCE})
+                _stop(process)
             raise
 
 
-def newest(folder: Path, wish: Wish) -> Path | None:
-    """The last report below `folder` of a run of the same checks, as folders are named by their time."""
-    for path in sorted(folder.glob(f"*/{REPORT}"), reverse=True):
-        try:
-            found = result.read(path)
-        except BadInput:
-            continue  # of another version
-        if (found.level, found.only, found.complete) == (wish.level, wish.only, True):
-            return path
-    return None
+def _clear(wish: Wish) -> None:
+    """What an older run left in the folder is never taken for this one's."""
+    from rocstack.verify import artifacts
+
+    wish.folder.mkdir(parents=True, exist_ok=True)
+    names = {*artifacts.NAMES, given.FILE, LOG}
+    for path in (wish.folder / name for name in names):
+        if not (wish.evidence and path.exists() and path.samefile(given.place(wish.evidence))):
+            path.unlink(missing_ok=True)
 
 
 def listed() -> list[Check]:
@@ -134,7 +154,8 @@ def listed() -> list[Check]:
 def _again(said: Mapping[str, Any]) -> RocstackError:
     """The error of the other process as it was."""
     kind = {2: BadInput, 3: Missing}.get(said["exit_code"], CheckFailed)
-    return kind(said["what"], code=said["code"], cause=said["cause"], next_step=said["next"])
+    where = Where(said["where"]) if said["where"] else None
+    return kind(said["what"], code=said["code"], where=where, cause=said["cause"], next_step=said["next"])
 
 
 def _unknown(pattern: str) -> BadInput:
@@ -153,7 +174,22 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """For who presses Ctrl-C again: what is being stopped would be left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _env() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rocstack.deploy.ssh import Reach
@@ -11,25 +11,31 @@ from rocstack.errors import CheckFailed
 
 PATH = "/run/rocstack-verify.lock"  # on the control node
 _TAKEN = 99
-_HELD = "held"
+_WAITS, _HELD = "waits", "held"
+_TAKE = f"""set -e; exec 9>>{PATH}
+flock --nonblock 9 || {{ echo {_WAITS}; flock --timeout=$1 --conflict-exit-code={_TAKEN} 9; }}
+echo {_HELD}; exec cat >/dev/null"""
 
 
 @contextmanager
-def turn(reach: Reach, wait: float) -> Iterator[None]:
-    """Held until the block ends, or our process, or the connection.
+def turn(reach: Reach, wait: float, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Held until the block ends, or our process, or the connection. `on_wait` is called when another run has it.
 
     Raises:
         CheckFailed: another run had it for longer than `wait` seconds; the node isn't reached.
     """
-    line = ["flock", f"--timeout={wait:g}", f"--conflict-exit-code={_TAKEN}", PATH]
-    line += ["sh", "-c", f"echo {_HELD}; exec cat >/dev/null"]  # ends with what it reads
+    line = ["sh", "-c", _TAKE, "sh", f"{max(1, round(wait))}"]  # ends with what it reads
     words = reach.argv(line, options=["-T"] if reach.program else [])
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # Of a group of its own: Ctrl-C at the terminal is for us, and the lock is still needed while jobs are cancelled.
     with subprocess.Popen(words, text=True, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
         try:
-            said = next((text for text in process.stdout if text.strip() == _HELD), "")
-            if not said:
+            for said in map(str.strip, process.stdout):
+                if said == _WAITS:
+                    on_wait()
+                if said == _HELD:
+                    break
+            else:
                 raise _refused(reach, process.wait(), process.stderr.read())
             yield
         finally:

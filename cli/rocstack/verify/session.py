@@ -1,0 +1,133 @@
+"""One run of the suite inside pytest: its evidence, its edge to the cluster, and the report at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstack import __version__
+from rocstack.deploy import lock
+from rocstack.errors import BadInput
+from rocstack.settings import Settings, load
+from rocstack.verify import artifacts, described, given, history, hosts, result
+from rocstack.verify.cluster import Cluster, connect
+from rocstack.verify.evidence import Evidence, NotRecorded
+from rocstack.verify.result import CheckResult, Run
+from rocstack.verify.turn import turn
+
+STALE = 10  # seconds after which the nodes are read again
+
+
+class Suite:
+    """The edge to the cluster is made when first needed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.started, self.who = config, time.time(), lock.me()
+        self.folder = Path(str(config.getoption("rocstack_report"))) if config.getoption("rocstack_report") else None
+        replayed = config.getoption("rocstack_evidence")
+        try:
+            self.evidence = Evidence(given.load(Path(replayed)) if replayed else None)
+        except BadInput as error:
+            raise pytest.UsageError(f"{error.where}: {error.what}") from None
+        self.results: list[CheckResult] = []
+        self.interrupted = False
+        self._cluster: Cluster | None = None
+        self._open = ExitStack()
+
+    @cached_property
+    def settings(self) -> Settings:
+        return load({}, os.environ, Path.cwd())[0]
+
+    @property
+    def cluster(self) -> Cluster:
+        if self.evidence.replayed:
+            raise NotRecorded("the evidence is replayed, there is no cluster")
+        if self._cluster is None:
+            option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
+            more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
+            found, asked = connect(path, settings, **more), time.monotonic()
+            reach, wait = found.looked.gathered.reaches[found.control], found.slurm.wait
+            self._open.enter_context(turn(reach, wait, lambda: self.event("waiting", seconds=wait)))
+            late = time.monotonic() > asked + STALE
+            self._cluster = connect(path, settings, **more) if late else found
+        return self._cluster
+
+    def described(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.evidence.take("cluster", lambda: self.cluster.described())
+        return found
+
+    def left_out(self) -> Mapping[str, str]:
+        """Node -> why the suite's jobs can't run there, though jobs do."""
+        try:
+            found: Mapping[str, str] = self.evidence.take("left_out", lambda: self.cluster.left_out())
+        except NotRecorded:
+            return {}
+        return found
+
+    def event(self, kind: str, **values: Any) -> None:
+        """A line of JSON for whoever shows the progress.
+
+        Raises:
+            KeyboardInterrupt: it is gone, so nobody waits for this run.
+        """
+        fd = self.config.getoption("rocstack_events")
+        if fd is None:
+            return
+        data = (json.dumps({"event": kind, **values}) + "\n").encode()
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except BrokenPipeError:
+            raise KeyboardInterrupt from None
+
+    def close(self) -> None:
+        if self._cluster:
+            self._cluster.slurm.close()
+        self._open.close()
+
+    def write(self) -> None:
+        """The report, if there is anything to report."""
+        if self.folder is None or not self.results:
+            return
+        option = self.config.getoption
+        run = described.run(
+            self.described(),
+            rocstack=__version__,
+            who=self.who,
+            started=self.started,
+            level=option("rocstack_level"),
+            only=option("rocstack_only") or "",
+            complete=not self.interrupted,
+            results=tuple(self.results),
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.evidence.write(self.folder / given.FILE)
+        artifacts.write(run, self.folder, self._previous(run))
+
+    def _previous(self, run: Run) -> Run | None:
+        """The last run like this one, of which there still is a report."""
+        runs = self.config.getoption("rocstack_runs")
+        found = history.report(Path(runs), history.entry(run)) if runs else None
+        with suppress(BadInput):  # of another version
+            return result.read(found) if found else None
+        return None
+
+    def _inventory(self) -> Path:
+        option = self.config.getoption
+        file = option("rocstack_inventory") or option("ansible_inventory")
+        if file:
+            return Path(str(file))
+        named = option("hosts")
+        if not named:
+            raise pytest.UsageError("which cluster? --inventory FILE, or --hosts=ssh://n1,ssh://n2")
+        folder = self.config.invocation_params.dir / ".rocstack/verify"
+        folder.mkdir(parents=True, exist_ok=True)
+        return hosts.inventory_of(str(named), folder, option("ssh_config"), option("ssh_identity_file"))

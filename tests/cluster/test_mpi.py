@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from statistics import median
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
+from experiments import links
+from experiments.links import BETTER, UNITS, Pair
 from experiments.mpi import TASKS, launched, wanted
+from experiments.rdma import not_for
 
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Node, Recorder
 
 RDMA = ("rc", "dc", "ud", "gga", "srd")  # UCX's transports over verbs: rc_verbs, dc_mlx5, ...
-MANY = 64  # pairs, from which on only the worst of a node is a measure of its own
-ENOUGH = 4  # nodes, to tell a slow link by the others
-TIMES = 2.0  # a pair may be worse than the median pair, on one kind of hardware
 LAUNCH = "MPI does not start"
 
 
@@ -30,10 +30,19 @@ def mpi(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, A
     return found
 
 
+def by_node(mpi: dict[str, Any], part: str) -> dict[str, list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for answer in mpi["answers"]:
+        if answer["part"] == part:
+            found[answer["node"]].append(answer)
+    return found
+
+
 def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Each node with its answers of a part. What is wrong with the part itself is written down."""
+    said = by_node(mpi, part)
     for name in [node.name for node in record.nodes]:
-        answers = [answer for answer in mpi["answers"] if answer["part"] == part and answer["node"] == name]
+        answers = said.get(name, [])
         if mpi["failed"] or name in mpi["broken"]:
             record.skipped(name, LAUNCH)
         elif name not in mpi["asked"]:
@@ -107,54 +116,24 @@ def test_ring(record: Recorder, mpi: dict[str, Any]) -> None:
         record.equal(name, right, len(answers), "ranks", why=wrong)
 
 
-class Pair(NamedTuple):
-    """`value` is None where there is none."""
-
-    node: str
-    peer: str
-    value: float | None
-    wrong: int = 0
-
-
-def pairs(record: Recorder, mpi: dict[str, Any], quantity: str, better: str) -> list[Pair]:
-    """Drawn as a matrix; written down are all pairs, or of many the worst of each node."""
+def pairs(record: Recorder, mpi: dict[str, Any], quantity: str) -> list[Pair]:
+    """All of them, drawn as a matrix."""
     rows = {name: answers[0]["row"] for name, answers in taking_part(record, mpi, "links")}
     names, key = list(rows), {"latency": "latency_us", "bandwidth": "bandwidth"}[quantity]
-    unit = {"latency": "us", "bandwidth": "GB/s"}[quantity]
     values = [[rows[a][b][key] if b in rows[a] else None for b in names] for a in names]
-    record.draw(
-        "matrix",
-        {"quantities": [{"name": quantity, "unit": unit, "better": better, "nodes": names, "values": values}]},
-    )
-    found = [
+    drawn = {"name": quantity, "unit": UNITS[quantity], "better": BETTER[quantity], "nodes": names, "values": values}
+    record.draw("matrix", {"quantities": [drawn]})
+    return [
         Pair(a, b, row.get(b, {}).get(key), row.get(b, {}).get("wrong", 0) if quantity == "bandwidth" else 0)
         for a, row in rows.items()
         for b in names
         if a < b or (a != b and quantity == "bandwidth")
     ]
-    if len(found) <= MANY:
-        return found
-    sign = 1 if better == "high" else -1
-    worst = {name: min((p for p in found if name in p[:2]), key=lambda p: sign * (p.value or 0)) for name in names}
-    return list({*worst.values(), *(pair for pair in found if pair.wrong or pair.value is None)})
 
 
-def judge_pairs(record: Recorder, found: Sequence[Pair], quantity: str, unit: str, better: str) -> None:
-    """By the threshold, and by what most pairs have: that only where each node is a machine of its own."""
-    values = [pair.value for pair in found if pair.value is not None]
-    real = not any(node.virtual for node in record.nodes)
-    usual = median(values) if real and len({name for pair in found for name in pair[:2]}) >= ENOUGH else None
-    for pair in sorted(found):
-        slow = usual is not None and pair.value is not None and (
-            pair.value < usual / TIMES if better == "high" else pair.value > usual * TIMES
-        )  # fmt: skip
-        if pair.wrong:
-            record.failed(pair.node, f"{pair.wrong} messages were not as sent", pair.value, unit, peer=pair.peer)
-        elif slow:
-            why = f"{pair.value:.4g} {unit}, and the median pair has {usual:.4g}"
-            record.failed(pair.node, why, pair.value, unit, peer=pair.peer)
-        else:
-            record.judge(pair.node, pair.value, quantity, peer=pair.peer)
+def judge_pairs(record: Recorder, mpi: dict[str, Any], what: str) -> None:
+    quick = {name for name, answers in by_node(mpi, "end").items() if over_rdma(answers)}
+    links.judge(record, pairs(record, mpi, what), what, quick)
 
 
 @check(
@@ -167,7 +146,7 @@ def judge_pairs(record: Recorder, found: Sequence[Pair], quantity: str, unit: st
     next_step="compare `ping` between the two with others; look at the devices that mpi-launch names",
 )
 def test_latency(record: Recorder, mpi: dict[str, Any]) -> None:
-    judge_pairs(record, pairs(record, mpi, "latency", "low"), "mpi-latency", "us", "low")
+    judge_pairs(record, mpi, "latency")
 
 
 @check(
@@ -180,7 +159,7 @@ def test_latency(record: Recorder, mpi: dict[str, Any]) -> None:
     next_step="look at the speed of the links of the two (`ethtool`), and at the devices that mpi-launch names",
 )
 def test_bandwidth(record: Recorder, mpi: dict[str, Any]) -> None:
-    judge_pairs(record, pairs(record, mpi, "bandwidth", "high"), "mpi-bandwidth", "GB/s", "high")
+    judge_pairs(record, mpi, "bandwidth")
 
 
 @check(
@@ -215,12 +194,25 @@ def test_collectives(record: Recorder, mpi: dict[str, Any]) -> None:
     next_step="`ucx_info -d` in the worker's container; UCX_TLS and UCX_NET_DEVICES must name the RDMA ports",
     source="OpenMPI's pml_ucx_devices and pml_ucx_tls: what they don't list is left to ob1",
 )
-def test_transport(record: Recorder, mpi: dict[str, Any]) -> None:
+def test_transport(record: Recorder, mpi: dict[str, Any], described: Any) -> None:
+    unfit = {node.name: why for node in record.nodes if (why := not_for(described, node))}
+    for name, why in unfit.items():
+        record.skipped(name, why)
     for name, answers in taking_part(record, mpi, "end"):
         pmls = sorted({pml for answer in answers for pml in answer["pml"]})
         lanes = sorted({lane for answer in answers for lane in answer["lanes"]})
         chosen = f"{' '.join(pmls) or 'unknown'} over {' '.join(lanes) or 'unknown'}"
-        if pmls == ["ucx"] and lanes and all(lane.split("_")[0] in RDMA for lane in lanes):
+        if name in unfit:
+            continue
+        if over_rdma(answers):
             record.passed(name, chosen, wanted="ucx over RDMA")
         else:
             record.failed(name, f"{chosen}: not RDMA", chosen, wanted="ucx over RDMA")
+
+
+def over_rdma(answers: Iterable[dict[str, Any]]) -> bool:
+    """Whether all lanes to other nodes are."""
+    said = list(answers)
+    lanes = [lane for answer in said for lane in answer.get("lanes", ())]
+    pmls = {pml for answer in said for pml in answer.get("pml", ())}
+    return pmls == {"ucx"} and bool(lanes) and all(lane.split("_")[0] in RDMA for lane in lanes)

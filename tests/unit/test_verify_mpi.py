@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 from replay import good, red, replay, states
 
+from rocstack.verify.record import Node, Recorder
 from rocstack.verify.slurm import MARK, Step
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))
-from experiments import mpi
+from experiments import links, mpi
 
 HANGS = "File <string>, line 7 in ring"
 Edit = Callable[[dict[str, Any]], object]
@@ -57,6 +59,7 @@ FAULTS: list[tuple[str, Edit, str]] = [
     ("mpi-bandwidth", link(wrong=3), "3 messages were not as sent"),
     ("mpi-collectives", changed("collectives", right=1499, cases=1500, wrong=["Scan of 3 int8"]), "Scan of 3 int8"),
     ("mpi-collectives", changed("collectives", right=900, cases=900, kinds=284), "only 284 of 285 collectives"),
+    ("mpi-collectives", changed("collectives", right=286, cases=286, kinds=0), "only 0 of 285 collectives"),
     ("mpi-collectives", lost("collectives"), "it did not end"),
 ]
 
@@ -161,9 +164,55 @@ def test_of_many_pairs_the_worst_of_each_node_is_written_down() -> None:
 )
 def test_mpi_must_go_over_rdma_where_it_is(pml: list[str], lanes: list[str], state: str) -> None:
     evidence = many(2)
-    ends = [{"part": "end", "node": name, "rank": 0, "code": 0, "pml": pml, "lanes": lanes} for name in ("n1", "n2")]
-    evidence["mpi"]["answers"] = ends
+    evidence["cluster"]["labels"]["io.rocstack.nic"] = "broadcom"
+    evidence["mpi"]["answers"] = ends(pml, lanes)
     assert replay(evidence, only="mpi-transport")["mpi-transport"].state == state
+
+
+def ends(pml: list[str], lanes: list[str]) -> list[dict[str, Any]]:
+    return [{"part": "end", "node": name, "rank": 0, "code": 0, "pml": pml, "lanes": lanes} for name in ("n1", "n2")]
+
+
+def test_an_image_without_rdma_need_not_use_it() -> None:
+    evidence = many(2)
+    evidence["mpi"]["answers"] = ends(["ucx"], ["tcp/eno1"])
+    found = replay(evidence, only="mpi-transport")["mpi-transport"]
+    assert (found.state, found.why) == ("skipped", "the image has no RDMA")
+
+
+@pytest.mark.parametrize(("lanes", "bad"), [(["rc_verbs/bnxt_re0:1"], True), (["tcp/eno1"], False)])
+def test_over_rdma_it_must_be_as_fast_as_rdma(lanes: list[str], bad: bool) -> None:
+    """All nodes of this 400G cluster alike."""
+    evidence = many(2)
+    for answer in evidence["mpi"]["answers"]:
+        for link in answer["row"].values():
+            link.update(bandwidth=0.1, latency_us=900.0)
+    evidence["mpi"]["answers"] += ends(["ucx"], lanes)
+    found = replay(evidence, only="mpi-[bl]a[nt]*", level=1)
+    assert red(found) == ({"mpi-latency", "mpi-bandwidth"} if bad else set())
+    assert not bad or "at least 12.5 GB/s wanted" in found["mpi-bandwidth"].why
+
+
+@pytest.mark.parametrize("count", range(3, 41))
+@pytest.mark.parametrize("what", ["latency", "bandwidth"])
+def test_one_bad_node_is_found_and_noise_is_not(what: str, count: int) -> None:
+    """Whoever it is, all its pairs fail, and no other does."""
+    dice = random.Random(count)
+    names = [f"n{number:02}" for number in range(count)]
+    worse = {"latency": 8.0, "bandwidth": 0.125}[what]
+    for slow in (None, names[0], dice.choice(names), names[-1]):
+        pairs = [
+            links.Pair(a, b, dice.uniform(8, 12) * (worse if slow in (a, b) else 1))
+            for a in names
+            for b in names
+            if a != b
+        ]
+        nodes = tuple(map(Node, names))
+        record = Recorder(nodes, nodes)
+        links.judge(record, pairs, what)
+        failed = [{m.node, m.peer} for m in record.measures if m.state == "failed"]
+        assert all(slow in pair for pair in failed)
+        assert {name for pair in failed for name in pair} == ({*names} if slow else set())
 
 
 class Srun:

@@ -28,6 +28,14 @@ def fit(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if node.works and not node.virtual and node.profile and node.profile.verbs]
 
 
+def not_for(described: Mapping[str, Any], node: Node) -> str:
+    """Why the image is not for the node's RDMA; empty where it is."""
+    image = described["labels"].get("io.rocstack.nic") or "tcp"
+    if node.profile and any(nic.nic == image for nic in node.profile.nics):
+        return ""
+    return f"the image {'has no RDMA' if image == 'tcp' else f'is for {image} cards, which the node has not'}"
+
+
 @cache
 def nic_of(name: str) -> NicSettings:
     return inside.settings(validate_head(library("nic").files[name], Nic))

@@ -14,7 +14,7 @@ from rocstack.verify.parsers import babelstream
 from rocstack.verify.record import Recorder
 from rocstack.verify.thresholds import Quantity, Threshold
 
-X, OTHER = ("AMD Instinct MI300X OAM gfx942",), ("AMD Instinct MI250X gfx90a",)
+X, OTHER = ("8 × AMD Instinct MI300X OAM gfx942",), ("4 × AMD Instinct MI250X gfx90a",)
 FAST, SLOW, PLAIN = ("broadcom 400G",), ("mellanox 200G",), ("tcp",)
 
 
@@ -22,10 +22,17 @@ FAST, SLOW, PLAIN = ("broadcom 400G",), ("mellanox 200G",), ("tcp",)
     ("name", "gpus", "nics", "bound"),
     [
         ("all-reduce-busbw", X, FAST, 304),
-        ("all-reduce-busbw", ("AMD Instinct MI355X gfx950",), FAST, 350),
+        ("all-reduce-busbw", ("8 × AMD Instinct MI355X gfx950",), FAST, 350),
+        ("all-reduce-busbw", ("4 × AMD Instinct MI300X OAM gfx942",), FAST, None),
+        ("all-gather-busbw", X, FAST, 330),
+        ("all-gather-busbw", X, SLOW, None),
+        ("memory", X, FAST, 1.5),
+        ("memory", ("4 × AMD Instinct MI300A gfx942",), FAST, None),
+        ("gemm-bf16", ("8 × AMD Instinct MI325X gfx942",), FAST, 600),
+        ("gemm-bf16", ("8 × AMD Instinct MI308X gfx942",), FAST, None),
         ("all-reduce-busbw", OTHER, FAST, None),
-        ("rdma-write-bandwidth", X, FAST, 390),
-        ("rdma-write-bandwidth", (), SLOW, 195),
+        ("rdma-write-bandwidth", X, FAST, 385),
+        ("rdma-write-bandwidth", (), SLOW, 192.5),
         ("rdma-write-bandwidth", X, PLAIN, None),
         ("mtu", X, FAST, 9000),
         ("mtu", X, PLAIN, None),
@@ -96,6 +103,15 @@ def test_a_sites_file_that_is_wrong_is_refused_with_its_line(
     assert raised.value.where
     assert raised.value.where.line == line
     assert code is None or raised.value.code == code
+
+
+def test_infiniband_without_ipoib_has_the_speed_of_its_ports() -> None:
+    described = good()["cluster"]
+    for node in described["nodes"]:
+        for nic in node["profile"]["nics"]:
+            nic["netdevs"] = []
+    (profile, *_) = [node.profile for node in cluster.nodes(described) if node.works and node.profile]
+    assert thresholds.hardware(profile) == (("8 × AMD Instinct MI300X OAM gfx942",), ("broadcom 400G",))
 
 
 def test_recorded_nodes_are_judged_by_their_models() -> None:

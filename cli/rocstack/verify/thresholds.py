@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -32,8 +33,8 @@ FILE = "thresholds.yml"
 
 
 class Threshold(Value):
-    """A bound. `gpu` and `nic` are patterns, searched for in the GPU's name (or its gfx) and the NIC profile with its
-    speed ("broadcom 400G"); an empty one holds for all."""
+    """A bound. `gpu` and `nic` are patterns, searched for in the node's GPUs ("8 × AMD Instinct MI300X OAM gfx942") and
+    the NIC profile with its speed ("broadcom 400G"); an empty one holds for all."""
 
     least: float | None = None
     most: float | None = None
@@ -97,12 +98,15 @@ def _quantity(doc: document.Document, name: str) -> Quantity:
 
 
 def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The models of a node's GPUs and of its NICs, as a threshold's patterns see them."""
-    gpus = {f"{gpu.name or ''} {gpu.gfx or ''}".strip() for gpu in profile.gpus}
+    """The models of a node's GPUs, with their number, and of its NICs, as a threshold's patterns see them."""
+    gpus = Counter(f"{gpu.name or ''} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
     speeds = {netdev.name: netdev.speed for netdev in profile.netdevs}
+    # InfiniBand has no network device where IPoIB is off.
+    rates = {device.name: [port.rate for port in device.ports] for device in profile.verbs}
     nics = set()
     for nic in profile.nics:
         if nic.nic:
-            speed = max((speeds.get(name) or 0 for name in nic.netdevs), default=0)
-            nics.add(f"{nic.nic} {speed // 1000}G" if speed else nic.nic)
-    return tuple(sorted(gpus)), tuple(sorted(nics))
+            known = [*(speeds.get(name) for name in nic.netdevs), *rates.get(nic.verbs or "", ())]
+            speed = max((each or 0 for each in known), default=0)
+            nics.add(f"{nic.nic} {speed // 1000}G" if speed > 0 else nic.nic)
+    return tuple(sorted(f"{count} × {name}" for name, count in gpus.items())), tuple(sorted(nics))

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from experiments import gpus
 
+from rocstack.errors import CheckFailed
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -51,12 +53,18 @@ def in_containers(evidence: Any, cluster: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def controller(evidence: Any, cluster: Any) -> dict[str, Any]:
-    """What Slurm's daemons at the control node answer: programs/controller.py."""
+    """What Slurm's daemons at the control node answer: programs/controller.py.
+
+    Raises:
+        CheckFailed: they could not be asked.
+    """
 
     def fetch() -> Any:
         return cluster.python(PROGRAMS / "controller.py", [cluster.control])[cluster.control]
 
     found: dict[str, Any] = evidence.take("controller", fetch)
+    if "error" in found:
+        raise CheckFailed(f"the control node could not be looked at: {found['error']}", code="step-failed")
     return found
 
 

@@ -24,9 +24,10 @@ def judge(
     value: Callable[[NodeProfile], Any],
     part: Callable[[NodeProfile], NodeProfile] = lambda profile: profile,
     wanted: str = "",
+    unread: str = "could not be read",
 ) -> None:
-    """Each node fails that is in one of the doctor's states of these `names`. `value` is what is shown of it; the rules
-    see `part` of its profile."""
+    """Each node fails that is in one of the doctor's states of these `names`. `value` is what is shown of it, None
+    where it could not be read, which is no state and never passes; the rules see `part` of its profile."""
     for node in record.nodes:
         if node.profile is None:
             record.skipped(node.name, "its profile was not read")
@@ -35,6 +36,8 @@ def judge(
         found = [known()[name].means.format_map(values) for name in names for values in RULES[name](seen)]
         if found:
             record.failed(node.name, "; ".join(found), value(seen), wanted=wanted)
+        elif value(seen) is None:
+            record.skipped(node.name, unread, wanted=wanted)
         else:
             record.passed(node.name, value(seen), wanted=wanted)
 
@@ -50,14 +53,25 @@ def listed(values: Iterable[object]) -> str:
 
 
 def readable(record: Recorder, said: dict[str, Any], key: str) -> list[tuple[Node, Any]]:
-    """The nodes with what they say of `key`; those that don't are written down as skipped."""
+    """The nodes with what they say of `key`. Those that could not be looked at fail; those that lack it are skipped."""
     found = []
-    for node in record.nodes:
-        own = said.get(node.name, {"error": f"{node.name} did not answer"})
+    for node, own in answers(record, said):
         if own.get(key) is None:
-            record.skipped(node.name, own.get("error") or f"{node.name} doesn't let it be read")
+            record.skipped(node.name, f"{node.name} doesn't let it be read")
         else:
             found.append((node, own[key]))
+    return found
+
+
+def answers(record: Recorder, said: dict[str, Any]) -> list[tuple[Node, Any]]:
+    """The nodes with what they say; those that say nothing fail: of what nobody saw nothing is known to be right."""
+    found = []
+    for node in record.nodes:
+        own = said.get(node.name) or {"error": "no answer"}
+        if "error" in own:
+            record.failed(node.name, f"could not be looked at: {own['error']}")
+        else:
+            found.append((node, own))
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from ipaddress import ip_interface
 from typing import Any
 
 import states
 from states import profiles, readable
 
 from rocstack.doctor.diagnosis import few
+from rocstack.doctor.nodes import RULES
 from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
 from rocstack.labels import OWN
 from rocstack.node.disagreement import OWN as OWN_NAMES
@@ -21,6 +23,8 @@ from rocstack.verify.record import Recorder
 ACCEPTANCE = "AMD system acceptance guide"
 NETWORKING = "AMD cluster networking guide"
 CVS = "ROCm/cvs, host checks and preflight"
+# Of net.ipv4.conf.all: what keeps a card from answering for another, and replies from being dropped.
+ARP = {"arp_ignore": ("1", "2"), "arp_announce": ("1", "2"), "rp_filter": ("0", "2")}
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
 
 
@@ -32,20 +36,33 @@ def nics_only(profile: NodeProfile) -> NodeProfile:
     name="rdma-devices",
     title="Every node has the same RDMA devices, each with its device file",
     level=2,
-    needs=("rdma",),
     item=4,
     cause="a card that is not there or whose RDMA module isn't loaded, or names that udev gave in another order",
     next_step="`rdma link` and `lspci -d ::0200` on the node; `rocstack doctor INVENTORY` says which card",
     source=f"{LAMINI}; {CVS}, interface names",
 )
-def test_rdma_devices(record: Recorder) -> None:
-    names = {node.name: {device.name for device in profile.verbs} for node, profile in profiles(record)}
-    usual = set(max(sorted({tuple(sorted(own)) for own in names.values()}), key=_times(names), default=()))
+def test_rdma_devices(record: Recorder, described: Any) -> None:
+    """Of the nodes with GPUs, and of those without any, each as most of its kind have. A card must have one that is
+    beside a GPU, of the image's kind, or of a model that has one elsewhere; others are for management."""
+    seen = {node.name: profile for node, profile in profiles(record)}
+    kinds = {name: bool(profile.gpus) for name, profile in seen.items()}
+    names = {name: {device.name for device in profile.verbs} for name, profile in seen.items()}
+    image = described["labels"].get(f"{OWN}nic", "")
+    used = {nic.device for profile in seen.values() for nic in profile.nics if nic.verbs}
     for node, profile in profiles(record):
         own = names[node.name]
+        alike = {name: some for name, some in names.items() if some and kinds[name] == kinds[node.name]}
+        usual = set(max(sorted({tuple(sorted(some)) for some in alike.values()}), key=_times(alike), default=()))
+        beside = {link.nic for link in profile.affinity if link.via == "switch"}
+        cards = tuple(n for n in profile.nics if n.nic == image or n.device in used or beside & {n.pci, *n.netdevs})
+        lost = [each["cards"] for each in RULES["no-rdma-device"](replace(profile, nics=cards))]
+        if not own and not lost and not (usual and kinds[node.name]):
+            record.skipped(node.name, f"no RDMA device on node {node.name}, and no card that should be one")
+            continue
         files = [d.name for d in profile.verbs if d.uverbs is None or d.device_node is False]
         more = [f"{few(sorted(usual - own))} is not there"] if usual - own else []
         more += [f"{few(sorted(own - usual))} is on no other node"] if own - usual else []
+        more += [f"without an RDMA device: {lost[0]}"] if lost and not own else []
         more += [f"{few(files)} without a device file in /dev/infiniband"] if files else []
         text = few(sorted(own))
         if more:
@@ -71,9 +88,9 @@ def _times(names: dict[str, set[str]]) -> Any:
     source=f"{ACCEPTANCE}; {NETWORKING}, link status",
 )
 def test_nic_ports(record: Recorder) -> None:
-    def ports(profile: NodeProfile) -> str:
+    def ports(profile: NodeProfile) -> str | None:
         found = [port.state for _, port in data_ports(profile)]
-        return f"{found.count('ACTIVE')} of {len(found)} active"
+        return None if None in found or not found else f"{found.count('ACTIVE')} of {len(found)} active"
 
     states.judge(record, ("port-down", "no-rdma-device"), ports, wanted="all ACTIVE, LinkUp")
 
@@ -113,10 +130,10 @@ def test_nic_speed(record: Recorder) -> None:
     source=f"{ACCEPTANCE}; {CVS}, be_nic_pcie_speed_width",
 )
 def test_nic_pcie(record: Recorder) -> None:
-    def slowest(profile: NodeProfile) -> str:
+    def slowest(profile: NodeProfile) -> str | None:
         links = [nic.pcie for nic in profile.nics if nic.nic and nic.pcie.speed and nic.pcie.width]
         link = min(links, key=lambda each: (each.width or 0) * (each.speed or 0), default=None)
-        return f"{link.speed:g} GT/s x{link.width}" if link else "could not be read"
+        return f"{link.speed:g} GT/s x{link.width}" if link else None
 
     states.judge(record, ("pcie-width", "pcie-speed"), slowest, nics_only, wanted="the card's own speed and width")
 
@@ -176,11 +193,12 @@ def test_nic_driver(record: Recorder) -> None:
 def test_gids(record: Recorder) -> None:
     """Nodes may differ in the index: each has its own in its fabric.env."""
 
-    def indexes(profile: NodeProfile) -> str:
+    def indexes(profile: NodeProfile) -> str | None:
         rows = [rows[0].index for _, rows in gid_rows(profile) if rows]
-        return f"GID index {states.listed(rows)}" if rows else "no RoCE port"
+        return f"GID index {states.listed(rows)}" if rows else None
 
-    states.judge(record, ("gid-none", "gid-no-ipv4"), indexes, wanted="RoCE v2 with IPv4")
+    unread = "no active RoCE port: InfiniBand needs no such entry"
+    states.judge(record, ("gid-none", "gid-no-ipv4"), indexes, wanted="RoCE v2 with IPv4", unread=unread)
 
 
 @check(
@@ -216,11 +234,31 @@ def test_mtu(record: Recorder) -> None:
     source=f"{NETWORKING}, ARP flux",
 )
 def test_arp(record: Recorder) -> None:
-    def settings(profile: NodeProfile) -> str:
-        names = ("arp_ignore", "arp_announce", "rp_filter")
-        return ", ".join(f"{name} {profile.sysctl.get(f'net.ipv4.conf.all.{name}', '?')}" for name in names)
+    """Where interfaces share no subnet the settings don't matter."""
+    more = {"wanted": "a subnet for each port, or arp_ignore 2, arp_announce 1, rp_filter 2"}
+    for node, profile in profiles(record):
+        shared = _shared(profile)
+        found = {name: profile.sysctl.get(f"net.ipv4.conf.all.{name}") for name in ARP}
+        text = ", ".join(f"{name} {value}" for name, value in found.items() if value is not None)
+        wrong = [f"{name} {found[name]}" for name, good in ARP.items() if found[name] not in (None, *good)]
+        if shared is None:
+            record.skipped(node.name, "no address of an active RoCE port", **more)
+        elif not shared:
+            record.passed(node.name, "a subnet for each port", evidence=text, **more)
+        elif wrong:
+            record.failed(node.name, f"{few(shared)} share a subnet, with {', '.join(wrong)}", text, **more)
+        elif None in found.values():
+            record.skipped(node.name, f"{few(shared)} share a subnet, and the settings could not be read", **more)
+        else:
+            record.passed(node.name, text, **more)
 
-    states.judge(record, ("arp-flux",), settings, wanted="a subnet for each port, or arp_ignore 2")
+
+def _shared(profile: NodeProfile) -> list[str] | None:
+    """Interfaces of the data network with another one in their subnet; None where none has an address."""
+    data = set(data_mtu(profile))
+    nets = {(a.netdev, ip_interface(a.address).network) for a in profile.addresses if a.netdev in data}
+    times = Counter(net for _, net in nets)
+    return sorted(name for name, net in nets if times[net] > 1) if nets else None
 
 
 @check(

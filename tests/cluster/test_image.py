@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from states import answers
 
 from rocstack import rules
 from rocstack.deploy.plan import short
@@ -113,13 +114,12 @@ def test_labels(record: Recorder, described: Any) -> None:
     source="rdma-core, libibverbs/init.c",
 )
 def test_nic_gate(record: Recorder, in_containers: dict[str, Any]) -> None:
-    for node in record.nodes:
-        if said := _said(record, in_containers, node.name):
-            word, _, why = said["gate"]["said"].rpartition("\n")[2].partition(": ")
-            if said["gate"]["code"] == 0:
-                record.passed(node.name, word, evidence=said["gate"]["said"])
-            else:
-                record.failed(node.name, why or word, word, wanted="fits", evidence=said["gate"]["said"])
+    for node, said in answers(record, in_containers):
+        word, _, why = said["gate"]["said"].rpartition("\n")[2].partition(": ")
+        if said["gate"]["code"] == 0:
+            record.passed(node.name, word, evidence=said["gate"]["said"])
+        else:
+            record.failed(node.name, why or word, word, wanted="fits", evidence=said["gate"]["said"])
 
 
 @check(
@@ -164,20 +164,19 @@ def test_versions(record: Recorder, in_containers: dict[str, Any], described: An
         for key, value in described["labels"].items()
         if key.startswith(f"{OWN}component.")
     }
-    for node in record.nodes:
-        if said := _said(record, in_containers, node.name):
-            found = said["versions"]
-            wrong = [
-                f"{name} {found.get(name, 'not there')}, the label says {version}"
-                for name, version in wanted.items()
-                if found.get(name) != version
-            ]
-            if wrong:
-                record.failed(
-                    node.name, "; ".join(wrong), len(wanted) - len(wrong), "versions", wanted=f"{len(wanted)} versions"
-                )
-            else:
-                record.passed(node.name, len(wanted), "versions")
+    for node, said in answers(record, in_containers):
+        found = said["versions"]
+        wrong = [
+            f"{name} {found.get(name, 'not there')}, the label says {version}"
+            for name, version in wanted.items()
+            if found.get(name) != version
+        ]
+        if wrong:
+            record.failed(
+                node.name, "; ".join(wrong), len(wanted) - len(wrong), "versions", wanted=f"{len(wanted)} versions"
+            )
+        else:
+            record.passed(node.name, len(wanted), "versions")
 
 
 @check(
@@ -188,13 +187,12 @@ def test_versions(record: Recorder, in_containers: dict[str, Any], described: An
     next_step="`rocstack shell NODE -- ldd FILE` names what is missing",
 )
 def test_parts(record: Recorder, in_containers: dict[str, Any]) -> None:
-    for node in record.nodes:
-        if said := _said(record, in_containers, node.name):
-            wrong = [why for each in said["parts"].values() for why in each]
-            if wrong:
-                record.failed(node.name, "; ".join(wrong), len(said["parts"]), "components", evidence="\n".join(wrong))
-            else:
-                record.passed(node.name, len(said["parts"]), "components")
+    for node, said in answers(record, in_containers):
+        wrong = [why for each in said["parts"].values() for why in each]
+        if wrong:
+            record.failed(node.name, "; ".join(wrong), len(said["parts"]), "components", evidence="\n".join(wrong))
+        else:
+            record.passed(node.name, len(said["parts"]), "components")
 
 
 @check(
@@ -206,21 +204,20 @@ def test_parts(record: Recorder, in_containers: dict[str, Any]) -> None:
     source="Slurm, MPI and UPC users guide: PMIx",
 )
 def test_pmix(record: Recorder, in_containers: dict[str, Any]) -> None:
-    for node in record.nodes:
-        if said := _said(record, in_containers, node.name):
-            found = said["pmix"]
-            wanted = f"pmix_v{found['major']}"
-            offers = ", ".join(found["offers"]) or "none"
-            if not found["major"] or wanted not in found["offers"]:
-                record.failed(
-                    node.name,
-                    f"srun offers {offers}, the image has PMIx {found['major'] or '?'}",
-                    offers,
-                    wanted=wanted,
-                )
-            else:
-                record.passed(node.name, wanted, evidence=offers)
-            record.equal(node.name, found["slurm"] or None, found["openmpi"] or "the one that OpenMPI loads")
+    for node, said in answers(record, in_containers):
+        found = said["pmix"]
+        wanted = f"pmix_v{found['major']}"
+        offers = ", ".join(found["offers"]) or "none"
+        if not found["major"] or wanted not in found["offers"]:
+            record.failed(
+                node.name,
+                f"srun offers {offers}, the image has PMIx {found['major'] or '?'}",
+                offers,
+                wanted=wanted,
+            )
+        else:
+            record.passed(node.name, wanted, evidence=offers)
+        record.equal(node.name, found["slurm"] or None, found["openmpi"] or "the one that OpenMPI loads")
 
 
 @check(
@@ -232,21 +229,9 @@ def test_pmix(record: Recorder, in_containers: dict[str, Any]) -> None:
     next_step="take it away there, then give the cluster another key: who could read it may have it",
 )
 def test_secrets(record: Recorder, seen_secrets: dict[str, Any]) -> None:
-    for node in record.nodes:
-        said = seen_secrets.get(node.name, {"error": "no answer"})
-        if "error" in said:
-            record.failed(node.name, f"could not be looked at: {said['error']}")
-        elif said["found"]:
+    for node, said in answers(record, seen_secrets):
+        if said["found"]:
             record.failed(node.name, "; ".join(said["found"][:5]), len(said["found"]), "places", wanted="none")
         else:
             looked = f"{len(said['secrets'])} secrets looked for in {said['looked']} places and {said['layers']} layers"
             record.passed(node.name, 0, "places", evidence=looked)
-
-
-def _said(record: Recorder, in_containers: dict[str, Any], node: str) -> dict[str, Any]:
-    """What the node's container said; empty where it said nothing, which is written down."""
-    said: dict[str, Any] = in_containers.get(node) or {"error": "no answer"}
-    if "error" not in said:
-        return said
-    record.skipped(node, f"nothing runs in its container: {said['error']}")
-    return {}

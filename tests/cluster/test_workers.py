@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
 from experiments import containers, credentials
+from states import answers
 
 from rocstack import rules
 from rocstack.labels import OWN
@@ -137,7 +139,7 @@ def test_munge_host(record: Recorder, exchanged: dict[str, Any]) -> None:
     for node in record.nodes:
         said = exchanged.get(node.name, {"host": None})["host"]
         if said is None:
-            record.skipped(node.name, f"no MUNGE on the host {node.name}")
+            record.skipped(node.name, f"no MUNGE runs on the host {node.name}")
         else:
             record.equal(node.name, said["status"], 0, evidence=said["said"])
 
@@ -221,12 +223,8 @@ def test_slurm_services(record: Recorder, described: Any, controller: dict[str, 
     next_step="`getent hosts NAME` in the worker: `rocstack shell NODE -- getent hosts NAME`",
 )
 def test_names(record: Recorder, in_containers: dict[str, Any], controller: dict[str, Any]) -> None:
-    addresses = {row["name"]: row["address"] for row in controller["nodes"]}
-    for node in record.nodes:
-        said = in_containers.get(node.name, {"error": "no answer"})
-        if "error" in said:
-            record.skipped(node.name, f"its container says nothing: {said['error']}")
-            continue
+    addresses = _addresses(record, controller)
+    for node, said in answers(record, in_containers):
         judged = {name: _wrong(name, found, node.name, addresses) for name, found in said["names"].items()}
         wrong = [f"{name}: {why}" for name, why in judged.items() if why]
         count = len(judged) - len(wrong)
@@ -237,11 +235,27 @@ def test_names(record: Recorder, in_containers: dict[str, Any], controller: dict
             record.passed(node.name, count, "names")
 
 
-def _wrong(name: str, found: str, here: str, addresses: dict[str, str]) -> str:
-    """A node's own name may be of its loopback; an address that Slurm doesn't know may be one of another network."""
+def _addresses(record: Recorder, controller: dict[str, Any]) -> dict[str, set[str]]:
+    """Of each node: as Slurm has it, and those of all its networks that no other node has, too."""
+    own = {
+        node.name: {each.address.partition("/")[0] for each in node.profile.addresses}
+        for node in record.all_nodes
+        if node.profile
+    }
+    times = Counter(address for some in own.values() for address in some)
+    found = {name: {address for address in some if times[address] == 1} for name, some in own.items()}
+    for row in controller["nodes"]:
+        found.setdefault(row["name"], set()).add(row["address"])
+    return found
+
+
+def _wrong(name: str, found: str, here: str, addresses: dict[str, set[str]]) -> str:
+    """A node's own name may be of its loopback."""
     if found.startswith("!"):
         return found.lstrip("! ")
     if found.startswith("127."):
         return "" if name == here else f"{found}, which is its own"
-    owner = next((other for other, address in addresses.items() if address == found), name)
-    return "" if owner == name else f"{found}, which is {owner}'s"
+    if found in addresses.get(name, {found}):
+        return ""
+    owner = next((other for other, some in addresses.items() if found in some), None)
+    return f"{found}, which is {owner}'s" if owner else f"{found}, which is no address of {name}"

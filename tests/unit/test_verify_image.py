@@ -131,12 +131,13 @@ def test_the_store_of_containerd_has_other_ids() -> None:
     assert red(replay(evidence, level=0)) == set()
 
 
-def test_a_container_that_says_nothing_is_skipped() -> None:
+def test_a_container_that_says_nothing_has_failed() -> None:
     evidence = good()
     evidence["in_containers"]["n2"] = {"error": "it is not running"}
+    evidence["secrets"]["n2"] = {"error": "python3: not found"}
     found = replay(evidence, level=0)
-    assert red(found) == set()
-    assert {measure.state for measure in found["parts"].measures} == {"passed", "skipped"}
+    assert red(found) == {"nic-gate", "versions", "parts", "pmix", "secrets"}
+    assert found["parts"].why == "could not be looked at: it is not running"
 
 
 def test_without_a_release_nothing_is_compared() -> None:

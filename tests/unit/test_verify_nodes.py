@@ -99,13 +99,75 @@ def test_on_real_hardware_each_of_these_checks_says_something() -> None:
     assert {name for name in own() if results[name].state == "skipped"} == {"rocm"}
 
 
-def test_nodes_that_cannot_be_read_are_skipped_with_the_reason() -> None:
+def test_nodes_that_could_not_be_looked_at_have_failed() -> None:
+    evidence = real(recorded())
+    evidence["on_hosts"]["n2"] = {"error": "sh: 1: python3: not found"}
+    results = replay(evidence)
+    assert red(results) == {"firewall", "kernel-log", "pci-errors", "acs", "gpu-idle"}
+    assert "python3: not found" in results["firewall"].why
+
+
+@pytest.mark.parametrize("names", [("n2",), ("n1", "n2")])
+def test_a_driver_that_drives_nothing_is_no_absent_hardware(names: tuple[str, ...]) -> None:
+    """Nor where it is so on all nodes."""
+    evidence = real(recorded())
+    for node in evidence["cluster"]["nodes"]:
+        if node["name"] in names:
+            profile = node["profile"]
+            for gpu in profile["gpus"]:
+                gpu["kfd_node"] = None
+            profile["verbs"] = []
+            for nic in profile["nics"]:
+                nic["verbs"] = None
+            profile["affinity"] = [{**link, "nic": f"rdma{link['gpu']}"} for link in profile["affinity"]]
+    results = replay(evidence)
+    assert red(results) == {"gpu-count", "rdma-devices"}
+    for check in red(results):
+        assert {m.node for m in results[check].measures if m.state == "failed"} == set(names)
+    assert "8 on the PCI bus, 0 with a driver" in results["gpu-count"].why
+
+
+def test_a_worker_without_gpus_and_rdma_is_no_fault() -> None:
+    evidence = real(recorded())
+    evidence["cluster"]["nodes"][1]["profile"] |= {"gpus": [], "verbs": [], "nics": [], "affinity": []}
+    evidence["controller"]["nodes"][1]["gres"] = ""
+    results = replay(evidence)
+    assert red(results) == set()
+    for name in ("gpu-count", "rdma-devices"):
+        assert [m.state for m in results[name].measures] == ["passed", "skipped"]
+
+
+@pytest.mark.parametrize(
+    ("check", "part", "value"),
+    [
+        ("gpu-pcie", "gpus", {"pcie": {"speed": None, "width": None, "max_speed": None, "max_width": None}}),
+        ("nic-pcie", "nics", {"pcie": {"speed": None, "width": None, "max_speed": None, "max_width": None}}),
+        ("nic-ports", "verbs ports", {"state": None}),
+        ("gpu-firmware", "gpus", {"firmware": None}),
+        ("gids", "verbs ports", {"link_layer": "InfiniBand", "gids": []}),
+        ("arp", "", {"addresses": []}),
+        ("topology", "affinity", {"via": "system"}),
+    ],
+)
+def test_what_nobody_could_read_has_not_passed(check: str, part: str, value: dict[str, Any]) -> None:
     evidence = recorded()
-    for name in ("n1", "n2"):
-        evidence["on_hosts"][name] = {"error": "ssh: connect to host: No route to host"}
-    results = replay(evidence, only="firewall")
-    assert results["firewall"].state == "skipped"
-    assert "No route to host" in results["firewall"].why
+    for node in evidence["cluster"]["nodes"]:
+        things = [node["profile"]]
+        for word in part.split():
+            things = [each for thing in things for each in thing[word]]
+        for thing in things:
+            thing |= value
+    assert replay(evidence, only=check)[check].state == ("measured" if check == "topology" else "skipped")
+
+
+def test_links_that_all_nodes_lack_are_missing() -> None:
+    evidence = recorded()
+    for node in evidence["cluster"]["nodes"]:
+        for gpu in node["profile"]["gpus"]:
+            gpu["links"] = [link for link in gpu["links"] if 7 not in (link["to"], gpu["index"])]
+    found = replay(evidence, only="gpu-links")["gpu-links"]
+    assert found.state == "failed"
+    assert "21 of 28 xGMI links; without one: 0-7" in found.why
 
 
 def test_the_topology_is_drawn() -> None:

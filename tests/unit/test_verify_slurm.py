@@ -115,6 +115,10 @@ def swapped(evidence: Evidence) -> None:
     evidence["in_containers"]["n2"]["names"]["n1"] = row(evidence)["address"]
 
 
+def nobodys(evidence: Evidence) -> None:
+    evidence["in_containers"]["n2"]["names"]["n1"] = "192.0.2.7"
+
+
 def basic_priority(evidence: Evidence) -> None:
     evidence["controller"]["settings"]["PriorityType"] = "priority/basic"
 
@@ -176,6 +180,7 @@ FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
     ("names", unresolved, "n1: Name or service not known"),
     ("names", loopback, "n1: 127.0.1.1, which is its own"),
     ("names", swapped, "which is n2's"),
+    ("names", nobodys, "192.0.2.7, which is no address of n1"),
     ("scheduling", basic_priority, "priority/basic"),
     ("scheduling", no_weight, "counts no more"),
     ("scheduling", low_first, "started before"),
@@ -223,7 +228,16 @@ def test_what_could_not_be_tried_is_said(fault: Callable[[Evidence], None], name
     fault(evidence)
     found = replay(evidence, level=1)
     assert red(found) == set()
+    assert found[name].state == ("passed" if name == "qos" else "skipped")
     assert [measure.why for measure in found[name].measures if measure.state == "skipped"]
+
+
+def test_a_controller_that_could_not_be_asked_is_said() -> None:
+    evidence = good()
+    evidence["controller"] = {"error": "python3: not found"}
+    found = replay(evidence, level=1)
+    assert {"workers", "slurm-services", "names"} <= red(found)
+    assert "python3: not found" in found["workers"].why
 
 
 def test_a_busy_node_is_named() -> None:

@@ -10,14 +10,15 @@ from rocstack.deploy import services
 
 BREAK = "@@"
 AT_ONCE = 200  # credentials in one command line
-HOST = f"""command -v munge >/dev/null || {{ echo absent; exit; }}
+# Installed only, and not started, it is in nobody's way.
+HOST = f"""command -v munge >/dev/null && [ -S /run/munge/munge.socket.2 ] || {{ echo absent; exit; }}
 credential=$(timeout 5 munge -n 2>&1) || {{ echo "$credential"; exit 1; }}
 printf %s "$credential" | docker exec -i {services.WORKER} timeout 5 unmunge 2>&1"""
 
 
 def run(cluster: Any) -> dict[str, Any]:
     """Worker -> {"here": of the control node's credential, "there": of its own at the control node, "host": of its
-    host's, or None where the host has no MUNGE}."""
+    host's, or None where no MUNGE runs there}."""
     of_control = cluster.slurm.admin("timeout", "5", "munge", "-n")
     line = f"{_decode([of_control.stdout.strip()])}; timeout 5 munge -n"
     said = cluster.in_workers(line, seconds=30)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.scheduling import end, started, watch
+from experiments.scheduling import end, remove_qos, started, watch
 
 from rocstack.errors import CheckFailed
-from rocstack.verify.slurm import NAME, Slurm
-
-OLD = 3600  # seconds, after which its run has ended or was killed
+from rocstack.verify.slurm import Slurm
 
 
 def run(slurm: Slurm, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -> dict[str, Any]:
@@ -25,12 +22,11 @@ def run(slurm: Slurm, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -
         gpus: whether Slurm counts GPUs.
         threads: of a core, which is the least that a job gets.
     """
-    _remove_old(slurm)
     try:
         _make(slurm, threads)
         return _try(slurm, [f"--exclude={','.join(exclude)}"] if exclude else [], gpus, threads)
     finally:
-        _remove(slurm, slurm.name)
+        remove_qos(slurm, slurm.name)
 
 
 def _try(slurm: Slurm, where: list[str], gpus: bool, threads: int) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def _make(slurm: Slurm, threads: int) -> None:
     do = "sacctmgr --immediate"
     limits = f"GrpTRES=cpu={threads} MaxTRESPerUser=gres/gpu=1 Flags=DenyOnLimit"
     lines = [
-        f"{do} add qos name={slurm.name} description={time.time():.0f}",
+        f"{do} add qos name={slurm.name}",
         f"{do} modify qos where name={slurm.name} set {limits}",
         f"{do} modify user where name={shlex.quote(slurm.user)} set QosLevel+={slurm.name}",
     ]
@@ -82,15 +78,3 @@ def _make(slurm: Slurm, threads: int) -> None:
         raise CheckFailed(
             f"the QoS {slurm.name} can't be made: {(done.stderr or done.stdout).strip()}", code="step-failed"
         )
-
-
-def _remove(slurm: Slurm, name: str) -> None:
-    slurm.admin("sacctmgr", "--immediate", "delete", "qos", f"name={name}")
-
-
-def _remove_old(slurm: Slurm) -> None:
-    """Those of runs that were killed."""
-    said = slurm.admin("sacctmgr", "-nP", "show", "qos", "format=Name,Description").stdout
-    for name, made in (line.split("|", 1) for line in said.splitlines() if line.startswith(f"{NAME}-")):
-        if made.isdigit() and int(made) < time.time() - OLD:
-            _remove(slurm, name)

@@ -6,19 +6,22 @@ after some minutes, should nobody be left to remove it.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rocstack.errors import CheckFailed
-from rocstack.verify.slurm import Slurm
+from rocstack.verify.slurm import NAME, Slurm
 
 MINUTES = 5
 STARTED = frozenset({"RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED", "FAILED", "TIMEOUT"})
 PROLOG = "Prolog"  # squeue's reason of a job that runs, and hasn't begun
 PATIENCE = 45.0  # seconds for a job that could start: the backfill scheduler looks every 30
 PAUSE = 0.4
+EPILOG = 90.0  # seconds that the last job of a reservation may take to end
+LEFT = f"{NAME}-"  # begins the names of all that a run makes
 _COLUMNS = ("job", "state", "reason", "started", "priority")
 Jobs = dict[str, dict[str, str]]
 
@@ -51,7 +54,7 @@ def ranks(slurm: Slurm) -> list[dict[str, Any]]:
     return [
         {"name": name, "priority": int(priority or 0), "preempts": preempts.split(",")}
         for name, priority, preempts in found
-        if name in names
+        if name in names and not name.startswith(LEFT)
     ]
 
 
@@ -93,20 +96,42 @@ def _slot(slurm: Slurm, nodes: Iterable[str]) -> Iterator[str]:
         yield said
     finally:
         if not said:
-            _remove(slurm)
+            _remove(slurm, slurm.name)
 
 
-def _remove(slurm: Slurm) -> None:
-    """Its jobs take a moment to end."""
-    for _ in range(20):
-        if slurm.admin("scontrol", "delete", f"ReservationName={slurm.name}").rc == 0:
-            return
+def _remove(slurm: Slurm, name: str) -> None:
+    """Its jobs take a moment to end, and their epilogs."""
+    deadline = time.monotonic() + EPILOG
+    while slurm.admin("scontrol", "delete", f"ReservationName={name}").rc:
+        if time.monotonic() > deadline:
+            raise CheckFailed(
+                f"the reservation {name} can't be removed",
+                code="step-failed",
+                next_step=f"`scontrol delete ReservationName={name}`; it ends by itself after {MINUTES} minutes",
+            )
         time.sleep(0.5)
-    raise CheckFailed(
-        f"the reservation {slurm.name} can't be removed",
-        code="step-failed",
-        next_step=f"`scontrol delete ReservationName={slurm.name}`; it ends by itself after {MINUTES} minutes",
-    )
+
+
+def remove_qos(slurm: Slurm, name: str) -> None:
+    slurm.admin("sacctmgr", "--immediate", "delete", "qos", f"name={name}")
+
+
+def clear(slurm: Slurm) -> None:
+    """What runs that were killed have left. One run at a time is at work on a cluster, so nothing of this is in use."""
+
+    def left(*command: str) -> list[list[str]]:
+        rows = (line.strip().split("|") for line in slurm.admin(*command).stdout.splitlines())
+        return [row for row in rows if row[0].startswith(LEFT) and row[0] != slurm.name]
+
+    jobs = left("squeue", "--all", "--noheader", "--states=all", "--format=%j|%i|%T")
+    jobs = [row for row in jobs if row[2] in ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING")]
+    if jobs:
+        slurm.admin("scancel", *(row[1] for row in jobs))
+    shown = slurm.admin("scontrol", "show", "reservation", "--oneliner").stdout
+    for name in re.findall(rf"ReservationName=({LEFT}\S+)", shown):
+        _remove(slurm, name)
+    for name, *_ in left("sacctmgr", "-nP", "show", "qos", "format=Name"):
+        remove_qos(slurm, name)
 
 
 def started(job: dict[str, str]) -> bool:

@@ -24,7 +24,8 @@ import rocstack
 from rocstack import engine, paths
 
 COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
-COMMANDS += ["deploy", "rollback", "status", "logs", "down", "backup", "restore", "demo", "config", "local"]
+COMMANDS += ["deploy", "rollback", "verify", "report", "status", "logs", "down", "backup", "restore", "demo"]
+COMMANDS += ["config", "local"]
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 
 

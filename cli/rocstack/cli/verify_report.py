@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from rocstack.cli.ui import err, escape, out, say
 from rocstack.summary import count
@@ -28,8 +29,9 @@ def progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
     if not err.is_terminal:
         yield _Lines(None)
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=err.console, transient=True) as bar:
+    what = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))  # this is cut, not the time
+    columns = (SpinnerColumn(), TimeElapsedColumn(), what)
+    with Progress(*columns, console=err.console, transient=True, expand=True) as bar:
         yield _Lines(bar)
 
 
@@ -70,7 +72,8 @@ class _Lines:
         seconds, self._began = now - self._began, now
         state = f"[{STYLE[result.state]}]{result.state:8}[/]"
         took = f"{seconds:5.1f} s" if seconds >= 0.05 else "       "
-        err.print(f"  {state} {took}  {escape(result.check.name.ljust(self._width))}  {escape(_said(result))}")
+        said = _said(result).partition("\n")[0]
+        err.print(f"  {state} {took}  " + escape(f"{result.check.name.ljust(self._width)}  {said}".rstrip()))
 
 
 def show(run: Run, folder: Path) -> None:

@@ -17,6 +17,7 @@ from rocstack.verify.result import CheckResult, Measure, NodeSeen, Run, State, s
 MODEL = "8 × MI300X, 8 × broadcom 400G"
 IMAGE, DIGEST = "sha256:" + "bb0a1b73" * 8, "sha256:" + "f57a8125" * 8
 PLAIN = (
+    ("image-equal", "The same image runs on every node", 0, "bb0a1b73", ""),
     ("kernel-equal", "The same kernel runs on every node", 1, "6.8.0-45-generic", ""),
     ("rocm-equal", "Driver and ROCm are the same on every node", 1, "7.0.2", ""),
     ("numa-balancing", "NUMA balancing is off", 1, 0, ""),

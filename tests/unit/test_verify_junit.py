@@ -27,6 +27,7 @@ def test_a_case_for_each_check_on_each_node() -> None:
             result(on("n1", "skipped", "no GPU"), on("n2"), name="gpu"),
             result(Measure(state="failed", why="ran"), name="qos"),
             result(state="error", why="broke", name="mpi"),
+            alone=True,
         )
     )
     (suite,) = root.findall("testsuite")
@@ -52,7 +53,7 @@ def test_a_failing_pair_is_a_failure_of_who_is_to_blame() -> None:
 
 
 def test_what_xml_cannot_hold_is_left_out() -> None:
-    root = parsed(run(result(on("n<1>\x00", "failed", "\x1b[31mred & \x07<b>"))))
+    root = parsed(run(result(on("n<1>\x00", "failed", "\x1b[31mred & \x07<b>")), alone=True))
     (found,) = root.iter("testcase")
     assert found.get("name") == "n<1>"
     assert found.find("failure").get("message") == "red & <b>"  # type: ignore[union-attr]

@@ -6,6 +6,8 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated import simulated_run
 
 from rocstack.verify import verdict
@@ -22,6 +24,9 @@ def result(*measures: Measure, name: str = "one", level: int = 1, **about: Any) 
 
 
 def run(*results: CheckResult, nodes: int = 2, seen: tuple[NodeSeen, ...] = (), **about: Any) -> Run:
+    """With one more check, of level 0, which passed; not if `alone`."""
+    if not about.pop("alone", "only" in about):
+        results = (result(name="zero", level=0, state="passed"), *results)
     seen = seen or tuple(NodeSeen(name=f"n{i + 1}", roles=("worker",)) for i in range(nodes))
     given: dict[str, Any] = {"nodes": seen, "results": results, "level": 1}
     fixed = {"rocstack": "0", "id": "1", "cluster": "c", "control": "n1", "who": "w", "when": "t", "seconds": 1.0}
@@ -50,7 +55,7 @@ def test_everything_passes() -> None:
 def test_a_failing_node_is_named_with_its_reason() -> None:
     found = verdict.judge(run(result(on("n1"), on("n2", "failed", "munged is gone"))))
     assert found.nodes[1].reasons == (verdict.Reason("one", "munged is gone"),)
-    assert found.sentence == "1 of 2 nodes passes, 1 fails: n2; no level is proved"
+    assert found.sentence == "1 of 2 nodes passes, 1 fails: n2; level 0 is proved"
 
 
 @pytest.mark.parametrize("broken", [{"n3"}, {"n2", "n5"}])
@@ -68,7 +73,7 @@ def test_what_fails_of_the_cluster_is_no_nodes_fault() -> None:
     found = verdict.judge(run(result(on("n1"), on("n2")), qos))
     assert found.names("passing") == ("n1", "n2")
     assert found.cluster == (verdict.Reason("qos", "the job ran"),)
-    assert found.sentence == "2 of 2 nodes pass; the cluster as a whole fails: qos; no level is proved"
+    assert found.sentence == "2 of 2 nodes pass; the cluster as a whole fails: qos; level 0 is proved"
 
 
 def test_a_check_that_broke_off_is_the_clusters() -> None:
@@ -127,3 +132,54 @@ def test_a_thousand_nodes_are_judged_and_the_sentence_stays_short() -> None:
     assert len(found.names("failing")) == 43
     assert len(found.sentence) < 300
     assert ", 43 fail: n3, n10, n17 and 40 more, 1 is absent: n1000" in found.sentence
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_busy_node_is_not_judged_though_it_looks_well(whole: bool) -> None:
+    why = "no job can start on n2: it is alloc for longer than the 300 s"
+    jobs = result(on("n1"), on("n2", "skipped", why), name="jobs")
+    if whole:
+        jobs = result(name="mpi", state="skipped", why=f"2 nodes are needed, 1 can take part ({why})")
+    found = verdict.judge(run(result(on("n1"), on("n2")), jobs))
+    assert (found.names("passing"), found.names("not judged")) == (("n1",), ("n2",))
+    assert "1 could not be judged: n2; level 1 is not proved: not all of it was judged" in found.sentence
+
+
+def test_a_busy_cluster_is_nobodys_failure() -> None:
+    why = "all workers are busy with jobs (waited 5 min)"
+    found = run(result(on("n1"), on("n2")), result(name="qos", state="skipped", why=why))
+    assert (found.passed, found.failed, found.proved) == (False, False, 0)
+    assert verdict.judge(found).names("not judged") == ("n1", "n2")
+    assert verdict.sentence(found) == (
+        "0 of 2 nodes pass level 0, 2 could not be judged: n[1-2]; level 1 is not proved: all workers are busy with "
+        "jobs; 1 check skipped: all workers are busy with jobs"
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from(["passed", "failed", "error", "skipped", "measured"]),
+            st.sampled_from(["", "no GPU on node n1", "no job can start on n1: DOWN", "not recorded: in_jobs"]),
+        ),
+        max_size=12,
+    ),
+    st.integers(0, 4),
+)
+def test_no_level_is_proved_above_one_that_failed_or_was_not_tried(rows: list[Any], level: int) -> None:
+    results = tuple(
+        CheckResult(check=check(f"c{n}", at), state=state, why=why if state in ("skipped", "failed") else "")
+        for n, (at, state, why) in enumerate(rows)
+        if at <= level
+    )
+    fixed = {"rocstack": "0", "id": "1", "cluster": "c", "control": "n1", "who": "w", "when": "t", "seconds": 1.0}
+    proved = Run(**fixed, level=level, results=results).proved
+    for below in range((-1 if proved is None else proved) + 1):
+        here = [each for each in results if each.check.level == below]
+        assert {"passed"} <= {each.state for each in here} <= {"passed", "skipped", "measured"}
+        assert not any(each.state == "skipped" and each.why.startswith(("no job", "not")) for each in here)
+    if proved is None or proved < level:
+        above = [each for each in results if each.check.level == (0 if proved is None else proved + 1)]
+        states = {each.state for each in above}
+        assert "passed" not in states or states & {"failed", "error"} or any(each.missed for each in above)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -29,7 +30,7 @@ from rocstack.node.profile import NodeProfile
 from rocstack.verify import hosts
 from rocstack.verify.check import HARDWARE
 from rocstack.verify.record import Node
-from rocstack.verify.slurm import USER, Slurm
+from rocstack.verify.slurm import KILLED, USER, Busy, Slurm, bounded
 
 _PROFILE = TypeAdapter(NodeProfile)
 _FACTS = ("behind", "ahead", "cpus", "memory")  # as NodeFacts has them
@@ -91,11 +92,16 @@ class Cluster:
         Raises:
             CheckFailed: no node is to be had.
         """
-        got = self.allocated()
+        try:
+            got = self.allocated()
+        except Busy as error:
+            return dict.fromkeys(self.ready, str(error))
         missing = [name for name in self.ready if name not in got]
         now = self.slurm.states(missing) if missing else {}
         wait = f"longer than the {self.slurm.wait:.0f} s that a job of the suite may wait"
-        return {name: f"it is {now.get(name, ('unknown', 0))[0]} for {wait}: busy, or shut" for name in missing}
+        said = {name: f"it is {now.get(name, ('unknown', 0))[0]} for {wait}: busy, or shut" for name in missing}
+        fewer = {name: count for name, count in self._gpus.items() if count < self.slurm.gpus}
+        return said | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {fewer[name]}" for name in fewer}
 
     def on(self, node: str, command: str, seconds: float = 60) -> CommandResult:
         """As root, beside the containers."""
@@ -107,8 +113,8 @@ class Cluster:
 
     def in_workers(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
         """A shell command as root in the workers' containers."""
-        line = shlex.join(["docker", "exec", services.WORKER, "sh", "-c", command])
-        return self.everywhere(line, names or self.workers, seconds)
+        line = shlex.join(["docker", "exec", services.WORKER, *bounded(seconds), "sh", "-c", command])
+        return self.everywhere(line, names or self.workers, seconds + KILLED)
 
     def python(
         self,
@@ -129,7 +135,7 @@ class Cluster:
         """The nodes on which steps can run.
 
         Raises:
-            CheckFailed: no node is to be had.
+            Busy, CheckFailed: no node is to be had.
         """
         if not self.ready:
             raise CheckFailed(
@@ -137,13 +143,19 @@ class Cluster:
                 code="no-allocation",
                 next_step=f"`rocstack status {self.looked.inventory.path}` says what is wrong with them",
             )
-        self.slurm.gpus = self._gpus() if self.level >= HARDWARE else 0
-        return self.slurm.allocate(self.ready)
+        self.slurm.gpus = usual(self._gpus.values())
+        return self.slurm.allocate([name for name in self.ready if self._gpus[name] >= self.slurm.gpus])
 
-    def _gpus(self) -> int:
-        """Real ones, that every node has which takes jobs: what is measured on them must have the nodes for itself."""
-        nodes = [self.looked.gathered.node(name) for name in self.ready]
-        return min((len(node.profile.gpus) if node and not node.profile.virtual else 0 for node in nodes), default=0)
+    @property
+    def _gpus(self) -> dict[str, int]:
+        """Real ones that work, of each node that takes jobs: what is measured on them must have the nodes for itself."""
+        nodes = {name: self.looked.gathered.node(name) for name in self.ready}
+        return {
+            name: sum(gpu.kfd_node is not None for gpu in node.profile.gpus)
+            if node and not node.profile.virtual and self.level >= HARDWARE
+            else 0
+            for name, node in nodes.items()
+        }
 
     def described(self) -> dict[str, Any]:
         """The evidence "cluster": what the run is about, in JSON values."""
@@ -195,6 +207,12 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
         )
     found = hosts.of_reaches(reached)
     return Cluster(looked, settings, found, Slurm(found[inventory.control.name], user, wait), level)
+
+
+def usual(counts: Iterable[int]) -> int:
+    """GPUs that most of the nodes have which have any; the larger number of two that are as frequent."""
+    times = Counter(count for count in counts if count)
+    return max(times, key=lambda count: (times[count], count), default=0)
 
 
 def nodes(described: Mapping[str, Any]) -> tuple[Node, ...]:

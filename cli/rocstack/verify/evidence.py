@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rocstack.verify.result import NOT_RECORDED
+
 
 class NotRecorded(LookupError):
     """The file that is replayed hasn't this."""
@@ -34,7 +36,7 @@ class Evidence:
             raise self._failed[name]
         if name not in self._known:
             if self.replayed:
-                raise NotRecorded(f"not recorded: {name}")
+                raise NotRecorded(f"{NOT_RECORDED}: {name}")
             try:
                 self._known[name] = json.loads(json.dumps(fetch()))  # as it will be read back
             except Exception as error:

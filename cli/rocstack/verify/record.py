@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
-from rocstack.verify.result import Measure, State
+from rocstack.verify.result import BUSY, NO_JOBS, Measure, State, plain
 from rocstack.verify.thresholds import Quantity, Threshold
 
 LINES = 12  # of evidence
@@ -94,15 +95,34 @@ class Recorder:
     def draw(self, kind: Literal["matrix", "curves", "topology"], value: Any) -> None:
         self.drawings[kind] = value
 
+    @cached_property
+    def _named(self) -> dict[str, Node]:
+        return {node.name: node for node in self.all_nodes}
+
+    @cached_property
+    def _bounds(self) -> dict[tuple[str, str], Threshold | None]:
+        return {}
+
     def _bound(self, node: str, quantity: str) -> Threshold | None:
         """For the cluster as a whole: that of the first node that has one."""
-        meant = [each for each in self.all_nodes if each.profile and node in ("", each.name)]
-        bounds = (self.quantities[quantity].of(*thresholds.hardware(each.profile)) for each in meant if each.profile)
-        return next((bound for bound in bounds if bound), None)
+        if (node, quantity) not in self._bounds:
+            meant = [self._named[node]] if node in self._named else () if node else self.all_nodes
+            bounds = (
+                self.quantities[quantity].of(*thresholds.hardware(each.profile)) for each in meant if each.profile
+            )
+            self._bounds[node, quantity] = next((bound for bound in bounds if bound), None)
+        return self._bounds[node, quantity]
+
+    @cached_property
+    def _virtual(self) -> frozenset[str]:
+        """The nodes that are, and "" if one is."""
+        names = {node.name for node in self.all_nodes if node.virtual}
+        return frozenset(names | {""} if names else ())
 
     def _add(self, state: State, node: str, value: Scalar, unit: str, **more: Any) -> None:
-        more["evidence"] = "\n".join(str(more.get("evidence", "")).strip().splitlines()[-LINES:])[-LENGTH:]
-        virtual = self.hardware and any(each.virtual for each in self.all_nodes if node in ("", each.name))
+        said = plain(str(more.get("evidence", "")))
+        more["evidence"] = "\n".join(said.strip().splitlines()[-LINES:])[-LENGTH:]
+        virtual = self.hardware and node in self._virtual
         value = round(value, 6) if isinstance(value, float) else value
         self.measures.append(Measure(state=state, node=node, value=value, unit=unit, virtual=virtual, **more))
 
@@ -110,11 +130,14 @@ class Recorder:
 Has = Callable[[Node], str]  # why the node has it not; "" where it has
 
 
-def sort_out(nodes: Collection[Node], needs: Collection[str], tools: Mapping[str, Collection[str]]) -> Recorder | str:
+def sort_out(
+    nodes: Collection[Node], needs: Collection[str], tools: Mapping[str, Collection[str]], *, hardware: bool = True
+) -> Recorder | str:
     """A recorder for the nodes that have what is needed; or why the check as a whole is skipped.
 
     Args:
         tools: node -> programs that its worker image has.
+        hardware: as Recorder has it.
     """
     lacking = {node.name: reason for node in nodes if (reason := _lacks(node, needs, tools))}
     fit = tuple(node for node in nodes if node.name not in lacking)
@@ -125,7 +148,7 @@ def sort_out(nodes: Collection[Node], needs: Collection[str], tools: Mapping[str
         if least > 1:
             return f"{least} nodes are needed, {len(fit)} can take part{some}"
         return "; ".join(reasons) or "no node"
-    recorder = Recorder(fit, tuple(nodes))
+    recorder = Recorder(fit, tuple(nodes), hardware)
     for name, reason in lacking.items():
         recorder.skipped(name, reason)
     return recorder
@@ -136,10 +159,13 @@ def _lacks(node: Node, needs: Collection[str], tools: Mapping[str, Collection[st
         kind, _, what = need.partition(":")
         if kind == "real" and node.virtual:
             return f"virtual node ({node.virtual}): it computes and carries nothing"
-        if kind == "jobs" and (node.no_jobs or not node.works):
-            return f"no job can start on {node.name}: {node.no_jobs or 'it is no worker'}"
+        if kind == "jobs" and not node.works:
+            return f"no job is meant for {node.name}: it is no worker"
+        if kind == "jobs" and node.no_jobs:
+            return node.no_jobs if BUSY in node.no_jobs else f"{NO_JOBS} on {node.name}: {node.no_jobs}"
         if kind == "gpu" and not (node.profile and any(gpu.kfd_node is not None for gpu in node.profile.gpus)):
-            return f"no GPU on node {node.name}"
+            some = len(node.profile.gpus) if node.profile else 0
+            return f"no driver drives the {some} GPUs of node {node.name}" if some else f"no GPU on node {node.name}"
         if kind == "rdma" and not (node.profile and node.profile.verbs):
             return f"no RDMA device on node {node.name}"
         if kind == "tool" and what not in tools.get(node.name, ()):

@@ -6,11 +6,12 @@ Written as report.json; `SCHEMA` grows with any change of its shape.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from rocstack.errors import BadInput, Where
 from rocstack.verify.check import Check
@@ -21,6 +22,18 @@ SCHEMA = 1
 State = Literal["passed", "failed", "skipped", "measured", "error"]
 _ORDER: tuple[State, ...] = ("error", "failed", "passed", "measured", "skipped")
 BAD: frozenset[State] = frozenset({"error", "failed"})
+# Reasons for skipping what could have been judged, unlike hardware that isn't there. Such a level is not proved.
+NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
+# Sequences that steer a terminal, what else does, and what turns the direction of writing.
+_STEERING = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """A node's words without what would steer the terminal that shows them."""
+    return _STEERING.sub("", text)
+
+
+Text = Annotated[str, AfterValidator(plain)]
 
 
 class Measure(Value):
@@ -29,12 +42,12 @@ class Measure(Value):
     state: State
     node: str = ""
     peer: str = ""
-    value: float | int | str | bool | None = None
+    value: float | int | Text | bool | None = None
     unit: str = ""
     wanted: str = ""  # "at least 304 GB/s"
     source: str = ""  # of the threshold
-    why: str = ""  # it failed, or was skipped
-    evidence: str = ""  # what was said, some lines of it
+    why: Text = ""  # it failed, or was skipped
+    evidence: Text = ""  # what was said, some lines of it
     virtual: bool = False  # of a virtual node: its hardware isn't real
 
 
@@ -45,8 +58,13 @@ class CheckResult(Value):
     state: State
     seconds: float = 0.0
     measures: tuple[Measure, ...] = ()
-    why: str = ""
+    why: Text = ""
     drawings: Mapping[str, Any] = Field(default_factory=dict)
+
+    @property
+    def missed(self) -> bool:
+        """Not judged, or not on each node, though it could have been."""
+        return missed(self.state, self.why) or any(missed(each.state, each.why) for each in self.measures)
 
 
 class NodeSeen(Value):
@@ -55,7 +73,7 @@ class NodeSeen(Value):
     name: str
     roles: tuple[str, ...]
     virtual: str | None = None  # the node model
-    absent: str = ""
+    absent: Text = ""
     image: str = ""  # id of the worker's, or the controller's
     model: str = ""  # GPUs and NICs in a few words: "8 × MI300X, 8 × broadcom 400G"
 
@@ -88,26 +106,41 @@ class Run(Value):
         return any(node.virtual for node in self.nodes)
 
     @property
+    def failed(self) -> bool:
+        return any(result.state in BAD for result in self.results)
+
+    @property
+    def busy(self) -> bool:
+        """The suite got no node, which is nobody's failure: nothing that takes a job was judged."""
+        return any(result.state == "skipped" and BUSY in result.why for result in self.results)
+
+    @property
     def passed(self) -> bool:
-        return self.complete and not any(result.state in BAD for result in self.results)
+        some = any(result.state == "passed" for result in self.results)
+        return self.complete and some and not self.failed and not self.busy
 
     @property
     def proved(self) -> int | None:
-        """The highest level of which, and of those below, no check failed and at least one passed. None: none was."""
+        """The highest level of which, and of each below, a check passed, none failed and none was missed on a node.
+        None: none was."""
         if self.only or not self.complete:
             return None
         highest = None
         for level in range(self.level + 1):
-            states = {result.state for result in self.results if result.check.level == level}
-            if states & BAD:
+            results = [result for result in self.results if result.check.level == level]
+            states = {result.state for result in results}
+            if states & BAD or "passed" not in states or any(result.missed for result in results):
                 break
-            if "passed" in states:
-                highest = level
+            highest = level
         return highest
 
     def dumps(self) -> str:
         """On one line: of many nodes, a matrix of all pairs is most of it."""
         return json.dumps(self.model_dump(mode="json", by_alias=True), separators=(",", ":")) + "\n"
+
+
+def missed(state: State, why: str) -> bool:
+    return state == "skipped" and any(reason in why for reason in (NO_JOBS, BUSY, NOT_RECORDED))
 
 
 def state_of(measures: tuple[Measure, ...]) -> State:

@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 import shlex
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,17 +19,30 @@ from typing import Any
 from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
+from rocstack.cluster import hostlist
 from rocstack.deploy import services
 from rocstack.errors import CheckFailed
+from rocstack.verify.evidence import NotRecorded
+from rocstack.verify.result import BUSY
 
 USER = "rocstack-verify"  # made by every deploy, with an account and a partition of that name
 NAME = "rocstack-verify"  # of jobs, with a word of the run behind it
 MARK = "@rocstack "  # before an answer in JSON; libraries print lines of their own
 LIMIT = 30  # minutes that a job may take, if nothing else is said
+NODES_A_MINUTE = 6  # of an allocation's: what all nodes do together takes longer, the more they are
 GRACE = 15.0  # seconds beyond a step's own, for Slurm
 TASKS = 4  # that the allocation has room for on a node
 OPEN = ("idle", "mix")  # sinfo's words for nodes on which jobs start
+TAKEN = ("alloc", "mix", "comp", "resv", "maint", "plnd", "block")  # and for those on which they will
+BEGINNING = ("CONFIGURING", "Prolog")  # squeue's words for a job that has its nodes and hasn't begun
+PATIENCE = 10.0  # seconds for one to begin, and for one that is cancelled to end
+PAUSE = 0.3
+KILLED = 10.0  # seconds that we wait longer for a command than it may take: the end of it is to be heard
 _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
+
+
+class Busy(NotRecorded):
+    """No node was to be had, as others' jobs are on all of them."""
 
 
 @dataclass(frozen=True)
@@ -72,39 +86,68 @@ class Slurm:
     name: str = field(default_factory=lambda: f"{NAME}-{secrets.token_hex(3)}")  # of this run's jobs
     minutes: int = LIMIT
     _job: str = ""
-    _nodes: tuple[str, ...] = ()
+    _nodes: tuple[str, ...] = ()  # that were got, now or before
+    _busy: str = ""
 
     def run(self, *command: str, seconds: float = 60, env: Mapping[str, str] | None = None) -> CommandResult:
         """As the user, in the controller's container."""
-        words = ["docker", "exec", f"--user={self.user}", "--workdir=/tmp", "--env=HOME=/tmp"]
+        words = [f"--user={self.user}", "--workdir=/tmp", "--env=HOME=/tmp"]
         words += [f"--env={name}={value}" for name, value in (env or {}).items()]
-        return self.control.run(shlex.join([*words, services.CONTROL, *command]), seconds=seconds)
+        return self._inside(words, command, seconds)
 
     def admin(self, *command: str, seconds: float = 60) -> CommandResult:
         """As root there: for what an ordinary user can't make, such as a QoS."""
-        return self.control.run(shlex.join(["docker", "exec", services.CONTROL, *command]), seconds=seconds)
+        return self._inside([], command, seconds)
+
+    def _inside(self, options: Sequence[str], command: Sequence[str], seconds: float) -> CommandResult:
+        line = [*options, services.CONTROL, *bounded(seconds), *command]
+        return self.control.run(shlex.join(["docker", "exec", *line]), seconds=seconds + KILLED)
 
     def allocate(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """The nodes that were got, and for which steps can run from now on; those busy for longer than `wait` are left
-        out. Once: later calls give the same ones.
+        out. Once: later calls give the same ones, but for those that died; an allocation that was lost, as it was
+        preempted or its time was up, is taken again.
 
         Raises:
+            Busy: others' jobs are on all of them.
             CheckFailed: none was got.
         """
-        if self._job:
+        if self._job and self._runs():
             return self._nodes
+        if self._busy:
+            raise Busy(self._busy)
+        nodes = self._up([name for name in nodes if name in self._nodes]) or nodes
         said = self._salloc(nodes, self.wait)
         if not self._job and len(nodes) > 1:
             free = self._free(nodes)
             said = self._salloc(free, 15) if free else said
         if not self._job:
-            raise CheckFailed(
-                f"Slurm gave no nodes to the user {self.user} within {self.wait:.0f} s: {said}",
-                code="no-allocation",
-                cause="the cluster is busy, or the user has no account: it is made by `rocstack deploy`",
-                next_step="wait longer (--wait 2h), or name another user (--user)",
-            )
+            raise self._refused(nodes, said)
         return self._nodes
+
+    def _refused(self, nodes: Sequence[str], said: str) -> Exception:
+        now = self.states(nodes)
+        taken = any(state.rstrip("*-+$@~#!%^") in TAKEN for state, _ in now.values())
+        if "timed out" in said and taken and not self._free(nodes):
+            waited = f"{self.wait / 60:.0f} min" if self.wait >= 60 else f"{self.wait:.0f} s"
+            self._busy = f"{BUSY} (waited {waited})"
+            return Busy(self._busy)
+        return CheckFailed(
+            f"Slurm gave no nodes to the user {self.user} within {self.wait:.0f} s: {said}",
+            code="no-allocation",
+            cause="the user has no account, which `rocstack deploy` makes, or Slurm's controller doesn't answer",
+            next_step="`rocstack status` says how Slurm is; --user names another user",
+        )
+
+    def _runs(self) -> bool:
+        """Whether the allocation still is there; nodes that died are no part of it any more."""
+        said = self.run("squeue", "--all", "--noheader", f"--jobs={self._job}", "--states=running", "--format=%N")
+        names = hostlist.expand(said.stdout.strip()) if said.stdout.strip() else ()
+        if said.rc == 0 and names:
+            self._nodes = tuple(name for name in self._nodes if name in names)
+        elif said.rc == 0 or "Invalid job id" in said.stderr:
+            self._job = ""
+        return bool(self._job)
 
     def step(
         self,
@@ -151,14 +194,38 @@ class Slurm:
 
     def release(self) -> None:
         """Gives the allocation back: others are to have the nodes."""
-        if self._job:
-            self.run("scancel", self._job)
-        self._job, self._nodes = "", ()
+        self.cancel(self._job)
+        self._job = ""
 
     def close(self) -> None:
         """All jobs of this run end."""
-        self.run("scancel", f"--user={self.user}", f"--name={self.name}")
-        self._job, self._nodes = "", ()
+        self.cancel(*self._mine(self.name))
+        self._job = ""
+
+    def heal(self) -> None:
+        """Ends what a run left that was killed. Whoever calls this has the cluster's turn, so it is nobody's."""
+        left = self._mine(NAME)
+        self.cancel(*left)
+        deadline = time.monotonic() + 3 * PATIENCE
+        while left and self._mine(NAME) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+
+    def cancel(self, *jobs: str) -> None:
+        """But none that is about to begin, if that doesn't last: Slurm may drain the node as one that can't end it."""
+        numbers = [job for job in jobs if job]
+        if not numbers:
+            return
+        words = ["squeue", "--all", "--noheader", f"--jobs={','.join(numbers)}", "--format=%T|%r"]
+        deadline = time.monotonic() + PATIENCE
+        while any(word in self.run(*words).stdout for word in BEGINNING) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+        self.run("scancel", *numbers)
+
+    def _mine(self, name: str) -> list[str]:
+        """The user's jobs of this name, or that begin with it."""
+        said = self.run("squeue", "--all", "--noheader", f"--user={self.user}", "--format=%i|%j").stdout
+        rows = (line.strip().partition("|") for line in said.splitlines())
+        return [number for number, _, called in rows if called == name or called.startswith(f"{name}-")]
 
     def _salloc(self, nodes: Sequence[str], wait: float) -> str:
         """Sets the job if it was got; else why not."""
@@ -166,7 +233,8 @@ class Slurm:
             "salloc",
             "--no-shell",
             f"--job-name={self.name}",
-            f"--time={self.minutes}",
+            "--no-kill",  # as one of its nodes dies
+            f"--time={self.minutes + len(nodes) // NODES_A_MINUTE}",
             f"--immediate={max(wait, 1):.0f}",
         ]
         words += [f"--partition={self.partition}"] if self.partition else []
@@ -193,8 +261,19 @@ class Slurm:
         return {row[0]: (row[1], int(row[2].split("/")[1])) for row in rows if len(row) == 3}
 
     def _free(self, nodes: Sequence[str]) -> list[str]:
-        now = self.states(nodes)
-        return [name for name in nodes if name in now and now[name][0] in OPEN and now[name][1] >= TASKS]
+        """Those on which a job of the suite could start now; with GPUs it takes the node for itself."""
+        now, states = self.states(nodes), OPEN[:1] if self.gpus else OPEN
+        return [name for name in nodes if name in now and now[name][0] in states and now[name][1] >= TASKS]
+
+    def _up(self, nodes: Sequence[str]) -> Sequence[str]:
+        """Those that didn't die meanwhile."""
+        now = self.states(nodes) if nodes else {}
+        return [name for name in nodes if name in now and now[name][0] in (*OPEN, *TAKEN)]
+
+
+def bounded(seconds: float) -> list[str]:
+    """Before a command in a container: killing `docker exec` would leave it there."""
+    return ["timeout", "--kill-after=5", f"{seconds:.0f}"]
 
 
 def _whole(labelled: str) -> str:

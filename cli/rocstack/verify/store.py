@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rocstack.deploy import journal, lock, ssh
-from rocstack.deploy.journal import Images, Journal, Verified
+from rocstack.deploy.journal import Journal, Verified
 from rocstack.errors import BadInput, CheckFailed, Where
 from rocstack.verify.result import BAD, Run
 from rocstack.words import Value
@@ -100,7 +100,9 @@ def _unfit(run: Run) -> str:
         return "only some checks were run"
     if not run.image:
         return "no worker runs an image of rocstack"
-    if run.proved is None and not any(each.state in BAD for each in run.results):
+    if run.busy and not run.failed:
+        return "the cluster was busy"
+    if run.proved is None and not run.failed:
         return "no check passed that would prove a level"
     return ""
 
@@ -111,14 +113,17 @@ def _others(run: Run, known: Journal) -> str:
         return "a deploy of this cluster began and has not ended"
     if not known.releases:
         return "this cluster has no release"
-    ids = _ids(known.releases[-1].images)
+    images = known.releases[-1].images
+    if run.control_image and run.control_image not in _ids(images.control_id, images.control_reference):
+        return f"the controller on {run.control} runs another image than the newest release's"
+    ids = _ids(images.worker_id, images.worker_reference)
     others = [node.name for node in run.nodes if "worker" in node.roles and node.image and node.image not in ids]
     return f"{', '.join(others)} runs another image than the newest release's" if others else ""
 
 
-def _ids(images: Images) -> frozenset[str]:
+def _ids(id_: str, reference: str) -> frozenset[str]:
     """containerd's store calls an image by the digest that it was pulled by."""
-    return frozenset({images.worker_id, images.worker_reference.partition("@")[2]} - {""})
+    return frozenset({id_, reference.partition("@")[2]} - {""})
 
 
 def _said(before: Verified | None, now: Verified | None) -> str:

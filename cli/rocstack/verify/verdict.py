@@ -10,7 +10,7 @@ from typing import Literal
 
 from rocstack.cluster import hostlist
 from rocstack.summary import count
-from rocstack.verify.result import BAD, CheckResult, Measure, NodeSeen, Run, State, state_of
+from rocstack.verify.result import BAD, BUSY, NO_JOBS, CheckResult, Measure, NodeSeen, Run, State, missed, state_of
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]
 LONGEST = 60  # characters of a list of nodes in the sentence
@@ -67,6 +67,10 @@ def judge(run: Run) -> Verdict:
         for node, measures in mine.items():
             found[node] += [(name, measure) for measure in measures]
         cluster += [Reason(name, measure.why) for measure in mine.get("", ()) if measure.state in BAD]
+        if result.state == "skipped" and not result.measures:
+            missing = Measure(state="skipped", why=result.why)
+            for node in _missed(result.why, run.nodes):
+                found[node].append((name, missing))
         if "" not in mine and states(result).get("") in BAD:
             cluster.append(Reason(name, result.why))
     nodes = tuple(_node(node, found[node.name]) for node in run.nodes)
@@ -124,6 +128,13 @@ def nameless(why: str, names: set[str]) -> str:
     return _ON.sub(lambda found: "" if found[1] in names else found[0], why) or "no reason was given"
 
 
+def _missed(why: str, nodes: Iterable[NodeSeen]) -> Iterable[str]:
+    """The nodes that a check as a whole could not judge, as no job starts there."""
+    if BUSY in why:
+        return [node.name for node in nodes if "worker" in node.roles]
+    return re.findall(rf"{NO_JOBS} on (\S+):", why)
+
+
 def _ends(measure: Measure) -> tuple[str, ...]:
     return (measure.node, measure.peer) if measure.peer and measure.peer != measure.node else (measure.node,)
 
@@ -135,6 +146,9 @@ def _node(node: NodeSeen, measures: Iterable[tuple[str, Measure]]) -> NodeVerdic
     bad = {(name, measure.why): Reason(name, measure.why) for name, measure in known if measure.state in BAD}
     if bad:
         return NodeVerdict(node, "failing", tuple(bad.values()))
+    missing = next((measure.why for _, measure in known if missed(measure.state, measure.why)), "")
+    if missing:
+        return NodeVerdict(node, "not judged", why=missing)
     if any(measure.state == "passed" for _, measure in known):
         return NodeVerdict(node, "passing")
     reasons = Counter(measure.why for _, measure in known if measure.state == "skipped")
@@ -189,7 +203,11 @@ def _levels(run: Run, faults: bool) -> list[str]:
         return []
     if faults:
         return [f"level {run.proved} is proved" if run.proved is not None else "no level is proved"]
-    rest = [str(level) for level in range((-1 if run.proved is None else run.proved) + 1, run.level + 1)]
+    first = 0 if run.proved is None else run.proved + 1
+    judged = {result.check.level for result in run.results if result.state == "passed"}
+    if first in judged:
+        return [f"level {first} is not proved: {BUSY if run.busy else 'not all of it was judged'}"]
+    rest = [str(level) for level in range(first, run.level + 1) if level not in judged]
     return [f"nothing of level {' and '.join(rest)} was judged"] if rest else []
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rocstack.verify.result import Run
     from rocstack.verify.suite import Wish
 
+BUSY = 75  # sysexits.h: try again later
+
 Level = Annotated[
     int | None,
     typer.Option(
@@ -65,7 +67,7 @@ def verify(
     """Prove a deployed cluster, GPU to gradient, and write the report.
 
     Runs as an ordinary Slurm user beside other jobs, and leaves nothing behind. Nodes that are down are named; the rest
-    is verified. Exit code 1: a check failed.
+    is verified. Exit code 1: a check failed; 75: all workers were busy with jobs, and nothing is proved or taken back.
     """
     from rocstack.cli import verify_more
     from rocstack.verify.suite import Wish
@@ -95,7 +97,7 @@ def verify(
     found = _run(wish, json)
     if path:
         verify_more.finish(found, path, out, wish.folder, drain=drain_failing, force=force)
-    raise typer.Exit(0 if found.passed else 1)
+    raise typer.Exit(0 if found.passed else BUSY if found.busy and not found.failed else 1)
 
 
 def _refuse(*pairs: tuple[object, object, str]) -> None:

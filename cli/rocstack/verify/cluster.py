@@ -148,7 +148,7 @@ class Cluster:
 
     @property
     def _gpus(self) -> dict[str, int]:
-        """Real ones that work, of each node that takes jobs: what is measured on them must have the nodes for itself."""
+        """Real ones that work, by node that takes jobs: what is measured on them must have the nodes for itself."""
         nodes = {name: self.looked.gathered.node(name) for name in self.ready}
         return {
             name: sum(gpu.kfd_node is not None for gpu in node.profile.gpus)

@@ -149,9 +149,9 @@ def record_for(
     about: Check, known: tuple[Node, ...], tools: Mapping[str, list[str]], overlay: Path | None = None
 ) -> Recorder | str:
     judged = known if about.scope == "cluster" else tuple(node for node in known if node.works)
-    found = sort_out(judged, about.needs, tools)
+    found = sort_out(judged, about.needs, tools, hardware=about.level >= HARDWARE)
     if isinstance(found, Recorder):
-        found.hardware, found.quantities = about.level >= HARDWARE, thresholds.load(overlay)
+        found.quantities = thresholds.load(overlay)
     return found
 
 

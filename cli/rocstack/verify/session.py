@@ -58,6 +58,7 @@ class Suite:
             self._open.enter_context(turn(reach, wait, lambda: self.event("waiting", seconds=wait)))
             late = time.monotonic() > asked + STALE
             self._cluster = connect(path, settings, **more) if late else found
+            self._cluster.slurm.heal()
         return self._cluster
 
     def described(self) -> Mapping[str, Any]:

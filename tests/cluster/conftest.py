@@ -60,7 +60,8 @@ def controller(evidence: Any, cluster: Any) -> dict[str, Any]:
     """
 
     def fetch() -> Any:
-        return cluster.python(PROGRAMS / "controller.py", [cluster.control])[cluster.control]
+        said = cluster.python(PROGRAMS / "controller.py", [cluster.control], arguments=[cluster.slurm.name])
+        return said[cluster.control]
 
     found: dict[str, Any] = evidence.take("controller", fetch)
     if "error" in found:

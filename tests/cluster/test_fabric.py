@@ -1,4 +1,4 @@
-"""The network cards of each node, as its kernel shows them and as jobs see them."""
+"""The network cards of each node, as its kernel shows them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from ipaddress import ip_interface
 from typing import Any
 
 import states
-from states import profiles, readable
+from states import profiles
 
 from rocstack.doctor.diagnosis import few
 from rocstack.doctor.nodes import RULES
 from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
 from rocstack.labels import OWN
-from rocstack.node.disagreement import OWN as OWN_NAMES
-from rocstack.node.gate import TCP
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Recorder
@@ -259,62 +257,3 @@ def _shared(profile: NodeProfile) -> list[str] | None:
     nets = {(a.netdev, ip_interface(a.address).network) for a in profile.addresses if a.netdev in data}
     times = Counter(net for _, net in nets)
     return sorted(name for name, net in nets if times[net] > 1) if nets else None
-
-
-@check(
-    name="rdma-in-jobs",
-    title="A job sees the RDMA devices that the node has",
-    level=2,
-    needs=("rdma", "gpu", "jobs"),
-    item=4,
-    cause="the image has no library for the card's driver, or the worker's container has no /dev/infiniband",
-    next_step="`srun ibv_devices`; `rocstack build --nic NIC --profiles FILE` makes the image for this driver",
-    source=f"{LAMINI}; linux-rdma/rdma-core libibverbs/init.c",
-)
-def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], described: Any) -> None:
-    """An image for other cards, or for none, has no library for these and need not."""
-    image = described["labels"].get(f"{OWN}nic", "")
-    seen = {node.name: profile for node, profile in profiles(record)}
-    for node, said in readable(record, gpu_jobs, "all"):
-        wanted = {nic.verbs for nic in seen[node.name].nics if nic.nic == image and nic.verbs}
-        if not wanted:
-            of = "has no RDMA" if image in ("", TCP) else f"is for {image} cards, which the node has not"
-            record.skipped(node.name, f"the image {of}")
-        elif said.get("rdma") is None:
-            record.skipped(node.name, said.get("error") or "no ibv_devices in the image")
-        else:
-            lacking = sorted(wanted - set(said["rdma"]))
-            number = len(wanted) - len(lacking)
-            record.equal(node.name, number, len(wanted), "devices", why=f"a job does not see {few(lacking)}")
-
-
-@check(
-    name="fabric-env",
-    title="Every task gets its node's fabric environment, and all nodes agree in it",
-    level=1,
-    needs=("jobs",),
-    cause="the worker's entrypoint could not write it, Slurm's TaskProlog is missing, or a node has other ports",
-    next_step="`srun env | grep -e NCCL -e UCX` beside /etc/rocstack/fabric.env in the worker; `rocstack deploy`",
-    source="NCCL user guide, environment variables",
-)
-def test_fabric_env(record: Recorder, in_jobs: dict[str, Any], described: Any) -> None:
-    """Its own ports and their indexes a node may have for itself."""
-    computed = {node.name: described["fabric"].get(node.name, {}) for node in record.nodes}
-    shared = {name: {k: v for k, v in own.items() if k not in OWN_NAMES} for name, own in computed.items()}
-    texts = {name: states.listed(f"{key}={value}" for key, value in own.items()) for name, own in shared.items()}
-    usual = max(sorted(set(texts.values())), key=list(texts.values()).count, default="")
-    for name, own in computed.items():
-        env = in_jobs.get(name, {}).get("env", {})
-        lost = [key for key, value in own.items() if env.get(key) != value]
-        count = len(own) - len(lost)
-        if not own:
-            record.failed(name, "its worker has computed none", 0, "variables")
-        elif lost:
-            record.failed(
-                name, f"a task has not {few(lost)} as computed", count, "variables", wanted=f"{len(own)} variables"
-            )
-        elif texts[name] != usual:
-            odd = sorted(set(texts[name].split(" + ")) ^ set(usual.split(" + ")))
-            record.failed(name, f"other than on most nodes: {few(odd)}", count, "variables")
-        else:
-            record.passed(name, count, "variables", evidence="\n".join(f"{k}={v}" for k, v in own.items()))

@@ -88,6 +88,30 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 
 
 @check(
+    name="gres-isolation",
+    title="A job that asks for one GPU can open no other",
+    level=2,
+    needs=("gpu", "jobs"),
+    item=3,
+    cause="cgroup.conf has no ConstrainDevices, or the worker may not write its cgroups; jobs reach others' GPUs",
+    next_step="`cluster.cgroup` of rocstack.yml; `rocstack status` says why Slurm does without cgroups",
+    source="Slurm, cgroup.conf(5), ConstrainDevices",
+)
+def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: dict[str, Any]) -> None:
+    settings = controller["settings"]
+    for node, said in _answers(record, gpu_jobs, "one"):
+        seen = {path: why for path, why in said.get("devices", {}).items() if "renderD" in path}
+        can = sorted(path for path, why in seen.items() if not why or (node.virtual and why in HARMLESS))
+        if "cgroup" not in settings.get("TaskPlugin", ""):
+            record.skipped(node.name, "Slurm does without cgroups here: nothing keeps a job from others' GPUs")
+        elif len(seen) < 2:
+            record.skipped(node.name, "one GPU is all that the node has")
+        else:
+            why = f"a job with one GPU may open {len(can)}: {', '.join(can)}"
+            record.equal(node.name, len(can), 1, "GPUs", why=why, evidence=f"{len(seen)} device files")
+
+
+@check(
     name="gpu-devices",
     title="A job may open its GPUs' device files",
     level=2,
@@ -99,7 +123,7 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 )
 def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
     seen = {node.name: profile for node, profile in profiles(record)}
-    for node, said in _answers(record, gpu_jobs, "all"):
+    for node, said in _answers(record, gpu_jobs, "all", failing=True):
         wanted = ["/dev/kfd", *(f"/dev/dri/renderD{g.render_minor}" for g in seen[node.name].gpus if g.render_minor)]
         good = ("", *HARMLESS) if node.virtual else ("",)
         bad = {path: said["devices"].get(path, "not there") for path in wanted}
@@ -150,12 +174,14 @@ def test_smi_seconds(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
         record.judge(node.name, said["smi"] and said["smi"]["seconds"], "smi-seconds")
 
 
-def _answers(record: Recorder, gpu_jobs: dict[str, Any], job: str) -> list[tuple[Node, Any]]:
-    """Of the jobs that ran; where none did the nodes are skipped."""
+def _answers(record: Recorder, gpu_jobs: dict[str, Any], job: str, failing: bool = False) -> list[tuple[Node, Any]]:
+    """Of the jobs that ran. Where none did the nodes are skipped; they fail, once, where it isn't that others have the
+    GPUs."""
     found = []
     for node, said in readable(record, gpu_jobs, job):
         if "error" in said:
-            record.skipped(node.name, f"no job with its GPUs ran there: {said['error']}")
+            why = f"no job with its GPUs ran there: {said['error']}"
+            record.failed(node.name, why) if failing and BUSY not in said["error"] else record.skipped(node.name, why)
         else:
             found.append((node, said))
     return found

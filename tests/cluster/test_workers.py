@@ -81,17 +81,17 @@ def _state(record: Recorder, name: str, row: dict[str, Any]) -> None:
 
 
 def _size(record: Recorder, node: dict[str, Any], row: dict[str, Any]) -> None:
-    """A virtual node says more than the machine under it has."""
+    """No more than the node has, and no less than half: the system keeps some, and Slurm may count cores, not threads.
+    A virtual node says more than the machine under it has."""
     if node["virtual"] or node["cpus"] is None:
         return
-    for has, given, unit, what in (
-        (node["cpus"], row["cpus"], "CPUs", "CPUs"),
-        (node["memory"] >> 20, row["real_memory"], "MiB", "memory"),
-    ):
-        if given <= has:
-            record.passed(node["name"], given, unit, wanted=f"at most {has} {unit}")
+    sizes = ((node["cpus"], row["cpus"], "CPUs"), (node["memory"] >> 20, row["real_memory"], "MiB"))
+    for has, given, unit in sizes:
+        wanted = f"{has // 2} to {has} {unit}"
+        if has // 2 <= given <= has:
+            record.passed(node["name"], given, unit, wanted=wanted)
         else:
-            record.failed(node["name"], f"Slurm counts on {given} {unit}, it has {has}", given, unit, wanted=f"{what}")
+            record.failed(node["name"], f"Slurm counts on {given} {unit}, it has {has}", given, unit, wanted=wanted)
 
 
 @check(

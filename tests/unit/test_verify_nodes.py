@@ -17,7 +17,8 @@ from rocstack.node import read
 from rocstack.verify import suite
 from rocstack.virtual import faults, machine, model, tree
 
-FILES = ("test_nodes.py", "test_gpus.py", "test_gpu_jobs.py", "test_topology.py", "test_fabric.py")
+FILES = ("test_nodes.py", "test_gpus.py", "test_gpu_jobs.py", "test_topology.py")
+FILES += ("test_fabric.py", "test_fabric_jobs.py")
 FAULTS = yaml.safe_load((Path(__file__).parent / "data/verify/faults.yml").read_text())
 CASES = [(check, row) for check, rows in FAULTS.items() for row in rows]
 KINDS = probe.kinds()
@@ -50,6 +51,9 @@ def real(evidence: dict[str, Any]) -> dict[str, Any]:
         host |= {"log": ["[ 7.1] amdgpu 0000:05:00.0: amdgpu: SMU is initialized successfully!"], "processes": {}}
         for function in host["pci"].values():
             function |= {"fatal": False, "acs": 0, "bytes": 4096}
+        evidence["controller"]["settings"] |= {"TaskPlugin": "task/cgroup,task/affinity", "ConstrainDevices": "yes"}
+        own, *others = [f"/dev/dri/renderD{gpu['render_minor']}" for gpu in profile["gpus"]]
+        evidence["gpu_jobs"][name]["one"]["devices"] = {own: "", **dict.fromkeys(others, "EPERM")}
         said = evidence["gpu_jobs"][name]["all"]
         said |= {"rdma": [device["name"] for device in profile["verbs"]]}
         said |= {"agents": len(profile["gpus"]), "devices": dict.fromkeys(said["devices"], "")}

@@ -57,6 +57,10 @@ def too_much_memory(evidence: Evidence) -> None:
     node(evidence).update(virtual=None, cpus=1024, memory=1 << 30)
 
 
+def too_few_cpus(evidence: Evidence) -> None:
+    node(evidence).update(virtual=None, cpus=1024, memory=2 << 40)
+
+
 def other_key(evidence: Evidence) -> None:
     said = {"status": 17, "encoded": None, "decoded": None, "said": "unmunge: Error: Invalid credential"}
     evidence["credentials"]["n2"]["there"] = {**said, "status": 8}
@@ -167,6 +171,7 @@ FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
     ("workers", older_slurmd, "its slurmd is of 23.11.4"),
     ("workers", too_many_cpus, "it has 64"),
     ("workers", too_much_memory, "it has 1024"),
+    ("workers", too_few_cpus, "it has 1024"),
     ("munge", other_key, "Invalid credential"),
     ("munge", no_munge, "Failed to access the socket"),
     ("munge", expired, "400 s, at most 300 s wanted"),

@@ -1,7 +1,11 @@
-"""On the control node, as root: what Slurm's daemons answer, and how they are set. One JSON value."""
+"""On the control node, as root: what Slurm's daemons answer, and how they are set. One JSON value.
+
+Argument: the name of the jobs that are the suite's own.
+"""
 
 import json
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 
@@ -9,7 +13,8 @@ CONTROL = ["docker", "exec", "rocstack-control"]
 REST = "http://127.0.0.1:6820"
 APIS = ("v0.0.42", "v0.0.41", "v0.0.40", "v0.0.39")  # of Slurm 23.11 to 24.11
 USER = "slurm"
-NODE = ("name", "state", "reason", "address", "version", "cpus", "real_memory", "gres", "threads", "slurmd_start_time")
+NODE = ("name", "state", "reason", "address", "version", "cpus", "real_memory", "gres", "gres_used")
+NODE += ("threads", "slurmd_start_time")
 
 
 def said(*words):
@@ -35,6 +40,13 @@ def nodes():
         return [{key: row.get(key) for key in NODE} for row in json.loads(done["out"])["nodes"]]
     except (ValueError, KeyError):
         return []
+
+
+def own(name):
+    """Nodes on which jobs of that name have GPUs."""
+    said_of = said("squeue", "--all", "--noheader", "--states=running", f"--name={name}", "--format=%N|%b")["out"]
+    lists = [row.partition("|")[0] for row in said_of.splitlines() if "gpu" in row.partition("|")[2]]
+    return said("scontrol", "show", "hostnames", ",".join(lists))["out"].split() if lists else []
 
 
 def settings():
@@ -71,6 +83,8 @@ WANTED = (
     "EnforcePart",
     "Scheduler",
     "Preempt",
+    "TaskPlugin",
+    "Constrain",
     "Mpi",
     "Version",
 )
@@ -82,6 +96,7 @@ print(
             "database": said("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=Cluster,ControlHost"),
             "rest": rest(),
             "nodes": nodes(),
+            "own": own(sys.argv[1]),
             "settings": {key: value for key, value in known.items() if key.startswith(WANTED)},
             "qos": table("show", "qos", "format=Name,Priority,Preempt,PreemptMode,GraceTime"),
         }

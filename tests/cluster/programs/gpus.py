@@ -1,5 +1,5 @@
 """In a job with GPUs, as an ordinary user's task: which it got, whether it may open them, and what ROCm's own tools
-and lspci see. With the argument `env` only which it got. One line of JSON behind the mark."""
+and lspci see. With the argument `env` only which it got and may open. One line of JSON behind the mark."""
 
 import errno
 import glob
@@ -57,15 +57,13 @@ def smi():
 answer = {
     "node": os.environ.get("SLURMD_NODENAME", platform.node()),
     "env": {name: os.environ[name] for name in CHOOSING if name in os.environ},
+    "devices": {path: opened(path) for path in ["/dev/kfd", *glob.glob("/dev/dri/renderD*")] if os.path.exists(path)},
 }
 if "env" not in sys.argv:
     info = said("rocminfo")
     listed = said("lspci", "-D", "-n", "-d", "1002:")
     rdma = said("ibv_devices")
     answer |= {
-        "devices": {
-            path: opened(path) for path in ["/dev/kfd", *glob.glob("/dev/dri/renderD*")] if os.path.exists(path)
-        },
         "smi": smi(),
         "agents": None if info is None else len(re.findall(r"^\s*Name:\s+gfx\w+\s*$", info, re.MULTILINE)),
         "lspci": None if listed is None else re.findall(r"^(\S+) (?:03|12)\w\w:", listed, re.MULTILINE),

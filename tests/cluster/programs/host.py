@@ -9,6 +9,7 @@ import re
 import shutil
 import struct
 import subprocess
+import time
 
 LINES = 400  # of the kernel's log
 TOLD = re.compile(
@@ -88,7 +89,7 @@ def functions():
 
 def log():
     """Of the kernel, since it started."""
-    lines = said("dmesg", "--time-format=iso") or said("dmesg") or said("journalctl", "--dmesg", "--no-pager")
+    lines = said("dmesg", "--time-format=iso") or said("dmesg") or said("journalctl", "-kqo", "short-iso")
     return None if lines is None else [line[:400] for line in lines.splitlines() if TOLD.search(line)][-LINES:]
 
 
@@ -108,6 +109,9 @@ def firewall():
     rules = said("nft", "list", "ruleset")
     if rules is not None:
         dropping = re.findall(r"type filter hook input [^\n]*policy drop", rules)
+        for chain in re.findall(r"type filter hook input [^\n]*\n([^}]*)\}", rules):
+            whole = r"^\s*((?:counter(?: packets \d+ bytes \d+)? )?(?:reject|drop)\b.*)$"  # without a condition
+            dropping += re.findall(whole, chain, re.MULTILINE)
         found["nftables"] = "; ".join(dropping[:3])
     return found
 
@@ -131,6 +135,7 @@ print(
         {
             "pci": functions(),
             "log": log(),
+            "now": time.time(),
             "firewall": firewall(),
             "vram": memory(),
             "processes": processes(),

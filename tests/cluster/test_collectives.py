@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from experiments.rccl import functional
+from experiments import training
+from experiments.rccl import IB, WAYS, astray, functional
+from experiments.rdma import not_for
 
 from rocstack.errors import CheckFailed
 from rocstack.verify.parsers import rccl, transport
@@ -15,9 +17,18 @@ from rocstack.verify.record import Recorder
 
 
 @pytest.fixture(scope="session")
-def collectives(evidence: Any, cluster: Any) -> Mapping[str, Any]:
+def collectives(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> Mapping[str, Any]:
     """What rccl-tests said of each collective, checked by itself."""
-    found: Mapping[str, Any] = evidence.take("rccl", lambda: functional(cluster))
+    found: Mapping[str, Any] = evidence.take("rccl", lambda: functional(cluster, tools))
+    return found
+
+
+@pytest.fixture(scope="session")
+def trained(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> Mapping[str, Any]:
+    """As test_training.py has it."""
+    if not all("rocstack-train" in names for names in tools.values()):
+        return {"answers": [], "left_out": "no rocstack-train in the image"}
+    found: Mapping[str, Any] = evidence.take("training_gpus", lambda: training.on_gpus(cluster))
     return found
 
 
@@ -66,21 +77,37 @@ def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> N
     name="transport",
     title="RCCL goes over RDMA between nodes, not over sockets",
     level=2,
-    needs=("jobs", "gpu", "rdma", "real", "nodes:2", "tool:all_reduce_perf"),
+    needs=("jobs", "gpu", "rdma", "real", "nodes:2"),
     scope="cluster",
     cause="RCCL's net_ib found no port that it may use: NCCL_IB_DISABLE=1, NCCL_IB_HCA names others, the provider "
     "library doesn't fit, or the GID index isn't one of RoCE v2",
     next_step="NCCL_DEBUG=INFO says NET/IB and why not; `rocstack doctor --log FILE` knows its lines",
     source="AMD cluster networking guide; RCCL, src/transport/net_ib.cc",
 )
-def test_transport(record: Recorder, collectives: Mapping[str, Any]) -> None:
-    said = collectives["runs"].get("all_reduce_perf", {"out": ""})["out"]
-    try:
-        found = transport.parse(said)
-    except CheckFailed as error:
-        record.failed("", error.what, evidence=said)
+def test_transport(
+    record: Recorder, collectives: Mapping[str, Any], trained: Mapping[str, Any], described: Mapping[str, Any]
+) -> None:
+    """By what RCCL says in training and in rccl-tests, of which an image may have none."""
+    unfit = {why for node in record.nodes if (why := not_for(described, node))}
+    said = {name: run["out"] for name, run in collectives["runs"].items() if name == "all_reduce_perf"}
+    rows = [row for row in trained["answers"] if row["run"] == "all"]
+    if any(row["code"] == 0 for row in rows):
+        said["training"] = "\n".join(line for row in rows for line in row.get("rccl", ()))
+    if unfit or not said:
+        record.skipped("", *sorted(unfit)[:1] or [trained.get("left_out") or "nothing was summed between nodes"])
         return
-    networks = ", ".join(found.net) or ", ".join(f"network {name}" for name in found.networks)
-    ways = ", ".join(f"{way}: {count} channels" for way, count in found.ways.items())
-    evidence = f"RCCL {found.version}; {ways}; {found.direct} of them from GPU memory directly"
-    record.equal("", networks, "NET/IB", evidence=evidence)
+    nic = described["labels"]["io.rocstack.nic"]
+    for name, text in said.items():
+        try:
+            found = transport.parse(text)
+        except CheckFailed as error:
+            record.failed("", f"{name}: {error.what}", evidence=text)
+            continue
+        networks = ", ".join(found.net or found.networks)
+        direct = "from GPU memory directly" if found.direct else "through host memory"
+        evidence = f"{name}, RCCL {found.version}: {', '.join(found.ways) or networks}; {direct}"
+        wanted = f"NET/{WAYS.get(nic, IB)}"
+        if wrong := astray(found, nic):
+            record.failed("", f"{', '.join(wrong)}, not {wanted}", networks, wanted=wanted, evidence=evidence)
+        else:
+            record.passed("", networks, wanted=wanted, evidence=evidence)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import pytest
 from experiments import rdma
+from experiments.performance import whole
 
 from rocstack.errors import CheckFailed
 from rocstack.verify.parsers import perftest, pingpong
@@ -26,7 +28,8 @@ def between(evidence: Any, cluster: Any, described: Any, all_nodes: tuple[Node, 
     def take(tool: str) -> Mapping[str, Any]:
         def fetch() -> dict[str, Any]:
             free = set(cluster.allocated())
-            nodes = [node for node in rdma.fit(all_nodes) if node.name in free]
+            nodes = [node for node in rdma.fit(all_nodes, described) if node.name in free]
+            whole(cluster, math.ceil(rdma.seconds(len(nodes)) / 60) + 1)
             return rdma.between(cluster.slurm, rdma.of_cluster(described, nodes), tool)
 
         found: Mapping[str, Any] = evidence.take(tool, fetch)
@@ -35,23 +38,37 @@ def between(evidence: Any, cluster: Any, described: Any, all_nodes: tuple[Node, 
     return take
 
 
-def pairs(record: Recorder, found: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
-    """Two nodes that met, with what both ends of each rail said. Nodes that could not meet are written down."""
-    names = [node.name for node in record.nodes]
-    for name in names:
-        if name not in found["rails"]:
+def pairs(
+    record: Recorder, found: Mapping[str, Any], described: Mapping[str, Any]
+) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
+    """Two nodes that met, with what both ends of each rail said. Nodes that could not meet, or not on all rails, are
+    written down."""
+    counts = {name: len(rails) for name, rails in found["rails"].items()}
+    usual = max(sorted(counts.values(), reverse=True), key=list(counts.values()).count, default=0)
+    able = []
+    for node in record.nodes:
+        name, wanted = node.name, max(usual, rdma.rails_of_gpus(described, node))
+        if why := rdma.not_for(described, node):
+            record.skipped(name, why)
+        elif name not in counts:
             record.skipped(name, "Slurm gave it to others")
-        elif not found["rails"][name]:
+        elif not counts[name]:
             record.failed(name, "none of its RDMA ports can be used", evidence="`rocstack probe` says why")
-    able = [name for name in names if found["rails"].get(name)]
+        else:
+            able.append(name)
+            if counts[name] < wanted:
+                why = f"{counts[name]} of {wanted} RDMA ports can be used"
+                record.failed(name, why, counts[name], "rails", wanted=f"{wanted} rails")
+    said = defaultdict(list)
+    for answer in found["answers"]:
+        said[frozenset((answer["node"], answer["peer"]))].append(answer)
     for one, other in combinations(able, 2):
-        said = [answer for answer in found["answers"] if {answer["node"], answer["peer"]} == {one, other}]
-        yield one, other, said
+        yield one, other, said.get(frozenset((one, other)), [])
 
 
 def words(said: Sequence[Mapping[str, Any]], rail: int) -> str:
     """Of both ends; the server's first."""
-    ends = sorted((each for each in said if each["rail"] == rail), key=lambda each: not each["server"])
+    ends = sorted((each for each in said if each.get("rail") == rail), key=lambda each: not each["server"])
     return "\n".join(f"{each['node']} {each['device']} GID {each['gid']}: {each['said'].strip()}" for each in ends)
 
 
@@ -65,12 +82,12 @@ def words(said: Sequence[Mapping[str, Any]], rail: int) -> str:
     next_step="`rocstack probe` shows ports and GIDs; `ibv_rc_pingpong -d DEVICE -g INDEX` between the two by hand",
     source="cvs, preflight: RDMA connectivity",
 )
-def test_reachability(record: Recorder, between: Any) -> None:
+def test_reachability(record: Recorder, between: Any, described: Any) -> None:
     """A measure for each pair that doesn't, and for each node that reaches all."""
     found = between(rdma.PINGPONG)
     apart: set[str] = set()
     together: Counter[str] = Counter()
-    for one, other, said in pairs(record, found):
+    for one, other, said in pairs(record, found, described):
         wanted = min(len(found["rails"][one]), len(found["rails"][other]))
         wrong = {rail: why for rail in range(wanted) if (why := unreached(said, rail))}
         if wrong:
@@ -86,15 +103,23 @@ def test_reachability(record: Recorder, between: Any) -> None:
 
 
 def unreached(said: Sequence[Mapping[str, Any]], rail: int) -> str:
-    """Why; empty where messages went and came."""
-    client = next((each for each in said if each["rail"] == rail and not each["server"]), None)
-    if client is None:
+    """Why; empty where messages went and came. Of a rail that did well at both ends there is but its number."""
+    ends = [each for each in said if each.get("rail") == rail]
+    clients = [each for each in ends if not each["server"]]
+    if not clients and not any(rail in each.get("well", ()) for each in said):
         return "it was not tried in time"
-    try:
-        pingpong.parse(client["said"])
-    except CheckFailed as error:
-        return error.what
-    return f"it ended with {client['code']}" if client["code"] else ""
+    for each in clients:
+        try:
+            pingpong.parse(each["said"])
+        except CheckFailed as error:
+            return error.what
+    return ended(ends)
+
+
+def ended(ends: Sequence[Mapping[str, Any]]) -> str:
+    """Which end failed, whatever was measured."""
+    bad = next((each for each in ends if each["code"]), None)
+    return f"the {'server' if bad['server'] else 'client'} on {bad['node']} ended with {bad['code']}" if bad else ""
 
 
 @check(
@@ -106,33 +131,50 @@ def unreached(said: Sequence[Mapping[str, Any]], rail: int) -> str:
     next_step="look at the checks of PCIe links and MTU; `ib_write_bw` between the two by hand, in both directions",
     source="AMD cluster networking guide, ib_write_bw",
 )
-def test_write_bandwidth(record: Recorder, between: Any) -> None:
+def test_write_bandwidth(record: Recorder, between: Any, described: Any) -> None:
     """The slowest rail of a pair is judged."""
     found = between(rdma.WRITE)
-    for one, other, said in pairs(record, found):
-        clients = [each for each in said if not each["server"]]
+    tried: set[str] = set()
+    for one, other, said in pairs(record, found, described):
+        tried |= {one, other} if said else set()
         values: dict[int, float] = {}
-        for each in clients:
+        wanted = min(len(found["rails"][one]), len(found["rails"][other])) if said else 0
+        for rail in range(wanted):
             try:
-                values[each["rail"]] = perftest.parse(each["said"]).best.average
+                values[rail] = written([each for each in said if each["rail"] == rail])
             except CheckFailed as error:
-                record.failed(one, f"rail {each['rail']}: {error.what}", peer=other, evidence=words(said, each["rail"]))
-        if values and len(values) == len(clients):
+                evidence = words(said, rail) or found["said"]
+                record.failed(one, f"rail {rail}: {error.what}", peer=other, evidence=evidence)
+        if values and len(values) == wanted:
             rail = min(values, key=lambda each: values[each])
             rates = ", ".join(f"rail {each}: {value:.0f}" for each, value in sorted(values.items()))
             record.judge(one, values[rail], "rdma-write-bandwidth", peer=other, evidence=f"Gb/s of {rates}")
-    tried = {each["node"] for each in found["answers"]}
-    for name in [node.name for node in record.nodes if found["rails"].get(node.name)]:
-        if name not in tried:
-            record.failed(name, "it was not tried in time", evidence=found["said"])
+    for node in record.nodes:
+        if found["rails"].get(node.name) and node.name not in tried and not rdma.not_for(described, node):
+            record.failed(node.name, "it was not tried in time", evidence=found["said"])
+
+
+def written(ends: Sequence[Mapping[str, Any]]) -> float:
+    """Gb/s, of one rail between two nodes.
+
+    Raises:
+        CheckFailed: it wasn't measured, or an end failed.
+    """
+    client = next((each for each in ends if not each["server"]), None)
+    if client is None:
+        raise CheckFailed("it was not tried in time", code="bad-output")
+    rate = perftest.parse(client["said"]).best.average
+    if why := ended(ends):
+        raise CheckFailed(why, code="bad-output")
+    return rate
 
 
 @pytest.fixture(scope="session")
-def queue_pairs(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
+def queue_pairs(evidence: Any, cluster: Any, described: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
     """node -> what `rocstack-node prove --many` said in a job there."""
 
     def fetch() -> dict[str, Any]:
-        names = [node.name for node in rdma.fit(all_nodes)]
+        names = [node.name for node in rdma.fit(all_nodes, described)]
         chosen = [name for name in cluster.allocated() if name in names] if names else []
         if not chosen:
             return {}
@@ -152,11 +194,18 @@ def queue_pairs(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dic
     next_step="`rocstack-node prove --many` in the worker's container; `rocstack doctor` knows its errors",
     source="ROCm/MAD, pull request 200",
 )
-def test_queue_pairs(record: Recorder, queue_pairs: dict[str, Any]) -> None:
+def test_queue_pairs(record: Recorder, queue_pairs: dict[str, Any], described: Any) -> None:
     for node in record.nodes:
+        if why := rdma.not_for(described, node):
+            record.skipped(node.name, why)
+            continue
         said = queue_pairs.get(node.name, {"code": -1, "said": "no answer from the node"})
         counts = {device: int(count) for device, count in PROVED.findall(said["said"])}
-        if said["code"] and (not counts or min(counts.values()) >= 512):
+        lacking = sorted(rdma.devices(described, node) - counts.keys()) if counts else []
+        if lacking and not said["code"]:
+            why = f"nothing is said of {', '.join(lacking)}"
+            record.failed(node.name, why, len(counts), "devices", evidence=said["said"])
+        elif said["code"] and (not counts or min(counts.values()) >= 512):
             lines = said["said"].strip().splitlines() or ["rocstack-node said nothing"]
             record.failed(node.name, lines[-1], evidence=said["said"])
         else:

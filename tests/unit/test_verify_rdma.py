@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from replay import good, red, replay
 
 from rocstack.node.profile import NodeProfile
+from rocstack.verify.parsers import rccl as parsers_rccl
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))
@@ -30,11 +31,17 @@ def real() -> dict[str, Any]:
     evidence = good()
     for node in evidence["cluster"]["nodes"]:
         node["virtual"] = node["profile"]["virtual"] = None
+    evidence["cluster"]["labels"]["io.rocstack.nic"] = "broadcom"
     for answer in evidence["in_jobs"].values():
         answer["tools"] += ["all_reduce_perf"]
+    rows = [row | {"rccl": sample("transport/net-ib").splitlines()} for row in evidence["training"]["answers"]]
+    evidence["training_gpus"] = evidence["training"] | {"answers": rows}
     ends = {"n1": RAILS, "n2": RAILS}
     for tool, name in ((rdma.PINGPONG, "pingpong/good"), (rdma.WRITE, "perftest/all-sizes")):
         evidence[tool] = {"rails": ends, "said": "", "answers": met(sample(name))}
+    for node in evidence["cluster"]["nodes"]:
+        own = node["profile"] or {"nics": [], "affinity": []}
+        own["nics"] = [nic for nic in own["nics"] if nic["verbs"] in (None, "bnxt_re0", "bnxt_re1")]
     evidence["queue_pairs"] = {name: {"code": 0, "said": proved(512)} for name in ("n1", "n2")}
     said = sample("rccl/mi300x-one-node") + sample("transport/net-ib")
     evidence["rccl"] = {"nodes": ["n1"], "gpus": 8, "runs": {"all_reduce_perf": {"code": 0, "out": said}}}
@@ -53,7 +60,8 @@ def met(said: str) -> list[dict[str, Any]]:
 
 def proved(count: int) -> str:
     text = f"{count} of 512 queue pairs: Cannot allocate memory (9 times)"
-    return f"rocstack: bnxt_re0: {'device, PD, CQ and 512 queue pairs work' if count == 512 else text}\n"
+    good = "device, PD, CQ and 512 queue pairs work"
+    return f"rocstack: bnxt_re0: {good if count == 512 else text}\nrocstack: bnxt_re1: {good}\n"
 
 
 NAMES = {"rdma-reachability", "rdma-write-bandwidth", "queue-pairs", "rccl-collectives", "transport"}
@@ -89,7 +97,7 @@ def test_no_virtual_device_carries_anything() -> None:
         ("rdma-reachability", rdma.PINGPONG, "pingpong/no-device", "IB device bnxt_re0 not found"),
         ("rdma-reachability", rdma.PINGPONG, "pingpong/invalid-data", "what arrived isn't what was sent"),
         ("rdma-write-bandwidth", rdma.WRITE, "perftest/no-peer", "rail 0: ib_write_bw: "),
-        ("rdma-write-bandwidth", rdma.WRITE, "perftest/megabytes", "at least 390 Gb/s wanted"),
+        ("rdma-write-bandwidth", rdma.WRITE, "perftest/megabytes", "at least 385 Gb/s wanted"),
     ],
 )
 def test_a_tool_that_fails_between_two_nodes(check: str, tool: str, said: str, says: str) -> None:
@@ -113,6 +121,44 @@ def test_a_pair_without_an_answer_fails(check: str, tool: str) -> None:
     assert "it was not tried in time" in found[check].why
 
 
+def test_a_rail_that_was_never_tried_fails() -> None:
+    for tool, check in ((rdma.PINGPONG, "rdma-reachability"), (rdma.WRITE, "rdma-write-bandwidth")):
+        evidence = real()
+        evidence[tool]["answers"] = [each for each in evidence[tool]["answers"] if each["rail"] == 0]
+        found = of(evidence)
+        assert red(found) == {check}
+        assert "rail 1: it was not tried in time" in found[check].why
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_an_end_that_fails_is_heard_whatever_was_measured(server: bool) -> None:
+    for tool, check in ((rdma.PINGPONG, "rdma-reachability"), (rdma.WRITE, "rdma-write-bandwidth")):
+        evidence = real()
+        next(each for each in evidence[tool]["answers"] if each["server"] is server)["code"] = 1
+        found = of(evidence)
+        assert red(found) == {check}
+        assert f"{'server on n1' if server else 'client on n2'} ended with 1" in found[check].why
+
+
+def test_a_node_with_a_rail_less_than_it_has_cards_fails() -> None:
+    for names in (("n2",), ("n1", "n2")):  # or all nodes
+        evidence = real()
+        for tool in (rdma.PINGPONG, rdma.WRITE):
+            evidence[tool]["rails"] |= dict.fromkeys(names, RAILS[:1])
+        found = of(evidence)
+        assert red(found) == {"rdma-reachability", "rdma-write-bandwidth"}
+        assert {m.node for m in found["rdma-reachability"].measures if m.state == "failed"} == {*names}
+        assert found["rdma-reachability"].why == "1 of 2 RDMA ports can be used"
+
+
+def test_of_rails_that_did_well_their_number_is_enough() -> None:
+    evidence = real()
+    evidence[rdma.PINGPONG]["answers"] = [{"node": "n2", "peer": "n1", "well": [0, 1]}]
+    assert not red(of(evidence))
+    evidence[rdma.PINGPONG]["answers"][0]["well"] = [0]
+    assert red(of(evidence)) == {"rdma-reachability"}
+
+
 def test_a_node_without_a_usable_port_fails() -> None:
     evidence = real()
     for tool in (rdma.PINGPONG, rdma.WRITE):
@@ -128,6 +174,7 @@ def test_a_node_without_a_usable_port_fails() -> None:
         ({"code": 1, "said": proved(300)}, "300 , at least 512 wanted"),
         ({"code": 1, "said": "rocstack: bnxt_re0: it can't be opened: EPERM\n"}, "it can't be opened: EPERM"),
         ({"code": 1, "said": ""}, "rocstack-node said nothing"),
+        ({"code": 0, "said": proved(512).splitlines()[0]}, "nothing is said of bnxt_re1"),
     ],
 )
 def test_too_few_queue_pairs(answer: dict[str, Any], says: str) -> None:
@@ -154,6 +201,60 @@ def test_rccl_is_wrong_or_goes_another_way(check: str, said: str, says: str) -> 
     found = of(evidence)
     assert red(found) == {check}
     assert says in found[check].why
+
+
+@pytest.mark.parametrize(
+    ("nic", "way", "good"),
+    [
+        ("broadcom", "IB", True),
+        ("broadcom", "Socket", False),
+        ("broadcom", "RCCL-ANP", False),
+        ("ainic", "RCCL-ANP", True),
+        ("ainic", "IB", True),
+        ("mellanox", "IBext_v8", True),
+        ("mellanox", "Socket", False),
+    ],
+)
+def test_what_is_rdma_depends_on_the_card(nic: str, way: str, good: bool) -> None:
+    """As training says it, in an image that has no rccl-tests."""
+    evidence = real()
+    evidence["cluster"]["labels"]["io.rocstack.nic"] = nic
+    for node in evidence["cluster"]["nodes"]:
+        for card in node["profile"]["nics"]:
+            card["nic"] = card["nic"] and nic
+    for answer in evidence["in_jobs"].values():
+        answer["tools"].remove("all_reduce_perf")
+    evidence["rccl"]["runs"] = {}
+    for row in evidence["training_gpus"]["answers"]:
+        row["rccl"] = [line.replace("NET/IB", f"NET/{way}") for line in row["rccl"]]
+    found = replay(evidence, only="transport")["transport"]
+    assert found.state == ("passed" if good else "failed")
+    assert f"NET/{way}" in str(found.measures[0].value)
+
+
+def test_training_that_says_nothing_of_its_way_is_not_passed() -> None:
+    evidence = real()
+    for row in evidence["training_gpus"]["answers"]:
+        row["rccl"] = []
+    assert red(of(evidence)) == {"transport"}
+
+
+def test_an_image_without_rdma_need_not_use_it() -> None:
+    evidence = real()
+    evidence["cluster"]["labels"]["io.rocstack.nic"] = "tcp"
+    found = of(evidence)
+    assert {name for name, each in found.items() if each.state != "skipped"} == {"rccl-collectives"}, found
+    assert {each.why for name, each in found.items() if name != "rccl-collectives"} == {"the image has no RDMA"}
+
+
+def test_of_many_ranks_one_line_a_way_is_kept_and_the_ranks() -> None:
+    ways = sample("transport/net-ib").splitlines()
+    ranks = [f"#  Rank {rank:4} Group  0 Pid 4100 on   n{rank // 8} device  0 [0x05] MI300X" for rank in range(8000)]
+    kept = rccl.short("\n".join([*ranks, *ways * 8000, sample("rccl/mi300x-one-node")]))
+    assert len(kept) < 300_000
+    assert kept.count(" via NET/IB") == 2
+    assert rccl.transport.parse(kept).net == ("NET/IB",)
+    assert parsers_rccl.parse(kept).ranks == 8000
 
 
 def test_what_rccl_says_of_each_channel_is_kept_before_the_table() -> None:

@@ -47,7 +47,7 @@ class Slurm:
 
 
 def fake(gpus: int, answers: dict[str, Step]) -> Any:
-    node = SimpleNamespace(profile=SimpleNamespace(virtual=None))
+    node = SimpleNamespace(profile=SimpleNamespace(virtual=None, gpus=[SimpleNamespace(memory=206e9)] * gpus))
     looked = SimpleNamespace(
         slurm=SimpleNamespace(nodes={name: {"cpus": 192} for name in NODES}),
         gathered=SimpleNamespace(node=lambda name: node),
@@ -88,9 +88,9 @@ def test_without_gpus_or_rccl_tests_it_is_our_own_benchmark(gpus: int, tools: li
     cluster = fake(gpus, {"python3": Step(0, "{}", "")})
     found = performance.collectives(cluster, dict.fromkeys(NODES, tools))
     assert (found["tool"], found["ranks"], found["gpus"]) == ("bench", 2 * ranks, bool(gpus))
-    ((_, words, more),) = cluster.slurm.steps
-    assert more["tasks"] == ranks
-    assert words[1] == "rocstack_trainer.bench"
+    assert [words[1] for _, words, _ in cluster.slurm.steps] == ["rocstack_trainer.bench"] * (2 if gpus else 1)
+    assert {more["tasks"] for *_, more in cluster.slurm.steps} == {ranks}
+    assert not gpus or "--sizes=8589934592" in cluster.slurm.steps[1][1]
 
 
 def test_a_soak_goes_in_steps_in_an_allocation_that_lasts() -> None:

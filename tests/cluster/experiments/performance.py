@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rocstack.errors import BadInput
+from rocstack.verify.parsers import transport
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 RCCL = "all_reduce_perf"
@@ -28,7 +30,11 @@ SIZES = ("4096,65536,1048576,16777216", "4096,65536,1048576,16777216,268435456,1
 CHUNK = 600.0  # seconds of a soak's step
 VARIABLE = "ROCSTACK_VERIFY_SOAK"  # minutes of a soak
 MINUTES, VIRTUAL = 480.0, 0.25  # of AMD's guide; where nothing can wear out
-INFO_LINES = 200  # of RCCL's own words
+
+KEPT = 60_000  # characters of a tool's words
+RANK = re.compile(r"^# +Rank +\d+ ")
+BENCH = ["python3", "-m", "rocstack_trainer.bench", "all-reduce", "--json"]
+BIG, ROOMY = 8 << 30, 128e9  # bytes: of a sum that thresholds are about, and of a GPU that has room for it
 
 Batch = Mapping[str, Sequence[str]]
 
@@ -73,15 +79,23 @@ def gemm(cluster: Any, nodes: Sequence[str]) -> dict[str, Any]:
 def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """All-reduce by size: rccl-tests on each node and on all of them, where there are GPUs and the image has it; else
     our own benchmark on all."""
-    nodes = cluster.allocated()
+    nodes = whole(cluster, 30)
     if cluster.slurm.gpus and all(RCCL in tools_of.get(node, ()) for node in nodes):
         return _rccl(cluster, nodes, cluster.slurm.gpus)
     ranks, sizes = (cluster.slurm.gpus, SIZES[1]) if cluster.slurm.gpus else (RANKS, SIZES[0])
-    words = ["python3", "-m", "rocstack_trainer.bench", "all-reduce", "--json", "--sides=ring", f"--sizes={sizes}"]
     options = shares(cluster, ranks)
-    step = cluster.slurm.step(*words, "--rounds=3", tasks=ranks, seconds=120 + len(nodes), options=options)
     of_run = {"tool": "bench", "nodes": list(nodes), "ranks": ranks * len(nodes), "gpus": bool(cluster.slurm.gpus)}
-    return of_run | {"code": step.code, "out": step.out, "said": step.said}
+
+    def bench(side: str, sizes: str) -> dict[str, Any]:
+        words = [*BENCH, f"--sides={side}", f"--sizes={sizes}", "--rounds=3"]
+        step = cluster.slurm.step(*words, tasks=ranks, seconds=120 + len(nodes), options=options)
+        return {"code": step.code, "out": step.out, "said": step.said}
+
+    found = of_run | bench("ring", sizes)
+    profiles = [cluster.looked.gathered.node(node).profile for node in nodes] if cluster.slurm.gpus else []
+    if profiles and all((gpu.memory or 0) >= ROOMY for profile in profiles for gpu in profile.gpus):
+        found["big"] = bench("flat", str(BIG))
+    return found
 
 
 def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
@@ -97,15 +111,16 @@ def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
         env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"} if tool == RCCL else {}
         options = ["--mpi=pmix", *shares(cluster, gpus)]
         step = cluster.slurm.step(*words, tasks=gpus, seconds=600, env=env, options=options)
-        found["all"][tool] = {"code": step.code, "out": _short(f"{step.out}\n{step.err}")}
+        found["all"][tool] = {"code": step.code, "out": short(f"{step.out}\n{step.err}")}
     return found
 
 
-def _short(text: str) -> str:
-    """The tool's own lines, and those of RCCL that say which way data take."""
-    lines = text.splitlines()
-    info = [line for line in lines if "NCCL INFO" in line and ("Using network" in line or " via " in line)]
-    return "\n".join([*info[:INFO_LINES], *(line for line in lines if "NCCL INFO" not in line)])
+def short(text: str) -> str:
+    """Each way that data take, once; of each rank its number; and the end of the tool's own lines."""
+    own = [line for line in text.splitlines() if "NCCL INFO" not in line]
+    ranks = [found[0] for line in own if (found := RANK.match(line))]
+    rest = "\n".join(line for line in own if not RANK.match(line))
+    return "\n".join([*transport.brief(text), *ranks, rest[-KEPT:]])
 
 
 def minutes(virtual: bool, said: str | None) -> float:

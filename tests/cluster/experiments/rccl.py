@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.performance import shares
+from experiments.performance import shares, short, whole
+
+from rocstack.verify.parsers import transport
 
 TOOLS = (
     "all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "broadcast_perf", "reduce_perf", "alltoall_perf",
     "sendrecv_perf", "gather_perf", "scatter_perf",
 )  # fmt: skip
-WORDS = (
-    "-b",
-    "1000",
-    "-e",
-    "2000003",
-    "-f",
-    "13",
-    "-d",
-    "all",
-    "-o",
-    "all",
-    "-n",
-    "2",
-    "-w",
-    "0",
-    "-c",
-    "1",
-    "-g",
-    "1",
-)
+WORDS = "-b 1000 -e 2000003 -f 13 -d all -o all -n 2 -w 0 -c 1 -g 1"
 ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
-KEPT = 60_000  # characters of a tool's words
+IB = "IB"
+# Over RDMA, by NIC profile: a vendor's own transport takes the place of RCCL's NET/IB. IBext is SHARP's plugin, ANP is
+# AMD's before ROCm 7.2.1, Libfabric's plugin is Slingshot's.
+WAYS = {"mellanox": r"IB(ext(_v\d+)?)?", "ainic": r"IB|RCCL-ANP", "slingshot": r"OFI|(AWS )?Libfabric"}
 
 
-def functional(cluster: Any) -> dict[str, Any]:
-    """A rank for each GPU of all nodes; nothing where there are no real GPUs."""
-    nodes = cluster.allocated()
+def functional(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A rank for each GPU of all nodes; nothing where there are no real GPUs, or no rccl-tests."""
+    nodes = whole(cluster, 30)
     gpus = cluster.slurm.gpus
     runs: dict[str, Any] = {}
-    for tool in TOOLS if gpus else ():
+    for tool in TOOLS if gpus and all(TOOLS[0] in tools_of.get(node, ()) for node in nodes) else ():
         options = ["--mpi=pmix", *shares(cluster, gpus)]
         step = cluster.slurm.step(tool, *WORDS.split(), tasks=gpus, seconds=180, env=ENV, options=options)
         runs[tool] = {"code": step.code, "out": short(f"{step.out}\n{step.err}")}
     return {"nodes": list(nodes), "gpus": gpus, "runs": runs}
 
 
-def short(text: str) -> str:
-    """The tool's own lines, and those of RCCL that say which way data take: each of these once."""
-    lines = text.splitlines()
-    ways = [line for line in lines if "NCCL INFO" in line and ("Using network" in line or " via " in line)]
-    return "\n".join([*ways[:400], *(line for line in lines if "NCCL INFO" not in line)])[-KEPT:]
+def astray(found: transport.Transport, nic: str) -> list[str]:
+    """What between nodes isn't RDMA of such cards; where ranks of several nodes have no way to another node, that."""
+    ways = found.net or (("no network",) if found.ways else found.networks)
+    return [way for way in ways if not re.fullmatch(WAYS.get(nic, IB), way.removeprefix("NET/"))]

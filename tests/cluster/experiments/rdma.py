@@ -11,7 +11,7 @@ from experiments.mpi import source
 
 from rocstack import inside
 from rocstack.component import Nic, library, validate_head
-from rocstack.node.hcas import choose
+from rocstack.node.hcas import OWN_GPU, choose
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.record import Node
@@ -23,9 +23,22 @@ RUN = 20.0  # seconds of a tool
 Rails = Mapping[str, Sequence[Sequence[Any]]]
 
 
-def fit(nodes: Sequence[Node]) -> list[Node]:
-    """Those that RDMA can go between for real."""
-    return [node for node in nodes if node.works and not node.virtual and node.profile and node.profile.verbs]
+def fit(nodes: Sequence[Node], described: Mapping[str, Any]) -> list[Node]:
+    """Those that RDMA can go between for real, by this image."""
+    real = [node for node in nodes if node.works and not node.virtual and node.profile and node.profile.verbs]
+    return [node for node in real if not not_for(described, node)]
+
+
+def devices(described: Mapping[str, Any], node: Node) -> set[str]:
+    """The node's RDMA devices that the image is for."""
+    image = described["labels"].get("io.rocstack.nic")
+    return {nic.verbs for nic in node.profile.nics if nic.nic == image and nic.verbs} if node.profile else set()
+
+
+def rails_of_gpus(described: Mapping[str, Any], node: Node) -> int:
+    """How many of these are there for a GPU's data: on its PCIe switch."""
+    near = {link.nic for link in node.profile.affinity if link.via == OWN_GPU} if node.profile else set()
+    return len(near & devices(described, node))
 
 
 def not_for(described: Mapping[str, Any], node: Node) -> str:
@@ -62,6 +75,11 @@ def of_cluster(described: Mapping[str, Any], nodes: Sequence[Node]) -> Rails:
     return {node.name: rails(node.profile, fabric.get(node.name, {}), nic) for node in nodes if node.profile}
 
 
+def seconds(nodes: int) -> float:
+    """That a step may take, by the number of nodes."""
+    return 120 + 5.0 * nodes
+
+
 def between(slurm: Any, ends: Rails, tool: str, more: Sequence[str] = ()) -> dict[str, Any]:
     """Every two nodes with pingpongs; bandwidth in some rounds. A pair that has no answer was not tried in time.
 
@@ -71,5 +89,5 @@ def between(slurm: Any, ends: Rails, tool: str, more: Sequence[str] = ()) -> dic
     asked: dict[str, Any] = {"tool": tool, "rails": ends, "seconds": RUN, "more": list(more or MORE[tool])}
     asked |= {"together": tool == PINGPONG, "rounds": len(ends) if tool == PINGPONG else ROUNDS}
     words = ["python3", "-c", source("tournament.py", "rdma.py"), json.dumps(asked)]
-    step = slurm.step(*words, nodes=list(ends), seconds=120 + 5 * len(ends))
+    step = slurm.step(*words, nodes=list(ends), seconds=seconds(len(ends)))
     return {"rails": ends, "rounds": asked["rounds"], "answers": step.answers, "said": step.said if step.code else ""}

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import rccl
+
 from rocstack.mount import parse_mount
 from rocstack.verify.slurm import Step
 
@@ -84,9 +86,8 @@ def _launch(slurm: Any, nodes: Sequence[str], ranks: int, runs: Sequence[dict[st
     seconds = SECONDS + sum(each["seconds"] for each in runs)
     options = [f"--cpus-per-task={ranks}", "--kill-on-bad-exit=0", f"--wait={SECONDS}"]
     plan = json.dumps({"ranks": ranks, "runs": runs})
-    found: Step = slurm.python(
-        PROGRAM, plan, nodes=nodes, seconds=seconds, env={"OMP_NUM_THREADS": "1"}, options=options
-    )
+    env = {"OMP_NUM_THREADS": "1", **rccl.ENV}  # RCCL says which way data take
+    found: Step = slurm.python(PROGRAM, plan, nodes=nodes, seconds=seconds, env=env, options=options)
     return found
 
 

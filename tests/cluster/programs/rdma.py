@@ -4,13 +4,15 @@ rail. MPI, over TCP, only tells the other end when its server listens.
 
 tournament.py is put before this. Argument, as JSON: tool; rails, node -> [[device, port, GID index or null], ...];
 together, whether all rails
-at once; seconds that one run may take; rounds, at most; more, arguments of the tool. One line of JSON a run and end.
+at once; seconds that one run may take; rounds, at most; more, arguments of the tool. One line of JSON a run and end; of
+pingpongs that went well one for all rails of a pair.
 """
 
 import fcntl
 import json
 import os
 import platform
+import re
 import socket
 import struct
 import subprocess
@@ -21,6 +23,7 @@ KEPT = 3000  # characters
 NODE = os.environ.get("SLURMD_NODENAME") or platform.node()
 SIOCGIFADDR = 0x8915
 SILENT = OSError("the server did not begin to listen")
+WELL, WRONG = re.compile(r"\d+ iters in [\d.]+ seconds"), re.compile("invalid data", re.IGNORECASE)  # of pingpongs
 LISTEN = "0A"  # in /proc/net/tcp
 
 
@@ -58,12 +61,20 @@ def run(comm, names, rails, first, second, asked):
             where, up = comm.recv(source=peer)
             lines = [[*words, "-p", str(port), where] for words, port in zip(lines, up, strict=True)]
             runs = [start(words) if port else SILENT for words, port in zip(lines, up, strict=True)]
+        well = []
         for (rail, device, port, gid), one in zip(mine, runs, strict=True):
             code, said = end(one, asked["seconds"])
             about = {"node": NODE, "peer": names[peer], "rail": rail, "device": f"{device}:{port}", "gid": gid}
-            print(
-                "@rocstack " + json.dumps({**about, "server": serves, "code": code, "said": said[-KEPT:]}), flush=True
-            )
+            if asked["together"] and code == 0 and WELL.search(said) and not WRONG.search(said):
+                well.append(rail)  # of many nodes the text of all pairs is gigabytes
+            else:
+                say({**about, "server": serves, "code": code, "said": said[-KEPT:]})
+        if well and not serves:
+            say({"node": NODE, "peer": names[peer], "well": well})
+
+
+def say(answer):
+    print("@rocstack " + json.dumps(answer), flush=True)
 
 
 def command(tool, device, port, gid):

@@ -12,6 +12,7 @@ an answer for each run and rank.
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -187,7 +188,17 @@ def damage(source, target):
 def answer(run, local, code, seen, said):
     rank, world = place(run, local)
     found = {"run": run["name"], "node": NAME, "rank": rank, "world": world, "code": code, **seen}
-    print("@rocstack " + json.dumps(found | {"said": said[-SAID:] if code else ""}), flush=True)
+    own = "\n".join(line for line in said.splitlines() if " NCCL INFO " not in line)
+    found |= {"said": own[-SAID:] if code else ""}
+    print("@rocstack " + json.dumps(found | ({"rccl": ways(said)} if run["over"] == "all" else {})), flush=True)
+
+
+def ways(said):
+    """What RCCL says of the network that this rank uses: each way once."""
+    lines = [(re.search(r"Using network .*| via NET/\S+", line), line) for line in said.splitlines()]
+    return list(
+        {re.sub(r"/\d+", "", found[0]): line for found, line in lines if found and "NCCL INFO" in line}.values()
+    )
 
 
 main()

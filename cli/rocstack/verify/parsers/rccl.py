@@ -10,7 +10,7 @@ from rocstack.verify.parsers.told import bad
 _PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")  # mpirun --tag-output
 _TESTS = re.compile(r"(?:rccl|nccl)-tests:? +[Vv]ersion +(\S+)")
 _LIBRARY = re.compile(r"^(?:RCCL|NCCL) version *:? *(\S+)")
-_RANK = re.compile(r"^# +Rank +(\d+) ")
+_RANK = re.compile(r"^# +Rank +(\d+)\b")
 _NAME = re.compile(r"^# Collective test (?:starting|concluded): (\w+)")
 _BOUNDS = re.compile(r"^# Out of bounds values : (\d+)")
 _AVERAGE = re.compile(r"^# Avg bus bandwidth +: ([\d.]+)")

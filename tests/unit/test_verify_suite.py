@@ -104,6 +104,12 @@ def test_ctrl_c_pressed_again_and_again(checks: Any, tmp_path: Path) -> None:
     assert (found.complete, [each.check.name for each in found.results]) == (False, ["one"])
 
 
+def test_a_user_without_a_name(checks: Any) -> None:
+    nobody = "import getpass\ndef nobody():\n    raise KeyError\ngetpass.getuser = nobody\n"
+    found = suite.run(checks("record.passed()", nobody), nothing)
+    assert found.who.startswith(f"{os.getuid()}@")
+
+
 def test_a_run_that_nobody_waits_for_ends(checks: Any) -> None:
     wish = checks("time.sleep(60)")
     wish.folder.joinpath(suite.REPORT).unlink()

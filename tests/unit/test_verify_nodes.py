@@ -15,6 +15,7 @@ from replay import good, red, replay
 from rocstack import probe
 from rocstack.node import read
 from rocstack.verify import suite
+from rocstack.verify.cluster import usual
 from rocstack.virtual import faults, machine, model, tree
 
 FILES = ("test_nodes.py", "test_gpus.py", "test_gpu_jobs.py", "test_topology.py")
@@ -172,6 +173,42 @@ def test_links_that_all_nodes_lack_are_missing() -> None:
     found = replay(evidence, only="gpu-links")["gpu-links"]
     assert found.state == "failed"
     assert "21 of 28 xGMI links; without one: 0-7" in found.why
+
+
+@pytest.mark.parametrize(
+    ("counts", "taken"), [((8, 8, 8, 7), 8), ((8, 8, 0), 8), ((8, 0, 0), 8), ((4, 8), 8), ((0, 0), 0), ((), 0)]
+)
+def test_one_odd_node_changes_nothing_for_the_others(counts: tuple[int, ...], taken: int) -> None:
+    assert usual(counts) == taken
+
+
+NFT = """table inet filter {
+\tchain input {
+\t\ttype filter hook input priority filter; policy %s;
+\t\tct state established,related accept
+\t\tip saddr 192.0.2.1 drop
+%s\t}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "last", "found"),
+    [
+        ("accept", "", ""),
+        ("drop", "", "type filter hook input priority filter; policy drop"),
+        ("accept", "\t\treject with icmpx admin-prohibited\n", "reject with icmpx admin-prohibited"),
+        ("accept", "\t\tcounter packets 3 bytes 180 drop\n", "counter packets 3 bytes 180 drop"),
+    ],
+)
+def test_rules_that_refuse_the_rest(policy: str, last: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever no earlier rule has let in; a rule for one address is not in the way."""
+    source = (suite.checks() / "programs/host.py").read_text().partition("\nprint(")[0]
+    host: dict[str, Any] = {}
+    exec(source, host)
+    host["said"] = lambda *command: NFT % (policy, last) if command[0] == "nft" else None
+    monkeypatch.setattr(host["shutil"], "which", lambda name: None)
+    assert host["firewall"]() == {"nftables": found}
 
 
 def test_the_topology_is_drawn() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,6 +254,45 @@ def test_a_busy_node_is_named() -> None:
     assert ("n2", "busy with other jobs") in {
         (m.node, m.why.removeprefix("no job can start on n2: ")) for m in found.measures
     }
+
+
+class Slurm:
+    """As the controller of a cluster on which a run was killed."""
+
+    name = "rocstack-verify-f0f0f0"
+    user = "rocstack-verify"
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def admin(self, *command: str) -> Any:
+        line = " ".join(command)
+        said = {
+            "squeue": f"rocstack-verify-54b718|7|PENDING\n{self.name}|9|RUNNING\nmine|8|RUNNING",
+            "scontrol show": "ReservationName=rocstack-verify-54b718 StartTime=x\nReservationName=maintenance",
+            "sacctmgr -nP show assoc": "normal,rocstack-verify-54b718",
+            "sacctmgr -nP show qos format=Name,": "normal|100|low\nrocstack-verify-54b718|0|",
+            "sacctmgr -nP show qos": "normal\nlow\nrocstack-verify-54b718",
+        }
+        out = next((text for begin, text in said.items() if line.startswith(begin)), None)
+        self.done += [] if out else [line]
+        return SimpleNamespace(rc=0, stdout=out or "", stderr="")
+
+
+def test_what_a_killed_run_has_left_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody else's, nor this run's own."""
+    monkeypatch.syspath_prepend(checks())
+    sys.modules.pop("experiments", None)
+    from experiments import scheduling
+
+    slurm = Slurm()
+    assert [each["name"] for each in scheduling.ranks(slurm)] == ["normal"]
+    scheduling.clear(slurm)
+    assert slurm.done == [
+        "scancel 7",
+        "scontrol delete ReservationName=rocstack-verify-54b718",
+        "sacctmgr --immediate delete qos name=rocstack-verify-54b718",
+    ]
 
 
 def test_what_unmunge_prints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ EXIT = {
     "shell": "The exit code is that of the shell; 1: no such container there; 3: no image, or no GPU to give it.",
     "stacks": "Exit code 2: a stack or NIC file is wrong.",
     "status": "Exit code 1: something is not in order, and named.",
-    "verify": "Exit code 1: a check failed, or could not be made.",
+    "verify": "Exit code 1: a check failed, or could not be made; 75: all workers were busy with jobs.",
 }
 
 KINDS = {

@@ -25,6 +25,7 @@ def tried(evidence: Any, cluster: Any, controller: dict[str, Any]) -> Iterator[d
     if evidence.replayed:
         yield {}
         return
+    cluster.allocated()  # or it says why nothing can be tried
     if cluster.slurm.gpus:
         cluster.slurm.release()  # it has the nodes as a whole
     scheduling.clear(cluster.slurm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from experiments import links
 from experiments.links import BETTER, UNITS, Pair
-from experiments.mpi import TASKS, launched, wanted
+from experiments.mpi import PARTS, TASKS, launched, seconds, wanted
+from experiments.performance import whole
 from experiments.rdma import not_for
 
 from rocstack.verify.plugin import check
@@ -24,7 +26,9 @@ def mpi(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, A
     """What the ranks of programs/mpi.py answered."""
 
     def fetch() -> dict[str, Any]:
-        return launched(cluster.slurm, cluster.allocated(), shared=any(node.virtual for node in all_nodes))
+        nodes = cluster.allocated()
+        whole(cluster, math.ceil((seconds(len(nodes)) * len(PARTS)) / 60) + 1)
+        return launched(cluster.slurm, nodes, shared=any(node.virtual for node in all_nodes))
 
     found: dict[str, Any] = evidence.take("mpi", fetch)
     return found

@@ -13,7 +13,8 @@ from rocstack.verify.plugin import check
 from rocstack.verify.record import Node, Recorder
 
 KERNEL = re.compile(
-    r"amdgpu.*(error|fail|reset|hang|fault)|RAS|uncorrect|call trace|link is down|cq error|out of memory", re.IGNORECASE
+    r"amdgpu.*(error|fail|reset|hang|fault)|\bRAS\b|uncorrect|call trace|link is down|cq error|out of memory",
+    re.IGNORECASE,
 )
 
 
@@ -45,10 +46,11 @@ def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
             silent = [node for node in soaked["nodes"] if node not in heard] or soaked["nodes"]
             for node in silent:
                 record.failed(node, f"step {number} of {asked} ended with {step['code']}", evidence=step["said"])
+    real = {node.name for node in record.nodes if not node.virtual}
     for node in (node.name for node in record.nodes if node.name in soaked["nodes"]):
         mine = [answer for answer in answers if answer["node"] == node]
         rounds = sum(answer["rounds"] for answer in mine if answer["rank"] == mine[0]["rank"])
-        heard = [line for line in soaked["kernels"].get(node, ()) if KERNEL.search(line)]
+        heard = [line for line in soaked["kernels"].get(node) or () if KERNEL.search(line)]
         wrong = {what: sum(answer[f"wrong_{what}"] for answer in mine) for what in ("sums", "products")}
         for what, count in wrong.items():
             if count:
@@ -57,8 +59,14 @@ def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
             record.failed(
                 node, f"the kernel said: {heard[0]}", len(heard), "lines", wanted="0", evidence="\n".join(heard)
             )
-        if mine and not heard and not any(wrong.values()):
+        unread = node in real and soaked["kernels"].get(node) is None
+        if unread:
+            record.failed(node, "its kernel's log could not be read")
+        slow = soaked.get("gpus") and {answer["backend"] for answer in mine} - {"nccl"}
+        if slow:
+            record.failed(node, f"the GPUs were not used: PyTorch took {', '.join(sorted(slow))}", wanted="nccl")
+        if mine and not (heard or unread or slow or any(wrong.values())):
             slowest = max(answer["slowest_ms"] for answer in mine)
             about = f"{asked}, {mine[0]['ranks']} ranks, {mine[0]['backend']}; slowest round {slowest:.1f} ms"
-            about += "" if node in soaked["kernels"] else "; virtual: its kernel's log is that of another machine"
+            about += "" if node in real else "; virtual: its kernel's log is that of another machine"
             record.passed(node, rounds, "rounds", wanted="all of them right", evidence=about)

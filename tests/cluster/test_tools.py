@@ -216,12 +216,16 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
 )
 def test_gemm(record: Recorder, evidence: Any, cluster: Any) -> None:
     ran = evidence.take("gemm", lambda: performance.gemm(cluster, names(record)))
+    has = {node.name: len(node.profile.gpus) for node in record.nodes if node.profile}
     for node in names(record):
         said = ran.get(node) or {"gpus": [], "error": "it gave no answer"}
         if "without ROCm" in said["error"]:
             record.skipped(node, said["error"])
         elif said["error"] or not said["gpus"]:
             record.failed(node, said["error"] or "PyTorch sees no GPU", evidence=said["error"])
+        elif len(said["gpus"]) < has.get(node, 0):
+            why = f"PyTorch sees {len(said['gpus'])} of {has[node]} GPUs"
+            record.failed(node, why, len(said["gpus"]), "GPUs", wanted=f"{has[node]} GPUs")
         for index, gpu in enumerate(said["gpus"]):
             about = f"GPU {index}, {gpu['name']}"
             if not gpu["error"] <= 0.01:  # bf16 has 8 bits; also where it is no number

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from test_probe import inventory, probe, profiles  # noqa: F401 (fixtures)
 from verbs import DEVICE, NETDEV, VLAN_ADDRESS, index_of
 
 from rocstack.node.nic_settings import SOFT_ROCE
-from rocstack.node.profile import NodeProfile
+from rocstack.node.profile import Nic, NodeProfile
 from rocstack.verify.result import CheckResult
 from rocstack.verify.slurm import Step
 from rocstack.verify.suite import checks
@@ -62,11 +62,17 @@ def ends_of(found: Sequence[NodeProfile]) -> dict[str, list[list[Any]]]:
 
 
 def judged(found: Sequence[NodeProfile], only: str, **evidence: Any) -> dict[str, CheckResult]:
-    """By the checks, with what was probed of the machines as the cluster."""
+    """By the checks, with what was probed of the machines as the cluster; soft-RoCE is no card, so one is added that
+    the image is for."""
     given = good()
+    given["cluster"]["labels"]["io.rocstack.nic"] = SOFT_ROCE.nic
+    card = Nic(pci="0000:00:00.0", device="0000:0000", nic=SOFT_ROCE.nic, verbs=DEVICE)
     nodes = {node["name"]: node for node in given["cluster"]["nodes"]}
     for profile in found:
-        nodes[profile.name] |= {"virtual": None, "profile": json.loads(json.dumps(asdict(profile)))}
+        nodes[profile.name] |= {
+            "virtual": None,
+            "profile": json.loads(json.dumps(asdict(replace(profile, nics=(*profile.nics, card))))),
+        }
     return replay({**given, **evidence}, only=only)
 
 

@@ -59,7 +59,7 @@ def real() -> Evidence:
         "rocblas": {node: dict(gemm) for node in NODES},
         "gemm": {node: {"node": node, "gpus": [dict(gpu) for _ in range(8)], "error": ""} for node in NODES},
         "soak": {
-            "minutes": 10, "nodes": NODES, "ranks": 8, "kernels": {node: [] for node in NODES},
+            "minutes": 10, "nodes": NODES, "ranks": 8, "gpus": True, "kernels": {node: [] for node in NODES},
             "steps": [{"seconds": 600, "code": 0, "answers": answers, "said": ""}],
         },
     }  # fmt: skip
@@ -132,6 +132,28 @@ def test_a_fault_turns_its_check_red_and_no_other(name: str) -> None:
     results = judged(changed(real(), fault))
     assert red(results) == {fault["check"]}
     assert fault["says"] in whys(results[fault["check"]])
+
+
+@pytest.mark.parametrize("line", ["[ 9.1] traceroute: crash dump of eth0", "[ 9.1] mmcblk0: erase group"])
+def test_a_word_with_ras_in_it_is_no_ras(line: str) -> None:
+    evidence = real()
+    evidence["soak"]["kernels"]["n2"] = [line]
+    assert replay(json.loads(json.dumps(evidence)), "soak")["soak"].state == "passed"
+
+
+@pytest.mark.parametrize(("busbw", "state"), [(310.0, "passed"), (20.0, "failed")])
+def test_without_rccl_tests_our_own_sum_of_8_gib_is_judged(busbw: float, state: str) -> None:
+    evidence = real()
+    rows = [
+        {"bytes": size, "side": "dist.all_reduce", "busbw_gb_s": value, "error": 0.0}
+        for size, value in ((4096, 0.01), (1 << 30, busbw * 0.9), (8 << 30, busbw))
+    ]
+    first, last = ({"code": 0, "said": "", "out": json.dumps({"rows": part})} for part in (rows[:2], rows[2:]))
+    of_run = {"tool": "bench", "nodes": NODES, "ranks": 16, "gpus": True, "big": last}
+    evidence["collective_performance"] = of_run | first
+    assert replay(json.loads(json.dumps(evidence)), "collective-perf*")["collective-performance"].state == state
+    evidence["collective_performance"]["ranks"] = 14  # of 7 of the 8 GPUs
+    assert replay(json.loads(json.dumps(evidence)), "collective-perf*")["collective-performance"].state == "measured"
 
 
 def test_every_check_has_a_fault() -> None:

@@ -33,10 +33,12 @@ class Slurm:
 
     def __init__(self, gpus: int, answers: dict[str, Step]) -> None:
         self.gpus, self.minutes, self.released = gpus, 30, 0
+        self.left = 1800.0
         self.answers, self.steps = answers, list[tuple[str, tuple[str, ...], dict[str, Any]]]()
 
     def release(self) -> None:
         self.released += 1
+        self.left = self.minutes * 60.0
 
     def step(self, *command: str, **more: Any) -> Step:
         self.steps.append((Path(command[0]).name, command[1:], more))
@@ -93,13 +95,21 @@ def test_without_gpus_or_rccl_tests_it_is_our_own_benchmark(gpus: int, tools: li
     assert not gpus or "--sizes=8589934592" in cluster.slurm.steps[1][1]
 
 
+def test_what_takes_longer_than_is_left_has_an_allocation_of_its_own() -> None:
+    cluster = fake(8, {})
+    for needed, left, released in ((20, 1500, 0), (20, 900, 1), (90, 1800, 2)):
+        cluster.slurm.left = left
+        performance.whole(cluster, needed)
+        assert cluster.slurm.released == released
+        assert cluster.slurm.left >= needed * 60
+
+
 def test_a_soak_goes_in_steps_in_an_allocation_that_lasts() -> None:
     log = "[   90.0] amdgpu: GPU reset\n[  110.5] amdgpu: ring timeout\n[  120.0] eth0: up\nno time\n"
     cluster = fake(8, {"soak.py": Step(0, '@rocstack {"node": "n1"}\n', "")})
     said = {"cat /proc/uptime": "100.25 800.0\n", "dmesg": log}
     done = {command: SimpleNamespace(rc=0, stdout=out) for command, out in said.items()}
     cluster.everywhere = lambda command, names: dict.fromkeys(names, done[command])
-    cluster.on = lambda node, command: done[command]
     found = performance.soak(cluster, 25)
     assert [step["seconds"] for step in found["steps"]] == [600, 600, 300]
     assert (cluster.slurm.minutes, cluster.slurm.released) == (40, 1)

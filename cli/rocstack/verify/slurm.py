@@ -88,6 +88,12 @@ class Slurm:
     _job: str = ""
     _nodes: tuple[str, ...] = ()  # that were got, now or before
     _busy: str = ""
+    _until: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds that the allocation still lasts."""
+        return self._until - time.monotonic() if self._job else 0.0
 
     def run(self, *command: str, seconds: float = 60, env: Mapping[str, str] | None = None) -> CommandResult:
         """As the user, in the controller's container."""
@@ -244,6 +250,7 @@ class Slurm:
         found = re.search(r"Granted job allocation (\d+)", done.stderr)
         if found and done.rc == 0:
             self._job, self._nodes = found[1], tuple(nodes)
+            self._until = time.monotonic() + 60 * self.minutes
             return ""
         lines = [line for line in done.stderr.strip().splitlines() if "Pending job" not in line]
         return lines[-1] if lines else "no reason given"

@@ -35,6 +35,11 @@ def wanted(part: str) -> int:
     return 1 if part == "links" else TASKS
 
 
+def seconds(nodes: int) -> float:
+    """That a step may take, by the number of nodes: of the pairs a round takes two seconds."""
+    return SECONDS + 2 * nodes
+
+
 def source(*names: str) -> str:
     """Programs as one."""
     return "\n".join((PROGRAMS / name).read_text(encoding="utf-8") for name in names)
@@ -54,7 +59,7 @@ def launched(slurm: Any, asked: Sequence[str], *, shared: bool, parts: Sequence[
     nodes, left = tuple(asked), list(parts)
     found: dict[str, Any] = {"asked": list(asked), "broken": {}, "ended": {}, "failed": "", "answers": []}
     while nodes and left:
-        said = _run(slurm, env, nodes, left, SECONDS + len(nodes))
+        said = _run(slurm, env, nodes, left, seconds(len(nodes)))
         if not said.all("launch", nodes):
             broken = {} if found["broken"] else _broken(slurm, env, nodes)
             found["broken"] |= broken

@@ -40,10 +40,10 @@ Batch = Mapping[str, Sequence[str]]
 
 
 def whole(cluster: Any, minutes: int) -> Any:
-    """An allocation that lasts so long; the names of its nodes."""
-    if cluster.slurm.minutes < minutes:
+    """An allocation of which so much is left, a new one if need be; the names of its nodes."""
+    cluster.slurm.minutes = max(cluster.slurm.minutes, minutes)
+    if cluster.slurm.left < minutes * 60:
         cluster.slurm.release()
-        cluster.slurm.minutes = minutes
     return cluster.allocated()
 
 
@@ -59,7 +59,7 @@ def tools(
     cluster: Any, nodes: Sequence[str], batches: Sequence[Batch], *, seconds: float, minutes: int, keep: str = ""
 ) -> dict[str, Any]:
     """node -> name -> {"code", "out"}, on all nodes at once. `seconds` is what one command may take, `minutes` all."""
-    whole(cluster, minutes)
+    whole(cluster, max(minutes, math.ceil(seconds * len(batches) / 60) + 2))
     asked = json.dumps({"batches": [dict(batch) for batch in batches], "seconds": seconds, "keep": keep})
     options = shares(cluster, 1)
     step = cluster.slurm.python(
@@ -79,7 +79,8 @@ def gemm(cluster: Any, nodes: Sequence[str]) -> dict[str, Any]:
 def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """All-reduce by size: rccl-tests on each node and on all of them, where there are GPUs and the image has it; else
     our own benchmark on all."""
-    nodes = whole(cluster, 30)
+    cluster.allocated()
+    nodes = whole(cluster, 30 if cluster.slurm.gpus else 5)
     if cluster.slurm.gpus and all(RCCL in tools_of.get(node, ()) for node in nodes):
         return _rccl(cluster, nodes, cluster.slurm.gpus)
     ranks, sizes = (cluster.slurm.gpus, SIZES[1]) if cluster.slurm.gpus else (RANKS, SIZES[0])
@@ -153,23 +154,31 @@ def soak(cluster: Any, lasting: float) -> dict[str, Any]:
     size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
     real = [node for node in nodes if not cluster.looked.gathered.node(node).profile.virtual]
     uptimes = _uptimes(cluster, real) if real else {}
+    backend = "nccl" if cluster.slurm.gpus else "gloo"
     steps, left = [], lasting * 60
     while left > 0:
         took = min(left, CHUNK)
-        words = [f"{took:.0f}", str(size), str(count)]
+        words = [f"{took:.0f}", str(size), str(count), backend]
         options = shares(cluster, ranks)
         step = cluster.slurm.python(
             PROGRAMS / "soak.py", *words, tasks=ranks, seconds=took + 120, options=options, env={"OMP_NUM_THREADS": "1"}
         )
         steps.append({"seconds": took, "code": step.code, "answers": step.answers, "said": step.said})
         left -= took
-    kernels = {node: _since(cluster.on(node, "dmesg").stdout, begun) for node, begun in uptimes.items()}
-    return {"minutes": lasting, "nodes": list(nodes), "ranks": ranks, "steps": steps, "kernels": kernels}
+    kernels = _kernels(cluster, uptimes) if uptimes else {}
+    about = {"minutes": lasting, "nodes": list(nodes), "ranks": ranks, "gpus": bool(cluster.slurm.gpus)}
+    return about | {"steps": steps, "kernels": kernels}
 
 
 def _uptimes(cluster: Any, nodes: Sequence[str]) -> dict[str, float]:
     said = cluster.everywhere("cat /proc/uptime", nodes)
     return {node: float(done.stdout.split()[0]) for node, done in said.items() if done.rc == 0}
+
+
+def _kernels(cluster: Any, uptimes: Mapping[str, float]) -> dict[str, list[str]]:
+    """Of the nodes whose log can be read."""
+    said = cluster.everywhere("dmesg", list(uptimes))
+    return {node: _since(done.stdout, uptimes[node]) for node, done in said.items() if done.rc == 0}
 
 
 def _since(log: str, begun: float) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import rccl
+from experiments.performance import whole
 
 from rocstack.mount import parse_mount
 from rocstack.verify.slurm import Step
@@ -30,7 +31,7 @@ SETTINGS = [
 
 def on_cpus(cluster: Any) -> dict[str, Any]:
     """All runs. `shared`: whether all nodes see the folder of the checkpoints, which is `below`."""
-    nodes = cluster.allocated()
+    nodes = lasting(cluster)
     folder, shared = scratch(cluster, nodes)
     try:
         found = run(cluster.slurm, nodes, RANKS, "gloo", folder)
@@ -41,11 +42,17 @@ def on_cpus(cluster: Any) -> dict[str, Any]:
 
 def on_gpus(cluster: Any) -> dict[str, Any]:
     """Without those that are killed, on as many ranks as a node has GPUs."""
-    nodes = cluster.allocated()
+    nodes = lasting(cluster)
     if not cluster.slurm.gpus:
         why = "no GPU was allocated: not every worker has one"
         return {"asked": [], "nodes": [], "answers": [], "ranks": 0, "said": "", "left_out": why}
     return run(cluster.slurm, nodes, cluster.slurm.gpus, "nccl")
+
+
+def lasting(cluster: Any) -> Sequence[str]:
+    """The nodes, for as long as all runs may take."""
+    found: Sequence[str] = whole(cluster, math.ceil(8 * (SECONDS + len(cluster.allocated())) / 60))
+    return found
 
 
 def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str = "") -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Multiplies and sums for so many seconds, with whole numbers, so that every result is known exactly; what one rank
-says of itself is one line of JSON. Arguments: seconds, size of a matrix, elements of a sum."""
+says of itself is one line of JSON. Arguments: seconds, size of a matrix, elements of a sum, backend."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rocstack_trainer.ranks import launch
 
 seconds, size, count = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-rank = launch.with_device(launch.from_env(os.environ), "auto")
+rank = launch.with_device(launch.from_env(os.environ), sys.argv[4])
 answer = {"node": os.environ.get("SLURMD_NODENAME", platform.node()), "rank": rank.rank, "backend": rank.backend}
 answer |= {"ranks": rank.world, "rounds": 0, "wrong_sums": 0, "wrong_products": 0}
 times = []

@@ -39,7 +39,8 @@ def must(done: subprocess.CompletedProcess[str]) -> None:
 
 def timed(folder: Path, *command: str) -> tuple[float, subprocess.CompletedProcess[str]]:
     began = time.monotonic()
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # testinfra asks ansible-inventory
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # testinfra asks ansible-inventory
+    env = {**os.environ, "PATH": path}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=env)
     return round(time.monotonic() - began, 2), done
 

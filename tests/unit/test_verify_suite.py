@@ -104,6 +104,23 @@ def test_ctrl_c_pressed_again_and_again(checks: Any, tmp_path: Path) -> None:
     assert (found.complete, [each.check.name for each in found.results]) == (False, ["one"])
 
 
+def test_started_in_the_background_of_a_script_it_can_be_stopped(checks: Any) -> None:
+    wish = checks("time.sleep(60)")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a child inherits
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "start":
+            raise ui.Interrupted
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(ui.Interrupted):
+            suite.run(wish, on_event)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - began < 30
+
+
 def test_a_user_without_a_name(checks: Any) -> None:
     nobody = "import getpass\ndef nobody():\n    raise KeyError\ngetpass.getuser = nobody\n"
     found = suite.run(checks("record.passed()", nobody), nothing)

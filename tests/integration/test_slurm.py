@@ -166,7 +166,11 @@ def start(
     begin = (*mounts(("start", "/start")), "--entrypoint=bash")
     everywhere = (*flags, *ends, *shared, *begin)
     workers = [run(name, built.worker, *place[name], *everywhere, command="/start") for name in ("sl1", "sl2")]
-    until(lambda: control.run("sinfo", "--noheader", "--format=%D %T", check=False).stdout.strip(), "2 idle", control)
+    until(
+        lambda: control.run("sinfo", "--noheader", "--partition=train", "--format=%D %T", check=False).stdout.strip(),
+        "2 idle",
+        control,
+    )
     made_cluster = Slurm(control, (workers[0], workers[1]), wanted, files)
     for node in (control, *workers):
         node.run("rocstack-users")
@@ -183,7 +187,9 @@ def test_the_daemons_take_the_files_without_a_complaint(cluster: Slurm) -> None:
     """From its second start on: at the first there is no state yet, and it says so."""
     engine("restart", "--time=5", cluster.control.name)
     until(
-        lambda: cluster.control.run("sinfo", "--noheader", "--format=%D %T", check=False).stdout.strip(),
+        lambda: cluster.control.run(
+            "sinfo", "--noheader", "--partition=train", "--format=%D %T", check=False
+        ).stdout.strip(),
         "2 idle",
         cluster.control,
     )
@@ -207,7 +213,9 @@ def transient(line: str) -> bool:
 
 
 def test_nodes_have_their_gpus_and_addresses(cluster: Slurm) -> None:
-    rows = cluster.control.run("sinfo", "--noheader", "--Node", "--format=%N %G %f %c %m").stdout.split("\n")
+    rows = cluster.control.run(
+        "sinfo", "--noheader", "--partition=train", "--Node", "--format=%N %G %f %c %m"
+    ).stdout.split("\n")
     virtual = (
         ["gfx942,mi300x,virtual", "32"] if not cluster.files.cgroups.used else ["gfx942,mi300x", str(os.cpu_count())]
     )

@@ -108,6 +108,7 @@ def verify(deployed: Deployed) -> Iterator[Callable[[], dict[str, CheckResult]]]
 Verify = Callable[[], dict[str, CheckResult]]
 
 
+@pytest.mark.slow
 def test_good(verify: Verify) -> None:
     found = verify()
     assert states(found) == dict.fromkeys(CHECKS, "passed")
@@ -136,6 +137,7 @@ def test_ill(deployed: Deployed, verify: Verify, check: str, fault: str, says: s
     assert says in found[check].why
 
 
+@pytest.mark.slow
 def test_a_node_on_which_mpi_does_not_start(deployed: Deployed, verify: Verify) -> None:
     """It is named, and the other one is verified."""
     with without_pmix(deployed):

@@ -116,6 +116,7 @@ def test_a_node_that_ssh_does_not_reach(deployed: Deployed, tmp_path: Path) -> N
     assert {"munge", "workers", "containers"} <= passed(found, "n1")
 
 
+@pytest.mark.slow
 def test_a_drained_node(deployed: Deployed, tmp_path: Path) -> None:
     deployed.slurm("scontrol update nodename=n2 state=drain reason='bad fan'")
     try:
@@ -144,6 +145,7 @@ def test_a_busy_node(deployed: Deployed, tmp_path: Path) -> None:
     assert found["qos"].state == found["scheduling"].state == "passed"
 
 
+@pytest.mark.slow
 def test_priorities_that_count_for_nothing(deployed: Deployed, tmp_path: Path) -> None:
     with slurm_conf(deployed, "s/^PriorityWeightQOS=.*/PriorityWeightQOS=0/"):
         assert red(verify(deployed, tmp_path, SCHEDULING)) == {"scheduling": {""}}

@@ -106,6 +106,7 @@ def test_a_shard_that_two_ranks_have(deployed: Deployed, tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "fault", "says"),
     [

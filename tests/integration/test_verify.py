@@ -18,6 +18,7 @@ from rocstack.verify.check import ITEMS
 from rocstack.verify.result import Run, read
 
 pytestmark = pytest.mark.engine
+OTHERS = "rocm_?smi_|runc-process"  # what rocm-smi and amd-smi leave, whoever calls them; the engine at work
 LEFT = {  # what a run could leave, and how one sees it
     "jobs": "squeue --noheader --all",
     "QoS": "sh -c 'sacctmgr --noheader --parsable2 show qos format=name | grep rocstack || true'",
@@ -30,9 +31,8 @@ def left(deployed: Deployed) -> dict[str, str]:
     found = {name: deployed.slurm(command).strip() for name, command in LEFT.items()}
     for node in ("n1", "n2"):
         for where in ("ls -A /tmp", "docker exec rocstack-worker ls -A /tmp /dev/shm"):
-            # What rocm-smi and amd-smi leave themselves, whoever calls them.
-            names = [name for name in deployed.ssh(node, where).split() if not re.match("rocm_?smi_", name)]
-            found[f"{node}: {where}"] = " ".join(names)
+            names = deployed.ssh(node, where).split()
+            found[f"{node}: {where}"] = " ".join(name for name in names if not re.match(OTHERS, name))
     return found
 
 

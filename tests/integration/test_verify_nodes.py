@@ -57,5 +57,6 @@ def test_a_device_file_that_is_not_there(deployed: Deployed) -> None:
 def test_a_gres_count_that_is_wrong(deployed: Deployed) -> None:
     with counted_wrong(deployed):
         found = states(deployed, 1)
-    assert red(found) == {"gres"}
+    # The GPU that Slurm doesn't know is kept from nobody, and that is so.
+    assert red(found) == {"gres", "gres-isolation"}
     assert found["gpu-devices"] == "passed"

@@ -33,11 +33,17 @@ def on_cpus(cluster: Any) -> dict[str, Any]:
     """All runs. `shared`: whether all nodes see the folder of the checkpoints, which is `below`."""
     nodes = lasting(cluster)
     folder, shared = scratch(cluster, nodes)
+    cluster.slurm.step("mkdir", temporary(folder), nodes=nodes)
     try:
         found = run(cluster.slurm, nodes, RANKS, "gloo", folder)
         return found | {"shared": shared, "below": str(Path(folder).parent)}
     finally:
-        cluster.slurm.step("rm", "-rf", folder, nodes=nodes)
+        cluster.slurm.step("rm", "-rf", folder, temporary(folder), nodes=nodes)
+
+
+def temporary(folder: str) -> str:
+    """Where the ranks have their temporary files, of which those that are killed remove none."""
+    return f"/tmp/{Path(folder).name}-tmp"
 
 
 def on_gpus(cluster: Any) -> dict[str, Any]:
@@ -69,7 +75,8 @@ def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str 
     ]
     if folder:
         runs += [of_run | {"name": "killed", "over": "all", "settings": saving, "kill": KILL}]
-    step = _launch(slurm, nodes, ranks, runs)
+    env = {"TMPDIR": temporary(folder)} if folder else {}
+    step = _launch(slurm, nodes, ranks, runs, env)
     answers = step.answers
     well = {row["node"] for row in answers if row["run"] == "alone" and row["code"] == 0}
     if well and len(well) < len(nodes):
@@ -83,17 +90,17 @@ def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str 
             of_run | {"name": "restart", "over": "all", "settings": saving},
             of_run | {"name": "damaged", "over": "all", "settings": copied, "damage": damaged},
         ]
-        answers = [*answers, *_launch(slurm, nodes, ranks, again).answers]
+        answers = [*answers, *_launch(slurm, nodes, ranks, again, env).answers]
     found = {"asked": list(nodes), "nodes": sorted(well), "ranks": ranks, "answers": answers, "said": step.said}
     return found | {"every": EVERY, "kill": KILL}
 
 
-def _launch(slurm: Any, nodes: Sequence[str], ranks: int, runs: Sequence[dict[str, Any]]) -> Step:
+def _launch(slurm: Any, nodes: Sequence[str], ranks: int, runs: Sequence[dict[str, Any]], env: dict[str, str]) -> Step:
     """A task on each node, which starts the node's ranks. That one dies ends no other: they have to notice."""
     seconds = SECONDS + sum(each["seconds"] for each in runs)
     options = [f"--cpus-per-task={ranks}", "--kill-on-bad-exit=0", f"--wait={SECONDS}"]
     plan = json.dumps({"ranks": ranks, "runs": runs})
-    env = {"OMP_NUM_THREADS": "1", **rccl.ENV}  # RCCL says which way data take
+    env = {"OMP_NUM_THREADS": "1", **rccl.ENV, **env}  # RCCL says which way data take
     found: Step = slurm.python(PROGRAM, plan, nodes=nodes, seconds=seconds, env=env, options=options)
     return found
 

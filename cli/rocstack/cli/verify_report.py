@@ -134,7 +134,7 @@ def _values(measures: list[Measure]) -> str:
     if len(texts) == 1 and len(text := texts.pop()) <= 60:
         return text
     nodes = {measure.node for measure in measures if measure.node}
-    return f"{len(nodes)} nodes" if nodes else ""
+    return count(len(nodes), "node") if nodes else ""
 
 
 def _others(measures: list[Measure]) -> str:

@@ -184,14 +184,8 @@ class Slurm:
         Raises:
             CheckFailed: it was refused.
         """
-        words = [
-            "sbatch",
-            "--parsable",
-            f"--job-name={self.name}",
-            f"--time={LIMIT}",
-            "--chdir=/tmp",
-            "--output=/dev/null",
-        ]
+        words = ["sbatch", "--parsable", f"--job-name={self.name}", f"--time={LIMIT}", "--chdir=/tmp"]
+        words += ["--output=/dev/null"]
         words += [f"--partition={self.partition}"] if self.partition else []
         done = self.run(*words, *options, f"--wrap={script}")
         if done.rc:
@@ -235,12 +229,13 @@ class Slurm:
 
     def _salloc(self, nodes: Sequence[str], wait: float) -> str:
         """Sets the job if it was got; else why not."""
+        minutes = self.minutes + len(nodes) // NODES_A_MINUTE
         words = [
             "salloc",
             "--no-shell",
             f"--job-name={self.name}",
             "--no-kill",  # as one of its nodes dies
-            f"--time={self.minutes + len(nodes) // NODES_A_MINUTE}",
+            f"--time={minutes}",
             f"--immediate={max(wait, 1):.0f}",
         ]
         words += [f"--partition={self.partition}"] if self.partition else []
@@ -250,7 +245,7 @@ class Slurm:
         found = re.search(r"Granted job allocation (\d+)", done.stderr)
         if found and done.rc == 0:
             self._job, self._nodes = found[1], tuple(nodes)
-            self._until = time.monotonic() + 60 * self.minutes
+            self._until = time.monotonic() + 60 * minutes
             return ""
         lines = [line for line in done.stderr.strip().splitlines() if "Pending job" not in line]
         return lines[-1] if lines else "no reason given"

@@ -82,6 +82,12 @@ def test_a_report_of_a_suite_that_broke_is_not_taken(checks: Any) -> None:
     assert (failed.value.code, "ended with 3" in failed.value.what) == ("suite-failed", True)
 
 
+def test_the_time_of_a_check_is_that_of_its_evidence_too(checks: Any) -> None:
+    slow = "import pytest, time\n@pytest.fixture(autouse=True)\ndef slow():\n    time.sleep(0.2)\n"
+    suite.run(wish := checks("record.passed()", slow), nothing)
+    assert all(0.2 <= each.seconds < 20 for each in read(wish.folder).results)
+
+
 def test_ctrl_c_pressed_again_and_again(checks: Any, tmp_path: Path) -> None:
     wish = checks("time.sleep(60)", LATE.format(path=str(tmp_path / "late")))
     seen = []

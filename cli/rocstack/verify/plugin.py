@@ -8,6 +8,7 @@ down what they find.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,6 +31,7 @@ from rocstack.verify.slurm import USER
 DEFAULT_LEVEL = 3
 _SUITE = pytest.StashKey[Suite]()
 _RECORDER = pytest.StashKey[Recorder]()
+_BEGAN = pytest.StashKey[float]()  # seconds since the epoch
 
 
 def check(**about: Any) -> pytest.MarkDecorator:
@@ -93,6 +95,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     about = of_item(item)
     if about:
+        item.stash[_BEGAN] = time.time()
         item.config.stash[_SUITE].event("start", check=about.name)
 
 
@@ -170,7 +173,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     outcome = CheckResult(
         check=about,
         state=state,
-        seconds=round(call.stop - call.start, 3),
+        seconds=round(call.stop - item.stash.get(_BEGAN, call.start), 3),  # its evidence is gathered before the call
         measures=measures,
         why=why,
         drawings=dict(found.drawings) if found else {},

@@ -52,7 +52,8 @@ class Measure(Value):
 
 
 class CheckResult(Value):
-    """`drawings` are values to be drawn: kind -> what report.py of that kind takes."""
+    """`seconds` include gathering its evidence, which the checks after it may share. `drawings` are values to be drawn:
+    kind -> what report.py of that kind takes."""
 
     check: Check
     state: State

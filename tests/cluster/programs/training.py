@@ -1,7 +1,8 @@
 """The ranks of one node, watched while they train: `rocstack-train`'s own command line and loop, run after run.
 
 PyTorch is imported once; each rank of each run is a fork of this task, so many runs take little more time than one. In
-a run with `kill` the first rank of each node is the task itself: Slurm sees it die, and that run is the last.
+a run with `kill` the one that dies is the last node's task itself: Slurm sees it, and that run is the last. Every other
+rank is a process of its own even then: as it ends its connections do, and the next one notices.
 
 argv[1] is JSON: {"ranks": on a node, "runs": [...]}. Each run has a `name`, `over` ("alone": one rank on each node by
 itself, "node": the ranks of each node together, "all"), `settings` for rocstack-train and `seconds` that it may take.
@@ -42,7 +43,7 @@ def main():
     for run in PLAN["runs"]:
         if "kill" in run and failed:
             return
-        if "kill" in run:
+        if "kill" in run and NODE == NODES - 1:
             others = [Fork(run, local) for local in range(1, PLAN["ranks"])]
             answer(run, 0, *trained(run, 0), "")
         else:

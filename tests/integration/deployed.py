@@ -19,11 +19,13 @@ from rocstack.verify import store
 
 INVENTORY = Path(".rocstack/local/inventory.yml")
 ANSWER = 120.0  # seconds for a command on a node
+# Slurm's own round of health checks, every five minutes, drains no node in which a test has made a fault.
 SETTINGS = f"""\
 inventory: {INVENTORY}
 cluster:
   users:
     alice: {{uid: 2000}}
+  health: {{drain: false}}
 """
 
 

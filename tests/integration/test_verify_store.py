@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from deployed import INVENTORY, Deployed, until
 
-from rocstack.deploy import journal, lock, ssh
+from rocstack.deploy import journal, lock, services, ssh
 from rocstack.deploy.journal import Verified
 from rocstack.errors import CheckFailed
 from rocstack.verify import drain, store
@@ -140,10 +140,13 @@ def test_a_worker_drains_itself(deployed: Deployed) -> None:
     deployed.ssh("n2", f"docker exec rocstack-worker rm {DEVICE}")
     try:
         assert deployed.ssh("n2", f"{check} --say", check=False) == f"device gone: {DEVICE}\n"
-        assert deployed.nodes()["n2"] == "idle"
+        deployed.ssh("n2", check, check=False)
+        assert deployed.nodes()["n2"] == "idle", "the cluster's settings don't want it drained"
+        deployed.ssh("n2", f"echo drain >{services.CLUSTER}/health")  # as they are by default
         deployed.ssh("n2", check, check=False)
         assert deployed.nodes()["n2"] == f"drained: rocstack-health: device gone: {DEVICE}"
     finally:
+        deployed.ssh("n2", f"echo say >{services.CLUSTER}/health")
         deployed.ssh("n2", f"docker exec rocstack-worker mknod -m {made[0]} {DEVICE} {' '.join(made[1:])}")
         deployed.slurm("scontrol update nodename=n2 state=resume")
     assert deployed.ssh("n2", check) == ""

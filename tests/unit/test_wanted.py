@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rocstack.cluster.settings import Cluster
-from rocstack.deploy import facts, plan, record, secrets, tls, wanted_image
+from rocstack.deploy import facts, plan, record, secrets, services, tls, wanted_image
 from rocstack.deploy.facts import Gathered
 from rocstack.deploy.inventory import Host, Inventory
 from rocstack.deploy.wanted import Wanted
@@ -100,6 +100,14 @@ def test_a_worker_that_was_never_read_may_be_named() -> None:
     text = wanted({"n1": {}, "n3": {}}, cluster=cluster).slurm.texts["slurm.conf"]
     assert "PartitionName=train Nodes=n1 " in text
     assert 'PartitionName=late Nodes="" ' in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [({}, b"drain\n"), ({"drain": True}, b"drain\n"), ({"drain": False}, b"say\n")]
+)
+def test_whether_an_ill_node_drains_itself(settings: dict[str, Any], said: bytes) -> None:
+    order = wanted({"n1": {}, "n2": {}}, cluster={"health": settings}).orders()["n2"]
+    assert [file.content for file in order.files if file.path == f"{services.CLUSTER}/health"] == [said]
 
 
 def test_images_stay_under_the_names_that_a_deploy_gave_them() -> None:

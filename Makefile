@@ -20,7 +20,7 @@ demo: setup ## two virtual nodes, probed; an image that fits their NICs, built a
 
 test: setup lint ## lint and all tests but the slow ones
 	$(BIN)/pytest -m "not slow" -n 2 tests/unit $(PYTEST_ARGS)
-	$(BIN)/pytest -m "not slow" tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadgroup tests/integration $(PYTEST_ARGS)
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

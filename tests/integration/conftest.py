@@ -3,8 +3,11 @@ cache stays, because it is what makes the next run quick."""
 
 from __future__ import annotations
 
+import fcntl
 import secrets
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import docker
@@ -18,12 +21,33 @@ from rocstack import stack
 from rocstack.settings import Settings
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes (`-n 2 --dist loadgroup`) one has all tests of the deployed cluster; the tests of a file,
+    which share what takes long to make, are together too."""
+    for item in items:
+        deploys = "deployed" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("deployed" if deploys else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def client() -> Iterator[docker.DockerClient]:
     engines.require_buildx()
     client = engines.connect()
     yield client
     client.close()
+
+
+def tags() -> list[str]:
+    return engine("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Among all processes of the tests."""
+    with (Path(tempfile.gettempdir()) / "rocstack-test.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +61,9 @@ def prefix(client: docker.DockerClient) -> Iterator[str]:
         engine("network", "rm", network, check=False)
     for volume in engine("volume", "ls", "--quiet", "--filter", f"name=^{name}").stdout.split():
         engine("volume", "rm", volume, check=False)
-    for image in client.images.list():
-        for tag in image.tags:
-            if tag.startswith(name):
-                engine("rmi", tag, check=False)
+    for tag in tags():
+        if tag.startswith(name):
+            engine("rmi", tag, check=False)
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +73,8 @@ def made(prefix: str) -> Iterator[set[str]]:
     yield ids
     for image in ids:
         # Without force: an image that carries somebody else's name, or runs, stays.
-        tags = engine("image", "inspect", "--format", "{{len .RepoTags}}", image, check=False).stdout.strip()
-        if tags == "0":
+        names = engine("image", "inspect", "--format", "{{len .RepoTags}}", image, check=False).stdout.strip()
+        if names == "0":
             engine("rmi", image, check=False)
 
 
@@ -60,12 +83,13 @@ def lend_base(client: docker.DockerClient, prefix: str) -> str:
     name: that saves 15 s, and the cache of everything built on it."""
     settings, choice = Settings(image_prefix=prefix), stack.load(STACK)
     wanted = bases.local_name(choice, settings)
-    if engines.find_image(client, wanted) is None:
-        ending = wanted.removeprefix(prefix)
-        same = [image for image in client.images.list() if any(tag.endswith(ending) for tag in image.tags)]
-        if same:
-            same[0].tag(wanted)
-    return bases.ensure(client, choice, settings, print).reference
+    with one_at_a_time():
+        if engines.find_image(client, wanted) is None:
+            ending = wanted.removeprefix(prefix)
+            same = [tag for tag in tags() if tag.endswith(ending)]
+            if same:
+                engine("tag", same[0], wanted)
+        return bases.ensure(client, choice, settings, print).reference
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
 from deployed import Deployed, deploy
 from place import STACK, Built, Place, engine
+from xdist.scheduler import LoadScopeScheduling
 
 from rocstack import base as bases
 from rocstack import engine as engines
@@ -21,13 +23,18 @@ from rocstack import stack
 from rocstack.settings import Settings
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes (`-n 2 --dist loadgroup`) one has all tests of the deployed cluster; the tests of a file,
-    which share what takes long to make, are together too."""
-    for item in items:
-        deploys = "deployed" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("deployed" if deploys else item.path.stem))
+class Lanes(LoadScopeScheduling):
+    """What each of several processes (`pytest -n 2`) takes: one has all tests of the deployed cluster, which is made
+    once; else the tests of a file, which share what takes long to make."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "deployed" if "deployed: Deployed" in (self.config.rootpath / file).read_text() else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    return Lanes(config, log)
 
 
 @pytest.fixture(scope="session")

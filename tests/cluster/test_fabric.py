@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
@@ -15,8 +16,10 @@ from rocstack.doctor.nodes import RULES
 from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
 from rocstack.labels import OWN
 from rocstack.node.profile import NodeProfile
+from rocstack.verify import thresholds
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Recorder
+from rocstack.verify.thresholds import Threshold
 
 ACCEPTANCE = "AMD system acceptance guide"
 NETWORKING = "AMD cluster networking guide"
@@ -95,27 +98,51 @@ def test_nic_ports(record: Recorder) -> None:
 
 @check(
     name="nic-speed",
-    title="The ports of the data network run at one speed, that of the other nodes",
+    title="The ports of the data network run at one speed, that of their cards",
     level=2,
     needs=("rdma",),
     item=4,
-    cause="a link that came up slower: cable, transceiver, or a forced speed at the switch",
-    next_step="`ethtool NAME` on both ends; the whole collective runs at the speed of the slowest port",
+    cause="a link that came up slower: cable or transceiver, a port that is split, or the speed of the switch's port",
+    next_step="`ethtool NAME` on both ends: the whole collective runs at the speed of the slowest port. Where it is "
+    "meant to be so: `nic-speed` in the thresholds.yml of your overlay",
     source=f"{ACCEPTANCE}; {CVS}",
 )
 def test_nic_speed(record: Recorder) -> None:
+    """As fast as its card can, where the PCI id says how fast that is; and as the fastest of all."""
     rates = {
         node.name: {d.name: port.rate for d, port in data_ports(profile) if port.state == "ACTIVE" and port.rate}
         for node, profile in profiles(record)
     }
     fastest = max((rate for own in rates.values() for rate in own.values()), default=0)
-    for name, own in rates.items():
-        slow = [device for device, rate in own.items() if rate < fastest]
+    for node, profile in profiles(record):
+        own = rates[node.name]
+        short = list(_below(record, profile, own))
+        whys = [why for why, _ in short]
+        whys += [f"slower than others: {few(slow)}"] if (slow := [name for name in own if own[name] < fastest]) else []
         if not own:
-            record.skipped(name, "no active port whose speed can be read")
+            record.skipped(node.name, "no active port whose speed can be read")
+            continue
+        value, more = min(own.values()) / 1000, {"wanted": f"{fastest / 1000:g} Gb/s", "evidence": f"{len(own)} ports"}
+        if short:
+            more |= {"wanted": short[0][1].text("Gb/s"), "source": short[0][1].source}
+        if whys:
+            record.failed(node.name, "; ".join(whys), value, "Gb/s", **more)
         else:
-            why = f"slower: {few(slow)}"
-            record.equal(name, min(own.values()) / 1000, fastest / 1000, "Gb/s", why=why, evidence=f"{len(own)} ports")
+            record.passed(node.name, value, "Gb/s", **more)
+
+
+def _below(record: Recorder, profile: NodeProfile, rates: dict[str, int]) -> Iterator[tuple[str, Threshold]]:
+    """Ports that run at less than their kind of card has to."""
+    known, gpus = record.quantities["nic-speed"], thresholds.hardware(profile)[0]
+    nics = {nic.verbs: nic for nic in profile.nics if nic.nic}
+    slow: dict[tuple[str, int, Threshold], list[str]] = defaultdict(list)
+    for device, rate in rates.items():
+        card = thresholds.card(profile, nics[device], rate) if device in nics else device
+        bound = known.of(gpus, [card])
+        if bound and not bound.holds(rate / 1000):
+            slow[card, rate, bound].append(device)
+    for (card, rate, bound), devices in slow.items():
+        yield f"{card} at {rate / 1000:g} Gb/s, {bound.text(known.unit)} wanted: {few(devices)}", bound
 
 
 @check(

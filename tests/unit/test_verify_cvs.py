@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from rocstack import probe
 from rocstack.deploy.ssh import Reach
+from rocstack.node import read
 from rocstack.node.profile import Address, Gpu, Netdev, Nic, NodeProfile, Pcie, System
 from rocstack.verify import cvs
 from rocstack.verify.cvs import FILL_IN, Host, Said
+from rocstack.virtual import machine, model, tree
 
 DATA = Path(__file__).parent / "data/cvs"
 SHAPES = {name: each["shape"] for name, each in json.loads((DATA / "shapes.json").read_text())["files"].items()}
@@ -118,6 +121,59 @@ def test_our_thresholds() -> None:
     assert made()["health_config.json"]["rvs"]["config_path_mi300x"].endswith("/conf/MI300X")
 
 
+def mi250x() -> Host:
+    profile = read.parse(tree.record(machine.expand(model.load("mi250x-slingshot"), 1)), probe.kinds())
+    return replace(HOSTS[0], profile=profile)
+
+
+def results(hosts: tuple[Host, ...], overlay: Path | None = None) -> dict[str, str]:
+    """TransferBench's, and what a pair of nodes must reach."""
+    found = json.loads(json.dumps(cvs.documents(hosts, SAID, "7.0.2", overlay)))
+    bounds: dict[str, str] = found["health_config.json"]["transferbench"]["results"]
+    pairwise = found["rccl_config.json"]["rccl"]["cvs_params"]["pairwise_min_bw"]
+    return {key: value for key, value in bounds.items() if key not in ("bytes_to_transfer", "path")} | {
+        "pair": pairwise
+    }
+
+
+def test_mi300x_is_judged_by_the_numbers_of_mi300x() -> None:
+    assert {key: float(value) for key, value in results(HOSTS).items()} == {
+        "gpu_to_gpu_a2a_rtotal": 320,
+        "avg_gpu_to_gpu_p2p_unidir_bw": 33.9,
+        "avg_gpu_to_gpu_p2p_bidir_bw": 43.9,
+        "best_gpu0_bw": 480,
+        "32_cu_local_read": 1650,
+        "32_cu_local_write": 1250,
+        "32_cu_local_copy": 1250,
+        "32_cu_rem_read": 48,
+        "32_cu_rem_write": 48,
+        "32_cu_rem_copy": 48,
+        "pair": 300,
+    }
+
+
+def test_another_gpu_is_not_judged_by_them_and_a_person_is_told() -> None:
+    hosts = (mi250x(),)
+    assert set(results(hosts).values()) == {FILL_IN}
+    found = made(hosts)
+    assert misfits(found["health_config.json"], SHAPES["health_config.json"]) == []
+    notes = [note for note in cvs._notes(hosts, SAID, [], found) if FILL_IN in note]
+    assert [note.partition(":")[0] for note in notes] == ["rccl_config.json", "health_config.json"]
+    assert "pairwise_min_bw" in notes[0]
+    assert "gpu_to_gpu_a2a_rtotal" in notes[1]
+
+
+def test_a_sites_own_thresholds_are_exported(tmp_path: Path) -> None:
+    (tmp_path / "thresholds.yml").write_text(
+        "transferbench-p2p: {unit: GB/s, thresholds: [{least: 30, source: ours}]}\n"
+        "all-reduce-busbw: {unit: GB/s, thresholds: [{least: 120, source: ours}]}\n"
+    )
+    found = results((mi250x(),), tmp_path)
+    assert (found["avg_gpu_to_gpu_p2p_unidir_bw"], found["avg_gpu_to_gpu_p2p_bidir_bw"]) == ("30.00", FILL_IN)
+    rccl = cvs.documents(HOSTS, SAID, "7.0.2", tmp_path)["rccl_config.json"]["rccl"]
+    assert rccl["results"]["all_reduce_perf"] == {"bus_bw": {"8589934592": "120.00"}}
+
+
 def test_unknown_hardware_is_judged_by_nothing() -> None:
     bare = (host(1, gpus=(), nics=()),)
     found = made(bare, Said())
@@ -163,7 +219,7 @@ def test_firmware() -> None:
 
 def test_what_a_person_must_know() -> None:
     virtual = (host(1, virtual="mi300x-thor2"), replace(host(2), login={"Port": "2222"}))
-    said = " ".join(cvs._notes(virtual, Said(), ["n3"]))
-    for text in ("virtual nodes (mi300x-thor2)", FILL_IN, "fw_dict", "port 22", "n3 was not reached"):
+    said = " ".join(cvs._notes(virtual, Said(), ["n3"], made(virtual, Said())))
+    for text in ("virtual nodes (mi300x-thor2)", "bios_version", FILL_IN, "fw_dict", "port 22", "n3 was not reached"):
         assert text in said
-    assert len(list(cvs._notes(HOSTS, SAID, []))) == 1
+    assert len(list(cvs._notes(HOSTS, SAID, [], made()))) == 1

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from replay import good
 
+from rocstack import probe
+from rocstack.doctor.rdma_states import active, data_ports, slingshot
 from rocstack.errors import BadInput
+from rocstack.node import read
+from rocstack.node.profile import NodeProfile, Pcie
 from rocstack.verify import cluster, suite, thresholds
 from rocstack.verify.parsers import babelstream
 from rocstack.verify.record import Recorder
 from rocstack.verify.thresholds import Quantity, Threshold
+from rocstack.virtual import machine, model, tree
 
 X, OTHER = ("8 × AMD Instinct MI300X OAM gfx942",), ("4 × AMD Instinct MI250X gfx90a",)
 FAST, SLOW, PLAIN = ("broadcom 400G",), ("mellanox 200G",), ("tcp",)
@@ -112,6 +119,70 @@ def test_infiniband_without_ipoib_has_the_speed_of_its_ports() -> None:
             nic["netdevs"] = []
     (profile, *_) = [node.profile for node in cluster.nodes(described) if node.works and node.profile]
     assert thresholds.hardware(profile) == (("8 × AMD Instinct MI300X OAM gfx942",), ("broadcom 400G",))
+
+
+def node(kind: str, rate: int = 0, **card: Any) -> NodeProfile:
+    """A virtual node of this model, whose data network runs at `rate` Mb/s; `card` changes its cards."""
+    profile = read.parse(tree.record(machine.expand(model.load(kind), 1)), probe.kinds())
+    data = {name for device, _ in data_ports(profile) for name in device.netdevs} | {n.name for n in slingshot(profile)}
+    return replace(
+        profile,
+        nics=tuple(replace(nic, **card) if data & {*nic.netdevs} else nic for nic in profile.nics),
+        netdevs=tuple(replace(n, speed=rate) if rate and n.name in data else n for n in profile.netdevs),
+        verbs=tuple(
+            replace(v, ports=tuple(replace(p, rate=rate) for p in v.ports)) if rate and data & {*v.netdevs} else v
+            for v in profile.verbs
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "card", "found"),
+    [
+        ("mi300x-thor2", 200000, {"device": "14e4:1760"}, ("broadcom 400G",)),
+        ("mi300x-thor2", 200000, {"device": "14e4:9999"}, ("broadcom 200G",)),
+        ("mi355x-pollara", 200000, {}, ("ainic 400G",)),
+        ("mi355x-pollara", 100000, {"pcie": Pcie(16.0, 16, 16.0, 16)}, ("ainic 100G",)),
+        ("mi355x-pollara", 200000, {"pcie": Pcie()}, ("ainic 200G",)),
+        ("mi250x-slingshot", 100000, {}, ("slingshot 200G",)),
+        ("mi300x-cx7", 200000, {}, ("mellanox 100G", "mellanox 200G")),
+        ("mi300x-thor2", 800000, {"device": "14e4:1760"}, ("broadcom 800G",)),
+    ],
+)
+def test_a_card_is_known_by_what_it_can_do(kind: str, rate: int, card: dict[str, Any], found: tuple[str, ...]) -> None:
+    """Not by how it came up; where its id says nothing of it, by how it did."""
+    assert thresholds.hardware(node(kind, rate, **card))[1] == found
+
+
+@pytest.mark.parametrize("kind", model.names())
+def test_the_ports_of_a_healthy_node_are_fast_enough(kind: str) -> None:
+    profile = node(kind)
+    bounds = thresholds.load()["nic-speed"]
+    nics = {nic.verbs: nic for nic in profile.nics}
+    for device, port in active(profile):
+        rate = port.rate or 0
+        bound = bounds.of((), (thresholds.card(profile, nics[device.name], rate),))
+        assert bound is None or bound.holds(rate / 1000), device.name
+
+
+def test_the_ports_of_a_card_share_its_speed() -> None:
+    profile = node("mi300x-thor2", 200000, device="14e4:1760")
+    second = [replace(nic, pci=nic.pci[:-1] + "1") for nic in profile.nics]
+    assert thresholds.hardware(replace(profile, nics=(*profile.nics, *second)))[1] == ("broadcom 200G",)
+
+
+def test_a_card_that_carries_no_data_raises_no_threshold() -> None:
+    profile = node("mi300x-cx7", 200000)
+    spare = replace(profile.nics[0], pci="0000:f8:00.0", device="14e4:1760", nic="broadcom", netdevs=(), verbs=None)
+    assert thresholds.hardware(replace(profile, nics=(*profile.nics, spare)))[1][0] == "broadcom"
+
+
+def test_a_site_says_how_fast_its_ports_are_meant_to_be(tmp_path: Path) -> None:
+    text = 'nic-speed: {unit: Gb/s, thresholds: [{least: 200, nic: "broadcom 400G", source: our switches}]}'
+    profile = node("mi300x-thor2", 200000, device="14e4:1760")
+    card = thresholds.card(profile, profile.nics[0], 200000)
+    bounds = [known["nic-speed"].of((), (card,)) for known in (thresholds.load(), site(tmp_path, text))]
+    assert [bound and bound.least for bound in bounds] == [400, 200]
 
 
 def test_recorded_nodes_are_judged_by_their_models() -> None:

@@ -22,6 +22,7 @@ from rocstack.errors import CheckFailed
 from rocstack.node.envfile import PATH, parse_env
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
+from rocstack.verify.thresholds import Quantity, Threshold
 
 FILL_IN = "<changeme>"  # cvs itself refuses to run while a value is that
 ENV = "rocstack_env.sh"
@@ -38,6 +39,11 @@ COLLECTIVES = {  # of cvs -> our quantity; those without one are run and not jud
     "alltoallv_perf": "",
     "broadcast_perf": "broadcast-busbw",
 }
+TRANSFERS = {  # of TransferBench's results -> our quantity; the others are cvs' own (images/cvs.yml)
+    "avg_gpu_to_gpu_p2p_unidir_bw": "transferbench-p2p",
+    "avg_gpu_to_gpu_p2p_bidir_bw": "transferbench-p2p-bidirectional",
+}
+PAIRWISE = "pairwise_min_bw"
 NICS = {"broadcom": "thor", "ainic": "ainic", "mellanox": "connectx"}  # of ours -> cvs' nic_model
 _MARK = "rocstack-answer"
 _ASK = f"""cat /sys/class/dmi/id/bios_version; echo {_MARK}; lsmem --summary=only; echo {_MARK}
@@ -87,28 +93,31 @@ def export(path: Path, folder: Path, cluster: Cluster, overlay: Path | None = No
     release = looked.release
     labels = release.images.labels if release else {}
     said = _ask(looked.gathered.reaches[hosts[0].name], bool(hosts[0].profile.virtual))
-    made = documents(hosts, said, labels.get("io.rocstack.component.rocm", ""))
+    made = documents(hosts, said, labels.get("io.rocstack.component.rocm", ""), overlay)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
     texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in said.fabric.items())
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     absent = [failure.node for failure in looked.gathered.failures]
-    return Exported(tuple(folder / name for name in texts), tuple(_notes(hosts, said, absent)))
+    return Exported(tuple(folder / name for name in texts), tuple(_notes(hosts, said, absent, made)))
 
 
-def documents(hosts: tuple[Host, ...], said: Said, rocm: str) -> dict[str, Any]:
-    """The files' contents, by name. Pure."""
+def documents(hosts: tuple[Host, ...], said: Said, rocm: str, overlay: Path | None = None) -> dict[str, Any]:
+    """The files' contents, by name. `overlay`: the site's folder, whose thresholds go before ours."""
     profile = hosts[0].profile
     hardware = thresholds.hardware(profile)
+    texts = _fixed()
+    bounds = {name: tuple(Threshold(**row) for row in rows) for name, rows in texts.pop("bounds").items()}
+    own = {name: Quantity(unit="GB/s", thresholds=rows) for name, rows in bounds.items()}
+    known = thresholds.load(overlay) | own
 
     def least(quantity: str) -> str:
-        bound = thresholds.load()[quantity].of(*hardware) if quantity else None
+        bound = known[quantity].of(*hardware) if quantity else None
         return f"{bound.least:.2f}" if bound and bound.least is not None else ""
 
-    texts = _fixed()
     kinds = [nic.nic for nic in profile.nics if nic.nic]
-    bounds = {name: least(quantity) for name, quantity in COLLECTIVES.items()}
+    busbw = {name: least(quantity) for name, quantity in COLLECTIVES.items()}
     rccl, ibperf, health = (texts[name] for name in ("rccl_config", "ibperf_config", "health_config"))
     rccl["rccl"]["mpi_params"] |= {
         "no_of_nodes": str(len(hosts)),
@@ -119,9 +128,10 @@ def documents(hosts: tuple[Host, ...], said: Said, rocm: str) -> dict[str, Any]:
     rccl["rccl"]["rccl_test_params"]["rccl_collective"] = list(COLLECTIVES)
     rccl["rccl"]["cvs_params"] |= {
         "nic_model": NICS.get(kinds[0] if kinds else "", FILL_IN),
-        "verify_bus_bw": str(any(bounds.values())),
+        "verify_bus_bw": str(any(busbw.values())),
+        PAIRWISE: least(PAIRWISE) or FILL_IN,
     }
-    rccl["rccl"]["results"] = {name: {"bus_bw": {LARGE: bound}} for name, bound in bounds.items() if bound}
+    rccl["rccl"]["results"] = {name: {"bus_bw": {LARGE: bound}} for name, bound in busbw.items() if bound}
     bound = least("rdma-write-bandwidth")  # one direction's, of large messages
     ibperf["ibperf"] |= {
         "gid_index": said.fabric.get("NCCL_IB_GID_INDEX", "3"),
@@ -129,12 +139,7 @@ def documents(hosts: tuple[Host, ...], said: Said, rocm: str) -> dict[str, Any]:
         "expected_results": {"ib_write_bw": {"8388608": {"8": bound, "16": bound}}} if bound else {},
     }
     health["transferbench"]["results"] |= {
-        key: bound
-        for key, quantity in (
-            ("avg_gpu_to_gpu_p2p_unidir_bw", "transferbench-p2p"),
-            ("avg_gpu_to_gpu_p2p_bidir_bw", "transferbench-p2p-bidirectional"),
-        )
-        if (bound := least(quantity))
+        key: least(TRANSFERS.get(key, key)) or FILL_IN for key in (*TRANSFERS, *own) if key != PAIRWISE
     }
     health["rvs"]["config_path_mi300x"] = f"{health['rvs']['config_path_default']}/{_model(profile)}"
     texts["host_config"]["host"] |= _host([each.profile for each in hosts], said, rocm)
@@ -200,18 +205,28 @@ def _fixed() -> dict[str, Any]:
     return found
 
 
-def _notes(hosts: tuple[Host, ...], said: Said, absent: Iterable[str]) -> Iterable[str]:
+def _notes(hosts: tuple[Host, ...], said: Said, absent: Iterable[str], made: Mapping[str, Any]) -> Iterable[str]:
     yield f"copy {ENV} to the head node's home; cvs wants ROCm, rccl-tests and Open MPI on the hosts"
     if models := {each.profile.virtual for each in hosts if each.profile.virtual}:
         yield f"virtual nodes ({', '.join(sorted(models))}): cvs would measure hardware that isn't there"
-    if not said.bios or not said.memory:
-        yield f"host_config.json: fill in what is {FILL_IN}"
+    for name, value in made.items():
+        if keys := list(_open(value)):
+            yield f"{name}: fill in what is {FILL_IN}: {', '.join(keys)}"
     if not said.firmware:
         yield "host_config.json: fw_dict is empty, and cvs fails on the firmware: see `amd-smi firmware` on a good node"
     if any(each.login.get("Port", "22") != "22" for each in hosts):
         yield "cvs knows ssh's port 22 only"
     for name in absent:
         yield f"{name} was not reached and is left out"
+
+
+def _open(value: Mapping[str, Any]) -> Iterable[str]:
+    """The keys, at any depth, whose value is still to be filled in."""
+    for key, each in value.items():
+        if isinstance(each, Mapping):
+            yield from _open(each)
+        elif each == FILL_IN:
+            yield key
 
 
 def _hosts(looked: Looked) -> Iterable[Host]:

@@ -12,8 +12,9 @@ from typing import Annotated
 from pydantic import AfterValidator, model_validator
 
 from rocstack import document, paths
+from rocstack.doctor.rdma_states import active, slingshot
 from rocstack.errors import BadInput, did_you_mean
-from rocstack.node.profile import NodeProfile
+from rocstack.node.profile import Nic, NodeProfile
 from rocstack.stack import _tuples
 from rocstack.words import Value
 
@@ -34,7 +35,7 @@ FILE = "thresholds.yml"
 
 class Threshold(Value):
     """A bound. `gpu` and `nic` are patterns, searched for in the node's GPUs ("8 × AMD Instinct MI300X OAM gfx942") and
-    the NIC profile with its speed ("broadcom 400G"); an empty one holds for all."""
+    the NIC profile with the speed that the card can do ("broadcom 400G"); an empty one holds for all."""
 
     least: float | None = None
     most: float | None = None
@@ -103,10 +104,49 @@ def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     speeds = {netdev.name: netdev.speed for netdev in profile.netdevs}
     # InfiniBand has no network device where IPoIB is off.
     rates = {device.name: [port.rate for port in device.ports] for device in profile.verbs}
+    data = {device.name for device, _ in active(profile)} | {netdev.name for netdev in slingshot(profile)}
     nics = set()
     for nic in profile.nics:
         if nic.nic:
             known = [*(speeds.get(name) for name in nic.netdevs), *rates.get(nic.verbs or "", ())]
             speed = max((each or 0 for each in known), default=0)
-            nics.add(f"{nic.nic} {speed // 1000}G" if speed > 0 else nic.nic)
+            # A card for management or a spare one may well be slower than it can.
+            nics.add(card(profile, nic, speed) if data & {nic.verbs, *nic.netdevs} else _named(nic, speed))
     return tuple(sorted(f"{count} × {name}" for name, count in gpus.items())), tuple(sorted(nics))
+
+
+def card(profile: NodeProfile, nic: Nic, rate: int) -> str:
+    """A card of the data network as a threshold's pattern sees it, "broadcom 400G": by what its port can do
+    (images/cards.yml), by the `rate` in Mb/s at which it runs where that isn't known."""
+    return _named(nic, max(rate, _able(profile, nic)))
+
+
+def _named(nic: Nic, speed: int) -> str:
+    return f"{nic.nic} {speed // 1000}G" if speed > 0 else nic.nic or ""
+
+
+def _able(profile: NodeProfile, nic: Nic) -> int:
+    """Mb/s of one port; 0 where the id doesn't say it, or its PCIe link is too slow for that, so it is another card."""
+    known = _cards().get(nic.device)
+    link = (nic.pcie.max_speed or 0) * (nic.pcie.max_width or 0) * 1000
+    if known is None or link < known.speed:
+        return 0
+    ports = [each for each in profile.nics if each.device == nic.device and _slot(each) == _slot(nic)]
+    return known.speed // max(len(ports), 1)
+
+
+def _slot(nic: Nic) -> str:
+    return nic.pci.rpartition(".")[0]
+
+
+class Card(Value):
+    """`speed` in Mb/s, of all its ports together."""
+
+    speed: int
+    source: str
+
+
+@cache
+def _cards() -> dict[str, Card]:
+    doc = document.read(paths.images() / "cards.yml", code="no-thresholds")
+    return {device: Card.model_validate(each) for device, each in doc.data.items()}

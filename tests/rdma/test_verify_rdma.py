@@ -78,19 +78,21 @@ def judged(found: Sequence[NodeProfile], only: str, **evidence: Any) -> dict[str
 
 def test_good(mpirun: Mpirun, profiles: list[NodeProfile], machines: Pair) -> None:  # noqa: F811
     ends = ends_of(profiles)
-    assert ends == {"n1": [[DEVICE, 1, 1]], "n2": [[DEVICE, 1, 1]]}
+    assert ends == {"n1": [[DEVICE, 1, 1, 4096]], "n2": [[DEVICE, 1, 1, 4096]]}
     with rdma_traffic(machines, packets=200):
         pingpong = rdma.between(mpirun, ends, rdma.PINGPONG)
         write = rdma.between(mpirun, ends, rdma.WRITE, more=WRITE)
-    found = judged(profiles, "rdma-*", **{rdma.PINGPONG: pingpong, rdma.WRITE: write})
+        both = rdma.between(mpirun, ends, rdma.BOTH_WAYS, more=("-b", *WRITE))
+    found = judged(profiles, "rdma-*", **{rdma.PINGPONG: pingpong, rdma.WRITE: write, rdma.BOTH_WAYS: both})
     assert {m.node: (m.state, m.value) for m in found["rdma-reachability"].measures} == {
         "n1": ("passed", 1),
         "n2": ("passed", 1),
     }
-    (rate,) = found["rdma-write-bandwidth"].measures  # no threshold is known of such a device
-    assert (rate.state, rate.node, rate.peer, rate.unit) == ("measured", "n1", "n2", "Gb/s")
-    assert isinstance(rate.value, float)
-    assert 0 < rate.value < 100
+    for name in ("rdma-write-bandwidth", "rdma-write-both-ways"):  # no threshold is known of such a device
+        (rate,) = found[name].measures
+        assert (rate.state, rate.node, rate.peer, rate.unit) == ("measured", "n1", "n2", "Gb/s")
+        assert isinstance(rate.value, float)
+        assert 0 < rate.value < 100
 
 
 def test_a_wrong_gid_index_is_seen(inventory: Any, readdressed: Pair, mpirun: Mpirun) -> None:  # noqa: F811

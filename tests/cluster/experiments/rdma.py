@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,16 +13,24 @@ from experiments.mpi import source
 
 from rocstack import inside
 from rocstack.component import Nic, library, validate_head
-from rocstack.node.hcas import OWN_GPU, choose
+from rocstack.node.hcas import OWN_GPU, Hca, choose
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.record import Node
 
-PINGPONG, WRITE = "ibv_rc_pingpong", "ib_write_bw"
+PINGPONG, WRITE, BOTH_WAYS = "ibv_rc_pingpong", "ib_write_bw", "ib_write_bw -b"
 ROUNDS = 4  # of bandwidth: each NIC with some peers, however many nodes there are
-MORE = {PINGPONG: ("-n", "200", "-c"), WRITE: ("-s", "1048576", "-n", "5000")}
+# Messages of many packets as large as the ports can: a switch at 1500 lets the small ones pass.
+MORE = {
+    PINGPONG: ("-s", "65536", "-n", "100", "-c"),
+    WRITE: ("-s", "1048576", "-n", "5000"),
+    BOTH_WAYS: ("-b", "-s", "1048576", "-n", "5000"),
+}
 RUN = 20.0  # seconds of a tool
-Rails = Mapping[str, Sequence[Sequence[Any]]]
+MTUS = (256, 512, 1024, 2048, 4096)  # of RDMA, bytes
+HEADERS = 96  # bytes that RoCE takes of a network device's MTU: iboe_get_mtu of the kernel's ib_addr.h
+Rail = Sequence[Any]  # device, port, GID index, MTU
+Rails = Mapping[str, Sequence[Rail | None]]
 
 
 def fit(nodes: Sequence[Node], described: Mapping[str, Any]) -> list[Node]:
@@ -55,8 +65,8 @@ def nic_of(name: str) -> NicSettings:
 
 
 def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> list[list[Any]]:
-    """[device, port, GID index] of the ports that the worker itself uses, in the order of its GPUs, and with its GID
-    index: `env` is its fabric environment. InfiniBand has none."""
+    """[device, port, GID index, MTU of RDMA in bytes] of the ports that the worker itself uses, in the order of its
+    GPUs, and with its GID index: `env` is its fabric environment. InfiniBand has none, and its MTU isn't known."""
     ports = {hca.name: hca for hca in choose(profile, nic)[0]}
     listed = [name for name in env.get("NCCL_IB_HCA", "").removeprefix("=").split(",") if name] or list(ports)
     found: list[list[Any]] = []
@@ -65,14 +75,52 @@ def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> lis
         own = ports.get(name)
         index = own.gid.index if own and own.gid else None
         common = env.get("NCCL_IB_GID_INDEX")
-        found.append([device, int(port or 1), int(common) if common and index is not None else index])
+        found.append([device, int(port or 1), int(common) if common and index is not None else index, mtu(own)])
     return found
+
+
+def mtu(own: Hca | None) -> int | None:
+    room = own.mtu - HEADERS if own and own.gid and own.mtu else 0
+    return max((size for size in MTUS if size <= room), default=None)
 
 
 def of_cluster(described: Mapping[str, Any], nodes: Sequence[Node]) -> Rails:
     nic = nic_of(described["labels"].get("io.rocstack.nic") or "tcp")
     fabric = described["fabric"]
-    return {node.name: rails(node.profile, fabric.get(node.name, {}), nic) for node in nodes if node.profile}
+    known = {node.name: node.profile for node in nodes if node.profile}
+    return placed({name: rails(profile, fabric.get(name, {}), nic) for name, profile in known.items()}, known)
+
+
+def placed(found: Mapping[str, Sequence[Rail]], profiles: Mapping[str, NodeProfile]) -> Rails:
+    """Ports that are cabled to the same switch get the same place in the list of each node; None where a node has no
+    such port, or can't use it. A place is that of the GPU on whose PCIe switch the port is; where not all are on one,
+    it is the port's name; where nodes have no names in common, ports take their places as they come."""
+    most = sorted(found, key=lambda name: -len(found[name]))
+    for by in (_by_gpu, _by_name):
+        keys = {name: by(profiles[name], listed) for name, listed in found.items()}
+        sound = all(None not in own and len({*own}) == len(own) for own in keys.values())
+        if sound and all({*own} & {*keys[most[0]]} for own in keys.values() if own):
+            places = dict.fromkeys(key for name in most for key in keys[name])
+            ports = {name: dict(zip(own, found[name], strict=True)) for name, own in keys.items()}
+            return {name: [own.get(place) for place in places] for name, own in ports.items()}
+    return found
+
+
+def _by_gpu(profile: NodeProfile, listed: Sequence[Rail]) -> list[Hashable]:
+    near: dict[str, int] = {}
+    for link in profile.affinity:
+        if link.via == OWN_GPU:
+            near.setdefault(link.nic, link.gpu)
+    return [near.get(rail[0]) for rail in listed]
+
+
+def _by_name(_: NodeProfile, listed: Sequence[Rail]) -> list[Hashable]:
+    return [(rail[0], rail[1]) for rail in listed]
+
+
+def shared(one: Sequence[Rail | None], other: Sequence[Rail | None]) -> list[int]:
+    """The places at which both nodes have a port."""
+    return [place for place, ends in enumerate(zip(one, other, strict=False)) if all(ends)]
 
 
 def seconds(nodes: int) -> float:
@@ -86,8 +134,23 @@ def between(slurm: Any, ends: Rails, tool: str, more: Sequence[str] = ()) -> dic
     Args:
         more: other arguments of the tool than those for a NIC.
     """
-    asked: dict[str, Any] = {"tool": tool, "rails": ends, "seconds": RUN, "more": list(more or MORE[tool])}
+    asked: dict[str, Any] = {
+        "tool": tool.partition(" ")[0],
+        "rails": ends,
+        "seconds": RUN,
+        "more": list(more or MORE[tool]),
+    }
     asked |= {"together": tool == PINGPONG, "rounds": len(ends) if tool == PINGPONG else ROUNDS}
-    words = ["python3", "-c", source("tournament.py", "rdma.py"), json.dumps(asked)]
+    # One argument holds 128 KiB at most (MAX_ARG_STRLEN), and the names of 1,000 nodes with their rails are more.
+    packed = base64.b64encode(zlib.compress(json.dumps(asked, separators=(",", ":")).encode(), 9)).decode()
+    words = ["python3", "-c", source("tournament.py", "rdma.py"), packed]
     step = slurm.step(*words, nodes=list(ends), seconds=seconds(len(ends)))
     return {"rails": ends, "rounds": asked["rounds"], "answers": step.answers, "said": step.said if step.code else ""}
+
+
+def queue_pairs(slurm: Any, nodes: Sequence[str]) -> dict[str, Any]:
+    """node -> what `rocstack-node prove --many` said in a job there."""
+    if not nodes:
+        return {}
+    step = slurm.step("python3", "-c", source("queue_pairs.py"), nodes=nodes, alone=True)
+    return {answer["node"]: answer for answer in step.answers}

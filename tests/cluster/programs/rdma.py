@@ -1,13 +1,14 @@
 """RDMA between nodes, by the tools of the field: each pair of a round runs server and client of ibv_rc_pingpong or
-ib_write_bw on each
-rail. MPI, over TCP, only tells the other end when its server listens.
+ib_write_bw on each rail. MPI, over TCP, only tells the other end when its server listens and how its client ended.
 
-tournament.py is put before this. Argument, as JSON: tool; rails, node -> [[device, port, GID index or null], ...];
-together, whether all rails
-at once; seconds that one run may take; rounds, at most; more, arguments of the tool. One line of JSON a run and end; of
+tournament.py is put before this. Argument, as JSON that went through zlib and base64: tool; rails, node -> [[device,
+port, GID index or null, MTU of RDMA or null], ...], null for a rail that it lacks; together, whether all rails at once;
+seconds that one run may take; rounds, at most; more, arguments of the tool. One line of JSON a run and end; of
 pingpongs that went well one for all rails of a pair.
 """
 
+import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -18,8 +19,12 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 
 KEPT = 3000  # characters
+# Seconds that a server has when its client has ended, badly or well: ibv_rc_pingpong's asks for ever for what a dead
+# client sent.
+LOST, AFTER = 1, 10
 NODE = os.environ.get("SLURMD_NODENAME") or platform.node()
 SIOCGIFADDR = 0x8915
 SILENT = OSError("the server did not begin to listen")
@@ -28,7 +33,7 @@ LISTEN = "0A"  # in /proc/net/tcp
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    asked = json.loads(zlib.decompress(base64.b64decode(sys.argv[1])))
     os.environ["UCX_TLS"] = "tcp,self,sm"
     from mpi4py import MPI
 
@@ -46,24 +51,32 @@ def main():
 def run(comm, names, rails, first, second, asked):
     """All rails of a pair, at once or one after the other; the first is the server."""
     serves, peer = comm.rank == first, second if comm.rank == first else first
-    both = list(enumerate(zip(rails[first], rails[second], strict=False)))
+    both = [(rail, ends) for rail, ends in enumerate(zip(rails[first], rails[second], strict=False)) if all(ends)]
     for group in [both] if asked["together"] else [[one] for one in both]:
-        mine = [(rail, *ends[0 if serves else 1]) for rail, ends in group]
-        lines = [[asked["tool"], *command(asked["tool"], *ends), *asked["more"]] for _, *ends in mine]
+        mine = [(rail, *ends[0 if serves else 1][:3]) for rail, ends in group]
+        mtus = [smaller(*(end[3] for end in ends)) for _, ends in group]
+        lines = [
+            [asked["tool"], *command(asked["tool"], *port, mtu), *asked["more"]]
+            for (_, *port), mtu in zip(mine, mtus, strict=True)
+        ]
         if serves:
-            ports = [free_port() for _ in lines]
+            ports = free_ports(len(lines))
             runs = [start([*words, "-p", str(port)]) for words, port in zip(lines, ports, strict=True)]
-            up = [port if listening(one, port) else None for one, port in zip(runs, ports, strict=True)]
+            until = time.monotonic() + asked["seconds"]
+            up = [port if listening(one, port, until) else None for one, port in zip(runs, ports, strict=True)]
             comm.send((address(), up), peer)
+            codes, now = heard(comm, peer), time.monotonic()
+            limits = [(now + (LOST if code else AFTER), f"when its client had ended with {code}") for code in codes]
         else:
-            while not comm.iprobe(source=peer):  # leaves the CPU to who needs it
-                time.sleep(0.01)
-            where, up = comm.recv(source=peer)
+            where, up = heard(comm, peer)
             lines = [[*words, "-p", str(port), where] for words, port in zip(lines, up, strict=True)]
             runs = [start(words) if port else SILENT for words, port in zip(lines, up, strict=True)]
+            limits = [(time.monotonic() + asked["seconds"], f"within {asked['seconds']:g} s")] * len(runs)
+        ends = [end(one, *limit) for one, limit in zip(runs, limits, strict=True)]
+        if not serves:
+            comm.send([code for code, _ in ends], peer)
         well = []
-        for (rail, device, port, gid), one in zip(mine, runs, strict=True):
-            code, said = end(one, asked["seconds"])
+        for (rail, device, port, gid), (code, said) in zip(mine, ends, strict=True):
             about = {"node": NODE, "peer": names[peer], "rail": rail, "device": f"{device}:{port}", "gid": gid}
             if asked["together"] and code == 0 and WELL.search(said) and not WRONG.search(said):
                 well.append(rail)  # of many nodes the text of all pairs is gigabytes
@@ -77,17 +90,33 @@ def say(answer):
     print("@rocstack " + json.dumps(answer), flush=True)
 
 
-def command(tool, device, port, gid):
-    """InfiniBand needs no GID index."""
+def heard(comm, peer):
+    """What it sends; the wait leaves the CPU to who needs it."""
+    while not comm.iprobe(source=peer):
+        time.sleep(0.01)
+    return comm.recv(source=peer)
+
+
+def smaller(one, other):
+    """Of two MTUs that are known: what both ports carry, the way between them has to."""
+    return min(one, other) if one and other else None
+
+
+def command(tool, device, port, gid, mtu):
+    """InfiniBand needs no GID index; ib_write_bw finds the MTU by itself."""
     if tool == "ibv_rc_pingpong":
-        return ["-d", device, "-i", str(port), *([] if gid is None else ["-g", str(gid)])]
+        wide = [] if mtu is None else ["-m", str(mtu)]
+        return ["-d", device, "-i", str(port), *([] if gid is None else ["-g", str(gid)]), *wide]
     return ["-d", device, "-i", str(port), "-F", "--report_gbits", *([] if gid is None else ["-x", str(gid)])]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def free_ports(count):
+    """All are held until the last is drawn, so none is drawn twice."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def address():
@@ -108,9 +137,8 @@ def start(words):
         return error
 
 
-def listening(server, port, seconds=20):
+def listening(server, port, until):
     """A server that ends instead never will."""
-    until = time.monotonic() + seconds
     while isinstance(server, subprocess.Popen) and server.poll() is None and time.monotonic() < until:
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
             with open(table) as rows:
@@ -120,15 +148,15 @@ def listening(server, port, seconds=20):
     return False
 
 
-def end(process, seconds):
-    """Its exit status and words."""
+def end(process, until, limit):
+    """Its exit status and words. Those of one that has ended are read even when the time is up."""
     if isinstance(process, OSError):
         return -1, str(process)
     try:
-        said = process.communicate(timeout=seconds)[0]
+        said = process.communicate(timeout=until - time.monotonic() if process.poll() is None else None)[0]
     except subprocess.TimeoutExpired:
         process.kill()
-        said = process.communicate()[0] + f"\nno end within {seconds:g} s".encode()
+        said = process.communicate()[0] + f"\nno end {limit}".encode()
     return process.returncode, said.decode(errors="replace")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kernel
 import pytest
 from experiments import gpus
 
@@ -14,13 +15,18 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture(scope="session")
-def in_jobs(evidence: Any, cluster: Any) -> dict[str, Any]:
-    """What each worker says of itself inside a job: node -> the answer of programs/worker.py."""
+def in_jobs(evidence: Any, cluster: Any, described: Any) -> dict[str, Any]:
+    """What each worker says of itself inside a job: node -> the answer of programs/worker.py, of those that gave one.
+
+    Raises:
+        CheckFailed: none did.
+    """
 
     def fetch() -> dict[str, Any]:
         cluster.allocated()
-        step = cluster.slurm.python(PROGRAMS / "worker.py", seconds=60)
-        return {answer["node"]: answer for answer in step.expect("the look at each worker").answers}
+        names = sorted({name for env in described["fabric"].values() for name in env})
+        step = cluster.slurm.python(PROGRAMS / "worker.py", *names, seconds=60, alone=True)
+        return {answer["node"]: answer for answer in step.expect("the look at each worker")}
 
     found: dict[str, Any] = evidence.take("in_jobs", fetch)
     return found
@@ -28,7 +34,7 @@ def in_jobs(evidence: Any, cluster: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def tools(in_jobs: dict[str, Any]) -> dict[str, list[str]]:
-    """node -> programs that its worker image has."""
+    """node -> programs that its worker image has, of those that said it."""
     return {node: answer["tools"] for node, answer in in_jobs.items()}
 
 
@@ -72,7 +78,11 @@ def controller(evidence: Any, cluster: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def on_hosts(evidence: Any, cluster: Any) -> dict[str, Any]:
     """What each worker says beside its containers: node -> the answer of programs/host.py, or {"error": why}."""
-    found: dict[str, Any] = evidence.take("on_hosts", lambda: cluster.python(PROGRAMS / "host.py", cluster.workers))
+
+    def fetch() -> Any:
+        return cluster.python(PROGRAMS / "host.py", cluster.workers, arguments=kernel.KEPT)
+
+    found: dict[str, Any] = evidence.take("on_hosts", fetch)
     return found
 
 

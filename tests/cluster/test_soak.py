@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
+from collections import Counter
 from typing import Any
 
+import kernel
 import pytest
 from experiments import performance
 
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Node, Recorder
-
-KERNEL = re.compile(
-    r"amdgpu.*(error|fail|reset|hang|fault)|\bRAS\b|uncorrect|call trace|link is down|cq error|out of memory",
-    re.IGNORECASE,
-)
 
 
 @pytest.fixture(scope="session")
@@ -39,18 +35,18 @@ def soaked(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str
 )
 def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
     asked = f"{soaked['minutes']:g} minutes"
-    answers = [answer for step in soaked["steps"] for answer in step["answers"]]
-    for number, step in enumerate(soaked["steps"], 1):
-        if step["code"] or len(step["answers"]) < soaked["ranks"] * len(soaked["nodes"]):
-            heard = {answer["node"] for answer in step["answers"]}
-            silent = [node for node in soaked["nodes"] if node not in heard] or soaked["nodes"]
-            for node in silent:
-                record.failed(node, f"step {number} of {asked} ended with {step['code']}", evidence=step["said"])
+    ended = broken_off(soaked)
+    for node, number, why, said in ended:
+        record.failed(node, f"step {number} of {asked}{why}", evidence=said)
+    for node, number in soaked.get("lost", {}).items():
+        record.failed(node, f"the allocation lost it after step {number} of {asked}")
+    ill = {*(node for node, *_ in ended), *soaked.get("lost", {})}
     real = {node.name for node in record.nodes if not node.virtual}
     for node in (node.name for node in record.nodes if node.name in soaked["nodes"]):
-        mine = [answer for answer in answers if answer["node"] == node]
-        rounds = sum(answer["rounds"] for answer in mine if answer["rank"] == mine[0]["rank"])
-        heard = [line for line in soaked["kernels"].get(node) or () if KERNEL.search(line)]
+        each = [[answer for answer in step["answers"] if answer["node"] == node] for step in soaked["steps"]]
+        mine = [answer for answers in each for answer in answers]
+        rounds = sum(answers[0]["rounds"] for answers in each if answers)
+        heard = [line for line in soaked["kernels"].get(node) or () if kernel.bad(line)]
         wrong = {what: sum(answer[f"wrong_{what}"] for answer in mine) for what in ("sums", "products")}
         for what, count in wrong.items():
             if count:
@@ -65,8 +61,24 @@ def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
         slow = soaked.get("gpus") and {answer["backend"] for answer in mine} - {"nccl"}
         if slow:
             record.failed(node, f"the GPUs were not used: PyTorch took {', '.join(sorted(slow))}", wanted="nccl")
-        if mine and not (heard or unread or slow or any(wrong.values())):
+        if mine and not (heard or unread or slow or node in ill or any(wrong.values())):
             slowest = max(answer["slowest_ms"] for answer in mine)
             about = f"{asked}, {mine[0]['ranks']} ranks, {mine[0]['backend']}; slowest round {slowest:.1f} ms"
             about += "" if node in real else "; virtual: its kernel's log is that of another machine"
             record.passed(node, rounds, "rounds", wanted="all of them right", evidence=about)
+
+
+def broken_off(soaked: dict[str, Any]) -> list[tuple[str, int, str, str]]:
+    """Node, step, why, and what the step said. Where ranks gave no answer it is due to their nodes, whatever it did
+    to the others."""
+    found = []
+    for number, step in enumerate(soaked["steps"], 1):
+        told = Counter(answer["node"] for answer in step["answers"])
+        nodes = step.get("nodes", soaked["nodes"])
+        silent = [node for node in nodes if told[node] < soaked["ranks"]]
+        errors = {answer["node"]: answer["error"] for answer in step["answers"] if answer.get("error")}
+        if silent or (step["code"] and not errors):
+            found += [(node, number, f" ended with {step['code']}", step["said"]) for node in silent or nodes]
+        else:
+            found += [(node, number, f": {why}", step["said"]) for node, why in errors.items()]
+    return found

@@ -15,9 +15,11 @@ from rocstack.verify.record import Node, Recorder
 
 T = TypeVar("T")
 NEEDS = ("jobs", "gpu", "real")
-MODULES = ("gst_single", "iet_single", "mem", "pebb_single", "pbqt_single")  # of RVS; others need root
-# RVS has a folder of configurations for each model, and some that are for all.
-RUN_RVS = """conf=/opt/rocm/share/rocm-validation-suite/conf
+MODULES = ("gst_single", "iet_single", "mem", "pebb_single", "pbqt_single")  # of RVS; others need root or judge nothing
+# RVS has a folder of configurations for each model, and some that are for all, beside its own bin: TheRock isn't in
+# /opt/rocm.
+RUN_RVS = """rvs=$(readlink -f "$(command -v rvs)")
+conf=${rvs%/*/*}/share/rocm-validation-suite/conf
 for file in "$conf/$0/$1.conf" "$conf/$1.conf"; do [ -e "$file" ] && exec rvs -c "$file"; done
 echo "[ERROR ] no configuration $1.conf for $0 in $conf"; exit 3"""
 RVS_LINES = r"^\[RESULT.*(met: |pass: |mem Test|peers: ?|GBps|not measured)|ERROR|cannot|denied"
@@ -48,6 +50,14 @@ PRECISIONS = {
 
 def names(record: Recorder) -> list[str]:
     return [node.name for node in record.nodes]
+
+
+def got(record: Recorder, ran: Mapping[str, Any]) -> list[str]:
+    """The nodes; of those that were not got it is written down."""
+    lost = [node for node in names(record) if node in ran and ran[node] is None]
+    for node in lost:
+        record.skipped(node, "Slurm gave it to others")
+    return [node for node in names(record) if node not in lost]
 
 
 def gpus(record: Recorder) -> int:
@@ -98,7 +108,7 @@ def test_rvs(record: Recorder, evidence: Any, cluster: Any) -> None:
         return found
 
     ran = evidence.take("rvs", fetch)
-    for node in names(record):
+    for node in got(record, ran):
         for module in MODULES:
             said = ran.get(node, {}).get(module)
             found = read(record, node, said and said | {"code": 0}, rvs.parse, f"rvs, {module}")
@@ -130,7 +140,7 @@ def test_transferbench(record: Recorder, evidence: Any, cluster: Any) -> None:
     ran = evidence.take(
         "transferbench", lambda: performance.tools(cluster, names(record), batches, seconds=600, minutes=60)
     )
-    for node in names(record):
+    for node in got(record, ran):
         said = ran.get(node, {})
         every = read(record, node, said.get("a2a"), transferbench.all_to_all, "TransferBench a2a")
         if every:
@@ -169,7 +179,7 @@ def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
         return performance.tools(cluster, names(record), [at_once], seconds=300, minutes=60)
 
     ran = evidence.take("babelstream", fetch)
-    for node in names(record):
+    for node in got(record, ran):
         for name, said in sorted(ran.get(node, {"GPU 0": None}).items()):
             found = read(record, node, said, babelstream.parse, f"hip-stream, {name}")
             for function, speed in found.gb.items() if found else ():
@@ -197,7 +207,7 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
         return performance.tools(cluster, names(record), batches, seconds=300, minutes=60)
 
     ran = evidence.take("rocblas", fetch)
-    for node in names(record):
+    for node in got(record, ran):
         for name, said in sorted(ran.get(node, {"rocblas-fp32 GPU 0": None}).items()):
             quantity, _, gpu = name.partition(" ")
             found = read(record, node, said, rocblas.parse, f"rocblas-bench, {gpu}")
@@ -217,7 +227,7 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
 def test_gemm(record: Recorder, evidence: Any, cluster: Any) -> None:
     ran = evidence.take("gemm", lambda: performance.gemm(cluster, names(record)))
     has = {node.name: len(node.profile.gpus) for node in record.nodes if node.profile}
-    for node in names(record):
+    for node in got(record, ran):
         said = ran.get(node) or {"gpus": [], "error": "it gave no answer"}
         if "without ROCm" in said["error"]:
             record.skipped(node, said["error"])

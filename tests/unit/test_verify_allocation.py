@@ -46,6 +46,9 @@ class Controller:
         self.jobs[str(self.given)] = {"%N": options["--nodelist"], "%T|%r": "RUNNING|None", "%i|%j": f"{self.given}|x"}
         return 0, "", GRANTED.format(self.given)
 
+    def srun(self, options: dict[str, str]) -> tuple[int, str, str]:
+        return 0, "", ""
+
     def squeue(self, options: dict[str, str]) -> tuple[int, str, str]:
         numbers = options["--jobs"].split(",") if "--jobs" in options else list(self.jobs)
         said = "\n".join(self.jobs[number][options["--format"]] for number in numbers if number in self.jobs)
@@ -81,6 +84,28 @@ def test_a_node_that_dies_is_no_part_of_it_any_more(node: Controller) -> None:
     node.jobs["1"]["%N"] = "n2"
     assert found.allocate(["n1", "n2"]) == ("n2",)
     assert node.given == 1
+
+
+def test_what_it_has_still_is_asked_without_taking_it_again(node: Controller) -> None:
+    found = made(node)
+    assert found.kept(["n1", "n2"]) == ()
+    found.allocate(["n1", "n2"])
+    node.jobs["1"]["%N"] = "n2"
+    assert found.kept(["n1", "n2"]) == ("n2",)
+    node.jobs.clear()
+    assert found.kept(["n1", "n2"]) == ()
+    assert node.given == 1
+
+
+def test_tasks_that_do_not_wait_for_each_other_end_no_other(node: Controller) -> None:
+    found = made(node)
+    found.allocate(["n1", "n2"])
+    for alone, options in ((True, {"--wait=0", "--kill-on-bad-exit=0", "--no-kill"}), (False, {"--wait=10"})):
+        found.step("true", alone=alone)
+        assert {word for word in node.asked[-1] if "kill" in word or "--wait" in word} >= options
+        assert ("--wait=10" in node.asked[-1]) is not alone
+    found.step("true", options=["--wait=60"])
+    assert node.asked[-1].index("--wait=60") > node.asked[-1].index("--wait=10"), "the last one counts"
 
 
 def test_a_lost_one_is_taken_again_on_the_nodes_that_are_up(node: Controller) -> None:

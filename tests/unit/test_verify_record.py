@@ -58,3 +58,13 @@ def test_a_thousand_nodes_are_judged_as_quickly_as_a_few() -> None:
         for _ in range(10):
             found.judge(node.name, 1.0, "clock-skew")
     assert time.process_time() - began < 1.0  # 0.07; 1.2 when each looked through all
+
+
+def test_of_a_node_that_gave_no_answer_no_tool_is_known() -> None:
+    nodes = [Node(name, ("worker",), None, None, "") for name in ("n1", "n2", "n3")]
+    found = sort_out(nodes, ("jobs", "tool:rvs"), {"n1": ["rvs"], "n2": []})
+    assert isinstance(found, Recorder)
+    assert [node.name for node in found.nodes] == ["n1"]
+    why = {measure.node: measure.why for measure in found.measures}
+    assert why["n2"] == "no rvs in the image"
+    assert why["n3"] == "n3 gave no answer in a job: whether rvs is in its image is not known"

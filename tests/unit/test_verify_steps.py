@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from rocstack.errors import CheckFailed
 from rocstack.verify.slurm import MARK, Step, _whole
 
 
@@ -19,3 +22,15 @@ def test_a_long_line_is_whole_again_whatever_comes_between_its_pieces() -> None:
 
 def test_a_line_of_exactly_one_piece_ends_with_an_empty_one() -> None:
     assert _whole(f"0: {'y' * 1024}\n0: \n0: next") == f"{'y' * 1024}\nnext"
+
+
+def test_an_answer_that_was_cut_off_takes_no_other_with_it() -> None:
+    step = Step(137, f'{MARK}{{"node": "n1"}}\n{MARK}{{"node": "n2", "sa\n{MARK}\n', "")
+    assert step.answers == [{"node": "n1"}]
+
+
+def test_one_answer_is_enough_to_go_on() -> None:
+    one = Step(1, f'{MARK}{{"node": "n1"}}\n', "task 1: Exited with exit code 1")
+    assert one.expect("the look") == [{"node": "n1"}]
+    with pytest.raises(CheckFailed, match="the look: no answer, it ended with 1: python3: not found"):
+        Step(1, "python3: not found", "").expect("the look")

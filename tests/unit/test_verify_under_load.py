@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +17,24 @@ from replay import good, replay
 
 from rocstack.errors import BadInput
 from rocstack.verify import suite
-from rocstack.verify.slurm import Step
+from rocstack.verify.slurm import ALONE, Step
 
 SAMPLES = Path(__file__).parent / "data/verify/parsers"
 PROGRAM = suite.checks() / "programs/tools.py"
 NODES = ("n1", "n2")
-spec = importlib.util.spec_from_file_location("performance", suite.checks() / "experiments/performance.py")
-assert spec
-assert spec.loader
-performance = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(performance)
+
+
+def module(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, suite.checks() / path)
+    assert spec
+    assert spec.loader
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+sys.path.append(str(suite.checks()))
+performance = module("experiments/performance.py")
 
 
 class Slurm:
@@ -35,10 +44,14 @@ class Slurm:
         self.gpus, self.minutes, self.released = gpus, 30, 0
         self.left = 1800.0
         self.answers, self.steps = answers, list[tuple[str, tuple[str, ...], dict[str, Any]]]()
+        self.dead: set[str] = set()
 
     def release(self) -> None:
         self.released += 1
         self.left = self.minutes * 60.0
+
+    def kept(self, nodes: Sequence[str]) -> list[str]:
+        return [name for name in nodes if name not in self.dead]
 
     def step(self, *command: str, **more: Any) -> Step:
         self.steps.append((Path(command[0]).name, command[1:], more))
@@ -54,7 +67,8 @@ def fake(gpus: int, answers: dict[str, Step]) -> Any:
         slurm=SimpleNamespace(nodes={name: {"cpus": 192} for name in NODES}),
         gathered=SimpleNamespace(node=lambda name: node),
     )
-    return SimpleNamespace(slurm=Slurm(gpus, answers), looked=looked, allocated=lambda: NODES)
+    slurm = Slurm(gpus, answers)
+    return SimpleNamespace(slurm=slurm, looked=looked, allocated=lambda: tuple(slurm.kept(NODES)))
 
 
 def text(case: str) -> str:
@@ -77,6 +91,7 @@ def test_collectives_on_gpus_from_the_start_to_the_verdict() -> None:
     asked = json.loads(steps["tools.py"][0][0])
     assert asked["batches"] == [{"all_reduce_perf": ["all_reduce_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "8"]}]
     assert steps["tools.py"][1]["options"] == ["--cpus-per-task=192", "--gres=gpu:8"]
+    assert steps["tools.py"][1]["alone"]
     assert steps["all_reduce_perf"][1]["tasks"] == 8
     assert steps["all_reduce_perf"][1]["options"] == ["--mpi=pmix", "--cpus-per-task=24", "--gres=gpu:8"]
     assert steps["all_reduce_perf"][1]["env"]["NCCL_DEBUG"] == "INFO"
@@ -104,16 +119,102 @@ def test_what_takes_longer_than_is_left_has_an_allocation_of_its_own() -> None:
         assert cluster.slurm.left >= needed * 60
 
 
+@pytest.mark.parametrize("dead", [{"n2"}, {"n1", "n2"}])
+def test_a_node_that_died_takes_no_answers_of_others(dead: set[str]) -> None:
+    said = '@rocstack {"node": "n1", "said": {"x": {"code": 0, "out": ""}}, "gpus": [], "error": ""}\n'
+    cluster = fake(8, dict.fromkeys(("tools.py", "gemm.py"), Step(1, said, "")))
+    cluster.slurm.dead = dead
+    tools = performance.tools(cluster, NODES, [{"x": ["x"]}], seconds=1, minutes=5)
+    gemm = performance.gemm(cluster, NODES)
+    assert tools["n2"] is gemm["n2"] is None
+    assert [more["nodes"] for *_, more in cluster.slurm.steps] == [["n1"]] * (2 if dead == {"n2"} else 0)
+    assert all(more["alone"] for *_, more in cluster.slurm.steps)
+    if dead == {"n2"}:
+        assert tools["n1"] == {"x": {"code": 0, "out": ""}}
+        assert gemm["n1"]["node"] == "n1"
+
+
+def test_jobs_with_gpus_do_not_wait_for_each_other() -> None:
+    program, lines = module("experiments/gpus.py"), list[tuple[str, ...]]()
+    cluster = fake(8, {"gpus.py": Step(1, '@rocstack {"node": "n1"}\n', "")})
+    assert program._job(cluster, list(NODES), 8, ())["n1"] == {"node": "n1"}
+    assert cluster.slurm.steps[0][2]["alone"]
+    done = SimpleNamespace(rc=1, stdout='@rocstack {"node": "n1"}\n', stderr="")
+    slurm = SimpleNamespace(gpus=0, name="x", partition="", run=lambda *words, seconds: lines.append(words) or done)
+    assert program._job(SimpleNamespace(slurm=slurm), list(NODES), 8, ())["n1"] == {"node": "n1"}
+    assert set(ALONE) < set(lines[0])
+
+
+def test_training_cleans_the_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(suite.checks())
+    training = module("experiments/training.py")
+    monkeypatch.setattr(training, "run", lambda *_: {})
+    monkeypatch.setattr(training, "scratch", lambda *_: ("/tmp/x", False))
+    for dead, left in (({"n2"}, [["n1"]]), (set(NODES), [])):
+        cluster = fake(0, dict.fromkeys(("mkdir", "rm"), Step(0, "", "")))
+        cluster.allocated = lambda: NODES
+        cluster.slurm.dead = dead
+        training.on_cpus(cluster)
+        assert [list(more["nodes"]) for name, _, more in cluster.slurm.steps if name == "rm"] == left
+
+
+def soaking(answers: Sequence[str] = ("n1", "n2")) -> Any:
+    """On CPUs, of two ranks each."""
+    lines = [f'@rocstack {{"node": "{node}"}}\n' for node in answers for _ in range(2)]
+    cluster = fake(0, {"soak.py": Step(0, "".join(lines), "")})
+    cluster.everywhere = lambda command, names: {}
+    return cluster
+
+
+def test_a_soak_ends_by_the_clock_however_long_its_steps_take_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, cluster = [0.0], soaking()
+    step = cluster.slurm.step
+
+    def slow(*words: str, **more: Any) -> Any:
+        now[0] += float(words[1]) + 70
+        return step(*words, **more)
+
+    monkeypatch.setattr(performance, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    cluster.slurm.step = slow
+    performance.soak(cluster, 480)
+    assert 480 * 60 <= now[0] <= 480 * 60 + 70
+    assert cluster.slurm.minutes == 495
+
+
+def test_a_soak_goes_on_without_the_nodes_that_failed_or_are_gone() -> None:
+    cluster = soaking(["n1"])
+    found = performance.soak(cluster, 25)
+    assert [step["nodes"] for step in found["steps"]] == [["n1", "n2"], ["n1"], ["n1"]]
+    assert found["lost"] == {}
+    cluster = soaking()
+    cluster.slurm.dead = {"n2"}
+    cluster.allocated = lambda: NODES
+    found = performance.soak(cluster, 25)
+    assert [step["nodes"] for step in found["steps"]] == [["n1", "n2"], ["n1"], ["n1"]]
+    assert found["lost"] == {"n2": 1}
+    assert len(performance.soak(soaking([]), 25)["steps"]) == 1
+
+
+def test_sums_of_a_soak_are_exact_in_fp32() -> None:
+    program = module("programs/soak.py")
+    for ranks in (1, 2, 2189, 16000):
+        largest = 7 * program.total(ranks)
+        assert largest == sum(7 * program.share(rank) for rank in range(ranks)) < 1 << 24
+    assert len({program.share(rank) for rank in range(64)}) == 64, "a rank that another stands in for is noticed"
+
+
 def test_a_soak_goes_in_steps_in_an_allocation_that_lasts() -> None:
-    log = "[   90.0] amdgpu: GPU reset\n[  110.5] amdgpu: ring timeout\n[  120.0] eth0: up\nno time\n"
-    cluster = fake(8, {"soak.py": Step(0, '@rocstack {"node": "n1"}\n', "")})
+    chatter = "".join(f"[  111.0] audit: type={number}\n" for number in range(2000))
+    log = f"[   90.0] amdgpu: GPU reset\n[  110.5] amdgpu: GPU reset\n{chatter}[  120.0] eth0: link is up\nno time\n"
+    lines = [f'@rocstack {{"node": "{node}"}}\n' for node in NODES for _ in range(8)]
+    cluster = fake(8, {"soak.py": Step(0, "".join(lines), "")})
     said = {"cat /proc/uptime": "100.25 800.0\n", "dmesg": log}
     done = {command: SimpleNamespace(rc=0, stdout=out) for command, out in said.items()}
     cluster.everywhere = lambda command, names: dict.fromkeys(names, done[command])
     found = performance.soak(cluster, 25)
     assert [step["seconds"] for step in found["steps"]] == [600, 600, 300]
     assert (cluster.slurm.minutes, cluster.slurm.released) == (40, 1)
-    assert found["kernels"]["n1"] == ["[  110.5] amdgpu: ring timeout", "[  120.0] eth0: up"]
+    assert found["kernels"]["n1"] == ["[  110.5] amdgpu: GPU reset"], "no chatter takes its place"
 
 
 def run(**asked: Any) -> dict[str, Any]:
@@ -146,3 +247,30 @@ def test_minutes_of_a_soak() -> None:
         with pytest.raises(BadInput) as raised:
             performance.minutes(False, text)
         assert raised.value.code == "bad-setting"
+
+
+@pytest.mark.parametrize("root", ["opt/rocm", "venv/lib/python3.12/site-packages/_rocm_sdk_devel"])
+def test_rvs_has_its_configurations_where_it_is_itself(root: str, tmp_path: Path) -> None:
+    source = (suite.checks() / "test_tools.py").read_text(encoding="utf-8")
+    script = source.partition('RUN_RVS = """')[2].partition('"""')[0]
+    conf = tmp_path / root / "share/rocm-validation-suite/conf"
+    (conf / "MI300X").mkdir(parents=True)
+    for name in ("MI300X/gst_single.conf", "gst_single.conf", "mem.conf"):
+        (conf / name).touch()
+    rvs = tmp_path / root / "bin/rvs"
+    rvs.parent.mkdir()
+    rvs.write_text("#!/bin/sh\necho $0 $*\n")
+    rvs.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rvs").symlink_to(rvs)
+    env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+
+    def ran(module: str) -> Any:
+        words = ["sh", "-c", script, "MI300X", module]
+        return subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+
+    assert ran("gst_single").stdout.split()[1:] == ["-c", str(conf / "MI300X/gst_single.conf")]
+    assert ran("mem").stdout.split()[1:] == ["-c", str(conf / "mem.conf")]
+    none = ran("pbqt_single")
+    assert none.returncode == 3
+    assert none.stdout == f"[ERROR ] no configuration pbqt_single.conf for MI300X in {conf}\n"

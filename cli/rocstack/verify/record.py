@@ -136,7 +136,7 @@ def sort_out(
     """A recorder for the nodes that have what is needed; or why the check as a whole is skipped.
 
     Args:
-        tools: node -> programs that its worker image has.
+        tools: node -> programs that its worker image has, of those that said it.
         hardware: as Recorder has it.
     """
     lacking = {node.name: reason for node in nodes if (reason := _lacks(node, needs, tools))}
@@ -168,6 +168,8 @@ def _lacks(node: Node, needs: Collection[str], tools: Mapping[str, Collection[st
             return f"no driver drives the {some} GPUs of node {node.name}" if some else f"no GPU on node {node.name}"
         if kind == "rdma" and not (node.profile and node.profile.verbs):
             return f"no RDMA device on node {node.name}"
-        if kind == "tool" and what not in tools.get(node.name, ()):
+        if kind == "tool" and node.name not in tools:
+            return f"{node.name} gave no answer in a job: whether {what} is in its image is not known"
+        if kind == "tool" and what not in tools[node.name]:
             return f"no {what} in the image"
     return ""

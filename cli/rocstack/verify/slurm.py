@@ -38,6 +38,9 @@ BEGINNING = ("CONFIGURING", "Prolog")  # squeue's words for a job that has its n
 PATIENCE = 10.0  # seconds for one to begin, and for one that is cancelled to end
 PAUSE = 0.3
 KILLED = 10.0  # seconds that we wait longer for a command than it may take: the end of it is to be heard
+# srun's options for tasks none of which waits for another: that one ends, or its node dies, ends no other.
+ALONE = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
+TOGETHER = ("--kill-on-bad-exit=1", "--wait=10")  # seconds after the first that ended, however it did
 _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
 
 
@@ -47,7 +50,7 @@ class Busy(NotRecorded):
 
 @dataclass(frozen=True)
 class Step:
-    """What a step said. `answers` are those of its tasks, in no order."""
+    """What a step said."""
 
     code: int
     out: str
@@ -55,8 +58,9 @@ class Step:
 
     @property
     def answers(self) -> list[Any]:
+        """Those of its tasks, in no order; without one that was cut off as its task was killed."""
         lines = (line.partition(MARK) for line in self.out.splitlines())
-        return [json.loads(text) for _, mark, text in lines if mark]
+        return [found for _, mark, text in lines if mark and (found := _parsed(text)) is not None]
 
     @property
     def said(self) -> str:
@@ -64,14 +68,16 @@ class Step:
         lines = [line for line in f"{self.out}\n{self.err}".splitlines() if line.strip() and MARK not in line]
         return "\n".join(lines[-12:])
 
-    def expect(self, what: str) -> Step:
-        """
+    def expect(self, what: str) -> list[Any]:
+        """The answers.
+
         Raises:
-            CheckFailed: it ended with another status than 0.
+            CheckFailed: no task gave one.
         """
-        if self.code == 0:
-            return self
-        raise CheckFailed(f"{what} ended with {self.code}: {self.said or 'it said nothing'}", code="step-failed")
+        if found := self.answers:
+            return found
+        why = self.said or "it said nothing"
+        raise CheckFailed(f"{what}: no answer, it ended with {self.code}: {why}", code="step-failed")
 
 
 @dataclass
@@ -155,6 +161,11 @@ class Slurm:
             self._job = ""
         return bool(self._job)
 
+    def kept(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Of these, the ones that the allocation still has: none died, and it is not taken again."""
+        has = self._nodes if self._job and self._runs() else ()
+        return tuple(name for name in nodes if name in has)
+
     def step(
         self,
         *command: str,
@@ -163,12 +174,15 @@ class Slurm:
         seconds: float = 120,
         env: Mapping[str, str] | None = None,
         options: Iterable[str] = (),
+        alone: bool = False,
     ) -> Step:
-        """A step on `nodes` (default: all that are allocated), `tasks` on each. `allocate` must have been called."""
+        """A step on `nodes` (default: all that are allocated), `tasks` on each. `allocate` must have been called.
+        `alone`: no task waits for another, so none ends with another; else all end when one fails, and 10 s after the
+        first that is through."""
         chosen = tuple(nodes) or self._nodes
         words = ["srun", f"--jobid={self._job}", "--overlap", "--chdir=/tmp", f"--nodes={len(chosen)}"]
         words += [f"--nodelist={','.join(chosen)}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1"]
-        words += ["--kill-on-bad-exit=1", "--wait=10", "--quit-on-interrupt", "--input=none", "--label", *options]
+        words += [*(ALONE if alone else TOGETHER), "--quit-on-interrupt", "--input=none", "--label", *options]
         # Not --export: a value may hold a comma.
         more = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
         done = self.run(*words, *more, *command, seconds=seconds + GRACE)
@@ -276,6 +290,14 @@ class Slurm:
 def bounded(seconds: float) -> list[str]:
     """Before a command in a container: killing `docker exec` would leave it there."""
     return ["timeout", "--kill-after=5", f"{seconds:.0f}"]
+
+
+def _parsed(text: str) -> Any:
+    """None if it is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _whole(labelled: str) -> str:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rocstack.verify.slurm import Step
+from rocstack.verify.slurm import ALONE, Step
 
 PROGRAM = Path(__file__).parent.parent / "programs/gpus.py"
 SECONDS = 90
@@ -48,9 +48,10 @@ def _job(cluster: Any, names: list[str], count: int, words: tuple[str, ...]) -> 
     """In the suite's own allocation where that has the GPUs, else in a job of its own."""
     options = [f"--gres=gpu:{count}"]
     if cluster.slurm.gpus:
-        step = cluster.slurm.python(PROGRAM, *words, nodes=names, seconds=SECONDS, options=options)
+        step = cluster.slurm.python(PROGRAM, *words, nodes=names, seconds=SECONDS, options=options, alone=True)
     else:
         line = ["srun", f"--job-name={cluster.slurm.name}", f"--immediate={WAIT}", "--time=5", "--chdir=/tmp", *options]
+        line += ALONE
         line += [f"--nodes={len(names)}", f"--nodelist={','.join(names)}", "--ntasks-per-node=1", "--input=none"]
         line += [f"--partition={cluster.slurm.partition}"] if cluster.slurm.partition else []
         source = PROGRAM.read_text(encoding="utf-8")

@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import kernel
 
 from rocstack.errors import BadInput
 from rocstack.verify.parsers import transport
@@ -28,10 +32,13 @@ OTHERS = {
 RANKS = 2  # of a node, on CPUs
 SIZES = ("4096,65536,1048576,16777216", "4096,65536,1048576,16777216,268435456,1073741824")  # on CPUs, on GPUs
 CHUNK = 600.0  # seconds of a soak's step
+ENDING = 300.0  # seconds more that it may take: to start, and where a rank is gone until the others notice
+SPARE = 15  # minutes of an allocation beyond the soak's own: of the last step's ending
 VARIABLE = "ROCSTACK_VERIFY_SOAK"  # minutes of a soak
 MINUTES, VIRTUAL = 480.0, 0.25  # of AMD's guide; where nothing can wear out
 
 KEPT = 60_000  # characters of a tool's words
+LINES = 500  # of a kernel's log
 RANK = re.compile(r"^# +Rank +\d+ ")
 BENCH = ["python3", "-m", "rocstack_trainer.bench", "all-reduce", "--json"]
 BIG, ROOMY = 8 << 30, 128e9  # bytes: of a sum that thresholds are about, and of a GPU that has room for it
@@ -58,22 +65,30 @@ def shares(cluster: Any, tasks: int) -> list[str]:
 def tools(
     cluster: Any, nodes: Sequence[str], batches: Sequence[Batch], *, seconds: float, minutes: int, keep: str = ""
 ) -> dict[str, Any]:
-    """node -> name -> {"code", "out"}, on all nodes at once. `seconds` is what one command may take, `minutes` all."""
-    whole(cluster, max(minutes, math.ceil(seconds * len(batches) / 60) + 2))
+    """node -> name -> {"code", "out"}, as `on_each` has it. `seconds` is what one command may take, `minutes` all."""
+    minutes = max(minutes, math.ceil(seconds * len(batches) / 60) + 2)
     asked = json.dumps({"batches": [dict(batch) for batch in batches], "seconds": seconds, "keep": keep})
-    options = shares(cluster, 1)
-    step = cluster.slurm.python(
-        PROGRAMS / "tools.py", asked, nodes=nodes, seconds=seconds * len(batches) + 30, options=options
-    )
-    return {answer["node"]: answer["said"] for answer in step.answers}
+    found = on_each(cluster, nodes, "tools.py", asked, seconds=seconds * len(batches) + 30, minutes=minutes)
+    return {node: answer and answer["said"] for node, answer in found.items()}
 
 
 def gemm(cluster: Any, nodes: Sequence[str]) -> dict[str, Any]:
-    """node -> the answer of programs/gemm.py."""
-    whole(cluster, 60)
-    options = shares(cluster, 1)
-    step = cluster.slurm.python(PROGRAMS / "gemm.py", nodes=nodes, seconds=300, options=options)
-    return {answer["node"]: answer for answer in step.answers}
+    """node -> the answer of programs/gemm.py, as `on_each` has it."""
+    return on_each(cluster, nodes, "gemm.py", seconds=300, minutes=60)
+
+
+def on_each(
+    cluster: Any, nodes: Sequence[str], program: str, *arguments: str, seconds: float, minutes: int
+) -> dict[str, Any]:
+    """node -> the program's answer, on all nodes at once and on each by itself. None: the node was not got; one that
+    is missing gave no answer."""
+    got = whole(cluster, minutes)
+    found: dict[str, Any] = {node: None for node in nodes if node not in got}
+    if chosen := [node for node in nodes if node in got]:
+        more: dict[str, Any] = {"nodes": chosen, "options": shares(cluster, 1), "alone": True}
+        step = cluster.slurm.python(PROGRAMS / program, *arguments, seconds=seconds, **more)
+        found |= {answer["node"]: answer for answer in step.answers}
+    return found
 
 
 def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -102,8 +117,9 @@ def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str
 def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
     one = [RCCL, "-b", "8", "-e", "8G", "-f", "2", "-g", str(gpus)]
     each = tools(cluster, nodes, [{RCCL: one}], seconds=600, minutes=60)
+    nodes = [node for node in nodes if each.get(node, {}) is not None]
     found: dict[str, Any] = {"tool": "rccl-tests", "nodes": list(nodes), "gpus": gpus, "each": each, "all": {}}
-    if len(nodes) == 1:
+    if len(nodes) < 2:
         return found
     ask = f"for tool in {' '.join(OTHERS)}; do command -v $tool; done; true"
     others = {Path(line).name for line in cluster.slurm.step("sh", "-c", ask, nodes=nodes[:1]).out.splitlines()}
@@ -148,26 +164,33 @@ def minutes(virtual: bool, said: str | None) -> float:
 
 def soak(cluster: Any, lasting: float) -> dict[str, Any]:
     """Products and sums for so long, in steps of ten minutes at most; and what the kernels of real nodes said
-    meanwhile. `lasting` minutes."""
-    nodes = whole(cluster, math.ceil(lasting) + 15)
+    meanwhile. `lasting` minutes. A node on which a rank gave no answer takes no part in later steps; `lost`: those
+    that the allocation had no more, by the step after which."""
+    nodes = whole(cluster, math.ceil(lasting) + SPARE)
     ranks = cluster.slurm.gpus or RANKS
     size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
     real = [node for node in nodes if not cluster.looked.gathered.node(node).profile.virtual]
     uptimes = _uptimes(cluster, real) if real else {}
     backend = "nccl" if cluster.slurm.gpus else "gloo"
-    steps, left = [], lasting * 60
-    while left > 0:
-        took = min(left, CHUNK)
+    # A rank whose peer is gone is to say so: RCCL would end it.
+    more: dict[str, Any] = {"tasks": ranks, "options": shares(cluster, ranks), "alone": True}
+    more |= {"env": {"OMP_NUM_THREADS": "1", "TORCH_NCCL_BLOCKING_WAIT": "1"}}
+    going, left = list(nodes), lasting * 60
+    steps, lost = list[dict[str, Any]](), dict[str, int]()
+    while left > 0 and going:
+        took, began = min(left, CHUNK), time.monotonic()
         words = [f"{took:.0f}", str(size), str(count), backend]
-        options = shares(cluster, ranks)
-        step = cluster.slurm.python(
-            PROGRAMS / "soak.py", *words, tasks=ranks, seconds=took + 120, options=options, env={"OMP_NUM_THREADS": "1"}
-        )
-        steps.append({"seconds": took, "code": step.code, "answers": step.answers, "said": step.said})
-        left -= took
+        step = cluster.slurm.python(PROGRAMS / "soak.py", *words, nodes=going, seconds=took + ENDING, **more)
+        answers = step.answers
+        steps.append({"nodes": going, "seconds": took, "code": step.code, "answers": answers, "said": step.said})
+        left -= max(took, time.monotonic() - began)  # with what it took to start: the allocation ends by the clock
+        heard = Counter(answer["node"] for answer in answers)
+        well = [node for node in going if heard[node] == ranks]
+        going = list(cluster.slurm.kept(well)) if left > 0 else []
+        lost |= {node: len(steps) for node in well if left > 0 and node not in going}
     kernels = _kernels(cluster, uptimes) if uptimes else {}
     about = {"minutes": lasting, "nodes": list(nodes), "ranks": ranks, "gpus": bool(cluster.slurm.gpus)}
-    return about | {"steps": steps, "kernels": kernels}
+    return about | {"steps": steps, "lost": lost, "kernels": kernels}
 
 
 def _uptimes(cluster: Any, nodes: Sequence[str]) -> dict[str, float]:
@@ -182,10 +205,10 @@ def _kernels(cluster: Any, uptimes: Mapping[str, float]) -> dict[str, list[str]]
 
 
 def _since(log: str, begun: float) -> list[str]:
-    """The kernel's lines from `begun` on, in seconds after its start."""
+    """The kernel's lines from `begun` on, in seconds after its start, that tell of a fault; the last of them."""
     found = []
     for line in log.splitlines():
         stamp = line.partition("]")[0].lstrip("[ ")
-        if stamp.replace(".", "", 1).isdecimal() and float(stamp) >= begun:
+        if stamp.replace(".", "", 1).isdecimal() and float(stamp) >= begun and kernel.bad(line):
             found.append(line)
-    return found[-500:]
+    return found[-LINES:]

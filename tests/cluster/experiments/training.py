@@ -33,12 +33,13 @@ def on_cpus(cluster: Any) -> dict[str, Any]:
     """All runs. `shared`: whether all nodes see the folder of the checkpoints, which is `below`."""
     nodes = lasting(cluster)
     folder, shared = scratch(cluster, nodes)
-    cluster.slurm.step("mkdir", temporary(folder), nodes=nodes)
+    cluster.slurm.step("mkdir", temporary(folder), nodes=nodes, alone=True)
     try:
         found = run(cluster.slurm, nodes, RANKS, "gloo", folder)
         return found | {"shared": shared, "below": str(Path(folder).parent)}
     finally:
-        cluster.slurm.step("rm", "-rf", folder, temporary(folder), nodes=nodes)
+        if left := cluster.slurm.kept(nodes):
+            cluster.slurm.step("rm", "-rf", folder, temporary(folder), nodes=left, alone=True)
 
 
 def temporary(folder: str) -> str:

@@ -16,7 +16,7 @@ from simulated import simulated_run
 
 from rocstack.verify.report import page
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")  # as tests/browser.sh
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), "")
 OPENED = 1.0  # seconds
 # The page itself has no script and forbids any: the test measures a copy. It asks for the width first, so that all is

@@ -54,11 +54,13 @@ def by_rccl_tests(record: Recorder, summed: Mapping[str, Any]) -> None:
     for node in nodes:
         said = summed["each"].get(node, {}).get(performance.RCCL)
         points = one(record, node, said, gpus, judged)
-        series.append({"name": f"all_reduce, {gpus} GPUs of {node}", "points": points})
+        wanted = line(record, QUANTITY, [node]) if judged else None
+        series.append({"name": f"all_reduce, {gpus} GPUs of {node}", "points": points, "threshold": wanted})
     for tool, said in summed["all"].items():
         points = one(record, "", said, gpus * len(nodes), judged, tool)
-        name = tool.removesuffix("_perf")
-        series.append({"name": f"{name}, {gpus * len(nodes)} GPUs on {len(nodes)} nodes", "points": points})
+        name = f"{tool.removesuffix('_perf')}, {gpus * len(nodes)} GPUs on {len(nodes)} nodes"
+        wanted = line(record, performance.OTHERS.get(tool, QUANTITY), nodes) if judged else None
+        series.append({"name": name, "points": points, "threshold": wanted})
     draw(record, series)
 
 
@@ -128,27 +130,33 @@ def by_our_benchmark(record: Recorder, summed: Mapping[str, Any]) -> None:
     if wrong:
         why = f"{wrong['side']} of {wrong['bytes']} bytes sums up something else than {BACKEND}"
         record.failed("", f"{why}: relative error {wrong['error']:g}", wanted=f"at most {TOLERANCE:g}")
-    points = [[row["bytes"], row["busbw_gb_s"]] for row in rows if row["side"] == BACKEND]
-    (small, slow), (large, fast) = points[0], points[-1]
+    carried = 2 * (summed["ranks"] - 1) / summed["ranks"]  # busbw by algbw, of an all-reduce
+    speeds = [(row["bytes"], row["busbw_gb_s"]) for row in rows if row["side"] == BACKEND]
+    points = [[size, busbw, *([busbw / carried] if carried else [])] for size, busbw in speeds]
+    (small, slow), (large, fast) = speeds[0], speeds[-1]
+    judged = bool(summed["gpus"]) and large >= BIG and entire(record, nodes, summed["ranks"] // len(nodes))
     if fast < slow * GROWTH:
         why = f"{large} bytes go no faster than {small}: {fast:.3g} and {slow:.3g} GB/s"
         record.failed("", why, fast, "GB/s", wanted=f"at least {GROWTH:g} times that of {small} bytes")
     else:
         evidence = f"busbw of {large} bytes; {where}, {by}, by rocstack_trainer.bench"
-        if summed["gpus"] and large >= BIG and entire(record, nodes, summed["ranks"] // len(nodes)):
+        if judged:
             record.judge("", fast, QUANTITY, evidence=evidence)
         else:
             record.measured("", fast, "GB/s", evidence=evidence)
-    draw(record, [{"name": f"all_reduce, {where} ({by})", "points": points}])
+    wanted = line(record, QUANTITY, nodes) if judged else None
+    draw(record, [{"name": f"all_reduce, {where} ({by})", "points": points, "threshold": wanted}])
+
+
+def line(record: Recorder, quantity: str, names: Collection[str]) -> dict[str, Any] | None:
+    """The threshold of the first of these nodes that has one, to be drawn."""
+    known = record.quantities[quantity]
+    real = [node for node in record.nodes if node.name in names and not node.virtual]
+    bounds = (known.of(*thresholds.hardware(node.profile)) for node in real if node.profile)
+    bound = next((each for each in bounds if each and each.least is not None), None)
+    return {"value": bound.least, "text": f"{bound.text(known.unit)}: {bound.source}"} if bound else None
 
 
 def draw(record: Recorder, series: list[dict[str, Any]]) -> None:
-    """With the threshold of the first node that has one, where it is about what was measured."""
-    known = record.quantities[QUANTITY]
-    real = [node for node in record.nodes if node.profile and not node.virtual]
-    bounds = (known.of(*thresholds.hardware(node.profile)) for node in real if node.profile)
-    bound = next((each for each in bounds if each), None)
-    line = {"value": bound.least, "text": f"{bound.text(known.unit)}: {bound.source}"} if bound else None
-    record.draw(
-        "curves", {"unit": known.unit, "series": [each for each in series if each["points"]], "threshold": line}
-    )
+    unit = record.quantities[QUANTITY].unit
+    record.draw("curves", {"unit": unit, "series": [each for each in series if each["points"]]})

@@ -7,6 +7,8 @@ from typing import Any
 from experiments.gpus import gres
 from states import profiles, readable
 
+from rocstack.errors import CheckFailed
+from rocstack.verify.parsers import amd_smi
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Node, Recorder
 
@@ -94,7 +96,8 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
     needs=("gpu", "jobs"),
     item=3,
     cause="cgroup.conf has no ConstrainDevices, or the worker may not write its cgroups; jobs reach others' GPUs",
-    next_step="`cluster.cgroup` of rocstack.yml; `rocstack status` says why Slurm does without cgroups",
+    next_step="`rocstack deploy INVENTORY --plan` names the workers on which cgroups can't be written (`mount | grep "
+    "cgroup` there); with these set right, and `cluster.cgroup: auto` in rocstack.yml, `rocstack deploy`",
     source="Slurm, cgroup.conf(5), ConstrainDevices",
 )
 def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: dict[str, Any]) -> None:
@@ -102,12 +105,13 @@ def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: 
     for node, said in _answers(record, gpu_jobs, "one"):
         seen = {path: why for path, why in said.get("devices", {}).items() if "renderD" in path}
         can = sorted(path for path, why in seen.items() if not why or (node.virtual and why in HARMLESS))
-        if "cgroup" not in settings.get("TaskPlugin", ""):
-            record.skipped(node.name, "Slurm does without cgroups here: nothing keeps a job from others' GPUs")
+        without = "" if "cgroup" in settings.get("TaskPlugin", "") else "Slurm does without cgroups here"
+        if without and node.virtual:
+            record.skipped(node.name, f"{without}: nothing keeps a job from others' GPUs")
         elif len(seen) < 2:
             record.skipped(node.name, "one GPU is all that the node has")
         else:
-            why = f"a job with one GPU may open {len(can)}: {', '.join(can)}"
+            why = f"{without and f'{without}; '}a job with one GPU may open {len(can)}: {', '.join(can)}"
             record.equal(node.name, len(can), 1, "GPUs", why=why, evidence=f"{len(seen)} device files")
 
 
@@ -151,13 +155,22 @@ def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
         counts["lspci"] = None if said["lspci"] is None else len(pcis & set(said["lspci"]))
         if not node.virtual:  # nothing computes there
             counts["rocminfo"] = said["agents"]
+            try:
+                counts["amd-smi"] = _listed((said.get("amd_smi") or {}).get("list"))
+            except CheckFailed as error:
+                record.failed(node.name, error.what)
         known = {tool: count for tool, count in counts.items() if count is not None}
         if not known:
-            record.skipped(node.name, "none of rocm-smi, rocminfo and lspci is in the image")
+            record.skipped(node.name, "none of rocm-smi, amd-smi, rocminfo and lspci is in the image")
         wrong = {tool: count for tool, count in known.items() if count != len(pcis)}
         for tool, count in (wrong or dict(list(known.items())[:1])).items():
             text = ", ".join(f"{name} {number}" for name, number in known.items())
             record.equal(node.name, count, len(pcis), "GPUs", why=f"{tool} sees {count} of {len(pcis)}", evidence=text)
+
+
+def _listed(text: str | None) -> int | None:
+    """GPUs, however many partitions each is of: functions of one PCI device."""
+    return None if text is None else len({gpu.bdf.rpartition(".")[0] for gpu in amd_smi.gpus(text)})
 
 
 @check(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,17 @@ import states
 from experiments.gpus import gres
 from states import profiles, readable
 
-from rocstack.errors import RocstackError
+from rocstack.errors import CheckFailed, RocstackError
 from rocstack.node.profile import NodeProfile
+from rocstack.verify.evidence import NotRecorded
+from rocstack.verify.parsers import amd_smi
 from rocstack.verify.plugin import check
 from rocstack.verify.record import Recorder
 
 ACCEPTANCE = "AMD system acceptance guide"
 CVS = "ROCm/cvs, host checks"
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
+Firmware = Mapping[int, Mapping[str, str]]  # GPU -> block -> version
 
 
 def gpus_only(profile: NodeProfile) -> NodeProfile:
@@ -90,23 +94,84 @@ def test_gpu_driver(record: Recorder) -> None:
 
 @check(
     name="gpu-firmware",
-    title="The GPUs' VBIOS is the same everywhere",
+    title="The GPUs' VBIOS and firmware are the same everywhere",
     level=2,
     needs=("gpu",),
     cause="a GPU was replaced, or left out of an update",
     next_step="`amd-smi firmware` and `amd-smi static --vbios`; the maker's update for the odd ones",
     source=CVS,
 )
-def test_gpu_firmware(record: Recorder) -> None:
-    def firmware(profile: NodeProfile) -> str | None:
+def test_gpu_firmware(record: Recorder, request: Any) -> None:
+    def vbios(profile: NodeProfile) -> str | None:
         read = [gpu.firmware for gpu in profile.gpus]
         return states.listed(read) if all(read) else None
 
-    if not any(gpu.firmware for _, profile in profiles(record) for gpu in profile.gpus):
+    if any(gpu.firmware for _, profile in profiles(record) for gpu in profile.gpus):
+        states.equal(record, "the VBIOS", vbios)
+    else:
         for node in record.nodes:
             record.skipped(node.name, "the driver says no VBIOS of any GPU")
-        return
-    states.equal(record, "the VBIOS", firmware)
+    for nodes in _firmware(record, _jobs(record, request)).values():
+        for name, wrong in odd(nodes).items():
+            blocks = {block: version for named in nodes[name].values() for block, version in named.items()}
+            if wrong:
+                why = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+                record.failed(name, why, len(blocks), "firmware blocks", evidence="\n".join(wrong))
+            else:
+                text = ", ".join(f"{block} {version}" for block, version in sorted(blocks.items()))
+                record.passed(name, len(blocks), "firmware blocks", evidence=text)
+
+
+def _jobs(record: Recorder, request: Any) -> dict[str, Any]:
+    """Empty where no job can run: other checks say that, and the VBIOS is known without one."""
+    try:
+        real = any(not node.no_jobs and not node.virtual for node in record.nodes)
+        return dict(request.getfixturevalue("gpu_jobs")) if real else {}
+    except (RocstackError, NotRecorded):
+        return {}
+
+
+def _firmware(record: Recorder, jobs: dict[str, Any]) -> dict[str, dict[str, Firmware]]:
+    """Model -> node -> what amd-smi says there. Of a virtual node it knows nothing."""
+    found: dict[str, dict[str, Firmware]] = defaultdict(dict)
+    for node, profile in profiles(record):
+        text = ((jobs.get(node.name, {}).get("all") or {}).get("amd_smi") or {}).get("firmware")
+        if node.virtual or text is None:
+            continue
+        try:
+            said = amd_smi.firmware(text)
+        except CheckFailed as error:
+            record.failed(node.name, error.what)
+            continue
+        models = {gpu.name or gpu.device for gpu in profile.gpus}
+        if len(models) > 1:
+            record.skipped(node.name, "its GPUs are of several models, each with firmware of its own")
+        elif not any(said.values()):
+            record.skipped(node.name, "amd-smi says no firmware of any GPU")
+        else:
+            found[models.pop()][node.name] = said
+    return found
+
+
+def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
+    """Node -> the blocks of its GPUs that have another version than those of most; all are of one model."""
+    blocks: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
+    for node, gpus in nodes.items():
+        for gpu, named in gpus.items():
+            for block, version in named.items():
+                blocks[block].append((node, gpu, version))
+    found: dict[str, list[str]] = {node: [] for node in nodes}
+    for block, rows in sorted(blocks.items()):
+        versions = [version for *_, version in rows]
+        usual = max(sorted(set(versions)), key=versions.count)
+        others: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for node, gpu, version in rows:
+            if version != usual:
+                others[node, version].append(gpu)
+        for (node, version), own in others.items():
+            which = f"GPU {own[0]}" if len(own) == 1 else f"{len(own)} GPUs"
+            found[node].append(f"{which}: {block} {version}, most have {usual}")
+    return found
 
 
 @check(

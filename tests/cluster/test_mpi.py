@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from experiments import links
 from experiments.links import BETTER, UNITS, Pair
-from experiments.mpi import PARTS, TASKS, launched, seconds, wanted
+from experiments.mpi import PARTS, TASKS, launched, others, seconds, wanted
 from experiments.performance import whole
 from experiments.rdma import not_for
 
@@ -23,12 +23,14 @@ LAUNCH = "MPI does not start"
 
 @pytest.fixture(scope="session")
 def mpi(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
-    """What the ranks of programs/mpi.py answered."""
+    """What the ranks of programs/mpi.py answered; `others`: the nodes on which jobs of others ran meanwhile."""
 
     def fetch() -> dict[str, Any]:
         nodes = cluster.allocated()
         whole(cluster, math.ceil((seconds(len(nodes)) * len(PARTS)) / 60) + 1)
-        return launched(cluster.slurm, nodes, shared=any(node.virtual for node in all_nodes))
+        before = others(cluster.slurm, nodes)
+        found = launched(cluster.slurm, nodes, shared=any(node.virtual for node in all_nodes))
+        return found | {"others": sorted(before | others(cluster.slurm, nodes))}
 
     found: dict[str, Any] = evidence.take("mpi", fetch)
     return found
@@ -137,7 +139,7 @@ def pairs(record: Recorder, mpi: dict[str, Any], quantity: str) -> list[Pair]:
 
 def judge_pairs(record: Recorder, mpi: dict[str, Any], what: str) -> None:
     quick = {name for name, answers in by_node(mpi, "end").items() if over_rdma(answers)}
-    links.judge(record, pairs(record, mpi, what), what, quick)
+    links.judge(record, pairs(record, mpi, what), what, quick, mpi.get("others", ()))
 
 
 @check(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import Any
 
+import kernel
 import states
 from states import readable
 
@@ -21,14 +21,7 @@ PARAMETERS = {
     "iommu=pt": ("iommu=pt",),
     "amd_iommu=on": ("amd_iommu=on", "intel_iommu=on"),
 }
-# Of AMD's own list of what a healthy driver never says; the doctor's table has more.
-BAD_LINE = re.compile(
-    r"amdgpu.*(\berror\b|\bfail(ed|ure)?\b)|GPU (reset|hang)|ring \S+ timeout|\bpage fault\b|queue preemption"
-    r"|Call Trace:|uncorrectable|NIC Link is Down|CQ error",
-    re.IGNORECASE,
-)
-PASSING = re.compile(r"NIC Link is Down", re.IGNORECASE)  # a fault while it lasts; afterwards the ports tell
-RECENT = 15 * 60  # seconds, of AMD's guide
+RECENT = 15 * 60  # seconds, of AMD's guide, for which a link that was down is a fault; afterwards the ports tell
 SHOWN = 5
 
 
@@ -193,9 +186,10 @@ def test_kernel_log(record: Recorder, on_hosts: dict[str, Any]) -> None:
         entries = {name: entry for name, entry in states.known().items() if entry.text and entry.level == "error"}
         scanned = logscan.scan([text], states.known()).findings
         found = [finding for finding in scanned if finding.id in entries]
-        bad = [line for line in lines if BAD_LINE.search(line)]
+        bad = [line for line in lines if kernel.bad(line)]
         bad += [line for finding in found for line in finding.seen if line not in bad]
-        past = [line for line in bad if PASSING.search(line) and _age(line, on_hosts[node.name].get("now")) > RECENT]
+        now, started = on_hosts[node.name].get("now"), kernel.before_up(lines)
+        past = [line for line in bad if line in started or (kernel.LINK.search(line) and _age(line, now) > RECENT)]
         bad = [line for line in bad if line not in past]
         why = "; ".join(dict.fromkeys(finding.means for finding in found)) or f"{len(bad)} lines tell of errors"
         record.equal(node.name, len(bad), 0, "lines", why=why, evidence="\n".join((bad or past)[-SHOWN:]))
@@ -211,19 +205,23 @@ def _age(line: str, now: float | None) -> float:
 
 @check(
     name="firewall",
-    title="No firewall is in the way between the nodes",
+    title="No firewall keeps the nodes' packets from each other",
     level=1,
     needs=("nodes:2",),
-    cause="a firewall of the distribution is on; RDMA, MPI and torch use any port",
+    cause="a firewall of the distribution, or a site's own, refuses what no rule lets in; MPI and torch use any port",
     next_step="`ufw disable`, `systemctl disable --now firewalld`, or a rule that lets the cluster's networks through",
     source=NETWORKING,
 )
 def test_firewall(record: Recorder, on_hosts: dict[str, Any]) -> None:
+    """Whether one that lets some packets in lets in the right ones is what MPI's checks tell."""
     for node, tools in readable(record, on_hosts, "firewall"):
-        active = [f"{tool}: {what}" for tool, what in tools.items() if what]
-        if not tools:
+        refusing = [f"{tool}: {what}" for tool, what in tools.items() if what]
+        letting = [f"{tool}: {what}" for tool, what in on_hosts[node.name].get("filters", {}).items()]
+        if refusing:
+            record.failed(node.name, "; ".join(refusing), len(refusing), wanted="off")
+        elif letting:
+            record.measured(node.name, "on", wanted="off", evidence="\n".join(letting))
+        elif not tools:
             record.skipped(node.name, f"no firewall tool on {node.name}")
-        elif active:
-            record.failed(node.name, "; ".join(active), len(active), wanted="off")
         else:
             record.passed(node.name, "off", evidence=f"asked: {', '.join(tools)}")

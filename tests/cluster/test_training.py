@@ -120,14 +120,11 @@ def test_gpus_on_nodes(record: Recorder, on_gpus: Found) -> None:
 )
 def test_weights(record: Recorder, on_cpus: Found) -> None:
     rows = [row for row in of(on_cpus, "node", "all") if "before" in row]
-    others = {row["node"]: (row, when) for row, when in reversed(strangers(rows))}
+    others = strangers(rows)
     for name in taking_part(record, on_cpus):
         digests = {row["before"] for row in rows if row["node"] == name}
         if name in others:
-            row, when = others[name]
-            run = "of the node's" if row["run"] == "node" else "of all"
-            why = f"rank {row['rank']} of {row['world']} has other weights {when} than most {run} ranks"
-            record.failed(name, why, evidence="sha256 " + " ".join(sorted(digests)))
+            record.failed(name, others[name], evidence="sha256 " + " ".join(sorted(digests)))
         elif not digests:
             record.skipped(name, "its ranks did not come to train together")
         else:
@@ -231,13 +228,14 @@ def one_rank(record: Recorder, found: Found) -> None:
 
 
 def in_node(record: Recorder, found: Found, kind: str) -> None:
+    """What goes wrong with weights has a check of its own on CPUs; on GPUs it has not."""
     for name in taking_part(record, found):
         rows = of(found, "node", node=name)
         _, why, text = ill(rows, found["ranks"])
         if found["ranks"] < 2:
             record.skipped(name, "it has one GPU")
-        elif strangers(rows):
-            record.skipped(name, STRANGERS)
+        elif others := strangers(rows):
+            record.failed(name, others[name]) if kind == "gpu" else record.skipped(name, STRANGERS)
         elif why:
             record.failed(name, why, evidence=text or found["said"])
         else:
@@ -245,16 +243,23 @@ def in_node(record: Recorder, found: Found, kind: str) -> None:
 
 
 def on_nodes(record: Recorder, found: Found, kind: str) -> None:
+    """As `in_node`; and so it is with the data."""
     names = taking_part(record, found)
     rows = of(found, "all")
     node, why, text = ill(rows, found["ranks"] * len(names))
     if len(names) < 2:
         record.skipped("", f"{len(names)} of the nodes can take part")
-    elif strangers(rows):
+    elif (others := strangers(rows)) and kind == "gpu":
+        for name, why in others.items():
+            record.failed(name, why)
+    elif others:
         record.skipped("", STRANGERS)
     elif why:
         record.failed(node, why, evidence=text or found["said"])
-    elif misplaced(rows):
+    elif (wrong := misplaced(rows)) and kind == "gpu":
+        for node, why, number in wrong:
+            record.failed(node, why, number, "samples")
+    elif wrong:
         record.skipped("", "its ranks don't share the data as they should: see training-data")
     else:
         alike(record, "", rows[0], alone(found), kind)

@@ -199,7 +199,7 @@ def test_partitions() -> None:
         "AllowAccounts=default DefCpuPerGPU=48",
         "PartitionName=two Nodes=n[1-2,4] Default=NO MaxTime=1 State=DRAIN PriorityTier=1 DefCpuPerGPU=48",
         'PartitionName=none Nodes="" Default=NO MaxTime=UNLIMITED State=UP PriorityTier=1',
-        "PartitionName=rocstack-verify Nodes=ALL AllowAccounts=rocstack-verify Hidden=YES MaxTime=1440",
+        "PartitionName=rocstack-verify Nodes=ALL AllowAccounts=rocstack-verify Hidden=YES MaxTime=UNLIMITED",
     ]
 
 

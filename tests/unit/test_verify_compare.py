@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 from simulated import simulated_run
+from support import Cli
 from test_verify_verdict import on, result, run
 
+from rocstack.verify import artifacts, history
 from rocstack.verify.compare import compare
+from rocstack.verify.result import NodeSeen, Run
 
 
 def test_a_run_is_as_itself() -> None:
@@ -80,3 +85,101 @@ def test_it_is_json() -> None:
     found = compare(simulated_run(8, bad=()), simulated_run(8)).as_dict()
     assert found["regressed"] is True
     assert json.loads(json.dumps(found))["regressions"][0]["node"] == "n7"
+
+
+def width(value: float, unit: str = "GB/s", virtual: str | None = None, node: str = "n1", more: float = 9.0) -> Run:
+    """Nothing is known to judge it by."""
+    seen = tuple(NodeSeen(name=name, roles=("worker",), virtual=virtual) for name in ("n1", "n2"))
+    measures = (on(node, "measured", value=more, unit=unit), on(node, "measured", value=value, unit=unit))
+    return run(result(*measures, name="width"), seen=seen)
+
+
+@pytest.mark.parametrize("node", ["n1", ""])
+def test_a_value_that_halved_is_a_regression_without_any_threshold(node: str) -> None:
+    found = compare(width(100, node=node), width(50, node=node))
+    (value,) = found.values
+    assert (value.node, value.before, value.after, value.regression, found.regressions) == (node, 100, 50, True, ())
+    assert (found.worse, found.as_dict()["regressed"]) == (1, True)
+    assert not compare(width(50, node=node), width(100, node=node)).worse
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (width(100), width(75)),  # less than the noise of a busy fabric
+        (width(200, "W"), width(400, "W")),  # neither direction is known to be worse
+        (width(0.3, "s"), width(0.9, "s")),  # the start of a program
+    ],
+)
+def test_what_changed_and_is_no_regression(before: Run, after: Run) -> None:
+    found = compare(before, after)
+    assert len(found.values) == 1
+    assert not found.as_dict()["regressed"]
+
+
+def test_a_job_that_takes_seconds_longer_is_a_regression() -> None:
+    assert compare(width(4, "s"), width(8, "s")).worse == 1
+
+
+@pytest.mark.parametrize("node", ["n1", ""])
+def test_values_of_virtual_nodes_are_shown_and_are_no_regression(node: str) -> None:
+    found = compare(width(100, virtual="mi300x-thor2", node=node), width(50, virtual="mi300x-thor2", node=node))
+    assert [(value.word, value.share) for value in found.values] == [("worse, virtual", -0.5)]
+    assert not found.as_dict()["regressed"]
+
+
+def test_a_node_whose_check_fails_for_its_value_is_one_regression() -> None:
+    good, bad = (result(on("n1", state, value=value, unit="GB/s")) for state, value in (("passed", 9), ("failed", 1)))
+    assert compare(run(good), run(bad)).worse == 1
+
+
+def test_a_slow_node_is_no_regression_of_those_it_is_paired_with() -> None:
+    found = compare(simulated_run(8, bad=(), slow=()), simulated_run(8, bad=(), slow=("n5",)))
+    assert {(value.check, value.node) for value in found.values if value.regression} == {
+        ("hbm", "n5"), ("mpi-pairs", "n5"),
+    }  # fmt: skip
+
+
+def written(folder: Path, found: Run) -> Path:
+    folder.mkdir(parents=True)
+    artifacts.write(found, folder)
+    return folder
+
+
+def test_the_exit_code_and_what_is_said(cli: Cli, tmp_path: Path) -> None:
+    fast, slow = written(tmp_path / "a", width(100)), written(tmp_path / "b", width(50))
+    worse = cli("report", "--compare", str(fast), str(slow))
+    assert worse.code == 1
+    assert "1 regression, 0 repaired, 1 value changed" in worse.out
+    assert [line.split()[-1] for line in worse.out.splitlines() if line.startswith("width")] == ["regression"]
+    assert cli("report", "--compare", str(slow), str(fast)).code == 0
+    virtual = [written(tmp_path / name, width(value, virtual="m")) for name, value in (("c", 100), ("d", 50))]
+    noise = cli("report", "--compare", *map(str, virtual))
+    assert noise.code == 0
+    assert "a value of virtual nodes is no regression" in noise.out
+
+
+def at(day: int, value: float) -> Run:
+    return width(value).model_copy(update={"id": f"run-{day}", "when": f"2026-11-0{day}T00:00:00Z"})
+
+
+def test_the_last_run_is_the_one_that_ran_last_whatever_its_folder_is_called(cli: Cli, tmp_path: Path) -> None:
+    runs = tmp_path / ".rocstack/verify"
+    for name, day in (("20261103-000000", 3), ("replay-20261102-000000", 2), ("20261101-000000", 1)):
+        written(runs / name, at(day, 100))
+    (runs / "torn").mkdir()
+    (runs / "torn/report.json").write_text("{")
+    assert "20261103-000000" in cli("report", "--json").json()["report"]
+
+
+def test_a_report_that_is_written_again_keeps_its_comparison(cli: Cli, tmp_path: Path) -> None:
+    runs = tmp_path / ".rocstack/verify"
+    for day, value in ((1, 100), (2, 50), (3, 70)):
+        history.note(at(day, value), runs, written(runs / f"2026110{day}-000000", at(day, value)))
+    page = runs / "20261102-000000/report.html"
+    assert "Since the last run" not in page.read_text()
+    assert cli("report", str(page.parent)).code == 0
+    assert "Since the last run, 1 Nov 2026" in page.read_text()
+    assert "-50 %, regression" in page.read_text()
+    assert cli("report", str(page.parent), "--previous", str(runs / "20261103-000000")).code == 0
+    assert "Since the last run, 3 Nov 2026" in page.read_text()

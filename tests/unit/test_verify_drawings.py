@@ -49,7 +49,7 @@ def test_many_nodes_are_tiles_of_the_worst() -> None:
     assert (round(bad.x / found.side), round(bad.y / found.side)) == (33, 23)
 
 
-def test_curves_stand_below_or_above_their_threshold() -> None:
+def test_curves_stand_below_or_above_the_threshold_of_an_older_report() -> None:
     given = drawings.Curves(
         unit="GB/s",
         series=(
@@ -60,11 +60,44 @@ def test_curves_stand_below_or_above_their_threshold() -> None:
     )
     found = curves.chart(given)
     assert found is not None
+    assert found.tables[0].rows[1] == ("8 GiB", "", "350")
     assert found.threshold is not None
     assert all(curve.end[1] < found.threshold.at for curve in found.curves)
     assert abs(found.curves[0].label - found.curves[1].label) >= curves.APART
     assert [tick.text for tick in found.xs][:2] == ["1 KiB", "8 KiB"]
     assert curves.chart(drawings.Curves(unit="x", series=())) is None
+
+
+def test_each_curve_has_its_own_threshold_and_a_table_of_both_bandwidths() -> None:
+    known = {"all_reduce": (331.0, 176.5, 304), "alltoall": (47.0, 50.1, 45), "mine": (0.5, 0.3, None)}
+    given = {
+        "unit": "GB/s",
+        "series": [
+            {
+                "name": name,
+                "points": [[1024, 0.5, 0.25], [2**33, busbw, algbw]],
+                "threshold": {"value": least, "text": f"at least {least}: s"} if least else None,
+            }
+            for name, (busbw, algbw, least) in known.items()
+        ],
+    }
+    found = curves.chart(drawings.Curves.model_validate_json(json.dumps(given)))
+    assert found is not None
+    lines = {curve.name: curve for curve in found.curves}
+    assert {curve.text for curve in found.curves} == {
+        "all_reduce 331 (304 wanted)", "alltoall 47 (45 wanted)", "mine 0.5",
+    }  # fmt: skip
+    for name in ("all_reduce", "alltoall"):
+        assert lines[name].end[1] < (lines[name].bound or 0) < lines[name].end[1] + 40
+    assert (lines["mine"].bound, found.threshold) == (None, None)
+    assert found.tables[1] == curves.Table(
+        "alltoall", "at least 45: s", (("1 KiB", "0.25", "0.5"), ("8 GiB", "50.1", "47"))
+    )
+    assert not found.long
+    many = {**given, "series": [{"name": "a", "points": [[size, 1, 1] for size in range(1, 14)]}] * 30}
+    long = curves.chart(drawings.Curves.model_validate_json(json.dumps(many)))
+    assert long is not None
+    assert (long.long, len(long.tables), long.unsaid) == (True, curves.TABLES, 30 - curves.TABLES)
 
 
 @pytest.mark.parametrize("points", [((8.0, 0.0),), ((8.0, 5.0),), ((1.0, 1e-9), (3.0, 2e-9))])

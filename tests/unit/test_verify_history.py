@@ -17,7 +17,7 @@ from rocstack.cli import verify_more
 from rocstack.cli.ui import Interrupted
 from rocstack.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.verify import drain, history, store
-from rocstack.verify.result import NodeSeen, Run
+from rocstack.verify.result import NodeSeen, Run, SlowNode
 from rocstack.verify.store import Kept
 
 
@@ -130,6 +130,13 @@ def test_the_report_to_compare_with(tmp_path: Path) -> None:
     assert history.report(tmp_path / "none", history.entry(failed())) is None
 
 
+def test_a_run_is_compared_with_one_before_it(tmp_path: Path) -> None:
+    runs = [failed().model_copy(update={"when": f"2026-11-0{day}T00:00:00Z"}) for day in (1, 2, 3)]
+    folders = [reported(day, each, tmp_path) for day, each in enumerate(runs, 1)]
+    assert history.report(tmp_path, history.entry(at(2, runs[1]))) == folders[0]
+    assert history.report(tmp_path, history.entry(at(1, runs[0]))) is None
+
+
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a watch says; every pause is over at once."""
@@ -167,6 +174,12 @@ def test_a_watch_says_a_line_a_run_and_what_changed(said: list[str], tmp_path: P
         "n2 passes again",
     ]
     assert len(history.read(tmp_path)) == 3
+
+
+def test_a_watch_names_the_slow_node(said: list[str], tmp_path: Path) -> None:
+    slow = SlowNode(check="hbm", node="n3", value=2050, usual=4100, unit="GB/s", share=0.5, nodes=4)
+    watched(iter([at(1, failed()).model_copy(update={"slow_nodes": (slow,)})]), tmp_path)
+    assert said[1] == "          slow: hbm: n3: 50 % below the median of 4 nodes (2050 GB/s, not 4100)"
 
 
 def test_a_watch_that_may_not_drain_goes_on(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

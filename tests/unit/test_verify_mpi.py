@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +48,15 @@ def link(**values: Any) -> Edit:
     return lambda evidence: answers(evidence, "links", "n1")[0]["row"]["n2"].update(values)
 
 
+def over_tcp(evidence: dict[str, Any]) -> None:
+    """On real nodes, of which each has RDMA."""
+    evidence["cluster"]["labels"]["io.rocstack.nic"] = "broadcom"
+    for node in evidence["cluster"]["nodes"]:
+        node["virtual"] = node["profile"]["virtual"] = None
+    others = [each for each in evidence["mpi"]["answers"] if each["part"] != "end"]
+    evidence["mpi"]["answers"] = [*others, *ends(["ucx"], ["tcp/eno1"])]
+
+
 FAULTS: list[tuple[str, Edit, str]] = [
     ("mpi-launch", changed("launch", world=1), "a world of 1, not 4: it was started without PMIx"),
     ("mpi-launch", changed("launch", rank=0), "2 that no other node has are wanted"),
@@ -61,6 +72,7 @@ FAULTS: list[tuple[str, Edit, str]] = [
     ("mpi-collectives", changed("collectives", right=900, cases=900, kinds=284), "only 284 of 285 collectives"),
     ("mpi-collectives", changed("collectives", right=286, cases=286, kinds=0), "only 0 of 285 collectives"),
     ("mpi-collectives", lost("collectives"), "it did not end"),
+    ("mpi-transport", over_tcp, "ucx over tcp/eno1: not RDMA"),
 ]
 
 
@@ -68,7 +80,7 @@ FAULTS: list[tuple[str, Edit, str]] = [
 def test_its_check_is_red_and_no_other(check: str, edit: Edit, says: str) -> None:
     evidence = good()
     edit(evidence)
-    found = replay(evidence, only="mpi-*", level=1)
+    found = replay(evidence, only="mpi-*")
     assert red(found) == {check}
     assert says in found[check].why
 
@@ -123,7 +135,7 @@ def many(count: int, *, real: bool = True) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("check", "values"), [("mpi-latency", {"latency_us": 5.0}), ("mpi-bandwidth", {"bandwidth": 15})]
+    ("check", "values"), [("mpi-latency", {"latency_us": 90.0}), ("mpi-bandwidth", {"bandwidth": 15})]
 )
 def test_a_pair_unlike_the_others_fails_though_no_threshold_says_so(check: str, values: dict[str, float]) -> None:
     evidence = many(4)
@@ -133,6 +145,95 @@ def test_a_pair_unlike_the_others_fails_though_no_threshold_says_so(check: str, 
     bad = {frozenset((m.node, m.peer)) for m in found.measures if m.state == "failed"}
     assert bad == {frozenset(("n2", "n3"))}
     assert "the median pair has" in found.why
+
+
+@pytest.mark.parametrize(
+    ("usual", "slow", "lanes", "state"),
+    [
+        (20.0, 45.0, ["tcp/eno1"], "passed"),
+        (20.0, 60.0, ["tcp/eno1"], "failed"),
+        (40.0, 60.0, ["tcp/eno1"], "passed"),
+        (2.0, 9.0, ["rc_verbs/bnxt_re0:1"], "passed"),
+        (2.0, 15.0, ["rc_verbs/bnxt_re0:1"], "failed"),
+    ],
+)
+def test_a_latency_that_nobody_minds_is_not_slow(usual: float, slow: float, lanes: list[str], state: str) -> None:
+    evidence = many(4)
+    for answer in evidence["mpi"]["answers"]:
+        for link in answer["row"].values():
+            link["latency_us"] = usual
+    answers(evidence, "links", "n2")[0]["row"]["n3"]["latency_us"] = slow
+    evidence["mpi"]["answers"] += ends(["ucx"], lanes, ("n1", "n2", "n3", "n4"))
+    assert replay(evidence, only="mpi-latency", level=1)["mpi-latency"].state == state
+
+
+SLOW: list[tuple[str, dict[str, float]]] = [
+    ("mpi-latency", {"latency_us": 90.0}),  # as others have it not
+    ("mpi-latency", {"latency_us": 6000.0}),
+    ("mpi-bandwidth", {"bandwidth": 15.0}),
+    ("mpi-bandwidth", {"bandwidth": 0.001}),
+]
+
+
+@pytest.mark.parametrize(("check", "values"), SLOW)
+@pytest.mark.parametrize("real", [True, False])
+def test_a_node_on_which_others_compute_is_not_slow(check: str, values: dict[str, float], real: bool) -> None:
+    """Not even below a threshold; and the same between two others fails."""
+    evidence = many(4, real=real)
+    answers(evidence, "links", "n2")[0]["row"]["n3"].update(values)
+    alone = replay(evidence, only=check, level=1)[check]
+    if alone.state == "passed":  # virtual nodes aren't compared with each other
+        return
+    assert alone.state == "failed"
+    evidence["mpi"]["others"] = ["n3"]
+    found = replay(evidence, only=check, level=1)[check]
+    assert found.state == "passed"
+    (odd,) = [measure for measure in found.measures if measure.state == "measured" and measure.why]
+    assert {odd.node, odd.peer} == {"n2", "n3"}
+    assert odd.value in values.values()
+    assert odd.why.endswith("; jobs of others ran on n3 meanwhile")
+    evidence["mpi"]["others"] = ["n4"]
+    assert red(replay(evidence, only=check, level=1)) == {check}
+
+
+@pytest.mark.parametrize("values", [{"wrong": 3}, {"wrong": 3, "bandwidth": 0.001}, {"bandwidth": None}])
+def test_jobs_of_others_explain_no_wrong_data_and_no_silence(values: dict[str, float | None]) -> None:
+    evidence = many(4)
+    answers(evidence, "links", "n2")[0]["row"]["n3"].update(values)
+    evidence["mpi"]["others"] = ["n1", "n2", "n3", "n4"]
+    assert red(replay(evidence, only="mpi-bandwidth", level=1)) == {"mpi-bandwidth"}
+
+
+def test_among_many_nodes_one_with_others_jobs_hides_no_other() -> None:
+    """The worst pair of n9 would be that with n4, which proves nothing."""
+    evidence = many(30)
+    for peer, bandwidth in (("n4", 0.001), ("n5", 0.002)):
+        answers(evidence, "links", "n9")[0]["row"][peer]["bandwidth"] = bandwidth
+    answers(evidence, "links", "n5")[0]["row"]["n4"]["bandwidth"] = 0.001
+    evidence["mpi"]["others"] = ["n4"]
+    found = replay(evidence, only="mpi-bandwidth", level=1)["mpi-bandwidth"]
+    assert [(m.node, m.peer) for m in found.measures if m.state == "failed"] == [("n9", "n5")]
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("n[1-2]|train|n7\nn3|rocstack-verify-54b718\n  n4|rocstack-verify-54b718-short\nn9|x\n", {"n1", "n2"}),
+        ("n3|rocstack-verify-0aa000\n", {"n3"}),
+        ("", set()),
+    ],
+)
+def test_on_which_nodes_others_have_jobs(said: str, found: set[str]) -> None:
+    """Also in hidden partitions, and those that only an administrator is shown."""
+    asked: list[str] = []
+
+    def admin(*words: str) -> SimpleNamespace:
+        asked.extend(words)
+        return SimpleNamespace(stdout=said)
+
+    slurm = SimpleNamespace(admin=admin, name="rocstack-verify-54b718")
+    assert mpi.others(slurm, ["n1", "n2", "n3", "n4"]) == found
+    assert {"--all", "--states=running,completing", "--format=%N|%j"} <= {*asked}
 
 
 def test_virtual_nodes_share_a_machine_and_are_not_compared() -> None:
@@ -169,8 +270,8 @@ def test_mpi_must_go_over_rdma_where_it_is(pml: list[str], lanes: list[str], sta
     assert replay(evidence, only="mpi-transport")["mpi-transport"].state == state
 
 
-def ends(pml: list[str], lanes: list[str]) -> list[dict[str, Any]]:
-    return [{"part": "end", "node": name, "rank": 0, "code": 0, "pml": pml, "lanes": lanes} for name in ("n1", "n2")]
+def ends(pml: list[str], lanes: list[str], names: Sequence[str] = ("n1", "n2")) -> list[dict[str, Any]]:
+    return [{"part": "end", "node": name, "rank": 0, "code": 0, "pml": pml, "lanes": lanes} for name in names]
 
 
 def test_an_image_without_rdma_need_not_use_it() -> None:
@@ -236,6 +337,32 @@ class Srun:
             for _ in range(mpi.wanted(part))
         ]
         return Step(int(len(done) < len(parts)), "\n".join(rows), HANGS)
+
+
+class Sshd(Srun):
+    """That of the control node: it drops connections while more than ten begin, and the first one to each node."""
+
+    def __init__(self) -> None:
+        super().__init__(apart=True)
+        self.open, self.most = 0, 0
+        self.dropped: set[str] = set()
+
+    def step(self, *words: str, nodes: Sequence[str], **more: Any) -> Step:
+        (first, *others), self.open = nodes, self.open + 1
+        self.most = max(self.most, self.open)
+        time.sleep(0.02)
+        self.open -= 1
+        if not others and first not in self.dropped:
+            self.dropped.add(first)
+            return Step(255, "", "kex_exchange_identification: Connection reset by peer")
+        return super().step(*words, nodes=nodes, **more)
+
+
+def test_a_connection_that_sshd_drops_is_no_fault_of_the_node() -> None:
+    sshd = Sshd()
+    found = mpi.launched(sshd, [f"n{number}" for number in range(40)], shared=True)
+    assert found["broken"] == {}
+    assert sshd.most <= 10
 
 
 def test_what_comes_after_a_part_that_hangs_is_run_without_it() -> None:

@@ -165,6 +165,161 @@ def test_what_nobody_could_read_has_not_passed(check: str, part: str, value: dic
     assert replay(evidence, only=check)[check].state == ("measured" if check == "topology" else "skipped")
 
 
+def halved(**card: Any) -> dict[str, Any]:
+    """Both nodes with a data network that came up at 200 Gb/s; `card` changes the cards."""
+    evidence = recorded()
+    for node in evidence["cluster"]["nodes"]:
+        profile = node["profile"]
+        for nic in profile["nics"][:8]:
+            nic |= card
+        for netdev in profile["netdevs"]:
+            netdev["speed"] = min(netdev["speed"], 200000)
+        for device in profile["verbs"]:
+            device["ports"][0]["rate"] = 200000
+    return evidence
+
+
+def test_a_fabric_that_came_up_at_half_its_speed_as_a_whole_is_slow() -> None:
+    results = replay(halved())
+    assert red(results) == {"nic-speed"}
+    found = results["nic-speed"].measures
+    assert [(each.state, each.value, each.wanted) for each in found] == [("failed", 200, "at least 400 Gb/s")] * 2
+    assert "broadcom 400G at 200 Gb/s, at least 400 Gb/s wanted: bnxt_re0, " in found[0].why
+    assert found[0].source.startswith("system acceptance")
+
+
+@pytest.mark.parametrize("card", [{"device": "15b3:1021", "nic": "mellanox"}, {"device": "14e4:9999"}])
+def test_a_card_whose_id_does_not_say_its_speed_is_compared_only(card: dict[str, Any]) -> None:
+    found = replay(halved(**card), only="nic-speed")["nic-speed"].measures
+    assert [(each.state, each.value) for each in found] == [("passed", 200)] * 2
+
+
+BLOCKS = {"CP_MEC1": "166", "RLC": "33", "PSP_SOSDRV": "36.00.43"}
+
+
+def with_firmware(**of_gpu: dict[int, dict[str, str]]) -> dict[str, Any]:
+    """Real nodes whose amd-smi answers; `of_gpu`: node -> GPU -> what is other there."""
+    evidence = real(recorded())
+    for node in ("n1", "n2"):
+        named = [BLOCKS | of_gpu.get(node, {}).get(number, {}) for number in range(8)]
+        blocks = [[{"fw_id": key, "fw_version": value} for key, value in each.items()] for each in named]
+        rows = [{"gpu": number, "fw_list": each} for number, each in enumerate(blocks)]
+        listed = [{"gpu": number, "bdf": f"0000:{number:02x}:00.0", "uuid": f"{number}"} for number in range(8)]
+        evidence["gpu_jobs"][node]["all"]["amd_smi"] = {"firmware": json.dumps(rows), "list": json.dumps(listed)}
+    return evidence
+
+
+def firmware_of(evidence: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    found = replay(evidence, only="gpu-firmware")["gpu-firmware"].measures
+    told = [m for m in found if m.unit == "firmware blocks" or m.state == "skipped"]
+    return [(m.state, m.node, m.value) for m in sorted(told, key=lambda m: m.node)]
+
+
+def test_all_firmware_of_the_gpus_is_the_same() -> None:
+    evidence = with_firmware()
+    assert red(replay(evidence)) == set()
+    assert firmware_of(evidence) == [("passed", "n1", 3), ("passed", "n2", 3)]
+
+
+def test_a_gpu_with_other_firmware_is_named_with_its_node() -> None:
+    results = replay(with_firmware(n2={5: {"CP_MEC1": "165"}}))
+    assert red(results) == {"gpu-firmware"}
+    assert [m.node for m in results["gpu-firmware"].measures if m.state == "failed"] == ["n2"]
+    assert results["gpu-firmware"].why == "GPU 5: CP_MEC1 165, most have 166"
+
+
+def test_a_node_with_other_firmware_is_told_once_for_each_block() -> None:
+    odd = {"CP_MEC1": "165", "RLC": "32"}
+    results = replay(with_firmware(n2=dict.fromkeys(range(1, 8), odd)), only="gpu-firmware")
+    texts = {m.node: m.why for m in results["gpu-firmware"].measures if m.state == "failed"}
+    assert texts == {"n2": "7 GPUs: CP_MEC1 165, most have 166; 7 GPUs: RLC 32, most have 33"}
+
+
+def test_gpus_of_another_model_have_firmware_of_their_own() -> None:
+    evidence = with_firmware(n2={number: {"CP_MEC1": "165"} for number in range(8)})
+    for gpu in evidence["cluster"]["nodes"][1]["profile"]["gpus"]:
+        gpu["name"] = "AMD Instinct MI325X OAM"
+    assert firmware_of(evidence) == [("passed", "n1", 3), ("passed", "n2", 3)]
+
+
+def test_firmware_that_nobody_could_read_is_not_equal() -> None:
+    """Not of a block, of a GPU, of a node, nor where the image has no amd-smi."""
+    evidence = with_firmware(n2={2: {"RLC": "N/A"}})
+    assert firmware_of(evidence) == [("passed", "n1", 3), ("passed", "n2", 3)]
+    said = evidence["gpu_jobs"]["n2"]["all"]
+    said["amd_smi"]["firmware"] = json.dumps([{"gpu": number, "fw_list": "N/A"} for number in range(8)])
+    assert firmware_of(evidence) == [("passed", "n1", 3), ("skipped", "n2", None)]
+    said["amd_smi"]["firmware"] = None
+    assert firmware_of(evidence) == [("passed", "n1", 3)]
+    evidence["gpu_jobs"]["n2"]["all"] = {"error": "srun: error: Immediate execution impossible"}
+    assert firmware_of(evidence) == [("passed", "n1", 3)]
+    del evidence["gpu_jobs"]
+    assert firmware_of(evidence) == []
+    virtual = recorded()
+    virtual["gpu_jobs"]["n2"]["all"]["amd_smi"] = {"firmware": "[]", "list": "[]"}
+    assert red(replay(virtual)) == set()
+
+
+@pytest.mark.parametrize("words", ["", '[{"gpu": 0, "fw_', "ERROR:root:driver not initialized"])
+@pytest.mark.parametrize(("what", "check"), [("firmware", "gpu-firmware"), ("list", "gpu-tools")])
+def test_what_amd_smi_breaks_off_is_an_error_of_its_node(words: str, what: str, check: str) -> None:
+    evidence = with_firmware()
+    evidence["gpu_jobs"]["n2"]["all"]["amd_smi"][what] = words
+    results = replay(evidence)
+    assert red(results) == {check}
+    assert [m.node for m in results[check].measures if m.state == "failed"] == ["n2"]
+    assert results[check].why.startswith(f"amd-smi {what}")
+
+
+def test_amd_smi_counts_the_gpus_too() -> None:
+    evidence = with_firmware()
+    said = evidence["gpu_jobs"]["n2"]["all"]["amd_smi"]
+    said["list"] = json.dumps(json.loads(said["list"])[1:])
+    results = replay(evidence)
+    assert red(results) == {"gpu-tools"}
+    assert results["gpu-tools"].why == "amd-smi sees 7 of 8"
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "says"),
+    [
+        ('[{"gpu": 0, "links": [{"gpu": 3, "link_type": "XGMI", "link_status": "ENABLED"}]}]', "passed", ""),
+        (
+            '[{"gpu": 3, "links": [{"gpu": 0, "link_type": "XGMI", "link_status": "DISABLED"}]}]',
+            "failed",
+            "links of 0-3",
+        ),
+        ('[{"gpu": 3, "links": [{"gpu": 0, "link_type": "PCIE", "link_status": "DISABLED"}]}]', "passed", ""),
+        ('{"error": "Command \'topology\' is invalid.", "code": -1}', "passed", ""),
+    ],
+)
+def test_a_link_that_amd_smi_calls_disabled(words: str, state: str, says: str) -> None:
+    """Older ones answer in another form: rocm-smi is asked anyhow."""
+    evidence = with_firmware()
+    evidence["gpu_jobs"]["n2"]["all"]["amd_smi"]["topology"] = words
+    results = replay(evidence, only="gpu-links")
+    (found,) = [measure for measure in results["gpu-links"].measures if measure.node == "n2"]
+    assert found.state == state
+    assert says in found.why
+    assert ("amd-smi" in found.evidence) == ("error" in words)
+
+
+def test_what_amd_smi_says_travels_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what indents it; what it complains of, where it says nothing else; nothing, where it isn't there."""
+    source = (suite.checks() / "programs/gpus.py").read_text().partition("\nanswer = ")[0]
+    program: dict[str, Any] = {}
+    exec(source, program)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert program["amd_smi"]() == dict.fromkeys(("firmware", "list", "topology"))
+    tool = tmp_path / "amd-smi"
+    tool.write_text(
+        '#!/bin/sh\n[ $1 = list ] && { echo "no driver" >&2; exit 3; }\nprintf \'[\\n    {"gpu": 0}\\n]\\n\'\n'
+    )
+    tool.chmod(0o755)
+    text = '[\n{"gpu": 0}\n]'
+    assert program["amd_smi"]() == {"firmware": text, "list": "no driver", "topology": text}
+
+
 def test_links_that_all_nodes_lack_are_missing() -> None:
     evidence = recorded()
     for node in evidence["cluster"]["nodes"]:
@@ -180,35 +335,6 @@ def test_links_that_all_nodes_lack_are_missing() -> None:
 )
 def test_one_odd_node_changes_nothing_for_the_others(counts: tuple[int, ...], taken: int) -> None:
     assert usual(counts) == taken
-
-
-NFT = """table inet filter {
-\tchain input {
-\t\ttype filter hook input priority filter; policy %s;
-\t\tct state established,related accept
-\t\tip saddr 192.0.2.1 drop
-%s\t}
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("policy", "last", "found"),
-    [
-        ("accept", "", ""),
-        ("drop", "", "type filter hook input priority filter; policy drop"),
-        ("accept", "\t\treject with icmpx admin-prohibited\n", "reject with icmpx admin-prohibited"),
-        ("accept", "\t\tcounter packets 3 bytes 180 drop\n", "counter packets 3 bytes 180 drop"),
-    ],
-)
-def test_rules_that_refuse_the_rest(policy: str, last: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever no earlier rule has let in; a rule for one address is not in the way."""
-    source = (suite.checks() / "programs/host.py").read_text().partition("\nprint(")[0]
-    host: dict[str, Any] = {}
-    exec(source, host)
-    host["said"] = lambda *command: NFT % (policy, last) if command[0] == "nft" else None
-    monkeypatch.setattr(host["shutil"], "which", lambda name: None)
-    assert host["firewall"]() == {"nftables": found}
 
 
 def test_the_topology_is_drawn() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import simulated_run
 from test_verify_verdict import pairs, result, run
 
-from rocstack.verify import outliers
-from rocstack.verify.result import Measure
+from rocstack.cli.verify_report import show
+from rocstack.verify import artifacts, outliers
+from rocstack.verify.result import SCHEMA, Measure, NodeSeen, read
 
 UNITS = ("GB/s", "us")
 NOISE = st.floats(0.95, 1.05)
@@ -50,18 +55,21 @@ def test_a_difference_below_the_clock_is_none() -> None:
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_of_few_nodes_it_cannot_be_told(nodes: int) -> None:
     measures = [Measure(state="passed", node=f"n{i}", value=100.0 if i else 40.0, unit="GB/s") for i in range(nodes)]
-    (found,) = outliers.find(run(result(*measures)))
+    seen = [NodeSeen(name=f"n{i}", roles=("worker",)) for i in range(nodes)]
+    (found,) = outliers.find(run(result(*measures), seen=tuple(seen)))
     assert (found.node, found.sure) == ("n0", False)
-    assert found.text == (
+    assert outliers.text(found) == (
         f"n0: 60 % below the best of {nodes} nodes (40 GB/s, not 100); "
         "of fewer than 4 nodes it can't be told which is unusual"
     )
+    virtual = tuple(each.model_copy(update={"virtual": "mi300x-thor2"}) for each in seen)
+    assert not outliers.find(run(result(*measures), seen=virtual)), "they share a machine"
 
 
 def test_it_is_said_in_words() -> None:
     measures = [Measure(state="passed", node=f"n{i}", value=100 if i else 69, unit="GB/s") for i in range(16)]
     (found,) = outliers.find(run(result(*measures)))
-    assert found.text == "n0: 31 % below the median of 16 nodes (69 GB/s, not 100)"
+    assert outliers.text(found) == "n0: 31 % below the median of 16 nodes (69 GB/s, not 100)"
 
 
 def test_a_slow_nodes_peers_are_not_slow() -> None:
@@ -86,3 +94,43 @@ def test_the_slow_node_of_a_simulated_cluster(nodes: int) -> None:
     found = outliers.find(simulated_run(nodes, bad=(), slow=("n4",)))
     assert {each.node for each in found} == {"n4"}
     assert {each.check for each in found} == {"mpi-pairs", "hbm"}
+
+
+def test_the_slow_node_is_in_every_file_and_fails_nothing(tmp_path: Path) -> None:
+    artifacts.write(simulated_run(8, bad=(), slow=("n5",)), tmp_path)
+    assert (tmp_path / "slow_nodes.txt").read_text() == "n5\n"
+    assert (tmp_path / "failing_nodes.txt").read_text() == ""
+    written = json.loads((tmp_path / "report.json").read_text())
+    jsonschema.validate(written, artifacts.schema())
+    found = {each["check"]: each for each in written["slow_nodes"]}
+    assert set(found) == {"mpi-pairs", "hbm"}
+    assert (found["hbm"]["node"], found["hbm"]["unit"], found["hbm"]["sure"]) == ("n5", "GB/s", True)
+    assert found["hbm"]["value"] < 0.6 * found["hbm"]["usual"]
+    assert read(tmp_path).passed
+
+
+def test_where_it_cannot_be_told_which_is_slow_no_script_is_told(tmp_path: Path) -> None:
+    artifacts.write(simulated_run(2, bad=(), slow=("n2",)), tmp_path)
+    assert [each.sure for each in read(tmp_path).slow_nodes] == [False]
+    assert (tmp_path / "slow_nodes.txt").read_text() == ""
+
+
+def test_the_slow_node_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifacts.write(simulated_run(8, bad=(), slow=("n5",)), tmp_path)
+    found = read(tmp_path)
+    show(found, tmp_path)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("slow ")]
+    assert sorted(line.split()[:3] for line in lines) == [["slow", "hbm:", "n5:"], ["slow", "mpi-pairs:", "n5:"]]
+    assert "% below the median of 8 nodes (" in lines[0]
+    show(found.model_copy(update={"slow_nodes": found.slow_nodes[:1] * 14}), tmp_path)
+    assert "slow and 4 more, in report.html" in capsys.readouterr().out.splitlines()
+
+
+def test_a_report_from_before_slow_nodes_is_read_and_written_anew(tmp_path: Path) -> None:
+    written = json.loads(simulated_run(8).dumps())
+    del written["slow_nodes"]
+    (tmp_path / "report.json").write_text(json.dumps({**written, "schema": 1}))
+    old = read(tmp_path)
+    assert old.slow_nodes == ()
+    artifacts.write(old, tmp_path)
+    assert (read(tmp_path).schema_, bool(read(tmp_path).slow_nodes)) == (SCHEMA, True)

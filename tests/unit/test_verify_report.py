@@ -16,7 +16,7 @@ from simulated import simulated_run
 from test_verify_verdict import on, result, run
 
 from rocstack import paths
-from rocstack.verify import artifacts
+from rocstack.verify import artifacts, outliers
 from rocstack.verify.check import ITEMS
 from rocstack.verify.report import drawings, kinds, matrix, page
 from rocstack.verify.result import Measure, NodeSeen, Run, read
@@ -105,6 +105,9 @@ def test_the_verdict_comes_first_and_each_failure_says_what_to_do() -> None:
         "n5: 50 % below the median of 14 nodes",
         "ssh: connection timed out",
         "✗ Regressions: failing now, not then",
+        "-50 %, regression",
+        "algbw and busbw by size",
+        "alltoall at least 45 GB/s: AMD's acceptance guide",
         "no TransferBench",
         "sha256:bb0a1b73",
         "NCCL_IB_HCA=bnxt_re",
@@ -259,10 +262,11 @@ def test_all_files_of_a_run(tmp_path: Path) -> None:
         "report.html",
         "report.json",
         "report.schema.json",
+        "slow_nodes.txt",
     ]
     assert (tmp_path / "failing_nodes.txt").read_text() == "n7\n"
     assert (tmp_path / "passing_nodes.txt").read_text().split() == ["n1", "n2", "n4", "n5", "n6", "n8"]
-    assert read(tmp_path) == found
+    assert read(tmp_path) == found.model_copy(update={"slow_nodes": outliers.find(found)})
 
 
 def test_the_schema_holds_what_is_written_and_nothing_else() -> None:

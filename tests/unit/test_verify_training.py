@@ -178,14 +178,28 @@ def test_gpus_are_for_real_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "change"),
+    ("check", "change", "node", "says"),
     [
-        ("one-gpu", weights("alone", "after", 0, "n2")),
-        ("gpus-in-node", loss_is_another("node", "n1")),
-        ("gpus-on-nodes", ended("all", 3, 1, "error: RCCL: unhandled system error")),
+        ("one-gpu", weights("alone", "after", 0, "n1"), "n1", "other weights than most nodes with such a device"),
+        ("gpus-in-node", loss_is_another("node", "n1"), "n1", "differ from one rank's by up to 3.00%"),
+        ("gpus-in-node", weights("node", "before", 1, "n2"), "n2", "rank 1 of 2 has other weights at the start"),
+        ("gpus-in-node", weights("node", "after", 1, "n2"), "n2", "rank 1 of 2 has other weights at the end"),
+        ("gpus-on-nodes", weights("all", "before", 3), "n2", "rank 3 of 4 has other weights at the start"),
+        ("gpus-on-nodes", weights("all", "after", 1), "n1", "rank 1 of 4 has other weights at the end"),
+        ("gpus-on-nodes", sample_twice, "n1", "rank 1 has 1 samples that rank 0 has too"),
+        ("gpus-on-nodes", sample_lost, "", "1 of 8,191 samples are no rank's"),
+        ("gpus-on-nodes", ended("all", 3, 1, "error: RCCL: unhandled system error"), "n2", "rank 3: RCCL: unhandled"),
     ],
 )
-def test_gpus_that_compute_something_else(check: str, change: Callable[[dict[str, Any]], None]) -> None:
+def test_gpus_that_compute_something_else(
+    check: str, change: Callable[[dict[str, Any]], None], node: str, says: str
+) -> None:
+    """On GPUs no other check is about weights and data."""
     given = with_gpus(real=True)
     change(given["training_gpus"])
-    assert red(replay(given, only="training-*", level=2)) == {f"training-{check}"}
+    found = replay(given, only="training-*", level=2)
+    assert red(found) == {f"training-{check}"}
+    assert not states(found, ["skipped"])
+    bad = [m for m in found[f"training-{check}"].measures if m.state == "failed"]
+    assert node in {m.node for m in bad}
+    assert says in bad[0].why

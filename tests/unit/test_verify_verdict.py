@@ -98,7 +98,46 @@ def test_skipped_checks_are_counted_by_reasons_without_names() -> None:
     tool = result(state="skipped", why="no GPU on node n1; no rvs in the image", name="rvs")
     found = verdict.judge(run(result(on("n1"), on("n2")), gpu, tool))
     assert found.skipped == {"no GPU": ("gpu", "rvs"), "no rvs in the image": ("rvs",)}
-    assert found.sentence == "2 of 2 nodes pass level 1; 2 checks skipped: no GPU, no rvs in the image"
+    assert found.sentence == (
+        "2 of 2 nodes pass level 1; level 1 is proved without rvs: no tool for that in the image; "
+        "2 checks skipped: no GPU, no rvs in the image"
+    )
+
+
+def lacking(name: str, level: int, why: str = "no x in the image") -> CheckResult:
+    return result(name=name, level=level, state="skipped", why=why)
+
+
+def test_what_was_proved_without_its_tool_is_named() -> None:
+    tools = (lacking("rvs", 3), lacking("babelstream", 3, "2 nodes are needed, 1 can take part (no y in the image)"))
+    others = (lacking("far", 3, "no GPU on node n1"), lacking("old", 3, "the ROCm in the image is a distribution's"))
+    levels = tuple(result(on("n1"), on("n2"), name=f"l{level}", level=level) for level in (1, 2, 3))
+    said = verdict.judge(run(*levels, *tools, *others, level=3)).parts
+    assert said[:2] == (
+        "2 of 2 nodes pass level 3",
+        "level 3 is proved without rvs, babelstream: no tool for that in the image",
+    )
+    lower = verdict.judge(run(*levels[:2], result(on("n1", "failed", "slow"), name="hbm", level=3), *tools, level=3))
+    assert lower.parts[1] == "level 2 is proved", "what is not proved needs no such words"
+
+
+@pytest.mark.parametrize(
+    ("training", "why", "proved"),
+    [
+        ("passed", "no all_reduce_perf in the image", 2),
+        ("skipped", "no all_reduce_perf in the image", 1),
+        ("skipped", "no GPU on node n1", 2),
+        ("skipped", "virtual node (mi300x-thor2): it computes and carries nothing", 2),
+    ],
+)
+def test_nothing_proves_rccl_that_has_not_compared_its_sums(training: State, why: str, proved: int) -> None:
+    trained = result(name="training-gpus-in-node", level=2, state=training, why="no rocstack-train in the image")
+    levels = (result(on("n1"), on("n2")), result(on("n1"), on("n2"), name="gpu-count", level=2))
+    found = run(*levels, lacking("rccl-collectives", 2, why), trained, level=2)
+    assert found.proved == proved
+    if proved == 1:
+        reason = "level 2 is not proved: nothing compared RCCL's sums on GPUs: no all_reduce_perf in the image"
+        assert reason in verdict.judge(found).parts
 
 
 def test_a_name_is_dropped_only_where_it_is_a_nodes() -> None:

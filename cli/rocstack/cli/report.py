@@ -9,11 +9,13 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json, table
+from rocstack.summary import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rocstack.verify.compare import Change, Comparison, ValueChange
+    from rocstack.verify.result import Run
 
 Report = Annotated[
     Path | None, typer.Argument(metavar="PATH", help="report.json, or its folder; default: of the last run here.")
@@ -22,7 +24,13 @@ Compare = Annotated[
     tuple[Path, Path] | None,
     typer.Option("--compare", metavar="A B", help="Say what became worse or better from A to B; writes nothing."),
 ]
-Previous = Annotated[Path | None, typer.Option(help="The run that the HTML report compares with.")]
+Previous = Annotated[
+    Path | None,
+    typer.Option(
+        help="The run that the HTML report compares with; default: the last one before it that asked the same.",
+        show_default=False,
+    ),
+]
 Open = Annotated[bool, typer.Option("--open", help="Show the HTML report in the browser.")]
 MOST = 20  # rows of one kind
 
@@ -40,16 +48,18 @@ def report(
 ) -> None:
     """Write the files of a run's report again from its report.json, or compare two runs.
 
-    Exit code 1: with --compare, something fails in B that didn't fail in A.
+    Exit code 1: with --compare, something fails in B that didn't fail in A, or a value of real nodes is more than 30 %
+    worse.
     """
     from rocstack.verify import artifacts, result, verdict
 
     if compare:
         raise typer.Exit(_compare(*compare, json=json))
-    given = path or _newest(Path(options.settings().out) / "verify")
+    runs = Path(options.settings().out) / "verify"
+    given = path or _newest(runs)
     run = result.read(given)
     folder = given if given.is_dir() else given.parent
-    artifacts.write(run, folder, result.read(previous) if previous else None)
+    artifacts.write(run, folder, result.read(previous) if previous else _before(run, runs))
     page = folder / artifacts.HTML
     if json:
         print_json({"report": str(page), "verdict": verdict.sentence(run), "passed": run.passed})
@@ -63,14 +73,37 @@ def report(
 def _newest(folder: Path) -> Path:
     from rocstack.errors import BadInput
 
-    found = sorted(folder.glob("*/report.json"))
-    if not found:
+    found = max(folder.glob("*/report.json"), key=_time, default=None)
+    if found is None:
         raise BadInput(
             f"no report below {folder}",
             code="no-report",
             next_step="`rocstack verify INVENTORY` writes one; or give PATH",
         )
-    return found[-1].parent
+    return found.parent
+
+
+def _time(file: Path) -> tuple[str, float]:
+    """When the run was, and its file written; a folder's name may be anybody's."""
+    import json
+
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # it is said of the one that is chosen
+        data = None
+    return str(data.get("when", "")) if isinstance(data, dict) else "", file.stat().st_mtime
+
+
+def _before(run: Run, runs: Path) -> Run | None:
+    from contextlib import suppress
+
+    from rocstack.errors import BadInput
+    from rocstack.verify import history, result
+
+    found = history.report(runs, history.entry(run))
+    with suppress(BadInput):  # of another version
+        return result.read(found) if found else None
+    return None
 
 
 def _compare(before: Path, after: Path, *, json: bool) -> int:
@@ -78,7 +111,7 @@ def _compare(before: Path, after: Path, *, json: bool) -> int:
 
     found = compare.compare(result.read(before), result.read(after))
     print_json(found.as_dict()) if json else _show(found)
-    return 1 if found.regressions else 0
+    return 1 if found.worse else 0
 
 
 def _show(found: Comparison) -> None:
@@ -95,7 +128,8 @@ def _show(found: Comparison) -> None:
         table(("WHAT", "THEN", "NOW"), [(d.what, d.before or "-", d.after or "-") for d in found.differences[:MOST]])
         _more(found.differences)
     out.print()
-    words = f"{len(found.regressions)} regressions, {len(found.fixes)} repaired, {len(found.values)} values changed"
+    values = count(len(found.values), "value")
+    words = f"{count(found.worse, 'regression')}, {len(found.fixes)} repaired, {values} changed"
     out.print("nothing changed" if found.same else words)
 
 
@@ -109,14 +143,15 @@ def _changes(title: str, changes: Sequence[Change]) -> None:
 
 def _values(values: Sequence[ValueChange]) -> None:
     if values:
-        words = {True: "better", False: "worse", None: ""}
         out.print("\n[bold]values that changed by more than noise[/]")
         rows = [
-            (v.check, v.node, f"{v.before:.4g}", f"{v.after:.4g}", v.unit, f"{v.share:+.0%}", words[v.better])
+            (v.check, v.node or "the cluster", f"{v.before:.4g}", f"{v.after:.4g}", v.unit, f"{v.share:+.0%}", v.word)
             for v in values[:MOST]
         ]
         table(("CHECK", "WHERE", "THEN", "NOW", "UNIT", "CHANGE", ""), rows, right=(2, 3, 5))
         _more(values)
+        if any(v.virtual for v in values):
+            out.print("a value of virtual nodes is no regression: they share a machine")
 
 
 def _more(items: Sequence[object]) -> None:

@@ -72,6 +72,7 @@ def watch(
 
 
 def _round(run: Run, folder: Path, inventory: Path, runs: Path, drain: bool, force: bool) -> None:
+    from rocstack.cli.verify_report import slow
     from rocstack.errors import RocstackError
     from rocstack.verify import history, store, verdict
 
@@ -79,6 +80,8 @@ def _round(run: Run, folder: Path, inventory: Path, runs: Path, drain: bool, for
     say(f"{datetime.now():%H:%M:%S}  {verdict.sentence(run)}, {run.seconds:.0f} s")
     for text in history.changes(history.before(runs, now), now):
         say(f"          {text}")
+    for text in slow(run):
+        say(f"          slow: {text}")
     try:
         kept = store.keep(run, inventory, runs)
         if kept.news:

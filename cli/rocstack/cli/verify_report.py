@@ -21,6 +21,7 @@ from rocstack.verify.result import BAD, CheckResult, Measure, Run
 STYLE = {"passed": "green", "measured": "cyan", "skipped": "dim", "failed": "bold red", "error": "bold red"}
 STANDING = {"waiting": "waiting for another run", "stopping": "stopping"}
 MOST = 3  # nodes of a failed check that are shown one by one
+SLOW = 10  # lines of slow nodes
 
 
 @contextmanager
@@ -86,12 +87,24 @@ def show(run: Run, folder: Path) -> None:
     for node in run.nodes:
         if node.absent:
             out.print(f"[bold red]absent[/] {escape(f'{node.name}: {node.absent}')}")
+    for line in slow(run):
+        out.print(f"[yellow]slow[/] {escape(line)}")
     out.print()
     states: Counter[str] = Counter(result.state for result in run.results)
     counts = ", ".join(f"{states[state]} {state}" for state in STYLE if states[state])
     out.print(f"[bold]{escape(verdict.judge(run).sentence)}[/]")
     out.print(escape(f"{count(len(run.results), 'check')} in {run.seconds:.0f} s: {counts}"))
     out.print(escape(f"report: {folder / 'report.html'}"))
+
+
+def slow(run: Run) -> Iterator[str]:
+    """A line for each slow node and what it is slow at."""
+    from rocstack.verify import outliers
+
+    for each in run.slow_nodes[:SLOW]:
+        yield f"{each.check}: {outliers.text(each)}"
+    if len(run.slow_nodes) > SLOW:
+        yield f"and {len(run.slow_nodes) - SLOW} more, in report.html"
 
 
 def _show_failure(result: CheckResult) -> None:

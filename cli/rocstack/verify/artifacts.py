@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from rocstack import profile_schema
-from rocstack.verify import check, junit, result, verdict
+from rocstack.verify import check, junit, outliers, result, verdict
 from rocstack.verify.report import page
 from rocstack.verify.result import Run
 
 JSON, SCHEMA, JUNIT, HTML = "report.json", "report.schema.json", "junit.xml", "report.html"
-PASSING, FAILING = "passing_nodes.txt", "failing_nodes.txt"
-NAMES = (JSON, SCHEMA, JUNIT, HTML, PASSING, FAILING)
+PASSING, FAILING, SLOW = "passing_nodes.txt", "failing_nodes.txt", "slow_nodes.txt"
+NAMES = (JSON, SCHEMA, JUNIT, HTML, PASSING, FAILING, SLOW)
 
 
 def write(run: Run, folder: Path, previous: Run | None = None) -> None:
-    """`previous` is what the HTML report compares with. The lists of nodes hold workers, a name on each line."""
-    found = verdict.judge(run)
+    """`previous` is what the HTML report compares with. The lists of nodes hold workers, a name on each line; a slow
+    one is passing or failing, too, and is only listed where there are nodes enough to tell."""
+    run = run.model_copy(update={"schema_": result.SCHEMA, "slow_nodes": outliers.find(run)})
+    found, slow = verdict.judge(run), {each.node for each in run.slow_nodes if each.sure}
     texts = {
         JSON: run.dumps(),
         SCHEMA: schema_text(),
@@ -27,6 +29,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
         HTML: page.html(run, previous),
         PASSING: _lines(found.names("passing", "worker")),
         FAILING: _lines(found.names("failing", "worker")),
+        SLOW: _lines(node.name for node in run.nodes if "worker" in node.roles and node.name in slow),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

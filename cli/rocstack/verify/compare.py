@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rocstack.verify import outliers, verdict
@@ -10,6 +10,8 @@ from rocstack.verify.result import BAD, CheckResult, Run, State
 from rocstack.words import Value
 
 SHARE = outliers.SHARE  # a value that changed by less is noise
+LOSS = 0.3  # a value that got worse by more is a regression, as is a check that fails
+SECOND = 1.0  # what programs take to start varies by less, however short it is
 
 
 class Change(Value):
@@ -23,7 +25,8 @@ class Change(Value):
 
 
 class ValueChange(Value):
-    """`share` is the change relative to `before`; `better` whether that is better, None where it isn't known."""
+    """`share` is the change relative to `before`; `better` whether that is better, None where it isn't known. Virtual
+    nodes share a machine, so no value of theirs is a `regression`. An empty `node` is the cluster as a whole."""
 
     check: str
     node: str
@@ -32,6 +35,13 @@ class ValueChange(Value):
     after: float
     share: float
     better: bool | None
+    regression: bool = False
+    virtual: bool = False
+
+    @property
+    def word(self) -> str:
+        word = "regression" if self.regression else {True: "better", False: "worse", None: ""}[self.better]
+        return ", ".join(filter(None, (word, "virtual" if self.virtual else "")))
 
 
 class Difference(Value):
@@ -57,19 +67,28 @@ class Comparison(Value):
     differences: tuple[Difference, ...] = ()
 
     @property
+    def worse(self) -> int:
+        """Regressions, of checks and of values; one where both are of the same check and node."""
+        lost = {(value.check, value.node) for value in self.values if value.regression}
+        return len(lost | {(change.check, change.node) for change in self.regressions})
+
+    @property
     def same(self) -> bool:
         lists = (self.regressions, self.fixes, self.unjudged, self.new, self.gone, self.values, self.differences)
         return not any(lists)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"regressed": bool(self.regressions), **self.model_dump(mode="json")}
+        return {"regressed": bool(self.worse), **self.model_dump(mode="json")}
 
 
 def compare(before: Run, after: Run) -> Comparison:
-    """Of checks and nodes that both runs have: a regression is what fails now and didn't fail then."""
+    """Of checks and nodes that both runs have: a regression is what fails now and didn't fail then, or of real nodes a
+    value that got worse by more than `LOSS`."""
     old, new = ({result.check.name: result for result in run.results} for run in (before, after))
     changes = [change for name in new if name in old for change in _changes(old[name], new[name])]
     pairs = [(old[name], new[name]) for name in new if name in old]
+    virtual = {node.name for run in (before, after) for node in run.nodes if node.virtual}
+    values = [value for pair in pairs for value in _values(*pair, virtual | ({""} if virtual else set()))]
     return Comparison(
         before=before.id,
         after=after.id,
@@ -78,9 +97,7 @@ def compare(before: Run, after: Run) -> Comparison:
         unjudged=tuple(each for each in changes if each.after == "skipped" and each.before != "skipped"),
         new=tuple(sorted(set(new) - set(old))),
         gone=tuple(sorted(set(old) - set(new))),
-        values=tuple(
-            sorted((v for pair in pairs for v in _values(*pair)), key=lambda v: (v.better is not False, v.check))
-        ),
+        values=tuple(sorted(values, key=lambda v: (not v.regression, v.better is not False, v.check))),
         differences=tuple(_differences(before, after)),
     )
 
@@ -96,23 +113,42 @@ def _changes(before: CheckResult, after: CheckResult) -> Iterator[Change]:
             yield Change(check=after.check.name, node=node, before=then, after=state, why=why or after.why)
 
 
-def _values(before: CheckResult, after: CheckResult) -> Iterator[ValueChange]:
-    old = outliers.values(before)
-    for unit, nodes in outliers.values(after).items():
+def _values(before: CheckResult, after: CheckResult, virtual: Collection[str]) -> Iterator[ValueChange]:
+    old = outliers.numbers(before)
+    paired = any(measure.peer for result in (before, after) for measure in result.measures)
+    for unit, nodes in outliers.numbers(after).items():
         good = outliers.better(unit)
-        for node, now in nodes.items():
-            then = old.get(unit, {}).get(node)
-            if then is None or abs(now - then) <= SHARE * abs(then) or abs(now - then) < outliers.LEAST.get(unit, 0.0):
+        for node, numbers in nodes.items():
+            known = old.get(unit, {}).get(node)
+            if known is None:
                 continue
+            then, now = _worst(known, numbers, unit, alike=not paired)
+            if abs(now - then) <= SHARE * abs(then) or abs(now - then) < outliers.LEAST.get(unit, 0.0):
+                continue
+            share = (now - then) / abs(then) if then else 1.0
+            better = None if good is None else (now > then) == (good == "high")
+            felt = abs(share) > LOSS and (unit != "s" or abs(now - then) >= SECOND)
             yield ValueChange(
                 check=after.check.name,
                 node=node,
                 unit=unit,
                 before=then,
                 after=now,
-                share=(now - then) / abs(then) if then else 1.0,
-                better=None if good is None else (now > then) == (good == "high"),
+                share=share,
+                better=better,
+                regression=better is False and felt and node not in virtual,
+                virtual=node in virtual,
             )
+
+
+def _worst(then: list[float], now: list[float], unit: str, *, alike: bool) -> tuple[float, float]:
+    """Then and now: of several quantities, which a check measures in one order, the one that lost most; else the
+    medians, as one slow peer is in a pair of each node."""
+    good = outliers.better(unit)
+    if not alike or good is None or len(then) != len(now):
+        return outliers.middle(then, unit), outliers.middle(now, unit)
+    sign = -1 if good == "low" else 1
+    return min(zip(then, now, strict=True), key=lambda pair: sign * (pair[1] - pair[0]) / (abs(pair[0]) or 1.0))
 
 
 def _differences(before: Run, after: Run) -> Iterator[Difference]:

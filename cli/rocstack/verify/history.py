@@ -122,9 +122,10 @@ def before(out: Path, now: Entry) -> Entry | None:
 
 
 def report(out: Path, now: Entry) -> Path | None:
-    """The folder of the last whole run that asked the same, if its report is still there. Runs that only judged
-    recorded evidence are not in the history."""
-    found = (each for each in _newest_first(out) if each.folder and each.complete and each.like(now))
+    """The folder of the last whole run before `now` that asked the same, if its report is still there. Runs that only
+    judged recorded evidence are not in the history."""
+    older = (each for each in _newest_first(out) if each.id != now.id and each.when <= now.when)
+    found = (each for each in older if each.folder and each.complete and each.like(now))
     return next((out / each.folder for each in found if (out / each.folder / JSON).exists()), None)
 
 

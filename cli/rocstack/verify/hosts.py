@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,18 @@ import testinfra
 from testinfra.backend import base
 from testinfra.host import Host
 
+from rocstack.deploy import services
+from rocstack.deploy.looked import Looked
 from rocstack.deploy.ssh import Reach
 from rocstack.errors import BadInput
 
 AT_ONCE = 64
-_GONE = 255  # ssh's own failure
+GONE = 255  # ssh's own failure
+# A container's host name is what the node is called in the inventory that it was deployed with.
+_ASK = (
+    "docker ps --quiet >/dev/null || exit 1; docker inspect --type=container "
+    f"--format '{{{{.Name}}}} {{{{.Config.Hostname}}}}' {services.CONTROL} {services.WORKER} 2>/dev/null; :"
+)
 
 
 class ReachBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no types
@@ -40,7 +51,7 @@ class ReachBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no 
             )
         except subprocess.TimeoutExpired as error:
             text = f"no answer within {seconds:.0f} s".encode()
-            return self.result(_GONE, line.encode(), error.stdout or b"", text)
+            return self.result(GONE, line.encode(), error.stdout or b"", text)
         return self.result(done.returncode, line.encode(), done.stdout, done.stderr)
 
 
@@ -54,48 +65,112 @@ def of_reaches(reaches: Mapping[str, Reach]) -> dict[str, Host]:
 
 
 def inventory_of(hosts: str, folder: Path, ssh_config: str | None, identity: str | None) -> Path:
-    """An inventory of what `--hosts=ssh://n1,ssh://n2` names: the one with our controller is the control node.
+    """An inventory of what `--hosts=ssh://n1,ssh://n2` names: the one with our controller is the control node. Nodes
+    have the names that Slurm has for them, which their containers know; `ssh://user@n1:2222?sudo=true` is understood.
 
     Raises:
-        BadInput: another connection than ssh, or no controller on any of them.
+        BadInput: another connection than ssh, a host that isn't reached, or no controller on any of them.
     """
-    specs = [spec.strip() for spec in hosts.split(",") if spec.strip()]
+    specs = list(dict.fromkeys(spec.strip() for spec in hosts.split(",") if spec.strip()))
     wrong = [spec for spec in specs if not spec.startswith("ssh://")]
     if wrong:
-        raise BadInput(
+        raise _bad(
             f"--hosts={wrong[0]}: nodes are reached by ssh",
-            code="bad-hosts",
-            next_step="--hosts=ssh://n1,ssh://n2, or --hosts=ansible://all --ansible-inventory=FILE",
+            "--hosts=ssh://n1,ssh://n2, or --hosts=ansible://all --ansible-inventory=FILE",
         )
-    found = testinfra.get_hosts(specs, ssh_config=ssh_config, ssh_identity_file=identity)
+    ways = {"ssh_config": _whole(ssh_config), "ssh_identity_file": _whole(identity)}
+    found = testinfra.get_hosts(specs, **ways, ssh_extra_args="-o BatchMode=yes")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        said = list(pool.map(lambda host: host.run("docker ps --format '{{.Names}}'").stdout.split(), found))
-    lines: dict[str, list[str]] = {"control": [], "workers": []}
-    for spec, host, containers in zip(specs, found, said, strict=True):
-        line = _line(spec, host, ssh_config, identity)
-        if "rocstack-control" in containers:
-            lines["control"].append(line)
-        if "rocstack-worker" in containers:
-            lines["workers"].append(line)
-    if not lines["control"] or not lines["workers"]:
-        raise BadInput(
-            f"no {'controller' if not lines['control'] else 'worker'} of ours runs on the hosts of --hosts",
-            code="bad-hosts",
-            next_step="name the control node, too; `docker ps` there shows rocstack-control",
+        said = list(pool.map(_names, specs, found))
+    groups: dict[str, dict[str, dict[str, Any]]] = {"control": {}, "workers": {}}
+    for host, names in zip(found, said, strict=True):
+        for container, group in ((services.CONTROL, "control"), (services.WORKER, "workers")):
+            if container in names:
+                groups[group][names[container]] = _variables(host.backend)
+    if not groups["control"] or not groups["workers"]:
+        raise _bad(
+            f"no {'controller' if not groups['control'] else 'worker'} of ours is on the hosts of --hosts",
+            "name the control node, too; `docker ps --all` there shows rocstack-control",
         )
-    path = folder / "hosts.ini"
-    path.write_text("".join(f"[{group}]\n" + "".join(rows) for group, rows in lines.items()))
+    path = folder / "hosts.json"
+    path.write_text(json.dumps({group: {"hosts": nodes} for group, nodes in groups.items()}, indent=1) + "\n")
     return path
 
 
-def _line(spec: str, host: Host, config: str | None, identity: str | None) -> str:
-    where = base.BaseBackend.parse_hostspec(spec.removeprefix("ssh://"))
-    words = [where.name, f"ansible_host={where.name}"]
-    words += [f"ansible_port={where.port}"] if where.port else []
-    words += [f"ansible_user={where.user}"] if where.user else []
-    words += [f"ansible_ssh_private_key_file={identity}"] if identity else []
-    words += [f"ansible_ssh_common_args='-F {Path(config).absolute()}'"] if config else []
-    return " ".join(words) + "\n"
+def _names(spec: str, host: Host) -> dict[str, str]:
+    """Our containers there -> the node's name, whether or not they run.
+
+    Raises:
+        BadInput: the host isn't reached, or its engine doesn't answer.
+    """
+    try:
+        done = host.run(_ASK)
+    except RuntimeError as error:  # testinfra's, where ssh ends with 255
+        done = error.args[0]
+    if done.rc:
+        lines = done.stderr.strip().splitlines()
+        raise _bad(
+            f"--hosts={spec}: {lines[-1] if lines else f'it gave no reason (exit status {done.rc})'}",
+            f"make `ssh {spec.removeprefix('ssh://').partition('?')[0]} docker ps` work, or leave that host out",
+        )
+    return dict(line.lstrip("/").split(" ", 1) for line in done.stdout.splitlines() if line.startswith("/"))
+
+
+def _variables(way: Any) -> dict[str, Any]:
+    """Ansible's, by which it goes to the host as testinfra's backend did."""
+    known = {
+        "ansible_host": way.host.name,
+        "ansible_port": way.host.port and int(way.host.port),
+        "ansible_user": way.host.user,
+        "ansible_ssh_private_key_file": _whole(way.ssh_identity_file),
+        "ansible_ssh_common_args": way.ssh_config and shlex.join(["-F", str(_whole(way.ssh_config))]),
+        "ansible_become": way.sudo,
+    }
+    return {key: value for key, value in known.items() if value}
+
+
+def _whole(path: str | None) -> str | None:
+    """Ansible starts ssh in another folder."""
+    return str(Path(path).expanduser().absolute()) if path else None
+
+
+def limited(looked: Looked, hosts: str) -> Looked:
+    """With the workers only that `--hosts=ansible://PATTERN` names, a group or host each, and the control node.
+
+    Raises:
+        BadInput: another connection than Ansible's, or no worker has such a name or group.
+    """
+    inventory = looked.inventory
+    specs = [spec.strip() for spec in hosts.split(",") if spec.strip()]
+    wrong = [spec for spec in specs if not spec.startswith("ansible://")]
+    if wrong:
+        raise _bad(f"--hosts={wrong[0]}: the nodes are those of {inventory.path}", "--hosts=ansible://workers")
+    chosen: set[str] = set()
+    for spec in specs:
+        pattern = spec.removeprefix("ansible://") or "all"
+        named = {
+            host.name
+            for host in inventory.workers
+            if any(fnmatchcase(word, pattern) for word in ("all", host.name, *host.groups))
+        }
+        if not named:
+            raise _bad(
+                f"--hosts={spec}: no worker of {inventory.path} has such a name or group",
+                f"name a group or a host, or a pattern such as 'n*'; `ansible-inventory -i {inventory.path} --graph`",
+            )
+        chosen |= named
+    inventory = replace(inventory, workers=tuple(host for host in inventory.workers if host.name in chosen))
+    ours, gathered = {host.name for host in inventory.nodes}, looked.gathered
+    kept = replace(
+        gathered,
+        nodes=tuple(node for node in gathered.nodes if node.name in ours),
+        failures=tuple(failure for failure in gathered.failures if failure.node in ours),
+    )
+    return replace(looked, inventory=inventory, gathered=kept)
+
+
+def _bad(what: str, next_step: str) -> BadInput:
+    return BadInput(what, code="bad-hosts", next_step=next_step)
 
 
 def everywhere(hosts: Mapping[str, Host], names: Iterable[str], command: str, **options: Any) -> dict[str, Any]:

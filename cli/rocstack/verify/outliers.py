@@ -9,13 +9,12 @@ one value that is looked for (Rousseeuw and Croux 1993, "Alternatives to the Med
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
 from rocstack.summary import count
-from rocstack.verify.result import CheckResult, Measure, Run
+from rocstack.verify.result import CheckResult, Run, SlowNode
 
 ENOUGH = 4  # nodes, from which on a median tells which one is unlike the others
 SHARE = 0.15  # of the median, that a node may be worse
@@ -27,33 +26,6 @@ LEAST: dict[str, float] = {"s": 0.1, "ms": 1.0, "us": 1.0, "µs": 1.0, "ns": 100
 Better = Literal["high", "low"]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """`share` is by how much of `usual` the node is worse; `sure` whether there are nodes enough to tell."""
-
-    check: str
-    node: str
-    value: float
-    usual: float
-    unit: str
-    share: float
-    nodes: int
-    sure: bool = True
-    virtual: bool = False
-
-    @property
-    def text(self) -> str:
-        low = better(self.unit) == "high"
-        by = f"{self.share:.0%}".replace("%", " %")
-        pair = f"({self.value:.4g} {self.unit}, not {self.usual:.4g})"
-        if self.sure:
-            text = f"{self.node}: {by} {'below' if low else 'above'} the median of {self.nodes} nodes {pair}"
-        else:
-            text = f"{self.node}: {by} {'below' if low else 'above'} the best of {count(self.nodes, 'node')} {pair}; "
-            text += f"of fewer than {ENOUGH} nodes it can't be told which is unusual"
-        return text + (", virtual" if self.virtual else "")
-
-
 def better(unit: str) -> Better | None:
     """Whether more of it is better: rates are, times aren't; None where neither is so."""
     if unit in LEAST:
@@ -61,25 +33,47 @@ def better(unit: str) -> Better | None:
     return "high" if unit.endswith("/s") or unit.lower().endswith("flops") else None
 
 
-def find(run: Run) -> tuple[Finding, ...]:
-    """The worst first."""
-    found = [finding for result in run.results for finding in _of_check(result)]
+def find(run: Run) -> tuple[SlowNode, ...]:
+    """The worst first. Of a few virtual nodes, which share a machine, nothing is said."""
+    virtual = {node.name for node in run.nodes if node.virtual}
+    found = [slow for result in run.results for slow in _of_check(result, virtual)]
     return tuple(sorted(found, key=lambda each: (not each.sure, -each.share)))
+
+
+def text(slow: SlowNode) -> str:
+    """ "n5: 50 % below the median of 16 nodes (24 GB/s, not 48)"."""
+    by = f"{slow.share:.0%}".replace("%", " %") + (" below" if better(slow.unit) == "high" else " above")
+    pair = f"({slow.value:.4g} {slow.unit}, not {slow.usual:.4g})" + (", virtual" if slow.virtual else "")
+    if slow.sure:
+        return f"{slow.node}: {by} the median of {slow.nodes} nodes {pair}"
+    few = f"of fewer than {ENOUGH} nodes it can't be told which is unusual"
+    return f"{slow.node}: {by} the best of {count(slow.nodes, 'node')} {pair}; {few}"
 
 
 def values(result: CheckResult) -> dict[str, dict[str, float]]:
     """Unit -> node -> its value: the median of what was measured there, and of its pairs that of the better half, as a
     slow peer spoils a good node's pair."""
-    numbers: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    return {
+        unit: {node: middle(each, unit) for node, each in nodes.items() if node}
+        for unit, nodes in numbers(result).items()
+    }
+
+
+def numbers(result: CheckResult) -> dict[str, dict[str, list[float]]]:
+    """Unit -> node, or "" for the cluster -> what was measured there, in the check's order."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for measure in result.measures:
         value = measure.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not measure.node or not measure.unit:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not measure.unit:
             continue
-        for node in {measure.node, measure.peer} - {""}:
-            numbers[measure.unit][node].append(float(value))
-    return {
-        unit: {node: _middle(each, better(unit)) for node, each in nodes.items()} for unit, nodes in numbers.items()
-    }
+        for node in {measure.node, measure.peer or measure.node}:
+            found[measure.unit][node].append(float(value))
+    return found
+
+
+def middle(each: Sequence[float], unit: str) -> float:
+    """The median; of an even number the better of the two in the middle."""
+    return sorted(each, reverse=better(unit) == "low")[len(each) // 2]
 
 
 def compare(measured: Mapping[str, float], unit: str) -> Iterator[tuple[str, float, float, bool]]:
@@ -103,11 +97,12 @@ def compare(measured: Mapping[str, float], unit: str) -> Iterator[tuple[str, flo
             yield node, worse / usual, usual, True
 
 
-def _of_check(result: CheckResult) -> Iterator[Finding]:
-    virtual = _virtual(result.measures)
+def _of_check(result: CheckResult, virtual: Collection[str]) -> Iterator[SlowNode]:
     for unit, measured in values(result).items():
         for node, share, usual, sure in compare(measured, unit):
-            yield Finding(
+            if not sure and node in virtual:
+                continue
+            yield SlowNode(
                 check=result.check.name,
                 node=node,
                 value=measured[node],
@@ -118,13 +113,3 @@ def _of_check(result: CheckResult) -> Iterator[Finding]:
                 sure=sure,
                 virtual=node in virtual,
             )
-
-
-def _virtual(measures: Iterable[Measure]) -> set[str]:
-    return {name for measure in measures if measure.virtual for name in (measure.node, measure.peer)}
-
-
-def _middle(each: list[float], good: Better | None) -> float:
-    """The median; of an even number the better of the two in the middle."""
-    ordered = sorted(each, reverse=good == "low")
-    return ordered[len(ordered) // 2]

@@ -17,13 +17,16 @@ from rocstack.errors import BadInput, Where
 from rocstack.verify.check import Check
 from rocstack.words import Value
 
-SCHEMA = 1
+SCHEMA = 2
 # "measured": there is a number, and nothing to judge it by; "error": the check itself could not be made.
 State = Literal["passed", "failed", "skipped", "measured", "error"]
 _ORDER: tuple[State, ...] = ("error", "failed", "passed", "measured", "skipped")
 BAD: frozenset[State] = frozenset({"error", "failed"})
 # Reasons for skipping what could have been judged, unlike hardware that isn't there. Such a level is not proved.
 NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
+# A level is proved without these, and says so; but something must have compared what RCCL sums up on GPUs.
+_NO_TOOL = re.compile(r"\bno(?:ne of)? [^;(]* in the image|in the image is built without")
+SUMS, SUMS_TOO = "rccl-collectives", ("training-gpus-in-node", "training-gpus-on-nodes")
 # Sequences that steer a terminal, what else does, and what turns the direction of writing.
 _STEERING = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -67,6 +70,12 @@ class CheckResult(Value):
         """Not judged, or not on each node, though it could have been."""
         return missed(self.state, self.why) or any(missed(each.state, each.why) for each in self.measures)
 
+    @property
+    def no_tool(self) -> bool:
+        """Skipped on nodes that have the hardware, as the image has no program to judge it with."""
+        reasons = (self.why, *(each.why for each in self.measures))
+        return self.state == "skipped" and any(_NO_TOOL.search(why) for why in reasons)
+
 
 class NodeSeen(Value):
     """A node of the inventory. `absent` is why it took no part; empty where it did."""
@@ -77,6 +86,21 @@ class NodeSeen(Value):
     absent: Text = ""
     image: str = ""  # id of the worker's, or the controller's
     model: str = ""  # GPUs and NICs in a few words: "8 × MI300X, 8 × broadcom 400G"
+
+
+class SlowNode(Value):
+    """A node that is worse by a check than its like, whatever the threshold; nothing fails for it. `share` is by how
+    much of `usual` it is worse: the median of all `nodes`, or the best where they are too few to tell (not `sure`)."""
+
+    check: str
+    node: str
+    value: float
+    usual: float
+    unit: str
+    share: float
+    nodes: int
+    sure: bool = True
+    virtual: bool = False  # the node
 
 
 class Run(Value):
@@ -101,6 +125,7 @@ class Run(Value):
     versions: Mapping[str, str] = Field(default_factory=dict)  # component -> version
     fabric: Mapping[str, Mapping[str, str]] = Field(default_factory=dict)  # node -> environment
     results: tuple[CheckResult, ...] = ()
+    slow_nodes: tuple[SlowNode, ...] = ()  # found by comparing nodes with each other, the worst first
 
     @property
     def virtual(self) -> bool:
@@ -122,8 +147,8 @@ class Run(Value):
 
     @property
     def proved(self) -> int | None:
-        """The highest level of which, and of each below, a check passed, none failed and none was missed on a node.
-        None: none was."""
+        """The highest level of which, and of each below, a check passed, none failed and none was missed on a node, and
+        for which something compared RCCL's sums on GPUs. None: none was."""
         if self.only or not self.complete:
             return None
         highest = None
@@ -132,8 +157,23 @@ class Run(Value):
             states = {result.state for result in results}
             if states & BAD or "passed" not in states or any(result.missed for result in results):
                 break
+            if self.not_summed in results:
+                break
             highest = level
         return highest
+
+    @property
+    def not_summed(self) -> CheckResult | None:
+        """The check of RCCL's sums on GPUs, where neither it nor training compared them for want of a tool."""
+        found = next((result for result in self.results if result.check.name == SUMS and result.no_tool), None)
+        too = any(result.check.name in SUMS_TOO and result.state == "passed" for result in self.results)
+        return None if too else found
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """The checks of the proved levels for which the image has no tool."""
+        highest = -1 if self.proved is None else self.proved
+        return tuple(each.check.name for each in self.results if each.no_tool and each.check.level <= highest)
 
     def dumps(self) -> str:
         """On one line: of many nodes, a matrix of all pairs is most of it."""

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,11 @@ class Suite:
         if self._cluster is None:
             option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
             more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
-            found, asked = connect(path, settings, **more), time.monotonic()
+            found, asked = self._named(connect(path, settings, **more)), time.monotonic()
             reach, wait = found.looked.gathered.reaches[found.control], found.slurm.wait
             self._open.enter_context(turn(reach, wait, lambda: self.event("waiting", seconds=wait)))
             late = time.monotonic() > asked + STALE
-            self._cluster = connect(path, settings, **more) if late else found
+            self._cluster = self._named(connect(path, settings, **more)) if late else found
             self._cluster.slurm.heal()
         return self._cluster
 
@@ -121,11 +122,23 @@ class Suite:
             return result.read(found) if found else None
         return None
 
+    def _named(self, cluster: Cluster) -> Cluster:
+        """With those of the inventory's nodes that `--hosts` names."""
+        named = self.config.getoption("hosts")
+        if not named or not self._file:
+            return cluster
+        looked = hosts.limited(cluster.looked, str(named))
+        reached = {name: host for name, host in cluster.hosts.items() if looked.inventory.roles(name)}
+        return replace(cluster, looked=looked, hosts=reached)
+
+    @property
+    def _file(self) -> str:
+        return str(self.config.getoption("rocstack_inventory") or self.config.getoption("ansible_inventory") or "")
+
     def _inventory(self) -> Path:
         option = self.config.getoption
-        file = option("rocstack_inventory") or option("ansible_inventory")
-        if file:
-            return Path(str(file))
+        if self._file:
+            return Path(self._file)
         named = option("hosts")
         if not named:
             raise pytest.UsageError("which cluster? --inventory FILE, or --hosts=ssh://n1,ssh://n2")

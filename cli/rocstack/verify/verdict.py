@@ -201,14 +201,24 @@ def _levels(run: Run, faults: bool) -> list[str]:
         return ["the run was interrupted, so nothing is proved"]
     if run.only:
         return []
+    lacking = f" without {', '.join(run.without)}: no tool for that in the image" if run.without else ""
+    proved = [f"level {run.proved} is proved{lacking}"] if run.proved is not None and (faults or lacking) else []
     if faults:
-        return [f"level {run.proved} is proved" if run.proved is not None else "no level is proved"]
+        return proved or ["no level is proved"]
     first = 0 if run.proved is None else run.proved + 1
     judged = {result.check.level for result in run.results if result.state == "passed"}
     if first in judged:
-        return [f"level {first} is not proved: {BUSY if run.busy else 'not all of it was judged'}"]
+        return [*proved, f"level {first} is not proved: {_unproved(run, first)}"]
     rest = [str(level) for level in range(first, run.level + 1) if level not in judged]
-    return [f"nothing of level {' and '.join(rest)} was judged"] if rest else []
+    return [*proved, *([f"nothing of level {' and '.join(rest)} was judged"] if rest else [])]
+
+
+def _unproved(run: Run, level: int) -> str:
+    if run.busy:
+        return BUSY
+    if run.not_summed and run.not_summed.check.level == level:
+        return f"nothing compared RCCL's sums on GPUs: {run.not_summed.why}"
+    return "not all of it was judged"
 
 
 def listed(names: Iterable[str], longest: int = LONGEST) -> str:

@@ -3,17 +3,20 @@ run without it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocstack.cluster import hostlist
+from rocstack.verify.hosts import GONE
+
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TASKS = 2  # ranks on a node
 PARTS = ("ring", "links", "collectives")
 SECONDS, ALONE = 60.0, 30.0  # that a step may take, on few nodes and on one that is tried by itself
-AT_ONCE = 32
+AT_ONCE = 8  # connections to the control node: of more than ten that begin together its sshd drops some (MaxStartups)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class _Said:
 
     answers: Sequence[Any]
     why: str
+    code: int
 
     def count(self, part: str, nodes: Sequence[str]) -> int:
         return sum(answer["part"] == part and answer["node"] in nodes for answer in self.answers)
@@ -77,16 +81,31 @@ def launched(slurm: Any, asked: Sequence[str], *, shared: bool, parts: Sequence[
     return {**found, "nodes": list(nodes)}
 
 
+def others(slurm: Any, nodes: Collection[str]) -> set[str]:
+    """Those on which jobs run that are not the suite's, in hidden partitions too; an ordinary user isn't always shown
+    them."""
+    words = ("squeue", "--all", "--noheader", "--states=running,completing", "--format=%N|%j")
+    rows = (line.strip().partition("|") for line in slurm.admin(*words).stdout.splitlines())
+    lists = [names for names, _, job in rows if names and job != slurm.name and not job.startswith(f"{slurm.name}-")]
+    return {name for names in lists for name in hostlist.expand(names)} & {*nodes}
+
+
 def _run(slurm: Any, env: Mapping[str, str], nodes: Sequence[str], parts: Sequence[str], seconds: float) -> _Said:
     words = ["python3", "-c", source("collectives.py", "tournament.py", "mpi.py"), str(seconds), *parts]
     step = slurm.step(*words, nodes=nodes, tasks=TASKS, seconds=seconds + 10, env=env)
     ends = [answer for answer in step.answers if answer["part"] == "end" and answer["code"]]
     why = "\n".join(f"{end['node']}, rank {end['rank']}: {end['said']}" for end in ends[:2]) or step.said
-    return _Said(step.answers, why or f"it ended with {step.code} and said nothing")
+    return _Said(step.answers, why or f"it ended with {step.code} and said nothing", step.code)
 
 
 def _broken(slurm: Any, env: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
     """The nodes on which it doesn't start even by themselves."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        tried = dict(zip(nodes, pool.map(lambda node: _run(slurm, env, [node], [], ALONE), nodes), strict=True))
+        tried = dict(zip(nodes, pool.map(lambda node: _alone(slurm, env, node), nodes), strict=True))
     return {node: said.why for node, said in tried.items() if not said.all("launch", [node])}
+
+
+def _alone(slurm: Any, env: Mapping[str, str], node: str) -> _Said:
+    """Once more where ssh to the control node failed, which tells nothing of this one."""
+    said = _run(slurm, env, [node], [], ALONE)
+    return _run(slurm, env, [node], [], ALONE) if said.code == GONE else said

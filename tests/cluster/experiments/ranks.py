@@ -49,17 +49,21 @@ def speed(row: Row) -> float:
     return float(row["tokens"] * len(row["losses"]) / max(row["last"] - row["first"], 1e-6))
 
 
-def strangers(rows: Sequence[Row]) -> list[tuple[Row, str]]:
-    """Ranks whose weights are not those of most in their run, with when that was."""
-    found = []
+def strangers(rows: Sequence[Row]) -> dict[str, str]:
+    """Of each node that has a rank whose weights are not those of most in their run, which rank and when."""
+    found: dict[str, str] = {}
     for when, words in (("before", "at the start"), ("after", "at the end")):
         groups: dict[str, list[Row]] = {}
         for row in rows:
             if when in row:
                 groups.setdefault(row["node"] if row["run"] == "node" else "", []).append(row)
-        for group in groups.values():
+        for node, group in groups.items():
             usual = most(row[when] for row in group)
-            found += [(row, words) for row in group if row[when] != usual]
+            run = "of the node's" if node else "of all"
+            for row in group:
+                if row[when] != usual:
+                    why = f"rank {row['rank']} of {row['world']} has other weights {words} than most {run} ranks"
+                    found.setdefault(row["node"], why)
     return found
 
 

@@ -14,15 +14,16 @@ import time
 CHOOSING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
-def said(*command):
-    """What it printed; None where it is not in the image, and "" where it failed."""
+def said(*command, seconds=60, complaints=False):
+    """What it printed, or else, if they are wanted, its complaints; None where it is not in the image, and "" where it
+    failed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
     except FileNotFoundError:
         return None
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
+    return done.stdout or (done.stderr if complaints else "")
 
 
 def opened(path):
@@ -54,6 +55,13 @@ def smi():
     return found
 
 
+def amd_smi():
+    """In its own words, without what indents them; None without the tool."""
+    asked = ("firmware", "list", "topology")
+    texts = {what: said("amd-smi", what, "--json", seconds=10, complaints=True) for what in asked}
+    return {what: text and "\n".join(line.strip() for line in text.splitlines()) for what, text in texts.items()}
+
+
 answer = {
     "node": os.environ.get("SLURMD_NODENAME", platform.node()),
     "env": {name: os.environ[name] for name in CHOOSING if name in os.environ},
@@ -65,6 +73,7 @@ if "env" not in sys.argv:
     rdma = said("ibv_devices")
     answer |= {
         "smi": smi(),
+        "amd_smi": amd_smi(),
         "agents": None if info is None else len(re.findall(r"^\s*Name:\s+gfx\w+\s*$", info, re.MULTILINE)),
         "lspci": None if listed is None else re.findall(r"^(\S+) (?:03|12)\w\w:", listed, re.MULTILINE),
         "rdma": None if rdma is None else [line.split()[0] for line in rdma.splitlines()[2:] if line.split()],

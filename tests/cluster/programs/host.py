@@ -1,5 +1,5 @@
 """On each node, as root and beside the containers: what its kernel and its cards say. One JSON value; None is "could
-not be read"."""
+not be read". Arguments: patterns of what matters in the kernel's log."""
 
 import contextlib
 import glob
@@ -9,12 +9,34 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import time
 
-LINES = 400  # of the kernel's log
-TOLD = re.compile(
-    r"amdgpu|\bkfd\b|\[drm|Call Trace|NIC Link|bnxt_|mlx5_|ionic|\bcxi|pcieport|\bAER\b|mce:|EDAC|Out of memory|RAS",
-    re.IGNORECASE,
+LINES = 200  # of the kernel's log, of each pattern
+ENDS = ("ACCEPT", "DROP", "REJECT", "RETURN")  # of iptables' targets
+RULE = r"(.*?)\b((?:accept|drop|reject|return|jump|goto)\b(?: with \S+(?: type)? \S+| [^\s\"]+)?).*"  # of nft
+# What a rule may say and still be about new connections over TCP, whatever their port.
+NEUTRAL = re.compile(
+    "|".join(
+        (
+            r"-p tcp |-m tcp |-m (?:conntrack|state) --(?:ct)?state \S*NEW\S* ",
+            r"(?:meta l4proto|ip protocol) tcp |ct state (?:new|\{[^}]*new[^}]*\}) ",
+            r'-m comment --comment (?:"[^"]*"|\S+) |comment "[^"]*"|log prefix "[^"]*" ',
+            r"counter packets \d+ bytes \d+ ?",
+        )
+    )
+)
+# Conditions that other nodes' packets may meet: where they come from, or a range of ports.
+OF_NODES = re.compile(
+    "(?:"
+    + "|".join(
+        (
+            r'(?:-i|iif|iifname) (?!"?(?:lo\b|docker|br-|virbr|cni|podman|veth))(?:\{[^}]*\}|[^\s!]+) ?',
+            r"(?:-[sd]|ip [sd]addr) (?!127\.|22[4-9]\.|23\d\.)(?:\{[^}]*\}|[^\s!]+) ?|-m set --match-set \S+ src ?",
+            r"(?:-m multiport )?--dports? \S*\d:\d\S* ?|tcp dport \d+-\d+ ?",
+        )
+    )
+    + ")+"
 )
 PCIE, ACS = 0x10, 0x0D  # PCI capability, PCI Express extended capability
 FATAL = 1 << 2  # of the device status register: DevSta, FatalErr
@@ -87,33 +109,90 @@ def functions():
     return found
 
 
-def log():
-    """Of the kernel, since it started."""
+def log(patterns):
+    """Of the kernel, since it started: the last lines of each pattern, in their order. Of a healthy start nothing is
+    kept: amdgpu alone says more than a thousand lines."""
     lines = said("dmesg", "--time-format=iso") or said("dmesg") or said("journalctl", "-kqo", "short-iso")
-    return None if lines is None else [line[:400] for line in lines.splitlines() if TOLD.search(line)][-LINES:]
+    if lines is None:
+        return None
+    rows, kept = [line[:400] for line in lines.splitlines()], set()
+    for pattern in patterns:
+        told = re.compile(pattern, re.IGNORECASE)
+        kept |= set([number for number, row in enumerate(rows) if told.search(row)][-LINES:])
+    return [rows[number] for number in sorted(kept)]
+
+
+def iptables():
+    """Chain -> its rules, (condition, what is done): as `verdict` takes them. None where they can't be read."""
+    text = said("iptables", "-S")
+    if text is None:
+        return None
+    chains, names = {}, set(re.findall(r"^-A (\S+) ", text, re.MULTILINE))
+    for chain, rule in re.findall(r"^-A (\S+) (.*)$", text, re.MULTILINE):
+        found = re.fullmatch(r"(.*?)-([jg]) ((\S+).*)", NEUTRAL.sub("", rule))
+        if found and (found[4] in names or found[4] in ENDS):
+            then = f"{'goto' if found[2] == 'g' else 'jump'} {found[4]}" if found[4] in names else found[3]
+            chains.setdefault(chain, []).append((found[1].strip(), then))
+    for policy in re.findall(r"^-P INPUT (\w+)$", text, re.MULTILINE):
+        chains.setdefault("INPUT", []).append(("", policy if policy == "ACCEPT" else f"policy {policy}"))
+    return [(chains, "INPUT")]
+
+
+def nftables():
+    """Of each chain through which IPv4 comes in: the chains of its table, as `iptables` gives them, and its name."""
+    text, found = said("nft", "list", "ruleset"), []
+    if text is None:
+        return None
+    for table in re.findall(r"^table (?:ip|inet) (.*?)^\}", text, re.MULTILINE | re.DOTALL):
+        bodies = dict(re.findall(r"^\s*chain (\S+) \{\n(.*?)^\s*\}$", table, re.MULTILINE | re.DOTALL))
+        chains = {}
+        for name, body in bodies.items():
+            rows = (re.fullmatch(RULE, NEUTRAL.sub("", line.strip())) for line in body.splitlines())
+            chains[name] = [(row[1].strip(), row[2].strip()) for row in rows if row]
+            if base := re.search(r"type filter hook input [^\n]*?(?:policy (\w+)|$)", body, re.MULTILINE):
+                chains[name].append(("", f"policy {base[1]}" if base[1] == "drop" else "accept"))
+                found.append((chains, name))
+    return found
+
+
+def verdict(chains, name, lets):
+    """What becomes of a packet from another node that no rule for a port, a protocol or a state is about; "" where the
+    chain leaves that to the next. Conditions on which such packets are let in all the same are added to `lets`."""
+    for where, then in chains.get(name, ()):
+        verb, _, target = then.partition(" ")
+        end = verdict(chains, target, lets) if verb in ("jump", "goto") else then
+        if where:
+            if end.lower() == "accept" and OF_NODES.fullmatch(where):
+                lets.append(where)
+        elif verb.lower() == "return":
+            return ""
+        elif end or verb == "goto":
+            return end
+    return ""
 
 
 def firewall():
-    """Tool -> what of it is in the way of packets that come in; empty where nothing is."""
-    found = {}
-    status = said("ufw", "status")
+    """Tool -> what of it keeps other nodes' packets out, "" where nothing does; and, of tools that are on, but let some
+    or all of them in, tool -> what says so."""
+    refuses, lets = {}, {}
+    status, state = said("ufw", "status"), said("firewall-cmd", "--state")
     if status is not None:
-        found["ufw"] = "active" if "Status: active" in status else ""
-    state = said("firewall-cmd", "--state")
+        refuses["ufw"] = ""
+    if "Status: active" in (status or ""):
+        lets["ufw"] = "active"
     if shutil.which("firewall-cmd"):
-        found["firewalld"] = "running" if state else ""
-    chains = said("iptables", "-S", "INPUT")
-    if chains is not None:
-        refusing = re.findall(r"^(?:-P INPUT (?:DROP|REJECT)|-A INPUT .*-j (?:DROP|REJECT).*)$", chains, re.MULTILINE)
-        found["iptables"] = "; ".join(refusing[:3])
-    rules = said("nft", "list", "ruleset")
-    if rules is not None:
-        dropping = re.findall(r"type filter hook input [^\n]*policy drop", rules)
-        for chain in re.findall(r"type filter hook input [^\n]*\n([^}]*)\}", rules):
-            whole = r"^\s*((?:counter(?: packets \d+ bytes \d+)? )?(?:reject|drop)\b.*)$"  # without a condition
-            dropping += re.findall(whole, chain, re.MULTILINE)
-        found["nftables"] = "; ".join(dropping[:3])
-    return found
+        refuses["firewalld"] = ""
+    if state:
+        lets["firewalld"] = "running"
+    for tool, bases in (("iptables", iptables()), ("nftables", nftables())):
+        for chains, name in bases or ():
+            end = verdict(chains, name, some := [])
+            if end and end.lower() != "accept":
+                known, text = (lets, f"{end}, but not of {', '.join(some[:3])}") if some else (refuses, end)
+                known[tool] = "; ".join(filter(None, (known.get(tool), text)))
+        if bases is not None:
+            refuses.setdefault(tool, "")
+    return refuses, lets
 
 
 def memory():
@@ -130,13 +209,15 @@ def processes():
     return {pid: text(f"/proc/{pid}/comm") or "" for pid in os.listdir(folder)}
 
 
+refused, let = firewall()
 print(
     json.dumps(
         {
             "pci": functions(),
-            "log": log(),
+            "log": log(sys.argv[1:]),
             "now": time.time(),
-            "firewall": firewall(),
+            "firewall": refused,
+            "filters": let,
             "vram": memory(),
             "processes": processes(),
         }

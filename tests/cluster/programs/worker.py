@@ -1,4 +1,7 @@
-"""On each worker, as an ordinary user's task: what it is, has and may. One line of JSON behind the mark."""
+"""On each worker, as an ordinary user's task: what it is, has and may. One line of JSON behind the mark.
+
+Arguments: the variables of the environment that it says. No others: they may hold secrets.
+"""
 
 import grp
 import json
@@ -7,6 +10,7 @@ import platform
 import resource
 import shutil
 import subprocess
+import sys
 import time
 
 TOOLS = (
@@ -42,6 +46,6 @@ answer = {
     "clock": time.time(),
     "tools": [name for name in TOOLS if shutil.which(name)],
     "munge": said("sh", "-c", "munge -n | unmunge"),
-    "env": {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "RCCL_", "UCX_", "OMPI_", "GLOO_", "ROC"))},
+    "env": {name: os.environ[name] for name in sys.argv[1:] if name in os.environ},
 }
 print("@rocstack " + json.dumps(answer), flush=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rocstack.verify.parsers.told import bad
 
 T = TypeVar("T")
+NONE = "N/A"
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,16 @@ def links(text: str, tool: str = "amd-smi topology") -> tuple[Link, ...]:
 
 
 def firmware(text: str, tool: str = "amd-smi firmware") -> dict[int, dict[str, str]]:
-    """GPU -> firmware -> version.
+    """GPU -> firmware -> version, of what could be read: the tool says "N/A" of the rest.
 
     Raises:
         CheckFailed: as `gpus`.
     """
 
     def of(row: Mapping[str, Any]) -> list[tuple[int, dict[str, str]]]:
-        named = {str(each.get("fw_id") or each["fw_name"]): str(each["fw_version"]) for each in row["fw_list"]}
-        return [(int(row["gpu"]), named)]
+        rows = [] if row["fw_list"] == NONE else row["fw_list"]
+        named = {str(each.get("fw_id") or each["fw_name"]): str(each["fw_version"]) for each in rows}
+        return [(int(row["gpu"]), {name: version for name, version in named.items() if version != NONE})]
 
     return dict(_each(text, tool, of))
 

@@ -65,8 +65,8 @@ class Collective:
 
     @property
     def points(self) -> list[list[float]]:
-        """[bytes, busbw] of each row."""
-        return [[row.size, row.outside.busbw] for row in self.rows]
+        """[bytes, busbw, algbw] of each row, GB/s, out of place."""
+        return [[row.size, row.outside.busbw, row.outside.algbw] for row in self.rows]
 
 
 def parse(text: str, tool: str = "all_reduce_perf") -> Collective:

@@ -1,11 +1,11 @@
-"""Bandwidth by message size, against the threshold. Pure."""
+"""Bandwidth by message size, against the thresholds. Pure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rocstack.verify.report.drawings import Curves
+from rocstack.verify.report.drawings import Curves, Series
 from rocstack.verify.report.matrix import number
 
 PLOT, HEIGHT = 440.0, 300.0  # between the axes it is so wide
@@ -13,6 +13,8 @@ LEFT, TOP, BOTTOM = 52.0, 16.0, 40.0
 LETTER, MARGIN = 7.0, 24.0  # of a label
 APART = 15.0  # between two labels
 STYLES = 6  # that the style sheet has
+MARK = 60.0  # how long the line of one curve's threshold is: it is about the largest sizes
+TABLES, LONG = 24, 12  # series with a table of their own; rows of a table that stands open
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Curve:
-    """`label` is how high its name stands."""
+    """`label` is how high its name stands, `bound` its threshold."""
 
     name: str
     path: str
@@ -31,18 +33,42 @@ class Curve:
     label: float
     last: str
     style: int
+    bound: float | None = None
+    wanted: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} {self.last}" + (f" ({self.wanted} wanted)" if self.wanted else "")
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` are (size, algbw, busbw)."""
+
+    name: str
+    wanted: str
+    rows: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
 class Chart:
+    """`mark` is where the lines of curves' own thresholds begin; `unsaid` are series without a table."""
+
     unit: str
     width: float
     height: float
     right: float  # where the axes end
+    mark: float
     curves: tuple[Curve, ...]
     xs: tuple[Tick, ...]
     ys: tuple[Tick, ...]
     threshold: Tick | None
+    tables: tuple[Table, ...]
+    unsaid: int
+
+    @property
+    def long(self) -> bool:
+        return sum(len(table.rows) for table in self.tables) > LONG
 
 
 def chart(curves: Curves) -> Chart | None:
@@ -50,9 +76,10 @@ def chart(curves: Curves) -> Chart | None:
     points = [point for series in curves.series for point in series.points if point[0] > 0]
     if not points:
         return None
-    low, high = (pick(size for size, _ in points) for pick in (min, max))
-    bound = curves.threshold.value if curves.threshold else 0.0
-    top = _nice(max([bound, *(value for _, value in points)]) * 1.05 or 1.0)
+    low, high = (pick(point[0] for point in points) for pick in (min, max))
+    lines = [curves.threshold, *(series.threshold for series in curves.series)]
+    bounds = [line.value for line in lines if line]
+    top = _nice(max([*bounds, *(point[1] for point in points)]) * 1.05 or 1.0)
 
     def x(size: float) -> float:
         share = math.log2(size / low) / math.log2(high / low) if high > low else 0.5
@@ -65,22 +92,31 @@ def chart(curves: Curves) -> Chart | None:
     for index, series in enumerate(curves.series):
         known = sorted(point for point in series.points if point[0] > 0)
         if known:
-            path = "M" + "L".join(f"{x(size)} {y(value)}" for size, value in known)
-            end = (x(known[-1][0]), y(known[-1][1]))
-            drawn.append(Curve(series.name, path, end, end[1], number(known[-1][1]), index % STYLES))
+            path = "M" + "L".join(f"{x(point[0])} {y(point[1])}" for point in known)
+            end, style, own = (x(known[-1][0]), y(known[-1][1])), index % STYLES, series.threshold
+            bound, wanted = (y(own.value), number(own.value)) if own else (None, "")
+            drawn.append(Curve(series.name, path, end, end[1], number(known[-1][1]), style, bound, wanted))
     step = max(1, math.ceil(math.log2(high / low) / 8)) if high > low else 1
     first = math.ceil(math.log2(low))
     sizes = [2.0**power for power in range(first, math.floor(math.log2(high)) + 1, step)] or [low]
     return Chart(
         unit=curves.unit,
-        width=LEFT + PLOT + MARGIN + LETTER * max(len(f"{curve.name} {curve.last}") for curve in drawn),
+        width=LEFT + PLOT + MARGIN + LETTER * max(len(curve.text) for curve in drawn),
         height=HEIGHT,
         right=LEFT + PLOT,
+        mark=LEFT + PLOT - MARK,
         curves=tuple(_spread(drawn)),
         xs=tuple(Tick(x(size), size_of(size)) for size in sizes),
         ys=tuple(Tick(y(top * part / 4), number(top * part / 4)) for part in range(5)),
-        threshold=Tick(y(bound), curves.threshold.text) if curves.threshold else None,
+        threshold=Tick(y(curves.threshold.value), curves.threshold.text) if curves.threshold else None,
+        tables=tuple(_table(series) for series in curves.series[:TABLES]),
+        unsaid=max(len(curves.series) - TABLES, 0),
     )
+
+
+def _table(series: Series) -> Table:
+    rows = [(size_of(size), number(rest[1]) if rest[1:] else "", number(rest[0])) for size, *rest in series.points]
+    return Table(series.name, series.threshold.text if series.threshold else "", tuple(rows))
 
 
 def size_of(size: float) -> str:
@@ -97,7 +133,7 @@ def _spread(curves: list[Curve]) -> list[Curve]:
     out: list[Curve] = []
     for curve in sorted(curves, key=lambda each: each.end[1]):
         at = max(curve.label, out[-1].label + APART) if out else curve.label
-        out.append(Curve(curve.name, curve.path, curve.end, round(at, 1), curve.last, curve.style))
+        out.append(replace(curve, label=round(at, 1)))
     return out
 
 

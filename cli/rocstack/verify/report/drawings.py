@@ -29,20 +29,21 @@ class Matrix(Value):
     quantities: tuple[Quantity, ...]
 
 
-class Series(Value):
-    """`points` are (bytes, bandwidth)."""
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-
-
 class Line(Value):
     value: float
     text: str
 
 
+class Series(Value):
+    """`points` are (bytes, busbw, algbw), or without the last; `threshold` is of busbw, at the largest size."""
+
+    name: str
+    points: tuple[tuple[float, float] | tuple[float, float, float], ...]
+    threshold: Line | None = None
+
+
 class Curves(Value):
-    """Kind "curves"."""
+    """Kind "curves". A `threshold` here, as older reports have it, is of all series."""
 
     unit: str
     series: tuple[Series, ...]

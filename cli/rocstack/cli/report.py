@@ -9,7 +9,6 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json, table
-from rocstack.summary import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +114,8 @@ def _compare(before: Path, after: Path, *, json: bool) -> int:
 
 
 def _show(found: Comparison) -> None:
+    from rocstack.summary import count
+
     out.print(escape(f"from {found.before} to {found.after}"))
     _changes("[bold red]regressions[/]: failing now, not then", found.regressions)
     _changes("no longer judged", found.unjudged)

@@ -77,7 +77,8 @@ class Place:
         return [self.python, "-m", "rocstack.cli.main", *args]
 
     def environ(self) -> dict[str, str]:
-        mine = {k: v for k, v in os.environ.items() if not k.startswith("ROCSTACK_")}
+        # COLUMNS would tell the width of a terminal that ours is not: `pytest -n` sets it.
+        mine = {k: v for k, v in os.environ.items() if not k.startswith("ROCSTACK_") and k != "COLUMNS"}
         paths = {"PYTHONPATH": str(self.tree / "cli"), "ROCSTACK_IMAGE_PREFIX": self.prefix}
         return {**mine, **paths, **self.env}
 

@@ -21,7 +21,7 @@ demo: setup ## two virtual nodes, probed; an image that fits their NICs, built a
 test: setup lint ## lint and all tests but the slow ones
 	$(BIN)/pytest -m "not slow" -n 2 tests/unit $(PYTEST_ARGS)
 	tests/browser.sh
-	$(BIN)/pytest -m "not slow" -n 2 tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow" -n 2 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

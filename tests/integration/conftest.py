@@ -32,6 +32,11 @@ class Lanes(LoadScopeScheduling):
         return "deployed" if "deployed: Deployed" in (self.config.rootpath / file).read_text() else file
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The one that takes longest begins: as the last it would keep one process busy and the others waiting."""
+    items.sort(key=lambda item: item.path.stem != "test_trainer")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
     return Lanes(config, log)

@@ -163,7 +163,9 @@ def test_pytest_reaches_the_named_ones_only(looked: Looked) -> None:
     reached: Any = dict.fromkeys(("head", "n1", "n3"), "host")
     nothing: Any = None
     every = Cluster(looked, nothing, reached, nothing)
-    assert {*Suite(config)._named(every).hosts} == {"head", "n1"}
+    named = Suite(config)._named(every)
+    assert {*named.hosts} == {"head", "n1"}
+    assert {*named.unnamed} == {"n3"}, "n2 is of that rack and was not reached"
     del given["hosts"]
     assert Suite(config)._named(every) is every
 

@@ -46,6 +46,10 @@ def absent(evidence: Evidence) -> None:
     node(evidence)["absent"] = "no route to host"
 
 
+def a_worker_more(evidence: Evidence) -> None:
+    evidence["controller"]["nodes"].append({**row(evidence), "name": "n3"})
+
+
 def older_slurmd(evidence: Evidence) -> None:
     row(evidence)["version"] = "23.11.4"
 
@@ -168,6 +172,7 @@ FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
     ("workers", down, "down+not_responding (Not responding)"),
     ("workers", drained, "bad fan"),
     ("workers", unknown, "Slurm doesn't know it"),
+    ("workers", a_worker_more, "Slurm has the worker n3"),
     ("workers", absent, "no route to host"),
     ("workers", older_slurmd, "its slurmd is of 23.11.4"),
     ("workers", too_many_cpus, "it has 64"),
@@ -303,3 +308,10 @@ def test_what_unmunge_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "STATUS:    Expired credential (15)\nENCODE_HOST:  n1\nENCODE_TIME:  2026 (100)\nDECODE_TIME:  2026 (500)"
     assert read(text) == {"status": 15, "encoded": 100, "decoded": 500, "said": text}
     assert read("unmunge: Error: no socket")["status"] is None
+
+
+def test_a_worker_that_is_not_to_be_judged_is_no_stranger() -> None:
+    evidence = good()
+    a_worker_more(evidence)
+    evidence["cluster"]["unnamed"] = ["n3"]
+    assert red(replay(evidence, "workers")) == set()

@@ -53,13 +53,15 @@ class WorkerSaid:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`hosts` are the nodes that were reached, as root; `settings` what rocstack.yml says of the cluster."""
+    """`hosts` are the nodes that were reached, as root; `settings` what rocstack.yml says of the cluster; `unnamed` the
+    inventory's workers that are not to be judged."""
 
     looked: Looked
     settings: Settings
     hosts: Mapping[str, Host]
     slurm: Slurm
     level: int = 0  # up to which checks are run
+    unnamed: tuple[str, ...] = ()
 
     @property
     def control(self) -> str:
@@ -166,6 +168,7 @@ class Cluster:
         return {
             "cluster": found.cluster,
             "control": found.control,
+            "unnamed": list(self.unnamed),
             "release": found.release.model_dump(mode="json") if found.release else None,
             "images": [asdict(image) for image in found.images],
             "labels": next((said.labels for name, said in self.said.items() if rows[name].image == usual), {}),

@@ -129,7 +129,9 @@ class Suite:
             return cluster
         looked = hosts.limited(cluster.looked, str(named))
         reached = {name: host for name, host in cluster.hosts.items() if looked.inventory.roles(name)}
-        return replace(cluster, looked=looked, hosts=reached)
+        kept = looked.inventory.roles
+        unnamed = tuple(host.name for host in cluster.looked.inventory.workers if "worker" not in kept(host.name))
+        return replace(cluster, looked=looked, hosts=reached, unnamed=unnamed)
 
     @property
     def _file(self) -> str:

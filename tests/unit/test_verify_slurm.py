@@ -315,3 +315,34 @@ def test_a_worker_that_is_not_to_be_judged_is_no_stranger() -> None:
     a_worker_more(evidence)
     evidence["cluster"]["unnamed"] = ["n3"]
     assert red(replay(evidence, "workers")) == set()
+
+
+class Fails:
+    """A cluster of one worker whose control node makes a credential after so many failures; the worker shows what it
+    was given to decode."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.slurm, self.workers = failures, self, ["n2"]
+
+    def admin(self, *command: str) -> Any:
+        if command[-1] != "-n":
+            return SimpleNamespace(rc=0, stdout="STATUS: Success (0)", stderr="")
+        self.failures -= 1
+        good = self.failures < 0
+        return SimpleNamespace(rc=0 if good else 1, stdout="MUNGE:abc:\n" * good, stderr="" if good else "no socket")
+
+    def in_workers(self, line: str, seconds: float) -> Any:
+        status = "STATUS: Success (0)" if "MUNGE:abc:" in line else "unmunge: Error: Failed to match armor prefix"
+        return {"n2": SimpleNamespace(stdout=f"{status}@@\nMUNGE:def:\n", stderr="")}
+
+    def everywhere(self, line: str, names: list[str]) -> Any:
+        return {name: SimpleNamespace(stdout="absent\n", stderr="") for name in names}
+
+
+def test_one_credential_that_the_control_node_did_not_make_blames_no_worker() -> None:
+    sys.path.append(str(checks()))
+    from experiments import credentials
+
+    assert credentials.run(Fails(1))["n2"]["here"]["status"] == 0
+    here = credentials.run(Fails(2))["n2"]["here"]
+    assert (here["status"], here["said"]) == (None, "none was made (exit code 1): no socket")

@@ -10,6 +10,7 @@ from rocstack.deploy import services
 
 BREAK = "@@"
 AT_ONCE = 200  # credentials in one command line
+TRIES = 2
 # Installed only, and not started, it is in nobody's way.
 HOST = f"""command -v munge >/dev/null && [ -S /run/munge/munge.socket.2 ] || {{ echo absent; exit; }}
 credential=$(timeout 5 munge -n 2>&1) || {{ echo "$credential"; exit 1; }}
@@ -19,8 +20,8 @@ printf %s "$credential" | docker exec -i {services.WORKER} timeout 5 unmunge 2>&
 def run(cluster: Any) -> dict[str, Any]:
     """Worker -> {"here": of the control node's credential, "there": of its own at the control node, "host": of its
     host's, or None where no MUNGE runs there}."""
-    of_control = cluster.slurm.admin("timeout", "5", "munge", "-n")
-    line = f"{_decode([of_control.stdout.strip()])}; timeout 5 munge -n"
+    of_control, why = _made(cluster.slurm)
+    line = f"{_decode([of_control])}; timeout 5 munge -n"
     said = cluster.in_workers(line, seconds=30)
     parts = {name: (*done.stdout.split(BREAK), "", "")[:2] for name, done in said.items()}
     texts = {name: text.strip() for name, (_, text) in parts.items() if text.startswith("\nMUNGE:")}
@@ -33,12 +34,22 @@ def run(cluster: Any) -> dict[str, Any]:
     hosts = cluster.everywhere(HOST, cluster.workers)
     return {
         name: {
-            "here": read(parts[name][0] or done.stderr),
+            "here": read((parts[name][0] if of_control else why) or done.stderr),
             "there": there.get(name, read(done.stderr)),
             "host": None if hosts[name].stdout.strip() == "absent" else read(hosts[name].stdout + hosts[name].stderr),
         }
         for name, done in said.items()
     }
+
+
+def _made(slurm: Any) -> tuple[str, str]:
+    """The control node's credential; else nothing, and why. All workers are judged by it, so it is asked for again."""
+    for _ in range(TRIES):
+        done = slurm.admin("timeout", "5", "munge", "-n")
+        if done.stdout.startswith("MUNGE:"):
+            return done.stdout.strip(), ""
+    said = (done.stderr or done.stdout).strip() or "it said nothing"
+    return "", f"none was made (exit code {done.rc}): {said}"
 
 
 def _decode(credentials: list[str]) -> str:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rocstack.verify.compare import Change, Comparison, ValueChange
-    from rocstack.verify.result import Run
 
 Report = Annotated[
     Path | None, typer.Argument(metavar="PATH", help="report.json, or its folder; default: of the last run here.")
@@ -50,7 +49,7 @@ def report(
     Exit code 1: with --compare, something fails in B that didn't fail in A, or a value of real nodes is more than 30 %
     worse.
     """
-    from rocstack.verify import artifacts, result, verdict
+    from rocstack.verify import artifacts, history, result, verdict
 
     if compare:
         raise typer.Exit(_compare(*compare, json=json))
@@ -58,7 +57,7 @@ def report(
     given = path or _newest(runs)
     run = result.read(given)
     folder = given if given.is_dir() else given.parent
-    artifacts.write(run, folder, result.read(previous) if previous else _before(run, runs))
+    artifacts.write(run, folder, result.read(previous) if previous else history.previous(runs, run))
     page = folder / artifacts.HTML
     if json:
         print_json({"report": str(page), "verdict": verdict.sentence(run), "passed": run.passed})
@@ -91,18 +90,6 @@ def _time(file: Path) -> tuple[str, float]:
     except ValueError:  # it is said of the one that is chosen
         data = None
     return str(data.get("when", "")) if isinstance(data, dict) else "", file.stat().st_mtime
-
-
-def _before(run: Run, runs: Path) -> Run | None:
-    from contextlib import suppress
-
-    from rocstack.errors import BadInput
-    from rocstack.verify import history, result
-
-    found = history.report(runs, history.entry(run))
-    with suppress(BadInput):  # of another version
-        return result.read(found) if found else None
-    return None
 
 
 def _compare(before: Path, after: Path, *, json: bool) -> int:

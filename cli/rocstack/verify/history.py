@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from rocstack.errors import BadInput
-from rocstack.verify import verdict
+from rocstack.verify import result, verdict
 from rocstack.verify.result import Run
 from rocstack.words import Value
 
@@ -127,6 +127,14 @@ def report(out: Path, now: Entry) -> Path | None:
     older = (each for each in _newest_first(out) if each.id != now.id and each.when <= now.when)
     found = (each for each in older if each.folder and each.complete and each.like(now))
     return next((out / each.folder for each in found if (out / each.folder / JSON).exists()), None)
+
+
+def previous(out: Path, run: Run) -> Run | None:
+    """The run that `report` finds; None also where another version wrote it."""
+    found = report(out, entry(run))
+    with suppress(BadInput):
+        return result.read(found) if found else None
+    return None
 
 
 def changes(before: Entry | None, now: Entry) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,10 @@ from rocstack import __version__
 from rocstack.deploy import lock
 from rocstack.errors import BadInput
 from rocstack.settings import Settings, load
-from rocstack.verify import artifacts, described, given, history, hosts, result
+from rocstack.verify import artifacts, described, given, history, hosts
 from rocstack.verify.cluster import Cluster, connect
 from rocstack.verify.evidence import Evidence, NotRecorded
-from rocstack.verify.result import CheckResult, Run
+from rocstack.verify.result import CheckResult
 from rocstack.verify.turn import turn
 
 STALE = 10  # seconds after which the nodes are read again
@@ -112,15 +112,8 @@ class Suite:
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.evidence.write(self.folder / given.FILE)
-        artifacts.write(run, self.folder, self._previous(run))
-
-    def _previous(self, run: Run) -> Run | None:
-        """The last run like this one, of which there still is a report."""
-        runs = self.config.getoption("rocstack_runs")
-        found = history.report(Path(runs), history.entry(run)) if runs else None
-        with suppress(BadInput):  # of another version
-            return result.read(found) if found else None
-        return None
+        runs = option("rocstack_runs")
+        artifacts.write(run, self.folder, history.previous(Path(runs), run) if runs else None)
 
     def _named(self, cluster: Cluster) -> Cluster:
         """With those of the inventory's nodes that `--hosts` names."""

@@ -31,10 +31,11 @@ test-rdma: setup ## real RDMA: two virtual machines with soft-RoCE and the worke
 	@[ -n "$$ROCSTACK_RDMA_IMAGE" ] || $(BIN)/rocstack build --nic tcp --role worker
 	$(BIN)/pytest tests/rdma $(PYTEST_ARGS)
 
-lint: python ## style, types, shell scripts and workflows
+lint: python ## style, types, the order of the packages, shell scripts and workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/shellcheck --exclude=SC1091 $(SCRIPTS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production playbooks
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml

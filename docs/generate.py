@@ -21,26 +21,16 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from rocstack import (
-    component,
-    errors,
-    labels,
-    overlay,
-    paths,
-    profile_schema,
-    profiles,
-    resolve,
-    rules,
-    runline,
-    settings,
-    stack,
-    ulimit,
-    words,
-)
-from rocstack.base import BaseImage
+from rocstack.base import errors, paths, words
 from rocstack.cli.main import app
 from rocstack.cluster import settings as cluster
-from rocstack.lock import Lock
+from rocstack.container import run_line, ulimit
+from rocstack.image import labels
+from rocstack.image.base_image import BaseImage
+from rocstack.probe import profiles, schema
+from rocstack.settings import settings
+from rocstack.stack import component, overlay, resolve, rules, stack
+from rocstack.stack.lock import Lock
 from rocstack.verify import artifacts, suite, thresholds
 from rocstack.verify.check import ITEMS
 
@@ -63,7 +53,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "Component head": (component.Component, component.Packages),
     "NIC profile head": (component.Nic, component.Way, component.Setting, component.RcclPlugin, component.Beside),
     "Rule": (rules.Rule,),
-    "Run profile": (runline.RunProfile,),
+    "Run profile": (run_line.RunProfile,),
     "Cluster": (
         cluster.Cluster,
         cluster.Partition,
@@ -372,7 +362,7 @@ def render() -> str:
 
 
 def main(argv: list[str]) -> int:
-    texts = {FILE: render(), SCHEMA: profile_schema.text(profiles.Profiles)}
+    texts = {FILE: render(), SCHEMA: schema.text(profiles.Profiles)}
     texts[REPORT_SCHEMA] = artifacts.schema_text()
     if argv == ["--check"]:
         wrong = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]

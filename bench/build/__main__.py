@@ -100,7 +100,7 @@ class Bench:
         shutil.copytree(ROOT / "images/trainer/rocstack_trainer", folder / "rocstack_trainer", dirs_exist_ok=True)
         text = Path(__file__).with_name("Dockerfile.peer").read_text()
         sys.path.insert(0, str(self.tree / "cli"))
-        from rocstack import component, overlay, resolve, stack  # the copy under test
+        from rocstack.stack import component, overlay, resolve, stack  # the copy under test
 
         chosen = stack.load("debian-13")
         value = resolve.resolve(

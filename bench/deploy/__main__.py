@@ -26,14 +26,14 @@ from typing import Any
 import docker
 from testbed import Site, each, run, timed
 
-from rocstack.deploy import tls
-from rocstack.ship import cost
-from rocstack.ship.archive import Archive
-from rocstack.ship.layers import Image
-from rocstack.ship.load import Target, load
-from rocstack.ship.publish import publish
-from rocstack.ship.repository import Repository
-from rocstack.ship.wire import Login, Wire
+from rocstack.deploy.plan import tls
+from rocstack.registry import cost
+from rocstack.registry.http import Login, Wire
+from rocstack.registry.image_archive import Archive
+from rocstack.registry.load import Target, load
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.publish import publish
+from rocstack.registry.repository import Repository
 
 Result = dict[str, Any]
 USER = "rocstack"
@@ -67,7 +67,7 @@ class Bench:
         key = tls.make_key()
         pem = tls.certificate(ca, ca_key, key, [site.address[site.head]], now)
         (self.work / "ca.pem").write_text(ca)
-        with Image.find(self.client, control) as image, Archive.make(image, control, folder=self.work) as archive:
+        with LocalImage.find(self.client, control) as image, Archive.make(image, control, folder=self.work) as archive:
             (done,) = load(archive, [Target(site.head, site.ssh(site.head))])
             assert not done.error, done.error
         for path, text in (("registry/server.pem", pem), ("registry/server.key", key), ("password", self.password)):
@@ -100,7 +100,7 @@ class Bench:
         """zstd layers to the head's registry through a tunnel, then all workers pull by digest at once."""
 
         def send() -> str:
-            with self.site.tunnel(5000) as end, Image.find(self.client, image) as found:
+            with self.site.tunnel(5000) as end, LocalImage.find(self.client, image) as found:
                 return publish(found, Repository(self.wire(end.port), f"rocstack-worker-{self.link}"), tag).reference
 
         publish_s, reference = timed(send)
@@ -110,7 +110,7 @@ class Bench:
     def archive(self, image: str, tag: str) -> Result:
         """zstd archives over ssh, without what the nodes have."""
         have = frozenset(self.layers(self.image) if image != self.image else ())
-        with Image.find(self.client, image) as found:
+        with LocalImage.find(self.client, image) as found:
             pack_s, archive = timed(lambda: Archive.make(found, f"{self.name}:{tag}", have, folder=self.work))
             with archive:
                 targets = [Target(node, self.site.ssh(node), have=have) for node in self.site.workers]

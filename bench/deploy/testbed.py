@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rocstack.deploy.ssh import Reach, Tunnel, tunnel
+from rocstack.edge.ssh import Reach, Tunnel, tunnel
 
 LOCAL = ".rocstack/local"
 CONFIG = f"{LOCAL}/ssh_config"

@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT / "cli"), str(ROOT / "tests/support")]
 
 import standin  # noqa: E402
 
-from rocstack import site  # noqa: E402
-from rocstack.settings import Settings  # noqa: E402
+from rocstack.settings import site  # noqa: E402
+from rocstack.settings.settings import Settings  # noqa: E402
 
 LIMIT = 30.0  # seconds that the library may add to a cold build
 WARM = 5.0  # and to one where nothing changed, all in all

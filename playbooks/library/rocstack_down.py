@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rocstack_node.down import down
 from ansible.module_utils.rocstack_node.engine import Failed
+from ansible.module_utils.rocstack_node.teardown import down
 
 DOCUMENTATION = r"""
 module: rocstack_down

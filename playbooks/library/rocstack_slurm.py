@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rocstack_node.alone import alone
 from ansible.module_utils.rocstack_node.engine import Failed
+from ansible.module_utils.rocstack_node.exclusive import alone
 from ansible.module_utils.rocstack_node.slurm_control import CONTAINER, work
 
 PATIENCE = 90  # seconds; less than the task has

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.rocstack_node.engine import Failed
-from ansible.module_utils.rocstack_node.warm import warm
+from ansible.module_utils.rocstack_node.registry_copy import warm
 
 DOCUMENTATION = r"""
 module: rocstack_warm

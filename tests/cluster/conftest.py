@@ -1,4 +1,4 @@
-"""Evidence that several files of checks judge, each read once a run; rocstack.verify.plugin has the rest."""
+"""Evidence that several files of checks judge, each read once a run; rocstack.verify.pytest_plugin has the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import kernel
 import pytest
 from experiments import gpus
 
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
 
 PROGRAMS = Path(__file__).parent / "programs"
 

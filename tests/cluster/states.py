@@ -10,7 +10,7 @@ from typing import Any
 from rocstack.doctor import diagnosis
 from rocstack.doctor.nodes import RULES
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.record import Node, Recorder
+from rocstack.verify.recorder import Node, Recorder
 
 
 @cache

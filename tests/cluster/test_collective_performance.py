@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from experiments import performance
 
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
 from rocstack.verify import thresholds
 from rocstack.verify.parsers import rccl, transport
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 QUANTITY = "all-reduce-busbw"
 BIG = performance.BIG

@@ -10,10 +10,10 @@ from experiments import training
 from experiments.rccl import IB, WAYS, astray, functional
 from experiments.rdma import not_for
 
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
 from rocstack.verify.parsers import rccl, transport
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,11 @@ from states import profiles
 from rocstack.doctor.diagnosis import few
 from rocstack.doctor.nodes import RULES
 from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
-from rocstack.labels import OWN
+from rocstack.image.labels import OWN
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 from rocstack.verify.thresholds import Threshold
 
 ACCEPTANCE = "AMD system acceptance guide"

@@ -8,11 +8,11 @@ import states
 from states import profiles, readable
 
 from rocstack.doctor.diagnosis import few
-from rocstack.labels import OWN
-from rocstack.node.disagreement import OWN as OWN_NAMES
+from rocstack.image.labels import OWN
 from rocstack.node.gate import TCP
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.probe.differences import OWN as OWN_NAMES
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
 

@@ -7,10 +7,10 @@ from typing import Any
 from experiments.gpus import gres
 from states import profiles, readable
 
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
 from rocstack.verify.parsers import amd_smi
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Node, Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Node, Recorder
 
 ACCEPTANCE = "AMD system acceptance guide"
 LAMINI = "Lamini, multi-node training: the tests of a cluster"

@@ -11,12 +11,12 @@ import states
 from experiments.gpus import gres
 from states import profiles, readable
 
-from rocstack.errors import CheckFailed, RocstackError
+from rocstack.base.errors import CheckFailed, RocstackError
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.evidence import NotRecorded
 from rocstack.verify.parsers import amd_smi
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 ACCEPTANCE = "AMD system acceptance guide"
 CVS = "ROCm/cvs, host checks"

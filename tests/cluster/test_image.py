@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from states import answers
 
-from rocstack import rules
-from rocstack.deploy.plan import short
-from rocstack.labels import OWN
+from rocstack.deploy.plan.plan import short
+from rocstack.image.labels import OWN
 from rocstack.node.image import from_labels
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.stack import rules
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 PROGRAMS = Path(__file__).parent / "programs"
 FACTS = ("version", "stack", "role", "nic", "nic.way", "gfx", "base.how", "base.digest", "content", "glibc")

@@ -14,8 +14,8 @@ from experiments.mpi import PARTS, TASKS, launched, others, seconds, wanted
 from experiments.performance import whole
 from experiments.rdma import not_for
 
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Node, Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Node, Recorder
 
 RDMA = ("rc", "dc", "ud", "gga", "srd")  # UCX's transports over verbs: rc_verbs, dc_mlx5, ...
 LAUNCH = "MPI does not start"

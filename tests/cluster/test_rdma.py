@@ -13,10 +13,10 @@ import pytest
 from experiments import rdma
 from experiments.performance import whole
 
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
 from rocstack.verify.parsers import perftest, pingpong
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Node, Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Node, Recorder
 
 NO_RAIL = "none of its RDMA ports that can be used is on a rail of the other's"
 PROVED = re.compile(r"(\S+): (?:device, PD, CQ and )?(\d+)(?: of \d+)? queue pairs?")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from experiments import accounting, qos, scheduling
 
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
 MULTIFACTOR = "priority/multifactor"

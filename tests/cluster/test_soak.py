@@ -10,8 +10,8 @@ import kernel
 import pytest
 from experiments import performance
 
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Node, Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Node, Recorder
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from experiments import performance
 
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
 from rocstack.verify.parsers import babelstream, rocblas, rvs, transferbench
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Node, Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Node, Recorder
 
 T = TypeVar("T")
 NEEDS = ("jobs", "gpu", "real")

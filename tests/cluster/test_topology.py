@@ -9,12 +9,12 @@ from typing import Any
 
 from states import profiles, readable
 
+from rocstack.base.errors import CheckFailed
 from rocstack.doctor.diagnosis import few
-from rocstack.errors import CheckFailed
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.parsers import amd_smi
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 ACCEPTANCE = "AMD system acceptance guide"
 NETWORKING = "AMD cluster networking guide"

@@ -9,9 +9,9 @@ import pytest
 from experiments import training
 from experiments.ranks import Row, alone, apart, ill, misplaced, of, speed, strangers, unlearned
 
-from rocstack.summary import count
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.probe.summary import count
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 # By which share losses may differ from those of one rank: the sums are in another order, and on GPUs of bf16.
 NEAR = {"cpu": 1e-4, "gpu": 2e-2}

@@ -10,10 +10,10 @@ import pytest
 from experiments import containers, credentials
 from states import answers
 
-from rocstack import rules
-from rocstack.labels import OWN
-from rocstack.verify.plugin import check
-from rocstack.verify.record import Recorder
+from rocstack.image.labels import OWN
+from rocstack.stack import rules
+from rocstack.verify.pytest_plugin import check
+from rocstack.verify.recorder import Recorder
 
 GOOD = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
 BAD = frozenset(

@@ -17,10 +17,10 @@ from deployed import Deployed, deploy
 from place import STACK, Built, Place, engine
 from xdist.scheduler import LoadScopeScheduling
 
-from rocstack import base as bases
-from rocstack import engine as engines
-from rocstack import stack
-from rocstack.settings import Settings
+from rocstack.edge import engine as engines
+from rocstack.image import base_image as bases
+from rocstack.settings.settings import Settings
+from rocstack.stack import stack
 
 
 class Lanes(LoadScopeScheduling):

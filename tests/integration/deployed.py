@@ -14,8 +14,9 @@ from typing import Any
 
 from place import Outcome, Place, engine
 
-from rocstack.deploy import journal, lock, ssh
-from rocstack.verify import store
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.deploy.read import journal, verified
+from rocstack.edge import ssh
 
 INVENTORY = Path(".rocstack/local/inventory.yml")
 ANSWER = 120.0  # seconds for a command on a node
@@ -98,7 +99,7 @@ class Deployed:
         """Nothing is proved of its images, as before."""
         with lock.hold(ssh.reaches(self.place.folder / INVENTORY, ["n1"])["n1"]) as held:
             held.write(journal.loads(held.journal).verified(None).dumps())
-        for file in (self.place.folder / ".rocstack/verify" / store.FOLDER).glob("*"):
+        for file in (self.place.folder / ".rocstack/verify" / verified.FOLDER).glob("*"):
             file.unlink()
 
     def power(self, node: str) -> str:

@@ -15,8 +15,8 @@ from typing import IO
 
 from place import engine
 
-from rocstack import site
-from rocstack.settings import Settings
+from rocstack.settings import site
+from rocstack.settings.settings import Settings
 
 # Names of files that hold a key or a password, wherever they lie.
 SECRET_NAMES = re.compile(

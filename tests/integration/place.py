@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocstack.virtual.cluster import cluster_id
+from rocstack.virtual.cluster_layout import cluster_id
 
 REPO = Path(__file__).resolve().parents[2]
 STACK = "debian-13"
@@ -157,7 +157,7 @@ def stack_file(folder: Path, **changes: int) -> Path:
 
 
 def edited_lock(folder: Path, edit: Any) -> None:
-    """rocstack.lock in `folder`: the stack's own after `edit` changed it in place."""
+    """rocstack.stack.lock in `folder`: the stack's own after `edit` changed it in place."""
     lock = json.loads((REPO / f"images/stacks/{STACK}.lock").read_text())
     edit(lock)
-    (folder / "rocstack.lock").write_text(json.dumps(lock))
+    (folder / "rocstack.stack.lock").write_text(json.dumps(lock))

@@ -7,7 +7,8 @@ import signal
 import pytest
 from deployed import INVENTORY, Deployed, until
 
-from rocstack.deploy import lock, ssh
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.edge import ssh
 
 pytestmark = pytest.mark.engine
 

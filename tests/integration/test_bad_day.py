@@ -15,10 +15,10 @@ import docker
 import pytest
 from place import STACK, Built, Outcome, Place, edited_lock, engine, inspect, stack_file
 
-from rocstack import base as bases
-from rocstack import stack
-from rocstack.lock import definition_digest
-from rocstack.settings import Settings
+from rocstack.image import base_image as bases
+from rocstack.settings.settings import Settings
+from rocstack.stack import stack
+from rocstack.stack.lock import definition_digest
 
 pytestmark = pytest.mark.engine
 

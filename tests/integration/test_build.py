@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import pytest
 from place import Built, Place, engine, inspect
 
-from rocstack.report import BuildReport
+from rocstack.image.build_report import BuildReport
 
 pytestmark = pytest.mark.engine
 CONTROL_CODE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

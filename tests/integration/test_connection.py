@@ -18,9 +18,10 @@ import pytest
 from conftest import lend_base
 from place import REPO, Place, engine
 
-from rocstack.deploy import lock, ssh
-from rocstack.deploy.ssh import Reach
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.edge import ssh
+from rocstack.edge.ssh import Reach
 
 FOLDER = "/var/lib/rocstack/test"
 HOLDER = """

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from place import Place, engine
 
-from rocstack.deploy import facts, inventory, precheck
-from rocstack.deploy.facts import Gathered
-from rocstack.deploy.inventory import Inventory
-from rocstack.deploy.precheck import Finding, Scope
-from rocstack.deploy.wanted_image import WantedImage
+from rocstack.deploy.plan import precheck
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.plan.precheck import Finding, Scope
+from rocstack.deploy.read import facts, inventory
+from rocstack.deploy.read.facts import Gathered
+from rocstack.deploy.read.inventory import Inventory
 from rocstack.node.image import OWN
 
 INVENTORY = ".rocstack/local/inventory.yml"

@@ -19,8 +19,8 @@ import docker
 import pytest
 from place import REPO, STACK, engine
 
-from rocstack import stack
-from rocstack.settings import Settings
+from rocstack.settings.settings import Settings
+from rocstack.stack import stack
 from rocstack.virtual import faults, machine, model, nodeimage, tree
 
 pytestmark = pytest.mark.engine

@@ -18,8 +18,8 @@ import testinfra
 from layers import Layer, ca_line, read_layer, read_layers
 from place import Built, Outcome, Place, engine, inspect
 
-from rocstack.labels import OCI, OWN
-from rocstack.render import UIDS
+from rocstack.image.labels import OCI, OWN
+from rocstack.image.render import UIDS
 
 pytestmark = pytest.mark.engine
 

@@ -15,8 +15,8 @@ import pytest
 import standin
 from place import Outcome, Place, engine, inspect
 
-from rocstack import probe, profiles
 from rocstack.node.profile import NodeProfile
+from rocstack.probe import profiles, recordings
 from rocstack.virtual import faults, machine, model
 from rocstack.virtual.tree import record
 
@@ -44,7 +44,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[NodeProfi
         recording = record(virtual)
         folder = tmp_path_factory.mktemp(name)
         recording.write_tree(folder)
-        made[name] = (replace(probe.profiles([recording])[0], name=name), folder)
+        made[name] = (replace(recordings.profiles([recording])[0], name=name), folder)
     return made
 
 

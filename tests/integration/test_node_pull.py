@@ -17,7 +17,7 @@ import pytest
 from place import engine
 from site_registry import USER, Registry, running
 
-from rocstack.deploy import tls
+from rocstack.deploy.plan import tls
 from rocstack.node import pull
 from rocstack.node.engine import Failed
 

@@ -17,9 +17,9 @@ from docker.errors import NotFound
 from place import Built, Place, inspect
 from site_registry import USER, Registry, engine, free_port, running
 
-from rocstack.errors import CheckFailed, Missing
-from rocstack.pusher import Event
-from rocstack.registry import Pushed, push
+from rocstack.base.errors import CheckFailed, Missing
+from rocstack.registry.push import Pushed, push
+from rocstack.registry.pusher import Event
 
 pytestmark = pytest.mark.engine
 

@@ -19,7 +19,7 @@ import pytest
 from cluster import Node, until
 from place import Built, engine
 
-from rocstack.deploy import tls
+from rocstack.deploy.plan import tls
 
 pytestmark = pytest.mark.engine
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import pytest
 from place import REPO, STACK, engine
 
-from rocstack import component, lock, locking, overlay, render, resolve, stack
-from rocstack.base import BaseImage
-from rocstack.site import Site
+from rocstack.image import pinning, render
+from rocstack.image.base_image import BaseImage
+from rocstack.settings.site import Site
+from rocstack.stack import component, lock, overlay, resolve, stack
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -117,9 +118,9 @@ def test_another_key_is_refused(
 
 def test_a_lock_sees_it_and_hashes_archives(base: str, vendor: Vendor) -> None:
     value = resolved(base, vendor, vendor.key_sha256)
-    answer = locking.ask_apt(value, BaseImage(reference=base, digest="", how="given"), Site())
-    assert ("tini", "0.0.1") in [(p.name, p.version) for p in locking.parse_packages(answer)]
-    (pmix,) = locking.parse_sources(answer, value)
+    answer = pinning.ask_apt(value, BaseImage(reference=base, digest="", how="given"), Site())
+    assert ("tini", "0.0.1") in [(p.name, p.version) for p in pinning.parse_packages(answer)]
+    (pmix,) = pinning.parse_sources(answer, value)
     assert (pmix.component, pmix.url, pmix.sha256) == ("pmix", f"{vendor.address}/archive.tar", vendor.archive_sha256)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from place import Built, Place, engine
 
-from rocstack.host import read_host
-from rocstack.runline import run_line
+from rocstack.container.host import read_host
+from rocstack.container.run_line import run_line
 
 pytestmark = pytest.mark.engine
 

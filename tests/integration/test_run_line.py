@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rocstack.environment import parse_env
-from rocstack.host import read_host
-from rocstack.mount import check_mounts, parse_mount
-from rocstack.node.refused import refused_ulimit
-from rocstack.runline import RunLine, RunProfile, run_line
+from rocstack.container.environment import parse_env
+from rocstack.container.host import read_host
+from rocstack.container.mount import check_mounts, parse_mount
+from rocstack.container.run_line import RunLine, RunProfile, run_line
+from rocstack.node.refused_limit import refused_ulimit
 
 pytestmark = pytest.mark.engine
 

@@ -14,14 +14,14 @@ import pytest
 from docker import DockerClient
 from site_registry import USER, Registry, certificate, engine, running
 
-from rocstack.errors import Missing
-from rocstack.ship.archive import Archive
-from rocstack.ship.layers import Image
-from rocstack.ship.load import Target, load
-from rocstack.ship.oci import ZSTD_LAYER
-from rocstack.ship.publish import Memory, Published, publish
-from rocstack.ship.repository import Repository
-from rocstack.ship.wire import Login, Wire, docker_login
+from rocstack.base.errors import Missing
+from rocstack.registry.http import Login, Wire, docker_login
+from rocstack.registry.image_archive import Archive
+from rocstack.registry.load import Target, load
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.oci import ZSTD_LAYER
+from rocstack.registry.publish import Memory, Published, publish
+from rocstack.registry.repository import Repository
 
 pytestmark = pytest.mark.engine
 INSIDE = "10.0.0.11:5000"  # what nodes call it; from here it is at the end of a tunnel
@@ -60,7 +60,7 @@ class Shop:
     def publish(self, image: str, tag: str = "one", **options: object) -> Published:
         memory = options.pop("memory", None)
         progress = options.pop("progress", lambda layer, done, total: None)
-        with Image.find(self.client, image) as found:
+        with LocalImage.find(self.client, image) as found:
             return publish(found, self.repository(**options), tag, memory=memory, progress=progress)  # type: ignore[arg-type]
 
     def remove(self, image: str) -> None:
@@ -112,11 +112,11 @@ def test_only_the_changed_layer_travels_and_nothing_the_third_time(shop: Shop) -
 
 def test_docker_save_gives_the_same_manifest(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     image = shop.image(secrets.token_bytes(100_000), b"two")
-    with Image.find(shop.client, image) as found:
+    with LocalImage.find(shop.client, image) as found:
         direct = found.how
     first = shop.publish(image)
     shop.name = f"{shop.name}-saved"
-    monkeypatch.setattr("rocstack.ship.layers.GraphStore.find", lambda root, image_id: None)
+    monkeypatch.setattr("rocstack.registry.layers.GraphStore.find", lambda root, image_id: None)
     second = shop.publish(image)
     assert first.reference.partition("@")[2] == second.reference.partition("@")[2]
     print(f"the first was read by {direct}")
@@ -180,7 +180,7 @@ def test_tls_by_the_nodes_name_through_a_tunnel(base: str, client: DockerClient,
         login, end = Login(USER, registry.password), ("127.0.0.1", registry.port)
 
         def send(wire: Wire) -> Published:
-            with Image.find(client, image) as found:
+            with LocalImage.find(client, image) as found:
                 return publish(found, Repository(wire, "rocstack-worker", attempts=1), "one")
 
         try:
@@ -210,7 +210,7 @@ def test_an_archive_loads_and_leaves_out_what_is_there(shop: Shop, tmp_path: Pat
     image = shop.image(secrets.token_bytes(500_000), b"top")
     name = f"{shop.name}:deployed"
     here = Target("here", ["sh", "-c"])
-    with Image.find(shop.client, image) as found, Archive.make(found, name, folder=tmp_path) as archive:
+    with LocalImage.find(shop.client, image) as found, Archive.make(found, name, folder=tmp_path) as archive:
         shop.remove(image)
         (done,) = load(archive, [here], attempts=1)
         assert (done.error, archive.id) == (None, image)

@@ -22,9 +22,9 @@ from place import Built, Place, engine, inspect
 from ways import NAME, USER, Cloud, Registry, package, start
 
 from rocstack.node.engine import Failed
-from rocstack.node.warm import warm
-from rocstack.ship.layers import Image
-from rocstack.ship.publish import publish
+from rocstack.node.registry_copy import warm
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.publish import publish
 
 pytestmark = pytest.mark.engine
 
@@ -47,7 +47,7 @@ def published(client: docker.DockerClient, pair: tuple[Registry, Registry], tmp_
     (folder / "file").write_bytes(secrets.token_bytes(300_000))
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY file /\n")
     image = engine("build", "--quiet", str(folder)).stdout.strip()
-    with Image.find(client, image) as found:
+    with LocalImage.find(client, image) as found:
         made = publish(found, pair[0].repository(), "one")
     yield made.reference.partition("@")[2]
     engine("rmi", "--force", image, check=False)

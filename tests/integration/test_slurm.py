@@ -18,9 +18,9 @@ import pytest
 from cluster import Node, until
 from place import Built, engine
 
-from rocstack.cluster import accounts, cgroup, found, slurm
-from rocstack.cluster.machine import Machine, machine
+from rocstack.cluster import accounts, cgroup, slurm_files, slurm_records
 from rocstack.cluster.settings import Cluster
+from rocstack.cluster.worker import Machine, machine
 from rocstack.node.profile import Gpu, NodeProfile, System
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]  # the deployed cluster of other tests has the same files
@@ -65,10 +65,12 @@ class Slurm:
     control: Node
     workers: tuple[Node, Node]
     settings: Cluster
-    files: slurm.Files
+    files: slurm_files.Files
 
-    def ask(self) -> found.Found:
-        return found.read({name: self.control.run(*line).stdout for name, line in found.QUESTIONS.items()})
+    def ask(self) -> slurm_records.Found:
+        return slurm_records.read(
+            {name: self.control.run(*line).stdout for name, line in slurm_records.QUESTIONS.items()}
+        )
 
     def changes(self, settings: Cluster) -> accounts.Changes:
         now = datetime.fromisoformat(self.control.run("date", "+%Y-%m-%dT%H:%M:%S").stdout.strip())
@@ -108,7 +110,9 @@ def cluster(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pyte
         for name in ("sl1", "sl2")
     ]
     wanted = settings(cgroup=request.param)
-    files = slurm.files(wanted, slurm.Control("ctl", addresses["ctl"]), workers, password="not-so-secret-1234")
+    files = slurm_files.files(
+        wanted, slurm_files.Control("ctl", addresses["ctl"]), workers, password="not-so-secret-1234"
+    )
     secret(folder / "munge.key", secrets.token_bytes(128))
     secret(folder / "jwt.key", secrets.token_bytes(32))
     secret(folder / "database", b"not-so-secret-1234")
@@ -141,7 +145,7 @@ def start(
     prefix: str,
     addresses: dict[str, str],
     wanted: Cluster,
-    files: slurm.Files,
+    files: slurm_files.Files,
     version: int,
 ) -> Slurm:
     def run(name: str, image: str, *flags: str, command: str = "") -> Node:

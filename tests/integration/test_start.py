@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from place import REPO, engine
 
-from rocstack import component, inside
+from rocstack.image import node_package
+from rocstack.stack import component
 from rocstack.virtual import faults, machine, model
 from rocstack.virtual.tree import record
 
@@ -78,9 +79,9 @@ def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     image = found[0] if found else request.getfixturevalue("built").worker
     folder = tmp_path_factory.mktemp("start")
     mounts = {}
-    for path, file in inside.files(component.library("nic")).items():
-        if path.startswith(inside.FOLDER):
-            target = folder / "python" / path.removeprefix(inside.FOLDER + "/")
+    for path, file in node_package.files(component.library("nic")).items():
+        if path.startswith(node_package.FOLDER):
+            target = folder / "python" / path.removeprefix(node_package.FOLDER + "/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.data)
     mounts[PYTHON] = folder / "python"

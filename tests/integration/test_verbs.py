@@ -14,9 +14,9 @@ import pytest
 import standin
 from place import REPO, Built, engine
 
-from rocstack import site
-from rocstack.nic import bundle, elf
-from rocstack.settings import Settings
+from rocstack.nic import elf, vendor_release
+from rocstack.settings import site
+from rocstack.settings.settings import Settings
 
 pytestmark = pytest.mark.engine
 
@@ -262,9 +262,9 @@ def test_the_stand_in_is_found_and_picked(builder: Builder, tmp_path: Path) -> N
     source = standin.fetch_source()
     made = [standin.make_tarball(tmp_path / str(abi), kernel_abi=abi, source=source) for abi in (6, 7)]
     assert made[0].read_bytes() == (builder.folder / made[0].name).read_bytes()
-    assert [bundle.find(path)[0].kernel_abi for path in made] == [6, 7]
-    found = bundle.find(standin.make_bundle(made[0], tmp_path))
-    assert bundle.pick(found, standin.VERSION).data == made[0].read_bytes()
+    assert [vendor_release.find(path)[0].kernel_abi for path in made] == [6, 7]
+    found = vendor_release.find(standin.make_bundle(made[0], tmp_path))
+    assert vendor_release.pick(found, standin.VERSION).data == made[0].read_bytes()
 
 
 def test_installed_names(vendor: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from deployed import INVENTORY, Deployed
 from replay import good, red, replay, states
 
-from rocstack import settings
-from rocstack.verify.cluster import connect
+from rocstack.settings import settings
+from rocstack.verify.deployed import connect
 from rocstack.verify.result import CheckResult
 from rocstack.verify.suite import checks
 

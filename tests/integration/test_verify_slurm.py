@@ -27,7 +27,17 @@ LEFT = "sh -c 'squeue --all --noheader; sacctmgr -nP show qos format=name; scont
 
 def verify(deployed: Deployed, folder: Path, *files: str, wait: int = 60) -> dict[str, CheckResult]:
     """Check -> what it says, of the checks of these files up to level 1."""
-    line = [sys.executable, "-m", "pytest", "-p", "rocstack.verify.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "rocstack.verify.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+    ]
     line += [f"--rootdir={checks()}", "-q", "--level=1", f"--wait={wait}", f"--report={folder}"]
     line += [f"--inventory={INVENTORY}", *(str(checks() / name) for name in files)]
     place = deployed.place

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 from deployed import INVENTORY, Deployed, until
 
-from rocstack.deploy import journal, lock, services, ssh
-from rocstack.deploy.journal import Verified
-from rocstack.errors import CheckFailed
-from rocstack.verify import drain, store
+from rocstack.base.errors import CheckFailed
+from rocstack.deploy.plan import services
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.deploy.read import journal, verified
+from rocstack.deploy.read.journal import Verified
+from rocstack.edge import ssh
+from rocstack.verify import drain, proved
 from rocstack.verify.check import Check
 from rocstack.verify.result import CheckResult, Measure, NodeSeen, Run, State
 
@@ -84,20 +87,20 @@ def test_only_what_was_verified_is_deployed(deployed: Deployed, inventory: Path,
     assert "is proved: none" in refused["stopped"]
     assert deployed.ssh("n1", f"cat {journal.PATH}") == before, "it was changed"
 
-    assert store.keep(made(deployed, 1), inventory, runs).sentence.startswith("level 1 is proved: on n1")
+    assert proved.keep(made(deployed, 1), inventory, runs).sentence.startswith("level 1 is proved: on n1")
     assert release(deployed).verified == Verified(
         level=1, when="2026-11-21T00:00:00Z", virtual=True, report="20261121-000000"
     )
     assert {node["verified"] for node in deployed.json("status")["nodes"]} == {"level 1"}
     assert deployed.json("deploy", "--require", "1", "--plan")["refused"] == ""
 
-    assert store.keep(made(deployed, 1, "failed"), inventory, runs).sentence.startswith("level 1 is taken back")
+    assert proved.keep(made(deployed, 1, "failed"), inventory, runs).sentence.startswith("level 1 is taken back")
     assert {node["verified"] for node in deployed.json("status")["nodes"]} == {"level 0"}
 
 
 @pytest.mark.usefixtures("unverified")
 def test_a_claim_that_was_brought_from_elsewhere_counts(deployed: Deployed, inventory: Path, runs: Path) -> None:
-    store.keep(made(deployed, 1).model_copy(update={"cluster": "test"}), inventory, runs)
+    proved.keep(made(deployed, 1).model_copy(update={"cluster": "test"}), inventory, runs)
     with lock.hold(ssh.reaches(inventory, ["n1"])["n1"]) as held:
         held.write(journal.loads(held.journal).verified(None).dumps())
     assert deployed.json("deploy", "--require", "1", "--plan")["refused"] == ""
@@ -106,11 +109,11 @@ def test_a_claim_that_was_brought_from_elsewhere_counts(deployed: Deployed, inve
 @pytest.mark.usefixtures("unverified")
 def test_while_somebody_deploys(deployed: Deployed, inventory: Path, runs: Path) -> None:
     with lock.hold(ssh.reaches(inventory, ["n1"])["n1"]):
-        said = store.keep(made(deployed, 1), inventory, runs).sentence
+        said = proved.keep(made(deployed, 1), inventory, runs).sentence
     assert "only, not on n1: another deploy of this cluster is running" in said
     assert release(deployed).verified is None
     images = release(deployed).images
-    assert [each.level for each in store.claims(runs, images.worker_id, images.control_id)] == [1]
+    assert [each.level for each in verified.claims(runs, images.worker_id, images.control_id)] == [1]
 
 
 def test_a_node_that_fails_is_drained_and_no_deploy_takes_it_back(deployed: Deployed, inventory: Path) -> None:

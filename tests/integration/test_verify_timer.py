@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstack import remote
+from rocstack.edge import ansible
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("rocstack")
@@ -40,7 +40,7 @@ def play(tmp_path: Path) -> Play:
             **variables,
         }
         line = ["ansible-playbook", str(ROOT / "playbooks/verify-timer.yml"), "-e", json.dumps(known)]
-        env = remote.environment({"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
+        env = ansible.environment({"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
         program = shutil.which(line[0], path=env["PATH"])
         assert program
         done = subprocess.run([program, *line[1:]], capture_output=True, text=True, check=False, env=env)

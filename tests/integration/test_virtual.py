@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from place import REPO, Built, engine
 
-from rocstack import probe
-from rocstack.node import read
-from rocstack.node.mask import mask
+from rocstack.node import parse as read
 from rocstack.node.recording import Recording
+from rocstack.probe import recordings
+from rocstack.probe.redact import mask
 from rocstack.virtual import faults, machine, model, tree
 
 pytestmark = pytest.mark.engine
@@ -197,8 +197,8 @@ def test_the_tools_read_the_tree_of_a_recording(shelf: Shelf, name: str) -> None
 
 @pytest.mark.parametrize("name", model.names())
 def test_our_collector_reads_the_model_off_the_node(shelf: Shelf, name: str) -> None:
-    seen = read.parse(Recording.from_dict(json.loads(shelf.run(COLLECT.format(""), name))), probe.kinds())
-    meant = read.parse(tree.record(faults.apply(machine.expand(model.load(name)), [])), probe.kinds())
+    seen = read.parse(Recording.from_dict(json.loads(shelf.run(COLLECT.format(""), name))), recordings.kinds())
+    meant = read.parse(tree.record(faults.apply(machine.expand(model.load(name)), [])), recordings.kinds())
     assert seen.virtual == name
     assert seen.gpus == meant.gpus
     assert seen.nics == meant.nics

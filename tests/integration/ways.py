@@ -15,9 +15,9 @@ import yaml
 from cluster import Node, until
 from place import Built, Place, engine
 
-from rocstack.deploy import tls
-from rocstack.ship.repository import Repository
-from rocstack.ship.wire import Login, Wire
+from rocstack.deploy.plan import tls
+from rocstack.registry.http import Login, Wire
+from rocstack.registry.repository import Repository
 
 USER, NAME = "rocstack", "rocstack-worker"
 DATA = Path(__file__).parent / "data" / "dragonfly"

@@ -14,7 +14,7 @@ from rocstack.node.envfile import render_env
 from rocstack.node.fabric import Fabric, fabric
 from rocstack.node.nic_settings import SOFT_ROCE
 from rocstack.node.profile import NodeProfile
-from rocstack.probe import probe_inventory
+from rocstack.probe.recordings import probe_inventory
 
 
 @pytest.fixture(scope="session")

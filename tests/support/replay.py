@@ -36,8 +36,8 @@ PRELOADED = (
     "pdb",
     "testinfra.plugin",
     "numpy",
-    "rocstack.verify.plugin",
-    "rocstack.labels",
+    "rocstack.verify.pytest_plugin",
+    "rocstack.image.labels",
     "rocstack.doctor.nodes",
 )
 _MAC = re.compile(r"(?<![\w:.])[0-9a-f]{2}(?::[0-9a-f]{2}){5}(?![\w:])", re.IGNORECASE)
@@ -97,7 +97,7 @@ def _run(words: list[str], log: str) -> None:
     artifacts.write = lambda run, folder, *_, **__: (folder / suite.REPORT).write_text(run.dumps())  # and no HTML
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # hypothesis takes a second
     checks = suite.checks()
-    more = ["-p", "testinfra.plugin", "-p", "rocstack.verify.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    more = ["-p", "testinfra.plugin", "-p", "rocstack.verify.pytest_plugin", "-p", "no:cacheprovider", "-c", os.devnull]
     more += [f"--rootdir={checks}", "--assert=plain", "-q"]
     with open(log, "w") as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         pytest.main([*more, *words, str(checks)])

@@ -255,12 +255,16 @@ def fetch_source(image: str | None = None) -> Path:
     target = cached()
     if target.exists():
         return target
-    from rocstack import base, engine, paths, settings, site, stack
-    from rocstack.errors import CheckFailed
+    from rocstack.base import paths
+    from rocstack.base.errors import CheckFailed
+    from rocstack.edge import engine
+    from rocstack.image import base_image
+    from rocstack.settings import settings, site
+    from rocstack.stack import stack
 
     chosen, _ = settings.load({}, os.environ, Path.cwd())
     here = site.of(chosen)
-    image = image or base.ensure(engine.connect(), stack.load(STACK), chosen, lambda _: None).reference
+    image = image or base_image.ensure(engine.connect(), stack.load(STACK), chosen, lambda _: None).reference
     # Everything goes in through stdin: no folder is shared with the engine, and no process list shows the site.
     helpers = {name: (paths.images() / "build" / name).read_bytes() for name in ("site", "fetch", "apt-update")}
     files = {f"rocstack/build/{name}": data for name, data in helpers.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import Cli, Joined, Ran, join
 
-from rocstack.context import Context
+from rocstack.image.context import Context
 
 NO_ENGINE = "unix:///nonexistent/engine.sock"
 

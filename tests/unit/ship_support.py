@@ -11,10 +11,11 @@ import zstandard
 from docker import DockerClient
 from fake_registry import Store
 
-from rocstack.ship.layers import Image, checked, sha256
-from rocstack.ship.publish import Published, publish
-from rocstack.ship.repository import Repository
-from rocstack.ship.wire import Wire
+from rocstack.registry.http import Wire
+from rocstack.registry.layers import checked, sha256
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.publish import Published, publish
+from rocstack.registry.repository import Repository
 
 NAME = "rocstack-worker"
 
@@ -42,8 +43,8 @@ class Layers:
     def size(self, diff_id: str) -> int:
         return len(self.data[diff_id])
 
-    def image(self) -> Image:
-        image = Image(
+    def image(self) -> LocalImage:
+        image = LocalImage(
             cast(DockerClient, None), "rocstack/worker:x", tuple(json.loads(self.config)["rootfs"]["diff_ids"])
         )
         image._source = self

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstack import component, overlay, render, resolve, stack
-from rocstack.context import Context
-from rocstack.errors import BadInput
-from rocstack.lock import Lock, for_stack
+from rocstack.base.errors import BadInput
+from rocstack.image import render
+from rocstack.image.context import Context
+from rocstack.stack import component, overlay, resolve, stack
+from rocstack.stack.lock import Lock, for_stack
 
 
 @dataclass(frozen=True)

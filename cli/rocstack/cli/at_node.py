@@ -33,10 +33,10 @@ def logs(
     lines: Lines = 100,
 ) -> None:
     """Show what a node's container says: slurmd and slurmctld log there, the entrypoint and the gate too."""
-    from rocstack.deploy import at_node
+    from rocstack.deploy.state import service_target
 
     chosen = options.settings()
-    target = at_node.target(options.inventory(chosen, inventory), node, service)
+    target = service_target.target(options.inventory(chosen, inventory), node, service)
     command = ["docker", "logs", f"--tail={lines}", *(["--follow"] if follow else []), target.container]
     try:
         if not follow:
@@ -51,10 +51,10 @@ def logs(
 
 def enter(node: str, command: list[str], inventory: Path | None, service: str | None) -> int:
     """A shell, or `command`, in the container of `node`; its exit status."""
-    from rocstack.deploy import at_node
+    from rocstack.deploy.state import service_target
 
     chosen = options.settings()
-    target = at_node.target(options.inventory(chosen, inventory), node, service)
+    target = service_target.target(options.inventory(chosen, inventory), node, service)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     name = os.environ.get("TERM", "")
     kind = [f"--env=TERM={name}"] if terminal and re.fullmatch(r"[A-Za-z0-9._+-]{1,40}", name) else []

@@ -12,7 +12,7 @@ from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json
 
 if TYPE_CHECKING:
-    from rocstack.deploy.backup import About
+    from rocstack.deploy.work.backup import About
 
 Inventory = Annotated[Path, typer.Argument(help="The cluster's inventory.")]
 File = Annotated[Path, typer.Argument(help="The backup; it holds jobs' scripts, and only you may read it.")]
@@ -25,13 +25,13 @@ def register(app: typer.Typer) -> None:
 
 def backup(inventory: Inventory, file: File, json: options.Json = False) -> None:
     """Write the accounting database and slurmctld's state into one file. Nothing is stopped."""
-    from rocstack.deploy import at_node
-    from rocstack.deploy import backup as backups
-    from rocstack.deploy import inventory as inventories
+    from rocstack.deploy.read import inventory as inventories
+    from rocstack.deploy.state import service_target
+    from rocstack.deploy.work import backup as backups
 
     began = time.monotonic()
     nodes = inventories.load(options.inventory(options.settings(), inventory))
-    target = at_node.target(nodes.path, nodes.control.name, "controller")
+    target = service_target.target(nodes.path, nodes.control.name, "controller")
     found = backups.backup(target.reach, file)
     if json:
         print_json({"file": str(file), **found.__dict__})
@@ -48,9 +48,11 @@ def restore(
     json: options.Json = False,
 ) -> None:
     """Put a backup in the place of the accounting database and slurmctld's state. The controller stops for it."""
-    from rocstack.deploy import at_node, jobs, lock
-    from rocstack.deploy import backup as backups
-    from rocstack.deploy import inventory as inventories
+    from rocstack.deploy.read import cluster_lock as lock
+    from rocstack.deploy.read import inventory as inventories
+    from rocstack.deploy.state import service_target
+    from rocstack.deploy.work import backup as backups
+    from rocstack.deploy.work import blocking_jobs
 
     began = time.monotonic()
     found = backups.about(file)
@@ -58,9 +60,9 @@ def restore(
     options.confirmed(
         f"Slurm's queue and accounting become those of the backup, {_of(found)}: what came since is lost.", yes
     )
-    target = at_node.target(nodes.path, nodes.control.name, "controller")
+    target = service_target.target(nodes.path, nodes.control.name, "controller")
     with lock.hold(target.reach):
-        jobs.end(target.reach, force)
+        blocking_jobs.end(target.reach, force)
         cancelled = backups.restore(target.reach, file)
     if json:
         print_json({"file": str(file), **found.__dict__, "cancelled": cancelled})

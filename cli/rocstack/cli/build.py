@@ -11,7 +11,7 @@ from rocstack.cli import options
 from rocstack.cli.ui import err, escape, mb, out, print_json, say, table
 
 if TYPE_CHECKING:
-    from rocstack.report import BuildReport, ImageReport
+    from rocstack.image.build_report import BuildReport, ImageReport
 
 
 def register(app: typer.Typer) -> None:
@@ -51,14 +51,16 @@ def build(
     json: options.Json = False,
 ) -> None:
     """Build, smoke-test and label the worker and control images of a stack for a NIC."""
-    from rocstack import base as bases
-    from rocstack import engine, render, site
-    from rocstack.build import Build, image_name, write_report
-    from rocstack.cli.nic import Decision
-    from rocstack.cli.progress import display
-    from rocstack.component import ROLES
-    from rocstack.errors import BadInput, did_you_mean
-    from rocstack.lock import for_stack
+    from rocstack.base.errors import BadInput, did_you_mean
+    from rocstack.cli.build_display import display
+    from rocstack.cli.nic_choice import Decision
+    from rocstack.edge import engine
+    from rocstack.image import base_image as bases
+    from rocstack.image import render
+    from rocstack.image.build import Build, image_name, write_report
+    from rocstack.settings import site
+    from rocstack.stack.component import ROLES
+    from rocstack.stack.lock import for_stack
 
     chosen = options.settings(
         nic=nic,
@@ -86,8 +88,8 @@ def build(
     render.render(value, locked, components, nics, archives)
     decision.show(value.nic.name)
     if chosen.push:
-        from rocstack.release import wanted_tags
-        from rocstack.tags import parse_registry
+        from rocstack.registry.release import wanted_tags
+        from rocstack.registry.tags import parse_registry
 
         parse_registry(chosen.push)
         wanted_tags(value.stack.name, value.nic.name, chosen)
@@ -118,7 +120,7 @@ def build(
             on_note=shown.note,
         ).run()
     if report.ok and chosen.push:
-        from rocstack.release import push_images
+        from rocstack.registry.release import push_images
 
         report = push_images(client, report, chosen, move_tags=move_tags, say=say)
         write_report(folder, report)

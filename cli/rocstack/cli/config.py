@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def config(json: options.Json = False) -> None:
     """Show each setting, its value and where it came from (flag > variable > rocstack.yml > default)."""
-    from rocstack.settings import Settings, load
+    from rocstack.settings.settings import Settings, load
 
     chosen, found = load({}, os.environ, Path.cwd())
     texts = {name: info.description or "" for name, info in Settings.model_fields.items()}

@@ -22,8 +22,8 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Run the image that was built: print its versions, train a tiny model on 2 ranks."""
-    from rocstack import engine
-    from rocstack.errors import CheckFailed, Missing
+    from rocstack.base.errors import CheckFailed, Missing
+    from rocstack.edge import engine
 
     chosen = options.settings(stack=stack, nic=nic)
     reference = f"{chosen.image_prefix}/worker:{chosen.stack_name()}-{chosen.nic}"

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rocstack.cluster.settings import Cluster
-    from rocstack.deploy.journal import Journal
-    from rocstack.deploy.prepare import Choose, Request
-    from rocstack.deploy.wanted_image import WantedImage
-    from rocstack.settings import Settings
+    from rocstack.deploy.plan.desired_image import WantedImage
+    from rocstack.deploy.plan.prepare import Choose, Request
+    from rocstack.deploy.read.journal import Journal
+    from rocstack.settings.settings import Settings
 
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Show what would change on each node, and why; change nothing.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the deploy that was interrupted, as it was begun.")]
@@ -64,7 +64,7 @@ def deploy(
 
     Exit code 1: some nodes could not be changed; they are named, and the others are done.
     """
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
 
     if resume and (image or control_image or stack or nic):
         raise BadInput(
@@ -115,8 +115,8 @@ def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, fork
     """
     from pydantic import ValidationError
 
+    from rocstack.base.errors import BadInput
     from rocstack.cluster.operation import Rollout, Ship
-    from rocstack.errors import BadInput
 
     cluster = chosen.cluster
     given = {key: value for key, value in wish.items() if value is not None}
@@ -134,23 +134,23 @@ def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, fork
 
 def _built(chosen: Settings, image: str | None, control_image: str | None) -> tuple[Choose, dict[str, int]]:
     """The images of this machine's engine, and the sizes of their layers."""
-    from rocstack import engine
-    from rocstack.deploy import wanted_image
-    from rocstack.ship.layers import Image as Source
+    from rocstack.deploy.plan import desired_image
+    from rocstack.edge import engine
+    from rocstack.registry.local_image import LocalImage as Source
 
     client = engine.connect()
     names = {
         role: given or f"{chosen.image_prefix}/{role}:{chosen.stack_name()}-{chosen.nic}"
         for role, given in (("worker", image), ("control", control_image))
     }
-    images = {role: wanted_image.local(client, name, role) for role, name in names.items()}
+    images = {role: desired_image.local(client, name, role) for role, name in names.items()}
     sources = [Source.find(client, each.id) for each in images.values()]
     return (lambda journal: images), {layer: each.size(layer) for each in sources for layer in each.diff_ids}
 
 
 def _resumed(journal: Journal) -> Mapping[str, WantedImage]:
-    from rocstack.deploy import wanted_image
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
+    from rocstack.deploy.plan import desired_image
 
     images = journal.unfinished()
     if images is None:
@@ -159,12 +159,12 @@ def _resumed(journal: Journal) -> Mapping[str, WantedImage]:
             code="nothing-to-resume",
             next_step="`rocstack deploy INVENTORY --plan` shows what a new one would change",
         )
-    return wanted_image.of_release(images)
+    return desired_image.of_release(images)
 
 
 def _earlier(journal: Journal) -> Mapping[str, WantedImage]:
-    from rocstack.deploy import wanted_image
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
+    from rocstack.deploy.plan import desired_image
 
     target = journal.rollback_target()
     if target is None:
@@ -175,7 +175,7 @@ def _earlier(journal: Journal) -> Mapping[str, WantedImage]:
             next_step="deploy another image: `rocstack deploy INVENTORY --image REFERENCE`",
         )
     err.print(escape(f"back to the release of {target.when} by {target.who}: {target.basis}"))
-    return wanted_image.of_release(target.images)
+    return desired_image.of_release(target.images)
 
 
 def _request(
@@ -185,8 +185,8 @@ def _request(
     choose: Choose,
     layer_bytes: Mapping[str, int] | None = None,
 ) -> Request:
-    from rocstack.deploy import inventory as inventories
-    from rocstack.deploy.prepare import Request
+    from rocstack.deploy.plan.prepare import Request
+    from rocstack.deploy.read import inventory as inventories
 
     return Request(
         inventories.load(inventory),
@@ -203,10 +203,10 @@ def _request(
 def _go(request: Request, chosen: Settings, plan_only: bool, json: bool) -> None:
     from rocstack.cli.deploy_report import show_outcome, show_plan
     from rocstack.cli.nodes_display import display
-    from rocstack.deploy import deploy as work
-    from rocstack.deploy.hands import Hands
-    from rocstack.deploy.prepare import prepare
-    from rocstack.deploy.shipping import Shipping
+    from rocstack.deploy.orders.runs import Hands
+    from rocstack.deploy.plan.prepare import prepare
+    from rocstack.deploy.ship.shipping import Shipping
+    from rocstack.deploy.work import deploy as work
 
     folder = Path(chosen.out) / "deploy"
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,8 +226,8 @@ def _go(request: Request, chosen: Settings, plan_only: bool, json: bool) -> None
 
 def _client() -> Any:
     """This machine's engine, which a rollback doesn't need."""
-    from rocstack import engine
-    from rocstack.errors import Missing
+    from rocstack.base.errors import Missing
+    from rocstack.edge import engine
 
     try:
         return engine.connect()

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocstack.cli.ui import escape, out, print_json, table
-from rocstack.deploy.deploy import refused
-from rocstack.deploy.outcome import Outcome
-from rocstack.deploy.plan import Change, NodePlan, Plan
-from rocstack.deploy.prepare import Prepared
-from rocstack.deploy.scope import Finding
+from rocstack.deploy.plan.outcome import Outcome
+from rocstack.deploy.plan.plan import Change, NodePlan, Plan
+from rocstack.deploy.plan.prepare import Prepared
+from rocstack.deploy.plan.scope import Finding
+from rocstack.deploy.work.deploy import refused
 from rocstack.doctor.diagnosis import LEVELS, few
-from rocstack.summary import count
+from rocstack.probe.summary import count
 
 _COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 

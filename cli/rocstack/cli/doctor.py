@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocstack.base.errors import BadInput
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json
-from rocstack.errors import BadInput
 
 if TYPE_CHECKING:
     from rocstack.doctor.diagnosis import Finding, Level
@@ -70,18 +70,18 @@ def _of_log(name: str) -> LogReport:
 
 
 def _of_nodes(inventory: str | None, profiles: Path | None) -> NodeReport:
-    from rocstack import probe
-    from rocstack import profiles as files
     from rocstack.doctor import diagnosis
     from rocstack.doctor import nodes as core
+    from rocstack.probe import profiles as files
+    from rocstack.probe import recordings
 
     table = diagnosis.load()
     if profiles:
         return core.examine(files.read_profiles(profiles), table)
     if inventory:
-        found = probe.probe_inventory(Path(inventory))
+        found = recordings.probe_inventory(Path(inventory))
         return core.examine(found.profiles, table, {failure.node: failure.reason for failure in found.failures})
-    return core.examine([probe.probe_host()], table)
+    return core.examine([recordings.probe_host()], table)
 
 
 def _show_log(report: LogReport, name: str) -> None:

@@ -13,7 +13,7 @@ from rocstack.cli.ui import escape, out, print_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rocstack.remote import HostRun
+    from rocstack.edge.ansible import HostRun
 
 KINDS = {"containers": "container", "volumes": "volume", "images": "image", "files": "path"}
 Data = Annotated[bool, typer.Option("--data", help="Remove the cluster's data, keys and settings on the nodes too.")]
@@ -37,10 +37,10 @@ def down(
     Exit code 1: jobs run, another deploy does, or a node could not be changed; the others are done.
     """
     from rocstack.cli.nodes_display import display
-    from rocstack.deploy import inventory as inventories
-    from rocstack.deploy.down import TASK, Wish
-    from rocstack.deploy.down import down as take_down
-    from rocstack.deploy.hands import Hands
+    from rocstack.deploy.orders.runs import Hands
+    from rocstack.deploy.read import inventory as inventories
+    from rocstack.deploy.work.teardown import TASK, Wish
+    from rocstack.deploy.work.teardown import down as take_down
 
     chosen = options.settings()
     nodes = inventories.load(options.inventory(chosen, inventory))

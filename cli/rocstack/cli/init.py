@@ -93,7 +93,7 @@ def settings_text() -> str:
     """Every setting with its description and default, commented out."""
     from pydantic import BaseModel
 
-    from rocstack.settings import Settings
+    from rocstack.settings.settings import Settings
 
     lines = [
         "# Settings of rocstack. A flag or a ROCSTACK_* variable wins over this file; `rocstack config` shows all.",

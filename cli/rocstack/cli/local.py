@@ -12,8 +12,8 @@ from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json, say, table
 
 if TYPE_CHECKING:
-    from rocstack.settings import Settings
-    from rocstack.virtual.local import Local
+    from rocstack.settings.settings import Settings
+    from rocstack.virtual.local_cluster import Local
     from rocstack.virtual.node import NodeState
 
 Node = Annotated[str, typer.Argument(help="A node's name: n1, n2 ...")]
@@ -50,11 +50,11 @@ def up(
     json: options.Json = False,
 ) -> None:
     """Start virtual nodes (containers with sshd, a container engine and virtual hardware), or change them."""
-    from rocstack import engine
-    from rocstack import stack as stacks
+    from rocstack.edge import engine
+    from rocstack.stack import stack as stacks
     from rocstack.virtual import access, faults, nodeimage
     from rocstack.virtual import model as node_models
-    from rocstack.virtual.cluster import Wish
+    from rocstack.virtual.cluster_layout import Wish
 
     chosen = options.settings(stack=stack)
     wish = Wish(node_models.load(model), nodes, tuple(map(faults.parse, fault)))
@@ -151,8 +151,8 @@ def models(json: options.Json = False) -> None:
 
 
 def _local(chosen: Settings) -> Local:
-    from rocstack import engine
-    from rocstack.virtual.local import Local
+    from rocstack.edge import engine
+    from rocstack.virtual.local_cluster import Local
 
     return Local(engine.connect(), Path(chosen.out) / "local", chosen.image_prefix, say)
 

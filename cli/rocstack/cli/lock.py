@@ -25,17 +25,19 @@ def lock(
     json: options.Json = False,
 ) -> None:
     """Resolve a stack and pin every package, wheel and source by version and sha256, and the base by digest."""
-    from rocstack import base as bases
-    from rocstack import engine, locking, site
-    from rocstack.errors import BadInput, Where
-    from rocstack.lock import Lock, drift, read
+    from rocstack.base.errors import BadInput, Where
+    from rocstack.edge import engine
+    from rocstack.image import base_image as bases
+    from rocstack.image import pinning
+    from rocstack.settings import site
+    from rocstack.stack.lock import Lock, drift, read
 
     if not to.parent.is_dir() or to.is_dir():
         raise BadInput("the lock can't be written there", code="no-folder", where=Where(str(to)))
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
     value, _, _ = options.resolved(chosen, gfx=None, methods=methods)
     client = engine.connect()
-    made = locking.make(value, bases.ensure(client, value.stack, chosen, say), site.of(chosen))
+    made = pinning.make(value, bases.ensure(client, value.stack, chosen, say), site.of(chosen))
     before: Lock | None = None
     with suppress(BadInput):  # a damaged lock is made anew
         before = read(to)

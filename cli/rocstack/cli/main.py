@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rocstack import __version__
+from rocstack.base.errors import BadInput, Missing, RocstackError, Where
 from rocstack.cli import (
     at_node,
     backup,
@@ -31,7 +32,6 @@ from rocstack.cli import (
     verify,
 )
 from rocstack.cli.ui import Interrupted, State, err, escape, print_error, print_json
-from rocstack.errors import BadInput, Missing, RocstackError, Where
 
 app = typer.Typer(
     name="rocstack",

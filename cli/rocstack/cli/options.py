@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rocstack.component import Nic as NicHead
     from rocstack.nic.ways import Plan
-    from rocstack.resolve import Resolved
-    from rocstack.settings import Settings
-    from rocstack.stack import Stack as StackValue
+    from rocstack.settings.settings import Settings
+    from rocstack.stack.component import Nic as NicHead
+    from rocstack.stack.resolve import Resolved
+    from rocstack.stack.stack import Stack as StackValue
 
     Decide = Callable[[NicHead, StackValue], Plan]
 
@@ -66,11 +66,11 @@ With = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 LockFile = Annotated[Path, typer.Option("--lock", help="Lock file.", show_default=True)]
-LOCK = Path("rocstack.lock")
+LOCK = Path("rocstack.stack.lock")
 
 
 def settings(**flags: Any) -> Settings:
-    from rocstack.settings import load
+    from rocstack.settings.settings import load
 
     return load(flags, os.environ, Path.cwd())[0]
 
@@ -81,7 +81,7 @@ def inventory(chosen: Settings, given: Path | None) -> Path:
     Raises:
         BadInput: it isn't there.
     """
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
 
     path = given or Path(chosen.inventory).expanduser()
     if path.exists():
@@ -102,7 +102,7 @@ def confirmed(question: str, yes: bool) -> None:
         BadInput: nobody is there to be asked.
         Abort: the answer is no.
     """
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
 
     if yes:
         return
@@ -124,7 +124,7 @@ def resolved(
     Raises:
         BadInput: whatever is wrong with them; a rule that the combination breaks.
     """
-    from rocstack import rules
+    from rocstack.stack import rules
 
     joined = join(chosen, gfx=gfx, methods=methods, base=base, decide=decide)
     rules.refuse_broken(rules.judge(rules.load(), joined[0].facts()))
@@ -140,8 +140,8 @@ def join(
     decide: Decide | None = None,
 ) -> tuple[Resolved, Any, Any]:
     """As `resolved`, whatever the rules say."""
-    from rocstack import component, overlay, resolve, stack
-    from rocstack.errors import BadInput, did_you_mean
+    from rocstack.base.errors import BadInput, did_you_mean
+    from rocstack.stack import component, overlay, resolve, stack
 
     folder = chosen.overlay_folder()
     layer = overlay.load(folder)

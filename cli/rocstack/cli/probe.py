@@ -14,11 +14,11 @@ from rocstack.cli import options
 from rocstack.cli.ui import err, escape, out, print_json, say, table
 
 if TYPE_CHECKING:
+    from rocstack.edge.ansible import State
     from rocstack.node.fabric import Fabric
     from rocstack.node.profile import NodeProfile
     from rocstack.node.recording import Recording
-    from rocstack.probe import Failure, Recorded
-    from rocstack.remote import State
+    from rocstack.probe.recordings import Failure, Recorded
 
 NARROW = (0, 1, 2, 3, 6, 8)  # columns of the table on a narrow terminal
 
@@ -56,8 +56,8 @@ def probe(
     Works without root; what it could not read, it names. --nic is for --env: whose settings, instead of those of the
     cards that are there.
     """
-    from rocstack import probe as probes
-    from rocstack import profiles, summary
+    from rocstack.probe import profiles, summary
+    from rocstack.probe import recordings as probes
 
     _refuse(inventory, replay, root, to, record)
     folder = options.settings(overlay=overlay).overlay_folder()
@@ -88,8 +88,8 @@ def probed(inventory: Path, overlay: Path | None = None) -> tuple[NodeProfile, .
     Raises:
         CheckFailed: a node could not be read.
     """
-    from rocstack import probe as probes
-    from rocstack.errors import CheckFailed
+    from rocstack.base.errors import CheckFailed
+    from rocstack.probe import recordings as probes
 
     recorded = _recorded(inventory, None, None, 64)
     if recorded.failures:
@@ -105,7 +105,7 @@ def probed(inventory: Path, overlay: Path | None = None) -> tuple[NodeProfile, .
 def _refuse(
     inventory: Path | None, replay: Path | None, root: str | None, to: Path | None, record: Path | None
 ) -> None:
-    from rocstack.errors import BadInput, Where
+    from rocstack.base.errors import BadInput, Where
 
     if sum(each is not None for each in (inventory, replay, root)) > 1:
         raise BadInput("an inventory and --replay exclude each other", code="one-source", next_step="give one")
@@ -121,7 +121,7 @@ def _refuse(
 def _recorded(
     inventory: Path | None, replay: Path | None, root: str | None, forks: int, *, tree: bool = False
 ) -> Recorded:
-    from rocstack import probe as probes
+    from rocstack.probe import recordings as probes
 
     if replay:
         return probes.Recorded(probes.read_recordings(replay))
@@ -157,7 +157,7 @@ def _record(recordings: Sequence[Recording], folder: Path) -> None:
     import json
     import secrets
 
-    from rocstack.node.mask import mask
+    from rocstack.probe.redact import mask
     from rocstack.virtual.tree import shown
 
     for recording, masked in zip(recordings, mask(recordings, secrets.token_bytes(32)), strict=True):
@@ -167,7 +167,7 @@ def _record(recordings: Sequence[Recording], folder: Path) -> None:
 
 
 def _show(found: Sequence[NodeProfile]) -> None:
-    from rocstack import summary
+    from rocstack.probe import summary
 
     if len(found) == 1:
         out.print(f"[bold]{escape(summary.name(found[0]))}[/]")
@@ -186,14 +186,14 @@ def _show(found: Sequence[NodeProfile]) -> None:
 
 
 def _draw(node: NodeProfile) -> None:
-    from rocstack.node.drawing import draw
+    from rocstack.probe.diagram import draw
 
     drawing = draw(node, min(out.width, 120), _unicode())
     out.print(escape(drawing.rstrip() or f"{node.name}: no GPU and no NIC"), soft_wrap=True)
 
 
 def _named(found: Sequence[NodeProfile], failures: Iterable[Failure], name: str) -> NodeProfile:
-    from rocstack.errors import BadInput, did_you_mean
+    from rocstack.base.errors import BadInput, did_you_mean
 
     for node in found:
         if node.name == name:
@@ -205,7 +205,7 @@ def _named(found: Sequence[NodeProfile], failures: Iterable[Failure], name: str)
 
 def _show_unread(found: Iterable[NodeProfile]) -> None:
     """Grouped by what and why, since many nodes fail alike."""
-    from rocstack.summary import listed
+    from rocstack.probe.summary import listed
 
     groups: dict[tuple[str, str], list[str]] = {}
     for node in found:
@@ -220,8 +220,8 @@ def _show_unread(found: Iterable[NodeProfile]) -> None:
 def _show_env(found: Sequence[NodeProfile], nic: str | None, overlay: Path | None, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from rocstack.node.disagreement import disagreements
     from rocstack.node.envfile import render_env
+    from rocstack.probe.differences import disagreements
 
     fabrics = {node.name: fabric for node in found if (fabric := _fabric(node, nic, overlay))}
     says = [each.says for each in disagreements(fabrics)]
@@ -238,12 +238,13 @@ def _show_env(found: Sequence[NodeProfile], nic: str | None, overlay: Path | Non
 
 
 def _fabric(node: NodeProfile, nic: str | None, overlay: Path | None) -> Fabric | None:
-    from rocstack import component, inside
+    from rocstack.image import node_package
     from rocstack.node.fabric import fabric, likely
+    from rocstack.stack import component
 
     library = component.library("nic", overlay)
     heads = [library.get(nic)] if nic else list(library.files.values())
-    known = [inside.settings(component.validate_head(head, component.Nic)) for head in heads]
+    known = [node_package.settings(component.validate_head(head, component.Nic)) for head in heads]
     chosen = known[0] if nic else likely(node, known)
     return fabric(node, chosen) if chosen else None
 
@@ -255,7 +256,7 @@ def _show_failures(failures: Iterable[Failure]) -> None:
 
 def _clean(text: str) -> str:
     """What a node said, without anything that could steer the terminal."""
-    from rocstack.node.drawing import clean
+    from rocstack.probe.diagram import clean
 
     return clean(text, len(text), _unicode())
 

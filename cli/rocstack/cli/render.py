@@ -36,11 +36,11 @@ def render(
     json: options.Json = False,
 ) -> None:
     """Print the Dockerfile, or write its whole context; builds nothing, needs no engine."""
-    from rocstack import context
-    from rocstack import render as renderer
-    from rocstack.cli.nic import Decision
-    from rocstack.errors import BadInput, Where
-    from rocstack.lock import for_stack
+    from rocstack.base.errors import BadInput, Where
+    from rocstack.cli.nic_choice import Decision
+    from rocstack.image import context
+    from rocstack.image import render as renderer
+    from rocstack.stack.lock import for_stack
 
     chosen = options.settings(
         nic=nic,
@@ -54,7 +54,7 @@ def render(
     folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
     base = chosen.base_image or None
     if diff and not base:
-        from rocstack.report import last_base
+        from rocstack.image.build_report import last_base
 
         base = last_base(folder)
     decision = Decision(chosen, way, nic_variants, profiles, inventory)

@@ -69,7 +69,7 @@ def report(
 
 
 def _newest(folder: Path) -> Path:
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
 
     found = max(folder.glob("*/report.json"), key=_time, default=None)
     if found is None:
@@ -101,7 +101,7 @@ def _compare(before: Path, after: Path, *, json: bool) -> int:
 
 
 def _show(found: Comparison) -> None:
-    from rocstack.summary import count
+    from rocstack.probe.summary import count
 
     out.print(escape(f"from {found.before} to {found.after}"))
     _changes("[bold red]regressions[/]: failing now, not then", found.regressions)

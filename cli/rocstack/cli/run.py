@@ -15,7 +15,7 @@ from rocstack.cli import options
 from rocstack.cli.ui import State, err, escape, print_json
 
 if TYPE_CHECKING:
-    from rocstack.mount import Mount
+    from rocstack.container.mount import Mount
 
 TRAIN = "rocstack-train"
 COMMANDS = {"trainer": TRAIN}  # a component's name as the command
@@ -113,14 +113,14 @@ def start(
     show: bool,
     json: bool,
 ) -> None:
-    from rocstack import engine
-    from rocstack.component import ROLES
-    from rocstack.environment import parse_env
-    from rocstack.errors import BadInput, Missing
-    from rocstack.host import read_host
-    from rocstack.mount import check_mounts, parse_mount
-    from rocstack.node.refused import refused_ulimit
-    from rocstack.runline import parse_gpus, run_line, shell_quote
+    from rocstack.base.errors import BadInput, Missing
+    from rocstack.container.environment import parse_env
+    from rocstack.container.host import read_host
+    from rocstack.container.mount import check_mounts, parse_mount
+    from rocstack.container.run_line import parse_gpus, run_line, shell_quote
+    from rocstack.edge import engine
+    from rocstack.node.refused_limit import refused_ulimit
+    from rocstack.stack.component import ROLES
 
     chosen = options.settings(stack=stack, nic=nic)
     if role not in ROLES:
@@ -174,8 +174,8 @@ def start(
 
 def _person() -> tuple[int, int] | None:
     """Whom a run's checkpoints belong to; nobody to name where root in the container is the person already."""
-    from rocstack import engine
-    from rocstack.errors import Missing
+    from rocstack.base.errors import Missing
+    from rocstack.edge import engine
 
     if os.geteuid() == 0:
         return None
@@ -192,12 +192,12 @@ def _from_host(reference: str, *, needed: bool) -> tuple[Mount, ...]:
     Raises:
         CheckFailed: they don't, or that can't be told.
     """
-    from rocstack import engine
-    from rocstack.errors import CheckFailed, Missing
-    from rocstack.nic.hostlib import host_mounts
+    from rocstack.base.errors import CheckFailed, Missing
+    from rocstack.edge import engine
+    from rocstack.nic.host_libraries import host_mounts
     from rocstack.node.gate import FITS, SLINGSHOT, judge
     from rocstack.node.image import from_labels
-    from rocstack.probe import probe_host
+    from rocstack.probe.recordings import probe_host
 
     try:
         found = engine.find_image(engine.connect(), reference)

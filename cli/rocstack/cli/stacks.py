@@ -18,8 +18,8 @@ def register(app: typer.Typer) -> None:
 
 def stacks(overlay: options.Overlay = None, json: options.Json = False) -> None:
     """List the stacks and NIC profiles."""
-    from rocstack import component, stack
-    from rocstack import overlay as overlays
+    from rocstack.stack import component, stack
+    from rocstack.stack import overlay as overlays
 
     folder = options.settings(overlay=overlay).overlay_folder()
     overlays.load(folder)  # refuses a folder that is not there
@@ -46,8 +46,8 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Say why a combination is allowed or refused, rule by rule; or with --image, why it fits a node or doesn't."""
-    from rocstack import rules
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
+    from rocstack.stack import rules
 
     if (profiles or inventory) and not image:
         raise BadInput("nodes are judged by an image", code="no-image", next_step="name it with --image")
@@ -84,9 +84,9 @@ def _explain_image(reference: str, profiles: Path | None, inventory: Path | None
     Raises:
         Missing: no such image on this host.
     """
-    from rocstack import engine
-    from rocstack.cli.nic import nodes
-    from rocstack.errors import BadInput, Missing
+    from rocstack.base.errors import BadInput, Missing
+    from rocstack.cli.nic_choice import nodes
+    from rocstack.edge import engine
     from rocstack.node.gate import FITS, judge
     from rocstack.node.image import from_labels
 

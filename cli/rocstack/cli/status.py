@@ -14,7 +14,7 @@ from rocstack.cli.ui import Interrupted, escape, out, print_json, table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rocstack.deploy.status import NodeStatus, Status
+    from rocstack.deploy.state.status import NodeStatus, Status
 
 WIDE = 120  # columns of a terminal, from which on all is shown
 Watch = Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")]
@@ -36,9 +36,9 @@ def status(
 
     Exit code 1: something is not in order; it is named, with the next step.
     """
-    from rocstack.deploy import inventory as inventories
-    from rocstack.deploy import status as deployed
-    from rocstack.deploy.look import look
+    from rocstack.deploy.read import inventory as inventories
+    from rocstack.deploy.state import status as deployed
+    from rocstack.deploy.state.read_state import look
 
     chosen = options.settings(overlay=overlay)
     nodes = inventories.load(options.inventory(chosen, inventory))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rocstack.errors import RocstackError
+from rocstack.base.errors import RocstackError
 
 if TYPE_CHECKING:
     from rich.console import Console

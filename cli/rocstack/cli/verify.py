@@ -69,7 +69,7 @@ def verify(
     Runs as an ordinary Slurm user beside other jobs, and leaves nothing behind. Nodes that are down are named; the rest
     is verified. Exit code 1: a check failed; 75: all workers were busy with jobs, and nothing is proved or taken back.
     """
-    from rocstack.cli import verify_more
+    from rocstack.cli import verify_after
     from rocstack.verify.suite import Wish
 
     _refuse(
@@ -84,19 +84,19 @@ def verify(
     if list_checks:
         return _list(json)
     if history:
-        return verify_more.show_history(out, json=json)
+        return verify_after.show_history(out, json=json)
     path = None if evidence else options.inventory(chosen, inventory)
     if export_cvs and path:
-        return verify_more.export_cvs(path, export_cvs, chosen)
+        return verify_after.export_cvs(path, export_cvs, chosen)
     default = 1 if watch else 3
     asked = default if level is None else level
     folder = report or _folder(out, "" if path else "replay-")
     wish = Wish(folder, path, evidence, asked, only, user, _seconds(wait), out if path else None)
     if watch and path:
-        verify_more.watch(lambda: _quiet(wish, out), path, out, every=every, drain=drain_failing, force=force)
+        verify_after.watch(lambda: _quiet(wish, out), path, out, every=every, drain=drain_failing, force=force)
     found = _run(wish, json)
     if path:
-        verify_more.finish(found, path, out, wish.folder, drain=drain_failing, force=force)
+        verify_after.finish(found, path, out, wish.folder, drain=drain_failing, force=force)
     raise typer.Exit(0 if found.passed else BUSY if found.busy and not found.failed else 1)
 
 
@@ -105,7 +105,7 @@ def _refuse(*pairs: tuple[object, object, str]) -> None:
     Raises:
         BadInput: both of a pair are given.
     """
-    from rocstack.errors import BadInput
+    from rocstack.base.errors import BadInput
 
     for one, other, why in pairs:
         if one and other:
@@ -161,8 +161,8 @@ def _seconds(text: str) -> float:
     Raises:
         BadInput: it is no duration.
     """
+    from rocstack.base.errors import BadInput
     from rocstack.cluster.operation import seconds
-    from rocstack.errors import BadInput
 
     whole = seconds(text) if re.fullmatch(r"[1-9][0-9]{0,5}[smhd]", text) else None
     if whole is None:

@@ -13,9 +13,9 @@ from typing import Any
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from rocstack.base.levels import LEVELS
 from rocstack.cli.ui import err, escape, out, say
-from rocstack.summary import count
-from rocstack.verify.check import LEVELS
+from rocstack.probe.summary import count
 from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
 STYLE = {"passed": "green", "measured": "cyan", "skipped": "dim", "failed": "bold red", "error": "bold red"}

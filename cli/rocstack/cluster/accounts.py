@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rocstack.cluster import reservations
-from rocstack.cluster.found import Found, Row, names, tres
 from rocstack.cluster.operation import seconds
 from rocstack.cluster.settings import NORMAL, ROOT, Account, Cluster, Qos
+from rocstack.cluster.slurm_records import Found, Row, names, tres
 
 Command = tuple[str, ...]
 _DO = ("sacctmgr", "--immediate")

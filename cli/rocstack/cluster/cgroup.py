@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rocstack.base.errors import BadInput
 from rocstack.cluster import hostlist
-from rocstack.cluster.machine import Machine
-from rocstack.errors import BadInput
+from rocstack.cluster.worker import Machine
 
 MOUNT = "/sys/fs/cgroup"
 

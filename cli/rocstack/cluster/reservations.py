@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from rocstack.cluster import hostlist
-from rocstack.cluster.found import Row, names
 from rocstack.cluster.operation import seconds
 from rocstack.cluster.settings import Cluster, Reservation
-from rocstack.cluster.slurm import members
+from rocstack.cluster.slurm_files import members
+from rocstack.cluster.slurm_records import Row, names
 
 FOREVER = "3650-00:00:00"  # Slurm's own UNLIMITED ends after a year
 _MOMENT = "%Y-%m-%dT%H:%M:%S"

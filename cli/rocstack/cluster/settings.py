@@ -7,11 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rocstack.cluster import hostlist
-from rocstack.cluster.operation import Count, Health, Rollout, Ship, Some, Timeouts
-from rocstack.stack import _tuples
-from rocstack.verify.check import Level
-from rocstack.words import (
+from rocstack.base.levels import Level
+from rocstack.base.words import (
     Address,
     Duration,
     EnvName,
@@ -26,6 +23,9 @@ from rocstack.words import (
     User,
     Value,
 )
+from rocstack.cluster import hostlist
+from rocstack.cluster.operation import Count, Health, Rollout, Ship, Some, Timeouts
+from rocstack.stack.stack import _tuples
 
 ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes

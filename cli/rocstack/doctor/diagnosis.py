@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rocstack import document, paths
-from rocstack.errors import BadInput
-from rocstack.stack import _tuples
-from rocstack.words import Line, Name, Value
+from rocstack.base import document, paths
+from rocstack.base.errors import BadInput
+from rocstack.base.words import Line, Name, Value
+from rocstack.stack.stack import _tuples
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from rocstack.errors import BadInput
+from rocstack.base.errors import BadInput
 
 PIECE = 1 << 20  # bytes read at a time; a longer line is cut there
 _SAMPLE = 1 << 16

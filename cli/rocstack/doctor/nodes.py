@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from rocstack.base.words import Value
 from rocstack.doctor import fleet, rdma_states, states
 from rocstack.doctor.diagnosis import Entry, Finding, Table, few, in_order
 from rocstack.node.profile import NodeProfile
 from rocstack.node.verbs import SOFT_ROCE
-from rocstack.words import Value
 
 RULES = {**rdma_states.RULES, **states.RULES}
 UNREACHED = "node-unreached"

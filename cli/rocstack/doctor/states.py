@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from rocstack import rules
 from rocstack.doctor.diagnosis import few, registering
 from rocstack.node.profile import NodeProfile, Pcie
+from rocstack.stack import rules
 
 Values = dict[str, object]
 Rule = Callable[[NodeProfile], Iterator[Values]]

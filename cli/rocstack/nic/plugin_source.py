@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocstack.component import Nic, RcclPlugin
-from rocstack.errors import BadInput, Where
-from rocstack.nic import archive
-from rocstack.nic.archive import MIB, Budget, shown
-from rocstack.nic.plugin import Plugin, Source
+from rocstack.base.errors import BadInput, Where
+from rocstack.nic import vendor_archive
+from rocstack.nic.vendor_archive import MIB, Budget, shown
 from rocstack.node.nic_settings import holds
+from rocstack.stack.component import Nic, RcclPlugin
+from rocstack.stack.plugin import Plugin, Source
 
 _HEADING = re.compile(r"^#+ v?(\d+(?:\.\d+)+)\b", re.MULTILINE | re.ASCII)
 LARGEST = 64 * MIB  # aws-ofi-nccl 1.19.0 has 1 MB, RCCL's source a few
@@ -101,10 +101,10 @@ def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None
             next_step=f"name the archive of a release of {name} with --nic-plugin",
         )
     if path.stat().st_size > LARGEST:
-        raise archive.bad(f"larger than {LARGEST // MIB} MB", str(path))
+        raise vendor_archive.bad(f"larger than {LARGEST // MIB} MB", str(path))
     data, top = path.read_bytes(), f"{name}-{named[1]}"
     files: dict[str, str] = {}  # of those asked for -> text, where that is asked for
-    for member in archive.members(io.BytesIO(data), path.name, str(path), Budget(50_000, 512 * MIB), plain=True):
+    for member in vendor_archive.members(io.BytesIO(data), path.name, str(path), Budget(50_000, 512 * MIB), plain=True):
         inner = member.name.removeprefix("./").rstrip("/")
         folder, _, rest = inner.partition("/")
         if inner not in ("", ".") and folder != top:

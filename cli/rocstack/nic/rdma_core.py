@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocstack.errors import BadInput, Where
-from rocstack.nic import archive
-from rocstack.nic.archive import MIB, Budget
+from rocstack.base.errors import BadInput, Where
+from rocstack.nic import vendor_archive
+from rocstack.nic.vendor_archive import MIB, Budget
 
 FILE = re.compile(r"rdma-core[-_](\d+(?:\.\d+)+)(?:\.orig)?\.tar\.(?:gz|xz)", re.ASCII)
 LARGEST = 64 * MIB  # 65.0 has 2 MB
@@ -45,10 +45,10 @@ def read(path: Path | None) -> RdmaCore:
             next_step="name the source archive of a release with --nic-source",
         )
     if path.stat().st_size > LARGEST:
-        raise archive.bad(f"larger than {LARGEST // MIB} MB", str(path), "a release has about two")
+        raise vendor_archive.bad(f"larger than {LARGEST // MIB} MB", str(path), "a release has about two")
     data = path.read_bytes()
     said = ""
-    for member in archive.members(io.BytesIO(data), path.name, str(path), Budget(20_000, 512 * MIB), plain=True):
+    for member in vendor_archive.members(io.BytesIO(data), path.name, str(path), Budget(20_000, 512 * MIB), plain=True):
         if member.is_file and re.fullmatch(r"(\./)?[^/]+/CMakeLists\.txt", member.name):
             said = "".join(_VERSION.findall(member.read(MIB).decode("utf-8", "replace")))
     if said != named[1]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-from rocstack.component import Nic, Way
-from rocstack.errors import BadInput, did_you_mean
-from rocstack.nic.bundle import Release, pick
-from rocstack.nic.need import VERSION, Need
-from rocstack.nic.plugin import Plugin
-from rocstack.nic.provider import Provider
+from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.nic.needs import VERSION, Need
 from rocstack.nic.rdma_core import RdmaCore
+from rocstack.nic.vendor_release import Release, pick
+from rocstack.stack.component import Nic, Way
+from rocstack.stack.plugin import Plugin
+from rocstack.stack.provider import Provider
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _met(way: Way, versions: Mapping[str, str]) -> bool:
 
 
 def bounds(kernel_abi: str) -> tuple[int, int]:
-    """Both ends of "min-max", which rocstack.words has checked."""
+    """Both ends of "min-max", which rocstack.base.words has checked."""
     low, _, high = kernel_abi.partition("-")
     return int(low), int(high)
 

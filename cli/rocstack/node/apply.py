@@ -6,9 +6,9 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from . import containers, files, prune, pull
-from .alone import STATE, alone
+from . import containers, files, image_prune, pull
 from .engine import Failed, Row, docker
+from .exclusive import STATE, alone
 
 # There while an order is under way: what has to follow a change follows it in the next run, if this one is cut off. An
 # order without a state is only a part of one.
@@ -52,7 +52,7 @@ def _apply(order: Row, done: Row, heal: bool, folder: str) -> None:
     if rest or acted or done["files"]:
         _commands(order, done, before)
     if order.get("keep") is not None:
-        done["pruned"] = prune.prune(order["keep"])
+        done["pruned"] = image_prune.prune(order["keep"])
     write_state(order.get("state"), folder)
     if order.get("state") and os.path.exists(mark):
         os.unlink(mark)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from . import sources  # relative: Ansible ships this folder below another name
-from .ask import COMMANDS, ask, ask_kernel
+from .programs import COMMANDS, ask, ask_kernel
 from .sources import OURS
 
 SCHEMA = 1  # of the recording

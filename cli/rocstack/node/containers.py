@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from .engine import Failed, Row, Said, docker, there
 from .engine_facts import SERVICE, SPEC
 from .health import health, until_healthy
-from .refused import left_out, refused_ulimit
+from .refused_limit import left_out, refused_ulimit
 
 OLD = "-old"  # what is replaced has its name with this until the new one is healthy
 GRACE = 10  # seconds that the engine gives a container to end which doesn't say otherwise

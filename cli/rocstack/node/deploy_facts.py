@@ -1,5 +1,5 @@
 """All that a deploy reads off a node, in one go: the recording of its hardware, and the dict that NodeFacts is made
-of (rocstack.deploy.facts has its shape). Read-only; standard library only."""
+of (rocstack.deploy.read.facts has its shape). Read-only; standard library only."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Engine:
 
 
 def engine_facts(program: str | None = None) -> Row:
-    """{"engine": ..., "containers": [...], "images": [...]}; rocstack.deploy.facts has the shapes.
+    """{"engine": ..., "containers": [...], "images": [...]}; rocstack.deploy.read.facts has the shapes.
 
     `engine` has "problem" ("" or a word of ABSENT ...) and "error", what was said.
     """

@@ -12,8 +12,8 @@ import shlex
 import time
 from collections.abc import Callable, Iterable
 
-from .alone import abandoned
 from .engine import Failed, Row, docker
+from .exclusive import abandoned
 from .slurm_state import OURS, not_back, not_empty, not_ready, ours, say, table
 
 CONTAINER = "rocstack-control"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import controller
-from .decision import OFF, REFUSE, WARN
+from . import controller_address
+from .gate_decision import OFF, REFUSE, WARN
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def variables(environ: Mapping[str, str]) -> Variables:
     subnets = [part for part in re.split(r"[,\s]+", environ.get("ROCSTACK_DATA_SUBNETS", "")) if part]
     bad = [said for said in map(_bad_subnet, subnets) if said]
     try:
-        hosts = controller.hosts(environ.get("ROCSTACK_CONTROLLER", ""))
+        hosts = controller_address.hosts(environ.get("ROCSTACK_CONTROLLER", ""))
     except ValueError as error:
         hosts = []
         wrong.append(f"ROCSTACK_CONTROLLER: {error}; it is HOST[:PORT], several with commas between")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rocstack import profile_schema
+from rocstack.probe import schema as profile_schema
 from rocstack.verify import check, junit, outliers, result, verdict
 from rocstack.verify.report import page
 from rocstack.verify.result import Run

@@ -7,16 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rocstack.words import Name, Value
+from rocstack.base.levels import Level
+from rocstack.base.words import Name, Value
 
-LEVELS = {
-    0: "the image",
-    1: "the cluster without its GPUs",
-    2: "GPUs and fabric, functional",
-    3: "performance against thresholds",
-    4: "soak",
-}
-HARDWARE = 2  # from this level on a check is about hardware
 ITEMS = 18  # kinds of test that a training cluster must pass
 _NEED = re.compile(r"gpu|rdma|real|jobs|nodes:[2-9]|tool:[A-Za-z0-9_.-]{1,40}")
 MARK = "check"  # the name of its pytest mark
@@ -28,7 +21,6 @@ def _known(need: str) -> str:
     return need
 
 
-Level = Annotated[int, Field(ge=0, le=max(LEVELS))]
 # gpu: a GPU that the driver drives; rdma: an RDMA device; real: no virtual node; jobs: Slurm starts jobs there;
 # nodes:N: so many workers at least; tool:NAME: a program in the worker image.
 Need = Annotated[str, AfterValidator(_known)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from rocstack.base.words import Value
 from rocstack.verify import outliers, verdict
 from rocstack.verify.result import BAD, CheckResult, Run, State
-from rocstack.words import Value
 
 SHARE = outliers.SHARE  # a value that changed by less is noise
 LOSS = 0.3  # a value that got worse by more is a regression, as is a check that fails

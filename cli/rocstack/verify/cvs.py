@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocstack import document, paths
+from rocstack.base import document, paths
+from rocstack.base.errors import CheckFailed
 from rocstack.cluster.settings import Cluster
-from rocstack.deploy import address, at_node, inventory, look, services
-from rocstack.deploy.looked import Looked
-from rocstack.deploy.ssh import Reach
-from rocstack.errors import CheckFailed
+from rocstack.deploy.plan import services
+from rocstack.deploy.read import address, inventory
+from rocstack.deploy.state import read_state, service_target
+from rocstack.deploy.state.cluster_state import Looked
+from rocstack.edge.ssh import Reach
 from rocstack.node.envfile import PATH, parse_env
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
@@ -86,7 +88,7 @@ def export(path: Path, folder: Path, cluster: Cluster, overlay: Path | None = No
     Raises:
         BadInput, Missing, CheckFailed: as `look`; no worker was reached.
     """
-    looked = look.look(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
+    looked = read_state.look(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
     hosts = tuple(_hosts(looked))
     if not hosts:
         raise CheckFailed("no worker was reached", code="no-worker", next_step=f"`rocstack status {path}`")
@@ -244,7 +246,7 @@ def login(reach: Reach) -> dict[str, str]:
 
 
 def _ask(reach: Reach, virtual: bool) -> Said:
-    done = at_node.run(reach, ["sh", "-c", _ASK])
+    done = service_target.run(reach, ["sh", "-c", _ASK])
     bios, memory, firmware, fabric = (text.strip() for text in (*done.stdout.split(_MARK), "", "", "")[:4])
     size = re.search(r"Total online memory: *(\S+)", memory)
     try:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstack.deploy import at_node, look, services, ssh
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
+from rocstack.deploy.plan import services
+from rocstack.deploy.state import read_state, service_target
+from rocstack.edge import ssh
 from rocstack.node import slurm_state
 from rocstack.verify import verdict
 from rocstack.verify.result import Run
@@ -79,7 +81,7 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
         if each.state == "failing" and "worker" in each.node.roles
     }
     reach = ssh.reaches(inventory, [run.control])[run.control]
-    said = look.slurm(reach)
+    said = read_state.slurm(reach)
     if said.nodes is None:
         raise _silent(run.control, said.why)
     decided = decide(failing, found.names("passing", "worker"), said.nodes, force)
@@ -92,7 +94,7 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
     ]
     for first in range(0, len(lines), AT_ONCE):
         script = " && ".join(lines[first : first + AT_ONCE])
-        done = at_node.run(reach, ["docker", "exec", services.CONTROL, "sh", "-c", script])
+        done = service_target.run(reach, ["docker", "exec", services.CONTROL, "sh", "-c", script])
         if done.returncode:
             raise _silent(run.control, (done.stderr.strip() or done.stdout.strip() or "no reason").splitlines()[-1])
     return decided

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from rocstack.errors import BadInput
+from rocstack.base.errors import BadInput
+from rocstack.base.words import Value
 from rocstack.verify import result, verdict
 from rocstack.verify.result import Run
-from rocstack.words import Value
 
 FILE = "history.jsonl"
 MOST = 8 << 20  # bytes, of which the older half goes then

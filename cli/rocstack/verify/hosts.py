@@ -16,10 +16,10 @@ import testinfra
 from testinfra.backend import base
 from testinfra.host import Host
 
-from rocstack.deploy import services
-from rocstack.deploy.looked import Looked
-from rocstack.deploy.ssh import Reach
-from rocstack.errors import BadInput
+from rocstack.base.errors import BadInput
+from rocstack.deploy.plan import services
+from rocstack.deploy.state.cluster_state import Looked
+from rocstack.edge.ssh import Reach
 
 AT_ONCE = 64
 GONE = 255  # ssh's own failure

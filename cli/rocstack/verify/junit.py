@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from rocstack.report import xml_text
+from rocstack.image.build_report import xml_text
 from rocstack.verify import verdict
 from rocstack.verify.result import BAD, CheckResult, Measure, Run
 

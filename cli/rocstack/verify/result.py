@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rocstack.errors import BadInput, Where
+from rocstack.base.errors import BadInput, Where
+from rocstack.base.words import Value
 from rocstack.verify.check import Check
-from rocstack.words import Value
 
 SCHEMA = 2
 # "measured": there is a number, and nothing to judge it by; "error": the check itself could not be made.

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from rocstack import __version__
-from rocstack.deploy import lock
-from rocstack.errors import BadInput
-from rocstack.settings import Settings, load
-from rocstack.verify import artifacts, described, given, history, hosts
-from rocstack.verify.cluster import Cluster, connect
+from rocstack.base.errors import BadInput
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.settings.settings import Settings, load
+from rocstack.verify import artifacts, describe, given_evidence, history, hosts
+from rocstack.verify.deployed import Cluster, connect
 from rocstack.verify.evidence import Evidence, NotRecorded
 from rocstack.verify.result import CheckResult
-from rocstack.verify.turn import turn
+from rocstack.verify.suite_lock import turn
 
 STALE = 10  # seconds after which the nodes are read again
 
@@ -35,7 +35,7 @@ class Suite:
         self.folder = Path(str(config.getoption("rocstack_report"))) if config.getoption("rocstack_report") else None
         replayed = config.getoption("rocstack_evidence")
         try:
-            self.evidence = Evidence(given.load(Path(replayed)) if replayed else None)
+            self.evidence = Evidence(given_evidence.load(Path(replayed)) if replayed else None)
         except BadInput as error:
             raise pytest.UsageError(f"{error.where}: {error.what}") from None
         self.results: list[CheckResult] = []
@@ -100,7 +100,7 @@ class Suite:
         if self.folder is None or not self.results:
             return
         option = self.config.getoption
-        run = described.run(
+        run = describe.run(
             self.described(),
             rocstack=__version__,
             who=self.who,
@@ -111,7 +111,7 @@ class Suite:
             results=tuple(self.results),
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.evidence.write(self.folder / given.FILE)
+        self.evidence.write(self.folder / given_evidence.FILE)
         runs = option("rocstack_runs")
         artifacts.write(run, self.folder, history.previous(Path(runs), run) if runs else None)
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstack import paths
-from rocstack.errors import BadInput, CheckFailed, Missing, RocstackError, Where, did_you_mean
-from rocstack.verify import given, result
-from rocstack.verify.check import LEVELS, Check
+from rocstack.base import paths
+from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError, Where, did_you_mean
+from rocstack.base.levels import LEVELS
+from rocstack.verify import given_evidence, result
+from rocstack.verify.check import Check
 from rocstack.verify.history import JSON as REPORT
 from rocstack.verify.history import LOG
 from rocstack.verify.result import Run
@@ -71,7 +72,7 @@ def run(wish: Wish, on_event: OnEvent) -> Run:
             next_step="name a user that the cluster knows, or leave it to rocstack-verify, which deploy makes",
         )
     if wish.evidence:
-        given.load(wish.evidence)
+        given_evidence.load(wish.evidence)
     _clear(wish)
     stopped: list[Mapping[str, Any]] = []
 
@@ -98,7 +99,17 @@ def run(wish: Wish, on_event: OnEvent) -> Run:
 
 def _pytest(wish: Wish, on_event: OnEvent, *more: str) -> int:
     reader, writer = os.pipe()
-    line = [sys.executable, "-m", "pytest", "-p", "rocstack.verify.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "rocstack.verify.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+    ]
     line += [f"--rootdir={checks()}", "-q", "--tb=short", f"--events={writer}", *wish.arguments(), *more, str(checks())]
     with (wish.folder / LOG).open("wb") as output:
         process = subprocess.Popen(
@@ -128,9 +139,9 @@ def _clear(wish: Wish) -> None:
     from rocstack.verify import artifacts
 
     wish.folder.mkdir(parents=True, exist_ok=True)
-    names = {*artifacts.NAMES, given.FILE, LOG}
+    names = {*artifacts.NAMES, given_evidence.FILE, LOG}
     for path in (wish.folder / name for name in names):
-        if not (wish.evidence and path.exists() and path.samefile(given.place(wish.evidence))):
+        if not (wish.evidence and path.exists() and path.samefile(given_evidence.place(wish.evidence))):
             path.unlink(missing_ok=True)
 
 

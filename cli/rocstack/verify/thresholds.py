@@ -11,12 +11,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, model_validator
 
-from rocstack import document, paths
+from rocstack.base import document, paths
+from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.words import Value
 from rocstack.doctor.rdma_states import active, slingshot
-from rocstack.errors import BadInput, did_you_mean
 from rocstack.node.profile import Nic, NodeProfile
-from rocstack.stack import _tuples
-from rocstack.words import Value
+from rocstack.stack.stack import _tuples
 
 
 def _pattern(text: str) -> str:

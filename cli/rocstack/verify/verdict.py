@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rocstack.cluster import hostlist
-from rocstack.summary import count
+from rocstack.probe.summary import count
 from rocstack.verify.result import BAD, BUSY, NO_JOBS, CheckResult, Measure, NodeSeen, Run, State, missed, state_of
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]

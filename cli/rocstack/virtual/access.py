@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocstack.errors import Missing
+from rocstack.base.errors import Missing
 
 KEY = "id_ed25519"
 HOST_KEY = "ssh_host_ed25519_key"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from rocstack.errors import BadInput, did_you_mean
+from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.virtual.machine import GidRow, Machine, Port, pci_id
 from rocstack.virtual.model import NodeModel
 

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rocstack import document, paths
-from rocstack.errors import BadInput, did_you_mean
-from rocstack.stack import _tuples
-from rocstack.words import Driver, Gfx, Line, Name, Value, Version
+from rocstack.base import document, paths
+from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.words import Driver, Gfx, Line, Name, Value, Version
+from rocstack.stack.stack import _tuples
 
 
 def _matches(pattern: str, meaning: str) -> AfterValidator:

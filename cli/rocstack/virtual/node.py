@@ -12,10 +12,10 @@ from typing import Any
 import docker
 import docker.errors
 
-from rocstack.errors import CheckFailed
+from rocstack.base.errors import CheckFailed
 from rocstack.virtual import tree
 from rocstack.virtual.access import Host
-from rocstack.virtual.cluster import LABEL
+from rocstack.virtual.cluster_layout import LABEL
 from rocstack.virtual.machine import Machine
 
 GRACE = 40  # seconds for a node to go down: its engine gives its containers 15

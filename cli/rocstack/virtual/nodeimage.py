@@ -10,14 +10,16 @@ from pathlib import Path
 
 import docker
 
-from rocstack import base, paths, site
-from rocstack.buildkit import Builder, Request
-from rocstack.context import Context, File
-from rocstack.engine import find_image
-from rocstack.errors import CheckFailed
-from rocstack.failure import Failure, explain
-from rocstack.settings import Settings
-from rocstack.stack import Stack
+from rocstack.base import paths
+from rocstack.base.errors import CheckFailed
+from rocstack.edge.engine import find_image
+from rocstack.image import base_image
+from rocstack.image.build_failure import Failure, explain
+from rocstack.image.buildkit import Builder, Request
+from rocstack.image.context import Context, File
+from rocstack.settings import site
+from rocstack.settings.settings import Settings
+from rocstack.stack.stack import Stack
 
 LABEL = "io.rocstack.node"
 _HELPERS = ("site", "apt-update", "apt-install", "apt-clean")
@@ -39,7 +41,7 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
         CheckFailed: a package could not be installed.
         Missing: no base image.
     """
-    start = base.ensure(client, stack, settings, say)
+    start = base_image.ensure(client, stack, settings, say)
     made = context(start.reference)
     key = f"{made.digest()}{start.digest}"
     name = f"{settings.image_prefix}/node:{stack.base.os}-{_short(key)}"

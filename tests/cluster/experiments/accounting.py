@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rocstack.verify.slurm import Slurm
+from rocstack.verify.slurm_steps import Slurm
 
 PATIENCE = 10.0  # seconds: slurmctld tells slurmdbd in bundles
 OPEN = frozenset({"", "PENDING", "RUNNING", "REQUEUED", "SUSPENDED"})

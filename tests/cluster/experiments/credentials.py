@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Any
 
-from rocstack.deploy import services
+from rocstack.deploy.plan import services
 
 BREAK = "@@"
 AT_ONCE = 200  # credentials in one command line

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rocstack.verify.slurm import ALONE, Step
+from rocstack.verify.slurm_steps import ALONE, Step
 
 PROGRAM = Path(__file__).parent.parent / "programs/gpus.py"
 SECONDS = 90

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from statistics import median_high, median_low
 from typing import NamedTuple
 
-from rocstack.verify.record import Recorder
+from rocstack.verify.recorder import Recorder
 from rocstack.verify.result import Measure
 
 MANY = 64  # pairs, from which on only the worst of a node is a measure of its own

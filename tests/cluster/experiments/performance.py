@@ -16,7 +16,7 @@ from typing import Any
 
 import kernel
 
-from rocstack.errors import BadInput
+from rocstack.base.errors import BadInput
 from rocstack.verify.parsers import transport
 
 PROGRAMS = Path(__file__).parents[1] / "programs"

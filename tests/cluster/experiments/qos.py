@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments.scheduling import end, remove_qos, started, watch
 
-from rocstack.errors import CheckFailed
-from rocstack.verify.slurm import Slurm
+from rocstack.base.errors import CheckFailed
+from rocstack.verify.slurm_steps import Slurm
 
 
 def run(slurm: Slurm, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from experiments.mpi import source
 
-from rocstack import inside
-from rocstack.component import Nic, library, validate_head
+from rocstack.image import node_package
 from rocstack.node.hcas import OWN_GPU, Hca, choose
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.record import Node
+from rocstack.stack.component import Nic, library, validate_head
+from rocstack.verify.recorder import Node
 
 PINGPONG, WRITE, BOTH_WAYS = "ibv_rc_pingpong", "ib_write_bw", "ib_write_bw -b"
 ROUNDS = 4  # of bandwidth: each NIC with some peers, however many nodes there are
@@ -61,7 +61,7 @@ def not_for(described: Mapping[str, Any], node: Node) -> str:
 
 @cache
 def nic_of(name: str) -> NicSettings:
-    return inside.settings(validate_head(library("nic").files[name], Nic))
+    return node_package.settings(validate_head(library("nic").files[name], Nic))
 
 
 def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> list[list[Any]]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rocstack.errors import CheckFailed
-from rocstack.verify.slurm import NAME, Slurm
+from rocstack.base.errors import CheckFailed
+from rocstack.verify.slurm_steps import NAME, Slurm
 
 MINUTES = 5
 STARTED = frozenset({"RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED", "FAILED", "TIMEOUT"})

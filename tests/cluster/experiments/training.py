@@ -14,8 +14,8 @@ from typing import Any
 from experiments import rccl
 from experiments.performance import whole
 
-from rocstack.mount import parse_mount
-from rocstack.verify.slurm import Step
+from rocstack.container.mount import parse_mount
+from rocstack.verify.slurm_steps import Step
 
 PROGRAM = Path(__file__).parents[1] / "programs/training.py"
 RANKS = 2  # of a node, on CPUs

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.told import bad
+from rocstack.verify.parsers.bad_output import bad
 
 FUNCTIONS = ("Copy", "Mul", "Add", "Triad", "Dot")
 _ABOUT = re.compile(r"^(Version|Implementation|Precision): (.+)$|^Using \w+ device (.+)$")

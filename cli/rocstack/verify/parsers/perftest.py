@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.told import bad
+from rocstack.verify.parsers.bad_output import bad
 
 _TITLE = re.compile(r"^\w+ (Bidirectional )?BW Test$")
 _HEADER = re.compile(r"#bytes\s+#iterations\s+BW peak\[(\w+)/sec\]\s+BW average\[\w+/sec\]")

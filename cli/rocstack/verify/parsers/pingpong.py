@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.told import bad
+from rocstack.verify.parsers.bad_output import bad
 
 _GID = re.compile(r"(local|remote) address: .*GID (\S+)")
 _BYTES = re.compile(r"(\d+) bytes in [\d.]+ seconds = ([\d.]+) Mbit/sec")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.told import bad
+from rocstack.verify.parsers.bad_output import bad
 
 _PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")  # mpirun --tag-output
 _TESTS = re.compile(r"(?:rccl|nccl)-tests:? +[Vv]ersion +(\S+)")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.told import bad
+from rocstack.verify.parsers.bad_output import bad
 
 _ERROR = re.compile(r"^\[ERROR\]")
 _AVERAGE = re.compile(r"^(Average|Aggregate) +bandwidth \((GPU|CPU) Timed\): +([\d.]+) GB/s")

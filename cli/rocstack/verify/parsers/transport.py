@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.told import bad
+from rocstack.verify.parsers.bad_output import bad
 
 _INFO = re.compile(r"N?CCL INFO (.*)")
 _WAY = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\] (?:\[(?:send|receive)\] )?via ([\w/ -]+)")

@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from rocstack.base.words import Value
 from rocstack.verify.result import CheckResult, Run
-from rocstack.words import Value
 
 
 class Quantity(Value):

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from rocstack.summary import count
+from rocstack.probe.summary import count
 from rocstack.verify import verdict
 from rocstack.verify.check import Check
-from rocstack.verify.record import Scalar
+from rocstack.verify.recorder import Scalar
 from rocstack.verify.result import Measure, Run, State
 
 FEW = 8  # nodes that have a column each

@@ -10,10 +10,10 @@ from datetime import datetime
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rocstack import paths
-from rocstack.summary import count
+from rocstack.base import paths
+from rocstack.base.levels import LEVELS
+from rocstack.probe.summary import count
 from rocstack.verify import compare, outliers, verdict
-from rocstack.verify.check import LEVELS
 from rocstack.verify.report import curves, drawings, failures, heatmap, kinds, matrix, topology
 from rocstack.verify.result import Run
 from rocstack.verify.verdict import NodeVerdict, Verdict

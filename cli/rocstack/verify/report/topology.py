@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from rocstack.node.drawing import VIA, bits
-from rocstack.summary import count
+from rocstack.probe.diagram import VIA, bits
+from rocstack.probe.summary import count
 from rocstack.verify import verdict
 from rocstack.verify.report.drawings import Devices, Nic, Topology
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocstack import blocks, sourcemap
-from rocstack.context import Context, File
+from rocstack.image.context import Context, File
+from rocstack.stack import blocks, sourcemap
 
 HERE = Path(__file__).parent
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pip
 from cases import HERE, context
 
-from rocstack import paths
+from rocstack.base import paths
 
 KEEP = re.compile(r"127\.0\.0\.1|[a-z0-9.-]+\.(invalid|example)")
 HOST = re.compile(r"\b(?:(?:[a-z0-9-]+\.)+(?:org|com|net|io|dev)|\d+\.\d+\.\d+\.\d+)\b(?!/library)")

@@ -1,0 +1,233 @@
+"""YAML that remembers its lines, so that every complaint can say file:line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rocstack.base.errors import BadInput, Where, did_you_mean
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 20
+_SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Model = TypeVar("Model", bound=BaseModel)
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """Parsed YAML: plain data, and the line (from 1) of every key path."""
+
+    path: str
+    data: dict[str, Any]
+    lines: dict[Path_, int] = field(default_factory=dict)
+
+    def where(self, loc: Path_ = ()) -> Where:
+        """The place of `loc`, or of its nearest parent that is in the file."""
+        while loc and loc not in self.lines:
+            loc = loc[:-1]
+        return Where(self.path, self.lines.get(loc))
+
+    def texts(self, start: Path_) -> dict[Path_, str]:
+        """Every text at or under `start`, by its key path."""
+        out: dict[Path_, str] = {}
+        for loc in self.lines:
+            value: Any = self.data
+            if loc[: len(start)] == start:
+                for part in loc:
+                    value = value[part]
+                if isinstance(value, str):
+                    out[loc] = value
+        return out
+
+    def validate(self, model: type[Model], *, extra: Mapping[str, Any] | None = None) -> Model:
+        """The document as `model`. `extra` holds what the file may not say itself.
+
+        Raises:
+            BadInput: the first thing wrong, with its line and, for unknown keys, the nearest known one.
+        """
+        try:
+            for key in extra or {}:
+                if key in self.data:
+                    raise BadInput(f"'{key}' is the file's own name", code="unknown-key", where=self.where((key,)))
+            return model.model_validate({**self.data, **(extra or {})})
+        except ValidationError as error:
+            raise self.explain(model, error) from None
+
+    def explain(self, model: type[BaseModel], error: ValidationError) -> BadInput:
+        """The first thing wrong, with its line and, for unknown keys, the nearest known one."""
+        # A misspelt key that is needed is missing too; the spelling is what the person must see.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        loc: Path_ = tuple(first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        named = (*loc, message.partition(":")[0])
+        if first["type"] == "value_error" and named in self.lines:  # a check of a whole mapping names the key it means
+            loc, message = named, message.partition(": ")[2]
+        key = ".".join(str(part) for part in loc if part != "[key]") or "the document"
+        others = len(error.errors()) - 1
+        more = f" ({others} more problem{'s' * (others > 1)})" if others else ""
+        if first["type"] == "extra_forbidden":
+            known = _known_keys(model, loc[:-1])
+            hint = did_you_mean(str(loc[-1]), known)
+            return BadInput(
+                f"unknown key '{loc[-1]}'" + (f": {hint}" if hint else "") + more,
+                code="unknown-key",
+                where=self.where(loc),
+                next_step="correct the key, or remove it",
+            )
+        if first["type"] == "string_type":
+            message = _must_be_text(first["input"])
+        message = {"tuple_type": "must be a list: [a, b]", "model_type": "must be a mapping"}.get(
+            first["type"], message
+        )
+        return BadInput(
+            f"{key}: {message[:1].lower()}{message[1:]}{more}",
+            code="bad-value",
+            where=self.where(loc),
+            next_step="correct the value and run again",
+        )
+
+
+def _must_be_text(value: Any) -> str:
+    if value is None:
+        return "must be text, and nothing is there"
+    if isinstance(value, dict | list | tuple):
+        return "must be text, not a list or mapping"
+    return f"must be text: write it in quotes (YAML reads {value!s} as a {type(value).__name__})"
+
+
+def _known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
+    """Field names of the model that `loc` leads to (through dicts and lists of models)."""
+    current: Any = model
+    for part in loc:
+        fields = getattr(current, "model_fields", None)
+        if fields is not None and part in fields:
+            current = _model_in(fields[part].annotation)
+    return list(getattr(current, "model_fields", {}))
+
+
+def _model_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def read(path: Path, *, code: str = "no-file") -> Document:
+    """Reads a YAML file.
+
+    Raises:
+        BadInput: missing, too large, not UTF-8, not YAML, a duplicate key, or not a mapping.
+    """
+    return parse(read_text(path, code=code), str(path))
+
+
+def read_text(path: Path, *, code: str = "no-file") -> str:
+    """What a person wrote.
+
+    Raises:
+        BadInput: missing, too large, or not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise BadInput(
+            f"can't read {path}: {error.strerror}", code=code, next_step="check the path and its permissions"
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise BadInput(
+            f"{max(size, len(raw)) / 1e6:.1f} MB of text; at most {MAX_BYTES / 1e6:.0f} MB is read",
+            code="too-large",
+            where=Where(str(path)),
+            cause="this is probably not the file you meant",
+        )
+    try:
+        return raw.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise BadInput(
+            f"not UTF-8 (byte 0x{raw[error.start]:02x})",
+            code="not-utf8",
+            where=Where(str(path), line),
+            next_step="save the file as UTF-8",
+        ) from None
+
+
+def parse(text: str, path: str, *, first_line: int = 1) -> Document:
+    """Parses YAML text that stands at `first_line` of `path`. Plain YAML only: no aliases (a few can unfold to
+    gigabytes), no tags, no deep nests; every key is text.
+
+    Raises:
+        BadInput: with the line.
+    """
+
+    def refuse(what: str, line: int | None, code: str = "bad-yaml", next_step: str | None = None) -> BadInput:
+        return BadInput(what, code=code, where=Where(path, line), next_step=next_step)
+
+    odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if odd:
+        raise refuse(
+            f"not valid YAML: control character U+{ord(odd[0]):04X}", text.count("\n", 0, odd.start()) + first_line
+        )
+    loader = _Loader(text)
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=_Loader):  # events need no stack; composing a deep nest would crash
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            at = (event.start_mark.line if event.start_mark else 0) + first_line
+            if depth > MAX_DEPTH:
+                raise refuse(f"nested deeper than {MAX_DEPTH} levels", at)
+            if isinstance(event, yaml.AliasEvent):
+                raise refuse("YAML aliases are not read", at)
+        root = loader.get_single_node()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        raise refuse(
+            f"not valid YAML: {getattr(error, 'problem', None) or error}",
+            min(mark.line, text.rstrip().count("\n")) + first_line if mark else None,  # not behind the end
+            next_step="check indentation and quotes on that line and the one before",
+        ) from None
+    lines: dict[Path_, int] = {}
+
+    def value(node: yaml.Node, loc: Path_) -> Any:
+        line = node.start_mark.line + first_line
+        lines.setdefault(loc, line)
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            out: dict[str, Any] = {}
+            for key, item in node.value:
+                at = key.start_mark.line + first_line
+                if not isinstance(key, yaml.ScalarNode):
+                    raise refuse("a key must be a plain word", at)
+                name = key.value  # as it is written: YAML would read `on` as true
+                if name in out:
+                    raise refuse(f"key '{name}' stands twice", at, "duplicate-key")
+                lines[(*loc, name)] = at
+                out[name] = value(item, (*loc, name))
+            return out
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [value(item, (*loc, index)) for index, item in enumerate(node.value)]
+        if not isinstance(node, yaml.ScalarNode) or kind not in _SCALARS:
+            raise refuse(f"the YAML tag '{node.tag}' is not read", line)
+        try:
+            return loader.construct_object(node)
+        except (yaml.YAMLError, ValueError, OverflowError):
+            raise refuse(f"'{node.value[:40]}' can't be read as a YAML {kind}: write it in quotes", line) from None
+
+    if root is None:
+        return Document(path, {})
+    if not isinstance(root, yaml.MappingNode):
+        raise refuse("the file must hold a mapping (key: value)", first_line)
+    return Document(path, value(root, ()), lines)

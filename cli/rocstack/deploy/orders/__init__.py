@@ -1,0 +1,1 @@
+"""What one host is to be, and the Ansible runs that make it so."""

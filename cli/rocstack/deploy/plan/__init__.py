@@ -1,0 +1,1 @@
+"""What a deploy would change, and what is wrong before it does."""

@@ -1,0 +1,139 @@
+"""Whether the wanted images fit a node and each other: rules as scope.py says, texts in images/precheck/image.yml."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from rocstack.base.levels import HARDWARE
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
+from rocstack.deploy.read.facts import NodeFacts
+from rocstack.node.gate import FITS, UNFIT, UNKNOWN, judge
+from rocstack.node.image import OWN
+from rocstack.stack import rules
+
+IN_TREE = "in-tree"
+
+
+def _of_worker(node: NodeFacts, scope: Scope) -> WantedImage | None:
+    return scope.images.get("worker") if scope.works(node) else None
+
+
+def _judged(node: NodeFacts, scope: Scope, result: str) -> Iterator[Values]:
+    image = _of_worker(node, scope)
+    if image is None or scope.gate == "off":
+        return
+    verdict = judge(image.judged, node.profile)
+    if verdict.result == result != FITS:
+        worst = [finding for finding in verdict.findings if finding.result == result]
+        then = next((finding.then for finding in worst if finding.then), "`rocstack doctor` says more of the node")
+        level: Values = {"level": "warning"} if scope.gate == "warn" else {}
+        yield {"says": "; ".join(finding.says for finding in worst), "then": then, **level}
+
+
+@node_rule
+def nic_unfit(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    yield from _judged(node, scope, UNFIT)
+
+
+@node_rule
+def nic_unknown(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    yield from _judged(node, scope, UNKNOWN)
+
+
+@cache
+def _matrix() -> tuple[rules.Rule, ...]:
+    return tuple(rule for rule in rules.load() if "driver" in rule.need)
+
+
+def _rocm(image: WantedImage) -> str:
+    """The image's ROCm where it is AMD's own: a distribution's mixes releases, and AMD's table is silent on it."""
+    method = image.labels.get(f"{OWN}rocm.method", "amd")
+    return image.labels.get(f"{OWN}component.rocm", "") if method == "amd" else ""
+
+
+@node_rule
+def driver_rocm(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    image, driver = _of_worker(node, scope), node.profile.amdgpu
+    if image is None or not _rocm(image) or not driver or driver == IN_TREE:
+        return
+    facts: dict[str, Any] = {"rocm": _rocm(image), "rocm.method": "amd", "driver": driver}
+    for verdict in rules.judge(_matrix(), facts):
+        if verdict.state == "broken":
+            level: Values = {"level": "warning"} if node.profile.virtual else {}
+            yield {"driver": driver, "rocm": facts["rocm"], "reason": verdict.rule.reason, **level}
+
+
+@node_rule
+def driver_in_tree(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    image = _of_worker(node, scope)
+    if image is not None and node.profile.amdgpu == IN_TREE and _rocm(image):
+        yield {"rocm": _rocm(image)}
+
+
+@node_rule
+def gfx_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    image = _of_worker(node, scope)
+    targets = {target for target in (image.labels.get(f"{OWN}gfx", "") if image else "").split(",") if target}
+    odd = Counter(gpu.gfx for gpu in node.profile.gpus if gpu.gfx and gpu.gfx not in targets)
+    if targets and odd:
+        level: Values = {"level": "warning"} if node.profile.virtual else {}  # nothing computes there
+        gpus = ", ".join(f"{count} × {gfx}" for gfx, count in odd.items())
+        yield {"gpus": gpus, "gfx": ", ".join(odd), "targets": ", ".join(sorted(targets)), **level}
+
+
+def _labels(scope: Scope, key: str) -> tuple[str, str]:
+    found = {role: image.labels.get(OWN + key, "") for role, image in scope.images.items()}
+    return found.get("worker", ""), found.get("control", "")
+
+
+@cluster_rule
+def slurm_newer(scope: Scope) -> Iterator[Values]:
+    worker, control = _labels(scope, "component.slurm")
+    mine, theirs = rules.upstream(worker), rules.upstream(control)
+    if mine and theirs and mine.release[:2] > theirs.release[:2]:
+        yield {"worker": worker, "control": control}
+
+
+def _controller(scope: Scope, upgrade: bool) -> Iterator[Values]:
+    """Slurm's version on the control node, as the last deploy left it, where the wanted image has another release."""
+    image = scope.images.get("control")
+    now = str(((scope.control.state if scope.control else None) or {}).get("slurm", ""))
+    before, after = rules.upstream(now), rules.upstream(image.slurm if image else "")
+    if image is None or before is None or after is None:
+        return
+    was, will = before.release[:2], after.release[:2]
+    if (will > was) if upgrade else (will < was):
+        yield {"now": now, "wanted": image.slurm, "inventory": scope.inventory.path}
+
+
+@cluster_rule
+def slurm_older(scope: Scope) -> Iterator[Values]:
+    yield from _controller(scope, upgrade=False)
+
+
+@cluster_rule
+def slurm_upgrade(scope: Scope) -> Iterator[Values]:
+    yield from _controller(scope, upgrade=True)
+
+
+@cluster_rule
+def images_differ(scope: Scope) -> Iterator[Values]:
+    worker, control = _labels(scope, "stack")
+    if worker and control and worker != control:
+        yield {"worker": worker, "control": control}
+
+
+@cluster_rule
+def not_verified(scope: Scope) -> Iterator[Values]:
+    wanted = scope.require
+    virtual = all(node.profile.virtual for node in scope.nodes)
+    if wanted is None or any(each.holds(wanted, virtual) for each in scope.proved):
+        return
+    best = max(scope.proved, key=lambda each: (each.holds(each.level, virtual), each.level), default=None)
+    where = "virtual nodes (`rocstack local up`)" if virtual or wanted < HARDWARE else "a test cluster with such nodes"
+    level: Values = {} if scope.insist else {"level": "warning"}
+    yield {"wanted": wanted, "passed": best.text if best else "none", "where": where, **level}

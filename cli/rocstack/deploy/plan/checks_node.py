@@ -1,0 +1,167 @@
+"""What can be wrong with one node before a deploy: rules as scope.py says, texts in images/precheck/node.yml. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from rocstack.deploy.plan.scope import NODE_RULES, Scope, Values, node_rule, size
+from rocstack.deploy.read.facts import PORTS, SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD, NodeFacts
+from rocstack.doctor.diagnosis import few
+from rocstack.node.gate import TCP
+from rocstack.node.limits import UNLIMITED
+from rocstack.stack.rules import upstream
+
+ENGINE = "23.0"  # reads layers packed with zstd
+PACKED = 0.45  # of the unpacked size, beside which they lie while they are unpacked
+SPARE = 2 << 30  # bytes
+CLOCK, DRIFT = 5.0, 1.0  # seconds
+PURPOSES = {
+    SLURMCTLD: "slurmctld", SLURMD: "slurmd", SLURMDBD: "slurmdbd", SLURMRESTD: "slurmrestd",
+}  # fmt: skip
+
+
+@node_rule
+def not_root(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    if node.user.uid:
+        yield {"user": node.user.name or node.user.uid}
+
+
+def _engine(problem: str, node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    if node.engine.problem == problem:
+        yield {"error": node.engine.error, "user": node.user.name or node.user.uid}
+
+
+for _problem in ("absent", "denied", "silent", "failed"):
+    NODE_RULES[f"engine-{_problem}"] = partial(_engine, _problem)
+
+
+@node_rule
+def engine_old(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    version, least = upstream(node.engine.version), upstream(ENGINE)
+    if node.engine.name == "docker" and version and least and version < least:
+        yield {"version": node.engine.version, "least": ENGINE}
+
+
+@node_rule
+def engine_rootless(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    if node.engine.rootless:
+        yield {}
+
+
+def missing(node: NodeFacts, scope: Scope) -> float:
+    """Bytes that the wanted images take on the node, unpacked; layers that are there, or in both images, count not."""
+    there = {image.id for image in node.images}
+    layers = {layer for image in node.images for layer in image.layers}
+    total = 0.0
+    for role in scope.roles(node):
+        image = scope.images.get(role)
+        if image is None or image.id in there:
+            continue
+        lacking = [layer for layer in image.layers if layer not in layers]
+        known = all(layer in scope.layer_bytes for layer in lacking)
+        total += sum(scope.layer_bytes[layer] for layer in lacking) if known else image.size
+        layers.update(image.layers)
+    return total
+
+
+@node_rule
+def disk_low(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    needed, free = missing(node, scope) * (1 + PACKED), node.engine.free_bytes
+    if free is not None and free < needed:
+        words = {"free": size(free), "needed": size(needed), "missing": size(missing(node, scope))}
+        yield {**words, "root": node.engine.root}
+
+
+@node_rule
+def disk_tight(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    needed, free = missing(node, scope), node.engine.free_bytes
+    if free is not None and needed * (1 + PACKED) <= free < needed + SPARE:
+        yield {"left": size(free - needed), "root": node.engine.root}
+
+
+def skew(node: NodeFacts, scope: Scope) -> float:
+    """Seconds by which its clock is surely ahead of the control node's (negative: behind). Both are known within
+    bounds only, those of the way to the node and back."""
+    if scope.control is None:
+        return 0.0
+    least, most = node.behind - scope.control.ahead, node.ahead - scope.control.behind
+    return least if least > 0 else most if most < 0 else 0.0
+
+
+def _clock(node: NodeFacts, scope: Scope, over: float, up_to: float) -> Iterator[Values]:
+    seconds = skew(node, scope)
+    if over < abs(seconds) <= up_to:
+        yield {"seconds": f"{abs(seconds):.1f}", "way": "ahead of" if seconds > 0 else "behind"}
+
+
+@node_rule
+def clock_wrong(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    yield from _clock(node, scope, CLOCK, float("inf"))
+
+
+@node_rule
+def clock_off(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    yield from _clock(node, scope, DRIFT, CLOCK)
+
+
+@node_rule
+def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    purposes = {port: PURPOSES[port] for role in scope.roles(node) for port in PORTS[role]}
+    if node.name in scope.registries:
+        purposes = {scope.registries[node.name]: "image registry", **purposes}
+    for port, purpose in purposes.items():
+        found = node.ports.get(str(port))
+        if found and not found.service:
+            by = f" by {found.program}" if found.program else ""
+            yield {"port": port, "purpose": purpose, "program": by}
+
+
+@node_rule
+def daemons_beside(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    names = [name.removesuffix("-wlm") for name in node.daemons]
+    if names:
+        units = " ".join("munge" if name == "munged" else name for name in names)
+        yield {"names": ", ".join(names), "units": units, "run": "run" if len(names) > 1 else "runs"}
+
+
+@node_rule
+def uid_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    for name, uid in scope.uids.items():
+        owner = node.passwd.get(str(uid), name)
+        if owner != name:
+            yield {"uid": uid, "owner": owner, "name": name}
+
+
+@node_rule
+def memlock_low(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    image, limit = scope.images.get("worker"), node.engine.memlock
+    uses_rdma = image is not None and image.judged.nic not in (None, TCP)
+    if not scope.works(node) or not uses_rdma or limit is None or limit == UNLIMITED or node.engine.raises_limits:
+        return
+    softer: Values = {"level": "warning"} if node.profile.virtual or scope.memlock else {}
+    yield {"limit": size(limit), **softer}
+
+
+@node_rule
+def kfd_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    if scope.works(node) and node.profile.gpus and "/dev/kfd" not in node.recording.devices:
+        yield {"count": len(node.profile.gpus)}
+
+
+@node_rule
+def gpus_absent(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    if scope.works(node) and not node.profile.gpus:
+        yield {}
+
+
+@node_rule
+def cgroups_fixed(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    if scope.works(node) and not node.engine.problem and not node.engine.cgroup_writable:
+        yield {}
+
+
+@node_rule
+def things_unread(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    if node.unread:
+        yield {"which": few(f"{path} ({why})" for path, why in node.unread.items())}

@@ -1,0 +1,155 @@
+"""The plan: what a deploy would change on each node, and why. Pure: orders against facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rocstack.deploy.orders.order import Container, Image, Order
+
+if TYPE_CHECKING:
+    from rocstack.deploy.plan.precheck import Finding
+    from rocstack.deploy.read.facts import NodeFacts, NodeImage
+
+Kind = Literal["ship", "file", "start", "replace", "restart", "remove"]
+Result = Literal["unchanged", "change", "blocked", "unreachable"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that becomes different: `what` is an image, a path or a container."""
+
+    kind: Kind
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node's part. `now` is what it runs, in a few words."""
+
+    name: str
+    roles: tuple[str, ...]
+    result: Result
+    now: str = ""
+    virtual: str | None = None
+    changes: tuple[Change, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def has(self, kind: Kind, what: str | None = None) -> bool:
+        return any(change.kind == kind and what in (None, change.what) for change in self.changes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`findings` are those of no single node; `notes` are said whatever happens."""
+
+    nodes: tuple[NodePlan, ...]
+    findings: tuple[Finding, ...] = ()
+    ship: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[NodePlan, ...]:
+        return tuple(node for node in self.nodes if node.result == "change")
+
+    @property
+    def stopped(self) -> tuple[NodePlan, ...]:
+        """Nodes on which nothing can be done."""
+        return tuple(node for node in self.nodes if node.result in ("blocked", "unreachable"))
+
+    def node(self, name: str) -> NodePlan:
+        return next(node for node in self.nodes if node.name == name)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "nodes": [asdict(node) for node in self.nodes],
+            "findings": [asdict(finding) for finding in self.findings],
+            "ship": dict(self.ship),
+            "notes": list(self.notes),
+            "changes": sum(len(node.changes) for node in self.nodes),
+        }
+
+
+def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
+    """What makes `facts` into `order`, in the order in which it happens."""
+    running = {each.image for each in facts.containers if each.status == "running"}
+    out = [
+        Change("ship", image.name, "another image runs there" if running else "not on the node")
+        for image in order.images
+        if not any(_same(image, found, facts.engine.store) for found in facts.images)
+    ]
+    for file in order.files:
+        found = facts.files.get(file.path)
+        if found != file.sha256:
+            out.append(Change("file", file.path, "differs" if found else "not there"))
+    specs = order.specs()
+    for container in order.containers:
+        out += _of_container(container, specs[container.name], order, facts)
+    present = {each.name for each in facts.containers}
+    gone = [name for name in order.remove if name in present]
+    return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
+
+
+def _same(image: Image, found: NodeImage, store: str) -> bool:
+    """containerd's store has the manifest's digest for an id, so there the layers count, or the name that a deploy gave
+    it. In the other one the same layers under another id are an image with another configuration."""
+    if store != "containerd":
+        return image.id == found.id
+    by_layers = bool(image.layers) and image.layers == found.layers
+    return image.id == found.id or by_layers or image.name in found.names
+
+
+def _of_container(container: Container, spec: str, order: Order, facts: NodeFacts) -> list[Change]:
+    found = next((each for each in facts.containers if each.name == container.name), None)
+    if found is None:
+        return [Change("start", container.name, "not there")]
+    if found.spec != spec or _changed(container, order, facts):
+        return [Change("replace", container.name, _why(container, found.image, order, facts))]
+    if found.status != "running":
+        return [Change("restart", container.name, f"it is {found.status}")]
+    return []
+
+
+def _why(container: Container, image: str, order: Order, facts: NodeFacts) -> str:
+    if image != container.image:
+        return f"image {short(image)} -> {short(container.image)}"
+    changed = _changed(container, order, facts)
+    return f"{', '.join(changed)} changed" if changed else "other flags"
+
+
+def _changed(container: Container, order: Order, facts: NodeFacts) -> list[str]:
+    """Files that it reads, and which are others on the node."""
+    shas = {file.path: file.sha256 for file in order.files}
+    return [path for path in container.reads if facts.files.get(path) != shas.get(path)]
+
+
+def short(image: str) -> str:
+    """The first 12 digits of an image's id, as the engine shows it."""
+    return image.removeprefix("sha256:")[:12]
+
+
+def running(facts: NodeFacts) -> str:
+    """Which images a node runs, in a few words."""
+    up = {each.image: each.service for each in facts.containers if each.status == "running"}
+    words = (f"{'worker' if service == 'worker' else 'control'} {short(image)}" for image, service in up.items())
+    return ", ".join(sorted(words)) or "nothing"
+
+
+def of_node(
+    name: str,
+    roles: Sequence[str],
+    order: Order | None,
+    facts: NodeFacts | None,
+    findings: Sequence[Finding],
+) -> NodePlan:
+    """A node without facts could not be reached; one with an error among its findings stays as it is."""
+    own = tuple(findings)
+    if facts is None:
+        return NodePlan(name, tuple(roles), "unreachable", findings=own)
+    now, virtual = running(facts), facts.profile.virtual
+    if order is None or any(finding.level == "error" for finding in own):
+        return NodePlan(name, tuple(roles), "blocked", now, virtual, findings=own)
+    made = changes(order, facts)
+    return NodePlan(name, tuple(roles), "change" if made else "unchanged", now, virtual, made, own)

@@ -1,0 +1,199 @@
+"""What a deploy finds and would do: the nodes' facts, their orders, what is wrong, and the plan. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rocstack.cluster.operation import Rollout
+from rocstack.cluster.settings import Cluster
+from rocstack.container.run_line import RunProfile
+from rocstack.deploy.orders.events import Watch
+from rocstack.deploy.orders.order import Order
+from rocstack.deploy.plan import plan, precheck, secrets, ship_method, tls
+from rocstack.deploy.plan.desired import SLURM_UID, Wanted, keys_there
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.plan.plan import NodePlan, Plan
+from rocstack.deploy.plan.precheck import Finding, Scope
+from rocstack.deploy.plan.secrets import Secrets
+from rocstack.deploy.read import facts, journal, verified
+from rocstack.deploy.read.facts import Gathered, NodeFacts
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.read.journal import Images, Journal, Verified
+from rocstack.edge.ansible import FORKS, State
+
+MUNGE_UID = 42430
+UIDS = {"munge": MUNGE_UID, "slurm": SLURM_UID}  # in the images
+
+
+Choose = Callable[[Journal], Mapping[str, WantedImage]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the person asked for. `choose` gives the images by role, for which it may look into the journal."""
+
+    inventory: Inventory
+    cluster: Cluster
+    choose: Choose
+    run: RunProfile = field(default_factory=RunProfile)
+    overlay: Path | None = None
+    forks: int = FORKS
+    resume: bool = False  # as the deploy that was interrupted, but for what is `given` anew
+    given: Mapping[str, Any] = field(default_factory=dict)  # of the rollout, on the command line
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)  # diff id -> uncompressed, as far as it is known
+    require: int | None = None  # level that the images must have passed, even those that run; default: the setting
+    runs: Path | None = None  # folder of the acceptance suite's, with what they proved
+
+    def rollout(self, known: Journal) -> Rollout:
+        """How an update goes through the nodes."""
+        before = known.resumable() if self.resume else None
+        wish = self.cluster.rollout.model_dump() | (before.options.get("rollout", {}) if before else {})
+        return Rollout.model_validate({**wish, **self.given})
+
+    @property
+    def gate(self) -> str:
+        return str(self.cluster.env.get("ROCSTACK_GATE", "refuse"))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request, and what was found. `findings` are of all nodes at once."""
+
+    request: Request
+    images: Mapping[str, WantedImage]
+    gathered: Gathered
+    journal: Journal
+    keys: Secrets
+    findings: tuple[Finding, ...]
+    wanted: Wanted | None  # None: the control node could not be read
+
+    @cached_property
+    def orders(self) -> dict[str, Order]:
+        """Of the nodes that may be changed."""
+        orders = self.wanted.orders() if self.wanted else {}
+        stopped = precheck.blocked(self.findings)
+        return {name: order for name, order in orders.items() if name not in stopped}
+
+    @cached_property
+    def plan(self) -> Plan:
+        orders, inventory = self.orders, self.request.inventory
+        nodes = tuple(
+            plan.of_node(
+                host.name,
+                inventory.roles(host.name),
+                orders.get(host.name),
+                self.gathered.node(host.name),
+                [finding for finding in self.findings if finding.node == host.name],
+            )
+            for host in inventory.nodes
+        )
+        between = tuple(finding for finding in self.findings if finding.node is None)
+        notes = self.wanted.plan_notes if self.wanted else ()
+        return Plan(nodes, between, self._shipping(nodes), notes)
+
+    def _shipping(self, nodes: Sequence[NodePlan]) -> dict[str, Any]:
+        """How the worker image would travel; empty where it needs not."""
+        image = self.images["worker"]
+        lacking = {node.name for node in nodes if node.has("ship", image.on_node.name)}
+        if not lacking or self.wanted is None:
+            return {}
+        mirrors = [mirror for mirror in self.wanted.mirrors if lacking & set(mirror.serves)]
+        ship = self.request.cluster.ship
+        found = ship_method.choose(ship, image, len(lacking), len(mirrors), self.control.profile)
+        times = {method: round(time.total, 1) for method, time in found.times.items()}
+        return {"method": found.method, "why": found.why, "nodes": len(lacking), "seconds": times}
+
+    def with_images(self, images: Mapping[str, WantedImage]) -> Prepared:
+        """The same with images that nodes can pull now."""
+        if self.wanted is None:
+            return self
+        return replace(self, images=images, wanted=replace(self.wanted, images=images))
+
+    def facts(self, name: str) -> NodeFacts:
+        """Of a node that could be read."""
+        found = self.gathered.node(name)
+        if found is None:
+            raise LookupError(f"{name} has no facts")
+        return found
+
+    @property
+    def control(self) -> NodeFacts:
+        return self.facts(self.request.inventory.control.name)
+
+
+def prepare(request: Request, watch: Watch) -> Prepared:
+    """
+    Raises:
+        BadInput: secrets or settings that can't be used, or keys that are another cluster's.
+        Missing, CheckFailed: as `facts.gather`.
+    """
+    inventory = request.inventory
+    place = secrets.beside(inventory.path)
+    keys = secrets.read(place)
+    gathered = _gather(request, watch)
+    watch.rest()
+    control = gathered.node(inventory.control.name)
+    if control:
+        secrets.refuse_others(place, keys, keys_there(control.state))
+    known = journal.loads_dict(control.journal) if control else Journal()
+    images = request.choose(known)
+    wanted = None
+    if control:
+        wanted = Wanted(
+            inventory,
+            request.cluster,
+            request.run,
+            keys,
+            images,
+            gathered,
+            tls.utc_now(),
+            keep=known.kept_ids() | known.last_ids(request.cluster.keep_images),
+            gate=request.gate,
+            overlay=request.overlay,
+        )
+    ids = {image.id for image in images.values()}
+    scope = Scope(
+        inventory,
+        gathered.nodes,
+        images,
+        gate=request.gate,  # type: ignore[arg-type]
+        memlock=request.run.ulimits != "auto",
+        uids=UIDS,
+        layer_bytes=request.layer_bytes,
+        registries=wanted.registries if wanted else {},
+        require=request.cluster.require if request.require is None else request.require,
+        insist=request.require is not None or not ids <= known.kept_ids(),
+        proved=_proved(known, images, request.runs),
+    )
+    found = precheck.precheck(scope, gathered.failures)
+    return Prepared(request, images, gathered, known, keys, found, wanted)
+
+
+def _proved(known: Journal, images: Mapping[str, WantedImage], runs: Path | None) -> tuple[Verified, ...]:
+    """By the cluster's journal, and by what this machine has."""
+    worker, control = images["worker"].id, images["control"].id
+    mine = Images(worker_id=worker, control_id=control)
+    there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
+    return (*there, *(verified.claims(runs, worker, control) if runs else ()))
+
+
+def _gather(request: Request, watch: Watch) -> Gathered:
+    inventory = request.inventory
+
+    def on_event(name: str, state: State) -> None:
+        if state == "started":
+            watch.step(name, "reading the node")
+
+    return facts.gather(
+        inventory,
+        on_event,
+        uids=tuple(UIDS.values()),
+        users=tuple(UIDS),
+        registry_port=request.cluster.ship.port,
+        overlay=request.overlay,
+        forks=request.forks,
+    )

@@ -1,0 +1,93 @@
+"""What a precheck looks at, and what it says. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.read import address
+from rocstack.deploy.read.facts import NodeFacts
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.read.journal import Verified
+from rocstack.doctor.diagnosis import Level, registering
+
+Gate = Literal["refuse", "warn", "off"]
+Values = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong before anything was changed: on one node, or (`node` is None) between them."""
+
+    node: str | None
+    level: Level
+    code: str
+    what: str
+    cause: str
+    next_step: str
+    source: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Args:
+    images: role -> the image that its nodes are to run.
+    gate: what is done where an image's fit is unknown.
+    memlock: whether the person set the limit of locked memory themselves.
+    uids: name -> number of the users in the images.
+    layer_bytes: diff id -> uncompressed bytes, as far as they are known.
+    registries: the nodes that are to run one -> its port.
+    require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
+    proved: what is known to be proved of them.
+    """
+
+    inventory: Inventory
+    nodes: tuple[NodeFacts, ...]
+    images: Mapping[str, WantedImage]
+    gate: Gate = "refuse"
+    memlock: bool = False
+    uids: Mapping[str, int] = field(default_factory=dict)
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)
+    registries: Mapping[str, int] = field(default_factory=dict)
+    require: int | None = None
+    insist: bool = True
+    proved: tuple[Verified, ...] = ()
+
+    def roles(self, node: NodeFacts) -> tuple[str, ...]:
+        return self.inventory.roles(node.name)
+
+    def works(self, node: NodeFacts) -> bool:
+        return "worker" in self.roles(node)
+
+    @property
+    def control(self) -> NodeFacts | None:
+        return next((node for node in self.nodes if node.name == self.inventory.control.name), None)
+
+    def address(self, name: str) -> str:
+        """By which the other nodes reach it."""
+        host = next(host for host in self.inventory.nodes if host.name == name)
+        found = next((node for node in self.nodes if node.name == name), None)
+        return address.of_node(host.variables, name, found.profile) if found else host.address
+
+
+# A rule has the name of its entry in images/precheck and yields the values that the entry's sentences show. `level`
+# among them takes the place of the entry's.
+NodeRule = Callable[[NodeFacts, Scope], Iterator[Values]]
+ClusterRule = Callable[[Scope], Iterator[Values]]
+NODE_RULES: dict[str, NodeRule] = {}
+CLUSTER_RULES: dict[str, ClusterRule] = {}
+node_rule = registering(NODE_RULES)
+cluster_rule = registering(CLUSTER_RULES)
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count / 1024:.3g} KiB"

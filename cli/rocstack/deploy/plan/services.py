@@ -1,0 +1,114 @@
+"""The containers of a cluster: registry, database and controller of the control node, the worker of every node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rocstack.container.environment import Environment
+from rocstack.container.host import Host
+from rocstack.container.mount import Mount
+from rocstack.container.run_line import RunProfile, run_line
+from rocstack.deploy.orders.order import Container
+
+KEYS = "/etc/rocstack/keys"
+MUNGE_KEY, JWT_KEY, DATABASE, REGISTRY = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database", "registry"))
+SLURM = "/etc/rocstack/slurm"
+TLS = "/etc/rocstack/registry"
+CLUSTER = "/etc/rocstack/cluster"  # who the users are
+WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
+SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
+VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
+_STOP = "--stop-timeout=60"  # seconds to write down what it knows
+_SOCKET = "--volume=rocstack-db-run:/run/mysqld"  # the database has no port
+
+
+def registry(image: str, port: int) -> Container:
+    return Container(
+        STORE,
+        "registry",
+        image,
+        (
+            "--network=host",
+            "--env=ROCSTACK_SERVICE=registry",
+            f"--env=ROCSTACK_REGISTRY_LISTEN=0.0.0.0:{port}",
+            "--volume=rocstack-registry:/var/lib/registry",
+            f"--volume={TLS}:{TLS}:ro",
+            f"--volume={REGISTRY}:/run/secrets/registry:ro",
+        ),
+        reads=(f"{TLS}/server.pem", f"{TLS}/server.key", REGISTRY),
+    )
+
+
+def database(image: str) -> Container:
+    return Container(
+        DB,
+        "db",
+        image,
+        (
+            "--network=none",
+            "--env=ROCSTACK_SERVICE=db",
+            _STOP,
+            "--volume=rocstack-db:/var/lib/mysql",
+            _SOCKET,
+            f"--volume={DATABASE}:/run/secrets/database:ro",
+        ),
+        reads=(DATABASE,),
+    )
+
+
+def controller(name: str, image: str, mounts: Iterable[Mount]) -> Container:
+    """`name` is the control node's: what SlurmctldHost says."""
+    return Container(
+        CONTROL,
+        "controller",
+        image,
+        (
+            "--network=host",
+            f"--hostname={name}",
+            "--env=ROCSTACK_SERVICE=controller",
+            _STOP,
+            f"--env=ROCSTACK_RESTD=0.0.0.0:{SLURMRESTD}",
+            "--volume=rocstack-slurm:/var/lib/slurm",
+            _SOCKET,
+            f"--volume={SLURM}:/etc/slurm:ro",
+            f"--volume={CLUSTER}:/run/rocstack/cluster:ro",
+            f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
+            f"--volume={JWT_KEY}:/run/secrets/jwt.key:ro",
+            *(f"--volume={mount}" for mount in mounts),
+        ),
+        reads=(MUNGE_KEY, JWT_KEY),
+        healthy_within=900,  # a newer slurmdbd converts its database first
+    )
+
+
+def worker(
+    name: str,
+    image: str,
+    host: Host,
+    *,
+    control: str,
+    profile: RunProfile,
+    mounts: Sequence[Mount],
+    cgroup: Sequence[str],
+    env: Environment,
+    wait_for: Sequence[str],
+) -> tuple[Container, tuple[str, ...]]:
+    """The worker of node `name` and what the person should know of it.
+
+    Args:
+        control: the controller's address.
+        cgroup: flags by which slurmd may use cgroups there.
+        wait_for: device nodes without which slurmd can't start.
+    """
+    line = run_line(host, image, profile=profile, mounts=mounts, env=env, stays=True)
+    flags = (
+        *line.flags,
+        f"--hostname={name}",
+        f"--env=ROCSTACK_CONTROLLER={control}:{SLURMCTLD}",
+        *([f"--env=ROCSTACK_WAIT_FOR={' '.join(wait_for)}"] if wait_for else []),
+        "--volume=/sys:/sys:ro",  # what the gate and Slurm's GPU plugin read is the node's own
+        f"--volume={CLUSTER}:/run/rocstack/cluster:ro",
+        f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
+        *cgroup,
+    )
+    return Container(WORKER, "worker", image, flags, reads=(MUNGE_KEY,)), line.notes

@@ -1,0 +1,117 @@
+"""A private file of the person's: plain and readable by nobody else, or encrypted as a whole by ansible-vault."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rocstack.base.errors import BadInput, Missing, Where
+from rocstack.edge import ansible
+
+_VAULT = "$ANSIBLE_VAULT;"
+
+
+def read(path: Path) -> tuple[str, bool]:
+    """The file's text, and whether it is encrypted; no text where there is no file.
+
+    Raises:
+        BadInput: readable by others, or encrypted and can't be opened.
+        Missing: it is encrypted and ansible-vault isn't installed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "", False
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"it can't be read: {getattr(error, 'strerror', 'it is no text')}",
+            code="bad-secrets",
+            where=Where(str(path)),
+            next_step="bring it back as it was",
+        ) from None
+    if text.startswith(_VAULT):
+        return _decrypted(path), True
+    if mode & 0o077:
+        raise BadInput(
+            "others on this machine can read it",
+            code="open-secrets",
+            where=Where(str(path)),
+            next_step=f"`chmod 600 {path}`, or `ansible-vault encrypt {path}`",
+        )
+    return text, False
+
+
+def _decrypted(path: Path) -> str:
+    """By the person's own Ansible settings. Without a terminal it is never asked for a password."""
+    env = ansible.environment(os.environ)
+    vault = shutil.which("ansible-vault", path=env["PATH"])
+    if vault is None:
+        raise Missing("ansible-vault isn't there", code="no-ansible", next_step="pip install ansible-core")
+    asks = sys.stdin.isatty()
+    done = subprocess.run(
+        [vault, "view", str(path)],
+        stdin=None if asks else subprocess.DEVNULL,
+        capture_output=True,
+        start_new_session=not asks,  # without it a password would be asked for at the terminal behind our back
+        env=env,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["it gave no reason"]
+        raise BadInput(
+            f"it is encrypted and can't be opened: {re.sub(r'^.*?ERROR.*?: *', '', said[0])}",
+            code="locked-secrets",
+            where=Where(str(path)),
+            next_step="name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg "
+            "(vault_password_file), or deploy at a terminal",
+        )
+    return done.stdout
+
+
+def create(path: Path, text: str) -> None:
+    """A file that nobody else can read, and that outlives a crash.
+
+    Raises:
+        FileExistsError: it is there.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        _write(handle, text)
+    except BaseException:
+        path.unlink()
+        raise
+    _sync_folder(path)
+
+
+def replace(path: Path, text: str) -> None:
+    """At once or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        _write(handle, text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path)
+
+
+def _write(handle: int, text: str) -> None:
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

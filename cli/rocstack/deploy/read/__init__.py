@@ -1,0 +1,1 @@
+"""What a deploy reads first: inventory, facts of the nodes, journal."""

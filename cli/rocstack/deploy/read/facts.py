@@ -1,0 +1,264 @@
+"""What a deploy knows of each node: read in one Ansible run, checked here, and a value from then on.
+
+The shapes of the models are those that rocstack.node.deploy_facts answers with. None means "could not be read".
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic_core
+from pydantic import Field, SkipValidation, ValidationError
+
+from rocstack.base.words import Value
+from rocstack.container import host
+from rocstack.deploy.read import racks
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.edge import ansible, ssh
+from rocstack.node.deploy_facts import SCHEMA
+from rocstack.node.profile import NodeProfile
+from rocstack.node.recording import Recording, natural
+from rocstack.probe import recordings
+from rocstack.probe.recordings import LARGEST, Failure
+
+PLAYBOOK, TASK = "facts.yml", "Facts"
+PATIENCE = 60  # seconds
+SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
+PORTS = {"control": (SLURMCTLD, SLURMDBD, SLURMRESTD), "worker": (SLURMD,)}
+
+
+class Engine(Value):
+    """`problem` is empty where the engine answers, else absent, denied, silent or failed, and `error` what was said.
+    Sizes are bytes; `root` is where layers lie. `limits` are those of the engine's process (-1 is none), beyond which
+    a container gets nothing unless `raises_limits`."""
+
+    name: str = ""
+    version: str = ""
+    root: str = ""
+    free_bytes: int | None = None
+    driver: str = ""
+    store: Literal["graph", "containerd"] = "graph"
+    cgroup: int = 0
+    cgroup_writable: bool = False
+    rootless: bool = False
+    memlock: int | None = None
+    limits: dict[str, int] = Field(default_factory=dict)
+    raises_limits: bool = True
+    problem: Literal["", "absent", "denied", "silent", "failed"] = ""
+    error: str = ""
+
+
+class Container(Value):
+    """A container of ours (it has the label io.rocstack.service). `status` and `health` are the engine's words."""
+
+    name: str
+    id: str
+    service: str
+    image: str
+    spec: str
+    status: str
+    health: str
+    restarts: int
+    started: str
+    pid: int
+    error: str
+
+
+class NodeImage(Value):
+    """An image of ours (it has the label io.rocstack.role). `layers` are diff ids; `size` is bytes."""
+
+    id: str
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+    layers: tuple[str, ...]
+    size: int
+    created: str
+    role: str
+    content: str
+    stack: str
+    nic: str
+
+
+class Listener(Value):
+    """Who listens on a port; `service` is ours, `program` is empty where it could not be seen."""
+
+    program: str
+    service: str
+
+
+class User(Value):
+    uid: int
+    name: str
+
+
+class Said(Value):
+    """The module's answer but for the recording."""
+
+    schema_: int = Field(alias="schema")
+    engine: Engine
+    containers: tuple[Container, ...]
+    images: tuple[NodeImage, ...]
+    user: User
+    state: dict[str, Any] | None  # /var/lib/rocstack/node.json
+    journal: dict[str, Any] | None  # /var/lib/rocstack/deploy.json
+    files: dict[str, str]  # path -> sha256, below /etc/rocstack
+    ports: dict[str, Listener]
+    daemons: tuple[str, ...]  # of Slurm and MUNGE, outside our containers
+    passwd: dict[str, str]  # uid -> name
+    ids: dict[str, int]  # name -> uid
+    resolve: dict[str, tuple[str, ...]]
+    reach: dict[str, str]  # "10.0.0.1:6817" -> "" or why not
+    machine: str
+    memory: int
+    cpus: int
+    unread: dict[str, str]
+    began: float  # the node's clock, seconds since the epoch
+    ended: float
+
+
+class NodeFacts(Said):
+    """One node. `behind` and `ahead` bound its clock minus the controller's, in seconds."""
+
+    name: str
+    recording: SkipValidation[Recording]
+    profile: SkipValidation[NodeProfile]
+    behind: float
+    ahead: float
+
+    def host(self) -> host.Host:
+        """What `run_line` needs to know of it."""
+        found = host.of_node(self.recording, self.profile)
+        limits = {"limits": self.engine.limits or found.limits, "raises_limits": self.engine.raises_limits}
+        return found.model_copy(update=limits)
+
+    def container(self, name: str) -> Container | None:
+        return next((each for each in self.containers if each.name == name), None)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Sorted by node. A node is in one of both; `reaches` has all of them: how plain ssh gets there."""
+
+    nodes: tuple[NodeFacts, ...]
+    failures: tuple[Failure, ...] = ()
+    reaches: Mapping[str, ssh.Reach] = field(default_factory=dict)
+
+    def node(self, name: str) -> NodeFacts | None:
+        return next((node for node in self.nodes if node.name == name), None)
+
+
+def gather(
+    inventory: Inventory,
+    on_event: ansible.OnEvent = lambda host, state: None,
+    *,
+    uids: Sequence[int] = (),
+    users: Sequence[str] = (),
+    registry_port: int | None = None,
+    overlay: Path | None = None,
+    forks: int = ansible.FORKS,
+    patience: int = PATIENCE,
+) -> Gathered:
+    """Reads all nodes of both roles, in one pass that changes nothing. A node that hangs with its connection open is
+    given up after `patience` seconds.
+
+    Raises:
+        BadInput, Missing, CheckFailed: as `remote.run` and `ssh.resolve`.
+    """
+    heard: dict[str, float] = {}
+
+    def listen(name: str, state: ansible.State) -> None:
+        heard[name] = time.time()
+        on_event(name, state)
+
+    variables = {**questions(inventory, uids, users, registry_port), "rocstack_facts_patience": patience}
+    nodes, failures = [], []
+    reaches: dict[str, ssh.Reach] = {}
+    for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
+        if ssh.TASK in run.results:
+            reaches[run.host] = ssh.resolve(run.host, run.results[ssh.TASK]["msg"])
+        if run.state != "ok":
+            failures.append(Failure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason))
+            continue
+        try:
+            nodes.append(parse(run.host, run.results[TASK], heard[run.host], overlay))
+        except (KeyError, TypeError, ValueError) as error:
+            failures.append(Failure(run.host, "failed", f"its answer can't be read: {_short(error)}"))
+    return Gathered(
+        tuple(sorted(nodes, key=lambda node: natural(node.name))),
+        tuple(sorted(failures, key=lambda failure: natural(failure.node))),
+        reaches,
+    )
+
+
+def questions(
+    inventory: Inventory, uids: Sequence[int], users: Sequence[str], registry_port: int | None = None
+) -> dict[str, Any]:
+    """The playbook's variables: what each node is asked of the others. `registry_port` is the control node's."""
+    registries = {*([registry_port] if registry_port else []), *(racks.port(each) for each in inventory.racks)}
+    control, workers = inventory.control, inventory.workers
+    reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
+    reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
+    return {
+        "rocstack_facts_names": [control.name],
+        "rocstack_facts_reach": reach,
+        "rocstack_facts_ports": sorted({port for ports in PORTS.values() for port in ports} | registries),
+        "rocstack_facts_uids": list(uids),
+        "rocstack_facts_users": list(users),
+    }
+
+
+def parse(name: str, answer: Mapping[str, Any], heard: float, overlay: Path | None = None) -> NodeFacts:
+    """The module's answer as a value; `heard` is the controller's clock when it came.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is damaged, too large, or of another version.
+    """
+    asked = answer.get("asked")
+    return of_dict(name, _unpacked(answer["facts"]), float(asked) if asked else None, heard, overlay)
+
+
+def of_dict(
+    name: str, data: Any, asked: float | None = None, heard: float | None = None, overlay: Path | None = None
+) -> NodeFacts:
+    """`data` as rocstack.node.deploy_facts gives it; without `asked` and `heard` the clock is taken for right.
+
+    Raises:
+        KeyError, TypeError, ValueError: as `parse`.
+    """
+    recording = replace(Recording.from_dict(data["recording"]), host=name)
+    said = data["deploy"]
+    if said.get("schema") != SCHEMA:
+        raise ValueError(f"facts of schema {said.get('schema')!r:.40}, this rocstack reads {SCHEMA}")
+    checked = Said.model_validate_json(pydantic_core.to_json(said))
+    return NodeFacts.model_construct(
+        **dict(checked),
+        name=name,
+        recording=recording,
+        profile=recordings.profiles([recording], overlay)[0],
+        behind=checked.ended - (checked.ended if heard is None else heard),
+        ahead=checked.began - (checked.began if asked is None else asked),
+    )
+
+
+def _unpacked(text: str) -> Any:
+    unzip = zlib.decompressobj(wbits=31)
+    try:
+        data = unzip.decompress(base64.b64decode(text, validate=True), LARGEST)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if unzip.unconsumed_tail:
+        raise ValueError(f"more than {LARGEST >> 20} MiB")
+    return pydantic_core.from_json(data)
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{error}"[:200]

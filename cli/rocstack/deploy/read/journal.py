@@ -1,0 +1,232 @@
+"""What was deployed, and what is being: one JSON file on the control node, so that it outlives the operator's machine.
+
+Pure: every change gives a new journal; `lock.Held.write` brings its text to the control node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.levels import HARDWARE, Level
+from rocstack.base.words import Value
+
+PATH = "/var/lib/rocstack/deploy.json"  # on the control node
+SCHEMA = 2  # 1 had no `verified` but None
+KEPT = 20  # releases
+Step = Literal["pending", "shipped", "drained", "started", "done", "failed"]
+_TOUCHED: frozenset[Step] = frozenset({"drained", "started", "done", "failed"})
+
+
+class Images(Value):
+    """A worker and a control image. `id` is the image's, the same at every engine; `reference` says where from."""
+
+    worker_id: str
+    control_id: str
+    worker_reference: str = ""
+    control_reference: str = ""
+    labels: Mapping[str, str] = Field(default_factory=dict)  # the worker's that a person asks for: stack, nic, content
+    control_labels: Mapping[str, str] = Field(default_factory=dict)
+
+    def same(self, other: Images) -> bool:
+        return (self.worker_id, self.control_id) == (other.worker_id, other.control_id)
+
+
+class Verified(Value):
+    """What the acceptance suite proved of images. `virtual`: not all of its nodes were real, and what it says of GPUs
+    and fabric is then about emulated ones; `report` is the run's id."""
+
+    level: Level
+    when: str  # UTC, ISO 8601
+    virtual: bool = False
+    report: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"level {self.level}" + (", virtual" if self.virtual and self.level >= HARDWARE else "")
+
+    def holds(self, level: int, virtual: bool) -> bool:
+        """Whether it says `level` of the images; `virtual`: of nodes that all are."""
+        return self.level >= level and (virtual or not self.virtual or level < HARDWARE)
+
+
+class Release(Value):
+    """Images that were deployed. `verified` is None where no level was proved."""
+
+    images: Images
+    when: str  # UTC, ISO 8601
+    who: str
+    healthy: bool
+    verified: Verified | None = None
+
+    @property
+    def basis(self) -> str:
+        """Why one would go back to it."""
+        health = "healthy" if self.healthy else "not healthy"
+        return f"verified ({self.verified.text})" if self.verified else f"{health}, never verified"
+
+
+class NodeStep(Value):
+    step: Step = "pending"
+    reason: str = ""  # why it failed
+    seconds: float = 0.0  # that the step took
+
+
+class Deploy(Value):
+    """A deploy that has begun. `options` are those of the command line, as `--resume` needs them."""
+
+    id: str
+    who: str
+    started: str  # UTC, ISO 8601
+    images: Images
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    nodes: Mapping[str, NodeStep] = Field(default_factory=dict)
+
+    def at(self, *steps: Step) -> tuple[str, ...]:
+        """The nodes whose last step is one of these."""
+        return tuple(name for name, node in self.nodes.items() if node.step in steps)
+
+
+class Journal(Value):
+    """`releases` from the oldest to the newest; `current` is a deploy that hasn't ended."""
+
+    releases: tuple[Release, ...] = ()
+    current: Deploy | None = None
+
+    def begin(self, deploy: Deploy) -> Journal:
+        """Another deploy begins. One that never ended, and reached a node, is kept as a release that isn't healthy."""
+        return self.model_copy(update={"releases": self._left(deploy.images), "current": deploy})
+
+    def note(self, node: str, step: Step, *, reason: str = "", seconds: float = 0.0) -> Journal:
+        """A node has come to `step`.
+
+        Raises:
+            ValueError: no deploy is under way.
+        """
+        deploy = self._current()
+        nodes = {**deploy.nodes, node: NodeStep(step=step, reason=reason, seconds=round(seconds, 3))}
+        return self.model_copy(update={"current": deploy.model_copy(update={"nodes": nodes})})
+
+    def finish(self, when: str) -> Journal:
+        """The deploy has ended: its images are a release, healthy if every node is done. With nodes that it didn't
+        come to (it was stopped), it stays resumable.
+
+        Raises:
+            ValueError: no deploy is under way.
+        """
+        deploy = self._current()
+        if deploy.at("pending", "shipped", "drained", "started"):
+            return self
+        release = Release(images=deploy.images, when=when, who=deploy.who, healthy=not deploy.at("failed"))
+        return Journal(releases=_appended(self.releases, release))
+
+    def verified(self, found: Verified | None) -> Journal:
+        """The acceptance suite proved this of the newest release; None: nothing any more.
+
+        Raises:
+            ValueError: there is no release, or another deploy is under way.
+        """
+        if not self.releases or self.current:
+            raise ValueError("nothing to verify")
+        newest = self.releases[-1].model_copy(update={"verified": found})
+        return self.model_copy(update={"releases": (*self.releases[:-1], newest)})
+
+    def resumable(self) -> Deploy | None:
+        """A deploy that was interrupted, or stopped by its budget."""
+        return self.current
+
+    def unfinished(self) -> Images | None:
+        """What `--resume` goes on with: such a deploy's images, or those of the last one if a node of it failed."""
+        if self.current:
+            return self.current.images
+        last = self.releases[-1:]
+        return last[0].images if last and not last[0].healthy else None
+
+    def rollback_target(self) -> Release | None:
+        """The last verified release before the present one, else the last healthy one; `basis` says which it is."""
+        present = self.current.images if self.current else self.releases[-1].images if self.releases else None
+        before = [each for each in reversed(self.releases) if present and not each.images.same(present)]
+        verified = (each for each in before if each.verified)
+        return next(verified, next((each for each in before if each.healthy), None))
+
+    def kept_ids(self) -> frozenset[str]:
+        """Images that no clean-up may remove: the present release's, the running deploy's, the rollback target's."""
+        target = self.rollback_target()
+        kept = [*(release.images for release in self.releases[-1:]), *([target.images] if target else [])]
+        kept += [self.current.images] if self.current else []
+        return frozenset(name for images in kept for name in (images.worker_id, images.control_id))
+
+    def last_ids(self, count: int) -> frozenset[str]:
+        """The images of the last `count` releases."""
+        last = self.releases[-count:]
+        return frozenset(name for each in last for name in (each.images.worker_id, each.images.control_id))
+
+    def dumps(self) -> str:
+        return json.dumps({"schema": SCHEMA, **self.model_dump(mode="json")}, indent=1) + "\n"
+
+    def _current(self) -> Deploy:
+        if self.current is None:
+            raise ValueError("no deploy is under way")
+        return self.current
+
+    def _left(self, images: Images) -> tuple[Release, ...]:
+        """The releases, with a deploy that is given up for other images."""
+        gone = self.current
+        if gone is None or gone.images.same(images) or not gone.at(*_TOUCHED):
+            return self.releases
+        return _appended(self.releases, Release(images=gone.images, when=gone.started, who=gone.who, healthy=False))
+
+
+def loads(text: str | None) -> Journal:
+    """The journal that the control node has; an empty one where it has none.
+
+    Raises:
+        CheckFailed: a newer rocstack wrote it.
+        BadInput: it isn't one.
+    """
+    if not text or not text.strip():
+        return Journal()
+    try:
+        data = json.loads(text)
+        schema = data.pop("schema")
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise CheckFailed(
+                f"the control node's journal has format {schema}, this rocstack knows up to {SCHEMA}",
+                code="journal-newer",
+                cause="a newer rocstack deployed this cluster",
+                next_step="use that version, or a newer one",
+            )
+        return Journal.model_validate_json(json.dumps(data))
+    except (ValueError, KeyError, AttributeError, TypeError, ValidationError):
+        raise BadInput(
+            f"the control node's journal, {PATH}, can't be read",
+            code="bad-journal",
+            cause="it was edited or cut off",
+            next_step="move it away there and deploy again: only the history and `--resume` are lost",
+        ) from None
+
+
+def loads_dict(data: Mapping[str, Any] | None) -> Journal:
+    """As `loads`, of what a probe of the control node brought."""
+    return loads(json.dumps(data) if data else None)
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _appended(releases: tuple[Release, ...], newest: Release) -> tuple[Release, ...]:
+    """The same images again are the same release: what was verified stays so. Old ones go, but for the one to go back
+    to."""
+    if releases and releases[-1].images.same(newest.images):
+        newest = newest.model_copy(update={"verified": releases[-1].verified})
+        releases = releases[:-1]
+    releases = (*releases, newest)
+    target = Journal(releases=releases).rollback_target()
+    kept = releases[-KEPT:]
+    return (target, *kept[1:]) if target and target not in kept else kept

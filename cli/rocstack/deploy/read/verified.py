@@ -1,0 +1,70 @@
+"""What is proved of images, as this machine knows it: a file for each worker image, to be taken to others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rocstack.base.errors import BadInput, Where
+from rocstack.base.words import Value
+from rocstack.deploy.read.journal import Verified
+
+FOLDER = "verified"  # below the runs'
+SCHEMA = 1
+
+
+class Claim(Value):
+    """What is proved of a worker image, beside this control image, on one cluster; None: nothing any more."""
+
+    cluster: str
+    control: str  # its control node
+    control_id: str
+    verified: Verified | None
+
+
+def claims(out: Path, worker_id: str, control_id: str) -> tuple[Verified, ...]:
+    """What this machine knows to be proved of these images.
+
+    Raises:
+        BadInput: the file isn't one.
+    """
+    found = read(place(out, worker_id))
+    return tuple(each.verified for each in found if each.verified and each.control_id == control_id)
+
+
+def place(out: Path, worker_id: str) -> Path:
+    return out / FOLDER / f"{worker_id.removeprefix('sha256:')}.json"
+
+
+def write(file: Path, worker_id: str, claims: Iterable[Claim]) -> None:
+    data = {"schema": SCHEMA, "image": worker_id, "claims": [each.model_dump(mode="json") for each in claims]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    new.replace(file)
+
+
+def read(file: Path) -> list[Claim]:
+    """
+    Raises:
+        BadInput: the file isn't one.
+    """
+    try:
+        data: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA or not file.stem or data["image"] != f"sha256:{file.stem}":
+            raise ValueError("another image's")
+        return [Claim.model_validate_json(json.dumps(each)) for each in data["claims"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        raise BadInput(
+            "it doesn't say what is proved of an image",
+            code="bad-verified",
+            where=Where(str(file)),
+            cause="it was edited, renamed or cut off, or a newer rocstack wrote it",
+            next_step="remove it, and bring it again or run `rocstack verify`",
+        ) from None

@@ -1,0 +1,59 @@
+"""An image to nodes as one archive over ssh: the control image always, the worker image where no registry may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rocstack.deploy.orders.events import Watch
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.read.facts import NodeFacts
+from rocstack.edge.ssh import Reach
+from rocstack.registry.image_archive import Archive
+from rocstack.registry.load import Loaded, Target, load
+from rocstack.registry.local_image import LocalImage
+
+if TYPE_CHECKING:
+    import docker
+
+
+def send(
+    client: docker.DockerClient, image: WantedImage, nodes: Mapping[str, tuple[Reach, NodeFacts]], watch: Watch
+) -> list[Loaded]:
+    """Only layers that a node lacks travel to it; a node that fails is a result.
+
+    Raises:
+        CheckFailed, Missing: the engine here does not give the image.
+    """
+
+    def progress(node: str, done: int, total: int) -> None:
+        watch.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    there = {name: _layers(facts) for name, (_, facts) in nodes.items()}
+    everywhere = frozenset.intersection(*there.values())
+    targets = [
+        Target(name, _shell(reach), (*reach.become, "docker"), there[name]) for name, (reach, _) in nodes.items()
+    ]
+    for name in nodes:
+        watch.step(name, f"waiting while the {image.role} image is packed")
+    with (
+        LocalImage.find(client, image.id) as source,
+        Archive.make(source, image.on_node.name, have=everywhere) as archive,
+    ):
+        rows = load(archive, targets, progress=progress)
+    for row in rows:
+        if not row.error:
+            watch.end(row.node, f"has the {image.role} image ({row.bytes / 1e6:.1f} MB sent, {row.seconds:.1f} s)")
+    return rows
+
+
+def _layers(facts: NodeFacts) -> frozenset[str]:
+    """That the node's engine needs not be sent; containerd's store asks for all of them."""
+    if facts.engine.store == "containerd":
+        return frozenset()
+    return frozenset(layer for image in facts.images for layer in image.layers)
+
+
+def _shell(reach: Reach) -> list[str]:
+    """To which a line for the shell there is added."""
+    return [*reach.program, "-T", reach.address] if reach.program else ["sh", "-c"]

@@ -1,0 +1,118 @@
+"""Fills the racks' registries with an image, and says which of them nodes can pull from then."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rocstack.deploy.orders.events import Watch
+from rocstack.deploy.orders.runs import Hands, why
+from rocstack.deploy.plan.desired import Wanted
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.plan.outcome import of_services
+from rocstack.deploy.plan.prepare import Prepared
+from rocstack.deploy.read.racks import Mirror
+from rocstack.deploy.ship.by_registry import account, home, tag
+from rocstack.registry import warm
+
+
+def fill(
+    prepared: Prepared, image: WantedImage, lacking: Collection[str], hands: Hands, watch: Watch
+) -> dict[str, str]:
+    """Node -> HOST:PORT to pull from. A rack whose registry can't be filled pulls from where the image was published.
+
+    Raises:
+        Missing: as `account`.
+    """
+    wanted = prepared.wanted
+    assert wanted is not None
+    origin = home(wanted)
+    needed = [mirror for mirror in wanted.mirrors if set(mirror.serves) & set(lacking)]
+    work = _Work(prepared, wanted, image, hands, watch, {each.registry: each for each in needed})
+    have = [origin, *work.waves(origin, work.started()), *work.of_site(origin)]
+    sources = {name: each.registry for each in needed if each.registry in have for name in each.serves}
+    return {name: sources.get(name, origin) for name in lacking}
+
+
+@dataclass
+class _Work:
+    prepared: Prepared
+    wanted: Wanted
+    image: WantedImage
+    hands: Hands
+    watch: Watch
+    mirrors: Mapping[str, Mirror]
+
+    def started(self) -> list[str]:
+        """Those of our nodes' registries that run."""
+        ours = {each.node: each.registry for each in self.mirrors.values() if each.node}
+        orders = self.prepared.orders
+        for node in ours:
+            if node not in orders:
+                self._left(ours[node], "its node is not fit")
+        parts = {node: of_services(orders[node], ("registry",)) for node in ours if node in orders}
+        runs = self.hands.run("start.yml", parts)
+        for node, run in runs.items():
+            if run.state != "ok":
+                self._left(ours[node], why(run))
+        return [ours[node] for node, run in runs.items() if run.state == "ok"]
+
+    def waves(self, origin: str, registries: Sequence[str]) -> list[str]:
+        """Each copies for itself, from one that has it."""
+        left, have = list(registries), [origin]
+        while left:
+            wave = warm.plan(have, left)[0]
+            done = self._copy({self.mirrors[copy.target].node or "": [copy] for copy in wave})
+            have += done
+            left = [each for each in left if each not in {copy.target for copy in wave}]
+        return have[1:]
+
+    def of_site(self, origin: str) -> list[str]:
+        """We are on no host of theirs: the control node copies to them."""
+        registries = [each.registry for each in self.mirrors.values() if not each.node]
+        copies = [warm.Copy(origin, registry) for registry in registries]
+        return self._copy({self.wanted.inventory.control.name: copies}) if copies else []
+
+    def _copy(self, by_node: Mapping[str, Sequence[warm.Copy]]) -> list[str]:
+        """The registries that have it then."""
+        runs = self.hands.send("warm.yml", {node: self._order(copies) for node, copies in by_node.items()})
+        done = []
+        for node, run in runs.items():
+            rows = run.results.get("Warm", {}).get("copies", ())
+            errors = {row["target"].partition("/")[0]: row["error"] for row in rows}
+            for copy in by_node[node]:
+                error = errors.get(copy.target, run.reason or "nothing was said of it")
+                if error:
+                    self._left(copy.target, error)
+                else:
+                    done.append(copy.target)
+            if rows and not any(errors.values()):
+                seconds = sum(row["seconds"] for row in rows)
+                self.watch.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
+        return done
+
+    def _order(self, copies: Sequence[warm.Copy]) -> dict[str, object]:
+        path, _, digest = (self.image.reference or "").partition("/")[2].partition("@")
+        hosts = sorted({host for copy in copies for host in (copy.source, copy.target)})
+        logins = [account(self.wanted, host) for host in hosts]
+        return {
+            "image": self.prepared.images["control"].id,
+            "copies": [
+                {
+                    "source": f"{copy.source}/{path}",
+                    "target": f"{copy.target}/{path}",
+                    "digest": digest,
+                    "tag": tag(self.image),
+                }
+                for copy in copies
+            ],
+            "logins": [{**_without_address(asdict(login)), "host": login.address} for login in logins],
+        }
+
+    def _left(self, registry: str, reason: str) -> None:
+        nodes = ", ".join(self.mirrors[registry].serves)
+        self.watch.say(f"{registry} can't be used, {nodes} pull from {home(self.wanted)}: {reason}")
+
+
+def _without_address(login: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in login.items() if key != "address"}

@@ -1,0 +1,179 @@
+"""The registry that a deploy publishes in, the control node's or the site's; and nodes that pull from registries."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocstack.base.errors import Missing
+from rocstack.deploy.orders.events import Watch
+from rocstack.deploy.orders.order import Registry
+from rocstack.deploy.orders.runs import Hands, why
+from rocstack.deploy.plan.desired import USER, Wanted
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.plan.outcome import Shipped, of_services
+from rocstack.deploy.plan.prepare import Prepared
+from rocstack.edge import ssh
+from rocstack.edge.ansible import HostRun
+from rocstack.registry.http import Login, Wire, docker_login
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.oci import parse_manifest, require_zstd
+from rocstack.registry.publish import Memory, Published, publish
+from rocstack.registry.repository import Repository
+from rocstack.registry.tags import parse_registry
+
+if TYPE_CHECKING:
+    import docker
+
+NAME = "rocstack-worker"
+
+
+def home(wanted: Wanted) -> str:
+    """HOST:PORT of the registry in which is published, as nodes write it."""
+    ship = wanted.cluster.ship
+    return parse_registry(ship.registry).host if ship.registry else wanted.registry_address
+
+
+def account(wanted: Wanted, host: str) -> Registry:
+    """Who a node is at a registry. At the site's it is who it says itself, or this machine's user.
+
+    Raises:
+        Missing: this machine has no login that it could pass on.
+    """
+    ours = {mirror.registry for mirror in wanted.mirrors if mirror.node}
+    if host in ours or (wanted.has_registry and host == wanted.registry_address):
+        return Registry(host, USER, wanted.keys.registry_password, wanted.keys.registry_ca)
+    if not wanted.cluster.ship.registry_login:
+        return Registry(host)
+    login = docker_login(host)
+    if login is None:
+        raise Missing(
+            f"no login for {host} on this machine",
+            code="no-credentials",
+            cause="cluster.ship.registry_login lets nodes pull with it",
+            next_step=f"`docker login {host}` here, or leave registry_login out and let the nodes log in themselves",
+        )
+    return Registry(host, login.user, login.password)
+
+
+@contextmanager
+def repository(prepared: Prepared, wanted: Wanted) -> Iterator[Repository]:
+    """As this machine reaches it: the control node's through ssh, which also passes jump hosts."""
+    ship = wanted.cluster.ship
+    if ship.registry:
+        target = parse_registry(ship.registry)
+        wire = Wire(target.host, login=docker_login(target.host))
+        yield Repository(wire, target.repository("worker").partition("/")[2], attempts=ship.attempts)
+        wire.close()
+        return
+    reach = prepared.gathered.reaches[wanted.inventory.control.name]
+    with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
+        ca = Path(folder) / "ca.pem"
+        ca.write_text(wanted.keys.registry_ca)
+        with ssh.tunnel(reach, "127.0.0.1", ship.port) as tunnel:
+            login = Login(USER, wanted.keys.registry_password)
+            wire = Wire(wanted.registry_address, login=login, ca=ca, connect_to=(tunnel.address, tunnel.port))
+            yield Repository(wire, NAME, attempts=ship.attempts)
+            wire.close()
+
+
+def bring(
+    prepared: Prepared, image: WantedImage, client: docker.DockerClient | None, memory: Memory, watch: Watch
+) -> Published:
+    """Publishes the image; nothing is sent where the registry has it.
+
+    Raises:
+        CheckFailed, Missing: as `publish`; nobody here has the image, and the registry neither.
+    """
+    wanted = prepared.wanted
+    assert wanted is not None
+    control = wanted.inventory.control.name
+    began, seen = time.monotonic(), dict[str, tuple[int, int]]()
+
+    def progress(layer: str, done: int, total: int) -> None:
+        seen[layer] = (done, total)
+        sent, of = (sum(pair[at] for pair in seen.values()) / 1e6 for at in (0, 1))
+        watch.step(control, f"packing and sending layers to the registry, {sent:.0f} of {of:.0f} MB")
+
+    watch.step(control, "comparing layers with the registry")
+    with repository(prepared, wanted) as target:
+        found = there(target, image)
+        if found is None:
+            if client is None:
+                raise nobody(image)
+            with LocalImage.find(client, image.id) as source:
+                found = publish(source, target, tag(image), memory=memory, progress=progress)
+    seconds = time.monotonic() - began
+    sent = f"{found.bytes_sent / 1e6:.1f} of {found.bytes_total / 1e6:.0f} MB sent"
+    watch.end(control, f"registry has {found.reference.rpartition('@')[2][:19]} ({sent}, {seconds:.1f} s)")
+    return found
+
+
+def there(target: Repository, image: WantedImage) -> Published | None:
+    """The image under the digest that it was deployed with before: whoever goes on needs not have it here.
+
+    Raises:
+        CheckFailed: it is there with layers of another type.
+    """
+    digest = (image.reference or "").partition("@")[2]
+    data = target.manifest(digest) if digest else None
+    if data is None:
+        return None
+    image_id, layers = parse_manifest(data)
+    if image_id != image.id:
+        return None
+    reference = f"{target.reference}@{digest}"
+    require_zstd(data, reference)
+    skipped = tuple(layer.digest for layer in layers)
+    total = sum(layer.size for layer in layers)
+    return Published(
+        reference=reference, id=image_id, layers=layers, bytes_sent=0, bytes_total=total, seconds=0.0, skipped=skipped
+    )
+
+
+def pull(
+    prepared: Prepared, image: WantedImage, sources: Mapping[str, Registry], hands: Hands
+) -> tuple[tuple[Shipped, ...], dict[str, str]]:
+    """Nodes pull `image`, each from its source: how it came to each, and why it didn't."""
+    orders = {}
+    for host in {source.address for source in sources.values()}:
+        at = prepared.with_images({**prepared.images, "worker": image.at(at_host(image, host))}).orders
+        for name, source in sources.items():
+            if source.address == host:
+                orders[name] = replace(of_services(at[name], ("worker",)), registry=source)
+    runs = hands.run("ship.yml", orders)
+    rows = tuple(filter(None, (_row(run) for run in runs.values())))
+    return rows, {name: why(run) for name, run in runs.items() if run.state != "ok"}
+
+
+def at_host(image: WantedImage, host: str) -> str:
+    """The same image, in the same repository of another registry."""
+    return f"{host}/{(image.reference or '').partition('/')[2]}"
+
+
+def tag(image: WantedImage) -> str:
+    return image.id.removeprefix("sha256:")[:16]
+
+
+def nobody(image: WantedImage) -> Missing:
+    return Missing(
+        f"nobody here has the {image.role} image {image.id[7:19]}",
+        code="no-image",
+        cause="it was built on another machine, and not all nodes have it yet",
+        next_step="deploy from the machine that built it, or build it here",
+    )
+
+
+def _row(run: HostRun) -> Shipped | None:
+    if run.state != "ok":
+        return None
+    images = run.results["Pull"]["images"]
+    pulled = [each for each in images if each["changed"]] or images
+    seconds, attempts = sum(each["seconds"] for each in pulled), max(each["attempts"] for each in pulled)
+    count = sum(each["bytes"] or 0 for each in pulled)
+    return Shipped(run.host, seconds, count, attempts)

@@ -1,0 +1,94 @@
+"""How images reach the nodes of one deploy: which way, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocstack.base.errors import CheckFailed
+from rocstack.deploy.orders.events import Watch
+from rocstack.deploy.orders.runs import Hands
+from rocstack.deploy.plan import ship_method
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.plan.outcome import Shipped
+from rocstack.deploy.plan.prepare import Prepared
+from rocstack.deploy.ship import by_archive, by_dragonfly, by_rack, by_registry
+from rocstack.registry.load import Loaded
+from rocstack.registry.publish import Memory
+
+if TYPE_CHECKING:
+    import docker
+
+
+@dataclass(frozen=True)
+class Came:
+    """What shipping came to. `image` names what nodes can pull; `failed` is node -> why."""
+
+    image: WantedImage
+    rows: tuple[Shipped, ...]
+    failed: Mapping[str, str]
+    published: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Shipping:
+    """`client` is the engine that has the images, None where there is none; `folder` keeps what layers became."""
+
+    client: docker.DockerClient | None
+    folder: Path
+
+    def load_control(self, prepared: Prepared, names: Sequence[str], watch: Watch) -> dict[str, str]:
+        """The control image to the control node and to those that run a rack's registry: registries run from it.
+        Why it doesn't reach a node, by node.
+
+        Raises:
+            CheckFailed: it doesn't reach the control node. Missing: nobody here has it.
+        """
+        rows = self._archives(prepared, prepared.images["control"], names, watch)
+        failed = {row.node: row.error for row in rows if row.error}
+        control = prepared.request.inventory.control.name
+        if control in failed:
+            raise CheckFailed(
+                f"the control image doesn't reach {control}: {failed[control]}",
+                code="control-image",
+                next_step="see the space and the engine there (`docker info`), then deploy again",
+            )
+        return failed
+
+    def ship(self, prepared: Prepared, lacking: Sequence[str], hands: Hands, watch: Watch) -> Came:
+        """The worker image to the nodes that lack it; a node that fails is no reason for the others to wait.
+
+        Raises:
+            CheckFailed, Missing: nobody gets it.
+        """
+        image, wanted = prepared.images["worker"], prepared.wanted
+        assert wanted is not None
+        mirrors = [mirror for mirror in wanted.mirrors if set(mirror.serves) & set(lacking)]
+        chosen = ship_method.choose(wanted.cluster.ship, image, len(lacking), len(mirrors), prepared.control.profile)
+        watch.say(f"shipping to {len(lacking)} nodes by {chosen.method}: {chosen.why}")
+        if chosen.method == "archive":
+            rows = self._archives(prepared, image, lacking, watch)
+            came = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
+            return Came(image, came, {each.node: each.error for each in rows if each.error}, {"method": "archive"})
+        published = by_registry.bring(prepared, image, self.client, Memory(self.folder / "layers"), watch)
+        ready = image.at(published.reference)
+        hosts = dict.fromkeys(lacking, by_registry.home(wanted))
+        if chosen.method == "rack":
+            hosts = by_rack.fill(prepared, ready, lacking, hands, watch)
+        sources = {name: by_registry.account(wanted, host) for name, host in hosts.items()}
+        if chosen.method == "p2p":
+            sources |= by_dragonfly.join(prepared, sources, hands, watch)
+        pulled, failed = by_registry.pull(prepared, ready, sources, hands)
+        said = published.model_dump(mode="json", exclude={"layers", "skipped"})
+        used = {name: source.address for name, source in sources.items()}
+        return Came(ready, pulled, failed, {**said, "method": chosen.method, "sources": used})
+
+    def _archives(self, prepared: Prepared, image: WantedImage, names: Sequence[str], watch: Watch) -> list[Loaded]:
+        if not names:
+            return []
+        if self.client is None:
+            raise by_registry.nobody(image)
+        nodes = {name: (prepared.gathered.reaches[name], prepared.facts(name)) for name in names}
+        return by_archive.send(self.client, image, nodes, watch)

@@ -1,0 +1,1 @@
+"""How a deployed cluster is."""

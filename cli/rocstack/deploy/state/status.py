@@ -1,0 +1,155 @@
+"""How a deployed cluster is: its release, its images, its nodes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rocstack.deploy.plan import services
+from rocstack.deploy.plan.scope import Finding
+from rocstack.deploy.read.facts import NodeFacts
+from rocstack.deploy.read.journal import Deploy, Release
+from rocstack.deploy.state import problems
+from rocstack.deploy.state.cluster_state import WORDS, Looked, is_image, wrong
+from rocstack.node import slurm_state
+
+
+@dataclass(frozen=True)
+class ImageStatus:
+    """An image that containers are made of, and on how many nodes. `digest` is the registry's."""
+
+    role: str
+    id: str
+    digest: str
+    stack: str
+    nic: str
+    content: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """`gpus` were seen on the node, `gres` is what Slurm counts on; None where nobody could say. `health` is of all its
+    containers; `verified` is what its release passed."""
+
+    name: str
+    roles: tuple[str, ...]
+    virtual: str | None = None
+    image: str = ""
+    digest: str = ""
+    slurm: str = ""
+    reason: str = ""
+    jobs: tuple[int, ...] = ()
+    gpus: int | None = None
+    gres: int | None = None
+    health: str = ""
+    restarts: int = 0
+    verified: str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """`interrupted` is a deploy that began and has not ended, `deploying` who is at it."""
+
+    cluster: str
+    control: str
+    release: Release | None
+    interrupted: Deploy | None
+    deploying: str
+    images: tuple[ImageStatus, ...]
+    nodes: tuple[NodeStatus, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.level == "note" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "cluster": self.cluster,
+            "control": self.control,
+            "release": self.release.model_dump(mode="json") if self.release else None,
+            "interrupted": self.interrupted.model_dump(mode="json") if self.interrupted else None,
+            "deploying": self.deploying,
+            "images": [asdict(image) for image in self.images],
+            "nodes": [asdict(node) for node in self.nodes],
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def status(looked: Looked) -> Status:
+    control = looked.control
+    return Status(
+        cluster=str(((control.state if control else None) or {}).get("cluster", "")),
+        control=looked.inventory.control.name,
+        release=looked.release,
+        interrupted=looked.journal.current,
+        deploying=looked.slurm.deploying,
+        images=_images(looked),
+        nodes=tuple(_node(looked, host.name) for host in looked.inventory.nodes),
+        findings=tuple(problems.findings(looked)),
+    )
+
+
+def _images(looked: Looked) -> tuple[ImageStatus, ...]:
+    nodes = looked.gathered.nodes
+    counts = Counter(ident for facts in nodes for ident in {each.image for each in facts.containers})
+    known = {image.id: image for facts in nodes for image in facts.images}
+    digests = {image.id: digest for facts in nodes for image in facts.images if (digest := _digest(facts, image.id))}
+    found = [
+        ImageStatus(image.role, ident, digests.get(ident, ""), image.stack, image.nic, image.content, counts[ident])
+        for ident, image in known.items()
+        if ident in counts
+    ]
+    return tuple(sorted(found, key=lambda image: (image.role != "worker", -image.nodes, image.id)))
+
+
+def _node(looked: Looked, name: str) -> NodeStatus:
+    roles, facts = looked.inventory.roles(name), looked.gathered.node(name)
+    row = (looked.slurm.nodes or {}).get(name)
+    said: dict[str, Any] = {
+        "slurm": "+".join(row["state"]).lower() if row else "",
+        "reason": row["reason"] if row else "",
+        "jobs": tuple(row["jobs"]) if row else (),
+        "gres": slurm_state.gpus(row["gres"]) if row else None,
+    }
+    if facts is None:
+        return NodeStatus(name, roles, health="not read", **said)
+    image = _image(facts, roles)
+    release = looked.release
+    found = release.verified if release and is_image(facts, image, release.images.worker_id) else None
+    return NodeStatus(
+        name,
+        roles,
+        virtual=facts.profile.virtual,
+        image=image,
+        digest=_digest(facts, image),
+        gpus=len(facts.profile.gpus),
+        health=_health(looked, facts),
+        restarts=sum(each.restarts for each in facts.containers),
+        verified=found.text if found else None,
+        **said,
+    )
+
+
+def _health(looked: Looked, facts: NodeFacts) -> str:
+    if facts.engine.problem:
+        return f"engine {facts.engine.problem}"
+    names = looked.containers(facts.name)
+    words = {name: word for name in names if (word := wrong(facts, name))}
+    if len(words) == len(names) and set(words.values()) == {"missing"}:
+        return "not deployed"
+    return ", ".join(f"{WORDS[name]} {word}" for name, word in words.items()) or "healthy"
+
+
+def _image(facts: NodeFacts, roles: tuple[str, ...]) -> str:
+    """The worker's, where the node is one."""
+    found = facts.container(services.WORKER if "worker" in roles else services.CONTROL)
+    return found.image if found else ""
+
+
+def _digest(facts: NodeFacts, ident: str) -> str:
+    digests = [digest for image in facts.images if image.id == ident for digest in image.digests]
+    return digests[0].partition("@")[2] if digests else ""

@@ -1,0 +1,1 @@
+"""A deploy at work: images, containers, Slurm, wave by wave; and taking it down."""

@@ -1,0 +1,150 @@
+"""Slurm's state and accounting database into a file on this machine, and back."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocstack.base.errors import BadInput, CheckFailed, Where
+from rocstack.deploy.plan import services
+from rocstack.deploy.state import service_target
+from rocstack.deploy.work import blocking_jobs
+from rocstack.edge.ssh import Reach
+
+PIECE = 1 << 20
+HEALTHY_WITHIN = 120  # seconds
+# One command, which goes on there to its end whatever becomes of us: the controller runs again in any case.
+_RESTORE = f"""
+name={services.CONTROL}
+image=$(docker container inspect --format '{{{{.Image}}}}' $name) || exit 3
+trap 'docker start $name >/dev/null' EXIT
+docker stop --time 60 $name >/dev/null || exit 3
+docker run --rm --interactive --pull=never --network=none --volumes-from $name --entrypoint rocstack-restore "$image"
+"""
+_HEALTHY = f"""
+end=$(($(date +%s) + {HEALTHY_WITHIN}))
+until said=$(docker exec {services.CONTROL} rocstack-health 2>&1); do
+    [ "$(date +%s)" -lt $end ] || {{ echo "$said" >&2; exit 1; }}
+    sleep 0.5
+done
+docker exec {services.CONTROL} squeue --noheader --states=RUNNING --format=%A
+{shlex.join(blocking_jobs.CANCEL)}
+"""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a backup is of. `time` is UTC, `size` bytes."""
+
+    cluster: str
+    slurm: str
+    time: str
+    size: int
+
+
+def backup(reach: Reach, file: Path) -> About:
+    """Of the running cluster. The file is there as a whole or not at all, and for this user only.
+
+    Raises:
+        BadInput: the file is there already.
+        CheckFailed: it can't be made.
+        OSError: it can't be written.
+    """
+    if os.path.lexists(file):
+        raise BadInput(
+            f"{file} is there already", code="file-exists", next_step="another name; backups are not replaced"
+        )
+    part = file.with_name(file.name + ".part")
+    part.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            line = reach.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
+            done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
+            os.fsync(out.fileno())
+        if done.returncode:
+            raise _failed(
+                "backup-failed", reach, done.stderr, "`rocstack status` shows whether controller and database run"
+            )
+        found = about(part)
+        part.rename(file)
+        return found
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def restore(reach: Reach, file: Path) -> list[int]:
+    """The controller is stopped for it, and healthy again in the end. Jobs that ran when the backup was made can't run
+    any more, and are cancelled: which.
+
+    Raises:
+        CheckFailed: the backup was refused, or the controller doesn't come back.
+    """
+    with file.open("rb") as data:
+        line = reach.argv(["sh", "-c", _RESTORE], options=["-T"])
+        done = subprocess.run(line, stdin=data, capture_output=True, check=False)
+    back = service_target.run(reach, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + service_target.PATIENCE)
+    if done.returncode:
+        raise _failed("restore-failed", reach, done.stderr, "the controller was started again; set right what it says")
+    if back.returncode:
+        raise _failed(
+            "restore-failed",
+            reach,
+            f"everything is restored, but the controller isn't healthy: {back.stderr}".encode(),
+            f"`rocstack logs {reach.host} --service controller` says why",
+        )
+    return sorted({int(word) for word in back.stdout.split()})
+
+
+def about(file: Path) -> About:
+    """Reads all of it, so that what is cut off or damaged is known before anything is changed.
+
+    Raises:
+        BadInput: it is no backup, or not a whole one.
+        OSError: it can't be read.
+    """
+    import zstandard
+
+    try:
+        unzip = zstandard.ZstdDecompressor().decompressobj()
+        with file.open("rb") as raw:
+            while piece := raw.read(PIECE):
+                unzip.decompress(piece)
+                if unzip.eof:
+                    break
+        if not unzip.eof:
+            raise ValueError("it is cut off")
+        with (
+            file.open("rb") as raw,
+            zstandard.ZstdDecompressor().stream_reader(raw) as data,
+            tarfile.open(fileobj=data, mode="r|") as tar,
+        ):
+            first = tar.next()
+            content = tar.extractfile(first) if first and first.name == "about" else None
+            if content is None:
+                raise ValueError("it doesn't begin as one")
+            text = content.read(4096).decode()
+    except (zstandard.ZstdError, tarfile.TarError, ValueError, EOFError) as error:
+        raise _no_backup(file, str(error)) from None
+    said = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    if said.get("format") != "1" or not {"cluster", "slurm", "time"} <= set(said):
+        raise _no_backup(file, "it says another format, or not what it is of")
+    return About(said["cluster"], said["slurm"], said["time"], file.stat().st_size)
+
+
+def _no_backup(file: Path, why: str) -> BadInput:
+    return BadInput(
+        f"no backup, or not a whole one: {why}",
+        code="bad-backup",
+        where=Where(str(file)),
+        next_step="take one that `rocstack backup` wrote",
+    )
+
+
+def _failed(code: str, reach: Reach, said: bytes, next_step: str) -> CheckFailed:
+    text = said.decode(errors="replace").strip()
+    last = text.splitlines()[-1] if text else "no reason given"
+    return CheckFailed(f"no {code.partition('-')[0]} of {reach.host}: {last}", code=code, next_step=next_step)

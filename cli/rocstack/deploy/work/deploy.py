@@ -1,0 +1,231 @@
+"""A deploy at work: control node, registry, images, workers, Slurm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rocstack.base.errors import CheckFailed
+from rocstack.deploy.orders.events import Watch
+from rocstack.deploy.orders.runs import Hands, why
+from rocstack.deploy.plan import secrets, services
+from rocstack.deploy.plan.outcome import Outcome, Shipped, of_services
+from rocstack.deploy.plan.prepare import Prepared, Request, prepare
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.deploy.read import journal
+from rocstack.deploy.read.cluster_lock import Held
+from rocstack.deploy.ship.shipping import Shipping
+from rocstack.deploy.work.controller import Controller
+from rocstack.deploy.work.journal_writer import Record
+from rocstack.deploy.work.rolling import READY_WITHIN, REASON, Rolling
+from rocstack.edge.ansible import HostRun
+from rocstack.edge.ssh import Reach
+
+CONTROL_SERVICES = ("registry", "db", "controller")
+WORKERS_TASK = "Containers"  # of start.yml; it follows when the control node's own services run
+
+
+def deploy(request: Request, shipping: Shipping, hands: Hands, watch: Watch) -> Outcome:
+    """Makes the cluster as `request` says. What can't be changed stays, is named, and is no reason for the others to
+    wait.
+
+    Raises:
+        BadInput, Missing, CheckFailed: before anything was changed, or what stops all of it.
+    """
+    began = time.monotonic()
+    prepared = prepare(request, watch)
+    if not refused(prepared):
+        control = prepared.gathered.reaches[request.inventory.control.name]
+        with lock.hold(control) as held:
+            if journal.loads(held.journal) != prepared.journal:
+                watch.say("another deploy has just ended; reading the nodes again")
+                prepared = prepare(request, watch)
+            if not refused(prepared):
+                secrets.save(secrets.beside(request.inventory.path), prepared.keys)
+                outcome = _Work(prepared, shipping, hands, watch, held, control).run()
+                return replace(outcome, seconds=time.monotonic() - began)
+    return Outcome(prepared.plan, {}, stopped=refused(prepared), seconds=time.monotonic() - began)
+
+
+def refused(prepared: Prepared) -> str:
+    """Why nothing can be done at all; empty where something can."""
+    plan, inventory = prepared.plan, prepared.request.inventory
+    if between := [finding.what for finding in plan.findings if finding.level == "error"]:
+        return "; ".join(between)
+    stopped = {node.name for node in plan.stopped}
+    if inventory.control.name in stopped:
+        return f"the control node {inventory.control.name} is not fit for it"
+    if stopped >= {worker.name for worker in inventory.workers}:
+        return "no worker is fit for it"
+    return ""
+
+
+@dataclass
+class _Work:
+    """One deploy, under its lock."""
+
+    prepared: Prepared
+    shipping: Shipping
+    hands: Hands
+    watch: Watch
+    held: Held
+    reach: Reach
+    shipped: tuple[Shipped, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.request = self.prepared.request
+        self.control = self.request.inventory.control.name
+        self.slurm = Controller(self.hands, self.reach, self.control)
+        self.record = Record(self.prepared.journal, self.held, self.watch)
+        self.rollout = self.request.rollout(self.prepared.journal)
+
+    def run(self) -> Outcome:
+        plan = self.prepared.plan
+        changed = [node.name for node in plan.changed]
+        rolling = [node.name for node in plan.changed if node.has("replace", services.WORKER)]
+        lacking = self._lacking()
+        options = {"rollout": self.rollout.model_dump(mode="json")}
+        self.record.begin(options, self.prepared.images, changed)
+        self._load_control()
+        if lacking or rolling:  # else it starts in one go with the workers
+            self._control()
+        if lacking:
+            self._ship(lacking)
+        self._start([name for name in changed if name not in rolling])
+        stopped, untouched = self._roll(rolling) if rolling else ("", ())
+        ready = self._ready()
+        self._accounts()  # now: Slurm reserves no node that it doesn't know to be idle
+        self.record.finish(name for name in (*ready, self.control) if name not in untouched)
+        return Outcome(
+            plan=plan,
+            images={role: image.id for role, image in self.prepared.images.items()},
+            changed=tuple(name for name in changed if name not in (*self.record.failed, *untouched)),
+            failed=self.record.failed,
+            untouched=untouched,
+            stopped=stopped,
+            ready=ready,
+            shipped=self.shipped,
+            published=self.published,
+            notes=(*plan.notes, *dict.fromkeys(self.notes)),
+        )
+
+    def _lacking(self) -> list[str]:
+        """Nodes without the worker image."""
+        name = self.prepared.images["worker"].on_node.name
+        return [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
+
+    def _load_control(self) -> None:
+        """To the control node, and to those that run a rack's registry."""
+        name = self.prepared.images["control"].on_node.name
+        lacking = [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
+        for node, reason in self.shipping.load_control(self.prepared, lacking, self.watch).items():
+            self.record.fail(node, f"the control image doesn't get there: {reason}")
+
+    def _control(self) -> None:
+        """The control node's services, before registry and controller are needed."""
+        order = of_services(self.prepared.orders[self.control], CONTROL_SERVICES)
+        names = {container.name for container in order.containers}
+        node = self.prepared.plan.node(self.control)
+        if any(change.kind == "file" or change.what in names for change in node.changes):
+            run = self.hands.run("start.yml", {self.control: order})[self.control]
+            self._heard(self.control, run)
+            self._require_control(run)
+
+    def _require_control(self, run: HostRun) -> None:
+        """
+        Raises:
+            CheckFailed: without it nothing else is begun.
+        """
+        if run.state != "ok" and WORKERS_TASK not in run.results:
+            self.record.fail(self.control, why(run))
+            raise CheckFailed(
+                f"the control node {self.control}: {why(run)}",
+                code="control-failed",
+                next_step="the workers are as they were; when it is set right, `rocstack deploy --resume` goes on",
+            )
+
+    def _ship(self, lacking: Sequence[str]) -> None:
+        self.held.check()
+        came = self.shipping.ship(self.prepared, lacking, self.hands, self.watch)
+        self.published, self.shipped = came.published, came.rows
+        self.prepared = self.prepared.with_images({**self.prepared.images, "worker": came.image})
+        self.record.shipped(self.prepared.images)
+        for name, reason in came.failed.items():
+            self.record.fail(name, f"the image doesn't get there: {reason}")
+        self.record.note([name for name in lacking if name not in came.failed], "shipped")
+
+    def _start(self, names: Sequence[str]) -> None:
+        """All at once: no job runs on these nodes, or it isn't disturbed."""
+        names = [name for name in names if name not in self.record.failed]
+        self.held.check()
+        runs = self.hands.run("start.yml", {name: self.prepared.orders[name] for name in names})
+        if self.control in runs:
+            self._require_control(runs[self.control])
+        for name, run in runs.items():
+            self._heard(name, run)
+            if run.state == "ok":
+                self.record.note([name], "started")
+            else:
+                self.record.fail(name, why(run))
+
+    def _accounts(self) -> None:
+        wanted = self.prepared.wanted
+        assert wanted is not None
+        found = self.slurm.account_changes(self.request.cluster, wanted.worker_names, wanted.groups, wanted.absent)
+        self.notes += found.notes
+        if found.commands:
+            self.watch.say(f"Slurm's QoS, accounts and users: {len(found.commands)} changes")
+            self.slurm.work({"do": "run", "commands": [list(command) for command in found.commands]})
+
+    def _roll(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        racks = {node.name: registry for registry, nodes in self.request.inventory.racks.items() for node in nodes}
+        rolling = Rolling(
+            self.rollout,
+            self.prepared.orders,
+            self.slurm,
+            self.hands,
+            self.record,
+            self.watch,
+            self.prepared.control.behind,
+            self._heard,
+        )
+        return rolling.roll(names, racks)
+
+    def _ready(self) -> tuple[str, ...]:
+        """The workers on which jobs can start; those that are in order are waited for, and resumed if an earlier
+        deploy left them drained."""
+        left_out = {node.name for node in self.prepared.plan.stopped} | set(self.record.failed)
+        names = [worker.name for worker in self.request.inventory.workers if worker.name not in left_out]
+        (found,) = self.slurm.work({"do": "wait_ready", "nodes": names, "seconds": READY_WITHIN})
+        for name, reason in found["waiting"].items():
+            if "drain" in reason:  # by a person, who knows why
+                self.notes.append(f"{name} takes no jobs: it {reason}")
+            else:
+                self.record.fail(name, f"jobs can't start there: it {reason}")
+        self._explain()
+        return tuple(name for name in names if name not in found["waiting"])
+
+    def _explain(self) -> None:
+        """Whoever looks at a node that takes no jobs reads why in Slurm. One that runs another image stays as it is."""
+        unfit = {
+            node.name: next(finding.what for finding in node.findings if finding.level == "error")
+            for node in self.prepared.plan.nodes
+            if node.result == "blocked" and not self.prepared.facts(node.name).container(services.WORKER)
+        }
+        known = self.prepared.wanted.machines if self.prepared.wanted else {}
+        reasons = {name: text for name, text in {**unfit, **self.record.failed}.items() if name in known}
+        steps = [
+            {"do": "drain", "nodes": [name], "reason": f"{REASON} failed: {text}"[:180]}
+            for name, text in reasons.items()
+        ]
+        if steps:
+            self.slurm.work(*steps)
+
+    def _heard(self, name: str, run: HostRun) -> None:
+        for task in ("Control", "Containers"):
+            for container in run.results.get(task, {}).get("containers", {}).values():
+                self.notes += [f"{name}: {note}" for note in container.get("notes", ())]

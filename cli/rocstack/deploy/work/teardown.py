@@ -1,0 +1,79 @@
+"""Takes a cluster's containers off its nodes; data, keys and images only where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.deploy.orders.runs import Hands
+from rocstack.deploy.plan import services
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.deploy.read import journal
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.work import blocking_jobs
+from rocstack.edge import ssh
+from rocstack.edge.ansible import HostRun
+from rocstack.edge.ssh import Reach
+from rocstack.node.pull import CERTS
+
+PLAYBOOK, TASK = "down.yml", "Down"
+# The file of the lock stays: it is held.
+STATE = ("/etc/rocstack", "/var/lib/rocstack/node.json", journal.PATH)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What goes beside the containers: `data` are the volumes, keys and settings on the nodes. With `force` jobs end,
+    and a control node that doesn't answer isn't asked."""
+
+    data: bool = False
+    images: bool = False
+    force: bool = False
+
+
+def down(inventory: Inventory, wish: Wish, hands: Hands) -> dict[str, HostRun]:
+    """What came of it, by node; rocstack.node.teardown has the shape. Nodes that fail don't stop the others.
+
+    Raises:
+        CheckFailed: jobs run, or another deploy does; the control node doesn't answer.
+        BadInput, Missing: as `remote.run`.
+    """
+    reach = ssh.reaches(inventory.path, [inventory.control.name])[inventory.control.name]
+    with _held(reach, wish.force) as text:
+        blocking_jobs.end(reach, wish.force)
+        variables = {
+            "rocstack_volumes": list(services.VOLUMES) if wish.data else [],
+            "rocstack_images": wish.images,
+            "rocstack_files": [*STATE, *_certificates(inventory, text)] if wish.data else [],
+        }
+        return hands.send(PLAYBOOK, {host.name: {} for host in inventory.nodes}, variables)
+
+
+@contextmanager
+def _held(reach: Reach, force: bool) -> Iterator[str]:
+    """The cluster's lock; gives the journal."""
+    holding = lock.hold(reach)
+    try:
+        held = holding.__enter__()
+    except CheckFailed as error:
+        if error.code != "ssh-failed" or not force:
+            raise
+        yield ""
+        return
+    try:
+        yield held.journal
+    finally:
+        holding.__exit__(None, None, None)
+
+
+def _certificates(inventory: Inventory, text: str) -> list[str]:
+    """Folders in which nodes have the CA of a registry that a deploy made."""
+    try:
+        known = journal.loads(text)
+    except (BadInput, CheckFailed):
+        known = journal.Journal()
+    references = (release.images.worker_reference for release in known.releases)
+    names = {reference.partition("/")[0] for reference in references if reference} | set(inventory.racks)
+    return [f"{CERTS}/{name}" for name in sorted(names)]

@@ -1,0 +1,274 @@
+"""The one edge to Ansible: runs a playbook of ours on the nodes of an inventory and gives what each node said.
+
+Whatever Ansible reads is an inventory, and the person's own ansible.cfg, ssh configuration, vault and host keys stay
+in force; only what would change our results or print noise is set over them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rocstack import node
+from rocstack.base import paths
+from rocstack.base.errors import BadInput, CheckFailed, Missing, Where
+
+State = Literal["started", "ok", "failed", "unreachable"]
+OnEvent = Callable[[str, State], None]
+OnTask = Callable[[str, str, State, Mapping[str, Any]], None]  # host, task, how it stands, what its module said
+FORKS = 64
+_ENDS: dict[str, State] = {
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+}
+_OURS = {
+    "ANSIBLE_STDOUT_CALLBACK": "default",
+    "ANSIBLE_VERBOSITY": "0",
+    "ANSIBLE_NOCOLOR": "True",
+    "ANSIBLE_DEPRECATION_WARNINGS": "False",
+    "ANSIBLE_LOCALHOST_WARNING": "False",
+    "ANSIBLE_INVENTORY_UNPARSED_WARNING": "False",
+    "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
+    "MAX_EVENT_RES": str(1 << 30),  # ansible-runner drops larger results without a word
+}
+_DEFAULTS = {
+    "ANSIBLE_PIPELINING": "True",
+    "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
+    # A node that hangs, or whose network is cut, would be waited for as long as TCP does: hours.
+    "ANSIBLE_SSH_EXTRA_ARGS": "-o ServerAliveInterval=10 -o ServerAliveCountMax=3",
+}
+
+
+# ssh would wait for ever at a terminal that nobody sees; so it fails, and its reason is shown.
+_ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": "", r"[Pp]assword:": ""}
+# "Failed to parse FILE with ini plugin: why" of ansible-core 2.17, "... inventory with 'ini' plugin: why" of 2.19.
+_TRIED = re.compile(
+    r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
+)
+_UNREACHED = r"^Data could not be sent to remote host .*? can be reached over ssh:\s*"
+_PLACE = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
+
+
+@dataclass(frozen=True)
+class HostRun:
+    """How a playbook ended on one host; `results` holds what each task's module returned."""
+
+    host: str
+    state: State
+    reason: str = ""
+    results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class _Events:
+    """Ansible's events, joined by host."""
+
+    on_event: OnEvent
+    on_task: OnTask
+    log: IO[str] | None
+    hosts: dict[str, HostRun] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    no_hosts: bool = False
+
+    def add(self, event: Mapping[str, Any]) -> bool:
+        kind, data = event["event"], event.get("event_data") or {}
+        self.no_hosts |= kind == "playbook_on_no_hosts_matched"
+        host, task, said = data.get("host"), data.get("task", ""), event.get("stdout") or ""
+        if self.log and said:
+            self.log.write(said + "\n")
+        if host is None:
+            self.texts.append(said)
+        elif kind == "runner_on_start":
+            if host not in self.hosts:
+                self.hosts[host] = HostRun(host, "started")
+                self.on_event(host, "started")
+            self.on_task(host, task, "started", {})
+        elif kind in _ENDS and not data.get("ignore_errors"):
+            self._end(host, _ENDS[kind], task, data.get("res") or {})
+            self.on_task(host, task, _ENDS[kind], data.get("res") or {})
+        return False  # nothing of it is kept on the disk
+
+    def _end(self, host: str, state: State, task: str, result: Mapping[str, Any]) -> None:
+        results = {**self.hosts[host].results, task: result} if host in self.hosts else {task: result}
+        self.hosts[host] = HostRun(host, state, "" if state == "ok" else reason(result), results)
+        self.on_event(host, state)
+
+
+def run(
+    playbook: str,
+    inventory: Path,
+    *,
+    forks: int = FORKS,
+    variables: Mapping[str, Any] | None = None,
+    limit: Iterable[str] | None = None,
+    log: Path | None = None,
+    on_event: OnEvent = lambda host, state: None,
+    on_task: OnTask = lambda host, task, state, result: None,
+) -> tuple[HostRun, ...]:
+    """Runs `playbooks/<playbook>` on every host that it names; one HostRun each, in the order of their first answer.
+
+    `variables` appear in the process list: nothing secret belongs there. `limit` leaves out all other hosts. What
+    Ansible prints is added to `log`. `on_event` (a host's first start, and each end) and `on_task` (each task's) are
+    called in another thread.
+
+    Raises:
+        BadInput: the inventory isn't there, can't be read or names no host.
+        Missing: Ansible isn't installed.
+        CheckFailed: Ansible ended before it reached any host.
+    """
+    if not inventory.exists():
+        raise BadInput(
+            f"no inventory {inventory}", code="no-inventory", next_step="`rocstack init` writes one to start from"
+        )
+    env = environment(os.environ)
+    if not shutil.which("ansible-playbook", path=env["PATH"]):
+        raise Missing("ansible-playbook isn't there", code="no-ansible", next_step="pip install ansible-core")
+    with ExitStack() as open_files:
+        private = open_files.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))
+        events = _Events(on_event, on_task, open_files.enter_context(log.open("a")) if log else None)
+        env["ANSIBLE_MODULE_UTILS"] = _module_utils(Path(private))
+        settings = {
+            "playbook": str(paths.playbooks() / playbook),
+            "inventory": str(inventory.absolute()),
+            "forks": forks,
+            "extravars": dict(variables or {}),
+            **({"limit": _limit(limit, Path(private))} if limit is not None else {}),
+        }
+        code = _ansible(private, settings, env, events)
+    if events.hosts:
+        return tuple(events.hosts.values())
+    if events.no_hosts or not code:
+        raise BadInput(
+            "the inventory names no host", code="no-hosts", where=Where(str(inventory)), next_step="add the nodes to it"
+        )
+    raise explained("\n".join(events.texts), inventory)
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    # Started by its path, rocstack runs in an environment whose programs PATH doesn't name.
+    path = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", os.defpath)))
+    return {**_DEFAULTS, **env, **_OURS, "PATH": path}
+
+
+def _module_utils(private: Path) -> str:
+    """The folder through which our modules find the package `node`, under a name that Ansible doesn't have."""
+    folder = private / "module_utils"
+    folder.mkdir()
+    (folder / "rocstack_node").symlink_to(Path(node.__file__).parent)
+    return str(folder)
+
+
+def _limit(hosts: Iterable[str], private: Path) -> str:
+    """In a file: a thousand names would not fit on a command line."""
+    file = private / "limit"
+    file.write_text("\n".join(hosts) + "\n")
+    return f"@{file}"
+
+
+def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], events: _Events) -> int:
+    from ansible_runner.interface import init_runner  # type: ignore[import-untyped]
+
+    runner = init_runner(
+        private_data_dir=private,
+        project_dir=str(Path.cwd()),  # Ansible looks for ansible.cfg where it runs
+        **settings,
+        envvars=env,
+        passwords=_ANSWERS,
+        suppress_env_files=True,
+        quiet=True,
+        event_handler=events.add,
+        cancel_callback=lambda: False,  # without one it takes the signals away from us
+    )
+    if "ANSIBLE_HOST_KEY_CHECKING" not in os.environ:  # ansible-runner turns it off; that is not ours to decide
+        runner.config.env.pop("ANSIBLE_HOST_KEY_CHECKING", None)
+    runner.config.pexpect_timeout, runner.config.suppress_output_file = 0.1, True
+    _interruptible(runner.run, private)
+    return int(runner.rc or 0)
+
+
+def _interruptible(work: Callable[[], object], mark: str) -> None:
+    """Runs `work` in a thread. Whatever interrupts the wait ends the processes that carry `mark` in their environment:
+    Ansible's workers and their ssh have process groups of their own, and no signal to Ansible reaches all of them."""
+    done = threading.Event()  # not Thread.join, which believes that the thread has ended when it is interrupted
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=body, daemon=True).start()
+    try:
+        done.wait()
+    except BaseException:
+        while _kill(mark) or not done.wait(0.02):
+            pass
+        raise
+    for error in failures:
+        raise error
+
+
+def _kill(mark: str) -> int:
+    """Ends all processes of this user that have `mark` in their environment, but this one; gives their number."""
+    found = 0
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        pid = int(file.parent.name)
+        with suppress(OSError):
+            if pid != os.getpid() and mark.encode() in file.read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                found += 1
+    return found
+
+
+def reason(result: Mapping[str, Any]) -> str:
+    """Why a task failed, in one line: the last that ssh or the module said."""
+    said = [str(result.get(key) or "").strip() for key in ("module_stderr", "msg", "stderr", "exception")]
+    text = next(filter(None, said), "no reason given")
+    for prefix in ("Task failed: ", "Action failed: ", "Failed to connect to the host via ssh: "):
+        text = text.removeprefix(prefix)
+    text = re.sub(_UNREACHED, "", text) or "the connection broke off"
+    return text.splitlines()[-1].strip()
+
+
+def explained(said: str, inventory: Path) -> CheckFailed | BadInput:
+    """Ansible's complaint before any host: nearly always about the inventory. It tries one form after the other; what
+    counts is the complaint of the form that the file has."""
+    words = " ".join(said.split())  # it wraps lines
+    messages = [text.strip() for text in re.split(r"\[?\b(?:ERROR|WARNING)\]?[:!]+", words) if text.strip()]
+    tried = {found[1]: found[2] for text in messages if (found := _TRIED.search(text))}
+    form = "ini" if "ini" in tried and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
+    place = None if form == "ini" else _PLACE.search(words)
+    if place or tried or "inventory" in said or "vault" in said:
+        what = tried.get(form) or (messages or ["no reason given"])[0]
+        return BadInput(
+            f"Ansible can't read the inventory: {what}",
+            code="bad-inventory",
+            where=_where(place, inventory),
+            next_step=f"`ansible-inventory -i {inventory} --list` shows what Ansible makes of it",
+        )
+    return CheckFailed(
+        f"Ansible ended before it reached a node: {' '.join(messages[-3:]) or 'no reason given'}",
+        code="ansible-failed",
+        next_step=f"`ansible -i {inventory} all -m ping` shows the same without rocstack",
+    )
+
+
+def _where(place: re.Match[str] | None, inventory: Path) -> Where:
+    if place is None:
+        return Where(str(inventory))
+    found = Path(place["file"])  # not so where a long path was wrapped
+    return Where(str(found if found.exists() else inventory), int(place["line"]))

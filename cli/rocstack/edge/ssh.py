@@ -1,0 +1,230 @@
+"""Plain ssh to a host, by the same way as Ansible's: commands on the control node, and a tunnel to its registry."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.edge import ansible
+
+PLAYBOOK, TASK = "connection.yml", "Connection"
+PATIENCE = 60  # seconds until ssh must be through
+_LOCAL = ("local", "ansible.builtin.local")
+_SSH = ("ssh", "smart", "ansible.builtin.ssh")
+_SUDO = ("sudo", "ansible.builtin.sudo")
+# ssh takes the first of equal options. Each connection is one of its own, so it ends with us; nobody is asked anything.
+_OURS = (
+    "BatchMode=yes",
+    "ControlMaster=no",
+    "ControlPath=none",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "Compression=no",  # layers are compressed
+    "LogLevel=INFO",  # why a tunnel's far end refuses
+)
+_READY = "rocstack-tunnel-ready"
+_NOISE = re.compile(r"^$|^\*\* |^Warning: Permanently added|^Connection to .* closed")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How commands reach one host. `program` is ssh with all its options, empty where the host is this machine."""
+
+    host: str
+    program: tuple[str, ...] = ()
+    address: str = ""
+    become: tuple[str, ...] = ()
+    python: str = "python3"
+    password: bool = False  # the inventory has one, which ssh by itself can't use
+
+    def argv(self, command: Sequence[str], *, options: Iterable[str] = ()) -> list[str]:
+        """The command line that runs `command` as root there. `options` are ssh's (such as -t)."""
+        words = [*self.become, *command]
+        return [*self.program, *options, self.address, shlex.join(words)] if self.program else words
+
+    def error(self, what: str, said: str) -> CheckFailed:
+        """What ssh, or the command behind it, said when it failed."""
+        lines = [line.strip() for line in said.splitlines() if not _NOISE.match(line.strip())]
+        cause = "sudo there asks for a password" if "password is required" in said else None
+        if self.password and "Permission denied" in said:
+            cause = "the inventory has a password, which only Ansible can use"
+        return CheckFailed(
+            f"{what} {self.host}: {lines[-1] if lines else 'ssh gave no reason'}",
+            code="ssh-failed",
+            cause=cause,
+            next_step=f"make `ssh {self.address}`, and root there, work without a question",
+        )
+
+
+def reaches(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, Reach]:
+    """By host of the inventory; connects to none.
+
+    Raises:
+        BadInput, Missing, CheckFailed: as `remote.run`, and as `resolve`.
+    """
+    runs = ansible.run(PLAYBOOK, inventory, limit=hosts)
+    for run in runs:
+        if run.state != "ok":
+            raise BadInput(
+                f"{run.host}: {run.reason}",
+                code="bad-inventory",
+                next_step=f"`ansible-inventory -i {inventory} --host {run.host}` shows its variables",
+            )
+    return {run.host: resolve(run.host, run.results[TASK]["msg"]) for run in runs}
+
+
+def resolve(host: str, said: Mapping[str, Any]) -> Reach:
+    """From what the task "Connection" said.
+
+    Raises:
+        BadInput: a connection that isn't ssh, or another way to root than sudo.
+    """
+    become: tuple[str, ...] = ()
+    if _yes(said["become"]):
+        method = str(said["become_method"])
+        if method not in _SUDO:
+            raise _unfit(f"{host} becomes root by '{method}'", "use sudo (ansible_become_method), or log in as root")
+        become = ("sudo", "-n", "-u", str(said["become_user"] or "root"))
+    python = str(said["python"]) if str(said["python"]).startswith("/") else "python3"
+    if said["connection"] in _LOCAL:
+        return Reach(host, become=become, python=python)
+    if said["connection"] not in _SSH:
+        raise _unfit(f"{host} is reached by '{said['connection']}'", "a node needs sshd; remove ansible_connection")
+    program = (*_program(said),)
+    return Reach(host, program, str(said["host"]), become, python, password=_yes(said["password"]))
+
+
+def _program(said: Mapping[str, Any]) -> Iterator[str]:
+    """In the order in which Ansible gives them to ssh, after our own."""
+    yield str(said["program"] or "ssh")
+    for option in _OURS:
+        yield from ("-o", option)
+    yield from _words(said["args"])
+    if not _yes(said["host_key_checking"]):
+        yield from ("-o", "StrictHostKeyChecking=no")
+    if said["port"]:
+        yield from ("-o", f"Port={said['port']}")
+    if said["key"]:
+        yield from ("-o", f'IdentityFile="{Path(str(said["key"])).expanduser()}"')
+    if said["user"]:
+        yield from ("-o", f'User="{said["user"]}"')
+    yield from ("-o", f"ConnectTimeout={said['timeout']}")
+    yield from _words(said["common_args"])
+    yield from _words(said["extra_args"])
+
+
+def _words(text: object) -> list[str]:
+    """Without -C, which Ansible has by default and no other option takes back."""
+    return [word for word in shlex.split(str(text or "")) if word != "-C"]
+
+
+def _yes(value: object) -> bool:
+    """Ansible's own way to read a variable as yes or no."""
+    return str(value).lower() in ("true", "yes", "on", "1", "y", "t", "1.0")
+
+
+def _unfit(what: str, next_step: str) -> RocstackError:
+    return BadInput(what, code="bad-connection", cause="deploy needs plain ssh to it, and root", next_step=next_step)
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """The near end: what connects to it comes out at the far one."""
+
+    address: str
+    port: int
+    log: IO[bytes] | None = None
+
+    def said(self) -> str:
+        """What ssh had to say since, such as that the far end refuses; empty if nothing."""
+        if self.log is None:
+            return ""
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace").strip()
+
+
+@contextmanager
+def tunnel(reach: Reach, address: str, port: int) -> Iterator[Tunnel]:
+    """A tunnel to `address`:`port` as the host sees it; it listens when the block begins and is gone after it, also
+    when this process is killed.
+
+    Raises:
+        CheckFailed: ssh doesn't get through.
+    """
+    if not reach.program:
+        yield Tunnel(address, port)
+        return
+    with tempfile.TemporaryFile() as log:
+        process, near = _forward(reach, address, port, log)
+        try:
+            yield Tunnel("127.0.0.1", near, log)
+        finally:
+            end(process)
+
+
+def _forward(reach: Reach, address: str, port: int, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+    """ssh runs `cat` there, so that it ends when its input does; by then it listens."""
+    far = f"[{address}]" if ":" in address else address
+    for _ in range(3):  # somebody may take the port first
+        log.seek(0)
+        log.truncate()
+        near = _free_port()
+        options = ["-a", "-x", "-T", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{near}:{far}:{port}"]
+        command = [*reach.program, *options, reach.address, f"echo {_READY} && exec cat"]
+        process = start(command, log)
+        if _said(process, _READY):
+            return process, near
+        end(process)
+        log.seek(0)
+        said = log.read().decode(errors="replace")
+        if "cannot listen to port" not in said:
+            break
+    raise reach.error("no tunnel to", said)
+
+
+def start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C ends the work first, then what it needs; and no terminal is asked."""
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Its input ends; what doesn't go by that is killed."""
+    assert process.stdin
+    assert process.stdout
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+
+
+def _said(process: subprocess.Popen[bytes], wanted: str) -> bool:
+    """Whether the process says this line, before it ends and before our patience does."""
+    assert process.stdout
+    timer = threading.Timer(PATIENCE, process.kill)
+    timer.start()
+    try:
+        return any(line.strip() == wanted.encode() for line in iter(process.stdout.readline, b""))
+    finally:
+        timer.cancel()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

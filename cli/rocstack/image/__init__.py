@@ -1,0 +1,1 @@
+"""From a resolved stack to an image: lock, build context, BuildKit, labels, report."""

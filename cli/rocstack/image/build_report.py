@@ -1,0 +1,155 @@
+"""The result of a build as values: for the table, for JSON, for JUnit."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any, Literal
+
+from rocstack.base.words import Value
+from rocstack.image.build_failure import Failure
+from rocstack.stack.lock import Drift
+
+
+class StepTime(Value):
+    stage: str
+    step: str
+    seconds: float
+    cached: bool
+
+
+class FailureReport(Value):
+    stage: str
+    step: str
+    kind: str
+    error: str
+    context: tuple[str, ...]
+    template: str | None
+    dockerfile_line: int | None
+    cause: str | None
+    next_step: str | None
+    reproduce: str
+
+
+class GateResult(Value):
+    """Whether the image fits one of the nodes that it was built for."""
+
+    node: str
+    result: str
+    says: str
+
+
+class ImageReport(Value):
+    """One image: built, failed, or blocked by another image's failure."""
+
+    role: str
+    reference: str
+    status: Literal["built", "failed", "blocked"]
+    seconds: float
+    log: str
+    blocked_by: str | None = None
+    image_id: str | None = None
+    size_bytes: int | None = None  # uncompressed
+    versions: dict[str, str] = {}
+    components: dict[str, int] = {}  # bytes
+    largest: dict[str, int] = {}  # package -> bytes
+    smoke: dict[str, tuple[str, ...]] = {}
+    drift: tuple[Drift, ...] = ()
+    steps: tuple[StepTime, ...] = ()
+    gate: tuple[GateResult, ...] = ()
+    failure: FailureReport | None = None
+    attempts: int = 1
+    pushed: dict[str, str] = {}  # tag reference -> digest, read back from the registry
+
+
+class BuildReport(Value):
+    rocstack: str
+    stack: str
+    nic: str
+    way: str
+    base: str
+    base_digest: str
+    lock: str | None
+    world: str
+    context_digest: str
+    seconds: float
+    images: tuple[ImageReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(image.status == "built" for image in self.images)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, **self.model_dump()}
+
+    def to_junit(self) -> str:
+        """One test case an image, and one for each component's smoke test."""
+        suite = ET.Element("testsuite", name=f"rocstack build {self.stack} {self.nic}", time=f"{self.seconds:.1f}")
+        count = failed = skipped = 0
+        for image in self.images:
+            case = ET.SubElement(
+                suite,
+                "testcase",
+                classname=f"{self.stack}.{self.nic}",
+                name=image.role,
+                time=f"{image.seconds:.1f}",
+            )
+            count += 1
+            if image.failure:
+                failed += 1
+                where = f" ({image.failure.template})" if image.failure.template else ""
+                message = f"{image.failure.stage}: {image.failure.error}{where}"
+                node = ET.SubElement(case, "failure", message=xml_text(message))
+                node.text = xml_text("\n".join([*image.failure.context, "", f"reproduce: {image.failure.reproduce}"]))
+            elif image.status == "blocked":
+                skipped += 1
+                ET.SubElement(case, "skipped", message=f"blocked by {image.blocked_by}")
+            for component, seen in image.smoke.items():
+                count += 1
+                smoke = ET.SubElement(
+                    suite, "testcase", classname=f"{self.stack}.{self.nic}.{image.role}.smoke", name=component
+                )
+                ET.SubElement(smoke, "system-out").text = xml_text("\n".join(seen))
+        suite.set("tests", str(count))
+        suite.set("failures", str(failed))
+        suite.set("skipped", str(skipped))
+        return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
+
+
+def xml_text(text: str) -> str:
+    """Without what XML can't hold: a log has colours and other control characters."""
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text)
+
+
+def failure_report(failure: Failure, reproduce: str) -> FailureReport:
+    return FailureReport(
+        stage=failure.stage,
+        step=failure.step,
+        kind=failure.kind,
+        error=failure.first_error,
+        context=failure.context,
+        template=failure.template,
+        dockerfile_line=failure.dockerfile_line,
+        cause=failure.cause,
+        next_step=failure.next_step,
+        reproduce=reproduce,
+    )
+
+
+def last_base(folder: Path) -> str | None:
+    """The base that the last build in `folder` started from; None where no report tells it."""
+    try:
+        return str(json.loads((folder / "report.json").read_text())["base"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def over_budget(image: ImageReport, budget_mb: int) -> str | None:
+    """A sentence when the image is larger than its stack allows."""
+    if image.size_bytes is None or image.size_bytes <= budget_mb * 1_000_000:
+        return None
+    largest = next(iter(image.largest.items()), None)
+    tail = f"; the largest package is {largest[0]} ({largest[1] / 1e6:.0f} MB)" if largest else ""
+    return f"{image.size_bytes / 1e6:.0f} MB uncompressed, the stack's budget is {budget_mb} MB{tail}"

@@ -1,0 +1,62 @@
+"""The labels of an image: all that `deploy` needs to judge it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from rocstack import __version__
+from rocstack.image.base_image import BaseImage
+from rocstack.stack.component import Role
+from rocstack.stack.lock import Lock
+from rocstack.stack.resolve import Resolved
+
+OCI = "org.opencontainers.image."
+OWN = "io.rocstack."
+
+
+def content_digest(context_digest: str, base: BaseImage, manifest: dict[str, Any]) -> str:
+    """sha256 of everything that decides what the image is: the rendered context, the base, and the package
+    and wheel versions found in it."""
+    inputs = [context_digest, base.digest, manifest["packages"], manifest["wheels"]]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def labels(
+    resolved: Resolved,
+    role: Role,
+    base: BaseImage,
+    lock: Lock | None,
+    manifest: dict[str, Any],
+    content: str,
+    drifted: int = 0,
+) -> dict[str, str]:
+    """OCI annotations and io.rocstack.*; values that don't apply are left out."""
+    out = {
+        OCI + "title": f"rocstack {role} {resolved.stack.name} {resolved.nic.name}",
+        OCI + "description": str(resolved.stack.about),
+        OCI + "version": __version__,
+        OCI + "base.name": base.reference,
+        OCI + "base.digest": base.digest,
+        OWN + "version": __version__,
+        OWN + "stack": resolved.stack.name,
+        OWN + "role": role,
+        OWN + "nic": resolved.nic.name,
+        OWN + "nic.way": resolved.ways,
+        OWN + "gfx": ",".join(resolved.stack.gfx),
+        OWN + "base.how": base.how,
+        OWN + "base.digest": base.digest,
+        OWN + "content": content,
+    }
+    for part in resolved.parts:
+        if part.name == "rocm" and role in part.roles:
+            out[OWN + "rocm.method"] = part.choice.method  # AMD's table speaks of AMD's own packages
+    if lock:
+        out[OWN + "lock"] = lock.digest()
+        out[OWN + "lock.drift"] = str(drifted)  # how many versions differ from the lock
+    for key, value in manifest["facts"].items():  # measured in the image: glibc, ABIs, the provider's sha256
+        out[OWN + key] = value
+    for component, version in manifest["versions"].items():
+        out[f"{OWN}component.{component}"] = version
+    return dict(sorted(out.items()))

@@ -1,0 +1,304 @@
+"""Resolved stack + lock -> build context. Pure: the same input gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rocstack import __version__, nic
+from rocstack.base import paths
+from rocstack.base.errors import BadInput
+from rocstack.image import gfx_rules, node_package
+from rocstack.image.context import Context, File
+from rocstack.stack import sourcemap
+from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources
+from rocstack.stack.component import ROLES, Library, Role, TemplateFile
+from rocstack.stack.lock import Lock, source_sha256, unpinned
+from rocstack.stack.provider import ROOT
+from rocstack.stack.resolve import Part, Resolved
+
+# slurm's is Debian's own (base-passwd), the others are ours.
+UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
+TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
+TRAINER = "trainer"
+# What a training run imports; tests/integration/test_trainer.py finds what is missing here.
+WARM = (
+    "torch.distributed.checkpoint.state_dict",
+    "torch.optim",
+    "numpy.ctypeslib",
+    "safetensors.torch",
+    "transformers.models.llama.modeling_llama",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "zstandard",
+)
+
+
+def render(
+    resolved: Resolved,
+    lock: Lock | None,
+    components: Library,
+    nics: Library,
+    archives: Mapping[str, bytes] | None = None,
+) -> Context:
+    """The whole context. `archives` are the sources of the NIC's providers, by their path in it.
+
+    Raises:
+        BadInput: a template or override is wrong (with its file and line).
+    """
+    env = environment({**_own_templates(), **sources(components), **sources(nics)})
+    vars = _variables(resolved, lock)
+    vars["m"] = guarded(lambda: env.get_template("macros.j2").make_module(vars))
+    blocks = Blocks(env, components, vars)
+    nic_blocks = Blocks(env, nics, vars)
+    parts = {part.name: part for part in resolved.parts}
+
+    def component_block(name: str, block: str, **extra: Any) -> str:
+        return blocks.render(name, block, part=parts[name], **extra)
+
+    vars["blocks"] = _Bound(component_block)
+    nic = resolved.nic.name
+
+    def nic_block(block: str, **extra: Any) -> str:
+        return nic_blocks.render(nic, block, **extra)
+
+    vars["nic_block"] = nic_block
+    dockerfile = guarded(lambda: env.get_template("Dockerfile.j2").render(vars))
+
+    files: dict[str, File] = {}
+    origins: dict[str, list[str]] = {}
+
+    own = {**own_files(components), **own_files(nics)}
+
+    def put(path: str, marked: str) -> None:
+        text, lines = sourcemap.split(marked)
+        files[path] = File(text.encode())
+        places = (line.rpartition(":") for line in lines)
+        origins[path] = [f"{own.get(name, f'templates/{name}')}:{line}" if name else "" for name, _, line in places]
+
+    put("Dockerfile", dockerfile)
+    for role in ROLES:
+        for index, part in enumerate(p for p in resolved.parts if p.reaches(role)):
+            folder = f"smoke/{role}-trainer" if part.name == TRAINER else f"smoke/{role}"
+            put(f"{folder}/{index:02d}-{part.name}.sh", _smoke_script(part, role, component_block))
+            versions = f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}"
+            put(versions, component_block(part.name, "version", role=role))
+        if role == "worker":
+            put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
+            if resolved.plugin:
+                put(f"smoke/{role}/91-plugin.sh", guarded(lambda: vars["m"].plugin_smoke(resolved)))
+        files[f"facts/{role}.json"] = File(_facts(resolved, lock, role))
+    rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *gfx_rules.rules(resolved.stack.gfx))
+    files["build/dpkg.rules"] = File(("\n".join(rules) + "\n").encode())
+    files |= _tree(paths.images() / "build", "build")
+    files |= _tree(paths.images() / "check", "check")
+    files["check/libibverbs"] = files["build/libibverbs"]
+    files |= readers()
+    files |= node_package.files(nics)
+    files |= {path: File(data) for path, data in (archives or {}).items()}
+    files |= _tree(paths.images() / "rootfs", "rootfs")
+    if TRAINER in parts:
+        files |= trainer_files(_site_packages(resolved))
+    if vars["wheels"]:
+        indexes = [part.choice.index for part in resolved.parts if part.choice.index]
+        extra = "".join(f"--extra-index-url {index}\n" for index in indexes)
+        files["wheels.txt"] = File((extra + (lock.requirements() if lock else "")).encode())
+    return Context(dict(sorted(files.items())), origins, _asked(resolved, components, nics, own))
+
+
+def _asked(resolved: Resolved, components: Library, nics: Library, own: dict[str, str]) -> dict[str, str]:
+    """Package -> the line of the template's head that asks for it; a stack or an overlay may ask for more."""
+    lists: list[tuple[TemplateFile, tuple[str, str]]] = [
+        (components.files[part.name], ("methods", part.choice.method)) for part in resolved.parts
+    ]
+    lists += [(nics.files[resolved.nic.name], ("ways", provider.way)) for provider in resolved.providers]
+    out: dict[str, str] = {}
+    for file, start in lists:
+        place = own.get(file.label, f"templates/{file.label}")
+        texts = file.head.texts(start)
+        for loc, text in texts.items():
+            out.setdefault(text, f"{place}:{file.head.where(loc).line}")
+    return out
+
+
+def require_lock(resolved: Resolved, lock: Lock | None) -> None:
+    """
+    Raises:
+        BadInput: wheels or archives of the stack have no sha256 to be checked against.
+    """
+    missing = unpinned(resolved.stack, lock)
+    if missing:
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise BadInput(
+            f"stack '{resolved.stack.name}' has no lock that says the sha256 of {names}",
+            code="no-lock",
+            next_step=f"`rocstack lock --stack {resolved.stack.name}` where its repositories can be reached",
+        )
+
+
+class _Bound:
+    """What templates see as `blocks`."""
+
+    def __init__(self, render: Any) -> None:
+        self.render = render
+
+    def has(self, name: str, block: str) -> bool:
+        return bool(self.render(name, block))
+
+    def any(self, names: list[str], block: str) -> bool:
+        return any(self.render(name, block) for name in names)
+
+
+def _smoke_script(part: Part, role: Role, block: Any) -> str:
+    return f"version() {{\n{block(part.name, 'version', role=role)}}}\n{block(part.name, 'smoke', role=role)}"
+
+
+def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
+    def own_parts(layer: tuple[str, ...], role: Role) -> list[str]:
+        return [n for n in layer if resolved.part(n).reaches(role) and len(resolved.part(n).roles) == 1]
+
+    def prefix(name: str) -> str:
+        method = resolved.part(name).choice.method if resolved.has(name) else "apt"
+        return {"source": f"/opt/{name}", "amd": "/opt/rocm"}.get(method, "/usr")
+
+    def libdir(name: str) -> str:
+        return "/usr/lib/x86_64-linux-gnu" if prefix(name) == "/usr" else f"{prefix(name)}/lib"
+
+    def dev_packages(names: tuple[str, ...]) -> tuple[str, ...]:
+        """What it takes to build against these: the distribution's headers, or what a library built here links."""
+        out: list[str] = []
+        for name in names:
+            if resolved.has(name):
+                part = resolved.part(name)
+                lists = part.packages
+                built = part.choice.method == "source"
+                out += [*lists.packages, *lists.worker_packages] if built else lists.builder_packages
+        return tuple(dict.fromkeys(out))
+
+    def env(role: Role) -> dict[str, str]:
+        return {
+            "ROCSTACK_ROLE": role,
+            "ROCSTACK_STACK": resolved.stack.name,
+            "ROCSTACK_NIC": resolved.nic.name,
+        }
+
+    return {
+        "r": resolved,
+        "roles": ROLES,
+        "uids": UIDS,
+        "env": env,
+        "own_parts": own_parts,
+        "prefix": prefix,
+        "libdir": libdir,
+        "dev_packages": dev_packages,
+        "rocm_path": prefix("rocm"),
+        "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
+        "rocstack_version": __version__,
+        "site_packages": _site_packages(resolved),
+        "source_sha256": lambda part: source_sha256(part.name, part.choice, lock),
+        "tools_packages": TOOLS,
+        "needs_source_packages": any(part.choice.source for part in resolved.parts),
+        "trainer_roles": resolved.part(TRAINER).roles if resolved.has(TRAINER) else (),
+        "warm_modules": WARM,
+        "wheels": bool(resolved.stack.wheels) or any(part.choice.method == "wheel" for part in resolved.parts),
+    }
+
+
+def _site_packages(resolved: Resolved) -> str:
+    return f"/usr/local/lib/python{resolved.stack.python}/dist-packages"
+
+
+def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
+    """What the manifest can't read off the tree: identity, and which component asked for which package."""
+    packages = {}
+    for part in resolved.parts:
+        if part.reaches(role):
+            lists = part.packages
+            packages[part.name] = [
+                *lists.packages,
+                *(lists.worker_packages if role == "worker" else lists.control_packages),
+            ]
+    if role == "worker":
+        packages["nic"] = [package for provider in resolved.providers for package in provider.packages]
+    identity = {
+        "rocstack": __version__,
+        "stack": resolved.stack.name,
+        "nic": resolved.nic.name,
+        "way": resolved.ways,
+        "role": role,
+        "gfx": list(resolved.stack.gfx),
+        "lock": lock.digest() if lock else None,
+    }
+    built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
+    if role == "worker" and resolved.plugin:
+        built["plugin"] = f"{ROOT}/plugin/"
+        packages["plugin"] = list(resolved.plugin.packages)
+    wheels = (
+        {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))} if lock else {}
+    )
+    facts = {
+        "identity": identity,
+        "packages": packages,
+        "prefixes": built,
+        "site_packages": _site_packages(resolved),
+        "wheels": wheels,
+    }
+    if role == "worker":
+        facts["nic"] = {
+            "driver": resolved.nic.provider,
+            "modules": list(resolved.nic.modules),
+            "pci": list(resolved.nic.pci),
+            "providers": [
+                {
+                    "place": each.place,
+                    "way": each.way,
+                    "version": each.version,
+                    "package": next(iter(each.packages), None) if each.way == "package" else None,
+                }
+                for each in resolved.providers
+            ],
+            "plugin": resolved.plugin and resolved.plugin.model_dump(include={"name", "version", "library"}),
+        }
+    return (json.dumps(facts, indent=1) + "\n").encode()  # in layer order: a package belongs to the first
+
+
+def readers() -> dict[str, File]:
+    """What reads provider libraries in the build, as the package it is here."""
+    own = Path(nic.__file__).parents[1]
+    names = ("__init__.py", "nic/__init__.py", "nic/elf.py", "nic/shared_library.py")
+    return {f"check/rocstack/{name}": File((own / name).read_bytes()) for name in names}
+
+
+def _own_templates() -> dict[str, str]:
+    return {name: (paths.templates() / name).read_text() for name in ("Dockerfile.j2", "macros.j2")}
+
+
+def _tree(folder: Path, prefix: str) -> dict[str, File]:
+    return {
+        f"{prefix}/{path.relative_to(folder)}": File(path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
+    }
+
+
+def trainer_files(site_packages: str) -> dict[str, File]:
+    """The trainer as it lies in the image: its package, its metadata and its command."""
+    source = paths.images() / "trainer"
+    package = source / "rocstack_trainer"
+    site = f"trainer{site_packages}"
+    files = _tree(package, f"{site}/rocstack_trainer")
+    version = next(
+        line.split('"')[1] for line in (package / "__init__.py").read_text().splitlines() if "__version__ =" in line
+    )
+    info = f"{site}/rocstack_trainer-{version}.dist-info"
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    lines = ["Metadata-Version: 2.1", "Name: rocstack-trainer", f"Version: {version}"]
+    lines += [f"Requires-Dist: {needed}" for needed in project["dependencies"]]  # the smoke test looks at them
+    files[f"{info}/METADATA"] = File(("\n".join(lines) + "\n").encode())
+    files[f"{info}/INSTALLER"] = File(b"rocstack\n")
+    command = b'#!/bin/sh\nexec python3 -m rocstack_trainer "$@"\n'
+    files["trainer/usr/local/bin/rocstack-train"] = File(command, 0o755)
+    return files

@@ -1,0 +1,26 @@
+"""The image that a plan will give, as far as the gate can know it beforehand: enough to refuse before building."""
+
+from __future__ import annotations
+
+from rocstack.nic.ways import Plan
+from rocstack.node.image import Image, Provider
+from rocstack.stack.component import Nic
+from rocstack.stack.provider import ROOT
+
+
+def planned(nic: Nic, plan: Plan) -> Image:
+    """Without private ABIs, which are measured in the image: the gate finds it unfit or unknown, never fitting."""
+    providers = tuple(
+        Provider(
+            place=row.place,
+            way=row.way,
+            driver=str(nic.provider),
+            path=f"{ROOT}/{row.place}/planned",
+            version=row.version,
+            private_abi=None,
+            sha256=None,
+            kernel_abi=row.supports or (None if row.kernel_abi is None else (row.kernel_abi, row.kernel_abi)),
+        )
+        for row in plan.rows
+    )
+    return Image("planned", nic.name, "worker", nic.modules, nic.pci, providers=providers if nic.provider else ())

@@ -1,0 +1,251 @@
+"""Archives that strangers made, read member by member in memory: nothing is unpacked onto this machine."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import posixpath
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+from rocstack.base.errors import BadInput, Where
+
+MIB = 1 << 20
+# Firmware is padded with zeros, but a whole archive never shrinks 200-fold (deflate's own limit is about 1030).
+RATIO, RATIO_FROM = 200, 64 * MIB
+MAX_INDEX = 16 * MIB  # a zip's central directory: some 200,000 members
+MAX_HEADER = MIB  # a tar's long name or extended header
+# Ending -> how a file with it begins, at which byte, and what opens it.
+_KINDS: dict[str, tuple[bytes, int, Callable[..., Any]]] = {
+    ".zip": (b"PK", 0, lambda file: file),
+    ".tar.gz": (b"\x1f\x8b", 0, gzip.open),
+    ".tgz": (b"\x1f\x8b", 0, gzip.open),
+    ".tar.xz": (b"\xfd7zXZ\0", 0, lzma.open),
+    ".txz": (b"\xfd7zXZ\0", 0, lzma.open),
+    ".tar.bz2": (b"BZh", 0, bz2.open),
+    ".tar": (b"ustar", 257, lambda file: file),
+}
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # can't be seen, or turns what is seen
+# Whatever the standard library raises on bytes that somebody changed.
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
+           ArithmeticError, LookupError, RuntimeError)  # fmt: skip
+
+
+@dataclass
+class Budget:
+    """What may be read in one search, however deep archives are nested."""
+
+    members: int = 100_000
+    bytes: int = 8192 * MIB
+
+    def member(self, where: str) -> None:
+        self.members -= 1
+        if self.members < 0:
+            raise hostile("too many members", where)
+
+    def spend(self, count: int, where: str) -> None:
+        self.bytes -= count
+        if self.bytes < 0:
+            raise hostile("unpacks to more than is read of an archive", where)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One entry. `read(limit)` gives a file's content, and works until the next member is asked for."""
+
+    name: str
+    where: str  # "bundle.zip > folder/inner.tar.gz > name"
+    is_file: bool
+    read: Callable[[int], bytes]
+
+
+def shown(text: str) -> str:
+    """A stranger's name, safe to print."""
+    plain = ascii(text)[1:-1]
+    return plain if len(plain) <= 160 else f"{plain[:120]}...{plain[-30:]}"
+
+
+def bad(what: str, where: str, cause: str | None = None) -> BadInput:
+    return BadInput(
+        what,
+        code="bad-archive",
+        where=Where(where),
+        cause=cause,
+        next_step="fetch it again and compare its sha256, or unpack it yourself and name the file that is meant",
+    )
+
+
+def hostile(what: str, where: str) -> BadInput:
+    return BadInput(
+        what,
+        code="hostile-archive",
+        where=Where(where),
+        cause="an archive as the vendor makes it has nothing of the kind; nothing of it was used or written",
+        next_step="fetch it again from the vendor's own site",
+    )
+
+
+def ending(name: str) -> str | None:
+    """The ending that makes `name` an archive's name."""
+    return next((each for each in _KINDS if name.lower().endswith(each)), None)
+
+
+def members(file: IO[bytes], name: str, where: str, budget: Budget, plain: bool = False) -> Iterator[Member]:
+    """What a seekable archive holds, in its order; every entry's name and kind is checked.
+
+    `plain` is for what is unpacked later: simple names only, and no link that leaves its folder.
+
+    Raises:
+        BadInput: damaged, encrypted, or made to do harm.
+    """
+    kind = ending(name)
+    if kind is None:
+        raise bad("not an archive that can be read", where, f"known endings: {', '.join(_KINDS)}")
+    magic, offset, _ = _KINDS[kind]
+    head = file.read(offset + 16)
+    if not head[offset:].startswith(magic):
+        page = head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html"))
+        cause = "it begins like a web page: a download that wanted a login or a licence accepted" if page else None
+        raise bad(f"no {kind[1:]} file inside", where, cause)
+    with _whole(where):
+        for member in (_zip if kind == ".zip" else _tar)(file, kind, where, budget, plain):
+            _check_name(member.name, where, plain)
+            yield member
+
+
+def _size(file: IO[bytes]) -> int:
+    size = file.seek(0, 2)
+    file.seek(0)
+    return size
+
+
+@contextmanager
+def _whole(where: str) -> Iterator[None]:
+    try:
+        yield
+    except BadInput:
+        raise
+    except NotImplementedError as error:
+        raise bad(f"packed in a way that can't be read: {error}", where) from None
+    except _BROKEN as error:
+        raise bad("damaged or cut off", where, shown(str(error)) or type(error).__name__) from None
+
+
+def _check_name(name: str, where: str, plain: bool) -> None:
+    parts = re.split(r"[/\\]", name)
+    if not name or name[0] in "/\\" or ".." in parts or re.match(r"[A-Za-z]:", name):
+        raise hostile(f"a member that would be written outside: '{shown(name)}'", where)
+    if _CONTROL.search(name) or (plain and not re.fullmatch(r"[\w.+@~=,/ -]+", name, re.ASCII)):
+        raise hostile(f"a member with odd characters in its name: '{shown(name)}'", where)
+
+
+def _check_link(name: str, target: str, where: str, plain: bool) -> None:
+    aim = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    # A way up can lead outside through another link, so nothing that is unpacked has one.
+    if target[:1] in ("/", "\\") or aim.split("/")[0] == ".." or (plain and ".." in re.split(r"[/\\]", target)):
+        raise hostile(f"a link that leads outside: '{shown(name)}' -> '{shown(target)}'", where)
+
+
+class _Metered:
+    """A stream that counts what is unpacked from `packed` bytes."""
+
+    def __init__(self, inner: IO[bytes], packed: int, where: str, budget: Budget) -> None:
+        self.inner, self.packed, self.where, self.budget = inner, packed, where, budget
+        self.position = 0
+        self.last: tuple[bytes, bytes] = (b"", b"")
+
+    def read(self, size: int) -> bytes:
+        data = self.inner.read(size)
+        self.position += len(data)
+        self.last = (self.last[1], data) if data else self.last
+        self.budget.spend(len(data), self.where)
+        if self.position > max(RATIO_FROM, RATIO * self.packed):
+            raise hostile(f"unpacks to more than {RATIO} times its size", self.where)
+        return data
+
+    def all(self, limit: int) -> bytes:
+        parts, size = [], 0
+        while piece := self.read(MIB):
+            parts.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise bad(f"larger than {limit // MIB} MB", self.where, "that is more than is read of a nested file")
+        return b"".join(parts)
+
+
+class _Header(tarfile.TarInfo):
+    """Refuses headers that tarfile would believe."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.size < 0 or (self.type in b"xgXLK" and self.size > MAX_HEADER):
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+
+def _tar(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) -> Iterator[Member]:
+    stream = _Metered(_KINDS[kind][2](file), _size(file), where, budget)
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=_Header) as tar:  # type: ignore[call-overload]
+        while (info := tar.next()) is not None:
+            budget.member(where)
+            at = f"{where} > {shown(info.name)}"
+            if info.issym() or info.islnk():
+                # A hard link's target is a path from the top.
+                _check_link(info.name if info.issym() else "", info.linkname, where, plain)
+            elif not (info.isdir() or info.isreg()) or info.issparse():
+                raise hostile(f"a device or other special file: '{shown(info.name)}'", where)
+
+            def read(limit: int, info: tarfile.TarInfo = info, at: str = at) -> bytes:
+                with _whole(at):
+                    if info.size > limit:
+                        raise bad(f"larger than {limit // MIB} MB", at, "that is more than is read of a nested file")
+                    opened = tar.extractfile(info)
+                    data = opened.read() if opened else b""
+                    if len(data) != info.size:
+                        raise EOFError("it ends too early")
+                    return data
+
+            yield Member(info.name, at, info.isreg(), read)
+        # tarfile takes a damaged header for the end; the real end is a block of zeros.
+        tail = b"".join(stream.last)
+        header = tail[tar.offset - stream.position + len(tail) :][:512]
+        if len(header) < 512 or any(header):
+            raise EOFError("it ends in the middle")
+        while stream.read(MIB):  # up to the checksum
+            pass
+
+
+def _zip(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) -> Iterator[Member]:
+    packed = _size(file)
+    file.seek(max(0, packed - 65536 - 22))
+    _, mark, end = file.read().rpartition(b"PK\5\6")
+    if mark and int.from_bytes(end[8:12], "little") > MAX_INDEX:
+        raise bad("its list of members is too long", where)
+    with zipfile.ZipFile(file) as archive:
+        infos: list[zipfile.ZipInfo] = archive.infolist()
+        if sum(info.file_size for info in infos) > max(RATIO_FROM, RATIO * packed):
+            raise hostile(f"unpacks to more than {RATIO} times its size", where)
+        for info in infos:
+            budget.member(where)
+            at = f"{where} > {shown(info.filename)}"
+
+            def read(limit: int, info: zipfile.ZipInfo = info, at: str = at) -> bytes:
+                if info.flag_bits & 1:
+                    raise bad("encrypted", at, "it needs a password")
+                with _whole(at), archive.open(info) as opened:
+                    return _Metered(opened, info.compress_size, at, budget).all(limit)
+
+            mode = stat.S_IFMT(info.external_attr >> 16)
+            if mode == stat.S_IFLNK:
+                _check_link(info.filename, read(4096).decode("utf-8", "replace"), where, plain)
+            elif mode not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise hostile(f"a device or other special file: '{shown(info.filename)}'", where)
+            # The library cuts a name at a zero byte.
+            yield Member(info.orig_filename, at, mode in (0, stat.S_IFREG) and not info.is_dir(), read)

@@ -1,0 +1,231 @@
+"""Releases of Broadcom's bnxt_re library: found in what the vendor delivers, checked, chosen by the host's driver."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+from rocstack.base.errors import BadInput, RocstackError, Where
+from rocstack.nic import vendor_archive
+from rocstack.nic.vendor_archive import MIB, Budget, shown
+
+LIBRARY = re.compile(r"libbnxt_re-(\d+(?:\.\d+){3})\.tar\.gz", re.ASCII)
+PACKAGE = re.compile(r"bnxt-rocelib_(\d+(?:\.\d+){3})(?:-[\w.+~]+)?_amd64\.deb", re.ASCII)
+# How Broadcom calls its bundles, and people the folders that they keep them in (bcm5760x_230.2.52.0a.zip,
+# /opt/bcm_232.1.132.8c; /opt/broadcom and /opt/bnxt-bundles of AMD's Primus). The rest of a usual folder isn't opened.
+VENDOR = re.compile(r"(bcm|bnxt|brcm|broadcom|nxe|netxtreme|libbnxt_re-)", re.IGNORECASE)
+USUAL_FOLDERS = ("/opt", "/usr/src", "~/Downloads", "~")
+MAX_DEPTH = 4  # archives in one another
+MAX_NESTED = 1024 * MIB
+MAX_RELEASE = 32 * MIB  # 232.0.164.5 has 1.3 MB
+_DEFINE = r"^[ \t]*#[ \t]*define[ \t]+{}[ \t]+\"?([\w.]+)\"?[ \t]*$"
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release: its source, or (`deb`) the vendor's package, which is only reported.
+
+    `kernel_abi` is BNXT_RE_ABI_VERSION of src/abi.h; None where that isn't one plain number.
+    """
+
+    name: str  # of the file
+    version: str
+    kernel_abi: int | None
+    sha256: str
+    size: int  # bytes
+    where: str  # "bundle.zip > inner.tar.gz > libbnxt_re-....tar.gz"
+    kind: Literal["source", "deb"] = "source"
+    data: bytes = field(default=b"", repr=False)
+
+    def __str__(self) -> str:
+        abi = f" (kernel ABI {self.kernel_abi})" if self.kernel_abi is not None else ""
+        return f"{self.version}{abi}: {self.where}"
+
+
+def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None) -> tuple[Release, ...]:
+    """Every release in `source`: the library's tarball itself, a bundle, or a folder of them. In a folder, what can't
+    be read and isn't called as Broadcom calls it is left out; `skipped` is told.
+
+    Raises:
+        BadInput: nothing is there, no release is in it, or an archive is damaged, encrypted or made to do harm.
+    """
+    source, where = source.expanduser(), shown(str(source))
+    if not os.path.exists(source):
+        raise BadInput(f"no file or folder {where}", code="no-file", next_step="check the path of --nic-source")
+    found = tuple(_on_disk(source, Budget(), skipped=skipped))
+    if not found:
+        raise BadInput(
+            f"no release of libbnxt_re in {where}",
+            code="no-library",
+            cause="looked for libbnxt_re-A.B.C.D.tar.gz in it, in its folders and in the archives inside them",
+            next_step="name the vendor's bundle (bcm*.zip) or the library's own tarball with --nic-source",
+        )
+    return found
+
+
+def find_usual(
+    folders: Iterable[str] = USUAL_FOLDERS, skipped: Callable[[RocstackError], None] = lambda _: None
+) -> tuple[Release, ...]:
+    """Releases in what is called as Broadcom calls it, directly in one of `folders`; `skipped` is told what can't be
+    read there."""
+    found: list[Release] = []
+    for folder in folders:
+        for path in _children(Path(folder).expanduser(), strict=False):
+            if VENDOR.match(path.name):
+                try:
+                    found += _on_disk(path, Budget())
+                except BadInput as error:
+                    skipped(error)
+    return tuple(found)
+
+
+def pick(releases: Iterable[Release], wanted: str | None, accept: str | None = None) -> Release:
+    """The release that is the host driver's own, or that a person accepts by its version. Where neither is known: the
+    only one.
+
+    Raises:
+        BadInput: none is, or two that differ are; with the list of all.
+    """
+    releases = tuple(releases)
+    sources = {each.sha256: each for each in releases if each.kind == "source"}.values()
+    version = accept or wanted
+    matching = [each for each in sources if version in (None, each.version)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching and version:
+        raise BadInput(
+            f"{len(matching)} different files claim to be libbnxt_re {version}",
+            code="two-releases",
+            cause="; ".join(f"{each.where} (sha256 {each.sha256[:12]})" for each in matching),
+            next_step="name the right one with --nic-source",
+        )
+    if accept:
+        what = f"there is no libbnxt_re {accept} to accept"
+    elif wanted:
+        what = f"the host's driver is {wanted}, and no libbnxt_re {wanted} was found"
+    else:
+        what = "which libbnxt_re is wanted is not known" if matching else "no libbnxt_re was found"
+    steps = ["give the bundle that the host's driver came from with --nic-source"]
+    if any(each.kind == "deb" and each.version == version for each in releases):
+        steps.insert(0, "take the way `package`, which installs the vendor's Debian package")
+    if sources and not accept:
+        newest = max((each.version for each in sources), key=lambda text: [int(n) for n in text.split(".")])
+        steps.append(f"accept another by its version: --nic-accept {newest}")
+    raise BadInput(
+        what,
+        code="no-release",
+        cause="found: " + "; ".join(map(str, releases)) if releases else "none was found at all",
+        next_step="; or ".join(steps),
+    )
+
+
+def inspect(name: str, data: bytes, where: str) -> Release:
+    """A release from its tarball's name and bytes. Pure.
+
+    Raises:
+        BadInput: the content is not what the name says, or no archive that may be unpacked.
+    """
+    named = LIBRARY.fullmatch(name)
+    if not named:
+        raise vendor_archive.bad(f"'{shown(name)}' is no name of a release", where, "wanted: libbnxt_re-A.B.C.D.tar.gz")
+    version, top = named[1], f"libbnxt_re-{named[1]}"
+    texts = {"configure.ac": "", "src/version.h": "", "src/abi.h": ""}
+    for member in vendor_archive.members(io.BytesIO(data), name, where, Budget(10_000, 512 * MIB), plain=True):
+        path = member.name.removeprefix("./").rstrip("/")
+        folder, _, inner = path.partition("/")
+        if path not in ("", ".") and folder != top:
+            raise _other(f"it holds '{shown(path)}', and all of a release is in {top}/", where)
+        if inner in texts and member.is_file:
+            texts[inner] = member.read(MIB).decode("utf-8", "replace")
+    if not texts["configure.ac"]:
+        raise _other(f"it has no {top}/configure.ac to build from", where)
+    said = _defined(texts["src/version.h"], "LIBBNXT_RE_BUILD_VERSION")
+    if said - {version}:
+        raise _other(f"its src/version.h says {', '.join(sorted(said))}", where)
+    abis = _defined(texts["src/abi.h"], "BNXT_RE_ABI_VERSION")
+    abi = int(abis.pop()) if len(abis) == 1 and re.fullmatch(r"\d{1,4}", min(abis), re.ASCII) else None
+    return Release(name, version, abi, hashlib.sha256(data).hexdigest(), len(data), where, data=data)
+
+
+def _defined(header: str, name: str) -> set[str]:
+    """All values that a header gives `name`; comments don't count."""
+    bare = re.sub(r"/\*.*?\*/|//[^\n]*", " ", header, flags=re.DOTALL)
+    return set(re.findall(_DEFINE.format(name), bare, re.MULTILINE))
+
+
+def _other(what: str, where: str) -> BadInput:
+    return BadInput(
+        f"the tarball is not what its name says: {what}",
+        code="wrong-release",
+        where=Where(where),
+        cause="it was renamed, packed anew or changed",
+        next_step="take the tarball as it is in the vendor's bundle",
+    )
+
+
+def _on_disk(
+    path: Path, budget: Budget, depth: int = 0, skipped: Callable[[RocstackError], None] | None = None
+) -> Iterator[Release]:
+    """Releases in a file or folder; links to folders are not followed."""
+    where = shown(str(path))
+    if path.is_dir():
+        budget.member(where)
+        if depth <= 12 and not (depth and path.is_symlink()):
+            for child in _children(path, strict=depth == 0):
+                try:
+                    yield from _on_disk(child, budget, depth + 1, skipped)
+                except BadInput as error:
+                    if skipped is None or child.is_dir() or VENDOR.match(child.name):
+                        raise
+                    skipped(error)
+    elif path.is_file() and (depth == 0 or _wanted(path.name)):
+        try:
+            with path.open("rb") as file:
+                yield from in_file(path.name, where, file, budget)
+        except OSError as error:
+            raise BadInput(f"can't read {where}: {error.strerror}", code="no-file") from None
+
+
+def _children(folder: Path, strict: bool) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        if strict:
+            raise BadInput(f"can't read {shown(str(folder))}: {error.strerror}", code="no-file") from None
+        return []
+
+
+def _wanted(name: str) -> bool:
+    return bool(vendor_archive.ending(name) or PACKAGE.fullmatch(name))
+
+
+def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int = 0) -> Iterator[Release]:
+    """Releases in one file: it may be one itself, or an archive that holds some.
+
+    Raises:
+        BadInput: damaged, encrypted, made to do harm, or not what its name says.
+    """
+    package = PACKAGE.fullmatch(name)
+    if package or LIBRARY.fullmatch(name):
+        data = file.read(MAX_RELEASE + 1)
+        if len(data) > MAX_RELEASE:
+            raise vendor_archive.bad(f"larger than {MAX_RELEASE // MIB} MB", where, "a release has about one")
+        if package:
+            yield Release(name, package[1], None, hashlib.sha256(data).hexdigest(), len(data), where, "deb")
+        else:
+            yield inspect(name, data, where)
+        return
+    if depth == MAX_DEPTH:
+        raise vendor_archive.hostile(f"archives nested deeper than {MAX_DEPTH}", where)
+    for member in vendor_archive.members(file, name, where, budget):
+        inner = re.split(r"[/\\]", member.name)[-1]
+        if member.is_file and _wanted(inner):
+            known = LIBRARY.fullmatch(inner) or PACKAGE.fullmatch(inner)
+            data = member.read(MAX_RELEASE if known else MAX_NESTED)
+            yield from in_file(inner, member.where, io.BytesIO(data), budget, depth + 1)

@@ -1,0 +1,251 @@
+"""What runs inside the image: the entrypoint's gate and environment, Slurm's prologs, the proof by trial.
+
+rocstack-node start [--daemons]       judge, choose the provider; prints the fabric's environment, and writes it
+rocstack-node gate                     does the image fit this node?
+rocstack-node env [--task]             the environment with its reasons; --task: as Slurm's TaskProlog prints it
+rocstack-node prove [--many] [--all]   open device, PD, CQ, QP of each device that the image is for;
+                                       --many: 8 threads x 64 queue pairs, --all: every device that libibverbs lists
+
+Ends with 0 yes, 1 no, 2 not known or not understood, 3 this node could not be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from . import controller_address, gate_decision, provider_link
+from .collect import collect
+from .envfile import PATH, parse_env, render_env
+from .fabric import Fabric, fabric
+from .gate import FITS, LIBRARIES, SLINGSHOT, UNFIT, UNKNOWN, Finding, Verdict, judge
+from .gate_decision import OFF, PROVED
+from .image import MANIFEST, Image, Provider, from_manifest
+from .nic_settings import NicSettings
+from .nics import NicKind
+from .parse import parse
+from .profile import NodeProfile, Unread
+from .rdma_proof import unloadable
+from .rdma_trial import Trial, opened, trial
+from .recording import Recording
+from .slingshot import NAMES
+from .variables import Variables, variables
+
+NICS = Path(__file__).resolve().parents[2] / "nics.json"
+PLUGIN_FOLDER = Path("/opt/rocstack/nic/plugin")
+ENV_FILES = (PATH, "/run/rocstack/fabric.env")  # the first that may be written
+CODES = {FITS: 0, UNFIT: 1, UNKNOWN: 2}
+BLIND = 3
+OPTIONS = {"start": ("--daemons",), "gate": (), "env": ("--task",), "prove": ("--many", "--all")}
+
+
+def main(arguments: list[str]) -> int:
+    command, *options = arguments or ["help"]
+    if command in ("help", "--help", "-h"):
+        print(__doc__)
+        return 0
+    unknown = [option for option in options if option not in OPTIONS.get(command, options)]
+    if command not in OPTIONS or unknown:
+        say(f"no {f'option {unknown[0]} of {command}' if unknown else f'command {command}'}")
+        print(__doc__, file=sys.stderr)
+        return 2
+    if command == "env" and "--task" in options:
+        return task()
+    try:
+        if command == "start":
+            return start(daemons="--daemons" in options)
+        if command == "prove":
+            return prove(many="--many" in options, every="--all" in options)
+        return gate() if command == "gate" else env()
+    except Exception as error:  # a crash would read as "doesn't fit"
+        say(f"this node could not be looked at: {type(error).__name__}: {' '.join(str(error).split())}")
+        return BLIND
+
+
+def say(text: str) -> None:
+    print(f"rocstack: {text}", file=sys.stderr)
+
+
+def read_image() -> tuple[Image, Mapping[str, object]]:
+    manifest = json.loads(Path(MANIFEST).read_text())
+    return from_manifest("this image", manifest), manifest
+
+
+def read_nics() -> list[NicSettings]:
+    return [NicSettings.from_dict(row) for row in json.loads(NICS.read_text())]
+
+
+def read_node() -> NodeProfile:
+    kinds = [NicKind(name=each.nic, pci=each.pci, modules=each.modules, provider=each.provider) for each in read_nics()]
+    node = parse(Recording.from_dict(collect("/", run=False, libraries=False)), kinds)
+    return replace(node, unread=(*node.unread, Unread(LIBRARIES, "the image has its own")))
+
+
+def judged(image: Image, node: NodeProfile) -> Verdict:
+    """The gate's word. It can't read Slingshot's libraries here, but they can be loaded: those that were mounted."""
+    verdict = judge(image, node)
+    if image.nic != SLINGSHOT or not node.cxi or verdict.result != UNKNOWN:
+        return verdict
+    plugins = [str(path) for path in sorted(PLUGIN_FOLDER.glob("*.so"))]
+    wrong = unloadable([NAMES["cxi"], NAMES["libfabric"], *plugins])
+    finding = Finding(FITS, f"{verdict.findings[0].says}, and the host's libfabric loads")
+    if wrong:
+        finding = Finding(UNFIT, "; ".join(wrong), "start it with `rocstack run`, which mounts the host's libfabric")
+    return replace(verdict, result=finding.result, findings=(finding,))
+
+
+def environment(
+    node: NodeProfile, image: Image, manifest: Mapping[str, object], environ: Mapping[str, str], asked: Variables
+) -> Fabric:
+    """What the container was started with wins."""
+    name = image.nic or "tcp"
+    nic = next((each for each in read_nics() if each.nic == name), None)
+    if nic is None:
+        raise LookupError(f"{NICS} has no NIC profile {name}")
+    versions = manifest.get("versions")
+    address = controller_address.address(asked.controllers)
+
+    def compute(overrides: Mapping[str, str | None]) -> Fabric:
+        return fabric(
+            node,
+            nic,
+            control_address=address,
+            data_subnets=asked.subnets,
+            versions=dict(versions) if isinstance(versions, dict) else {},
+            overrides=overrides,
+        )
+
+    # A value of several lines can't stand in the file; it is left as it is.
+    mine = {key: environ[key] if environ[key].isprintable() else None for key in compute({}).env if key in environ}
+    computed = compute(mine)
+    if asked.controllers and not address:
+        lost = (
+            f"ROCSTACK_CONTROLLER: {', '.join(asked.controllers)} did not resolve within {controller_address.LIMIT:g} s"
+        )
+        return replace(computed, warnings=(*computed.warnings, lost))
+    return computed
+
+
+def start(*, daemons: bool) -> int:
+    """Prints the environment for a shell; what it finds it says on standard error. Daemons don't start on a node that
+    the image doesn't fit: jobs would run over TCP without an error. A command runs in any case."""
+    asked = variables(os.environ)
+    for wrong in asked.wrong:
+        say(wrong)
+    if asked.wrong and daemons:
+        return 2
+    image, manifest = read_image()
+    node = read_node()
+    verdict = judged(image, node)
+    by_name = link(image, verdict.place) if verdict.place else ""
+    verdict = provider_link.checked(image, verdict, os.environ)
+    if asked.gate != OFF and (daemons or verdict.result != FITS):
+        say(f"{verdict.result}: {verdict.says}")
+    computed = environment(node, image, manifest, os.environ, asked)
+    text = render_env(computed) + (f"\n{provider_link.BY_NAME}={by_name}\n" if by_name else "")
+    print(text, end="", flush=True)  # before the trial: a provider's own fault may end this program
+    written = write_env(text)
+    if not daemons:
+        return 0
+    for warning in computed.warnings:
+        say(f"warning: {warning}")
+    if not written:
+        say(f"warning: none of {', '.join(ENV_FILES)} can be written: Slurm's tasks get no fabric environment")
+    return decided(asked.gate, image, node, verdict)
+
+
+def decided(gate: str, image: Image, node: NodeProfile, verdict: Verdict) -> int:
+    """For the daemons: 0 start, 1 don't."""
+    if gate == OFF:
+        made = gate_decision.Decision(OFF, verdict.says)
+    else:
+        tried = trial(image, node) if verdict.result != UNFIT else Trial(None)
+        for line in tried.says if image.providers else ():
+            say(line)
+        made = gate_decision.decide(gate, verdict, tried)
+    if not gate_decision.write(made) and made.starts:
+        say(
+            f"warning: {gate_decision.PATH} can't be written: rocstack-prolog does not learn that this is '{made.word}'"
+        )
+    return 0 if made.starts else 1
+
+
+def link(image: Image, place: str) -> str:
+    """What RDMAV_DRIVERS must say, where no link can be made; the trial here goes by it too."""
+    by_name = provider_link.choose(image, place)
+    if by_name:
+        os.environ[provider_link.BY_NAME] = by_name
+    if len(image.providers) > 1:
+        say(f"{_named(next(each for each in image.providers if each.place == place))} for this node")
+    return by_name
+
+
+def _named(provider: Provider) -> str:
+    bounds = provider.kernel_abi or ("?", "?")
+    return f"{provider.driver} {provider.version or provider.way} (kernel ABI {bounds[0]}-{bounds[1]})"
+
+
+def gate() -> int:
+    """Asked again, of the node as it is now."""
+    image, _ = read_image()
+    verdict = provider_link.checked(image, judged(image, read_node()), {**read_env(), **os.environ})
+    print(f"{verdict.result}: {verdict.says}")
+    made = gate_decision.read()
+    if verdict.result == UNKNOWN and made and made.word == PROVED:
+        print("every device was tried when the daemons started, and worked")
+        return 0
+    return CODES[verdict.result]
+
+
+def env() -> int:
+    asked = variables(os.environ)
+    for wrong in asked.wrong:
+        say(wrong)
+    image, manifest = read_image()
+    print(render_env(environment(read_node(), image, manifest, os.environ, asked)), end="")
+    return 2 if asked.wrong else 0
+
+
+def prove(*, many: bool, every: bool) -> int:
+    """0 where every device works; 1 where one doesn't or none could be tried."""
+    tried = opened(many=many) if every else trial(read_image()[0], read_node(), many=many)
+    for line in tried.says:
+        say(line)
+    return 0 if tried.works else 1
+
+
+def write_env(text: str) -> bool:
+    """For Slurm's tasks and for people; a command has it from standard output."""
+    for path in map(Path, ENV_FILES):
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.write_text(text)
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def read_env() -> dict[str, str]:
+    """Empty where no file was written."""
+    path = next((path for path in map(Path, ENV_FILES) if path.exists()), None)
+    return parse_env(path.read_text()) if path else {}
+
+
+def task() -> int:
+    """Slurm's TaskProlog: `export NAME=value` lines; what the job set itself stays. A task runs without them too."""
+    try:
+        found = read_env()
+    except (OSError, ValueError) as error:
+        say(f"the fabric's environment can't be read: {error}")
+        return 0
+    if not found:
+        say(f"no fabric environment for this task: there is no {' or '.join(ENV_FILES)}")
+    for name, value in found.items():
+        if name not in os.environ:
+            print(f"export {name}={value}")
+    return 0

@@ -1,0 +1,226 @@
+"""Takes out of recordings what names a site: host names, addresses, serial numbers, the boot line's values.
+
+What is taken out is replaced by a stand-in, the same one everywhere: addresses of one subnet stay in one subnet, a GID
+stays the GID of its card's address, GPUs of one hive stay in one hive. Without the key nobody finds the way back.
+
+Kept are hardware models, versions, PCI addresses, names of network devices and the libraries' bytes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from rocstack.node.recording import Answer, Recording
+from rocstack.probe.redact_ipv4 import move
+
+ROUTES, ADDRESSES = "/proc/net/route", "ip -o -4 addr"
+# Files that hold nothing but a number which only one machine has.
+SERIALS = re.compile(
+    r"/(unique_id|serial(_number)?|(product|board|chassis)_(serial|uuid|asset_tag)|xgmi_hive_id|machine-id|boot_id)$"
+)
+# Parameters of the kernel whose values are about hardware and memory; of all others only the name stays.
+HARMLESS = re.compile(
+    r"(BOOT_IMAGE|console|quiet|ro|rw|panic|psi|mitigations|audit|selinux|apparmor|security|lsm|nokaslr|swiotlb|idle|tsc"
+    r"|clocksource|crashkernel|transparent_hugepage|isolcpus|(amd_|intel_)?iommu.*|amd_.*|intel_.*|pcie?(_.*|)|numa.*"
+    r"|(default_)?hugepages.*|nohz.*|rcu.*|cgroup.*|systemd\.unified_cgroup_hierarchy|(amdgpu|processor|kvm|ttm|drm"
+    r"|bnxt_en|bnxt_re|mlx5_core|mlx5_ib|ionic)\..*|(module_|modprobe\.)blacklist)$"
+)
+HEX = "[0-9a-fA-F]"
+TOKENS = re.compile(
+    rf"(?P<uuid>(?<!{HEX}){HEX}{{8}}(?:-{HEX}{{4}}){{3}}-{HEX}{{12}}(?!{HEX}))"
+    rf"|(?P<octets>(?<![\w:]){HEX}{{2}}(?::{HEX}{{2}}){{5,19}}(?![\w:]))"
+    rf"|(?P<guid>(?<![\w:]){HEX}{{4}}(?::{HEX}{{4}}){{3}}(?![\w:]))"
+    rf"|(?P<ipv6>(?<![\w:])(?:{HEX}{{0,4}}:){{2,7}}(?:{HEX}{{1,4}}|(?<=::))(?![\w:.]))"
+    rf"|(?P<named>(?<=enx){HEX}{{12}}(?!{HEX}))"
+)
+IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
+
+
+def mask(recordings: Sequence[Recording], key: bytes) -> tuple[Recording, ...]:
+    """The recordings without what names their site; hosts become node-1, node-2 ... `key` is random and not kept."""
+    secrets = _Secrets(key, recordings)
+    return tuple(_masked(recording, f"node-{number}", secrets) for number, recording in enumerate(recordings, 1))
+
+
+def _masked(recording: Recording, name: str, secrets: _Secrets) -> Recording:
+    text = secrets.text
+    return replace(
+        recording,
+        host=name,
+        files={text(path): secrets.file(path, content) for path, content in recording.files.items()},
+        blobs={text(p): data for p, data in ((p, _blob(p, d)) for p, d in recording.blobs.items()) if data},
+        links={text(path): text(to) for path, to in recording.links.items()},
+        folders=tuple(text(path) for path in recording.folders),
+        devices={text(path): node for path, node in recording.devices.items()},
+        commands={text(line): _answer(line, answer, secrets) for line, answer in recording.commands.items()},
+        unread={text(what): secrets.words(text(why)) for what, why in recording.unread.items()},
+        _children={},
+    )
+
+
+def _blob(path: str, data: bytes) -> bytes:
+    """Libraries whole; of a PCI function's registers those before the extended ones, which hold its serial number."""
+    if data.startswith(b"\x7fELF"):
+        return data
+    return data[:256] if path.endswith("/config") else b""
+
+
+def _answer(line: str, answer: Answer, secrets: _Secrets) -> Answer:
+    return replace(answer, out=secrets.words(secrets.text(answer.out), any_address=line == ADDRESSES))
+
+
+class _Secrets:
+    """What was found, and its stand-ins."""
+
+    def __init__(self, key: bytes, recordings: Sequence[Recording]) -> None:
+        self._key = key
+        self._networks = sorted({n for r in recordings for n in _networks(r)}, key=lambda n: -n.prefixlen)
+        self._words: dict[str, str] = {}
+        self._addresses: set[str] = set()
+        for number, recording in enumerate(recordings, 1):
+            for word in {recording.host, recording.host.partition(".")[0]} - {"", "localhost"}:
+                self._words[word] = f"node-{number}"
+            for path, content in recording.files.items():
+                if SERIALS.search(path) and len(content.strip()) > 3:
+                    self._words[content.strip()] = self._like(content.strip())
+            known = recording.commands.get(ADDRESSES, Answer(0, "")).out
+            self._addresses.update(IPV4.findall(known))
+        alternatives = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True)) or "(?!)"
+        self._pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{alternatives})(?![A-Za-z0-9_])")
+
+    def file(self, path: str, content: str) -> str:
+        if path == ROUTES:
+            return self._routes(content)
+        if path == "/proc/cmdline":
+            kernels, dashes, _ = content.partition(" -- ")  # what follows is for the first process
+            content = " ".join(map(_parameter, kernels.split())) + (" -- masked\n" if dashes else "\n")
+        elif path == "/etc/group":
+            content = re.sub(r"(?m)^([^:\n]*:[^:\n]*:\d*:).*$", r"\1", content)  # who is in it
+        elif "/kfd/topology/nodes/" in path:
+            content = re.sub(r"(?m)^(unique_id|hive_id) ([1-9]\d*)$", lambda m: f"{m[1]} {self._like(m[2])}", content)
+        elif SERIALS.search(path):
+            return self._like(content)
+        content = self.text(content)
+        plain = path.endswith("/os-release") or path.startswith(("/sys/", "/var/lib/dpkg/"))
+        if plain and not path.endswith("/node_desc"):
+            return content
+        return self.words(content, any_address=path == "/proc/cmdline")
+
+    def text(self, text: str) -> str:
+        """Without UUIDs, MAC addresses, GUIDs, GIDs and IPv6 addresses, wherever they stand."""
+        return TOKENS.sub(lambda m: getattr(self, "_" + str(m.lastgroup))(m[0]), text)
+
+    def words(self, text: str, *, any_address: bool = False) -> str:
+        """Without host names, serial numbers and IPv4 addresses: the known ones or, in a text about the network, where
+        no version looks like one, all."""
+        text = self._pattern.sub(lambda m: self._words[m[0]], text)
+        return IPV4.sub(lambda m: self._ipv4(m[0]) if any_address or m[0] in self._addresses else m[0], text)
+
+    def _digest(self, kind: str, value: object, size: int) -> bytes:
+        return blake2b(f"{kind} {value}".encode(), key=self._key, digest_size=size).digest()
+
+    def _like(self, text: str) -> str:
+        """Another text of the same length and kinds of characters; zeros stay zeros."""
+        if not text.strip("0 \n"):
+            return text
+        numbers = self._digest("serial", text.strip(), 64)
+        while len(numbers) < len(text):
+            numbers += self._digest("serial", numbers, 64)
+        alphabets = ("0123456789", "abcdef", "ABCDEF") if re.fullmatch(rf"{HEX}+\s*", text) else _LETTERS
+        return "".join(
+            next((a[1:][n % (len(a) - 1)] for a in alphabets if c in a), c)
+            for c, n in zip(text, numbers)  # noqa: B905
+        )
+
+    def _mac(self, mac: bytes) -> bytes:
+        plain = mac in (bytes(6), b"\xff" * 6)
+        return mac if plain else b"\x02" + self._digest("mac", mac.hex(), 5)
+
+    def _octets(self, text: str) -> str:
+        raw = bytes.fromhex(text.replace(":", ""))
+        masked = self._mac(raw) if len(raw) == 6 else self._eui64(raw[:8]) + self._digest("hardware", raw, 12)
+        return masked[: len(raw)].hex(":")
+
+    def _named(self, text: str) -> str:
+        return self._mac(bytes.fromhex(text)).hex()
+
+    def _uuid(self, text: str) -> str:
+        new = self._digest("uuid", text.lower(), 16).hex()
+        return "-".join((new[:8], new[8:12], new[12:16], new[16:20], new[20:]))
+
+    def _eui64(self, raw: bytes) -> bytes:
+        """An interface's 64-bit name: through its MAC address where it was made from one."""
+        if raw[3:5] == b"\xff\xfe":
+            mac = self._mac(bytes([raw[0] ^ 2]) + raw[1:3] + raw[5:])
+            return bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
+        return b"\x02" + self._digest("guid", raw.hex(), 7) if any(raw) else raw
+
+    def _guid(self, text: str) -> str:
+        return self._eui64(bytes.fromhex(text.replace(":", ""))).hex(":", 2)
+
+    def _ipv6(self, text: str) -> str:
+        try:
+            address = ipaddress.IPv6Address(text)
+        except ValueError:
+            return text  # a PCI address, or nothing of the kind
+        raw = address.packed
+        if address.ipv4_mapped:
+            raw = raw[:12] + ipaddress.IPv4Address(self._ipv4(str(address.ipv4_mapped))).packed
+        elif int(address) > 1 and raw[0] != 0xFF:
+            prefix = raw[:8] if raw[:8] == b"\xfe\x80" + bytes(6) else b"\xfd" + self._digest("prefix", raw[:8], 7)
+            raw = prefix + self._eui64(raw[8:])
+        new = ipaddress.IPv6Address(raw)
+        return new.exploded if len(text) == 39 else str(new)
+
+    def _ipv4(self, text: str) -> str:
+        try:
+            return str(ipaddress.IPv4Address(self._moved(int(ipaddress.IPv4Address(text)))))
+        except ValueError:
+            return text  # no address after all
+
+    def _moved(self, address: int) -> int:
+        return move(address, self._networks, lambda bits: bool(self._digest("bits", bits, 1)[0] & 1))
+
+    def _routes(self, content: str) -> str:
+        """The kernel's table: addresses as hex, least byte first."""
+        lines = content.splitlines()
+        for number, line in enumerate(lines[1:], 1):
+            cells = line.split("\t")
+            for at in (1, 2):
+                if len(cells) > 7 and re.fullmatch(rf"{HEX}{{8}}", cells[at]):
+                    value = int.from_bytes(bytes.fromhex(cells[at]), "little")
+                    cells[at] = self._moved(value).to_bytes(4, "little").hex().upper()
+            lines[number] = "\t".join(cells)
+        return "\n".join(lines) + "\n" * content.endswith("\n")
+
+
+_LETTERS = ("0123456789", "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+def _parameter(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    return word if not equals or HARMLESS.match(name) else f"{name}=masked"
+
+
+def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
+    """The networks that a recording speaks of, but no single host and not the whole internet."""
+    found = []
+    out = recording.commands.get(ADDRESSES, Answer(0, "")).out
+    for text in re.findall(r"inet (\d+(?:\.\d+){3}/\d+)", out):
+        found.append(text)
+    for line in recording.files.get(ROUTES, "").splitlines()[1:]:
+        cells = line.split()
+        if len(cells) > 7 and re.fullmatch(rf"{HEX}{{8}}", cells[1]) and re.fullmatch(rf"{HEX}{{8}}", cells[7]):
+            base, bits = (int.from_bytes(bytes.fromhex(cells[at]), "little") for at in (1, 7))
+            found.append(f"{ipaddress.IPv4Address(base)}/{bin(bits).count('1')}")
+    networks = []
+    for text in found:
+        try:
+            networks.append(ipaddress.IPv4Network(text, strict=False))
+        except ValueError:
+            continue
+    return [network for network in networks if 0 < network.prefixlen < 32]

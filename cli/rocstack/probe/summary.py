@@ -1,0 +1,171 @@
+"""A node profile in a few lines of words: what `rocstack probe` shows of each node."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from rocstack.node import slingshot
+from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
+from rocstack.node.verbs import SOFT_ROCE
+from rocstack.probe.classes import classes, differences
+from rocstack.probe.diagram import bits, speed
+
+UNKNOWN = "not read"
+MOST = 16  # differences shown
+COLUMNS = ("NODE", "SYSTEM", "GPUS", "NICS", "NIC DRIVER", "FIRMWARE", "ABI", "LIBRARIES", "STATE")
+
+
+def facts(profile: NodeProfile) -> dict[str, str]:
+    """What one node has, in a few rows."""
+    return {
+        "system": ", ".join(_system(profile)),
+        "GPUs": ", ".join(_gpus(profile)),
+        "NICs": ", ".join(_nics(profile)),
+        "RDMA": ", ".join(_rdma(profile.verbs)),
+        "libraries": ", ".join(map(_library, profile.libraries)) or "none",
+        "state": ", ".join(_state(profile)) or "no fault seen",
+    }
+
+
+def cells(profile: NodeProfile) -> tuple[str, ...]:
+    """COLUMNS of a table of many nodes: the same in fewer words."""
+    system = profile.system
+    gpus = Counter(f"{_short(gpu.name or gpu.device)} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
+    known = [nic for nic in profile.nics if nic.nic]
+    nics = Counter(f"{nic.nic} {bits(speed(nic, profile.netdevs, profile.verbs))}".strip() for nic in known)
+    abis = sorted({device.kernel_abi for device in profile.verbs if device.kernel_abi is not None})
+    return (
+        name(profile),
+        f"{system.os or UNKNOWN} {system.kernel or UNKNOWN}",
+        _counted(gpus),
+        _counted(nics),
+        _counted(Counter(f"{nic.driver or 'none'} {nic.driver_version or ''}".strip() for nic in known), bare=True),
+        _counted(Counter(nic.firmware or UNKNOWN for nic in known), bare=True),
+        ", ".join(map(str, abis)) or "none",
+        ", ".join(f"{each.driver or 'libibverbs'} {each.version or '?'}" for each in profile.libraries) or "none",
+        ", ".join(_state(profile)) or "no fault seen",
+    )
+
+
+def name(profile: NodeProfile) -> str:
+    """The node's name, and that it is virtual."""
+    return profile.name + (f" (virtual {profile.virtual})" if profile.virtual else "")
+
+
+def alike(profiles: Iterable[NodeProfile]) -> list[str]:
+    """Which nodes are alike, and what sets the others apart; a line each."""
+    groups = classes(profiles)
+    if len(groups) == 1 and len(groups[0].nodes) > 1:
+        return [f"{len(groups[0].nodes)} nodes, all alike"]
+    if len(groups) < 2:
+        return []
+    first = groups[0]
+    lines = [f"{count(len(first.nodes), 'node')} alike: {listed(first.nodes)}"] if len(first.nodes) > 1 else []
+    if not lines:
+        lines = [f"no two of the {len(groups)} nodes are alike" if len(groups) > 2 else "the two nodes differ"]
+    found = differences(groups)
+    for difference in found[:MOST]:
+        *others, most = difference.values
+        sides = "; ".join(f"{listed(nodes)}: {value}" for value, nodes in others)
+        lines.append(f"{difference.trait}: {sides}; {listed(most[1])}: {most[0]}")
+    if len(found) > MOST:
+        lines.append(f"{len(found) - MOST} more differences; --json has all values")
+    return lines
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def _short(gpu: str) -> str:
+    """MI300X of "AMD Instinct MI300X OAM"."""
+    found = re.search(r"\bMI\d+\w*", gpu)
+    return found[0] if found else gpu
+
+
+def _counted(words: Counter[str], *, bare: bool = False) -> str:
+    """ "8 × a, 1 × b"; `bare` leaves the numbers out."""
+    return ", ".join(word if bare else f"{many} × {word}" for word, many in words.items()) or "none"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _system(profile: NodeProfile) -> Iterator[str]:
+    system = profile.system
+    yield system.os or UNKNOWN
+    yield f"kernel {system.kernel or UNKNOWN}"
+    if system.memory:
+        yield f"{system.memory / 2**30:.0f} GiB"
+
+
+def _gpus(profile: NodeProfile) -> Iterator[str]:
+    kinds = Counter(f"{gpu.name or gpu.device} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
+    yield from (f"{many} × {kind}" for kind, many in kinds.items())
+    if profile.amdgpu:
+        yield f"amdgpu {profile.amdgpu}"
+    elif not kinds:
+        yield "none"
+
+
+def _nics(profile: NodeProfile) -> Iterator[str]:
+    known = [nic for nic in profile.nics if nic.nic]
+    kinds = Counter(_nic(profile, nic) for nic in known)
+    yield from (f"{many} × {kind}" for kind, many in kinds.items())
+    others = len(profile.nics) - len(known)
+    if others:
+        yield f"{others} other{'s' * (others > 1)}" if known else f"{others} without a NIC profile"
+    if not profile.nics:
+        yield "none"
+
+
+def _nic(profile: NodeProfile, nic: Nic) -> str:
+    rate = bits(speed(nic, profile.netdevs, profile.verbs))
+    driver = f"{nic.driver or 'no driver'} {nic.driver_version or ''}".strip()
+    return " ".join(filter(None, (nic.nic, rate, f"({driver}, firmware {nic.firmware or UNKNOWN})")))
+
+
+def _rdma(verbs: Iterable[Verbs]) -> Iterator[str]:
+    kinds = Counter((device.driver or UNKNOWN, device.kernel_abi) for device in verbs)
+    for (driver, abi), many in kinds.items():
+        software = " (RDMA in software)" if driver == SOFT_ROCE else ""
+        yield f"{many} × {driver}{software}, kernel ABI {UNKNOWN if abi is None else abi}"
+    if not kinds:
+        yield "none"
+
+
+def _library(library: Library) -> str:
+    version = library.version or "version not read"
+    if library.driver is None:
+        abi = UNKNOWN if library.private_abi is None else library.private_abi
+        return f"libibverbs {version} (private ABI {abi})"
+    if library.driver in slingshot.NAMES:  # no provider of libibverbs
+        return f"{library.driver} {version}"
+    low, high = library.kernel_abi or (None, None)
+    span = UNKNOWN if low is None else f"{low}" if low == high else f"{low}-{high}"
+    return f"{library.driver} {version} (kernel ABI {span})"
+
+
+def _state(profile: NodeProfile) -> Iterator[str]:
+    """What is plainly not as it should be, or not hardware. What it means and what to do is the doctor's affair."""
+    ports = [port for device in profile.verbs for port in device.ports]
+    down = sum(port.state != "ACTIVE" for port in ports)
+    if down:
+        yield f"{down} of {count(len(ports), 'RDMA port')} not active"
+    slow = sum(map(_degraded, [g.pcie for g in profile.gpus] + [n.pcie for n in profile.nics if n.nic]))
+    if slow:
+        yield f"{count(slow, 'PCIe link')} below what the device can"
+    software = [device.name for device in profile.verbs if device.driver == SOFT_ROCE]
+    if software:
+        yield f"RDMA in software: {listed(software)}"
+    if profile.unread:
+        yield f"{count(len(profile.unread), 'thing')} not read"
+
+
+def _degraded(link: Pcie) -> bool:
+    pairs = ((link.speed, link.max_speed), (link.width, link.max_width))
+    return any(now is not None and most is not None and now < most for now, most in pairs)

@@ -1,0 +1,1 @@
+"""Images in registries and archives: names, layers, pushing, pulling."""

@@ -1,0 +1,144 @@
+"""Sends an archive to nodes over ssh, several at once, and believes only what their engines say afterwards."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from rocstack.base.words import Value
+from rocstack.registry.image_archive import Archive
+from rocstack.registry.pusher import wait_before
+
+AT_ONCE = 8
+ATTEMPTS = 3
+Progress = Callable[[str, int, int], None]  # node, bytes done, bytes in all
+
+
+class Loaded(Value):
+    """How one node got the image; `error` says why it did not."""
+
+    node: str
+    bytes: int  # sent; what was sent twice counts twice
+    seconds: float
+    attempts: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A node. `reach` is the command to which a shell line is added: ssh with its options and the host."""
+
+    node: str
+    reach: Sequence[str]
+    engine: Sequence[str] = ("docker",)  # on the node, with sudo where it needs that
+    have: frozenset[str] = frozenset()  # diff ids of its engine; only for the older store
+
+
+def load(
+    archive: Archive,
+    targets: Sequence[Target],
+    *,
+    at_once: int = AT_ONCE,
+    attempts: int = ATTEMPTS,
+    sleep: Callable[[float], None] | None = None,
+    progress: Progress = lambda node, done, total: None,
+) -> list[Loaded]:
+    """Loads the archive on every target; a node that fails is a result, not an error. Ctrl-C ends all of them."""
+    senders = [_Sender(archive, target, attempts, sleep, progress) for target in targets]
+    with ThreadPoolExecutor(max(1, at_once)) as pool:
+        jobs = [pool.submit(sender.run) for sender in senders]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            for sender in senders:
+                sender.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@dataclass
+class _Sender:
+    archive: Archive
+    target: Target
+    attempts: int
+    sleep: Callable[[float], None] | None
+    progress: Progress
+    sent: int = 0
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _process: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> Loaded:
+        started, error, attempt = time.monotonic(), "stopped", 0
+        while attempt < self.attempts and not self._stopped.is_set():
+            attempt += 1
+            if attempt > 1:
+                (self.sleep or self._stopped.wait)(wait_before(attempt))
+            # What was left out may be gone from the node: then it gets everything.
+            error = self._once(self.target.have if attempt == 1 else frozenset())
+            if not error:
+                break
+        return Loaded(
+            node=self.target.node,
+            bytes=self.sent,
+            seconds=round(time.monotonic() - started, 3),
+            attempts=attempt,
+            error=error or None,
+        )
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._process:
+            self._process.kill()
+
+    def _once(self, have: Collection[str]) -> str:
+        """What went wrong, or nothing."""
+        if any(d not in self.archive.blobs and d not in have for d in self.archive.diff_ids):
+            return "the archive lacks layers that this node does not have"
+        engine = shlex.join(self.target.engine)
+        name = shlex.quote(self.archive.name)
+        line = f"{engine} load --quiet >&2 && {engine} image inspect --format '{{{{.Id}}}}' {name}"
+        try:
+            self._process = process = subprocess.Popen(
+                [*self.target.reach, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            return str(error)
+        said: dict[str, bytes] = {}
+        readers = [
+            threading.Thread(target=lambda key=key, pipe=pipe: said.update({key: pipe.read()}))
+            for key, pipe in (("out", process.stdout), ("err", process.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        self._feed(process, have)
+        code = process.wait()
+        for reader in readers:
+            reader.join()
+        words = said["err"].decode("utf-8", "replace").strip().splitlines()
+        if code:
+            return f"exit {code}: {words[-1] if words else 'no word'}"
+        found = said["out"].decode().strip()
+        if found not in (self.archive.id, self.archive.digest):
+            return f"the node calls it {found[:19]}, it is {self.archive.id[:19]} here"
+        return ""
+
+    def _feed(self, process: subprocess.Popen[bytes], have: Collection[str]) -> None:
+        assert process.stdin is not None
+        total, done = self.archive.size(have), 0
+        try:
+            for data in self.archive.stream(have):
+                if self._stopped.is_set():
+                    process.kill()
+                    break
+                process.stdin.write(data)
+                self.sent += len(data)
+                done += len(data)
+                self.progress(self.target.node, min(done, total), total)
+            process.stdin.close()
+        except BrokenPipeError:  # the other side ended; its exit status and words say why
+            pass

@@ -1,0 +1,106 @@
+"""A local image by its layers: read from the engine's own folder, or by `docker save` where that can't be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from docker import DockerClient
+
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.edge.engine import find_image
+from rocstack.registry.layers import GraphStore, Source, Unreadable, sha256
+from rocstack.registry.saved import Saved
+
+
+@dataclass
+class LocalImage:
+    """A local image, by whatever source gives its layers. Close it: a fallback may keep copies of them.
+
+    `id` is the sha256 of its configuration, on every engine; `wanted` limits what a fallback has to copy.
+    """
+
+    client: DockerClient
+    reference: str
+    diff_ids: tuple[str, ...]
+    wanted: Collection[str] | None = None
+    _engine_id: str = ""
+    _source: Source | None = None
+    _saved: Saved | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def find(cls, client: DockerClient, reference: str) -> LocalImage:
+        """
+        Raises:
+            BadInput: no such image.
+        """
+        found = find_image(client, reference)
+        if found is None:
+            raise BadInput(
+                f"there is no image '{reference}' on this machine", code="no-image", next_step="build it first"
+            )
+        info = client.info()
+        image = cls(client, reference, tuple(found.attrs["RootFS"]["Layers"]), _engine_id=str(found.id))
+        if info.get("Driver") == "overlay2":
+            image._source = GraphStore.find(Path(str(info.get("DockerRootDir"))), image._engine_id)
+        return image
+
+    def __enter__(self) -> LocalImage:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._saved:
+            self._saved.close()
+
+    @property
+    def config(self) -> bytes:
+        return self._ready().config
+
+    @property
+    def id(self) -> str:
+        return sha256(self.config)
+
+    @property
+    def known_id(self) -> str | None:
+        """The id, where it can be told without copying anything."""
+        return sha256(self._source.config) if self._source else None
+
+    @property
+    def how(self) -> str:
+        return "docker save" if self._saved else "overlay2"
+
+    def size(self, diff_id: str) -> int:
+        """Bytes, uncompressed, or nearly; 0 if it is not known yet."""
+        return self._source.size(diff_id) if self._source else 0
+
+    def open(self, diff_id: str) -> Iterator[bytes | bytearray]:
+        """The tar stream of one layer, in blocks. Raises Unreadable at its end if it was another.
+
+        After that the next call takes the fallback; when that can't be read either it is a CheckFailed.
+        """
+        source = self._ready()
+        try:
+            yield from source.open(diff_id)
+        except (Unreadable, OSError, ValueError) as error:
+            if self._saved is not None:
+                raise CheckFailed(
+                    f"the engine does not give the layers of {self.reference} as they were built",
+                    code="damaged-image",
+                    cause=str(error),
+                    next_step="build the image again; `docker save` shows whether the engine can read it",
+                ) from None
+            with self._lock:
+                if source is self._source:
+                    self._source = None
+            raise Unreadable(str(error)) from None
+
+    def _ready(self) -> Source:
+        with self._lock:
+            if self._source is None:
+                self._saved = Saved.make(self.client, self._engine_id, self.diff_ids, self.wanted)
+                self._source = self._saved
+            return self._source

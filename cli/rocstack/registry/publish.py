@@ -1,0 +1,215 @@
+"""Publishes a local image in a registry with zstd layers: only what the registry lacks is read, packed and sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from rocstack.base.words import Value
+from rocstack.registry.layers import sha256
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.oci import ZSTD_LAYER, Blob, Packer, config_blob, manifest, parse_manifest, require_zstd
+from rocstack.registry.repository import Repository
+
+LAYERS_AT_ONCE = 3
+NEWEST = 8  # manifests of a repository that are looked at for layers
+Result = TypeVar("Result")
+Progress = Callable[[str, int, int], None]  # diff id, bytes done and bytes in all, uncompressed
+
+
+class Published(Value):
+    """An image in a registry. Sizes are bytes, compressed, as they lie there and go over the wire."""
+
+    reference: str  # by digest: what a node pulls
+    id: str  # the image's id on a node
+    layers: tuple[Blob, ...]
+    bytes_sent: int  # what was sent twice counts twice
+    bytes_total: int
+    seconds: float
+    skipped: tuple[str, ...]  # digests of layers that were there before
+
+
+@dataclass
+class Memory:
+    """What each layer became when it was packed: a file, so that a publish that was cut off goes on.
+
+    A line that tells a lie does no harm: a node compares every layer with the image's configuration."""
+
+    file: Path | None
+    known: dict[str, Blob] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if self.file is None or not self.file.is_file():
+            return
+        for line in self.file.read_text().splitlines():
+            try:
+                diff_id, digest, size = line.split()
+                self.known[diff_id] = Blob(digest=digest, size=int(size))
+            except ValueError:  # cut off in the middle
+                continue
+
+    def note(self, diff_id: str, blob: Blob) -> None:
+        with self._lock:
+            if self.known.get(diff_id) == blob:
+                return
+            self.known[diff_id] = blob
+            if self.file is not None:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                with self.file.open("a") as file:
+                    file.write(f"{diff_id} {blob.digest} {blob.size}\n")
+
+
+def publish(
+    image: LocalImage,
+    repository: Repository,
+    tag: str,
+    *,
+    siblings: Sequence[str] = (),
+    memory: Memory | None = None,
+    progress: Progress = lambda layer, done, total: None,
+) -> Published:
+    """Brings `image` into `repository` and names it `tag` there.
+
+    Layers that it has are found by its manifests and by `memory`; those that a repository of `siblings` has are taken
+    over from there. A failure, or Ctrl-C, leaves nothing but complete blobs, and the next call goes on with them.
+
+    Raises:
+        CheckFailed: the registry fails for longer than patience lasts, holds other bytes than were sent, or
+            layers that are not zstd; or the engine gives other layers than the image's id promises.
+        Missing: no login, no registry, or no room for a copy of the image where one is needed.
+    """
+    started = time.monotonic()
+    work = _Work(image, repository, memory or Memory(None), progress)
+    there = repository.manifest(tag)
+    if there and _is(there, image.known_id):
+        data = there
+    else:
+        data = work.manifest(_manifests(repository, tag, siblings))
+        repository.put_manifest(tag, data)
+    require_zstd(data, f"{repository.reference}:{tag}")
+    image_id, layers = parse_manifest(data)
+    return Published(
+        reference=f"{repository.reference}@{sha256(data)}",
+        id=image_id,
+        layers=layers,
+        bytes_sent=work.sent,
+        bytes_total=sum(layer.size for layer in layers),
+        seconds=round(time.monotonic() - started, 3),
+        skipped=tuple(dict.fromkeys(layer.digest for layer in layers if layer.digest not in work.made)),
+    )
+
+
+def _is(data: bytes, image_id: str | None) -> bool:
+    found, layers = parse_manifest(data)
+    return found == image_id and all(layer.media_type == ZSTD_LAYER for layer in layers)
+
+
+def _manifests(repository: Repository, tag: str, siblings: Sequence[str]) -> list[tuple[str, dict[str, Blob]]]:
+    """Repository and zstd layers (by diff id) of the manifests that are there, this repository's last."""
+
+    def layers(where: Repository, name: str) -> dict[str, Blob]:
+        config, blobs = parse_manifest(where.manifest(name) or b"{}")
+        if not blobs or any(blob.media_type != ZSTD_LAYER for blob in blobs):
+            return {}
+        diff_ids = json.loads(where.blob(config) or b"{}").get("rootfs", {}).get("diff_ids", ())
+        return dict(zip(diff_ids, blobs, strict=False))
+
+    asked: list[tuple[Repository, str]] = []
+    for where in (*(replace(repository, name=name) for name in siblings), repository):
+        asked += [(where, name) for name in sorted(where.tags(), reverse=True)[:NEWEST]]
+    with ThreadPoolExecutor(LAYERS_AT_ONCE) as pool:
+        return [
+            (where.name, found) for (where, _), found in zip(asked, pool.map(lambda a: layers(*a), asked), strict=True)
+        ]
+
+
+@dataclass
+class _Work:
+    """What one publish does, and counts."""
+
+    image: LocalImage
+    repository: Repository
+    memory: Memory
+    progress: Progress
+    sent: int = 0
+    made: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def manifest(self, manifests: Sequence[tuple[str, dict[str, Blob]]]) -> bytes:
+        """Brings what is missing; returns the manifest of what is there then."""
+        home = self.repository.name
+        elsewhere = {diff_id: (name, blob) for name, found in manifests for diff_id, blob in found.items()}
+        known = {diff_id: blob for name, found in manifests if name == home for diff_id, blob in found.items()}
+        unknown = [diff_id for diff_id in dict.fromkeys(self.image.diff_ids) if diff_id not in known]
+        found_blobs = self._each(lambda diff_id: self._find(diff_id, elsewhere.get(diff_id)), unknown)
+        known.update({diff_id: blob for diff_id, blob in found_blobs.items() if blob})
+        missing = [diff_id for diff_id in unknown if diff_id not in known]
+        if missing:
+            self.image.wanted = missing
+            config = self.image.config  # before the threads: it may have to copy the image
+            missing.sort(key=self.image.size, reverse=True)
+            known.update(self._each(self._upload, missing))
+        config = self.image.config
+        if not self.repository.has(config_blob(config)):
+            self.repository.put_blob(config, self._count)
+        for diff_id in self.image.diff_ids:
+            self.memory.note(diff_id, known[diff_id])
+        return manifest(config, [known[diff_id] for diff_id in self.image.diff_ids])
+
+    def _find(self, diff_id: str, elsewhere: tuple[str, Blob] | None) -> Blob | None:
+        """The layer's blob if this repository has it, or can take it over."""
+        blob = self.memory.known.get(diff_id)
+        if blob and self.repository.has(blob):
+            return blob
+        if elsewhere and self.repository.mount(elsewhere[1], elsewhere[0]):
+            return elsewhere[1]
+        return None
+
+    def _upload(self, diff_id: str) -> Blob:
+        total, packer, sent, shown = self.image.size(diff_id), None, 0, 0
+
+        def make() -> Packer:
+            nonlocal packer, sent
+            packer, sent = Packer(self.image.open(diff_id), threads=os.cpu_count() or 1), 0
+            return packer
+
+        def count(size: int) -> None:
+            nonlocal sent, shown
+            sent += size
+            self._count(size)
+            done = packer.read * sent // max(packer.packed, sent) if packer else 0
+            shown = max(shown, min(done, total))  # a guess from the ratio so far, and a display never goes back
+            self.progress(diff_id, shown, total)
+
+        blob = self.repository.upload(make, count)
+        self.memory.note(diff_id, blob)
+        self.made.add(blob.digest)
+        self.progress(diff_id, total, total)
+        return blob
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.sent += size
+
+    def _each(self, work: Callable[[str], Result], items: Sequence[str]) -> dict[str, Result]:
+        """In parallel. A failure or Ctrl-C ends the others, too, and is raised when they have ended."""
+        with ThreadPoolExecutor(LAYERS_AT_ONCE) as pool:
+            jobs = {item: pool.submit(work, item) for item in items}
+            try:
+                wait(jobs.values(), return_when=FIRST_EXCEPTION)
+                for job in jobs.values():
+                    if job.done() and (error := job.exception()):
+                        raise error
+            except BaseException:
+                self.repository.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            return {item: job.result() for item, job in jobs.items()}

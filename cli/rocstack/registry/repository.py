@@ -1,0 +1,260 @@
+"""One repository of a registry, by the OCI distribution protocol: what it holds, and blobs and manifests for it.
+
+Every request is tried again while its failure may pass. A blob that breaks off goes on where the registry says that
+it stopped; where the registry can't tell (docker-registry 2.8 can't), from its start.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from rocstack.base.errors import CheckFailed
+from rocstack.registry.http import Body, Transient, Wire
+from rocstack.registry.layers import Unreadable, sha256
+from rocstack.registry.oci import CHUNK, INDEX, MANIFEST, Blob, Packer
+from rocstack.registry.patience import ATTEMPTS, Patience
+
+ACCEPT = ", ".join(
+    (
+        MANIFEST,
+        INDEX,
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    )
+)
+OCTETS = {"Content-Type": "application/octet-stream"}
+Result = TypeVar("Result")
+Count = Callable[[int], None]
+
+
+class _Lost(Exception):
+    """The registry doesn't know this upload any more."""
+
+
+@dataclass
+class Repository:
+    """`name` is the path at the registry. All methods raise CheckFailed or Missing when patience has ended."""
+
+    wire: Wire
+    name: str
+    attempts: int = ATTEMPTS
+    sleep: Callable[[float], None] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def reference(self) -> str:
+        return f"{self.wire.host}/{self.name}"
+
+    def tags(self) -> list[str]:
+        """All tags; none if there is no such repository yet."""
+        answer = self._again(
+            lambda: self.wire.request("GET", self._path("tags/list"), good={200, 404}, repository=self.name)
+        )
+        return list(answer.json().get("tags") or []) if answer.status_code == 200 else []
+
+    def manifest(self, name: str) -> bytes | None:
+        """The manifest of a tag or digest, its bytes; None where there is none.
+
+        Raises:
+            CheckFailed: bytes that are not those of the digest.
+        """
+        answer = self._again(
+            lambda: self.wire.request(
+                "GET",
+                self._path(f"manifests/{name}"),
+                good={200, 404},
+                repository=self.name,
+                headers={"Accept": ACCEPT},
+            )
+        )
+        if answer.status_code == 404:
+            return None
+        said = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest")
+        self._same(said, sha256(answer.content), f"manifest {name}")
+        return bytes(answer.content)
+
+    def put_manifest(self, name: str, data: bytes, media_type: str = MANIFEST) -> str:
+        """Stores it under a tag or digest, reads it back, and returns its digest."""
+        answer = self._again(
+            lambda: self.wire.request(
+                "PUT",
+                self._path(f"manifests/{name}"),
+                good={201},
+                repository=self.name,
+                data=data,
+                headers={"Content-Type": media_type},
+            )
+        )
+        digest = sha256(data)
+        self._same(answer.headers.get("Docker-Content-Digest"), digest, "manifest")
+        back = self.manifest(digest)
+        self._same(sha256(back) if back else "nothing", digest, f"manifest {name}")
+        return digest
+
+    def has(self, blob: Blob) -> bool:
+        """Is it there, with this size?"""
+        answer = self._again(
+            lambda: self.wire.request("HEAD", self._path(f"blobs/{blob.digest}"), good={200, 404}, repository=self.name)
+        )
+        return answer.status_code == 200 and answer.headers.get("Content-Length") in (None, str(blob.size))
+
+    def blob(self, digest: str) -> bytes | None:
+        """A small blob, whole."""
+        answer = self._again(
+            lambda: self.wire.request("GET", self._path(f"blobs/{digest}"), good={200, 404}, repository=self.name)
+        )
+        if answer.status_code == 404:
+            return None
+        self._same(digest, sha256(answer.content), "blob")
+        return bytes(answer.content)
+
+    def mount(self, blob: Blob, origin: str) -> bool:
+        """Takes over a blob of another repository of this registry, if it allows that."""
+        params = {"mount": blob.digest, "from": origin}
+        answer = self._again(
+            lambda: self.wire.request(
+                "POST", self._path("blobs/uploads/"), good={201, 202}, repository=self.name, params=params
+            )
+        )
+        return answer.status_code == 201
+
+    def upload(self, make: Callable[[], Packer], on_bytes: Count = lambda count: None) -> Blob:
+        """Sends a layer while it is compressed. `make` starts it anew where the registry lost it."""
+        patience, lost = self._patience(), 0
+        while True:
+            packer = make()
+            try:
+                return self._upload(packer, patience, on_bytes)
+            except (_Lost, Unreadable) as error:
+                lost += 1
+                if lost >= self.attempts:
+                    raise self.wire.error(f"the upload broke off: {error}", self.name, lost) from None
+                patience.wait(error)
+
+    def put_blob(self, data: bytes, on_bytes: Count = lambda count: None) -> None:
+        """Sends a small blob, whole."""
+        self._again(lambda: self._commit(self._begin(), sha256(data), data, on_bytes), lost_too=True)
+
+    def _upload(self, packer: Packer, patience: Patience, on_bytes: Count) -> Blob:
+        location: str | None = None
+        offset = 0
+        for chunk in _ahead(iter(packer)):
+            if location is None:
+                location = self._again(self._begin)
+                if len(chunk) < CHUNK:  # all of it
+                    try:
+                        self._commit(location, packer.blob.digest, chunk, on_bytes)
+                    except Transient as failure:
+                        raise _Lost(str(failure)) from None
+                    return packer.blob
+            location = self._send(location, offset, chunk, patience, on_bytes)
+            offset += len(chunk)
+            patience.failed = 0
+        assert location is not None
+        try:
+            self._commit(location, packer.blob.digest, b"", on_bytes)
+        except Transient as failure:
+            patience.wait(failure)
+            if not self.has(packer.blob):  # it may have been stored, and only the answer got lost
+                raise _Lost(str(failure)) from None
+        return packer.blob
+
+    def _begin(self) -> str:
+        path = self._path("blobs/uploads/")
+        return self._location(self.wire.request("POST", path, good={202}, repository=self.name))
+
+    def _send(self, location: str, start: int, chunk: bytes, patience: Patience, on_bytes: Count) -> str:
+        """One chunk, in as many attempts as it takes; returns where the next one goes."""
+        at = start
+        while at < start + len(chunk):
+            rest = Body(chunk[at - start :], self.stop, on_bytes)
+            span = {"Content-Range": f"{at}-{start + len(chunk) - 1}", **OCTETS}
+            try:
+                answer = self.wire.request(
+                    "PATCH", location, good={202, 400, 404, 416}, repository=self.name, data=rest, headers=span
+                )
+                if answer.status_code != 202:
+                    raise _Lost(f"HTTP status: {answer.status_code}")
+                location, at = self._location(answer), start + len(chunk)
+            except Transient as failure:
+                patience.wait(failure)
+                location, at = self._where(location)
+                if not start <= at <= start + len(chunk):
+                    raise _Lost(str(failure)) from None
+        return location
+
+    def _where(self, location: str) -> tuple[str, int]:
+        """Where an upload stands: its next Location, and how many bytes of it arrived."""
+        answer = self._again(
+            lambda: self.wire.request("GET", location, good={204, 400, 404, 416}, repository=self.name)
+        )
+        span = re.fullmatch(r"(?:bytes=)?0-(\d+)", answer.headers.get("Range", ""))
+        if answer.status_code != 204 or not span:
+            raise _Lost(f"HTTP status: {answer.status_code}")
+        # "0-0" says one byte, or none (github.com/opencontainers/distribution-spec, issue 578): neither is worth saving
+        return self._location(answer, location), int(span[1]) + 1 if int(span[1]) else -1
+
+    def _commit(self, location: str, digest: str, data: bytes, on_bytes: Count) -> None:
+        body = Body(data, self.stop, on_bytes) if data else b""
+        answer = self.wire.request(
+            "PUT",
+            location,
+            good={201, 404},
+            repository=self.name,
+            data=body,
+            headers=OCTETS,
+            params={"digest": digest},
+        )
+        if answer.status_code == 404:
+            raise _Lost("HTTP status: 404")
+        self._same(answer.headers.get("Docker-Content-Digest"), digest, "layer")
+
+    def _location(self, answer: object, otherwise: str = "") -> str:
+        found = str(getattr(answer, "headers", {}).get("Location") or otherwise)
+        if not found:
+            raise self.wire.error("the registry names no place for the upload", self.name)
+        return found
+
+    def _same(self, found: str | None, wanted: str, what: str) -> None:
+        if found not in (None, wanted):
+            raise CheckFailed(
+                f"{self.reference} has another {what} than was sent: {found} instead of {wanted}",
+                code="digest-differs",
+                cause="somebody else writes there at the same time, or something between changes images",
+                next_step="run again; if it stays, ask who runs the registry or a proxy before it",
+            )
+
+    def _path(self, end: str) -> str:
+        return f"/v2/{self.name}/{end}"
+
+    def _patience(self) -> Patience:
+        return Patience(self.wire, self.name, self.stop, self.attempts, self.sleep)
+
+    def _again(self, action: Callable[[], Result], *, lost_too: bool = False) -> Result:
+        patience = self._patience()
+        while True:
+            try:
+                return action()
+            except Transient as failure:
+                patience.wait(failure)
+            except _Lost as failure:
+                if not lost_too:
+                    raise
+                patience.wait(failure)
+
+
+def _ahead(chunks: Iterator[bytes]) -> Iterable[bytes]:
+    """The chunks; the next is made while one is sent."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, chunks, b"")
+        while True:
+            chunk = coming.result()
+            if not chunk:
+                return
+            coming = pool.submit(next, chunks, b"")
+            yield chunk

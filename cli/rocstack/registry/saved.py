@@ -1,0 +1,174 @@
+"""`docker save` as a source of layers: what is wanted of it is kept in a temporary folder.
+
+Engines with the older store (23 and 24) name layers by something else than their content, those with containerd's
+store keep them compressed: only `manifest.json` at the end tells which is which.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from docker import DockerClient
+from docker.errors import APIError
+from requests.exceptions import RequestException
+
+from rocstack.base.errors import CheckFailed, Missing
+from rocstack.registry.layers import BLOCK, Unreadable, checked
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(frozen=True)
+class Saved:
+    folder: Path
+    config: bytes
+    files: dict[str, Path]  # diff id -> its file; those that nobody wanted are missing
+
+    @classmethod
+    def make(
+        cls, client: DockerClient, image: str, diff_ids: Sequence[str], wanted: Collection[str] | None = None
+    ) -> Saved:
+        """Saves `image` and keeps the wanted layers (all, if None).
+
+        Raises:
+            CheckFailed: the archive does not hold the image, or the temporary folder is full.
+            Missing: the engine refused.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="rocstack-save-"))
+        skip = set(diff_ids) - set(diff_ids if wanted is None else wanted)
+        try:
+            stream = io.BufferedReader(_Reader(client.api.get_image(image, chunk_size=BLOCK)), BLOCK)
+            links = _unpack(stream, folder, skip)
+            config, files = _sorted(folder, links, diff_ids)
+            return cls(folder, config, files)
+        except (APIError, RequestException) as error:
+            shutil.rmtree(folder)
+            raise Missing(
+                f"the engine does not save {image[:19]}",
+                code="engine-failed",
+                cause=str(error),
+                next_step="`docker save` shows the same; then run again",
+            ) from None
+        except (OSError, ValueError, KeyError, IndexError, tarfile.TarError) as error:
+            shutil.rmtree(folder)
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise Missing(
+                    f"{folder.parent} has no room for the layers that `docker save` gives",
+                    code="disk-full",
+                    cause="the engine's own folder can't be read from here, so they are copied first",
+                    next_step="set TMPDIR to a folder with more room, or run as root",
+                ) from None
+            raise CheckFailed(
+                f"what `docker save` gives for {image[:19]} can't be read",
+                code="damaged-image",
+                cause=str(error) or type(error).__name__,
+                next_step="`docker save` it by hand and look with `tar -t`; then build the image again",
+            ) from None
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def size(self, diff_id: str) -> int:
+        return self.files[diff_id].stat().st_size if diff_id in self.files else 0
+
+    def open(self, diff_id: str) -> Iterator[bytes | bytearray]:
+        if diff_id not in self.files:
+            raise Unreadable(f"layer {diff_id[:19]} was not saved")
+        return checked(_plain(self.files[diff_id]), diff_id)
+
+
+def _unpack(stream: IO[bytes], folder: Path, skip: Collection[str]) -> dict[str, str]:
+    """Files of the archive by their path; returns the links among them (older engines link equal layers)."""
+    links: dict[str, str] = {}
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as archive:
+        for member in archive:
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(f"the archive holds '{member.name}'")
+            if member.issym() or member.islnk():
+                target = path.parent / member.linkname if member.issym() else PurePosixPath(member.linkname)
+                links[str(path)] = str(_resolved(target))
+            if not member.isfile() or f"sha256:{path.name}" in skip:
+                continue
+            to = folder / path
+            to.parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            assert content is not None
+            with to.open("wb") as file:
+                shutil.copyfileobj(content, file, BLOCK)
+    return links
+
+
+def _sorted(folder: Path, links: dict[str, str], diff_ids: Sequence[str]) -> tuple[bytes, dict[str, Path]]:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())[0]
+    config = (folder / _inside(manifest["Config"])).read_bytes()
+    if tuple(json.loads(config)["rootfs"]["diff_ids"]) != tuple(diff_ids):
+        raise ValueError("it holds another image")
+    paths = [_inside(links.get(name, name)) for name in manifest["Layers"]]
+    named = dict(zip(diff_ids, paths, strict=True))
+    return config, {diff_id: folder / path for diff_id, path in named.items() if (folder / path).is_file()}
+
+
+def _inside(name: str) -> str:
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise ValueError(f"the archive names '{name}'")
+    return name
+
+
+def _resolved(path: PurePosixPath) -> PurePosixPath:
+    parts: list[str] = []
+    for part in path.parts:
+        parts = parts[:-1] if part == ".." else [*parts, part]
+    return PurePosixPath(*parts)
+
+
+def _plain(file: Path) -> Iterator[bytes]:
+    """The file's content, uncompressed."""
+    import gzip
+
+    import zstandard
+
+    with file.open("rb") as raw:
+        start = raw.read(4)
+        raw.seek(0)
+        opened: IO[bytes]
+        if start.startswith(_GZIP):
+            opened = gzip.GzipFile(fileobj=raw)  # type: ignore[assignment]  # reads bytes
+        elif start == _ZSTD:
+            opened = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        else:
+            opened = raw
+        while block := opened.read(BLOCK):
+            yield block
+
+
+class _Reader(io.RawIOBase):
+    """An iterator of bytes as a file."""
+
+    def __init__(self, stream: Iterator[bytes]) -> None:
+        self.stream, self.rest = stream, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        while not self.rest:
+            block = next(self.stream, None)
+            if block is None:
+                return 0
+            self.rest = block
+        count = min(len(into), len(self.rest))
+        into[:count], self.rest = self.rest[:count], self.rest[count:]
+        return count

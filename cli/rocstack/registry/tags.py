@@ -1,0 +1,94 @@
+"""What a release is called in a registry: repository by role, tags by week, stack, NIC and content."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+
+from rocstack.base.errors import BadInput
+
+_HOST = r"localhost|(?=[^/]*[.:])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\]"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REGISTRY = re.compile(rf"(?P<host>(?:{_HOST})(?::\d{{1,5}})?)(?P<prefix>(?:/{_PART})*)")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+@dataclass(frozen=True)
+class Registry:
+    """`host[:port][/prefix]`. `host` keeps its port: it is what `docker login` is told."""
+
+    host: str
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.prefix}" if self.prefix else self.host
+
+    def repository(self, role: str) -> str:
+        """Where images of this role go; one repository a role, because the tags don't name it."""
+        return f"{self}/rocstack-{role}"
+
+
+def parse_registry(text: str) -> Registry:
+    """Reads `host[:port][/prefix]`. The host needs a dot or a port, as docker would otherwise take it for a
+    folder of its default registry.
+
+    Raises:
+        BadInput: says what is wrong with it.
+    """
+    plain = text.rstrip("/")
+    found = _REGISTRY.fullmatch(plain)
+    port = re.search(r":(\d+)(?:/|$)", plain)
+    if found and (not port or 0 < int(port[1]) < 65536):
+        return Registry(found["host"], found["prefix"].lstrip("/"))
+    raise BadInput(
+        f"'{text.rpartition('@')[2]}' is not a registry: {_complaint(plain)}",  # before @ stand secrets
+        code="bad-registry",
+        next_step="write host[:port][/prefix], for example registry.example:5000/ml",
+    )
+
+
+def _complaint(text: str) -> str:
+    host, _, prefix = text.partition("/")
+    if "://" in text:
+        return "write it without http:// or https://; the engine finds out by itself"
+    if "@" in text:
+        return "a name or password does not belong here; use `docker login`"
+    if ":" in prefix:
+        return "it ends in a tag; the tags are made from the week, the stack and the NIC"
+    if prefix != prefix.lower():
+        return "only the host may have capital letters"
+    if host and not re.search(r"[.:]", host):
+        return f"'{host}' has neither a dot nor a port, so it is not a host"
+    return "it does not read as host[:port][/prefix]"
+
+
+def week_tag(day: date) -> str:
+    """ISO year and week, `2026.47`: around New Year the ISO year is not the calendar's."""
+    year, week, _ = day.isocalendar()
+    return f"{year}.{week:02}"
+
+
+def content_tag(digest: str) -> str:
+    """`c-` and the first 16 hex digits of a sha256 (with or without `sha256:` before it)."""
+    found = re.fullmatch(r"(?:sha256:)?([0-9a-f]{64})", digest)
+    if not found:
+        raise ValueError(f"{digest!r} is not a sha256")
+    return f"c-{found[1][:16]}"
+
+
+def release_tags(stack: str, nic: str, release: str, *, default: tuple[str, str]) -> tuple[str, ...]:
+    """Tags of one pair's images in a release (a week's tag, or a name of the user's own). The bare release is
+    the `default` pair's alone: several would fight for it.
+
+    Raises:
+        BadInput: not a tag, or too long for one.
+    """
+    tag = f"{stack}-{nic}-{release}"
+    if not (_TAG.fullmatch(tag) and _TAG.fullmatch(release)):
+        raise BadInput(
+            f"'{tag}' can't be a tag (at most 128 letters, digits and ._-)",
+            code="bad-tag",
+            next_step="give the release, or the stack, a shorter or plainer name",
+        )
+    return (tag, release) if (stack, nic) == default else (tag,)

@@ -1,0 +1,1 @@
+"""Settings: flag > ROCSTACK_* variable > rocstack.yml > default."""

@@ -1,0 +1,160 @@
+"""Settings: flag > ROCSTACK_* variable > rocstack.yml > default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from rocstack.base import document
+from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.words import ImageRef, Line, Name, Url, Value
+from rocstack.cluster.settings import Cluster
+from rocstack.container.run_line import DEFAULT, RunProfile
+from rocstack.stack import stack
+from rocstack.stack.stack import AptRepository
+
+FILE = "rocstack.yml"
+PREFIX = "ROCSTACK_"
+
+
+def _no_password(address: str) -> str:
+    if "@" in address:
+        raise ValueError("the mirror's address stays in the image, so it can't hold a name and password")
+    return address
+
+
+def _file(text: str) -> str:
+    if text and not Path(text).expanduser().is_file():
+        raise ValueError(f"no file {text}")
+    return text
+
+
+class Settings(Value):
+    """Every setting; the description is what `rocstack config` and the reference print."""
+
+    stack: Line = Field("debian-13", description="stack to build: a name of `rocstack stacks`, or a .yml file")
+    nic: Name = Field("tcp", description="NIC profile")
+    nic_source: Line = Field(
+        "", description="vendor's bundle or library source for the NIC's provider; default: the usual folders"
+    )
+    nic_accept: Line = Field("", description="release of that library to take, whatever the host's driver")
+    nic_plugin: Line = Field("", description="source archive of RCCL's plugin for the NIC, to be compiled in the image")
+    nic_repository: AptRepository | None = Field(
+        None, description="the NIC vendor's apt repository (name, uri, suite, components, key, key_sha256, origin)"
+    )
+    overlay: Line = Field("", description="folder with your overlay.yml, components/, nic/ and stacks/")
+    inventory: Line = Field(
+        "inventory.yml", description="inventory of the cluster: what `deploy`, `status`, `logs`, `down` ... go by"
+    )
+    out: Line = Field(".rocstack", description="folder for contexts, logs and reports")
+    image_prefix: ImageRef = Field("rocstack", description="local image names start with this")
+    base: Literal["auto", "registry", "mmdebstrap"] = Field(
+        "auto", description="where the base comes from; auto: the registry, else mmdebstrap"
+    )
+    base_image: ImageRef | Literal[""] = Field("", description="base image instead of the stack's own")
+    apt_mirror: Annotated[Url | Literal[""], AfterValidator(_no_password)] = Field(
+        "", description="the distribution's mirror, instead of the client's default"
+    )
+    pip_index: Url | Literal[""] = Field("", description="wheel index, instead of pip's own configuration")
+    ca_bundle: Annotated[str, AfterValidator(_file)] = Field(
+        "",
+        description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
+    )
+    push: Line = Field("", description="registry[:port][/folder] to push to")
+    tag: Line = Field("", description="release tag; default: ISO year and week, such as 2026.47")
+    attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")
+    run: RunProfile = Field(
+        DEFAULT, description="limits and shared memory of containers that `run` starts (ulimits, shm)"
+    )
+    cluster: Cluster = Field(
+        Cluster(),
+        description="the Slurm cluster that `deploy` makes: partitions, QoS, accounts, users, how it is updated",
+    )
+
+    def overlay_folder(self) -> Path | None:
+        return Path(self.overlay).expanduser() if self.overlay else None
+
+    def stack_name(self) -> str:
+        """The stack's name, also where a file is set."""
+        return stack.name_of(self.stack)
+
+
+class Found(Value):
+    """One setting's value and where it came from; a password in an address is not shown."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tuple[Settings, tuple[Found, ...]]:
+    """Joins the layers; `flags` holds only what was given.
+
+    Raises:
+        BadInput: an unknown or wrong setting, with the place it came from.
+    """
+    file = folder / FILE
+    doc = document.read(file) if file.exists() else document.Document(str(file), {})
+    known = Settings.model_fields
+    own = doc.data
+    for key in own:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise BadInput(
+                f"unknown setting '{key}'" + (f": {hint}" if hint else ""),
+                code="unknown-key",
+                where=doc.where((key,)),
+            )
+    found: list[Found] = []
+    values: dict[str, Any] = {}
+    for name, info in known.items():
+        variable = PREFIX + name.upper()
+        if flags.get(name) is not None:
+            value, source = flags[name], f"--{name.replace('_', '-')}"
+        elif env.get(variable):
+            value, source = env[variable], variable
+        elif name in own:
+            value = stack._tuples(own[name]) if isinstance(own[name], dict) else own[name]
+            source = str(doc.where((name,)))
+        else:
+            value, source = info.default, "default"
+        if info.annotation is int and isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        values[name] = value
+        found.append(Found(name=name, value=_without_password(value), source=source))
+    _refuse_misspelt(env)
+    try:
+        return Settings.model_validate(values), tuple(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        setting = next(f for f in found if f.name == name)
+        if first["type"] == "extra_forbidden" or (name == "cluster" and name in own):
+            raise doc.explain(Settings, error) from None
+        raise BadInput(
+            f"{name} = {setting.value!r}: {_without_password(first['msg'].removeprefix('Value error, '))}",
+            code="bad-setting",
+            where=Where(setting.source),
+            next_step="`rocstack config` shows every setting and where it came from",
+        ) from None
+
+
+def _without_password(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_password(item) for key, item in value.items()}
+    return re.sub(r"//[^/@\s]*@", "//***@", value) if isinstance(value, str) else value
+
+
+def _refuse_misspelt(env: Mapping[str, str]) -> None:
+    ours = [name.upper() for name in Settings.model_fields]
+    for variable in env:
+        name = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and name not in ours and not name.startswith("TEST_"):
+            hint = did_you_mean(name, ours)  # without the prefix, which would make any two look alike
+            if hint and hint.startswith("did you mean"):
+                hint = hint.replace("'", f"'{PREFIX}", 1).replace(" or '", f" or '{PREFIX}")
+                raise BadInput(f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment"))

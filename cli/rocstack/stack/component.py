@@ -1,0 +1,191 @@
+"""Components and NIC profiles: template files whose head (YAML) says what they are and whose blocks say
+how they are built, what reaches the runtime stage, how their version is read and how they are smoke-tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+
+from rocstack.base import document, paths
+from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.words import (
+    Condition,
+    Driver,
+    EnvName,
+    EnvValue,
+    FileName,
+    FilePath,
+    Glob,
+    KernelAbi,
+    Line,
+    Name,
+    Package,
+    PciId,
+    Value,
+    Version,
+)
+from rocstack.stack.stack import Method, _tuples
+
+Role = Literal["worker", "control"]
+ROLES: tuple[Role, ...] = ("worker", "control")
+LISTS = ("packages", "worker_packages", "control_packages", "builder_packages")
+FENCE = "---\n"
+
+
+class Packages(Value):
+    """Package lists of one method. `packages` reach both roles, the others one role or the builder stage."""
+
+    packages: tuple[Package, ...] = ()
+    worker_packages: tuple[Package, ...] = ()
+    control_packages: tuple[Package, ...] = ()
+    builder_packages: tuple[Package, ...] = ()
+
+
+class Component(Value):
+    name: Name
+    about: Line
+    roles: tuple[Role, ...] = ("worker",)
+    needs: tuple[Name, ...] = ()
+    methods: dict[Method, Packages]
+    exclude: tuple[Glob, ...] = ()
+
+
+class Way(Value):
+    """One way a NIC's userspace provider gets into the image."""
+
+    about: Line = ""
+    packages: tuple[Package, ...] = ()
+    kernel_abi: KernelAbi | None = None  # the provider's range where it is known beforehand, "min-max"
+    source: Line | None = None  # where that range is written
+    needs: dict[Name, Line] = {}  # component -> versions with which this way works
+    release: Literal["driver", "named"] | None = None  # the host driver's own, or one that the user names
+    archive: Literal["release", "rdma-core"] | None = None  # source that the user gives: the vendor's, or rdma-core's
+    asked: bool = False  # only by name: never chosen by itself
+
+
+class Setting(Value):
+    """One environment variable of a NIC, why it is set and who says so."""
+
+    name: EnvName
+    value: EnvValue
+    why: Line
+    source: Line
+    when: Condition | None = None  # a component and its versions: "rocm>=7.2.1"
+
+
+class Beside(Value):
+    """A second source archive that a plugin is compiled with, in the folder of the first."""
+
+    archive: Name  # rccl-rocm: it is rccl-rocm-VERSION.tar.gz
+    version: Name  # a component of the stack: the archive's version is its version
+
+
+class RcclPlugin(Value):
+    """RCCL's network plugin for a NIC, compiled in the image from the source that the user gives."""
+
+    archive: Name  # aws-ofi-nccl: it is aws-ofi-nccl-VERSION.tar.gz
+    library: FileName  # what is built, and RCCL loads
+    project: Line  # where the source is published
+    holds: tuple[FilePath, ...] = ()  # files that must be in it
+    notes: FilePath | None = None  # of them, the one whose first heading with a version is the source's own
+    when: Condition | None = None  # components and versions for which RCCL needs it: "rocm<7.2.1"
+    instead: Line = ""  # what there is where it is not needed
+    without: Line  # what happens where it is needed and not in the image
+    releases: dict[Version, Condition] = {}  # release -> components and versions that it is made for; empty: all
+    beside: Beside | None = None
+    packages: tuple[Package, ...] = ()  # of the worker
+    source: Line  # who says so
+
+
+class Nic(Value):
+    name: Name
+    about: Line
+    hardware: tuple[Line, ...] = ()
+    pci: tuple[PciId, ...] = ()
+    modules: tuple[Driver, ...] = ()  # kernel modules on the host; the last one makes the RDMA devices
+    provider: Driver | None = None  # the libibverbs driver's name
+    ways: dict[Name, Way] = Field(min_length=1)
+    dscp: int | None = Field(None, ge=0, le=63)  # of RoCE traffic, as the card's own QoS defaults have it
+    dscp_source: Line | None = None
+    env: tuple[Setting, ...] = ()
+    plugin: RcclPlugin | None = None
+
+
+Head = TypeVar("Head", Component, Nic)
+
+
+@dataclass(frozen=True)
+class TemplateFile:
+    """A template file taken apart: its head as a document, its body, and the body's first line."""
+
+    name: str
+    path: Path
+    head: document.Document
+    body: str
+    body_line: int
+
+    @property
+    def label(self) -> str:
+        """How messages and generated comments call it: folder/file."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+
+def read_template(path: Path) -> TemplateFile:
+    """Splits `---` head `---` body; a file without a head has an empty one (block overrides)."""
+    text = document.read_text(path, code="bad-template")
+    if not text.startswith(FENCE):
+        return TemplateFile(path.stem, path, document.Document(str(path), {}), text, 1)
+    head, fence, body = text[len(FENCE) :].partition("\n" + FENCE)
+    if not fence:
+        raise BadInput("the head has no closing '---'", code="bad-template", where=Where(str(path), 1))
+    return TemplateFile(path.stem, path, document.parse(head, str(path), first_line=2), body, head.count("\n") + 4)
+
+
+def validate_head(file: TemplateFile, model: type[Head]) -> Head:
+    doc = file.head
+    plain: dict[str, Any] = _tuples(doc.data)
+    return document.Document(doc.path, plain, doc.lines).validate(model, extra={"name": file.name})
+
+
+@dataclass(frozen=True)
+class Library:
+    """All template files of one kind, ours and the user's; a user's file with a head adds or replaces,
+    one without a head overrides blocks."""
+
+    kind: str
+    files: dict[str, TemplateFile]
+    overrides: dict[str, TemplateFile]
+
+    def get(self, name: str, where: Where | None = None) -> TemplateFile:
+        if name not in self.files:
+            hint = did_you_mean(name, self.files)
+            noun = {"components": "component", "nic": "NIC profile"}[self.kind]
+            raise BadInput(
+                f"no {noun} '{name}'" + (f": {hint}" if hint else ""),
+                code=f"unknown-{noun.split()[0].lower()}",
+                where=where,
+            )
+        return self.files[name]
+
+
+def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = None) -> Library:
+    files = {f.stem: read_template(f) for f in sorted((paths.templates() / kind).glob("*.j2"))}
+    overrides: dict[str, TemplateFile] = {}
+    for path in sorted((overlay / kind).glob("*.j2")) if overlay else []:
+        file = read_template(path)
+        if file.head.data:
+            files[file.name] = file
+        elif file.name in files:
+            overrides[file.name] = file
+        else:
+            hint = did_you_mean(file.name, files)
+            raise BadInput(
+                f"'{path.name}' overrides blocks of a template that does not exist" + (f": {hint}" if hint else ""),
+                code="override-unmatched",
+                where=Where(str(path), 1),
+                next_step="rename it, or give it a head to add a new one",
+            )
+    return Library(kind, files, overrides)

@@ -1,0 +1,209 @@
+"""The lock: the resolved versions, digests and sha256 of a stack."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from rocstack.base import paths
+from rocstack.base.errors import BadInput, Where
+from rocstack.base.words import ImageRef, Line, Name, Package, Sha256, Url, Value, Version
+from rocstack.stack.stack import Choice, Stack
+
+FILE = "rocstack.stack.lock"
+
+
+class LockedBase(Value):
+    image: ImageRef
+    how: Literal["registry", "mmdebstrap"]
+    digest: Line  # of the image, as the registry or the engine names it
+
+
+class LockedPackage(Value):
+    name: Package
+    version: Version
+    sha256: Sha256 | None = None
+
+
+class LockedWheel(Value):
+    name: Name
+    version: Version
+    sha256: tuple[Sha256, ...]
+
+
+class LockedSource(Value):
+    component: Name
+    version: Version
+    url: Url | None = None
+    package: Package | None = None
+    sha256: Sha256
+
+
+class Lock(Value):
+    format: Literal[1] = 1
+    stack: Name
+    definition: Sha256  # of the stack the lock was made from
+    base: LockedBase | None = None
+    packages: tuple[LockedPackage, ...] = ()
+    wheels: tuple[LockedWheel, ...] = ()
+    sources: tuple[LockedSource, ...] = ()
+
+    def digest(self) -> str:
+        """The lock hash of the labels: sha256 over the whole lock."""
+        return hashlib.sha256(self.to_text().encode()).hexdigest()
+
+    def source(self, component: str) -> LockedSource | None:
+        return next((source for source in self.sources if source.component == component), None)
+
+    def to_text(self) -> str:
+        return json.dumps(self.model_dump(exclude_none=True), indent=1, sort_keys=True) + "\n"
+
+    def requirements(self) -> str:
+        """The wheels as pip's requirements file with hashes."""
+        lines = []
+        for wheel in self.wheels:
+            hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
+            lines.append(f"{wheel.name}=={wheel.version} {hashes}")
+        return "\n".join(lines) + "\n"
+
+
+def definition_digest(stack: Stack) -> str:
+    """sha256 of what decides which packages, wheels and sources a lock holds."""
+    chosen = stack.model_dump(
+        mode="json",
+        include={"base", "python", "components", "repositories", "wheels", "provided"},
+        exclude_defaults=True,
+    )
+    # One lock serves a stack whichever of its alternatives is taken.
+    for name, others in stack.alternatives.items():
+        choices = [choice.model_dump_json(exclude_defaults=True) for choice in (stack.components[name], *others)]
+        chosen["components"][name] = sorted(choices)
+    text = json.dumps(chosen, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def wheel_of(component: str) -> str:
+    """The name of the wheel that a component comes as."""
+    return "torch" if component == "pytorch" else component
+
+
+def source_sha256(component: str, choice: Choice, lock: Lock | None) -> str | None:
+    """What the source of `component` must hash to: an upstream archive itself, or a source package's .dsc
+    (which names the sha256 of its files). None where neither stack nor lock says so."""
+    locked = lock.source(component) if lock else None
+    return choice.sha256 or (locked.sha256 if locked else None)
+
+
+def unpinned(stack: Stack, lock: Lock | None) -> tuple[str, ...]:
+    """What no build may start without: archives and wheels whose sha256 neither stack nor lock says.
+    A source package counts as pinned: apt checks it against the distribution's signed index."""
+    locked = {wheel.name for wheel in lock.wheels} if lock else set()
+    archives = [n for n, c in stack.components.items() if c.url and not source_sha256(n, c, lock)]
+    wheels = [wheel_of(n) for n, c in stack.components.items() if c.method == "wheel"]
+    return tuple(archives + [name for name in (*wheels, *stack.wheels) if name not in locked])
+
+
+def read(path: Path) -> Lock:
+    """Reads a lock file.
+
+    Raises:
+        BadInput: it can't be read, or it is no lock.
+    """
+    try:
+        return Lock.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"can't read {path}: {error.strerror}", code="no-lock") from None
+    except (UnicodeDecodeError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "not UTF-8"}
+        at = ".".join(str(part) for part in first["loc"])
+        raise BadInput(
+            f"not a rocstack lock: {at + ': ' if at else ''}{first['msg']}",
+            code="bad-lock",
+            where=Where(str(path)),
+            next_step="make it anew with `rocstack lock`",
+        ) from None
+
+
+def for_stack(stack: Stack, file: Path | None) -> Lock | None:
+    """The lock of `stack`: the user's file if it is there, else the one that ships with the stack.
+
+    Raises:
+        BadInput: the lock was made from another stack, or from another state of this one; a file that was named
+            is not there.
+    """
+    if file and file != Path(FILE) and not file.exists():
+        raise BadInput(f"no lock file {file}", code="no-lock", next_step="check the path, or make it: `rocstack lock`")
+    shipped = paths.images() / "stacks" / f"{stack.name}.lock"
+    path = file if file and file.exists() else shipped
+    if not path.exists():
+        return None
+    lock = read(path)
+    if lock.stack != stack.name:
+        if path == file:
+            raise BadInput(
+                f"the lock is of stack '{lock.stack}', not of '{stack.name}'",
+                code="lock-mismatch",
+                where=Where(str(path)),
+                next_step=f"`rocstack lock --stack {stack.name}`, or name the other stack",
+            )
+        return None
+    if lock.definition != definition_digest(stack):
+        raise BadInput(
+            f"the lock does not match its stack: '{stack.name}' was changed after it was locked{_changes(stack, lock)}",
+            code="lock-mismatch",
+            where=Where(str(path)),
+            next_step="`rocstack lock` with the same --stack makes it anew",
+        )
+    return lock
+
+
+def _changes(stack: Stack, lock: Lock) -> str:
+    locked = {wheel.name: wheel.version for wheel in lock.wheels}
+    for name, version in stack.wheels.items():
+        if locked.get(name) != version:
+            return f" (wheel {name}: stack {version}, lock {locked.get(name, 'none')})"
+    return ""
+
+
+class Drift(Value):
+    """One thing the world has at another version than the lock."""
+
+    what: Line
+    locked: Line
+    found: Line
+
+
+def against_stack(stack: Stack, versions: dict[str, str]) -> tuple[Drift, ...]:
+    """Components whose version, as read in the image, is not the one the stack names."""
+    return tuple(
+        Drift(what=name, locked=choice.version, found=versions[name])
+        for name, choice in stack.components.items()
+        if name in versions and versions[name].split("+")[0] != choice.version.split("+")[0]
+    )
+
+
+def base_drift(lock: Lock, how: str, digest: str) -> tuple[Drift, ...]:
+    """A registry's base at another digest. One made by mmdebstrap has no lasting digest; its packages are compared."""
+    if lock.base and lock.base.how == how == "registry" and lock.base.digest != digest:
+        return (Drift(what=f"base image {lock.base.image}", locked=lock.base.digest, found=digest),)
+    return ()
+
+
+def drift(lock: Lock, packages: dict[str, str], wheels: dict[str, str]) -> tuple[Drift, ...]:
+    """What an image holds at other versions than the lock names. Packages the image lacks are not drift:
+    the two roles hold different sets."""
+    out = [
+        Drift(what=package.name, locked=package.version, found=packages[package.name])
+        for package in lock.packages
+        if package.name in packages and packages[package.name] != package.version
+    ]
+    out += [
+        Drift(what=f"{wheel.name} (wheel)", locked=wheel.version, found=wheels[wheel.name])
+        for wheel in lock.wheels
+        if wheel.name in wheels and wheels[wheel.name] != wheel.version
+    ]
+    return tuple(out)

@@ -1,0 +1,199 @@
+"""Compatibility rules: what fits with what, judged over the facts of a resolved stack. Pure but for `load`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, Field, model_validator
+
+from rocstack.base import document, paths
+from rocstack.base.errors import BadInput
+from rocstack.base.words import Line, Name, Value
+from rocstack.stack.stack import _tuples
+
+State = Literal["holds", "broken", "unknown", "does not apply"]
+Answer = bool | None  # None: not known
+
+
+def _is_spec(text: str) -> bool:
+    return text[:1] in "<>=~" or text.startswith("!=")
+
+
+def _condition(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
+    alternatives = (wanted,) if isinstance(wanted, str) else wanted
+    for text in alternatives:
+        if _is_spec(text):
+            try:
+                SpecifierSet(text)
+            except InvalidSpecifier:
+                raise ValueError(f"{text!r} is not a version specifier such as '>=6.4,<7'") from None
+        elif not re.fullmatch(r"!?[a-z0-9][a-z0-9.-]*", text):
+            raise ValueError(f"{text!r} is neither a version specifier nor a plain word")
+    if not alternatives:
+        raise ValueError("the list of what is allowed is empty")
+    return alternatives
+
+
+# Alternatives, of which one must match: a version specifier, a word, or `!word` (anything else). A fact that
+# is a list (gfx, wheels) meets a `need` when all of its items do, and a `when` when any of them does.
+Condition = Annotated[str | tuple[str, ...], AfterValidator(_condition)]
+
+
+class Rule(Value):
+    """When all of `when` is so, all of `need` must be, and the facts in `same` agree in major.minor."""
+
+    id: Name
+    reason: Line = Field(min_length=1)
+    source: Line = Field(min_length=1)
+    when: dict[Name, Condition] = {}
+    need: dict[Name, Condition] = {}
+    same: tuple[Name, Name] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Rule:
+        if not self.need and not self.same:
+            raise ValueError("a rule needs 'need' or 'same'")
+        return self
+
+
+class Verdict(Value):
+    """What one rule says of one set of facts, and which facts decided it."""
+
+    rule: Rule
+    state: State
+    text: str
+
+
+def load(path: Path | None = None) -> tuple[Rule, ...]:
+    """The rules of `path`, or those that ship with rocstack.
+
+    Raises:
+        BadInput: the file can't be read or a rule is malformed (with file:line).
+    """
+    doc = document.read(path or paths.images() / "rules.yml", code="no-rules")
+    return tuple(_rule(doc, name, body) for name, body in doc.data.items())
+
+
+def _rule(doc: document.Document, name: str, body: Any) -> Rule:
+    if not isinstance(body, dict):
+        raise BadInput(f"rule '{name}' must be a mapping", code="bad-value", where=doc.where((name,)))
+    lines = {loc[1:]: line for loc, line in doc.lines.items() if loc[:1] == (name,)}
+    return document.Document(doc.path, _tuples(body), lines).validate(Rule, extra={"id": name})
+
+
+def judge(rules: tuple[Rule, ...], facts: Mapping[str, object]) -> tuple[Verdict, ...]:
+    """One verdict per rule. Total: a fact that is missing or makes no sense is unknown, and a rule that turns
+    on it is `unknown`, never `holds`."""
+    return tuple(_judge(rule, facts) for rule in rules)
+
+
+def refuse_broken(verdicts: tuple[Verdict, ...]) -> None:
+    """Refuses a combination that breaks a rule.
+
+    Raises:
+        BadInput: a rule is broken; names the first, with its reason and source.
+    """
+    broken = [verdict for verdict in verdicts if verdict.state == "broken"]
+    if broken:
+        first = broken[0]
+        more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise BadInput(
+            f"rule {first.rule.id} is broken: {first.text}{more}",
+            code="rule-broken",
+            cause=f"{first.rule.reason} (source: {first.rule.source})",
+            next_step="`rocstack explain` shows every rule; choose other versions or another stack",
+        )
+
+
+def _judge(rule: Rule, facts: Mapping[str, object]) -> Verdict:
+    applies, why = _all(rule.when, facts, any)
+    if applies is False:
+        return Verdict(rule=rule, state="does not apply", text=why)
+    holds, decided = _all(rule.need, facts, all)
+    if rule.same:
+        agree, told = _same(rule.same, facts)
+        holds, decided = _both((holds, decided) if rule.need else (True, ""), (agree, told))
+    if applies is None:
+        return Verdict(rule=rule, state="unknown", text=f"whether it applies: {why}")
+    state: State = "unknown" if holds is None else "holds" if holds else "broken"
+    return Verdict(rule=rule, state=state, text="; ".join(filter(None, (decided, why and f"as {why}"))))
+
+
+def _all(
+    conditions: Mapping[str, str | tuple[str, ...]],
+    facts: Mapping[str, object],
+    items: Callable[[list[bool]], bool],
+) -> tuple[Answer, str]:
+    """Whether all conditions are met; the text is of those that decided it."""
+    answer: tuple[Answer, str] = (True, "")
+    for name, wanted in conditions.items():
+        answer = _both(answer, _meets(name, facts.get(name), _condition(wanted), items))
+    return answer
+
+
+def _both(first: tuple[Answer, str], second: tuple[Answer, str]) -> tuple[Answer, str]:
+    """`and` of three-valued logic: what is false decides, then what is unknown."""
+    for deciding in (False, None):
+        decided = [text for answer, text in (first, second) if answer is deciding]
+        if decided:
+            return deciding, "; ".join(decided)
+    return True, "; ".join(text for _, text in (first, second) if text)
+
+
+def _meets(name: str, fact: object, wanted: tuple[str, ...], items: Callable[[list[bool]], bool]) -> tuple[Answer, str]:
+    values = list(fact) if isinstance(fact, list | tuple) else [fact]
+    answers: list[bool] = []
+    for value in values:
+        answer = _matches(value, wanted)
+        if answer is None:
+            return None, f"{name} is not known" if fact is None else f"{name} {value!r} can't be compared"
+        answers.append(answer)
+    said = ", ".join(str(value) for value in values) or "(none)"
+    met = items(answers)
+    if any(_is_spec(text) for text in wanted):
+        return met, f"{name} {said} is {'within' if met else 'outside'} {' or '.join(wanted)}"
+    words = [text for text in wanted if not text.startswith("!")]
+    return met, f"{name} is {said}" + (f", not {' or '.join(words)}" if words and not met else "")
+
+
+def _matches(value: object, wanted: tuple[str, ...]) -> Answer:
+    if not isinstance(value, str) or not value:
+        return None
+    specs = [text for text in wanted if _is_spec(text)]
+    words = [text for text in wanted if not _is_spec(text)]
+    if any(value != word[1:] if word.startswith("!") else value == word for word in words):
+        return True
+    if not specs:
+        return False
+    version = upstream(value)
+    return None if version is None else any(SpecifierSet(s).contains(version, prereleases=True) for s in specs)
+
+
+def _same(names: tuple[str, str], facts: Mapping[str, object]) -> tuple[Answer, str]:
+    known: list[Version] = []
+    for name in names:
+        value = facts.get(name)
+        version = upstream(value) if isinstance(value, str) else None
+        if version is None:
+            return None, f"{name} is not known"
+        known.append(version)
+    same = known[0].release[:2] == known[1].release[:2]
+    said = " and ".join(f"{name} {facts[name]}" for name in names)
+    return same, f"{said} are {'' if same else 'not '}of one series"
+
+
+def upstream(text: str) -> Version | None:
+    """The upstream part of a version, of a Debian package too: 1:5.0.7+ds-2+b1 -> 5.0.7, 2.8.0+rocm6.4 -> 2.8.0;
+    None where it is none."""
+    bare = re.sub(r"^[0-9]+:", "", text.strip()).rpartition("-")[0] or re.sub(r"^[0-9]+:", "", text.strip())
+    bare = bare.partition("+")[0].replace("~", "")
+    try:
+        return Version(bare)
+    except InvalidVersion:
+        leading = re.match(r"[0-9]+(\.[0-9]+)*", bare)
+        return Version(leading[0]) if leading else None

@@ -1,0 +1,229 @@
+"""The stack: a named, complete choice of components and versions on one base OS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from rocstack.base import document, paths
+from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.words import (
+    Gfx,
+    Glob,
+    ImageRef,
+    Line,
+    Name,
+    Option,
+    Origin,
+    Package,
+    PlainUrl,
+    Sha256,
+    Suite,
+    Url,
+    Value,
+    Version,
+)
+
+Method = Literal["apt", "amd", "source", "wheel", "own"]
+
+
+class Bootstrap(Value):
+    """How mmdebstrap makes the base where no registry answers."""
+
+    suite: Suite
+    components: tuple[Suite, ...] = ("main",)
+    distribution: Literal["debian", "ubuntu"] = "debian"
+
+
+class Base(Value):
+    image: ImageRef
+    os: Name
+    bootstrap: Bootstrap | None = None
+
+
+class AptRepository(Value):
+    """A foreign apt repository, pinned over the distribution's own packages."""
+
+    name: Name
+    uri: PlainUrl
+    suite: Suite
+    components: tuple[Suite, ...] = ("main",)
+    key: PlainUrl
+    key_sha256: Sha256 | None = None
+    origin: Origin
+    priority: int = Field(600, ge=1, le=1001)
+
+
+class Choice(Value):
+    """One component as this stack has it: by which method, at which version."""
+
+    method: Method
+    version: Version
+    source: Package | None = None  # a distribution's source package (deb-src)
+    url: Url | None = None  # or an upstream archive
+    sha256: Sha256 | None = None  # of the archive or the .dsc; where it is missing, the lock supplies it
+    index: Url | None = None  # a wheel index beside the default one
+    options: tuple[Option, ...] = ()  # configure options appended to the component's own
+    pmix: Version | None = None  # the PMIx it is built against, where the version alone doesn't say
+    packages: tuple[Package, ...] = ()  # what the worker role needs with this choice, beyond the method's own
+
+    @model_validator(mode="after")
+    def _origin(self) -> Choice:
+        if self.method == "source" and (self.source is None) == (self.url is None):
+            raise ValueError("method 'source' needs either 'source' (a source package) or 'url' (an archive)")
+        if self.sha256 and self.method != "source":
+            raise ValueError("'sha256' is of a source; this method has none")
+        return self
+
+
+class Fact(Value):
+    """A statement of the vendor's about this stack, and where it is written."""
+
+    says: Line
+    source: Line
+
+
+GfxTargets = Annotated[tuple[Gfx, ...], Field(min_length=1)]
+
+
+class Stack(Value):
+    name: Name
+    about: Line
+    base: Base
+    python: Version
+    gfx: GfxTargets
+    components: dict[Name, Choice]
+    layers: tuple[tuple[Name, ...], ...]
+    repositories: tuple[AptRepository, ...] = ()
+    wheels: dict[Name, Version] = {}
+    provided: tuple[Name, ...] = ()  # Python distributions that come as system packages, not wheels
+    exclude: tuple[Glob, ...] = ()
+    budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
+    disk_mb: int = Field(gt=0)  # free space a cold build needs
+    driver: Line | None = None  # amdgpu versions tested with this userspace
+    alternatives: dict[Name, tuple[Choice, ...]] = {}  # other ways a component of this stack can be had
+    facts: tuple[Fact, ...] = ()
+
+    @model_validator(mode="after")
+    def _layers_hold_every_component(self) -> Stack:
+        placed = [name for layer in self.layers for name in layer]
+        for name in placed:
+            if name not in self.components:
+                hint = did_you_mean(name, self.components)
+                raise ValueError(
+                    f"layers: '{name}' is not among this stack's components" + (f": {hint}" if hint else "")
+                )
+            if placed.count(name) > 1:
+                raise ValueError(f"layers: '{name}' stands in two layers")
+        for name in self.alternatives:
+            if name not in self.components:
+                raise ValueError(f"alternatives: '{name}' is not among this stack's components")
+        missing = [name for name in self.components if name not in placed]
+        if missing:
+            raise ValueError(f"layers: no layer holds '{missing[0]}'")
+        return self
+
+    def with_gfx(self, gfx: tuple[str, ...]) -> Stack:
+        """The same stack for other gfx targets.
+
+        Raises:
+            BadInput: not a gfx target, or none.
+        """
+        try:
+            chosen = TypeAdapter(GfxTargets).validate_python(gfx)
+        except ValidationError as error:
+            raise BadInput(
+                f"gfx targets {','.join(gfx)!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
+                code="bad-gfx",
+                next_step="write them as gfx90a,gfx942",
+            ) from None
+        return self.model_copy(update={"gfx": chosen})
+
+    def with_methods(self, methods: Mapping[str, str]) -> Stack:
+        """The same stack with some components by another method, as its `alternatives` have them.
+
+        Raises:
+            BadInput: the stack has no such component, or no such method for it.
+        """
+        chosen, others = dict(self.components), dict(self.alternatives)
+        for name, method in methods.items():
+            if name not in chosen:
+                hint = did_you_mean(name, self.alternatives)
+                raise BadInput(
+                    f"stack '{self.name}' has no component '{name}'" + (f": {hint}" if hint else ""),
+                    code="unknown-component",
+                )
+            known = {choice.method: choice for choice in (*self.alternatives.get(name, ()), chosen[name])}
+            if method not in known:
+                hint = did_you_mean(method, known)
+                raise BadInput(
+                    f"stack '{self.name}' can't have '{name}' by method '{method}'" + (f": {hint}" if hint else ""),
+                    code="unknown-method",
+                )
+            chosen[name] = known.pop(method)
+            others[name] = tuple(known.values())
+        return self.model_copy(update={"components": chosen, "alternatives": others})
+
+
+def folders(overlay: Path | None) -> list[Path]:
+    """Where stacks are looked for; the user's own folder first."""
+    own = [overlay / "stacks"] if overlay else []
+    return [*own, paths.images() / "stacks"]
+
+
+def names(overlay: Path | None = None) -> dict[str, Path]:
+    """Every known stack and its file."""
+    found: dict[str, Path] = {}
+    for folder in folders(overlay):
+        for file in sorted(folder.glob("*.yml")):
+            found.setdefault(file.stem, file)
+    return dict(sorted(found.items()))
+
+
+def name_of(text: str) -> str:
+    """The stack's name, where `text` is a name or the path of a .yml file."""
+    return Path(text).stem if text.endswith((".yml", ".yaml")) else text
+
+
+def load(name: str, overlay: Path | None = None) -> Stack:
+    """Reads the stack called `name`, or the file at that path when it ends in .yml.
+
+    Raises:
+        BadInput: no such stack, or its file is wrong (with file:line).
+    """
+    return from_document(read(name, overlay), name=name_of(name))
+
+
+def read(name: str, overlay: Path | None = None) -> document.Document:
+    """The document of the stack called `name`, not validated yet.
+
+    Raises:
+        BadInput: no such stack, or its file can't be read.
+    """
+    known = names(overlay)
+    file = Path(name) if name_of(name) != name else known.get(name)
+    if file is None:
+        hint = did_you_mean(name, known)
+        raise BadInput(
+            f"no stack '{name}'" + (f": {hint}" if hint else ""),
+            code="unknown-stack",
+            next_step="`rocstack stacks` lists them",
+        )
+    return document.read(file, code="unknown-stack")
+
+
+def from_document(doc: document.Document, *, name: str) -> Stack:
+    lists_to_tuples: dict[str, Any] = _tuples(doc.data)
+    return document.Document(doc.path, lists_to_tuples, doc.lines).validate(Stack, extra={"name": name})
+
+
+def _tuples(value: Any) -> Any:
+    """YAML gives lists; the frozen models hold tuples."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value

@@ -1,0 +1,280 @@
+"""The deployed cluster as the suite's experiments reach it: its nodes by ssh, its containers, its Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from testinfra.backend.base import CommandResult
+from testinfra.host import Host
+
+from rocstack.base.errors import CheckFailed
+from rocstack.base.levels import HARDWARE
+from rocstack.cluster.settings import Cluster as Settings
+from rocstack.deploy.plan import services
+from rocstack.deploy.read import inventory as inventories
+from rocstack.deploy.read.facts import NodeFacts
+from rocstack.deploy.state import read_state, status
+from rocstack.deploy.state.cluster_state import Looked
+from rocstack.node import slurm_state
+from rocstack.node.commands import ENV_FILES
+from rocstack.node.engine_facts import SERVICE, SPEC
+from rocstack.node.envfile import parse_env
+from rocstack.node.profile import NodeProfile
+from rocstack.verify import hosts
+from rocstack.verify.recorder import Node
+from rocstack.verify.slurm_steps import KILLED, USER, Busy, Slurm, bounded
+
+_PROFILE = TypeAdapter(NodeProfile)
+_FACTS = ("behind", "ahead", "cpus", "memory")  # as NodeFacts has them
+_BREAK = "\x1e"
+# The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
+_SAID = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit
+exec docker exec {services.WORKER} sh -c 'printf "{_BREAK}"; for file in {" ".join(ENV_FILES)}
+do [ ! -e "$file" ] || {{ cat "$file"; break; }}; done; printf "{_BREAK}"
+timeout 5 munge -n | timeout 5 unmunge >/dev/null'"""
+
+
+@dataclass(frozen=True)
+class WorkerSaid:
+    """What a worker's container has and says. `wrong` is why no job can start in it."""
+
+    labels: Mapping[str, str]
+    fabric: Mapping[str, str]
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`hosts` are the nodes that were reached, as root; `settings` what rocstack.yml says of the cluster; `unnamed` the
+    inventory's workers that are not to be judged."""
+
+    looked: Looked
+    settings: Settings
+    hosts: Mapping[str, Host]
+    slurm: Slurm
+    level: int = 0  # up to which checks are run
+    unnamed: tuple[str, ...] = ()
+
+    @property
+    def control(self) -> str:
+        return self.looked.inventory.control.name
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Those that were reached."""
+        return tuple(host.name for host in self.looked.inventory.workers if host.name in self.hosts)
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """Workers on which jobs can start, at once or when others end."""
+        return tuple(name for name in self.workers if not self._no_jobs(name))
+
+    @cached_property
+    def said(self) -> Mapping[str, WorkerSaid]:
+        """By worker that was reached. Slurm itself notices a broken container after minutes only."""
+        return {name: _said(done) for name, done in self.everywhere(_SAID, self.workers, seconds=30).items()}
+
+    def _no_jobs(self, name: str) -> str:
+        rows = self.looked.slurm.nodes or {}
+        if name in self.said and self.said[name].wrong:
+            return self.said[name].wrong
+        return _shut(rows.get(name))
+
+    def left_out(self) -> dict[str, str]:
+        """Of the nodes that take jobs, those that were not to be had, and why.
+
+        Raises:
+            CheckFailed: no node is to be had.
+        """
+        try:
+            got = self.allocated()
+        except Busy as error:
+            return dict.fromkeys(self.ready, str(error))
+        missing = [name for name in self.ready if name not in got]
+        now = self.slurm.states(missing) if missing else {}
+        wait = f"longer than the {self.slurm.wait:.0f} s that a job of the suite may wait"
+        said = {name: f"it is {now.get(name, ('unknown', 0))[0]} for {wait}: busy, or shut" for name in missing}
+        fewer = {name: count for name, count in self._gpus.items() if count < self.slurm.gpus}
+        return said | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {fewer[name]}" for name in fewer}
+
+    def on(self, node: str, command: str, seconds: float = 60) -> CommandResult:
+        """As root, beside the containers."""
+        return self.hosts[node].run(command, seconds=seconds)
+
+    def everywhere(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
+        """On `names` (default: all nodes) at once."""
+        return hosts.everywhere(self.hosts, names or self.hosts, command, seconds=seconds)
+
+    def in_workers(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
+        """A shell command as root in the workers' containers."""
+        line = shlex.join(["docker", "exec", services.WORKER, *bounded(seconds), "sh", "-c", command])
+        return self.everywhere(line, names or self.workers, seconds + KILLED)
+
+    def python(
+        self,
+        program: Path,
+        names: Iterable[str] = (),
+        seconds: float = 60,
+        *,
+        inside: bool = False,
+        arguments: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """A program of ours on the nodes themselves, or with `inside` as root in the workers' containers, which prints
+        one JSON value: node -> that, or {"error": why}."""
+        line = shlex.join(["python3", "-c", program.read_text(encoding="utf-8"), *arguments])
+        reach = self.in_workers if inside else self.everywhere
+        return {node: _answer(done) for node, done in reach(line, names, seconds).items()}
+
+    def allocated(self) -> tuple[str, ...]:
+        """The nodes on which steps can run.
+
+        Raises:
+            Busy, CheckFailed: no node is to be had.
+        """
+        if not self.ready:
+            raise CheckFailed(
+                "no worker takes jobs",
+                code="no-allocation",
+                next_step=f"`rocstack status {self.looked.inventory.path}` says what is wrong with them",
+            )
+        self.slurm.gpus = usual(self._gpus.values())
+        return self.slurm.allocate([name for name in self.ready if self._gpus[name] >= self.slurm.gpus])
+
+    @property
+    def _gpus(self) -> dict[str, int]:
+        """Real ones that work, by node that takes jobs: what is measured on them must have the nodes for itself."""
+        nodes = {name: self.looked.gathered.node(name) for name in self.ready}
+        return {
+            name: sum(gpu.kfd_node is not None for gpu in node.profile.gpus)
+            if node and not node.profile.virtual and self.level >= HARDWARE
+            else 0
+            for name, node in nodes.items()
+        }
+
+    def described(self) -> dict[str, Any]:
+        """The evidence "cluster": what the run is about, in JSON values."""
+        found = status.status(self.looked)
+        rows = {node.name: node for node in found.nodes}
+        usual = found.images[0].id if found.images else ""
+        absent = {failure.node: failure.reason for failure in self.looked.gathered.failures}
+        return {
+            "cluster": found.cluster,
+            "control": found.control,
+            "unnamed": list(self.unnamed),
+            "release": found.release.model_dump(mode="json") if found.release else None,
+            "images": [asdict(image) for image in found.images],
+            "labels": next((said.labels for name, said in self.said.items() if rows[name].image == usual), {}),
+            "fabric": {name: said.fabric for name, said in self.said.items() if said.fabric},
+            "nodes": [
+                {
+                    "name": name,
+                    "roles": list(row.roles),
+                    "virtual": row.virtual,
+                    "absent": absent.get(name, ""),
+                    "image": row.image,
+                    "digest": row.digest,
+                    "health": row.health,
+                    "slurm": row.slurm,
+                    "reason": row.reason,
+                    "no_jobs": self._no_jobs(name) if "worker" in row.roles else "",
+                    "restarts": row.restarts,
+                    **_facts(self.looked.gathered.node(name)),
+                }
+                for name, row in rows.items()
+            ],
+        }
+
+
+def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wait: float = 300) -> Cluster:
+    """
+    Raises:
+        BadInput, Missing, CheckFailed: as `look`; the control node wasn't reached.
+    """
+    inventory = inventories.load(path)
+    looked = read_state.look(inventory, settings, forks=settings.ship.forks)
+    reached = {node.name: looked.gathered.reaches[node.name] for node in looked.gathered.nodes}
+    if inventory.control.name not in reached:
+        reason = next((f.reason for f in looked.gathered.failures if f.node == inventory.control.name), "not there")
+        raise CheckFailed(
+            f"the control node {inventory.control.name} can't be reached: {reason}",
+            code="control-unreached",
+            next_step=f"`rocstack status {path}`",
+        )
+    found = hosts.of_reaches(reached)
+    return Cluster(looked, settings, found, Slurm(found[inventory.control.name], user, wait), level)
+
+
+def usual(counts: Iterable[int]) -> int:
+    """GPUs that most of the nodes have which have any; the larger number of two that are as frequent."""
+    times = Counter(count for count in counts if count)
+    return max(times, key=lambda count: (times[count], count), default=0)
+
+
+def nodes(described: Mapping[str, Any]) -> tuple[Node, ...]:
+    """Of the evidence "cluster", those that were reached."""
+    return tuple(
+        Node(
+            each["name"],
+            tuple(each["roles"]),
+            each["virtual"],
+            _PROFILE.validate_json(json.dumps(each["profile"])) if each["profile"] else None,
+            each["no_jobs"],
+        )
+        for each in described["nodes"]
+        if not each["absent"]
+    )
+
+
+def _said(done: CommandResult) -> WorkerSaid:
+    labels, env, _ = (*done.stdout.split(_BREAK), "", "", "")[:3]
+    lines = _named(done.stderr).splitlines()
+    wrong = f"its worker's container is not fit for jobs: {lines[0] if lines else f'exit status {done.rc}'}"
+    try:
+        known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
+        found = WorkerSaid(known, parse_env(env))
+    except ValueError as error:
+        return WorkerSaid({}, {}, wrong if done.rc else f"{error}")
+    return replace(found, wrong=wrong) if done.rc else found
+
+
+def _facts(facts: NodeFacts | None) -> dict[str, Any]:
+    """`names` are those of the images that run there, by id."""
+    if facts is None:
+        return {**dict.fromkeys(_FACTS), "control_image": "", "names": {}, "profile": None}
+    used = {each.image for each in facts.containers}
+    control = facts.container(services.CONTROL)
+    return {
+        **{key: getattr(facts, key) for key in _FACTS},
+        "control_image": control.image if control else "",
+        "names": {image.id: list(image.names) for image in facts.images if image.id in used},
+        "profile": asdict(facts.profile),
+    }
+
+
+def _shut(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "Slurm doesn't know it, or its controller doesn't answer"
+    bad = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & set(row["state"])
+    return slurm_state.say(dict(row)) if bad else ""
+
+
+def _named(text: str) -> str:
+    """The engine says a container's number where a person knows its name."""
+    return re.sub("[0-9a-f]{64}", services.WORKER, text.strip())
+
+
+def _answer(done: CommandResult) -> Any:
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        lines = (_named(done.stderr) or done.stdout.strip() or f"exit status {done.rc}").splitlines()
+        return {"error": lines[-1]}

@@ -1,0 +1,115 @@
+"""What is proved of images: in the journal of the cluster's control node, and on this machine in a file by image, which
+can be taken to another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocstack.base.errors import CheckFailed
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.deploy.read import journal, verified
+from rocstack.deploy.read.journal import Journal, Verified
+from rocstack.edge import ssh
+from rocstack.verify.result import BAD, Run
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was stored, and where, or why it wasn't; `news`: whether something else is proved than before."""
+
+    sentence: str
+    news: bool = True
+
+
+def after(before: Verified | None, run: Run) -> Verified | None:
+    """What is proved after `run`: a level that it failed, and those above, are not any more; a level that it didn't
+    come to is as before."""
+    failed = min((each.check.level for each in run.results if each.state in BAD), default=None)
+    proved = run.proved
+    if before and failed is not None and before.level >= failed:
+        before = before.model_copy(update={"level": failed - 1}) if failed else None
+    if proved is None or (before and before.level > proved):
+        return before
+    return Verified(level=proved, when=run.when, virtual=run.virtual, report=run.id)
+
+
+def keep(run: Run, inventory: Path, out: Path) -> Kept:
+    """Stores what `run` proved. `out` is the folder of the runs.
+
+    Raises:
+        BadInput, Missing, CheckFailed: the control node isn't reached, or has a journal that can't be read.
+    """
+    if why := _unfit(run):
+        return Kept(f"nothing is stored: {why}")
+    reach = ssh.reaches(inventory, [run.control])[run.control]
+    try:
+        with lock.hold(reach) as held:
+            known = journal.loads(held.journal)
+            if why := _others(run, known):
+                return Kept(f"nothing is stored: {why}")
+            images, before = known.releases[-1].images, known.releases[-1].verified
+            now = after(before, run)
+            if now != before:
+                held.write(known.verified(now).dumps())
+    except CheckFailed as error:
+        if error.code != "deploy-running":
+            raise
+        file = _note(run, out, run.image, run.control_image)
+        return Kept(f"stored in {file} only, not on {run.control}: {error.what}")
+    file = _note(run, out, images.worker_id, images.control_id)
+    same = (before.text if before else "") == (now.text if now else "")
+    return Kept(f"{_said(before, now)}: on {run.control}, and in {file}", not same)
+
+
+def _unfit(run: Run) -> str:
+    """Why it proves nothing of an image."""
+    if not run.complete:
+        return "the run was interrupted"
+    if run.only:
+        return "only some checks were run"
+    if not run.image:
+        return "no worker runs an image of rocstack"
+    if run.busy and not run.failed:
+        return "the cluster was busy"
+    if run.proved is None and not run.failed:
+        return "no check passed that would prove a level"
+    return ""
+
+
+def _others(run: Run, known: Journal) -> str:
+    """Why what ran is not the newest release."""
+    if known.current:
+        return "a deploy of this cluster began and has not ended"
+    if not known.releases:
+        return "this cluster has no release"
+    images = known.releases[-1].images
+    if run.control_image and run.control_image not in _ids(images.control_id, images.control_reference):
+        return f"the controller on {run.control} runs another image than the newest release's"
+    ids = _ids(images.worker_id, images.worker_reference)
+    others = [node.name for node in run.nodes if "worker" in node.roles and node.image and node.image not in ids]
+    return f"{', '.join(others)} runs another image than the newest release's" if others else ""
+
+
+def _ids(id_: str, reference: str) -> frozenset[str]:
+    """containerd's store calls an image by the digest that it was pulled by."""
+    return frozenset({id_, reference.partition("@")[2]} - {""})
+
+
+def _said(before: Verified | None, now: Verified | None) -> str:
+    if before and (now is None or now.level < before.level):
+        return f"{before.text} is taken back" + (f", {now.text} stays" if now else "")
+    if now and before and now.text == before.text:
+        return f"{now.text} stays proved"
+    return f"{now.text} is proved" if now else "no level is proved"
+
+
+def _note(run: Run, out: Path, worker_id: str, control_id: str) -> Path:
+    """In the file of this machine; another cluster's claim stays."""
+    file = verified.place(out, worker_id)
+    known = {(each.cluster, each.control, each.control_id): each for each in verified.read(file)}
+    mine = (run.cluster, run.control, control_id)
+    found = after(known[mine].verified if mine in known else None, run)
+    known[mine] = verified.Claim(cluster=run.cluster, control=run.control, control_id=control_id, verified=found)
+    verified.write(file, worker_id, known.values())
+    return file

@@ -1,0 +1,317 @@
+"""The deployed cluster's Slurm, as an ordinary user of it: one allocation that all steps share, and jobs of their own.
+
+Commands run in the controller's container, which every deployed cluster has. Nothing is left behind: `close` cancels
+what still is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testinfra.backend.base import CommandResult
+from testinfra.host import Host
+
+from rocstack.base.errors import CheckFailed
+from rocstack.cluster import hostlist
+from rocstack.deploy.plan import services
+from rocstack.verify.evidence import NotRecorded
+from rocstack.verify.result import BUSY
+
+USER = "rocstack-verify"  # made by every deploy, with an account and a partition of that name
+NAME = "rocstack-verify"  # of jobs, with a word of the run behind it
+MARK = "@rocstack "  # before an answer in JSON; libraries print lines of their own
+LIMIT = 30  # minutes that a job may take, if nothing else is said
+NODES_A_MINUTE = 6  # of an allocation's: what all nodes do together takes longer, the more they are
+GRACE = 15.0  # seconds beyond a step's own, for Slurm
+TASKS = 4  # that the allocation has room for on a node
+OPEN = ("idle", "mix")  # sinfo's words for nodes on which jobs start
+TAKEN = ("alloc", "mix", "comp", "resv", "maint", "plnd", "block")  # and for those on which they will
+BEGINNING = ("CONFIGURING", "Prolog")  # squeue's words for a job that has its nodes and hasn't begun
+PATIENCE = 10.0  # seconds for one to begin, and for one that is cancelled to end
+PAUSE = 0.3
+KILLED = 10.0  # seconds that we wait longer for a command than it may take: the end of it is to be heard
+# srun's options for tasks none of which waits for another: that one ends, or its node dies, ends no other.
+ALONE = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
+TOGETHER = ("--kill-on-bad-exit=1", "--wait=10")  # seconds after the first that ended, however it did
+_PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
+
+
+class Busy(NotRecorded):
+    """No node was to be had, as others' jobs are on all of them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def answers(self) -> list[Any]:
+        """Those of its tasks, in no order; without one that was cut off as its task was killed."""
+        lines = (line.partition(MARK) for line in self.out.splitlines())
+        return [found for _, mark, text in lines if mark and (found := _parsed(text)) is not None]
+
+    @property
+    def said(self) -> str:
+        """For a person: the end of what it printed."""
+        lines = [line for line in f"{self.out}\n{self.err}".splitlines() if line.strip() and MARK not in line]
+        return "\n".join(lines[-12:])
+
+    def expect(self, what: str) -> list[Any]:
+        """The answers.
+
+        Raises:
+            CheckFailed: no task gave one.
+        """
+        if found := self.answers:
+            return found
+        why = self.said or "it said nothing"
+        raise CheckFailed(f"{what}: no answer, it ended with {self.code}: {why}", code="step-failed")
+
+
+@dataclass
+class Slurm:
+    """`wait` is how many seconds a job may wait for its turn. With `gpus` the allocation takes so many on each node,
+    and the node for itself; it lasts `minutes`."""
+
+    control: Host
+    user: str = USER
+    wait: float = 300
+    gpus: int = 0
+    name: str = field(default_factory=lambda: f"{NAME}-{secrets.token_hex(3)}")  # of this run's jobs
+    minutes: int = LIMIT
+    _job: str = ""
+    _nodes: tuple[str, ...] = ()  # that were got, now or before
+    _busy: str = ""
+    _until: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds that the allocation still lasts."""
+        return self._until - time.monotonic() if self._job else 0.0
+
+    def run(self, *command: str, seconds: float = 60, env: Mapping[str, str] | None = None) -> CommandResult:
+        """As the user, in the controller's container."""
+        words = [f"--user={self.user}", "--workdir=/tmp", "--env=HOME=/tmp"]
+        words += [f"--env={name}={value}" for name, value in (env or {}).items()]
+        return self._inside(words, command, seconds)
+
+    def admin(self, *command: str, seconds: float = 60) -> CommandResult:
+        """As root there: for what an ordinary user can't make, such as a QoS."""
+        return self._inside([], command, seconds)
+
+    def _inside(self, options: Sequence[str], command: Sequence[str], seconds: float) -> CommandResult:
+        line = [*options, services.CONTROL, *bounded(seconds), *command]
+        return self.control.run(shlex.join(["docker", "exec", *line]), seconds=seconds + KILLED)
+
+    def allocate(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """The nodes that were got, and for which steps can run from now on; those busy for longer than `wait` are left
+        out. Once: later calls give the same ones, but for those that died; an allocation that was lost, as it was
+        preempted or its time was up, is taken again.
+
+        Raises:
+            Busy: others' jobs are on all of them.
+            CheckFailed: none was got.
+        """
+        if self._job and self._runs():
+            return self._nodes
+        if self._busy:
+            raise Busy(self._busy)
+        nodes = self._up([name for name in nodes if name in self._nodes]) or nodes
+        said = self._salloc(nodes, self.wait)
+        if not self._job and len(nodes) > 1:
+            free = self._free(nodes)
+            said = self._salloc(free, 15) if free else said
+        if not self._job:
+            raise self._refused(nodes, said)
+        return self._nodes
+
+    def _refused(self, nodes: Sequence[str], said: str) -> Exception:
+        now = self.states(nodes)
+        taken = any(state.rstrip("*-+$@~#!%^") in TAKEN for state, _ in now.values())
+        if "timed out" in said and taken and not self._free(nodes):
+            waited = f"{self.wait / 60:.0f} min" if self.wait >= 60 else f"{self.wait:.0f} s"
+            self._busy = f"{BUSY} (waited {waited})"
+            return Busy(self._busy)
+        return CheckFailed(
+            f"Slurm gave no nodes to the user {self.user} within {self.wait:.0f} s: {said}",
+            code="no-allocation",
+            cause="the user has no account, which `rocstack deploy` makes, or Slurm's controller doesn't answer",
+            next_step="`rocstack status` says how Slurm is; --user names another user",
+        )
+
+    def _runs(self) -> bool:
+        """Whether the allocation still is there; nodes that died are no part of it any more."""
+        said = self.run("squeue", "--all", "--noheader", f"--jobs={self._job}", "--states=running", "--format=%N")
+        names = hostlist.expand(said.stdout.strip()) if said.stdout.strip() else ()
+        if said.rc == 0 and names:
+            self._nodes = tuple(name for name in self._nodes if name in names)
+        elif said.rc == 0 or "Invalid job id" in said.stderr:
+            self._job = ""
+        return bool(self._job)
+
+    def kept(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Of these, the ones that the allocation still has: none died, and it is not taken again."""
+        has = self._nodes if self._job and self._runs() else ()
+        return tuple(name for name in nodes if name in has)
+
+    def step(
+        self,
+        *command: str,
+        nodes: Sequence[str] = (),
+        tasks: int = 1,
+        seconds: float = 120,
+        env: Mapping[str, str] | None = None,
+        options: Iterable[str] = (),
+        alone: bool = False,
+    ) -> Step:
+        """A step on `nodes` (default: all that are allocated), `tasks` on each. `allocate` must have been called.
+        `alone`: no task waits for another, so none ends with another; else all end when one fails, and 10 s after the
+        first that is through."""
+        chosen = tuple(nodes) or self._nodes
+        words = ["srun", f"--jobid={self._job}", "--overlap", "--chdir=/tmp", f"--nodes={len(chosen)}"]
+        words += [f"--nodelist={','.join(chosen)}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1"]
+        words += [*(ALONE if alone else TOGETHER), "--quit-on-interrupt", "--input=none", "--label", *options]
+        # Not --export: a value may hold a comma.
+        more = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
+        done = self.run(*words, *more, *command, seconds=seconds + GRACE)
+        return Step(done.rc, _whole(done.stdout), _whole(done.stderr))
+
+    def python(self, program: Path, *arguments: str, **more: Any) -> Step:
+        """A program of ours as a step: its source travels in the command line, so nothing is left on a node."""
+        return self.step("python3", "-c", program.read_text(encoding="utf-8"), *arguments, **more)
+
+    def submit(self, script: str, *options: str) -> str:
+        """A batch job; its number.
+
+        Raises:
+            CheckFailed: it was refused.
+        """
+        words = ["sbatch", "--parsable", f"--job-name={self.name}", f"--time={LIMIT}", "--chdir=/tmp"]
+        words += ["--output=/dev/null"]
+        words += [f"--partition={self.partition}"] if self.partition else []
+        done = self.run(*words, *options, f"--wrap={script}")
+        if done.rc:
+            raise CheckFailed(f"sbatch: {done.stderr.strip() or 'no reason given'}", code="step-failed")
+        return str(done.stdout).strip().partition(";")[0]
+
+    def release(self) -> None:
+        """Gives the allocation back: others are to have the nodes."""
+        self.cancel(self._job)
+        self._job = ""
+
+    def close(self) -> None:
+        """All jobs of this run end."""
+        self.cancel(*self._mine(self.name))
+        self._job = ""
+
+    def heal(self) -> None:
+        """Ends what a run left that was killed. Whoever calls this has the cluster's turn, so it is nobody's."""
+        left = self._mine(NAME)
+        self.cancel(*left)
+        deadline = time.monotonic() + 3 * PATIENCE
+        while left and self._mine(NAME) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+
+    def cancel(self, *jobs: str) -> None:
+        """But none that is about to begin, if that doesn't last: Slurm may drain the node as one that can't end it."""
+        numbers = [job for job in jobs if job]
+        if not numbers:
+            return
+        words = ["squeue", "--all", "--noheader", f"--jobs={','.join(numbers)}", "--format=%T|%r"]
+        deadline = time.monotonic() + PATIENCE
+        while any(word in self.run(*words).stdout for word in BEGINNING) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+        self.run("scancel", *numbers)
+
+    def _mine(self, name: str) -> list[str]:
+        """The user's jobs of this name, or that begin with it."""
+        said = self.run("squeue", "--all", "--noheader", f"--user={self.user}", "--format=%i|%j").stdout
+        rows = (line.strip().partition("|") for line in said.splitlines())
+        return [number for number, _, called in rows if called == name or called.startswith(f"{name}-")]
+
+    def _salloc(self, nodes: Sequence[str], wait: float) -> str:
+        """Sets the job if it was got; else why not."""
+        minutes = self.minutes + len(nodes) // NODES_A_MINUTE
+        words = [
+            "salloc",
+            "--no-shell",
+            f"--job-name={self.name}",
+            "--no-kill",  # as one of its nodes dies
+            f"--time={minutes}",
+            f"--immediate={max(wait, 1):.0f}",
+        ]
+        words += [f"--partition={self.partition}"] if self.partition else []
+        words += [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks-per-node={TASKS}"]
+        words += ["--exclusive", f"--gres=gpu:{self.gpus}"] if self.gpus else []
+        done = self.run(*words, seconds=wait + 30)
+        found = re.search(r"Granted job allocation (\d+)", done.stderr)
+        if found and done.rc == 0:
+            self._job, self._nodes = found[1], tuple(nodes)
+            self._until = time.monotonic() + 60 * minutes
+            return ""
+        lines = [line for line in done.stderr.strip().splitlines() if "Pending job" not in line]
+        return lines[-1] if lines else "no reason given"
+
+    @property
+    def partition(self) -> str:
+        """The one that deploy makes for the suite, with all nodes; another user goes where users go."""
+        return NAME if self.user == USER else ""
+
+    def states(self, nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Node -> sinfo's word for its state, and how many of its CPUs are free."""
+        done = self.run("sinfo", "--all", "--noheader", "--Node", "--format=%N %t %C", f"--nodes={','.join(nodes)}")
+        rows = (line.split() for line in done.stdout.splitlines())
+        # CPUs are allocated/idle/other/all.
+        return {row[0]: (row[1], int(row[2].split("/")[1])) for row in rows if len(row) == 3}
+
+    def _free(self, nodes: Sequence[str]) -> list[str]:
+        """Those on which a job of the suite could start now; with GPUs it takes the node for itself."""
+        now, states = self.states(nodes), OPEN[:1] if self.gpus else OPEN
+        return [name for name in nodes if name in now and now[name][0] in states and now[name][1] >= TASKS]
+
+    def _up(self, nodes: Sequence[str]) -> Sequence[str]:
+        """Those that didn't die meanwhile."""
+        now = self.states(nodes) if nodes else {}
+        return [name for name in nodes if name in now and now[name][0] in (*OPEN, *TAKEN)]
+
+
+def bounded(seconds: float) -> list[str]:
+    """Before a command in a container: killing `docker exec` would leave it there."""
+    return ["timeout", "--kill-after=5", f"{seconds:.0f}"]
+
+
+def _parsed(text: str) -> Any:
+    """None if it is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _whole(labelled: str) -> str:
+    """The lines of all tasks without their labels, each in one piece again."""
+    lines, begun = [], dict[str, str]()
+    for line in labelled.splitlines():
+        found = re.match(r" *(\d+): (.*)", line)
+        if not found:
+            lines.append(line)
+            continue
+        task, piece = found.groups()
+        text = begun.pop(task, "") + piece
+        if len(piece.encode()) == _PIECE:
+            begun[task] = text
+        else:
+            lines.append(text)
+    return "\n".join([*lines, *begun.values()])

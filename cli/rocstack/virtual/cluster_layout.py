@@ -1,0 +1,103 @@
+"""What a virtual cluster is to be, before anything is made: names, addresses, machines. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from rocstack.base.errors import CheckFailed
+from rocstack.virtual import faults, tree
+from rocstack.virtual.access import Host
+from rocstack.virtual.faults import Fault
+from rocstack.virtual.machine import Machine, expand
+from rocstack.virtual.model import NodeModel
+
+LABEL = "io.rocstack.local"  # the cluster's id, on all that belongs to it
+POOL = IPv4Network("10.213.0.0/16")  # clusters take a /24 of it
+MOST = 64  # nodes on one machine
+FIRST = 10  # node 1 is host 11 of its network
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for."""
+
+    model: NodeModel
+    nodes: int
+    faults: tuple[Fault, ...] = ()
+
+    def refuse(self) -> None:
+        """
+        Raises:
+            BadInput: a fault that some node can't have.
+        """
+        faults.check(self.model, self.faults, self.nodes)
+        for node in range(1, self.nodes + 1):
+            faults.apply(expand(self.model, node), self.faults)
+
+    def machines(self, network: IPv4Network) -> list[Machine]:
+        gateway = str(network.network_address + 1)
+        addresses = {n: f"{host(network, n).address}/{network.prefixlen}" for n in range(1, self.nodes + 1)}
+        return [faults.apply(expand(self.model, n, a, gateway), self.faults) for n, a in addresses.items()]
+
+    def networks(self) -> list[IPv4Network]:
+        """The data networks of the model, which the cluster's own must not be."""
+        return [IPv4Network(nics.network) for nics in self.model.nics if nics.network]
+
+
+def host(network: IPv4Network, node: int) -> Host:
+    return Host(f"n{node}", str(network.network_address + FIRST + node))
+
+
+def cluster_id(folder: Path) -> str:
+    """Of the cluster that belongs to a folder; the same after a restart, and another in another folder."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+
+
+def name(prefix: str, cluster: str, what: str = "") -> str:
+    """Name of a container or network; the engine takes fewer letters than a registry does."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", prefix)
+    return "-".join(part for part in (stem, "local", cluster, what) if part)
+
+
+def free_networks(taken: Iterable[IPv4Network], cluster: str) -> list[IPv4Network]:
+    """The /24 networks of the pool that overlap with none in use; which comes first depends on the cluster, so that
+    two that start at once don't meet.
+
+    Raises:
+        CheckFailed: none is left.
+    """
+    used = list(taken)
+    pool = list(POOL.subnets(new_prefix=24))
+    start = int(cluster, 16) % len(pool)
+    free = [n for n in pool[start:] + pool[:start] if not any(n.overlaps(other) for other in used)]
+    if not free:
+        raise CheckFailed(
+            f"no free network in {POOL}",
+            code="no-subnet",
+            cause="routes or container networks of this machine overlap with all of it",
+            next_step="`ip route` and `docker network ls` show them; remove those that are not in use",
+        )
+    return free
+
+
+def routes(proc_net_route: str) -> list[IPv4Network]:
+    """The networks of /proc/net/route, without the default route."""
+    found = []
+    for line in proc_net_route.splitlines()[1:]:
+        words = line.split()
+        to, mask = (int.from_bytes(bytes.fromhex(words[at]), "little") for at in (1, 7))
+        if mask:
+            found.append(IPv4Network((to, bin(mask).count("1"))))
+    return found
+
+
+def digest(machine: Machine, image: str, keys: str) -> str:
+    """Of all that a node's container is made from: another digest means another container."""
+    recording = json.dumps(tree.record(machine, live=True).to_dict(), sort_keys=True)
+    return hashlib.sha256(f"{image}\0{keys}\0{recording}".encode()).hexdigest()[:16]

@@ -1,0 +1,280 @@
+"""`local up` and `down` at the engine: a network, a container and a volume a node, all found again by their label."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+from docker.types import IPAMConfig, IPAMPool
+
+from rocstack.base.errors import BadInput, CheckFailed, Missing, did_you_mean
+from rocstack.virtual import access, cluster_layout, node
+from rocstack.virtual.access import Host
+from rocstack.virtual.cluster_layout import LABEL, Wish
+from rocstack.virtual.machine import Machine
+from rocstack.virtual.node import NodeState
+from rocstack.virtual.nodeimage import LABEL as IMAGE_LABEL
+
+PATIENCE = 60.0  # seconds until a node must let us in and its engine answer
+_KEYS = "rocstack-secrets.yml"  # of what was deployed there: without the nodes' disks they open nothing
+_OURS = (access.KEY, f"{access.KEY}.pub", access.KNOWN, access.CONFIG, access.INVENTORY, _KEYS)
+_FOLDERS = ("nodes", "image")
+Say = Callable[[str], None]
+
+
+@dataclass
+class Local:
+    """The virtual cluster of one folder."""
+
+    client: docker.DockerClient
+    folder: Path
+    prefix: str
+    say: Say = lambda text: None
+    _stop: threading.Event = field(default_factory=threading.Event)  # nobody waits for answers any more
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+        self.id = cluster_layout.cluster_id(self.folder)
+
+    def up(self, wish: Wish, image: str) -> list[NodeState]:
+        """Makes the cluster what is wished: what fits stays, the rest is changed, added or removed.
+
+        Raises:
+            CheckFailed: no free network, no privileged containers, or a node that does not answer.
+        """
+        with self._alone():
+            keys = access.make_key(self.folder / access.KEY, "rocstack virtual cluster")
+            network = self._network(wish)
+            machines = wish.machines(_subnet(network))
+            image_id = str(self.client.images.get(image).id)
+            wanted = {}
+            for machine in machines:
+                host_key = access.make_key(self._node(machine.host) / access.HOST_KEY, f"virtual node {machine.host}")
+                wanted[machine.host] = cluster_layout.digest(machine, image_id, keys + host_key)
+            kept = self._keep(wanted, _subnet(network))
+            self._write(wish, machines, keys)
+            missing = [machine for machine in machines if machine.host not in kept]
+            stay = f"{len(kept)} stay as they are" if kept else ""
+            make = f"{len(missing)} to make" if missing else ""
+            self.say(f"virtual nodes: {', '.join(filter(None, (make, stay)))}")
+            _each(
+                lambda m: node.make(
+                    self.client, m, self._node(m.host), image, network.name, self.id, wanted[m.host]
+                ),
+                missing,
+            )  # fmt: skip
+            return self._answering(list(self._containers().values()))
+
+    def reboot(self, name: str) -> NodeState:
+        """Restarts a node as a server would: its containers are asked to end, and its engine brings them back.
+
+        Raises:
+            BadInput: no such node.
+            CheckFailed: it does not come back.
+        """
+        with self._alone():
+            container = self._one(name)
+            container.restart(timeout=node.GRACE)
+            return self._answering([self._one(name)])[0]
+
+    def cut(self, name: str) -> None:
+        """Takes a node off the network until `heal`, a reboot or the next `up`."""
+        with self._alone():
+            node.cut(self._one(name))
+
+    def heal(self, name: str) -> NodeState:
+        with self._alone():
+            node.heal(self._one(name), _subnet(self._networks()[0]))
+            return self._answering([self._one(name)])[0]
+
+    def down(self) -> dict[str, int]:
+        """Removes the cluster: containers, their disks, network, keys and files; says how many of what."""
+        with self._alone():
+            containers = self._containers()
+            _each(node.remove, list(containers.values()))
+            disks = self.client.volumes.list(filters={"label": f"{LABEL}={self.id}"})
+            _each(lambda disk: disk.remove(), disks)
+            networks = self._networks()
+            for network in networks:
+                network.remove()
+            files = [path for path in (self.folder / name for name in (*_OURS, *_FOLDERS)) if path.exists()]
+            for path in files:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        (self.folder / ".lock").unlink(missing_ok=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+        return {"nodes": len(containers), "disks": len(disks), "networks": len(networks), "files": len(files)}
+
+    def remove_images(self) -> int:
+        """Removes the images of virtual nodes that no container uses."""
+        count = 0
+        for image in self.client.images.list(filters={"label": IMAGE_LABEL}):
+            for tag in image.tags:
+                if tag.startswith(f"{self.prefix}/node:"):
+                    try:
+                        self.client.images.remove(tag)
+                    except docker.errors.APIError:  # in use by another cluster
+                        continue
+                    count += 1
+        return count
+
+    def status(self) -> list[NodeState]:
+        return _each(lambda found: self._ask(found, 0), list(self._containers().values()))
+
+    def _ask(self, container: Any, seconds: float) -> NodeState:
+        said = None
+        if container.status == "running":
+            own = Host(node.label(container, "node"), node.label(container, "address"))
+            said = access.answers(self.folder, own, seconds, self._stop)
+        return node.state(container, said)
+
+    def _answering(self, containers: list[Any]) -> list[NodeState]:
+        """Waits until all answer.
+
+        Raises:
+            CheckFailed: one doesn't.
+        """
+        states: list[NodeState] = _each(lambda found: self._ask(found, PATIENCE), containers, self._stop)
+        for state in states:
+            if not state.well:
+                raise self._silent(state)
+        return states
+
+    def _one(self, name: str) -> Any:
+        found = self._containers()
+        if not found:
+            raise self.nothing()
+        if name not in found:
+            hint = did_you_mean(name, found)
+            raise BadInput(f"no virtual node '{name}'" + (f": {hint}" if hint else ""), code="unknown-node")
+        return found[name]
+
+    def nothing(self) -> Missing:
+        return Missing(
+            f"no virtual cluster in {self.folder}",
+            code="no-cluster",
+            next_step="`rocstack local up --nodes 2` starts one; each folder has its own",
+        )
+
+    def _networks(self) -> list[Any]:
+        return list(self.client.networks.list(filters={"label": f"{LABEL}={self.id}"}))
+
+    def _containers(self) -> dict[str, Any]:
+        """Node name -> container, in the nodes' order."""
+        found = self.client.containers.list(all=True, filters={"label": f"{LABEL}={self.id}"}, ignore_removed=True)
+        named = {node.label(container, "node"): container for container in found}
+        return {name: named[name] for name in sorted(named, key=lambda name: int(name[1:]))}
+
+    def _node(self, name: str) -> Path:
+        return self.folder / "nodes" / name
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One command at a time in a folder; the second waits."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.say(f"another command changes the virtual cluster in {self.folder}; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _network(self, wish: Wish) -> Any:
+        """This cluster's network; a new one takes the first free subnet that the engine accepts."""
+        found = self._networks()
+        if found:
+            return found[0]
+        everybody = [network.attrs["IPAM"]["Config"] or [] for network in self.client.networks.list()]
+        taken = [IPv4Network(pool["Subnet"]) for pools in everybody for pool in pools if "." in pool.get("Subnet", "")]
+        taken += cluster_layout.routes(Path("/proc/net/route").read_text()) + wish.networks()
+        refused = ""
+        for subnet in cluster_layout.free_networks(taken, self.id)[:8]:
+            pool = IPAMPool(subnet=str(subnet), gateway=str(subnet.network_address + 1))
+            try:
+                made = self.client.networks.create(
+                    cluster_layout.name(self.prefix, self.id),
+                    driver="bridge",
+                    ipam=IPAMConfig(pool_configs=[pool]),
+                    labels={LABEL: self.id},
+                )
+            except docker.errors.APIError as error:
+                refused = str(error.explanation or error)
+                if "overlap" not in refused:  # another cluster was quicker; anything else won't change
+                    break
+                continue
+            made.reload()
+            return made
+        raise CheckFailed(
+            f"the engine makes no network for virtual nodes: {refused}",
+            code="no-subnet",
+            next_step="`docker network ls` shows what is there; remove those that are not in use",
+        )
+
+    def _keep(self, wanted: dict[str, str], network: IPv4Network) -> set[str]:
+        """Containers that are as wished stay (and run again where they had stopped); the others go."""
+        kept: set[str] = set()
+        stale = []
+        for name, container in self._containers().items():
+            fits = node.label(container, "digest") == wanted.get(name)
+            if fits and (self._node(name) / "sys/devices/virtual/rocstack/model").exists():
+                kept.add(name)
+                node.wake(container, network)
+            else:
+                stale.append((name, container))
+        _each(lambda item: node.remove(item[1]), stale)
+        for name, _ in stale:
+            shutil.rmtree(self._node(name) / "sys", ignore_errors=True)
+            if name not in wanted:
+                shutil.rmtree(self._node(name), ignore_errors=True)
+        return kept
+
+    def _write(self, wish: Wish, machines: list[Machine], keys: str) -> None:
+        hosts = [node.host(machine) for machine in machines]
+        public = [(h, (self._node(h.name) / f"{access.HOST_KEY}.pub").read_text()) for h in hosts]
+        (self.folder / access.KNOWN).write_text(access.known_hosts(public))
+        (self.folder / access.CONFIG).write_text(access.ssh_config(self.folder, hosts))
+        (self.folder / access.INVENTORY).write_text(access.inventory(self.folder, hosts, wish.model.name))
+        for host in hosts:
+            (self._node(host.name) / "authorized_keys").write_text(keys + "\n")
+
+    def _silent(self, state: NodeState) -> CheckFailed:
+        container = self._containers().get(state.name)
+        log = container.logs(tail=3).decode("utf-8", "replace").strip() if container else "it is gone"
+        what = "its engine does not answer" if state.reachable else "does not answer over ssh"
+        return CheckFailed(
+            f"virtual node {state.name} ({state.address}): {what} within {PATIENCE:.0f} s",
+            code="node-silent",
+            cause=f"its last words: {log}" if log else None,
+            next_step="`rocstack local status` shows all nodes; `rocstack local down`, then up, makes them anew",
+        )
+
+
+def _subnet(network: Any) -> IPv4Network:
+    return IPv4Network(network.attrs["IPAM"]["Config"][0]["Subnet"])
+
+
+def _each(work: Callable[[Any], Any], items: list[Any], stop: threading.Event | None = None) -> list[Any]:
+    """In parallel. An error, or Ctrl-C, is raised when what has begun is finished: nothing is half made."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        jobs = [pool.submit(work, item) for item in items]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            if stop:
+                stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

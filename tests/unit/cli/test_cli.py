@@ -1,0 +1,453 @@
+"""The command line without an engine: help, usage, refusals and their exit codes, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from support import Cli, listing
+
+import rocstack
+from rocstack.base import paths
+from rocstack.edge import engine
+
+COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
+COMMANDS += ["deploy", "rollback", "verify", "report", "status", "logs", "down", "backup", "restore", "demo"]
+COMMANDS += ["config", "local"]
+ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
+
+
+def test_help(cli: Cli) -> None:
+    ran = cli("--help")
+    assert ran.code == 0
+    assert [line.split()[0] for line in ran.out.partition("Commands:")[2].splitlines() if line.strip()] == COMMANDS
+    assert cli("-h").out == ran.out
+    assert "Exit codes" in ran.out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS[:-1], "local up", "local down", "local status", "local models"])
+def test_help_of_commands(command: str, cli: Cli) -> None:
+    ran = cli(*command.split(), "--help")
+    assert ran.code == 0
+    assert re.search(rf"Example: .*rocstack {command}", ran.out)
+    if command not in ("shell", "logs"):
+        assert "--json" in ran.out
+    options = re.findall(r"^  (--[a-z-]+)[ ,A-Z\[]*(.*)$", ran.out, re.MULTILINE)
+    assert options
+    assert [name for name, text in options if not text.strip()] == []
+
+
+def test_no_command(cli: Cli) -> None:
+    ran = cli()
+    assert ran.code == 2
+    assert "Usage: rocstack" in ran.out + ran.err
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").out == f"rocstack {rocstack.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("biuld",), "No such command 'biuld'"),
+        (("build", "--nick", "tcp"), "No such option"),
+        (("build", "extra"), "unexpected extra argument"),
+        (("build", "--nic"), "requires an argument"),
+        (("demo", "--steps", "many"), "valid integer"),
+    ],
+)
+def test_usage(args: tuple[str, ...], says: str, cli: Cli, tmp_path: Path) -> None:
+    ran = cli(*args)
+    assert ran.code == 2
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    as_json = cli(args[0], "--json", *args[1:])
+    assert (as_json.code, as_json.json()["error"]["code"], as_json.json()["error"]["exit_code"]) == (2, "usage", 2)
+    assert says in as_json.json()["error"]["what"]
+    assert listing(tmp_path) == {}
+
+
+REFUSALS = [
+    # arguments, code, part of the message
+    (("build", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("build", "--stack", "none.yml"), "unknown-stack", "No such file"),
+    (("build", "--nic", "melanox"), "unknown-nic", "did you mean 'mellanox'"),
+    (("build", "--nic", "x y"), "bad-setting", "is not a name"),
+    (("build", "--nic", "x;reboot"), "bad-setting", "is not a name"),
+    (("build", "--way", "inbx"), "unknown-way", "did you mean 'inbox'"),
+    (("build", "--with", "openmpi"), "bad-with", "COMPONENT=METHOD"),
+    (("build", "--with", "opnmpi=source"), "unknown-component", "did you mean 'openmpi'"),
+    (("build", "--with", "openmpi=sorce"), "unknown-method", "did you mean 'source'"),
+    (("build", "--role", "workers"), "unknown-role", "did you mean 'worker'"),
+    (("build", "--gfx", "mi300x"), "bad-gfx", "gfx942"),
+    (("build", "--gfx", "gfx90a,gfx942\nRUN"), "bad-gfx", "gfx942"),
+    (("build", "--base", "registy"), "bad-setting", "'auto', 'registry' or 'mmdebstrap'"),
+    (("build", "--base-image", "a b"), "bad-setting", "is not an image reference"),
+    (("build", "--overlay", "none"), "no-overlay", "no overlay folder"),
+    (("build", "--lock", "none.lock"), "no-lock", "no lock file none.lock"),
+    (("build", "--ca-bundle", "none.pem"), "bad-setting", "no file none.pem"),
+    (("build", "--push", "https://registry.example"), "bad-registry", "without http:// or https://"),
+    (("build", "--push", "registry.example:5000", "--tag", "a b"), "bad-tag", "can't be a tag"),
+    (("render", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("render", "--nic", "tpc"), "unknown-nic", "did you mean 'tcp'"),
+    (("render", "--base-image", "a\nRUN reboot"), "bad-setting", "is not an image reference"),
+    (("render", "--gfx", ""), None, ""),
+    (("render", "--diff"), "no-build", "no last build"),
+    (("lock", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("lock", "--to", "none/rocstack.lock"), "no-folder", "can't be written there"),
+    (("explain", "--nic", "tpc"), "unknown-nic", "did you mean 'tcp'"),
+    (("explain", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
+    (("explain", "--gfx", "x"), "bad-gfx", "gfx942"),
+    (("stacks", "--overlay", "none"), "no-overlay", "no overlay folder"),
+    (("run", "--role", "x"), "unknown-role", "worker, control"),
+    (("run", "--gpus", "x"), "bad-gpus", ""),
+    (("run", "--mount", "/none:/x"), "bad-mount", ""),
+    (("run", "--env", "1A=b"), "bad-env", "not the name of a variable"),
+]
+
+
+@pytest.mark.parametrize(("args", "code", "says"), REFUSALS, ids=[" ".join(refusal[0]) for refusal in REFUSALS])
+def test_refused(args: tuple[str, ...], code: str | None, says: str, cli: Cli, tmp_path: Path) -> None:
+    """Before any engine is asked: none answers here, and exit code 3 would say so."""
+    ran = cli(args[0], "--json", *args[1:])
+    if code is None:
+        assert ran.code == 0
+        return
+    error = ran.json()["error"]
+    assert says in error["what"]
+    assert (ran.code, error["code"], error["exit_code"]) == (2, code, 2)
+    assert ran.err == ""
+    plain = cli(*args)
+    assert plain.code == 2
+    assert plain.out == ""
+    assert plain.err.startswith("error: ")
+    assert error["what"].splitlines()[0] in plain.err
+    assert "Traceback" not in plain.err
+    assert listing(tmp_path) == {}
+
+
+def test_debug_shows_where_it_came_from(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rocstack.cli.main", "--debug", "render", "--nic", "tpc"]
+    ran = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert "Traceback" in ran.stderr
+    assert "no NIC profile 'tpc'" in ran.stderr
+
+
+BROKEN = [
+    # file, bytes, line, code
+    ("rocstack.yml", b"nic: caf\xe9\n", 1, "not-utf8"),
+    ("rocstack.yml", b"a: " + b"x" * 10_000_000, None, "too-large"),
+    ("rocstack.yml", b"nic: tcp\nnci: tcp\n", 2, "unknown-key"),
+    ("rocstack.yml", b"nic: [\n", 1, "bad-yaml"),
+    ("rocstack.yml", b"a: " + b"[" * 500_000, 1, "bad-yaml"),
+    ("rocstack.yml", b"a: &a [x]\nb: [*a, *a]\n", 2, "bad-yaml"),
+    ("rocstack.yml", b"nic: tcp\nnic: tcp\n", 2, "duplicate-key"),
+    ("mine/overlay.yml", b"slurm_packages_append: [a\xff]\n", 1, "not-utf8"),
+    ("mine/overlay.yml", b"#" * 10_000_000, None, "too-large"),
+    ("mine/overlay.yml", b"slrum_packages_append: [a]\n", 1, "override-unmatched"),
+    ("mine/overlay.yml", b"\nucx_worker_packages_remove: [gone]\n", 2, "override-unmatched"),
+    ("mine/overlay.yml", b"ucx_worker_packages_append: ['a; reboot']\n", 1, "bad-value"),
+    ("mine/components/ucx.j2", b"{% block smoke %}\n{{ nope }}\n{% endblock %}\n", 2, "bad-template"),
+    ("mine/components/ucxx.j2", b"{% block smoke %}\n{% endblock %}\n", 1, "override-unmatched"),
+    ("mine/components/ucx.j2", b"{% block smoek %}\n{% endblock %}\n", 1, "override-unmatched"),
+    ("mine/components/ucx.j2", b"---\nabout: \xff\n---\n", 2, "not-utf8"),
+    ("mine/nic/tcp.j2", b"---\nabout: x\nways: {inbox: {}}\nenvs: {}\n---\n", 4, "unknown-key"),
+    ("mine/stacks/debian-13.yml", b"about: \xff\n", 1, "not-utf8"),
+    ("mine/stacks/debian-13.yml", b"x: " + b"y" * 10_000_000, None, "too-large"),
+    ("mine/stacks/debian-13.yml", b"about: x\npyton: '3.13'\n", 2, "unknown-key"),
+    ("rocstack.stack.lock", b"{}", None, "bad-lock"),
+    ("rocstack.stack.lock", b"\xff\xfe", None, "bad-lock"),
+]
+
+
+@pytest.mark.parametrize(("path", "data", "line", "code"), BROKEN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("command", ["build", "render"])
+def test_broken_files(
+    command: str, path: str, data: bytes, line: int | None, code: str, cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    before = listing(tmp_path)
+    overlay = ("--overlay", "mine") if path.startswith("mine") else ()
+    to = ("--to", "out") if command == "render" else ()
+    started = time.monotonic()
+    ran = cli(command, "--json", *overlay, *to)
+    assert time.monotonic() - started < 5
+    error = ran.json()["error"]
+    assert (ran.code, error["code"]) == (2, code)
+    shown = f"{path}:{line}" if line else path
+    assert error["where"].removeprefix(f"{tmp_path}/") == shown
+    assert listing(tmp_path) == before
+
+
+def test_a_rule_broken_is_told_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+    text = (paths.images() / "stacks/debian-13.yml").read_text()
+    (tmp_path / "mine.yml").write_text(re.sub(r"^gfx: .*$", "gfx: [gfx942]", text, flags=re.MULTILINE))
+    before = listing(tmp_path)
+    rules = yaml.safe_load((paths.images() / "rules.yml").read_text())
+    for args in (("build",), ("render", "--to", "out")):
+        ran = cli(*args, "--stack", "mine.yml", "--json")
+        error = ran.json()["error"]
+        assert (ran.code, error["code"]) == (2, "rule-broken")
+        rule = next(rule for name, rule in rules.items() if name in error["what"])
+        assert rule["reason"] in error["cause"]
+        assert rule["source"] in error["cause"]
+        assert "rocstack explain" in error["next"]
+    ran = cli("explain", "--stack", "mine.yml", "--json")
+    assert ran.code == 1
+    assert ran.json()["allowed"] is False
+    assert listing(tmp_path) == before
+
+
+def test_explain(cli: Cli) -> None:
+    ran = cli("explain", "--json")
+    assert ran.code == 0
+    assert ran.json()["allowed"] is True
+    assert ran.json()["facts"]["nic"] == "tcp"
+    text = cli("explain").out
+    assert "source: " in text
+    assert text.splitlines()[-1].startswith("allowed: 0 broken")
+
+
+def test_stacks(cli: Cli) -> None:
+    found = cli("stacks", "--json").json()
+    assert {"debian-13", "rocm-7.2-ubuntu-24.04"} <= {each["name"] for each in found["stacks"]}
+    assert {"tcp", "mellanox", "broadcom"} <= {each["name"] for each in found["nics"]}
+    assert cli("stacks").out.splitlines()[0].split() == ["STACK", "OS", "GFX", "ABOUT"]
+
+
+@pytest.mark.parametrize("args", [("build",), ("demo",), ("lock",), ("run", "--", "true")], ids=lambda args: args[0])
+def test_no_engine(args: tuple[str, ...], cli: Cli, tmp_path: Path, buildx: str) -> None:
+    ran = cli(args[0], "--json", *args[1:], env={"PATH": buildx})
+    error = ran.json()["error"]
+    assert (ran.code, error["code"], error["exit_code"]) == (3, "no-engine", 3)
+    assert "unix:///nonexistent/engine.sock" in error["what"]
+    assert "install" in error["next"]
+    assert listing(tmp_path) == {}
+
+
+@pytest.fixture
+def buildx() -> Iterator[str]:
+    """A PATH on which the engine's client is there and has buildx."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        client = Path(folder) / "docker"
+        client.write_text("#!/bin/sh\nexit 0\n")
+        client.chmod(0o755)
+        yield f"{folder}:/usr/bin:/bin"
+
+
+def test_no_client(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("build", "--json", env={"PATH": str(tmp_path)})
+    assert (ran.code, ran.json()["error"]["code"]) == (3, "no-engine")
+    assert listing(tmp_path) == {}
+
+
+def test_no_buildx(cli: Cli, buildx: str, tmp_path: Path) -> None:
+    client = Path(buildx.split(":")[0]) / "docker"
+    client.write_text("#!/bin/sh\necho \"docker: 'buildx' is not a docker command.\" >&2\nexit 1\n")
+    ran = cli("build", "--json", env={"PATH": buildx})
+    error = ran.json()["error"]
+    assert (ran.code, error["code"]) == (3, "no-buildx")
+    assert "docker-buildx" in error["next"]
+    assert listing(tmp_path) == {}
+
+
+def obey_modes() -> None:
+    """Takes from root what lets it pass over file modes (PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and _READ_SEARCH)."""
+    for capability in (1, 2):
+        ctypes.CDLL(None).prctl(24, capability)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [("v0.12.1", "old-buildx"), ("v0.13.0", "no-engine"), ("0.30", "no-engine")]
+)
+def test_old_buildx(version: str, code: str, cli: Cli, buildx: str) -> None:
+    client = Path(buildx.split(":")[0]) / "docker"
+    client.write_text(f"#!/bin/sh\necho github.com/docker/buildx {version} 0123456789abcdef\n")
+    ran = cli("build", "--json", env={"PATH": buildx})
+    assert (ran.code, ran.json()["error"]["code"]) == (3, code)
+
+
+def test_no_permission_on_the_socket(buildx: str, tmp_path: Path) -> None:
+    path = Path(buildx.split(":")[0]) / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        path.chmod(0)
+        ran = subprocess.run(
+            [sys.executable, "-m", "rocstack.cli.main", "build", "--json"],
+            cwd=tmp_path,
+            env={**ENV, "PATH": buildx, "DOCKER_HOST": f"unix://{path}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=obey_modes,
+        )
+    assert ran.returncode == 3, ran.stderr
+    error = json.loads(ran.stdout)["error"]
+    assert error["code"] == "no-permission"
+    assert "usermod -aG docker" in error["next"]
+    assert str(path) in error["what"]
+    assert listing(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("render", "--to", "/proc/nothing/here"), "/proc/nothing"),
+        (("init", "file/below"), "file"),
+        (("render", "--to", "file"), "holds something else"),
+        (("config",), None),
+    ],
+)
+def test_paths_that_can_t_be_used(args: tuple[str, ...], says: str | None, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    before = listing(tmp_path)
+    ran = cli(*args)
+    assert ran.code == (2 if says else 0)
+    if says:
+        assert says in ran.err
+        assert "next: " in ran.err
+        assert "defect" not in ran.err
+    assert listing(tmp_path) == before
+
+
+def test_a_project_with_its_own_dockerfile_is_not_replaced(cli: Cli, tmp_path: Path) -> None:
+    for path in ("project/Dockerfile", "project/src/main.c"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("FROM debian\n")
+    before = listing(tmp_path)
+    for where, cwd in (("project", tmp_path), (".", tmp_path / "project")):
+        ran = cli("render", "--to", where, "--json", cwd=cwd)
+        assert (ran.code, ran.json()["error"]["code"]) == (2, "not-empty")
+    assert listing(tmp_path) == before
+
+
+def test_options_of_another_command_are_not_ours(cli: Cli, buildx: str) -> None:
+    ran = cli("run", "--", "tool", "--json", "--debug", env={"PATH": buildx})
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("error: no container engine answers")
+
+
+PRINT = ("run", "--print", "--json", "--gpus", "none")
+
+
+def test_run_trainer_is_short_for_its_command(cli: Cli) -> None:
+    training = ["--config", "tiny", "--train.lr=1e-3", "--steps", "2", "-h", "--json"]
+    line = cli(*PRINT, "trainer", *training).json()["args"]
+    assert line[-len(training) - 1 :] == ["rocstack-train", *training]
+    assert cli(*PRINT, "--", "rocstack-train", *training).json()["args"] == line
+    assert cli(*PRINT, "--", "trainer", *training).json()["args"] == line
+    assert cli(*PRINT, "echo", "trainer").json()["args"][-2:] == ["echo", "trainer"]
+    plain = cli("run", "--gpus", "none", "trainer", "--json")
+    assert (plain.code, plain.out) == (3, ""), "--json is the trainer's"
+
+
+def test_what_a_training_run_writes_is_the_persons(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getegid", lambda: 5432)
+    for uid, flags in ((4321, ["--user=4321:5432", "--env=HOME=/tmp"]), (0, [])):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        line = cli(*PRINT, "trainer").json()["args"]
+        assert [flag for flag in line if "--user" in flag or "HOME" in flag] == flags
+        assert not [flag for flag in cli(*PRINT, "id").json()["args"] if "--user" in flag], "the image's own"
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    monkeypatch.setattr(engine, "connect", lambda: SimpleNamespace(info=lambda: {"SecurityOptions": ["name=rootless"]}))
+    monkeypatch.setattr(engine, "find_image", lambda *_: None)
+    assert not [flag for flag in cli(*PRINT, "trainer").json()["args"] if "--user" in flag], "root there is the person"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, tmp_path: Path) -> None:
+    def complete(**env: str) -> str:
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv = ['rocstack']; from rocstack.cli.main import main; main()",
+        ]
+        ran = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**ENV, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert ran.returncode in (0, 1), ran.stderr
+        assert "Traceback" not in ran.stderr
+        return ran.stdout
+
+    assert "_ROCSTACK_COMPLETE" in complete(_ROCSTACK_COMPLETE=f"source_{shell}")
+    if shell == "bash":
+        found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack ren", COMP_CWORD="1")
+        assert found.split() == ["render"]
+        found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack build --n", COMP_CWORD="2")
+        of_nic = {"--nic", "--nic-source", "--nic-accept", "--nic-plugin", "--nic-variants"}
+        assert set(found.split()) == {*of_nic, "--no-cache"}
+
+
+def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m rocstack.cli.main render --json | head -c 10"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert ran.stdout == '{\n "digest'
+    assert ran.stderr == ""
+
+
+def test_no_terminal_no_colour(tmp_path: Path) -> None:
+    for args in (["stacks"], ["render", "--nic", "tpc"]):
+        command = [sys.executable, "-m", "rocstack.cli.main", *args]
+        ran = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+        assert "\x1b" not in ran.stdout + ran.stderr
+
+
+def cpu_seconds(cwd: Path, *args: str) -> float:
+    """What Python's run with these arguments takes of the processor: unlike the time on the wall, a busy machine hardly
+    changes it."""
+    with Path(os.devnull).open("w") as nowhere:
+        process = subprocess.Popen([sys.executable, *args], cwd=cwd, env=ENV, stdout=nowhere, stderr=nowhere)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_utime + used.ru_stime
+
+
+def test_start_up(tmp_path: Path) -> None:
+    """Against importing the libraries that each needs anyway: `--help` takes at most twice that, `render` 3.5 times.
+    The least of some runs, which take turns."""
+    ours = ("-m", "rocstack.cli.main")
+    plain, printing, libraries, rendering = [], [], [], []
+    for _ in range(12):
+        plain.append(cpu_seconds(tmp_path, "-c", "import typer, rich"))
+        printing.append(cpu_seconds(tmp_path, *ours, "--help"))
+        libraries.append(cpu_seconds(tmp_path, "-c", "import typer, jinja2, yaml; from pydantic import BaseModel"))
+        rendering.append(cpu_seconds(tmp_path, *ours, "render"))
+        if len(plain) > 2 and min(printing) <= 2 * min(plain) and min(rendering) <= 3.5 * min(libraries):
+            break
+    assert min(printing) <= 2 * min(plain)
+    assert min(rendering) <= 3.5 * min(libraries)
+
+
+def test_ctrl_c_while_loading_shows_no_traceback(tmp_path: Path) -> None:
+    """A module that is slow to load, interrupted in the middle of it."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "from rocstack.cli import start; start()"
+    env = {**ENV, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENV['PYTHONPATH']}"}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, "", "")

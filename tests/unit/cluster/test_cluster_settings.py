@@ -1,0 +1,152 @@
+"""`cluster:` of rocstack.yml: what may stand in it, and where a mistake is said to be."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from support import Cli
+
+from rocstack.base.errors import BadInput
+from rocstack.cli.init import CLUSTER, settings_text
+from rocstack.cluster import settings
+from rocstack.cluster.operation import how_many, seconds
+from rocstack.cluster.settings import Cluster
+from rocstack.image import render
+from rocstack.settings.settings import load
+
+
+def written(folder: Path, text: str) -> Cluster:
+    (folder / "rocstack.yml").write_text(text)
+    return load({}, {}, folder)[0].cluster
+
+
+@pytest.mark.parametrize("text", ["", "cluster:\n", "cluster: {}\n"])
+def test_nothing_said_is_a_good_cluster(text: str, tmp_path: Path) -> None:
+    cluster = written(tmp_path, text)
+    assert cluster == Cluster()
+    assert (list(cluster.partitions), cluster.default_partition) == (["train"], "train")
+    assert [(name, each.priority) for name, each in cluster.qos.items()] == [
+        ("low", 10),
+        ("normal", 100),
+        ("high", 1000),
+    ]
+    assert cluster.qos["high"].preempts == ("low",)
+    assert cluster.qos["low"].preempt_mode == "requeue"
+    assert list(cluster.accounts) == ["default"]
+
+
+def test_the_example_that_init_writes(tmp_path: Path) -> None:
+    example = "".join(f"#{line}\n" for line in CLUSTER.splitlines())
+    assert example in settings_text()
+    cluster = written(tmp_path, CLUSTER)
+    assert cluster.model_fields_set == set(yaml.safe_load(CLUSTER)["cluster"])
+    assert cluster.priorities == Cluster().priorities
+    assert cluster.rollout == Cluster().rollout
+    assert cluster.accounts_of("alice") == ("vision", "research")
+
+
+def test_as_json_and_back() -> None:
+    cluster = Cluster.model_validate(yaml.safe_load(CLUSTER)["cluster"])
+    assert Cluster.model_validate_json(cluster.model_dump_json()) == cluster
+    assert Cluster.model_validate(json.loads(cluster.model_dump_json())) == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("nmae: x", 2, "unknown key 'nmae': did you mean 'name'?"),
+        ("qos:\n    high: {priorty: 4}", 3, "unknown key 'priorty': did you mean 'priority'?"),
+        ("qos:\n    high: {preempts: [lwo]}", 2, "high names the QoS 'lwo', which is not there (known: high, normal)"),
+        ("qos:\n    high: {max_nodes: -2}", 3, "cluster.qos.high.max_nodes"),
+        ("partitions:\n    a: {nodes: 'n[1'}", 3, "'n[1' is no hostlist"),
+        ("partitions:\n    a: {max_time: 24:00:00}", 3, "YAML reads 86400 as a int"),
+        ("partitions:\n    a: {max_time: 1w}", 3, "'1w' is not a duration"),
+        ("partitions: {}", 2, "at least 1 item"),
+        ("partitions:\n    a: {default: true}\n    b: {default: true}", 2, "only one can be the default"),
+        ("partitions:\n    a: {qos: gold}", 2, "a names the QoS 'gold'"),
+        ("partitions:\n    a: {accounts: [x]}", 2, "a names the account 'x'"),
+        ("accounts:\n    a: {parent: b}\n    b: {parent: a}", 2, "a is its own parent"),
+        ("accounts:\n    a: {parent: c}", 2, "a names the account 'c'"),
+        ("accounts:\n    a: {default_qos: c}", 2, "a names the QoS 'c'"),
+        ("accounts:\n    a: {qos: low}", 3, "must be a list"),
+        ("users:\n    al: {uid: 64030}", 3, "64030 is slurm in the images"),
+        ("users:\n    al: {uid: 999}", 3, "cluster.users.al.uid"),
+        ("users:\n    al: {}", 3, "cluster.users.al.uid: field required"),
+        ("users:\n    al: {uid: 2000}\n    bo: {uid: 2000}", 2, "bo and al have one uid, 2000"),
+        ("users:\n    al: {uid: 2000, accounts: [x]}", 2, "al names the account 'x'"),
+        ("reservations:\n    a: {accounts: [default]}", 3, "name either `nodes` or a `count`"),
+        ("reservations:\n    a: {count: 2, nodes: [n1], accounts: [default]}", 3, "name either `nodes` or a `count`"),
+        ("reservations:\n    a: {count: 2}", 3, "nobody could use it"),
+        ("reservations:\n    a: {count: 2, accounts: [default], duration: 7d}", 3, "one that ends needs a `start`"),
+        ("reservations:\n    a: {count: 2, accounts: [default], partition: x}", 2, "a names the partition 'x'"),
+        ("reservations:\n    a: {count: 2, accounts: [default], start: tomorrow}", 3, "is not now, or a time"),
+        ("rollout: {wave: 0%}", 2, "cluster.rollout.wave: 0% is neither"),
+        ("rollout: {wave: 0}", 2, "cluster.rollout.wave: 0 is neither"),
+        ("ship: {method: torrent}", 2, "cluster.ship.method"),
+        ("mounts: [home]", 2, "SRC[:DST[:ro]]"),
+        ("slurm: {A b: 3}", 2, "'A b' is not a keyword"),
+        ('slurm: {Licenses: "a\\nPluginDir=/x"}', 2, "cluster.slurm.Licenses"),
+        ("cgroup: v3", 2, "cluster.cgroup"),
+        ("qos: high", 2, "cluster.qos"),
+    ],
+)
+def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        written(tmp_path, f"cluster:\n  {text}\n")
+    assert says in refused.value.what
+    assert str(refused.value.where) == f"{tmp_path}/rocstack.yml:{line}"
+
+
+def test_uids_of_the_images_are_taken() -> None:
+    assert {uid: name for name, uid in render.UIDS.items()}.items() <= settings.TAKEN.items()
+
+
+def test_users_as_the_containers_read_them() -> None:
+    users = {"bob": {"uid": 2001, "gid": 100}, "alice": {"uid": 2000}}
+    assert Cluster.model_validate({"users": users}).user_lines() == "alice 2000 2000\nbob 2001 100\n" + SUITE
+    assert Cluster().user_lines() == SUITE
+
+
+SUITE = "rocstack-verify 42433 42433\n"  # the acceptance suite's user is always there
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("30s", 30), ("90m", 5400), ("12h", 43200), ("7d", 604800), ("infinite", None)]
+)
+def test_durations(text: str, value: int | None) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("share", "nodes", "many"), [(3, 100, 3), ("25%", 4, 1), ("25%", 5, 2), ("100%", 7, 7), ("1%", 3, 1)]
+)
+def test_shares(share: int | str, nodes: int, many: int) -> None:
+    assert how_many(share, nodes) == many
+
+
+def test_a_frozen_value() -> None:
+    with pytest.raises(ValidationError):
+        Cluster().name = "other"  # type: ignore[misc]
+
+
+def test_config_shows_it(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "rocstack.yml").write_text("nic: mellanox\ncluster:\n  keep_images: 3\n  mounts: [/home]\n")
+    table = cli("config", env={"COLUMNS": "400"}).out
+    lines = {line.split()[0]: line.split()[1:3] for line in table.splitlines()}
+    assert lines["cluster.keep_images"] == ["3", f"{tmp_path}/rocstack.yml:2"]
+    assert lines["cluster.mounts"] == ["[/home]", f"{tmp_path}/rocstack.yml:2"]
+    assert lines["cluster.cgroup"] == ["auto", "default"]
+    assert cli("config", "--json").json()["cluster"]["value"] == {"keep_images": 3, "mounts": ["/home"]}
+
+
+def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/cluster.md").read_text()
+    examples = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(examples) >= 5
+    for example in examples:
+        assert written(tmp_path, example) != Cluster()

@@ -1,0 +1,182 @@
+"""Refusals of the commands for a deployed cluster, before anything on a node is asked."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from support import Cli
+
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.deploy.read.inventory import Host, Inventory
+from rocstack.deploy.state import read_state, service_target
+from rocstack.deploy.state.cluster_state import ABSENT, SlurmSaid
+from rocstack.deploy.work import backup, blocking_jobs
+from rocstack.edge.ssh import Reach
+
+HOSTS = (Host("n1", "10.0.0.1", "10.0.0.1"), Host("n2", "10.0.0.2", "10.0.0.2"))
+BOTH = Inventory(Path("inventory.yml"), HOSTS[0], HOSTS)
+APART = Inventory(Path("inventory.yml"), HOSTS[0], HOSTS[1:])
+ABOUT = "format 1\ncluster rocstack\nslurm 24.11.5\ntime 2026-11-20T21:00:01Z\n"
+
+
+def archive(*members: tuple[str, str]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, text in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return zstandard.ZstdCompressor().compress(out.getvalue())
+
+
+WHOLE = archive(("about", ABOUT), ("slurmctld/clustername", "rocstack|1"))
+
+
+def test_a_backup_says_what_it_is_of(tmp_path: Path) -> None:
+    file = tmp_path / "b"
+    file.write_bytes(WHOLE)
+    assert backup.about(file) == backup.About("rocstack", "24.11.5", "2026-11-20T21:00:01Z", len(WHOLE))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"hello",
+        WHOLE[:-3],
+        WHOLE[: len(WHOLE) // 2],
+        zstandard.ZstdCompressor().compress(b"no archive"),
+        archive(("slurmctld/clustername", "rocstack|1")),
+        archive(("about", ABOUT.replace("format 1", "format 2"))),
+        archive(("about", "format 1\n")),
+    ],
+    ids=["empty", "text", "end cut off", "half", "no tar", "no about", "another format", "of nothing"],
+)
+def test_no_backup(data: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "b"
+    file.write_bytes(data)
+    with pytest.raises(BadInput) as error:
+        backup.about(file)
+    assert (error.value.code, str(error.value.where)) == ("bad-backup", str(file))
+
+
+def test_a_backup_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """This machine as the node, without such a container or without docker."""
+    here = Reach("here")
+    with pytest.raises((CheckFailed, FileNotFoundError)):
+        backup.backup(here, tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("inventory", "node", "service", "name"),
+    [
+        (BOTH, "n1", None, "rocstack-worker"),
+        (APART, "n1", None, "rocstack-control"),
+        (APART, "n1", "db", "rocstack-db"),
+        (BOTH, "n2", "worker", "rocstack-worker"),
+    ],
+)
+def test_which_container(inventory: Inventory, node: str, service: str | None, name: str) -> None:
+    assert service_target.container(inventory, node, service) == name
+
+
+@pytest.mark.parametrize(
+    ("node", "service", "code", "hint"),
+    [
+        ("n3", None, "unknown-node", "known: n1, n2"),
+        ("n2", "db", "unknown-service", "it runs on n1"),
+        ("n2", "slurmd", "unknown-service", "n2 has no service 'slurmd'"),
+    ],
+)
+def test_no_such_container(node: str, service: str | None, code: str, hint: str) -> None:
+    with pytest.raises(BadInput) as error:
+        service_target.container(BOTH, node, service)
+    assert error.value.code == code
+    assert hint in error.value.what or "did you mean" in error.value.what
+
+
+def row(*ids: int) -> dict[str, list[int]]:
+    return {"jobs": list(ids)}
+
+
+@pytest.mark.parametrize(
+    ("said", "force", "refused", "cancelled"),
+    [
+        (SlurmSaid({"n1": row(7), "n2": row(7, 8)}, ""), False, "2 jobs run: 7, 8", False),
+        (SlurmSaid({"n1": row(7), "n2": row()}, ""), False, "a job runs: 7", False),
+        (SlurmSaid({"n1": row(7)}, ""), True, "", True),
+        (SlurmSaid({"n1": row()}, ""), False, "", False),
+        (SlurmSaid(None, "timed out"), False, "whether jobs run can't be told", False),
+        (SlurmSaid(None, "timed out"), True, "", False),
+        (SlurmSaid(None, ABSENT), False, "", False),
+    ],
+)
+def test_jobs_in_the_way(
+    said: SlurmSaid, force: bool, refused: str, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(reach: Reach, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(read_state, "slurm", lambda reach: said)
+    monkeypatch.setattr(service_target, "run", run)
+    if refused:
+        with pytest.raises(CheckFailed, match=refused):
+            blocking_jobs.end(Reach("n1"), force)
+    else:
+        blocking_jobs.end(Reach("n1"), force)
+    assert ran == ([blocking_jobs.CANCEL] if cancelled else [])
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("Error response from daemon: No such container: rocstack-control", ABSENT),
+        ("Error: no such container rocstack-control", ABSENT),
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock", "Cannot connect to the Docker daemon"),
+        ("permission denied while trying to connect to the Docker daemon socket", "permission denied"),
+    ],
+)
+def test_an_engine_that_is_silent_is_not_one_without_a_controller(
+    says: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or `down` would take workers away while jobs run on them."""
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit 1\n")
+    docker.chmod(0o755)
+
+    def run(reach: Reach, command: list[str]) -> subprocess.CompletedProcess[str]:
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+
+    monkeypatch.setattr(service_target, "run", run)
+    said = read_state.slurm(Reach("n1"))
+    assert said.nodes is None
+    assert said.why.startswith(why)
+    if why == ABSENT:
+        blocking_jobs.end(Reach("n1"), force=False)
+    else:
+        with pytest.raises(CheckFailed):
+            blocking_jobs.end(Reach("n1"), force=False)
+
+
+def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["status"], ["down"], ["deploy"], ["rollback"], ["logs", "n1"], ["shell", "n1"]):
+        ran = cli(*command)
+        assert (ran.code, "error: no inventory inventory.yml" in ran.err) == (2, True), command
+    virtual = tmp_path / ".rocstack/local/inventory.yml"
+    virtual.parent.mkdir(parents=True)
+    virtual.write_text("all: {}\n")
+    assert "next: give the one of this folder's virtual nodes, .rocstack/local/inventory.yml" in cli("status").err
+    assert "`rocstack init`" in cli("status", "other.yml").err
+    (tmp_path / "rocstack.yml").write_text("inventory: mine.yml\n")
+    assert "error: no inventory mine.yml" in cli("down").err

@@ -1,0 +1,136 @@
+"""An update of workers: waves, what becomes of nodes that fail, and what a resumed one remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rocstack.cluster.operation import Rollout
+from rocstack.cluster.settings import Cluster
+from rocstack.deploy.orders.order import Order
+from rocstack.deploy.plan.prepare import Request
+from rocstack.deploy.read.inventory import Host, Inventory
+from rocstack.deploy.read.journal import Deploy, Images, Journal
+from rocstack.deploy.work.rolling import Rolling
+from rocstack.edge.ansible import HostRun
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+@dataclass
+class Slurm:
+    """Answers as rocstack.node.slurm_control does; `busy` nodes never become empty, `slow` ones never ready."""
+
+    busy: dict[str, str] = field(default_factory=dict)
+    slow: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    steps: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def work(self, *steps: Mapping[str, Any]) -> list[dict[str, Any]]:
+        self.steps += steps
+        return [getattr(self, step["do"])(step["nodes"]) for step in steps]
+
+    def drain(self, nodes: Sequence[str]) -> dict[str, Any]:
+        return {"drained": [n for n in nodes if n not in self.kept], "kept": self._of(self.kept, nodes)}
+
+    def wait_drained(self, nodes: Sequence[str]) -> dict[str, Any]:
+        return {"busy": self._of(self.busy, nodes), "requeued": [], "refused": self.refused}
+
+    def wait_ready(self, nodes: Sequence[str]) -> dict[str, Any]:
+        return {"waiting": self._of(self.slow, nodes)}
+
+    @staticmethod
+    def _of(all_of: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
+        return {name: why for name, why in all_of.items() if name in nodes}
+
+
+@dataclass
+class Case:
+    """`broken` are nodes whose new container doesn't come up."""
+
+    slurm: Slurm = field(default_factory=Slurm)
+    broken: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+    wish: Rollout = field(default_factory=lambda: Rollout(canary=1, wave=3, failures=1))
+    started: list[list[str]] = field(default_factory=list)
+    notes: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def roll(self) -> tuple[str, tuple[str, ...]]:
+        record = SimpleNamespace(
+            failed=self.failed,
+            held=SimpleNamespace(check=lambda: None),
+            fail=self.failed.__setitem__,
+            note=lambda names, step: self.notes.append((tuple(names), step)),
+        )
+        watch = SimpleNamespace(say=self.said.append, step=lambda *_: None, end=lambda *_, **__: None)
+        orders = dict.fromkeys(NODES, Order())
+        hands = SimpleNamespace(run=self._start)
+        rolling = Rolling(self.wish, orders, self.slurm, hands, record, watch, 0.0, lambda *_: None)  # type: ignore[arg-type]
+        return rolling.roll(NODES, {})
+
+    def _start(self, playbook: str, orders: Mapping[str, Order]) -> dict[str, HostRun]:
+        self.started.append(list(orders))
+        bad = HostRun("", "failed", "rocstack-worker isn't healthy")
+        return {name: bad if name in self.broken else HostRun(name, "ok") for name in orders}
+
+
+def test_a_canary_then_a_wave() -> None:
+    case = Case()
+    assert case.roll() == ("", ())
+    assert case.started == [["n1"], ["n2", "n3", "n4"]]
+    assert case.failed == {}
+    assert case.notes[-1] == (("n2", "n3", "n4"), "done")
+
+
+def test_a_canary_that_fails_stops_it() -> None:
+    case = Case(broken=("n1",))
+    assert case.roll() == ("the canary failed: n1", ("n2", "n3", "n4"))
+    assert case.failed == {"n1": "rocstack-worker isn't healthy"}
+
+
+def test_one_node_of_a_wave_takes_no_other_along() -> None:
+    """Also where it is the control node, which Slurm is asked on."""
+    case = Case(broken=("n2",), slurm=Slurm(slow={"n4": "is down*"}), wish=Rollout(canary=1, wave=3, failures=2))
+    assert case.roll() == ("", ())
+    assert case.failed == {"n2": "rocstack-worker isn't healthy", "n4": "after the update it is down*"}
+    assert case.notes[-1] == (("n3",), "done")
+
+
+def test_a_node_that_did_not_get_the_image_is_no_canary() -> None:
+    case = Case(failed={"n1": "no space left on device"})
+    assert case.roll() == ("", ())
+    assert case.started == [["n2"], ["n3", "n4"]]
+
+
+def test_a_node_that_stays_busy_stays_as_it_is() -> None:
+    case = Case(slurm=Slurm(busy={"n3": "runs job 7"}, refused={"7": "Job can not be requeued"}))
+    case.wish = Rollout(canary=0, wave=4, requeue=True)
+    assert case.roll() == ("", ())
+    assert case.started == [["n1", "n2", "n4"]]
+    assert case.failed["n3"].startswith("runs job 7 still after its jobs were asked to requeue")
+    assert case.said == ["job 7 can't be requeued: Job can not be requeued"]
+
+
+def test_what_somebody_else_drained_is_not_waited_for() -> None:
+    case = Case(slurm=Slurm(kept={"n1": "bad fan"}, slow={"n1": "is idle+drain (bad fan)"}))
+    assert case.roll() == ("", ())
+    assert case.failed == {}
+
+
+def test_a_resumed_update_goes_on_as_it_was_begun() -> None:
+    host = Host("n1", "10.0.0.1", "10.0.0.1")
+    inventory = Inventory(Path("i.yml"), host, (host,))
+    images = Images(worker_id="sha256:a", control_id="sha256:b")
+    began = Deploy(
+        id="1", who="me", started="", images=images, options={"rollout": {"canary": 0, "drain_timeout": "infinite"}}
+    )
+    known = Journal(current=began)
+    plain = Request(inventory, Cluster(), lambda journal: {})
+    assert plain.rollout(known) == Rollout()
+    resumed = Request(inventory, Cluster(), lambda journal: {}, resume=True, given={"wave": 2})
+    assert resumed.rollout(known) == Rollout(canary=0, drain_timeout="infinite", wave=2)

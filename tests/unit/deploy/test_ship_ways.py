@@ -1,0 +1,226 @@
+"""Which registry a node pulls from, and what happens where one can't be filled; logins that are on a node."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocstack.base.errors import BadInput, CheckFailed, Missing
+from rocstack.cluster.operation import Ship
+from rocstack.deploy.orders.events import Silent
+from rocstack.deploy.orders.order import Order, Registry
+from rocstack.deploy.plan import ship_method
+from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.read import inventory, racks
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.ship import by_dragonfly, by_rack, by_registry
+from rocstack.edge.ansible import HostRun
+from rocstack.node import login
+from rocstack.node.engine import Failed
+
+DIGEST = "sha256:" + 64 * "a"
+IMAGE = WantedImage("worker", "sha256:" + 64 * "b", "w", {}, reference=f"h:5000/rocstack-worker@{DIGEST}")
+
+
+def cluster(**registries: str) -> Inventory:
+    """A control node h and workers; `n1="m1:5000"` is the registry of n1's rack."""
+    hosts = {name: {"rocstack_rack_registry": registry} for name, registry in registries.items() if registry}
+    listing = {
+        "_meta": {"hostvars": {**hosts, "h": {}}},
+        "all": {"children": ["control", "workers"]},
+        "control": {"hosts": ["h"]},
+        "workers": {"hosts": list(registries)},
+    }
+    return inventory.of_listing(Path("inventory.yml"), listing, lambda hosts: hosts)
+
+
+def test_a_registry_on_a_node_is_ours_any_other_the_sites() -> None:
+    found = racks.mirrors(
+        cluster(n1="n1:5000", n2="n1:5000", n3="10.0.0.4", n4="mirror.example:5000"), {"n3": "10.0.0.4"}.get
+    )
+    assert [(each.registry, each.node, each.port, each.serves) for each in found] == [
+        ("n1:5000", "n1", 5000, ("n1", "n2")),
+        ("10.0.0.4", "n3", 443, ("n3",)),
+        ("mirror.example:5000", None, 5000, ("n4",)),
+    ]
+
+
+def test_the_control_nodes_registry_is_nobodys_mirror() -> None:
+    assert racks.mirrors(cluster(n1="h:5000", n2="h:5000"), str) == ()
+
+
+def test_a_node_runs_one_registry() -> None:
+    with pytest.raises(BadInput, match="n1 would run two registries, n1:5000 and n1:5001"):
+        racks.mirrors(cluster(n1="n1:5000", n2="n1:5001"), str)
+
+
+@pytest.mark.parametrize(
+    ("wish", "mirrors", "method"),
+    [
+        (Ship(), 0, "registry"),
+        (Ship(), 30, "rack"),
+        (Ship(method="archive"), 30, "archive"),
+        (Ship(method="p2p"), 0, "p2p"),
+    ],
+)
+def test_the_person_decides_or_else_nodes_and_link(wish: Ship, mirrors: int, method: str) -> None:
+    control: Any = SimpleNamespace(
+        netdevs=[SimpleNamespace(speed=25000, state="up"), SimpleNamespace(speed=100000, state="down")]
+    )
+    image = WantedImage("worker", "i", "w", {}, size=60_000_000_000)
+    assert ship_method.link(control) == 25
+    assert ship_method.choose(wish, image, 1000, mirrors, control).method == method
+
+
+@dataclass
+class Hands:
+    """Answers as nodes would; `fails` are registries that can't be filled, or nodes that don't start one."""
+
+    fails: frozenset[str]
+    copied: list[list[tuple[str, str, str]]] = field(default_factory=list)  # waves of (node, source, target)
+
+    def run(self, playbook: str, orders: Mapping[str, Order]) -> dict[str, HostRun]:
+        assert playbook == "start.yml"
+        return {name: HostRun(name, "failed" if name in self.fails else "ok", "port taken") for name in orders}
+
+    def send(self, playbook: str, orders: Mapping[str, Any]) -> dict[str, HostRun]:
+        if playbook == "p2p.yml":
+            return {name: HostRun(name, "failed" if name in self.fails else "ok", "no package") for name in orders}
+        found, wave = {}, []
+        for name, order in orders.items():
+            rows = []
+            for each in order["copies"]:
+                source, target = (each[key].removesuffix("/rocstack-worker") for key in ("source", "target"))
+                wave.append((name, source, target))
+                assert {row["host"] for row in order["logins"]} >= {source, target}
+                rows.append({"target": each["target"], "seconds": 1.0, "error": "full" if target in self.fails else ""})
+            found[name] = HostRun(name, "ok", "", {"Warm": {"copies": rows}})
+        self.copied.append(wave)
+        return found
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def prepared(nodes: Inventory, **ship: object) -> Any:
+    wish = Ship.model_validate(ship)
+    wanted = SimpleNamespace(
+        inventory=nodes,
+        cluster=SimpleNamespace(ship=wish),
+        has_registry=not wish.registry,
+        registry_address="h:5000",
+        control_address="h",
+        address=str,
+        mirrors=racks.mirrors(nodes, str),
+        keys=SimpleNamespace(registry_password="secret", registry_ca="PEM"),
+    )
+    orders = {host.name: Order() for host in nodes.nodes}
+    return SimpleNamespace(wanted=wanted, orders=orders, images={"control": SimpleNamespace(id="sha256:c")})
+
+
+def fill(plan: Any, hands: Hands, watch: Said | None = None) -> dict[str, str]:
+    names = [host.name for host in plan.wanted.inventory.workers]
+    return by_rack.fill(plan, IMAGE, names, hands, watch or Said())  # type: ignore[arg-type]
+
+
+def test_mirrors_fill_each_other_and_nodes_pull_from_theirs() -> None:
+    nodes = cluster(n1="n1:5000", n2="n1:5000", n3="n3:5000", n4="n4:5000", n5="")
+    hands = Hands(frozenset())
+    assert fill(prepared(nodes), hands) == {
+        "n1": "n1:5000", "n2": "n1:5000", "n3": "n3:5000", "n4": "n4:5000", "n5": "h:5000"
+    }  # fmt: skip
+    first, second = hands.copied
+    assert first == [("n1", "h:5000", "n1:5000")]
+    assert sorted(second) == [("n3", "h:5000", "n3:5000"), ("n4", "n1:5000", "n4:5000")]
+
+
+@pytest.mark.parametrize("broken", ["n1", "n1:5000"])
+def test_a_mirror_that_fails_costs_only_its_rack_the_short_way(broken: str) -> None:
+    hands, watch = Hands(frozenset({broken})), Said()
+    sources = fill(prepared(cluster(n1="n1:5000", n2="n1:5000", n3="n3:5000")), hands, watch)
+    assert sources == {"n1": "h:5000", "n2": "h:5000", "n3": "n3:5000"}
+    assert hands.copied[-1] == [("n3", "h:5000", "n3:5000")], "nothing is copied from one that has nothing"
+    assert watch.said == [
+        f"n1:5000 can't be used, n1, n2 pull from h:5000: {'full' if ':' in broken else 'port taken'}"
+    ]
+
+
+def test_a_mirror_on_a_node_that_is_not_fit_is_not_asked() -> None:
+    plan, hands = prepared(cluster(n1="n1:5000", n2="n1:5000")), Hands(frozenset())
+    del plan.orders["n1"]
+    assert set(fill(plan, hands).values()) == {"h:5000"}
+    assert hands.copied == []
+
+
+def test_the_sites_mirrors_are_filled_from_the_control_node() -> None:
+    hands = Hands(frozenset({"b.example"}))
+    sources = fill(prepared(cluster(n1="a.example", n2="b.example")), hands)
+    assert sources == {"n1": "a.example", "n2": "h:5000"}
+    assert hands.copied == [[("h", "h:5000", "a.example"), ("h", "h:5000", "b.example")]]
+
+
+def test_our_registries_have_our_account_the_sites_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = cluster(n1="n1:5000", n2="site.example")
+    known = {"site.example": SimpleNamespace(user="ada", password="hers")}
+    monkeypatch.setattr(by_registry, "docker_login", known.get)
+    plain, passed_on = prepared(nodes).wanted, prepared(nodes, registry="site.example/ml", registry_login=True).wanted
+    assert by_registry.account(plain, "n1:5000") == Registry("n1:5000", "rocstack", "secret", "PEM")
+    assert by_registry.account(plain, "site.example") == Registry("site.example")
+    assert by_registry.account(passed_on, "site.example") == Registry("site.example", "ada", "hers")
+    assert by_registry.home(passed_on) == "site.example"
+    with pytest.raises(Missing, match=r"no login for other\.example"):
+        by_registry.account(passed_on, "other.example")
+
+
+def test_who_joined_dragonfly_pulls_from_itself_with_the_same_account() -> None:
+    plan, watch = prepared(cluster(n1="", n2="")), Said()
+    direct = dict.fromkeys(("n1", "n2"), by_registry.account(plan.wanted, "h:5000"))
+    joined = by_dragonfly.join(plan, direct, Hands(frozenset({"n2"})), watch)  # type: ignore[arg-type]
+    assert joined == {"n1": Registry("127.0.0.1:4001", "rocstack", "secret", "")}
+    assert watch.said == ["n2 pulls from h:5000, without Dragonfly: no package"]
+    with pytest.raises(CheckFailed, match="no package"):
+        by_dragonfly.join(plan, direct, Hands(frozenset({"h"})), watch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"auths": {"r:5000": {"auth": base64.b64encode(b"ada:se:cret").decode()}}}, ("ada", "se:cret")),
+        ({"auths": {"https://r:5000": {"auth": base64.b64encode(b"ada:x").decode()}}}, ("ada", "x")),
+        ({"auths": {"other": {"auth": base64.b64encode(b"ada:x").decode()}}}, None),
+        ({"auths": {"r:5000": {"auth": "?"}}}, None),
+        ({"credHelpers": {"r:5000": "test"}}, ("ada", "kept")),
+        ({"credsStore": "test"}, ("ada", "kept")),
+        ({"credHelpers": {"other": "test"}}, None),
+    ],
+)
+def test_login_of_the_node_itself(
+    config: dict[str, Any], found: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = tmp_path / "docker-credential-test"
+    helper.write_text('#!/bin/sh\n[ "$(cat)" = r:5000 ] && echo \'{"Username": "ada", "Secret": "kept"}\'\n')
+    helper.chmod(0o755)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert login.own("r:5000") == found
+
+
+def test_a_helper_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert login.own("r:5000") is None
+    (tmp_path / "config.json").write_text('{"credsStore": "gone"}')
+    with pytest.raises(Failed, match="docker-credential-gone, which has the login for r:5000"):
+        login.own("r:5000")

@@ -1,0 +1,100 @@
+"""An update in waves: whatever fails, whenever it is interrupted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstack.deploy.work.waves import Rollout, share, split
+
+NODES = st.integers(0, 60).map(lambda n: tuple(f"n{i}" for i in range(1, n + 1)))
+SHARES = st.one_of(st.integers(0, 70), st.integers(0, 100).map(lambda n: f"{n}%"))
+WAVES = st.fixed_dictionaries({"canary": SHARES, "wave": SHARES})
+
+
+@pytest.mark.parametrize(
+    ("value", "total", "count"),
+    [(3, 10, 3), (30, 10, 10), (0, 10, 0), ("3", 10, 3), ("25%", 4, 1), ("25%", 5, 2), ("0%", 5, 0), ("100 %", 7, 7)],
+)
+def test_share(value: int | str, total: int, count: int) -> None:
+    assert share(value, total) == count
+
+
+@pytest.mark.parametrize("value", [-1, "101%", "a", "", "1.5", "-5%", True, "%", "٣%"])
+def test_no_share(value: int | str) -> None:
+    with pytest.raises(ValueError, match="neither"):
+        share(value, 10)
+
+
+@given(NODES, WAVES, st.randoms(use_true_random=False))
+def test_every_node_once_and_the_canary_first(
+    nodes: tuple[str, ...], how: dict[str, int | str], chance: object
+) -> None:
+    groups = {node: chance.choice("abc") for node in nodes}
+    waves = split(nodes, **how, groups=groups)
+    assert sorted(node for wave in waves for node in wave) == sorted(nodes)
+    assert all(waves)
+    first = share(how["canary"], len(nodes))
+    if first:
+        assert len(waves[0]) == first
+    most = max(1, share(how["wave"], len(nodes)))
+    assert all(len(wave) <= most for wave in waves[bool(first) :])
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 12))
+def test_a_wave_takes_of_each_rack_its_part(racks: int, size: int, wave: int) -> None:
+    groups = {f"r{rack}n{n}": f"r{rack}" for rack in range(racks) for n in range(size)}
+    for each in split(groups, canary=0, wave=wave, groups=groups):
+        taken = Counter(groups[node] for node in each)
+        counts = [taken[f"r{rack}"] for rack in range(racks)]
+        assert max(counts) - min(counts) <= 1
+
+
+def play(rollout: Rollout, bad: set[str]) -> tuple[Rollout, list[tuple[str, ...]]]:
+    waves = []
+    while wave := rollout.next():
+        assert not set(wave) & (rollout.done | rollout.failed)
+        waves.append(wave)
+        rollout = rollout.note(done=set(wave) - bad, failed=set(wave) & bad)
+    return rollout, waves
+
+
+@given(NODES, WAVES, SHARES, st.data())
+def test_failures_stay_within_the_budget_and_one_wave(
+    nodes: tuple[str, ...], how: dict[str, int | str], budget: int | str, data: st.DataObject
+) -> None:
+    bad = set(data.draw(st.lists(st.sampled_from(nodes)))) if nodes else set()
+    begun = Rollout.begin(nodes, **how, budget=budget)
+    ended, waves = play(begun, bad)
+    last = len(waves[-1]) if waves else 0
+    assert len(ended.failed) <= share(budget, len(nodes)) + last
+    assert ended.done | ended.failed | set(ended.untouched) == set(nodes)
+    assert bool(ended.stopped) == bool(ended.untouched)
+    assert ended.failed <= bad
+    if not bad:
+        assert ended.done == set(nodes)
+    if begun.canary and set(begun.waves[0]) & bad:
+        assert len(waves) == 1
+
+
+@given(NODES, WAVES, st.integers(0, 60))
+def test_what_was_interrupted_goes_on_where_it_stopped(
+    nodes: tuple[str, ...], how: dict[str, int | str], after: int
+) -> None:
+    order = [node for wave in split(nodes, **how) for node in wave]
+    done = set(order[:after])
+    resumed, waves = play(Rollout.begin(nodes, **how, done=done), set())
+    assert [node for wave in waves for node in wave] == order[after:]
+    assert resumed.done == set(nodes)
+
+
+def test_why_it_stopped() -> None:
+    nodes = tuple(f"n{i}" for i in range(1, 9))
+    ended, _ = play(Rollout.begin(nodes, wave=2, budget=1), {"n2", "n3"})
+    assert ended.stopped == "2 nodes failed, 1 may"
+    assert ended.untouched == nodes[3:]
+    ended, _ = play(Rollout.begin(nodes, budget="100%"), {"n1"})
+    assert ended.stopped == "the canary failed: n1"

@@ -1,0 +1,286 @@
+"""The doctor: each known text is found in its own example and nowhere else, logs of any kind are read, and each
+state of a node is found on a profile that shows it and on no other."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from support import Cli
+
+from rocstack.base.errors import BadInput
+from rocstack.doctor import diagnosis, fleet, logfile, logscan
+from rocstack.doctor import nodes as core
+from rocstack.doctor.origin import Origin, origin
+
+TABLE = diagnosis.load()
+TEXTS = [entry for entry in TABLE.values() if entry.text]
+DATA = Path(__file__).parents[1] / "data" / "doctor"
+LOGS = sorted(DATA.glob("*.log"))
+ALONE = {"transport-unknown"}  # said of any log that isn't RCCL's
+
+
+def scan(data: bytes, size: int = logfile.PIECE) -> logscan.LogReport:
+    return logscan.scan(logfile.pieces(io.BytesIO(data), size), TABLE)
+
+
+def ids(data: bytes) -> set[str]:
+    return {finding.id for finding in scan(data).findings} - ALONE
+
+
+def test_there_are_enough() -> None:
+    assert len(TEXTS) >= 40
+    assert len(TABLE) - len(TEXTS) >= 25
+
+
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.id)
+def test_each_text_is_found_in_its_example_only(entry: diagnosis.Entry) -> None:
+    found = ids(f"before\n{entry.example}\nafter\n".encode())
+    assert entry.id in found
+    assert found - {entry.id} <= set(entry.also)
+
+
+@pytest.mark.parametrize("entry", TABLE.values(), ids=lambda entry: entry.id)
+def test_each_entry_names_a_public_source_and_no_place_of_ours(entry: diagnosis.Entry) -> None:
+    words = " ".join((entry.means, entry.cause, entry.next, entry.source))
+    assert not re.search(r"https?://|/work\b|/tmp\b|\bshared/", words)
+    assert set(entry.also) <= set(TABLE)
+
+
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.id)
+def test_a_sentence_has_no_empty_place(entry: diagnosis.Entry) -> None:
+    finding = next(f for f in scan(str(entry.example).encode()).findings if f.id == entry.id)
+    assert "{" not in finding.means + finding.next
+    assert "  " not in finding.means
+    assert not re.search(r"\(\)| ,|: ;", finding.means)
+
+
+def test_every_state_has_its_rule_and_every_rule_its_entry() -> None:
+    states = {name for name, entry in TABLE.items() if not entry.text}
+    assert states == {*core.RULES, *fleet.RULES, *logscan.RULES, core.UNREACHED}
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_a_log(path: Path) -> None:
+    want = yaml.safe_load(path.with_suffix(".yml").read_text())
+    report = scan(path.read_bytes())
+    got = {finding.id: finding.model_dump(mode="json") for finding in report.findings}
+    assert set(got) == set(want["findings"])
+    for name, expected in want["findings"].items():
+        assert {key: got[name][key] for key in expected} == expected, name
+    assert report.transports == want["transports"]
+    assert report.lines == path.read_bytes().count(b"\n")
+
+
+PREFIXES = {
+    "0: ": Origin(None, 0),
+    " 12: ": Origin(None, 12),
+    "[1,3]<stdout>:": Origin(None, 3),
+    "[prterun-n1-77@1,3]<stderr>: ": Origin(None, 3),
+    "[rank7]: ": Origin(None, 7),
+    "[default0]:": Origin(None, None),
+    "node-03: ": Origin("node-03", None),
+    "n1.cluster.example1: ": Origin("n1.cluster.example1", None),
+    "2026-08-22T10:11:12.123Z ": Origin(None, None),
+    "[2026-10-06T15:42:05] ": Origin(None, None),
+    "[ 8123.440] ": Origin(None, None),
+    "Aug  2 10:11:12 n4 kernel: ": Origin("n4", None),
+    "[1,3]<stderr>:n2:812:830 [3] NCCL INFO ": Origin("n2", 3),
+    "5: 2026-08-22 10:11:12,1 n8:1:2 [0] ": Origin("n8", 5),
+    "worker-2  | ": Origin("worker-2", None),
+    "slurmd-n9: ": Origin("n9", None),
+    "eth0: ": Origin(None, None),
+    "libibverbs: ": Origin(None, None),
+    "mlx5_0: ": Origin(None, None),
+    "step 3: ": Origin(None, None),
+    "99999999999999999999: ": Origin(None, 999999999),
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_stands_before_a_line(prefix: str) -> None:
+    assert origin(prefix + "Unable to create QP.") == PREFIXES[prefix]
+    assert ids((prefix + "Unable to create QP.").encode()) == {"perftest-create-qp"}
+
+
+ALL = b"".join(path.read_bytes() for path in LOGS)
+WHOLE = scan(ALL)
+
+
+@given(st.integers(1, len(ALL) + 1))
+def test_the_size_of_the_pieces_does_not_matter_to_whole_lines(size: int) -> None:
+    """Lines longer than a piece are cut; from the longest line on nothing depends on the size."""
+    report = scan(ALL, max(size, 400))
+    assert report == WHOLE
+
+
+@given(st.binary(max_size=2000))
+def test_any_bytes_are_read(data: bytes) -> None:
+    report = scan(data)
+    assert report.lines == data.count(b"\n") + (not data.endswith(b"\n") if data else 0)
+
+
+@given(st.text(max_size=300), st.sampled_from(TEXTS), st.text(max_size=300))
+def test_a_text_is_found_amid_anything(before: str, entry: diagnosis.Entry, after: str) -> None:
+    noise = f"{before} {entry.example} {after}".replace("\n", " ").replace("\r", " ").replace("\x1b", " ")
+    assert entry.id in ids(noise.encode("utf-8", "replace"))
+
+
+def test_an_excerpt_is_short_and_harmless() -> None:
+    line = b"x" * 5000 + b" Unable to create QP. \x1b[2J\x07" + b"y" * 5000
+    (finding,) = [f for f in scan(line).findings if f.id == "perftest-create-qp"]
+    assert "Unable to create QP" in finding.seen[0]
+    assert len(finding.seen[0]) < 220
+    assert finding.seen[0].isprintable()
+
+
+def test_a_line_without_end_is_not_kept_whole() -> None:
+    class Endless(io.RawIOBase):
+        left = 40 << 20
+
+        def read(self, size: int = -1) -> bytes:
+            size = min(size, self.left)
+            self.left -= size
+            return b"x" * size
+
+    assert max(len(piece) for piece in logfile.pieces(Endless(), 1 << 16)) <= 2 << 16  # type: ignore[arg-type]
+
+
+def test_names_are_bounded() -> None:
+    data = b"".join(b"n%d: Unable to create QP.\n" % i for i in range(1000))
+    (finding,) = [f for f in scan(data).findings if f.id == "perftest-create-qp"]
+    assert finding.count == 1000
+    assert len(finding.nodes) == 64
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("encoded", "what"),
+    [
+        (lambda text: text.encode(), "utf-8"),
+        (lambda text: b"\xff\xfe" + text.encode("utf-16-le"), "utf-16 with mark"),
+        (lambda text: text.encode("utf-16-be"), "utf-16 without"),
+        (lambda text: b"caf\xe9 \x80\n" + text.encode(), "latin-1"),
+        (lambda text: gzip.compress(text.encode()), "gzip"),
+        (lambda text: text.replace("\n", "\r\n").encode(), "DOS lines"),
+    ],
+)
+def test_any_encoding(cli: Cli, tmp_path: Path, encoded: object, what: str) -> None:
+    log = tmp_path / "odd name\t.log"
+    log.write_bytes(encoded((DATA / "mixed.log").read_text()))  # type: ignore[operator]
+    done = cli("doctor", "--log", str(log), "--json")
+    assert done.code == 1, what
+    assert [finding["id"] for finding in done.json()["findings"]] == ["tcp-mixed"]
+
+
+def test_exit_codes_and_words(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", "--log", str(DATA / "rdma.log"))
+    assert (done.code, done.err) == (0, "")
+    assert "nothing known found in 7 lines" in done.out
+    assert "healthy" not in done.out
+    done = cli("doctor", "--log", str(DATA / "mixed.log"))
+    assert done.code == 1
+    assert re.search(r"^  next +\S", done.out, re.MULTILINE)
+
+
+def test_standard_input() -> None:
+    command = [sys.executable, "-m", "rocstack.cli.main", "doctor", "-"]
+    done = subprocess.run(command, input=(DATA / "mixed.log").read_bytes(), capture_output=True)
+    assert done.returncode == 1
+    assert b"standard input: 5 lines" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda path: None, "no-file"),
+        (lambda path: path.mkdir(), "not-a-log"),
+        (lambda path: path.write_bytes(b""), "not-a-log"),
+        (lambda path: path.write_bytes(Path("/bin/ls").read_bytes()), "not-a-log"),
+        (lambda path: path.write_bytes(gzip.compress(b"x" * 5000)[:20]), "not-a-log"),
+        (lambda path: path.write_bytes(gzip.compress(bytes(range(256)) * 10)), "not-a-log"),
+    ],
+    ids=["missing", "folder", "empty", "program", "cut gzip", "packed program"],
+)
+def test_bad_input(cli: Cli, tmp_path: Path, make: object, code: str) -> None:
+    path = tmp_path / "log"
+    make(path)  # type: ignore[operator]
+    done = cli("doctor", "--log", str(path), "--json")
+    assert (done.code, done.json()["error"]["code"]) == (2, code)
+
+
+@pytest.mark.parametrize(("packed", "program"), [(lzma.compress, "xz"), (bz2.compress, "bzip2")])
+def test_a_packed_log_is_unpacked_by_its_program(
+    cli: Cli, tmp_path: Path, packed: Callable[[bytes], bytes], program: str
+) -> None:
+    (tmp_path / "log").write_bytes(packed(bytes(range(32, 127)) * 200))
+    done = cli("doctor", "--log", "log", "--json")
+    assert done.json()["error"]["next"] == f"unpack it: `{program} -dc FILE | rocstack doctor -`"
+
+
+def test_one_thing_at_a_time(cli: Cli) -> None:
+    done = cli("doctor", "inventory.yml", "--log", "x", "--json")
+    assert (done.code, done.json()["error"]["code"]) == (2, "one-source")
+
+
+WHOLE_ENTRY = "x:\n  level: error\n  means: m\n  cause: c\n  next: n\n  source: s\n"
+TEXT_ENTRY = WHOLE_ENTRY + "  text: t\n  example: t\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ("x:\n  level: error\n", "means"),
+        ("x: [1]\n", "mapping"),
+        (WHOLE_ENTRY.replace("error", "bad"), "level"),
+        (WHOLE_ENTRY + "  text: t\n", "example"),
+        (WHOLE_ENTRY + "  txet: t\n", "text"),
+        (TEXT_ENTRY.replace("means: m", "means: '{a}'"), "fills a"),
+        (TEXT_ENTRY + "  match: '('\n", "regular expression"),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_line(tmp_path: Path, body: str, word: str) -> None:
+    (tmp_path / "x.yml").write_text(body)
+    with pytest.raises(BadInput, match=word) as caught:
+        diagnosis.load(tmp_path)
+    assert caught.value.where
+
+
+def test_an_entry_stands_once(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.yml").write_text(WHOLE_ENTRY)
+    with pytest.raises(BadInput, match="two files"):
+        diagnosis.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_log_of_a_gigabyte_fits_into_little_memory(tmp_path: Path) -> None:
+    program = """
+import io, re
+from rocstack.doctor import diagnosis, logfile, logscan
+line = b"2026-08-22 10:11:12,123 [rank0] step 123 loss 2.3456 tokens/s 12345 mem 120GiB\\n" * 12000
+class Log(io.RawIOBase):
+    left = 1_000_000_000
+    def readable(self): return True
+    def readinto(self, buffer):
+        count = min(len(buffer), self.left, len(line)); self.left -= count
+        buffer[:count] = line[:count]; return count
+report = logscan.scan(logfile.pieces(io.BufferedReader(Log(), 1 << 20)), diagnosis.load())
+assert report.bytes == 1_000_000_000
+print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss starts at the parent's
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100_000  # KB

@@ -1,0 +1,178 @@
+"""Playbooks on inventories, with the real Ansible and nodes that are this machine or nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rocstack.base.errors import BadInput, Missing
+from rocstack.edge import ansible
+from rocstack.edge.ansible import HostRun
+
+CLI = Path(__file__).resolve().parents[3] / "cli"
+LOCAL = f"ansible_connection=local ansible_python_interpreter={sys.executable}"
+NOBODY = "ansible_host=127.0.0.1 ansible_port=1"
+TASKS = "- hosts: all\n  gather_facts: false\n  tasks:\n"
+SAYS = TASKS + "    - name: Say\n      ansible.builtin.debug:\n        msg: '{}'\n"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+def run(place: Path, playbook: str, inventory: str, name: str = "inv") -> dict[str, HostRun]:
+    (place / "play.yml").write_text(playbook)
+    (place / name).write_text(inventory)
+    return {host.host: host for host in ansible.run(str(place / "play.yml"), Path(name))}
+
+
+REASONS = {
+    "Failed to connect to the host via ssh: ssh: connect to host h port 22: No route to host": "ssh: connect to host h "
+    "port 22: No route to host",
+    "Task failed: Failed to connect to the host via ssh: @@@@@@\n@ WARNING: CHANGED!  @\n@@@@@@\nHost key "
+    "verification failed.\n": "Host key verification failed.",
+    'Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: ssh: connect to '
+    "host 10.0.0.1 port 22: Connection refused": "ssh: connect to host 10.0.0.1 port 22: Connection refused",
+    "The module interpreter '/bin/python' was not found.": "The module interpreter '/bin/python' was not found.",
+}
+
+
+@pytest.mark.parametrize("said", REASONS)
+def test_reason_is_one_line(said: str) -> None:
+    assert ansible.reason({"msg": said}) == REASONS[said]
+
+
+def test_what_the_module_wrote_goes_before_what_ansible_made_of_it() -> None:
+    said = {"msg": "MODULE FAILURE", "module_stderr": "Traceback:\n  File x\nOSError: no space"}
+    assert ansible.reason(said) == "OSError: no space"
+    assert ansible.reason({}) == "no reason given"
+
+
+BAD = {
+    "yaml": ("all:\n  hosts:\n    n1: {a: b\n", "bad-inventory", "flow mapping"),
+    "ini": ("n1 ansible_connection=local\nn2 oops\n", "bad-inventory", "oops"),
+    "group-without-hosts": ("all:\n  hosts: {}\n", "no-hosts", "no host"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_inventories(place: Path, case: str) -> None:
+    text, code, says = BAD[case]
+    with pytest.raises(BadInput, match=says) as error:
+        run(place, SAYS.format(1), text, name="inv.yml" if case != "ini" else "inv")
+    assert error.value.code == code
+    assert "inv" in str(error.value.where)
+    if case == "yaml":
+        assert error.value.where is not None
+        assert error.value.where.line is not None
+
+
+def test_no_inventory_and_no_ansible(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="no inventory nope") as bad:
+        ansible.run("probe.yml", Path("nope"))
+    assert bad.value.code == "no-inventory"
+    (place / "inv").write_text("n1\n")
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    with pytest.raises(Missing, match="ansible-playbook") as missing:
+        ansible.run("probe.yml", Path("inv"))
+    assert missing.value.code == "no-ansible"
+
+
+def test_each_host_ends_by_itself(place: Path) -> None:
+    seen: list[tuple[str, str]] = []
+    tasks = (
+        "    - name: Large\n      ansible.builtin.debug:\n        msg: \"{{ 'x' * 1000000 }}\"\n"
+        "    - name: Tolerated\n      ansible.builtin.command: 'false'\n      ignore_errors: true\n"
+        "    - name: Last\n      ansible.builtin.fail:\n        msg: not today\n      when: inventory_hostname == 'n2'"
+    )
+    (place / "play.yml").write_text(TASKS + tasks)
+    (place / "inv").write_text(f"n[1:2] {LOCAL}\ngone {NOBODY}\n")
+    found = ansible.run(str(place / "play.yml"), Path("inv"), on_event=lambda *event: seen.append(event))
+    hosts = {host.host: host for host in found}
+    assert {name: host.state for name, host in hosts.items()} == {"n1": "ok", "n2": "failed", "gone": "unreachable"}
+    assert len(hosts["n1"].results["Large"]["msg"]) == 1_000_000, "ansible-runner drops large results by default"
+    assert hosts["n2"].reason == "not today"
+    assert "refused" in hosts["gone"].reason
+    assert seen[0][1] == "started"
+    assert {("n2", "failed"), ("gone", "unreachable"), ("n1", "ok")} <= set(seen)
+
+
+def test_the_persons_own_configuration_stays_in_force(place: Path) -> None:
+    asks = SAYS.format('{{ lookup("ansible.builtin.config", "HOST_KEY_CHECKING") }} {{ secret }}')
+    (place / "pass").write_text("word\n")
+    vault = Path(sys.executable).parent / "ansible-vault"
+    command = [str(vault), "encrypt_string", "--vault-password-file", "pass", "--name", "secret", "s3cret"]
+    sealed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (place / "group_vars").mkdir()
+    (place / "group_vars" / "all.yml").write_text(sealed)
+    config = place / "ansible.cfg"
+    config.write_text("[defaults]\nvault_password_file = pass\n")
+    assert run(place, asks, f"n1 {LOCAL}\n")["n1"].results["Say"]["msg"] == "True s3cret"
+    config.write_text("[defaults]\nvault_password_file = pass\nhost_key_checking = False\n")
+    before = config.read_text()
+    assert run(place, asks, f"n1 {LOCAL}\n")["n1"].results["Say"]["msg"] == "False s3cret"
+    assert config.read_text() == before
+    assert {file.name for file in place.iterdir()} == {"ansible.cfg", "group_vars", "inv", "pass", "play.yml"}
+
+
+def test_a_folder_is_an_inventory_too(place: Path) -> None:
+    folder = place / "inventory"
+    (folder / "group_vars").mkdir(parents=True)
+    (folder / "workers.yml").write_text(
+        f"workers:\n  hosts:\n    n[08:10]:\n  vars:\n    {LOCAL.split()[0]}\n".replace("=", ": ")
+    )
+    (folder / "more").write_text(f"m1 {LOCAL}\n")
+    (place / "play.yml").write_text(SAYS.format("{{ group_names[0] }}"))
+    hosts = ansible.run(str(place / "play.yml"), folder)
+    assert {host.host: host.results["Say"]["msg"] for host in hosts} == {
+        **dict.fromkeys(("n08", "n09", "n10"), "workers"),
+        "m1": "ungrouped",
+    }
+
+
+def marked(text: str) -> list[str]:
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if text.encode() in file.read_bytes():
+                found.append((file.parent / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("number", "begun"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_an_interrupt_leaves_nothing(place: Path, number: signal.Signals, begun: bool) -> None:
+    (place / "play.yml").write_text(TASKS + "    - name: Wait\n      ansible.builtin.raw: echo > begun; sleep 300\n")
+    (place / "inv").write_text(f"n[1:3] {LOCAL}\n")
+    (place / "tmp").mkdir()
+    script = (
+        "import signal, sys; from pathlib import Path; from rocstack.edge import ansible\n"
+        "class Stop(BaseException): pass\n"
+        "def stop(*_): raise Stop\n"
+        f"signal.signal({int(number)}, stop); Path('ready').touch()\n"
+        "try:\n  ansible.run(str(Path('play.yml').absolute()), Path('inv'))\n"
+        "except Stop: sys.exit(7)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(CLI), "TMPDIR": str(place / "tmp")}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env)
+    wanted = place / ("begun" if begun else "ready")
+    limit = time.monotonic() + 30
+    while not wanted.exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(15) == 7
+    # Between a folder's making and the note of it that Python takes, an interrupt leaves it there, empty.
+    assert not list((place / "tmp").glob("rocstack-*/*"))
+    assert not marked(f"{place}/tmp/rocstack-")

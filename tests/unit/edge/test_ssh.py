@@ -1,0 +1,127 @@
+"""Plain ssh as Ansible would call it: what Ansible itself resolves, and the command lines made of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rocstack.base.errors import BadInput
+from rocstack.edge import ssh
+
+HOSTS = {
+    "plain": "",
+    "full": "ansible_host='{{ inventory_hostname }}.{{ site }}' ansible_port=2222 ansible_user=joe "
+    "ansible_ssh_private_key_file='~/my key' ansible_become=yes ansible_python_interpreter=/opt/python3",
+    "jump": "ansible_ssh_common_args='-J joe@{{ site }} -o \"UserKnownHostsFile=/a b\"' ansible_ssh_extra_args=-4",
+    "word": "ansible_become=true ansible_become_method=ansible.builtin.sudo ansible_become_user=admin "
+    "ansible_password=pass-word",
+    "here": "ansible_connection=local ansible_become=1",
+    "old": "ansible_ssh_host=1.2.3.4 ansible_ssh_port=23 ansible_ssh_user=me ansible_ssh_executable=/opt/ssh",
+}
+UNFIT = {
+    "windows": "ansible_connection=winrm",
+    "su": "ansible_become=true ansible_become_method=su",
+}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+def reaches(place: Path, hosts: dict[str, str]) -> dict[str, ssh.Reach]:
+    rows = "\n".join(f"{host} {variables}" for host, variables in hosts.items())
+    (place / "inventory").write_text(f"[all]\n{rows}\n[all:vars]\nsite=example\n")
+    return ssh.reaches(Path("inventory"))
+
+
+def understood(reach: ssh.Reach) -> dict[str, str]:
+    """What ssh itself makes of the options."""
+    shown = subprocess.run([*reach.program, "-G", reach.address], capture_output=True, text=True, check=True).stdout
+    return {line.partition(" ")[0]: line.partition(" ")[2] for line in reversed(shown.splitlines())}
+
+
+def test_ssh_understands_what_ansible_resolved(place: Path) -> None:
+    found = reaches(place, HOSTS)
+    full = understood(found["full"])
+    assert (full["hostname"], full["port"], full["user"]) == ("full.example", "2222", "joe")
+    assert full["identityfile"] == f"{place}/my key"
+    jump = understood(found["jump"])
+    assert (jump["proxyjump"], jump["userknownhostsfile"], jump["addressfamily"]) == ("joe@example", "/a b", "inet")
+    assert (found["old"].program[0], found["old"].address) == ("/opt/ssh", "1.2.3.4")
+    old = understood(ssh.Reach("old", ("ssh", *found["old"].program[1:]), "1.2.3.4"))
+    assert (old["port"], old["user"]) == ("23", "me")
+    for reach in (found["plain"], found["full"], found["jump"]):
+        said = understood(reach)
+        assert {said.get(name, "none") for name in ("controlmaster", "controlpath", "compression")} <= {
+            "false",
+            "no",
+            "none",
+        }
+        assert (said["batchmode"], said["connecttimeout"], said["stricthostkeychecking"]) == ("yes", "10", "ask")
+
+
+def test_as_root_and_by_which_python(place: Path) -> None:
+    found = reaches(place, HOSTS)
+    assert found["plain"].argv(["echo", "a b"])[-2:] == ["plain", "echo 'a b'"]
+    assert found["full"].argv(["id"], options=["-t"])[-3:] == ["-t", "full.example", "sudo -n -u root id"]
+    assert found["word"].argv(["id"])[-1] == "sudo -n -u admin id"
+    assert found["here"].argv(["echo", "a b"]) == ["sudo", "-n", "-u", "root", "echo", "a b"]
+    assert (found["full"].python, found["plain"].python) == ("/opt/python3", "python3")
+    assert [host for host, reach in found.items() if reach.password] == ["word"]
+    assert "pass-word" not in repr(found["word"])
+
+
+def test_the_persons_own_settings_count(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "ansible.cfg").write_text(
+        "[defaults]\nremote_user = cfg\nhost_key_checking = False\ntimeout = 3\n"
+        "[privilege_escalation]\nbecome = True\n[ssh_connection]\nssh_args = -C -o Ciphers=aes128-ctr\n"
+    )
+    monkeypatch.setenv("ANSIBLE_PRIVATE_KEY_FILE", "/env/key")
+    monkeypatch.setenv("ANSIBLE_SSH_COMMON_ARGS", "-o HostKeyAlias=alias")
+    plain = reaches(place, {"plain": ""})["plain"]
+    said = understood(plain)
+    names = ("user", "identityfile", "hostkeyalias", "ciphers", "connecttimeout", "stricthostkeychecking")
+    assert [said[name] for name in names] == ["cfg", "/env/key", "alias", "aes128-ctr", "3", "false"]
+    assert said["compression"] == "no"
+    assert plain.become == ("sudo", "-n", "-u", "root")
+
+
+@pytest.mark.parametrize("host", UNFIT)
+def test_what_deploy_can_not_use(host: str, place: Path) -> None:
+    with pytest.raises(BadInput, match=host) as refused:
+        reaches(place, {host: UNFIT[host]})
+    assert refused.value.code == "bad-connection"
+
+
+def test_a_variable_that_can_not_be_resolved_is_named(place: Path) -> None:
+    with pytest.raises(BadInput, match="nowhere") as refused:
+        reaches(place, {"n1": "ansible_host='{{ nowhere }}'"})
+    assert refused.value.code == "bad-inventory"
+
+
+SAID = {
+    "": "ssh gave no reason",
+    "Warning: Permanently added 'x' to the list\nno route\n\n": "no route",
+    "** WARNING: connection is not using a post-quantum key exchange\nsudo: a password is required": "sudo: a password "
+    "is required",
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_why_it_failed_is_one_line(said: str) -> None:
+    error = ssh.Reach("n1", ("ssh",), "10.0.0.1").error("no tunnel to", said)
+    assert error.what == f"no tunnel to n1: {SAID[said]}"
+    assert bool(error.cause) == ("sudo" in said)
+
+
+def test_a_password_that_only_ansible_can_use_is_the_cause() -> None:
+    error = ssh.Reach("n1", ("ssh",), "10.0.0.1", password=True).error("no lock on", "Permission denied (publickey).")
+    assert "only Ansible" in str(error.cause)

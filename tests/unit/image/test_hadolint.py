@@ -1,0 +1,122 @@
+"""Every stack for every NIC renders to a Dockerfile and scripts that the linters have nothing against."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocstack.image import context, render
+from rocstack.stack import component, overlay, resolve, stack
+
+COMPONENTS = component.library("components")
+NICS = component.library("nic")
+
+# What hadolint is told to leave alone, and why.
+IGNORED = {
+    "DL3003": "cd inside a heredoc script is not a change of the image's folder",
+    "DL4006": "the base stage's SHELL sets pipefail; hadolint doesn't carry it into the stages built on it",
+    "SC2164": "the same SHELL sets -e, so a failed cd ends the script",
+    "SC3009": "hadolint takes a RUN with --mount for sh; shellcheck reads these scripts as bash below",
+    "SC3047": "as SC3009",
+}
+# Of the stacks as shipped, and with every component from source that can be.
+SOURCES = {
+    "munge": {"method": "source", "version": "0.5.16", "source": "munge"},
+    "slurm": {"method": "source", "version": "24.11.5", "source": "slurm-wlm"},
+    "ucx": {"method": "source", "version": "1.18.1", "source": "ucx"},
+    "pmix": {"method": "source", "version": "5.0.7", "url": "https://example.org/pmix-5.0.7.tar.bz2"},
+    "openmpi": {"method": "source", "version": "5.0.7", "source": "openmpi"},
+}
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    assert found, f"{name} is not installed; it is one of the package's dev requirements"
+    return found
+
+
+def rendered(name: str, nic: str, *, sources: bool = False) -> context.Context:
+    chosen = stack.load(name)
+    if sources:
+        components = {**chosen.model_dump()["components"], **SOURCES}
+        chosen = stack.Stack.model_validate({**chosen.model_dump(), "components": components})
+    resolved = resolve.resolve(chosen, nic, COMPONENTS, NICS, overlay.Overlay())
+    return render.render(resolved, None, COMPONENTS, NICS)
+
+
+def hadolint(dockerfile: bytes, folder: Path) -> list[str]:
+    file = folder / "Dockerfile"
+    file.write_bytes(dockerfile)
+    ignored = [f"--ignore={rule}" for rule in IGNORED]
+    ran = subprocess.run(
+        [tool("hadolint"), "--no-fail", "--format=json", *ignored, str(file)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [f"{hit['line']}: {hit['code']} {hit['message']}" for hit in json.loads(ran.stdout)]
+
+
+def shellcheck(script: str, folder: Path) -> list[str]:
+    file = folder / "script.sh"
+    file.write_text(script)
+    # SC1091: a file that only the image has. SC2154: set by the script that sources this one.
+    ran = subprocess.run(
+        [tool("shellcheck"), "--shell=bash", "--exclude=SC1091,SC2154", "--format=gcc", str(file)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return ran.stdout.splitlines()
+
+
+def scripts(dockerfile: str) -> list[str]:
+    """Every RUN's heredoc, under the flags that the base stage's SHELL gives it."""
+    return [
+        f"set -euo pipefail\n{text}"
+        for text in re.findall(r"<<'EOS'\n(.*?)^EOS$", dockerfile, re.DOTALL | re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("sources", [False, True], ids=["as-shipped", "from-source"])
+@pytest.mark.parametrize("nic", list(NICS.files))
+@pytest.mark.parametrize("name", list(stack.names()))
+def test_dockerfile_is_clean(name: str, nic: str, sources: bool, tmp_path: Path) -> None:
+    assert hadolint(rendered(name, nic, sources=sources).files["Dockerfile"].data, tmp_path) == []
+
+
+@pytest.mark.parametrize("sources", [False, True], ids=["as-shipped", "from-source"])
+@pytest.mark.parametrize("name", list(stack.names()))
+def test_scripts_in_it_are_clean(name: str, sources: bool, tmp_path: Path) -> None:
+    found = scripts(rendered(name, "mellanox", sources=sources).files["Dockerfile"].data.decode())
+    assert len(found) >= 5
+    assert [hit for script in found for hit in shellcheck(script, tmp_path)] == []
+
+
+@pytest.mark.parametrize("name", list(stack.names()))
+def test_smoke_scripts_are_clean(name: str, tmp_path: Path) -> None:
+    files = {path: file for path, file in rendered(name, "mellanox").files.items() if path.startswith("smoke/")}
+    assert len(files) > 10
+    for path, file in files.items():
+        assert shellcheck("set -euo pipefail\n" + file.data.decode(), tmp_path) == [], path
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("FROM debian\nRUN true\n", "DL3006"),
+        ("FROM a:1\nRUN <<'EOS'\ntrue\nEOS\nRUN true\n", "DL1000"),  # hadolint wants an empty line after a heredoc
+        ("FROM a:1 AS x\nCOPY --from=later /a /a\nFROM a:1 AS later\nRUN true\n", "DL3022"),
+    ],
+)
+def test_the_linter_still_bites(text: str, code: str, tmp_path: Path) -> None:
+    assert any(code in hit for hit in hadolint(text.encode(), tmp_path))
+
+
+def test_shellcheck_still_bites(tmp_path: Path) -> None:
+    (script,) = scripts("RUN <<'EOS'\nrm $1/*\nEOS\n")
+    assert any("SC2086" in hit for hit in shellcheck(script, tmp_path))

@@ -1,0 +1,432 @@
+"""prune_fatbin.py on libraries made here byte by byte, and on one from a compiler where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rocstack.base import paths
+
+SCRIPT = paths.images() / "build" / "prune_fatbin.py"
+spec = importlib.util.spec_from_file_location("prune_fatbin", SCRIPT)
+assert spec is not None
+assert spec.loader is not None
+prune_fatbin = sys.modules["prune_fatbin"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(prune_fatbin)
+
+MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+R, RX, RW = 4, 5, 6
+LOAD, DYNAMIC, NOTE, STACK, RELRO = 1, 2, 4, 0x6474E551, 0x6474E552
+HEADERS = 64 + 7 * 56  # file header and program headers
+HOST = ("host-x86_64-unknown-linux--", b"")
+
+
+def up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def hip(gfx: str) -> str:
+    return "hipv4-amdgcn-amd-amdhsa--" + gfx
+
+
+def make_bundle(entries: list[tuple[str, bytes]]) -> bytes:
+    at, header, body = 4096, MAGIC + struct.pack("<Q", len(entries)), b""
+    for name, code in entries:
+        body += bytes(-len(body) % 4096)
+        header += struct.pack("<QQQ", at + len(body), len(code), len(name)) + name.encode()
+        body += code
+    return header.ljust(at, b"\0") + body
+
+
+def read_bundle(fat: bytes) -> dict[str, bytes]:
+    assert fat.startswith(MAGIC)
+    (count,), at, found = struct.unpack_from("<Q", fat, 24), 32, {}
+    for _ in range(count):
+        offset, size, length = struct.unpack_from("<QQQ", fat, at)
+        assert offset % 4096 == 0
+        found[fat[at + 24 : at + 24 + length].decode()] = fat[offset : offset + size]
+        at += 24 + length
+    return found
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library as a linker lays it out: R, RX, R with the bundle, RW that starts with RELRO."""
+
+    entries: list[tuple[str, bytes]]
+    rodata: int = 100
+    tail: tuple[int, ...] = (40, 30)  # sizes of the sections between the bundle and the end of its segment
+    relro: int = 64
+    data: int = 5000
+    page: int = 4096
+    skipped: int = 0  # pages that addresses skip before RW, and the file doesn't
+    home_flags: int = R
+    relro_type: int = RELRO
+    after_bundle: bytes = b""
+    seed: int = 0
+    fat: bytes = b""  # the bundle, where it is not made of `entries`
+
+    def build(self) -> bytes:
+        random, page = Random(self.seed), self.page
+        image, sections, segments = bytearray(HEADERS), [(b"", 0, 0, 0, 0, 0)], []
+
+        def add(name: bytes, content: bytes, shift: int = 0, flags: int = 2, align: int = 8) -> None:
+            image.extend(bytes(-len(image) % align))
+            sections.append((name, 1, flags, len(image) + shift if flags else 0, len(image), len(content)))
+            image.extend(content)
+
+        def load(flags: int, start: int, shift: int = 0, bss: int = 0) -> None:
+            size = len(image) - start
+            segments.append((LOAD, flags, start, start + shift, start + shift, size, size + bss, page))
+
+        add(b".note", random.randbytes(36))
+        load(R, 0)
+        image.extend(bytes(-len(image) % page))
+        start = len(image)
+        add(b".text", random.randbytes(333), flags=6)
+        load(RX, start)
+        image.extend(bytes(-len(image) % page))
+        start = len(image)
+        add(b".rodata", random.randbytes(self.rodata))
+        add(b".hip_fatbin", (self.fat or make_bundle(self.entries)) + self.after_bundle, align=4096)
+        for number, size in enumerate(self.tail):
+            add(b".tail%d" % number, random.randbytes(size), align=4)
+        load(self.home_flags, start)
+        # The next segment starts in a page of its own; addresses and file may go apart here.
+        image.extend(bytes(-len(image) % 8) + (b"" if self.skipped else bytes(-len(image) % page)))
+        shift, start = self.skipped * page, len(image)
+        add(b".data.rel.ro", random.randbytes(self.relro), shift, flags=3)
+        add(b".data", random.randbytes(self.data), shift, flags=3)
+        sections.append((b".bss", 8, 3, len(image) + shift, len(image), 100_000))
+        load(RW, start, shift, bss=100_000)
+        segments.append((self.relro_type, R, start, start + shift, start + shift, self.relro, self.relro, 1))
+        segments.append((NOTE, R, *([sections[1][4]] * 3), 36, 36, 4))
+        segments.append((STACK, RW, 0, 0, 0, 0, 0, 16))
+        add(b".comment", b"made for a test\0", flags=0)
+        names = b"".join(section[0] + b"\0" for section in sections) + b".shstrtab\0"
+        add(b".shstrtab", names, flags=0, align=1)
+        image.extend(bytes(-len(image) % 8))
+        headers, name = b"", 0
+        for text, kind, flags, addr, offset, size in sections:
+            headers += struct.pack("<IIQQQQIIQQ", name, kind, flags, addr, offset, size, 0, 0, 1, 0)
+            name += len(text) + 1
+        ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+        counts = (64, 56, len(segments), 64, len(sections), len(sections) - 1)
+        image[:64] = struct.pack("<16sHHIQQQIHHHHHH", ident, 3, 62, 1, 0, 64, len(image), 0, *counts)
+        image[64 : 64 + 56 * len(segments)] = b"".join(struct.pack("<IIQQQQQQ", *s) for s in segments)
+        return bytes(image) + headers
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A library as a program loader sees it, checked the way glibc's does."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        end = 0
+        for _, flags, offset, vaddr, paddr, filesz, memsz, align in self.loads():
+            assert (vaddr - offset) % align == 0
+            assert vaddr == paddr
+            assert offset + filesz <= len(self.data)
+            assert filesz <= memsz
+            assert vaddr // align * align >= end, "segments share a page"
+            end = up(vaddr + memsz, align)
+            assert flags in (R, RX, RW)
+
+    def segments(self) -> list[tuple[int, ...]]:
+        start, count = struct.unpack_from("<Q", self.data, 32)[0], struct.unpack_from("<H", self.data, 56)[0]
+        return [struct.unpack_from("<IIQQQQQQ", self.data, start + 56 * i) for i in range(count)]
+
+    def loads(self) -> list[tuple[int, ...]]:
+        return [segment for segment in self.segments() if segment[0] == LOAD]
+
+    def sections(self) -> dict[bytes, tuple[int, ...]]:
+        start = struct.unpack_from("<Q", self.data, 40)[0]
+        count, names = struct.unpack_from("<HH", self.data, 60)
+        table = [struct.unpack_from("<IIQQQQIIQQ", self.data, start + 64 * i) for i in range(count)]
+        text = self.data[table[names][4] :]
+        return {text[section[0] :].split(b"\0")[0]: section for section in table}
+
+    def content(self, name: bytes) -> bytes:
+        _, _, _, _, offset, size, *_ = self.sections()[name]
+        return self.data[offset : offset + size]
+
+    def at(self, address: int, size: int) -> bytes:
+        """What the memory at this address holds."""
+        for _, _, offset, vaddr, _, filesz, memsz, _ in self.loads():
+            if vaddr <= address and address + size <= vaddr + memsz:
+                start = offset + address - vaddr
+                return self.data[start : min(start + size, offset + filesz)].ljust(size, b"\0")
+        raise AssertionError(f"nothing is loaded at {address:#x}")
+
+    def flags(self, address: int) -> int:
+        """How the page at this address is mapped once relocation is done."""
+        flags = next(s[1] for s in self.loads() if s[3] <= address < s[3] + s[6])
+        for kind, _, _, vaddr, _, _, memsz, _ in self.segments():
+            if kind == RELRO and vaddr // 4096 <= address // 4096 < (vaddr + memsz) // 4096:
+                return R
+        return flags
+
+
+def run(file: Path, *arguments: str, gfx: str = "gfx90a,gfx942") -> int:
+    return prune_fatbin.main(["--gfx", gfx, *arguments, str(file)])
+
+
+CODE = Random(1).randbytes(20_000)
+SIMPLE = Library([HOST, (hip("gfx906"), CODE), (hip("gfx90a"), CODE[::-1]), (hip("gfx1100"), CODE * 2)])
+
+generic = ["gfx9-generic", "gfx9-4-generic:sramecc+"]
+targets = st.sampled_from(
+    ["gfx803", "gfx906:sramecc+:xnack-", "gfx90a", "gfx90a:xnack+", "gfx90a:xnack-", "gfx942", *generic]
+)
+codes = st.builds(
+    lambda seed, size: Random(seed).randbytes(size),
+    st.integers(0, 9),
+    st.sampled_from([0, 1, 9_000, 70_000]) | st.integers(0, 200_000),
+)
+libraries = st.builds(
+    Library,
+    entries=st.dictionaries(targets.map(hip), codes, min_size=3).map(lambda entries: [HOST, *entries.items()]),
+    rodata=st.integers(0, 9000),
+    tail=st.lists(st.integers(0, 9000), max_size=3).map(tuple),
+    relro=st.integers(8, 20_000),
+    data=st.integers(0, 9000),
+    page=st.sampled_from([0x1000, 0x1000, 0x4000, 0x10000]),
+    skipped=st.integers(0, 2),
+    after_bundle=st.just(b""),
+    seed=st.integers(0, 9),
+)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(library=libraries, data=st.data())
+def test_only_the_bundle_changes(library: Library, data: st.DataObject, tmp_path: Path) -> None:
+    file = tmp_path / "library.so"
+    before = library.build()
+    file.write_bytes(before)
+    old = Loaded(before)
+    assert run(file) == 0
+    new = Loaded(file.read_bytes())
+    if new.data == before:
+        return  # nothing to remove, or too little; what is refused and why has tests of its own
+    _, _, _, fat, _, fat_size, *_ = old.sections()[b".hip_fatbin"]
+    had = read_bundle(old.at(fat, fat_size))
+    has = read_bundle(new.at(fat, new.sections()[b".hip_fatbin"][5]))
+    wanted = ("gfx90a", "gfx942", "gfx9-generic", "gfx9-4-generic", "host-x86_64")
+    assert has == {name: code for name, code in had.items() if any(word in name for word in wanted)}
+    removed = sum(len(code) for name, code in had.items() if name not in has)
+    assert len(before) - len(new.data) >= removed - (2 + library.skipped) * library.page
+    # Every section but one, by address and by offset.
+    for name, section in old.sections().items():
+        if name != b".hip_fatbin":
+            assert new.sections()[name][:4] == section[:4]
+            assert new.sections()[name][5:] == section[5:]
+            if section[1] != 8:
+                assert new.content(name) == old.content(name)
+            if section[2] & 2:
+                assert new.at(section[3], section[5]) == old.at(section[3], section[5])
+    # Any address a relocation, a symbol or a pointer may name.
+    for _, _, _, vaddr, _, _, memsz, _ in old.loads():
+        for address in data.draw(st.lists(st.integers(vaddr, vaddr + memsz - 1), max_size=20)):
+            if address >= HEADERS and not fat <= address < fat + fat_size:
+                assert new.at(address, 1) == old.at(address, 1)
+                assert new.flags(address) == old.flags(address)
+    kinds = [segment[0] for segment in old.segments()]
+    assert [segment[0] for segment in new.segments()] == kinds
+    assert [s[1] for s in new.segments() if s[0] == STACK] == [RW]
+    assert run(file, "--strict") == 0, "a second run has nothing to do"
+    assert file.read_bytes() == new.data
+
+
+@pytest.mark.parametrize("tail", [(), (40, 30), (9000,)])
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_free_pages_leave_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tail: tuple[int, ...], skipped: int
+) -> None:
+    file = tmp_path / "library.so"
+    file.write_bytes(replace(SIMPLE, tail=tail, skipped=skipped).build())
+    size = file.stat().st_size
+    assert run(file, "--strict") == 0
+    assert size - 60_000 - 2 * 4096 < file.stat().st_size < size - 60_000 + 4 * 4096
+    said = capsys.readouterr().out
+    assert "kept gfx90a, removed gfx1100, gfx906; it has no code for gfx942" in said
+    assert read_bundle(Loaded(file.read_bytes()).content(b".hip_fatbin")) == {
+        HOST[0]: b"",
+        hip("gfx90a"): CODE[::-1],
+    }
+
+
+BUNDLE = make_bundle(SIMPLE.entries).ljust(up(len(make_bundle(SIMPLE.entries)), 4096), b"\0")
+HUGE = struct.pack("<Q", 1 << 63)
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "compressed": (replace(SIMPLE, fat=b"CCOB\3\0\1\0" + CODE).build(), "are compressed"),
+    "no bundle": (replace(SIMPLE, fat=CODE).build(), "no offload bundle at the start"),
+    "two bundles": (replace(SIMPLE, fat=BUNDLE, after_bundle=BUNDLE).build(), "more than one offload bundle"),
+    "none wanted": (
+        replace(SIMPLE, entries=[HOST, (hip("gfx906"), CODE), (hip("gfx1100"), CODE)]).build(),
+        "none of the wanted targets, only gfx1100, gfx906",
+    ),
+    "cut-off bundle": (replace(SIMPLE, fat=make_bundle(SIMPLE.entries)[:-1]).build(), "cut off"),
+    "endless bundle": (replace(SIMPLE, fat=(MAGIC + HUGE).ljust(9000, b"\0")).build(), "no sense|cut off"),
+    "no section": (SIMPLE.build().replace(b".hip_fatbin", b".hip_fatbit"), "no .hip_fatbin"),
+    "no RELRO": (replace(SIMPLE, relro_type=DYNAMIC).build(), "no RELRO segment"),
+    "code in the segment": (replace(SIMPLE, home_flags=RX).build(), "not plain read-only data"),
+    "too small": (
+        replace(SIMPLE, entries=[HOST, (hip("gfx906"), b"x" * 9), (hip("gfx90a"), CODE)]).build(),
+        "nothing worth removing",
+    ),
+    "32 bit": (SIMPLE.build().replace(b"ELF\x02", b"ELF\x01"), "not a 64-bit"),
+    "big endian": (SIMPLE.build().replace(b"ELF\x02\x01", b"ELF\x02\x02"), "not a 64-bit"),
+    "cut-off file": (SIMPLE.build()[:50_000], "headers make no sense"),
+    "cut-off header": (SIMPLE.build()[:40], "headers make no sense"),
+    "text": (b"#!/bin/sh\n", "not an ELF file"),
+    "empty": (b"", "not an ELF file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_expected_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    content, reason = REFUSED[case]
+    file = tmp_path / "library.so"
+    file.write_bytes(content)
+    assert run(file) == 0
+    said = capsys.readouterr().out
+    assert "left as it is" in said
+    assert re.search(reason, said)
+    assert run(file, "--strict") == 1
+    assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_broken_headers_never_break_a_file(tmp_path: Path, data: st.DataObject) -> None:
+    """Wrong bytes anywhere in the headers: the file is left, or what is not in the bundle is still there."""
+    content = bytearray(SIMPLE.build())
+    table = struct.unpack_from("<Q", content, 40)[0]
+    fat = content.index(MAGIC)
+    places = [*range(4, HEADERS), *range(table, len(content)), *range(fat, fat + 200)]
+    for place in data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=3)):
+        content[place] = data.draw(st.sampled_from([0, 1, 4, 16, 64, 127, 255]))
+    file = tmp_path / "library.so"
+    file.write_bytes(content)
+    assert run(file) == 0
+    assert list(tmp_path.iterdir()) == [file]
+    after = file.read_bytes()
+    if after != content:
+        for name in (b".text", b".rodata", b".tail0", b".data"):
+            plain = Loaded(SIMPLE.build()).content(name)
+            assert after.count(plain) == 1
+
+
+def test_owner_mode_and_time_stay_and_links_are_followed(tmp_path: Path) -> None:
+    file, link = tmp_path / "library.so.1.0", tmp_path / "library.so.1"
+    file.write_bytes(SIMPLE.build())
+    file.chmod(0o741)
+    os.utime(file, (1_000_000, 2_000_000))
+    owner = (1234, 2345) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+    os.chown(file, *owner)
+    link.symlink_to(file.name)
+    size = file.stat().st_size
+    assert run(link) == 0
+    state = file.stat()
+    assert link.is_symlink()
+    assert state.st_size < size
+    assert (state.st_uid, state.st_gid, state.st_mode & 0o7777) == (*owner, 0o741)
+    assert state.st_mtime == 2_000_000
+
+
+def test_a_failure_at_the_last_step_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "library.so"
+    file.write_bytes(SIMPLE.build())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prune_fatbin.os, "replace", full)
+    assert run(file) == 2
+    assert file.read_bytes() == SIMPLE.build()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("section", [b".text", b".tail1", b".data", b".comment"])
+def test_the_check_before_replacing_finds_a_wrong_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], section: bytes
+) -> None:
+    file = tmp_path / "library.so"
+    file.write_bytes(SIMPLE.build())
+    shrink, wrong = prune_fatbin.Elf.shrink, Loaded(SIMPLE.build()).content(section)
+
+    def careless(self: object, new: bytes) -> object:
+        pieces, headers = shrink(self, new)
+        return [piece.replace(wrong, wrong[:-1] + b"?") for piece in pieces], headers
+
+    monkeypatch.setattr(prune_fatbin.Elf, "shrink", careless)
+    assert run(file, "--strict") == 1
+    assert "failed its check" in capsys.readouterr().out
+    assert file.read_bytes() == SIMPLE.build()
+
+
+def test_bad_usage(tmp_path: Path) -> None:
+    assert run(tmp_path / "absent.so") == 2
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path / "absent.so", gfx="gfx90a;gfx942")
+
+
+SOURCE = r"""
+#include <stdexcept>
+asm(".section .hip_fatbin,\"a\",@progbits\n.p2align 12\n.globl __hip_fatbin\n.hidden __hip_fatbin\n"
+    "__hip_fatbin: .incbin \"bundle\"\n.previous");
+extern "C" const char __hip_fatbin[];
+struct Wrapper { unsigned magic, version; const void *bundle; void *unused; };
+__attribute__((section(".hipFatBinSegment"), used)) static Wrapper wrapper = {0x48495046, 1, __hip_fatbin, 0};
+__thread int local = 7;
+int changed = 35;
+static const int *const relocated[] = {&changed};
+extern "C" const void *bundle() { return wrapper.bundle; }
+extern "C" int sum() { return *relocated[0] + local; }
+__attribute__((noinline)) static void thrower(int n) { if (n) throw std::runtime_error("x"); }
+extern "C" int caught(int n) { try { thrower(n); } catch (std::runtime_error &) { return 42; } return 0; }
+"""
+LOADER = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.bundle.restype = ctypes.c_void_p
+assert library.caught(1) == 42 and library.caught(0) == 0 and library.sum() == 42
+sys.stdout.buffer.write(ctypes.string_at(library.bundle(), int(sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
+@pytest.mark.parametrize("options", [[], ["-Wl,-z,max-page-size=65536"], ["-Wl,-z,noseparate-code"]])
+def test_a_linked_library_still_loads_relocates_and_unwinds(tmp_path: Path, options: list[str]) -> None:
+    entries = [*SIMPLE.entries, (hip("gfx1030"), CODE * 30)]
+    (tmp_path / "bundle").write_bytes(make_bundle(entries))
+    (tmp_path / "library.cc").write_text(SOURCE)
+    build = ["g++", "-O1", "-fPIC", "-shared", "-Wl,-z,relro", *options, "library.cc", "-o", "library.so"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    file = tmp_path / "library.so"
+    size = file.stat().st_size
+    done = subprocess.run(
+        [sys.executable, "-I", SCRIPT, "--gfx", "gfx90a", file], capture_output=True, text=True, check=True
+    )
+    if "noseparate-code" in "".join(options):  # its segment is executable: nothing can take over what follows
+        assert "left as it is: their segment is not plain read-only data" in done.stdout
+        return
+    assert file.stat().st_size < size - 660_000 + 4 * 65536
+    length = len(Loaded(file.read_bytes()).content(b".hip_fatbin"))
+    loaded = subprocess.run([sys.executable, "-c", LOADER, file, str(length)], capture_output=True, check=True)
+    assert read_bundle(loaded.stdout) == {HOST[0]: b"", hip("gfx90a"): CODE[::-1]}

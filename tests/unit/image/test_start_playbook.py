@@ -1,0 +1,35 @@
+"""start.yml: what its two tasks on a control node that is a worker, too, leave to each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2.nativetypes import NativeEnvironment
+
+START = Path(__file__).parents[3] / "playbooks/start.yml"
+USERS, CONTROL = ["rocstack-worker", "rocstack-users"], ["rocstack-control", "scontrol", "reconfigure"]
+
+
+def modules() -> list[dict[str, Any]]:
+    plays = yaml.safe_load(START.read_text())
+    return [task["rocstack_apply"] for play in plays for task in play["tasks"] if "rocstack_apply" in task]
+
+
+def render(text: str, **values: Any) -> Any:
+    orders = {"n1": {"exec": [CONTROL, USERS]}}
+    return NativeEnvironment().from_string(text).render(orders=orders, inventory_hostname="n1", **values)
+
+
+def test_the_first_is_a_part_and_the_second_runs_the_rest() -> None:
+    control, whole = modules()
+    assert "state" not in control, "only the whole order takes the mark away that something has to follow"
+    assert list(render(control["exec"])) == [CONTROL]
+    assert list(render(whole["exec"], begun={"exec": [CONTROL]})) == [USERS]
+    assert list(render(whole["exec"], begun={"exec": []})) == list(render(whole["exec"])) == [CONTROL, USERS]
+
+
+def test_what_is_ill_is_restarted_unless_somebody_says_no() -> None:
+    assert [render(module["heal"]) for module in modules()] == [True, True]
+    assert [render(module["heal"], rocstack_heal=False) for module in modules()] == [False, False]

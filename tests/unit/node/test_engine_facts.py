@@ -1,0 +1,209 @@
+"""What a node's engine, ports, users and network are like: recorded answers of engines, and this machine itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rocstack.deploy.read.facts import Container, Engine, NodeImage
+from rocstack.node import engine_facts, host_facts
+
+DATA = Path(__file__).parents[1] / "data/engines"
+NODE = Path(engine_facts.__file__).parent
+PYTHON = shutil.which("python3", path="/usr/bin")
+CASES = sorted(path.name for path in DATA.iterdir())
+PROGRAM = """#!/bin/sh
+cd {folder} || exit 9
+case "$1 $2" in
+"info --format") cat info.json 2>/dev/null; answer=info.json ;;
+"ps -aq" | "image ls") [ -e error ] || echo 1 ;;
+*"inspect") cat "$1.json" ;;
+*) exit 8 ;;
+esac
+if [ -e error ]; then cat error >&2; exit 1; fi
+"""
+
+
+def program(folder: Path, tmp_path: Path) -> str:
+    """A docker command that answers as it was recorded."""
+    file = tmp_path / "docker"
+    file.write_text(PROGRAM.format(folder=folder))
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_engine(case: str, tmp_path: Path) -> None:
+    found = engine_facts.engine_facts(program(DATA / case, tmp_path))
+    wanted: dict[str, Any] = yaml.safe_load((DATA / case / "expected.yml").read_text())["engine"]
+    assert {key: found["engine"][key] for key in wanted} == wanted
+    Engine.model_validate(found["engine"])
+    if wanted["problem"]:
+        assert found["engine"]["error"].strip()
+        assert (found["containers"], found["images"]) == ([], [])
+        return
+    (container,), (image,) = found["containers"], found["images"]
+    assert (container["name"], container["service"], container["spec"]) == (
+        "rocstack-worker",
+        "worker",
+        "0123456789abcdef",
+    )
+    assert container["status"] == "running"
+    assert container["pid"] > 0
+    assert image["id"] == container["image"]
+    assert image["id"].startswith("sha256:")
+    assert (image["role"], image["stack"], image["nic"], image["content"]) == ("worker", "debian-13", "tcp", "abc")
+    assert len(image["layers"]) == 1
+    Container.model_validate(container)
+    NodeImage.model_validate({**image, **{key: tuple(image[key]) for key in ("names", "digests", "layers")}})
+
+
+def test_podman_says_health_and_restarts(tmp_path: Path) -> None:
+    (container,) = engine_facts.engine_facts(program(DATA / "podman", tmp_path))["containers"]
+    assert (container["health"], container["restarts"]) == ("healthy", 2)
+
+
+def test_no_engine(tmp_path: Path) -> None:
+    found = engine_facts.engine_facts(str(tmp_path / "docker"))["engine"]
+    assert found["problem"] == "failed"
+    found = engine_facts.Engine.ask(_without())
+    assert found[1:] == ("absent", "there is no docker command")
+
+
+def _without() -> engine_facts.Engine:
+    engine = engine_facts.Engine("unused")
+    engine.program = None
+    return engine
+
+
+def test_an_engine_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "docker"
+    file.write_text("#!/bin/sh\nexec sleep 30\n")
+    file.chmod(0o755)
+    monkeypatch.setattr(engine_facts, "PATIENCE", 0.2)
+    assert engine_facts.engine_facts(str(file))["engine"]["problem"] == "silent"
+
+
+def test_nonsense_is_no_engine(tmp_path: Path) -> None:
+    file = tmp_path / "docker"
+    file.write_text("#!/bin/sh\necho '[17'\n")
+    file.chmod(0o755)
+    found = engine_facts.engine_facts(str(file))
+    assert found["engine"]["version"] == ""
+    assert found["images"] == []
+
+
+MOUNTS = {
+    "v2": ("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,nodev 0 0", True),
+    "v2 fixed": ("cgroup2 /sys/fs/cgroup cgroup2 ro,nosuid,nodev 0 0", False),
+    "v1": ("cgroup /sys/fs/cgroup/devices cgroup rw,nosuid,devices 0 0", True),
+    "v1 fixed": ("cgroup /sys/fs/cgroup/devices cgroup ro,nosuid,devices 0 0", False),
+    "v1 without devices": ("cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0", False),
+    "none": ("proc /proc proc rw 0 0", False),
+}
+
+
+@pytest.mark.parametrize("case", MOUNTS)
+def test_cgroups(case: str) -> None:
+    text, writable = MOUNTS[case]
+    assert engine_facts.cgroup_writable(f"tmpfs /sys/fs/cgroup tmpfs rw 0 0\n{text}\n") is writable
+
+
+def test_listening() -> None:
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:1AA1 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n"
+        "   1: 0100007F:1AA2 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0\n"
+    )
+    assert host_facts.listening([table, ""]) == {6817: {"4711"}}
+
+
+def test_a_taken_port_has_an_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        mine = Path("/proc/self/stat").read_text().partition("(")[2].rpartition(")")[0]
+        assert host_facts.ports([port], {}) == {str(port): {"program": mine, "service": ""}}
+        assert host_facts.ports([port], {os.getppid(): "worker"})[str(port)]["service"] == "worker"
+    assert host_facts.ports([port], {}) == {}
+
+
+def test_processes_of_a_container_are_those_below_its_first() -> None:
+    known = {1: ("init", 0), 10: ("tini", 5), 11: ("slurmd", 10), 12: ("slurmstepd", 11), 20: ("slurmd", 1)}
+    assert [host_facts.of_container(pid, known, {10: "worker"}) for pid in (10, 11, 12, 20, 99)] == [
+        "worker",
+        "worker",
+        "worker",
+        "",
+        "",
+    ]
+
+
+def test_reach_and_resolve() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open_port = server.getsockname()[1]
+        found = host_facts.reach([f"127.0.0.1:{open_port}", "127.0.0.1:1", "nonsense", "127.0.0.1:x"])
+    assert found[f"127.0.0.1:{open_port}"] == found["127.0.0.1:1"] == "", "a refusal is an answer"
+    assert found["nonsense"]
+    assert found["127.0.0.1:x"]
+    assert host_facts.resolve(["localhost", "no such name"]) == {"localhost": ["127.0.0.1"], "no such name": []} or (
+        "::1" in host_facts.resolve(["localhost"])["localhost"]
+    )
+
+
+def test_a_silent_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(host_facts, "PATIENCE", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [never.wait(5)][1:])
+    assert host_facts.resolve(["head"]) == {"head": []}
+    never.set()
+
+
+def test_files_and_documents(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/a").write_text("secret")
+    unread: dict[str, str] = {}
+    assert list(host_facts.files(unread, str(tmp_path))) == [str(tmp_path / "keys/a")]
+    assert "secret" not in str(host_facts.files(unread, str(tmp_path)))
+    assert host_facts.files(unread, str(tmp_path / "nope")) == {}
+    (tmp_path / "good").write_text('{"image": "x"}')
+    (tmp_path / "bad").write_text('{"image": ')
+    assert host_facts.document(str(tmp_path / "good"), unread) == {"image": "x"}
+    assert host_facts.document(str(tmp_path / "nope"), unread) is None
+    assert unread == {}
+    assert host_facts.document(str(tmp_path / "bad"), unread) is None
+    assert unread == {str(tmp_path / "bad"): "not JSON"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or PYTHON is None, reason="only root can try to be nobody")
+def test_without_root_it_says_what_it_could_not_read() -> None:
+    code = (
+        "import json, sys; from node import host_facts, deploy_facts\n"
+        "unread = {}; host_facts.files(unread, 'closed'); found = deploy_facts.facts(ports=[22], uids=[0])\n"
+        "print(json.dumps([unread, found['deploy']['user']['uid'], found['deploy']['schema']]))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(NODE, Path(folder, "node"), ignore=shutil.ignore_patterns("__pycache__"))
+        Path(folder, "closed/keys").mkdir(parents=True)
+        Path(folder, "closed/keys").chmod(0o700)
+        Path(folder).chmod(0o755)
+        done = subprocess.run(
+            [str(PYTHON), "-B", "-c", code],
+            cwd=folder,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            env={},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == '[{"closed/keys": "Permission denied"}, 65534, 1]'

@@ -1,0 +1,109 @@
+"""An order's files and which images may go."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstack.node import files, image_prune
+from rocstack.node.engine import Failed
+
+
+def wanted(path: Path, content: bytes = b"one\n", mode: str = "0640") -> dict[str, Any]:
+    return {**files.entry(str(path), content, int(mode, 8)), "mode": mode}
+
+
+def test_a_file_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "slurm/slurm.conf"
+    assert files.before([wanted(path)]) == [{"path": str(path)}]
+    assert files.ensure([wanted(path)]) == [str(path)]
+    before = path.stat()
+    assert files.ensure([wanted(path)]) == files.before([wanted(path)]) == []
+    assert path.stat().st_ino == before.st_ino
+    assert (path.read_bytes(), before.st_mode & 0o777) == (b"one\n", 0o640)
+
+
+@pytest.mark.parametrize("change", ["content", "mode", "link", "folder-link"])
+def test_what_differs_is_made_right(tmp_path: Path, change: str) -> None:
+    path, other = tmp_path / "keys/munge.key", tmp_path / "other"
+    files.ensure([wanted(path)])
+    other.write_bytes(b"one\n")
+    other.chmod(0o640)
+    if change == "content":
+        path.write_bytes(b"two\n")
+    elif change == "mode":
+        path.chmod(0o644)
+    else:
+        path.unlink()
+        path.symlink_to(other if change == "link" else path)
+    assert files.ensure([wanted(path)]) == [str(path)]
+    assert not path.is_symlink()
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"one\n", 0o640)
+    assert [entry.name for entry in path.parent.iterdir()] == ["munge.key"]
+
+
+def test_what_was_there_is_put_back(tmp_path: Path) -> None:
+    old, same, new = tmp_path / "old", tmp_path / "same", tmp_path / "new"
+    files.ensure([wanted(old, mode="0600"), wanted(same)])
+    order = [wanted(old, b"two\n", "0644"), wanted(same), wanted(new)]
+    before = files.before(order)
+    files.ensure(order)
+    files.put_back(before)
+    files.put_back(before)
+    assert (old.read_bytes(), old.stat().st_mode & 0o777) == (b"one\n", 0o600)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["old", "same"]
+
+
+def test_folders_are_open_but_for_keys(tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        files.ensure([wanted(tmp_path / "a/b/file"), wanted(tmp_path / "c/keys/key")])
+    finally:
+        os.umask(umask)
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "c", "c/keys")}
+    assert modes == {"a": 0o755, "a/b": 0o755, "c": 0o755, "c/keys": 0o700}
+    (tmp_path / "c/keys").chmod(0o755)
+    files.ensure([wanted(tmp_path / "c/keys/other")])
+    assert (tmp_path / "c/keys").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_cant_be_written_says_where_but_not_what(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path, why in ((tmp_path / "file/below", "File exists"), (tmp_path / "folder", "Is a directory")):
+        with pytest.raises(Failed, match=why) as caught:
+            files.ensure([wanted(path, b"s3cret")])
+        assert caught.value.kind == "file"
+        assert str(path) in caught.value.what
+        assert base64.b64encode(b"s3cret").decode() not in caught.value.what
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
+
+
+ID = {name: f"sha256:{name * 64}" for name in "abcdef"}
+IMAGES = [
+    {"Id": ID["a"], "RepoTags": ["rocstack/worker:aaaaaaaaaaaa"], "RepoDigests": ["r:5000/rocstack-worker@sha256:9"]},
+    {"Id": ID["b"], "RepoTags": ["rocstack/control:bbbbbbbbbbbb"], "RepoDigests": []},
+    {"Id": ID["c"], "RepoTags": ["rocstack/worker:cccccccccccc", "rocstack/worker:debian-13-tcp"], "RepoDigests": []},
+    {"Id": ID["d"], "RepoTags": [], "RepoDigests": []},
+    {"Id": ID["e"], "RepoTags": ["rocstack/worker:debian-13-tcp"], "RepoDigests": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("used", "keep", "gone"),
+    [
+        ("", set(), "ab"),
+        ("a", set(), "b"),
+        ("", {ID["b"]}, "a"),
+        ("", {"sha256:9"}, "b"),
+        ("b", {"rocstack/worker:aaaaaaaaaaaa"}, ""),
+        # Another store knows the image by its manifest's digest, not by its configuration's.
+        ("", {"sha256:configuration", "rocstack/worker:aaaaaaaaaaaa"}, "b"),
+    ],
+)
+def test_only_images_that_a_deploy_brought_may_go(used: str, keep: set[str], gone: str) -> None:
+    assert image_prune.removable(IMAGES, {ID[name] for name in used}, keep) == [ID[name] for name in gone]

@@ -1,0 +1,233 @@
+"""Layers of a local image: an engine's folder and archives made here, as engines write them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zstandard
+
+from rocstack.base.errors import CheckFailed, Missing
+from rocstack.registry.layers import BLOCK, GraphStore, Unreadable, chain_ids, sha256
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.saved import Saved
+
+FILES: dict[str, bytes] = {"etc/a": b"a" * 700, "big": b"0123456789" * 200_000, "none": b"", "n\udcff": b"odd"}
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+LOWER, UPPER = tar(FILES), tar({"top": b"t"})
+DIFF_IDS = [sha256(LOWER), sha256(UPPER)]
+CONFIG = json.dumps({"rootfs": {"type": "layers", "diff_ids": DIFF_IDS}}).encode()
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def split(data: bytes, files: Path) -> bytes:
+    """What tar-split notes of a tar, whose files go to a folder."""
+    lines, at = list[dict[str, Any]](), 0
+
+    def raw(end: int) -> None:
+        lines.append({"type": 2, "payload": base64.b64encode(data[at:end]).decode(), "position": len(lines)})
+
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive:
+            raw(member.offset_data)
+            name = member.name.encode("utf-8", "surrogateescape")
+            named = {"name_raw": base64.b64encode(name).decode()} if b"\xff" in name else {"name": member.name}
+            content = data[member.offset_data : member.offset_data + member.size]
+            if content:
+                path = Path(str(files)) / member.name
+                write(path, content)
+                lines.append({"type": 1, **named, "size": member.size, "payload": "", "position": len(lines)})
+            at = member.offset_data + member.size
+    raw(len(data))
+    return gzip.compress("\n".join(map(json.dumps, lines)).encode())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An engine's folder with the image."""
+    write(tmp_path / "image/overlay2/imagedb/content/sha256" / sha256(CONFIG)[7:], CONFIG)
+    for number, (chain, data) in enumerate(zip(chain_ids(DIFF_IDS), (LOWER, UPPER), strict=True)):
+        layer = tmp_path / "image/overlay2/layerdb/sha256" / chain[7:]
+        write(layer / "cache-id", f"cache{number}".encode())
+        write(layer / "size", b"2000703")
+        write(layer / "tar-split.json.gz", split(data, tmp_path / f"overlay2/cache{number}/diff"))
+    return tmp_path
+
+
+def find(root: Path) -> GraphStore:
+    found = GraphStore.find(root, sha256(CONFIG))
+    assert found
+    return found
+
+
+def test_chain_ids_are_those_of_the_specification() -> None:
+    first, second = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+    assert chain_ids([]) == []
+    assert chain_ids([first, second]) == [first, sha256(f"{first} {second}".encode())]
+
+
+def test_a_layer_is_put_together_to_the_byte(root: Path) -> None:
+    store = find(root)
+    assert b"".join(store.open(DIFF_IDS[0])) == LOWER
+    assert b"".join(store.open(DIFF_IDS[1])) == UPPER
+    assert max(len(block) for block in store.open(DIFF_IDS[0])) < 2 * BLOCK
+    assert store.config == CONFIG
+
+
+def test_a_changed_file_is_found_out(root: Path) -> None:
+    file = root / "overlay2/cache0/diff/etc/a"
+    file.write_bytes(b"b" * 700)
+    with pytest.raises(Unreadable, match="reads as"):
+        list(find(root).open(DIFF_IDS[0]))
+
+
+@pytest.mark.parametrize("gone", ["imagedb", "layerdb", "overlay2/cache1/diff"])
+def test_a_folder_that_lacks_something_is_none(root: Path, gone: str) -> None:
+    path = root / gone if "/" in gone else root / "image/overlay2" / gone
+    path.rename(root / "away")
+    assert GraphStore.find(root, sha256(CONFIG)) is None
+
+
+def test_another_image_under_that_id_is_none(root: Path) -> None:
+    write(root / "image/overlay2/imagedb/content/sha256" / sha256(CONFIG)[7:], CONFIG + b" ")
+    assert GraphStore.find(root, sha256(CONFIG)) is None
+
+
+def modern() -> dict[str, bytes]:
+    """docker 25 and newer, older store: layers by their content."""
+    blobs = {f"blobs/sha256/{sha256(data)[7:]}": data for data in (LOWER, UPPER, CONFIG)}
+    paths = [f"blobs/sha256/{diff_id[7:]}" for diff_id in DIFF_IDS]
+    return {**blobs, **listing(f"blobs/sha256/{sha256(CONFIG)[7:]}", paths)}
+
+
+def compressed() -> dict[str, bytes]:
+    """containerd's store: layers as they were pulled."""
+    packed = [gzip.compress(LOWER), zstandard.compress(UPPER)]
+    blobs = {f"blobs/sha256/{sha256(data)[7:]}": data for data in (*packed, CONFIG)}
+    config = f"blobs/sha256/{sha256(CONFIG)[7:]}"
+    return {**blobs, **listing(config, [f"blobs/sha256/{sha256(data)[7:]}" for data in packed])}
+
+
+def old() -> dict[str, bytes]:
+    """docker 23 and 24: a folder for each layer."""
+    return {
+        "f0/layer.tar": LOWER,
+        "f1/layer.tar": UPPER,
+        "c.json": CONFIG,
+        **listing("c.json", ["f0/layer.tar", "f1/layer.tar"]),
+    }
+
+
+def listing(config: str, layers: list[str]) -> dict[str, bytes]:
+    return {"manifest.json": json.dumps([{"Config": config, "RepoTags": None, "Layers": layers}]).encode()}
+
+
+def engine(files: dict[str, bytes], link: tuple[str, str] | None = None) -> Any:
+    data = io.BytesIO(tar(files))
+    if link:
+        with tarfile.open(fileobj=data, mode="a") as archive:
+            info = tarfile.TarInfo(link[0])
+            info.type, info.linkname = tarfile.SYMTYPE, link[1]
+            archive.addfile(info)
+    text = data.getvalue()
+
+    def get_image(image: str, chunk_size: int) -> Iterator[bytes]:
+        yield from (text[i : i + 100_000] for i in range(0, len(text), 100_000))
+
+    return SimpleNamespace(api=SimpleNamespace(get_image=get_image))
+
+
+@pytest.mark.parametrize("layout", [modern, compressed, old])
+def test_every_layout_of_docker_save_gives_the_layers(
+    layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    saved = Saved.make(engine(layout()), "sha256:x", DIFF_IDS)
+    assert saved.config == CONFIG
+    assert [b"".join(saved.open(diff_id)) for diff_id in DIFF_IDS] == [LOWER, UPPER]
+    saved.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_old_engines_link_equal_layers() -> None:
+    files = old()
+    files.pop("f1/layer.tar")
+    diff_ids = [DIFF_IDS[0]] * 2
+    files["c.json"] = json.dumps({"rootfs": {"diff_ids": diff_ids}}).encode()
+    saved = Saved.make(engine(files, ("f1/layer.tar", "../f0/layer.tar")), "sha256:x", diff_ids)
+    assert b"".join(saved.open(DIFF_IDS[0])) == LOWER
+    saved.close()
+
+
+def test_layers_that_nobody_wants_are_not_kept() -> None:
+    saved = Saved.make(engine(modern()), "sha256:x", DIFF_IDS, wanted=[DIFF_IDS[1]])
+    assert set(saved.files) == {DIFF_IDS[1]}
+    with pytest.raises(Unreadable):
+        list(saved.open(DIFF_IDS[0]))
+    saved.close()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"manifest.json": b"[]"},
+        {**modern(), "manifest.json": b"{"},
+        {**modern(), **listing("../../etc/passwd", [])},
+        {"../out": b"x"},
+        {**modern(), **listing("c.json", []), "c.json": b'{"rootfs": {"diff_ids": ["sha256:other"]}}'},
+    ],
+)
+def test_an_archive_that_is_none_leaves_nothing(
+    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(CheckFailed) as caught:
+        Saved.make(engine(files), "sha256:x", DIFF_IDS)
+    assert caught.value.code == "damaged-image"
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_room_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(Missing, match="no room") as caught:
+        Saved.make(engine(modern()), "sha256:x", DIFF_IDS)
+    assert "TMPDIR" in (caught.value.next_step or "")
+
+
+def test_a_damaged_folder_falls_back_to_docker_save(root: Path) -> None:
+    (root / "overlay2/cache0/diff/etc/a").write_bytes(b"b" * 700)
+    with LocalImage(engine(modern()), "x", tuple(DIFF_IDS), _engine_id="sha256:x", _source=find(root)) as image:
+        assert image.how == "overlay2"
+        with pytest.raises(Unreadable):
+            list(image.open(DIFF_IDS[0]))
+        assert b"".join(image.open(DIFF_IDS[0])) == LOWER
+        assert image.how == "docker save"
+        assert image.id == sha256(CONFIG)

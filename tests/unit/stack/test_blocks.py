@@ -1,0 +1,132 @@
+"""Blocks of components and NIC profiles: overriding them, and mistakes told with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import Cli, join, listing
+
+from rocstack.base.errors import BadInput, Missing
+from rocstack.stack import blocks
+
+HEAD = "---\nabout: mine\nmethods:\n  apt:\n    worker_packages: [fio]\n---\n"
+NIC = "---\nabout: mine\nways: {inbox: {}}\n---\n"
+VERSION = "{% block version %}\necho 1\n{% endblock %}\n"
+SMOKE = '{% block smoke %}\nok "1"\n{% endblock %}\n'
+
+
+def put(folder: Path, path: str, text: str) -> Path:
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_override_with_super(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "components/munge.j2",
+        '{% block smoke %}\n{{ super() -}}\nok "mine too"\n{% endblock %}\n'
+        "{% block runtime %}\ntouch /mine\n{% endblock %}",
+    )
+    plain, changed = join().render(), join(folder=tmp_path).render()
+    script = "smoke/worker/01-munge.sh"
+    assert changed.files[script].data == plain.files[script].data + b'ok "mine too"\n'
+    before, after = (c.files["Dockerfile"].data.decode().splitlines() for c in (plain, changed))
+    assert "touch /mine" in after
+    assert "rm -f /etc/munge/munge.key" in before
+    assert "rm -f /etc/munge/munge.key" not in after
+    own = tmp_path / "components/munge.j2"
+    assert changed.origins[script][-2] == f"{own}:3"
+    assert changed.origin("Dockerfile", after.index("touch /mine") + 1) == f"{own}:6"
+    same = [path for path in plain.files if plain.files[path] == changed.files[path]]
+    assert set(plain.files) - set(same) == {"Dockerfile", "smoke/worker/01-munge.sh", "smoke/control/01-munge.sh"}
+
+
+def test_a_block_that_ours_lacks_can_be_added(tmp_path: Path) -> None:
+    put(tmp_path, "components/system.j2", "{% block runtime %}\ntouch /mine\n{% endblock %}")
+    assert "touch /mine" not in join().dockerfile()
+    assert join(folder=tmp_path).dockerfile().count("touch /mine") == 1
+
+
+def test_an_empty_override_takes_out(tmp_path: Path) -> None:
+    put(tmp_path, "components/rccl.j2", "{% block runtime %}{% endblock %}")
+    assert "prune_fatbin.py" in join().dockerfile()
+    assert "prune_fatbin.py" not in join(folder=tmp_path).dockerfile()
+
+
+MISTAKES = [
+    # path, text, line, code, part of the message
+    ("components/ucx.j2", "{% block smoke %}\nx\n{{ nope }}\n{% endblock %}", 3, "bad-template", "'nope' is undefined"),
+    ("components/ucx.j2", "{% block smoke %}\n{{ part.nope }}\n{% endblock %}", 2, "bad-template", "'nope'"),
+    ("components/ucx.j2", "{% block smoke %}\n\n{{ 1 / 0 }}\n{% endblock %}", 3, "bad-template", "ZeroDivisionError"),
+    ("components/ucx.j2", '{% block smoke %}\n{{ r.part("x") }}\n{% endblock %}', 2, "bad-template", "StopIteration"),
+    ("components/ucx.j2", "{% block smoke %}\n{{ 'a' + 1 }}\n{% endblock %}", 2, "bad-template", "TypeError"),
+    ("components/ucx.j2", "{% block smoke %}\n{{ super( }}\n{% endblock %}", 2, "bad-template", "unexpected '}'"),
+    ("components/ucx.j2", "\n{% block smoke %}\nx\n", 3, "bad-template", "Unexpected end of template"),
+    ("components/ucx.j2", "{% block smoke %}\n{{ 'a' | nope }}\n{% endblock %}", 2, "bad-template", "No filter named"),
+    ("components/ucx.j2", "{% block smoke %}{% include 'x' %}{% endblock %}", 1, "bad-template", "x"),
+    ("components/munge.j2", "{% block copy %}\n{{ super().nope }}\n{% endblock %}", 2, "bad-template", "nope"),
+    (
+        "components/system.j2",
+        "{% block runtime %}\n{{ super() }}\n{% endblock %}",
+        2,
+        "bad-template",
+        "no parent block",
+    ),
+    ("components/ucx.j2", "x\n{% block smok %}\n{% endblock %}", 2, "override-unmatched", "did you mean 'smoke'?"),
+    ("components/ucx.j2", "ucx_info\n", 1, "override-unmatched", "it has no block"),
+    ("components/ucx.j2", "", 1, "override-unmatched", "it has no block"),
+    ("nic/tcp.j2", "{% block copy %}\n{% endblock %}", 1, "override-unmatched", "known: builder, plugin, runtime"),
+    ("nic/tcp.j2", "{% block smoke %}\n\n{{ part.name }}\n{% endblock %}", 3, "bad-template", "'part' is undefined"),
+    ("components/fio.j2", HEAD + VERSION + "{% block smok %}\n{% endblock %}", 10, "override-unmatched", "'smoke'?"),
+    ("components/fio.j2", HEAD + SMOKE, 1, "bad-template", "it has no block 'version'"),
+    ("components/fio.j2", HEAD + VERSION, 1, "bad-template", "it has no block 'smoke'"),
+    ("nic/mine.j2", NIC + "{% block smok %}\n{% endblock %}", 5, "override-unmatched", "did you mean 'smoke'?"),
+    (
+        "components/ucx.j2",
+        HEAD + VERSION + "{% block smoke %}{{ x }}{% endblock %}",
+        10,
+        "bad-template",
+        "'x' is undef",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "line", "code", "says"), MISTAKES)
+def test_mistakes_are_told_with_their_line(
+    path: str, text: str, line: int, code: str, says: str, tmp_path: Path, cli: Cli
+) -> None:
+    file = put(tmp_path, f"mine/{path}", text)
+    before = listing(tmp_path)
+    ran = cli("render", "--overlay", "mine", "--to", "context", "--json")
+    error = ran.json()["error"]
+    assert says in error["what"]
+    assert (ran.code, error["code"]) == (2, code)
+    assert error["where"] == f"mine/{path}:{line}"
+    assert file.exists()
+    assert listing(tmp_path) == before
+
+
+def test_our_own_defects_are_not_blamed_on_a_template() -> None:
+    def broken() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        blocks.guarded(broken)
+
+
+def test_our_own_errors_pass() -> None:
+    def missing() -> None:
+        raise Missing("x", code="y")
+
+    with pytest.raises(Missing):
+        blocks.guarded(missing)
+
+
+def test_undefined_is_never_empty() -> None:
+    env = blocks.environment({"a": "{{ x }}", "b": "{% if x %}{% endif %}", "c": "{% for i in x %}{% endfor %}"})
+    for name in "abc":
+        with pytest.raises(BadInput, match="'x' is undefined"):
+            blocks.guarded(lambda n=name: env.get_template(n).render())

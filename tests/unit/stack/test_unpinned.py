@@ -1,0 +1,158 @@
+"""What a build may start from: sources and wheels that the stack or the lock pins, in an order that can be built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rocstack.base.errors import BadInput
+from rocstack.image import pinning, render
+from rocstack.settings.site import Site
+from rocstack.stack import component, lock, overlay, resolve, stack
+
+COMPONENTS = component.library("components")
+NICS = component.library("nic")
+SHA = "ab" * 32
+AMD = "rocm-7.2-ubuntu-24.04"
+
+
+def resolved(chosen: stack.Stack) -> resolve.Resolved:
+    return resolve.resolve(chosen, "tcp", COMPONENTS, NICS, overlay.Overlay())
+
+
+def a_lock(chosen: stack.Stack, **fields: Any) -> lock.Lock:
+    return lock.Lock(stack=chosen.name, definition=lock.definition_digest(chosen), **fields)
+
+
+def test_amd_stacks_wait_for_a_lock() -> None:
+    chosen = stack.load(AMD)
+    assert lock.for_stack(chosen, None) is None
+    missing = lock.unpinned(chosen, None)
+    assert set(missing) == {"slurm", "torch", *chosen.wheels}
+    with pytest.raises(BadInput, match="slurm, torch") as error:
+        render.require_lock(resolved(chosen), None)
+    assert error.value.code == "no-lock"
+    assert AMD in (error.value.next_step or "")
+
+
+def test_a_lock_pins_archives_and_wheels() -> None:
+    chosen = stack.load(AMD)
+    source = lock.LockedSource(component="slurm", version="25.11.8", url=chosen.components["slurm"].url, sha256=SHA)
+    wheels = tuple(lock.LockedWheel(name=n, version="1", sha256=(SHA,)) for n in ("torch", *chosen.wheels))
+    full = a_lock(chosen, sources=(source,), wheels=wheels)
+    assert lock.unpinned(chosen, full) == ()
+    assert lock.unpinned(chosen, a_lock(chosen, sources=(source,), wheels=wheels[1:])) == ("torch",)
+    assert lock.unpinned(chosen, a_lock(chosen, wheels=wheels)) == ("slurm",)
+    context = render.render(resolved(chosen), full, COMPONENTS, NICS)
+    dockerfile = context.files["Dockerfile"].data.decode()
+    assert f"/slurm-25.11.8.tar.bz2 {SHA} /src" in dockerfile
+    requirements = context.files["wheels.txt"].data.decode().splitlines()
+    assert requirements[0] == "--extra-index-url https://download.pytorch.org/whl/rocm7.2"
+    assert f"torch==1 --hash=sha256:{SHA}" in requirements
+
+
+def test_an_archive_without_sha256_renders_and_does_not_build() -> None:
+    """`fetch-source` refuses `-` for an archive."""
+    dockerfile = render.render(resolved(stack.load(AMD)), None, COMPONENTS, NICS).files["Dockerfile"].data.decode()
+    assert "/slurm-25.11.8.tar.bz2 - /src" in dockerfile
+
+
+def test_the_stacks_sha256_is_above_the_locks() -> None:
+    choice = stack.Choice(method="source", version="1", url="https://example.org/a.tar", sha256="cd" * 32)
+    chosen = stack.load(AMD)
+    other = a_lock(chosen, sources=(lock.LockedSource(component="ucx", version="1", sha256=SHA),))
+    assert lock.source_sha256("ucx", choice, other) == "cd" * 32
+    assert lock.source_sha256("ucx", choice.model_copy(update={"sha256": None}), other) == SHA
+    assert lock.source_sha256("pmix", choice.model_copy(update={"sha256": None}), other) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"method": "source", "version": "1"}, "needs either"),
+        ({"method": "source", "version": "1", "source": "a", "url": "https://example.org/a"}, "needs either"),
+        ({"method": "apt", "version": "1", "sha256": SHA}, "'sha256' is of a source"),
+        ({"method": "source", "version": "1", "url": "https://example.org/$(id)"}, "plain http"),
+        ({"method": "apt", "version": "1", "packages": ("a b",)}, "package name"),
+    ],
+)
+def test_bad_choices(choice: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        stack.Choice.model_validate(choice)
+
+
+def test_debian_13_offers_gpu_aware_openmpi() -> None:
+    chosen = stack.load("debian-13")
+    other = chosen.with_methods({"openmpi": "source"})
+    assert other.components["openmpi"].source == "openmpi"
+    assert "python3-mpi4py" in resolved(other).part("openmpi").packages.worker_packages
+    assert {n: c for n, c in other.components.items() if n != "openmpi"} == {
+        n: c for n, c in chosen.components.items() if n != "openmpi"
+    }
+    assert other.with_methods({"openmpi": "source"}) == other
+    assert chosen.with_methods({"openmpi": "apt"}) == chosen
+    assert other.with_methods({"openmpi": "apt"}) == chosen
+    # One lock serves both, so the shipped one is found for either.
+    assert lock.definition_digest(chosen) == lock.definition_digest(other)
+    assert lock.for_stack(other, None) == lock.for_stack(chosen, None) is not None
+
+
+@pytest.mark.parametrize(
+    ("methods", "code", "hint"),
+    [
+        ({"openmpy": "source"}, "unknown-component", "did you mean 'openmpi'"),
+        ({"openmpi": "sauce"}, "unknown-method", "did you mean 'source'"),
+        ({"ucx": "source"}, "unknown-method", "known: apt"),
+    ],
+)
+def test_no_such_alternative(methods: dict[str, str], code: str, hint: str) -> None:
+    with pytest.raises(BadInput, match=hint) as error:
+        stack.load("debian-13").with_methods(methods)
+    assert error.value.code == code
+
+
+@pytest.mark.parametrize("name", list(stack.names()))
+def test_build_order_puts_needs_first(name: str) -> None:
+    value = resolved(stack.load(name))
+    order = [part.name for part in value.build_order()]
+    assert sorted(order) == sorted(part.name for part in value.parts)
+    for part in value.parts:
+        assert all(order.index(need) < order.index(part.name) for need in part.needs)
+
+
+@pytest.mark.parametrize("name", list(stack.names()))
+def test_stages_are_copied_from_only_after_they_are_defined(name: str) -> None:
+    dockerfile = render.render(resolved(stack.load(name)), None, COMPONENTS, NICS).files["Dockerfile"].data.decode()
+    defined: set[str] = set()
+    for line in dockerfile.splitlines():
+        words = line.split()
+        if words[:1] == ["FROM"] and "AS" in words:
+            defined.add(words[words.index("AS") + 1])
+        for word in words:
+            if word.startswith("--from="):
+                assert word.removeprefix("--from=") in defined, line
+
+
+def test_the_lock_asks_with_the_builds_own_package_sources() -> None:
+    """Repositories, mirror and certificates are set up as in a build, and the site's secrets are not on a command
+    line."""
+    text = pinning.script(resolved(stack.load(AMD)), Site(env={"http_proxy": "http://me:secret@proxy"}))
+    lines = text.splitlines()
+    repository = next(i for i, line in enumerate(lines) if line.startswith("/run/rocstack/build/apt-repository rocm"))
+    update = next(i for i, line in enumerate(lines) if line.startswith("/run/rocstack/build/apt-update --source"))
+    resolving = next(i for i, line in enumerate(lines) if "-s install" in line and "rocm-core" in line)
+    assert repository < update < resolving
+    assert "http_proxy=http://me:secret@proxy" in lines
+    assert "fetch https://download.schedmd.com/slurm/slurm-25.11.8.tar.bz2 /tmp/archive" in text
+    assert "fetch https://github.com/openucx" not in text  # its sha256 is the stack's: nothing to download
+
+
+def test_locked_sources_are_read_back() -> None:
+    value = resolved(stack.load("debian-13").with_methods({"openmpi": "source"}))
+    answer = f"bash=5\n---\nPackage: bash\nVersion: 5\nSHA256: {SHA}\n--- sources\nopenmpi {SHA}\n"
+    assert pinning.parse_sources(answer, value) == (
+        lock.LockedSource(component="openmpi", version="5.0.7", package="openmpi", sha256=SHA),
+    )
+    assert [(p.name, p.sha256) for p in pinning.parse_packages(answer)] == [("bash", SHA)]

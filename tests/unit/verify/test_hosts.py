@@ -1,0 +1,198 @@
+"""Which nodes pytest's `--hosts` means, and by which way they are reached afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from testinfra.backend.ssh import SshBackend
+
+from rocstack.base.errors import BadInput
+from rocstack.deploy.read import inventory as inventories
+from rocstack.deploy.read.facts import Failure, Gathered
+from rocstack.deploy.state.cluster_state import Looked
+from rocstack.edge import ssh
+from rocstack.verify import hosts, suite
+from rocstack.verify.deployed import Cluster
+from rocstack.verify.session import Suite
+
+BOTH, WORKER = ("/rocstack-control n1", "/rocstack-worker n1"), ("/rocstack-worker n2",)
+
+
+@pytest.fixture
+def edge(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Address -> the lines with which it answers, or (exit status, what it complains); "asked": ssh's words."""
+    answers: dict[str, Any] = {"asked": {}}
+
+    def run_local(self: SshBackend, command: str, *args: str) -> Any:
+        line = shlex.split(self.quote(command, *args))
+        name = next(word for word in line[1:] if word in answers)
+        answers["asked"][name] = line[1:-2]
+        said = answers[name]
+        code, out, err = (said[0], "", said[1]) if said and isinstance(said[0], int) else (0, "\n".join(said), "")
+        return self.result(code, b"", out.encode(), err.encode())
+
+    monkeypatch.setattr(SshBackend, "run_local", run_local)
+    return answers
+
+
+def made(named: str, folder: Path, config: str | None = None, identity: str | None = None) -> dict[str, Any]:
+    """By node: its variables, and under "groups" the names of each."""
+    path = hosts.inventory_of(named, folder, config, identity)
+    groups = {group: each["hosts"] for group, each in json.loads(path.read_text()).items()}
+    return {**groups["control"], **groups["workers"], "groups": {group: list(nodes) for group, nodes in groups.items()}}
+
+
+def refused(named: str, folder: Path) -> BadInput:
+    with pytest.raises(BadInput) as raised:
+        hosts.inventory_of(named, folder, None, None)
+    assert raised.value.code == "bad-hosts"
+    assert not list(folder.iterdir())
+    return raised.value
+
+
+def test_the_host_with_our_controller_is_the_control_node(edge: dict[str, Any], tmp_path: Path) -> None:
+    edge |= {"n1": BOTH, "n2": WORKER, "login": ()}
+    found = made("ssh://n1, ssh://n2,ssh://login,ssh://n1", tmp_path)
+    assert found["groups"] == {"control": ["n1"], "workers": ["n1", "n2"]}
+    assert (found["n1"], found["n2"]) == ({"ansible_host": "n1"}, {"ansible_host": "n2"})
+    assert "BatchMode=yes" in edge["asked"]["n1"], "nobody is asked anything"
+
+
+def test_nodes_are_called_as_slurm_calls_them(edge: dict[str, Any], tmp_path: Path) -> None:
+    edge |= {"10.0.0.1": BOTH, "fd00::2": WORKER}
+    found = made("ssh://10.0.0.1,ssh://[fd00::2]:2222", tmp_path)
+    assert found["groups"] == {"control": ["n1"], "workers": ["n1", "n2"]}
+    assert found["n2"] == {"ansible_host": "fd00::2", "ansible_port": 2222}
+
+
+def test_they_are_reached_as_they_were_named(
+    edge: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ansible, and then our own ssh, read what was written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    edge |= {"gate": BOTH, "far": WORKER}
+    path = hosts.inventory_of("ssh://ann@gate:2201?sudo=true,ssh://root@far", tmp_path, "my config", "~/key")
+    reaches = ssh.reaches(path)
+    words = reaches["n1"].argv(["true"])
+    assert words[-2:] == ["gate", "sudo -n -u root true"]
+    assert {f'IdentityFile="{tmp_path / "key"}"', 'User="ann"', "Port=2201"} <= {*words}
+    assert words[words.index("-F") + 1] == str(tmp_path / "my config")
+    assert reaches["n2"].argv(["true"])[-2:] == ["far", "true"]
+    assert {"Port=2201", "-i", str(tmp_path / "key"), str(tmp_path / "my config")} <= {*edge["asked"]["gate"]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((255, "Warning: x\nssh: connect to host n2 port 22: No route to host"), "ssh://n2: ssh: connect to host n2"),
+        ((1, "permission denied while trying to connect to the Docker daemon"), "ssh://n2: permission denied while"),
+        ((255, ""), "it gave no reason (exit status 255)"),
+    ],
+)
+def test_a_host_that_does_not_answer_is_named(answer: Any, says: str, edge: dict[str, Any], tmp_path: Path) -> None:
+    edge |= {"n1": BOTH, "n2": answer}
+    error = refused("ssh://n1,ssh://n2", tmp_path)
+    assert says in error.what
+    assert "`ssh n2 docker ps`" in str(error.next_step)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("ssh://n2", "no controller of ours"),
+        ("ssh://head", "no worker of ours"),
+        ("ssh://n2,docker://n1", "docker://n1: nodes are reached by ssh"),
+        ("ansible://all", "ansible://all: nodes are reached by ssh"),
+        ("n1", "--hosts=n1: nodes are reached by ssh"),
+    ],
+)
+def test_what_is_no_cluster(named: str, says: str, edge: dict[str, Any], tmp_path: Path) -> None:
+    edge |= {"n2": WORKER, "head": ("/rocstack-control head",)}
+    assert says in refused(named, tmp_path).what
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    path = tmp_path_factory.mktemp("looked") / "inventory.ini"
+    path.write_text("[control]\nhead\n[rack1]\nn1\nn2\n[rack2]\nn3\n[workers:children]\nrack1\nrack2\n[other]\nx1\n")
+    failures = tuple(Failure(name, "unreachable", "no route") for name in ("n2", "n3"))
+    return Looked(inventories.load(path), Gathered((), failures, {}))
+
+
+@pytest.mark.parametrize(
+    ("named", "workers"),
+    [
+        ("ansible://all", "n1 n2 n3"),
+        ("ansible://", "n1 n2 n3"),
+        ("ansible://workers", "n1 n2 n3"),
+        ("ansible://rack1", "n1 n2"),
+        ("ansible://n3", "n3"),
+        ("ansible://rack2,ansible://n1", "n1 n3"),
+        ("ansible://n[12]", "n1 n2"),
+    ],
+)
+def test_only_the_named_workers_are_judged(named: str, workers: str, looked: Looked) -> None:
+    found = hosts.limited(looked, named)
+    assert [host.name for host in found.inventory.workers] == workers.split()
+    assert [host.name for host in found.inventory.nodes] == ["head", *workers.split()], "who finds the control node?"
+    assert {failure.node for failure in found.gathered.failures} == {"n2", "n3"} & {*workers.split()}
+    assert replace(found, inventory=looked.inventory, gathered=looked.gathered) == looked
+
+
+@pytest.mark.parametrize("named", ["ansible://rack3", "ansible://control", "ansible://other", "ansible://n1,ssh://n2"])
+def test_a_group_that_names_no_worker_is_refused(named: str, looked: Looked) -> None:
+    with pytest.raises(BadInput) as raised:
+        hosts.limited(looked, named)
+    assert raised.value.code == "bad-hosts"
+    assert str(looked.inventory.path) in raised.value.what
+
+
+def test_pytest_reaches_the_named_ones_only(looked: Looked) -> None:
+    given = {"hosts": "ansible://rack1", "ansible_inventory": str(looked.inventory.path)}
+    config: Any = SimpleNamespace(getoption=given.get)
+    reached: Any = dict.fromkeys(("head", "n1", "n3"), "host")
+    nothing: Any = None
+    every = Cluster(looked, nothing, reached, nothing)
+    named = Suite(config)._named(every)
+    assert {*named.hosts} == {"head", "n1"}
+    assert {*named.unnamed} == {"n3"}, "n2 is of that rack and was not reached"
+    del given["hosts"]
+    assert Suite(config)._named(every) is every
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--hosts=ssh://n1,ssh://n2", "ssh: connect to host port 22: No route to host"),
+        ("--hosts=ansible://all", "nodes are reached by ssh"),
+        ("", "which cluster?"),
+    ],
+)
+def test_plain_pytest_says_what_is_wrong_and_ends(line: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho 'ssh: connect to host port 22: No route to host' >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "rocstack.verify.pytest_plugin",
+        "-c",
+        os.devnull,
+        str(suite.checks()),
+    ]
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([*words, *line.split()], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == (2 if line else pytest.ExitCode.USAGE_ERROR)

@@ -1,0 +1,259 @@
+"""RDMA's and RCCL's checks, each on evidence in which it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay import good, red, replay
+
+from rocstack.verify.suite import checks
+
+sys.path.append(str(checks()))
+from experiments import rdma
+
+DATA = Path(__file__).parents[1] / "data/verify/parsers"
+RAILS = [["bnxt_re0", 1, 3, 4096], ["bnxt_re1", 1, 3, 4096]]
+SAID = {
+    rdma.PINGPONG: "pingpong/good",
+    rdma.WRITE: "perftest/all-sizes",
+    rdma.BOTH_WAYS: "perftest/bidirectional",
+}
+JUDGED = {
+    rdma.PINGPONG: "rdma-reachability",
+    rdma.WRITE: "rdma-write-bandwidth",
+    rdma.BOTH_WAYS: "rdma-write-both-ways",
+}
+Edit = Callable[[dict[str, Any]], object]
+
+
+def sample(name: str) -> str:
+    return (DATA / f"{name}.txt").read_text()
+
+
+def real() -> dict[str, Any]:
+    """As recorded, but of real nodes with all tools, on which everything was right."""
+    evidence = good()
+    for node in evidence["cluster"]["nodes"]:
+        node["virtual"] = node["profile"]["virtual"] = None
+    evidence["cluster"]["labels"]["io.rocstack.nic"] = "broadcom"
+    for answer in evidence["in_jobs"].values():
+        answer["tools"] += ["all_reduce_perf"]
+    rows = [row | {"rccl": sample("transport/net-ib").splitlines()} for row in evidence["training"]["answers"]]
+    evidence["training_gpus"] = evidence["training"] | {"answers": rows}
+    ends = {"n1": RAILS, "n2": RAILS}
+    for tool, name in SAID.items():
+        evidence[tool] = {"rails": ends, "said": "", "answers": met(sample(name))}
+    for node in evidence["cluster"]["nodes"]:
+        own = node["profile"] or {"nics": [], "affinity": []}
+        own["nics"] = [nic for nic in own["nics"] if nic["verbs"] in (None, "bnxt_re0", "bnxt_re1")]
+    evidence["queue_pairs"] = {name: {"code": 0, "said": proved(512)} for name in ("n1", "n2")}
+    said = sample("rccl/mi300x-one-node") + sample("transport/net-ib")
+    evidence["rccl"] = {"nodes": ["n1"], "gpus": 8, "runs": {"all_reduce_perf": {"code": 0, "out": said}}}
+    return evidence
+
+
+def met(said: str) -> list[dict[str, Any]]:
+    """n1 serves, n2 is the client, on both rails."""
+    return [
+        {"node": node, "peer": peer, "rail": rail, "device": f"{device}:{port}", "gid": gid, "server": node == "n1"}
+        | {"code": 0, "said": said}
+        for rail, (device, port, gid, _) in enumerate(RAILS)
+        for node, peer in (("n1", "n2"), ("n2", "n1"))
+    ]
+
+
+def proved(count: int) -> str:
+    text = f"{count} of 512 queue pairs: Cannot allocate memory (9 times)"
+    good = "device, PD, CQ and 512 queue pairs work"
+    return f"rocstack: bnxt_re0: {good if count == 512 else text}\nrocstack: bnxt_re1: {good}\n"
+
+
+NAMES = {*JUDGED.values(), "queue-pairs", "rccl-collectives", "transport"}
+
+
+def of(evidence: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in replay(evidence, only="[qrt]*").items() if name in NAMES}
+
+
+def client(evidence: dict[str, Any], tool: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in evidence[tool]["answers"] if not each["server"])
+    return found
+
+
+def test_good() -> None:
+    found = of(real())
+    assert {name: each.state for name, each in found.items()} == dict.fromkeys(NAMES, "passed")
+    assert found["transport"].measures[0].value == "NET/IB"
+    assert found["queue-pairs"].measures[0].value == 512
+
+
+def test_no_virtual_device_carries_anything() -> None:
+    evidence = real()
+    for node in evidence["cluster"]["nodes"]:
+        node["virtual"] = "mi300x-thor2"
+    assert {each.state for each in of(evidence).values()} == {"skipped"}
+
+
+def client_says(tool: str, name: str) -> Edit:
+    return lambda evidence: client(evidence, tool).update(said=sample(name))
+
+
+def queue_pairs(code: int, said: str) -> Edit:
+    return lambda evidence: evidence["queue_pairs"].update(n2={"code": code, "said": said})
+
+
+def rccl_says(*names: str) -> Edit:
+    return lambda evidence: evidence["rccl"]["runs"]["all_reduce_perf"].update(out="".join(map(sample, names)))
+
+
+FAULTS: list[tuple[str, Edit, str]] = [
+    ("rdma-reachability", client_says(rdma.PINGPONG, "pingpong/transport-retry"), "rail 0: ibv_rc_pingpong: the two"),
+    ("rdma-reachability", client_says(rdma.PINGPONG, "pingpong/no-device"), "IB device bnxt_re0 not found"),
+    ("rdma-reachability", client_says(rdma.PINGPONG, "pingpong/invalid-data"), "what arrived isn't what was sent"),
+    ("rdma-write-bandwidth", client_says(rdma.WRITE, "perftest/no-peer"), "rail 0: ib_write_bw: "),
+    ("rdma-write-bandwidth", client_says(rdma.WRITE, "perftest/megabytes"), "at least 385 Gb/s wanted"),
+    ("rdma-write-both-ways", client_says(rdma.BOTH_WAYS, "perftest/all-sizes"), "at least 770 Gb/s wanted"),
+    ("queue-pairs", queue_pairs(1, proved(300)), "300 , at least 512 wanted"),
+    ("queue-pairs", queue_pairs(1, "rocstack: bnxt_re0: it can't be opened: EPERM\n"), "it can't be opened: EPERM"),
+    ("queue-pairs", queue_pairs(1, ""), "rocstack-node said nothing"),
+    ("queue-pairs", queue_pairs(0, proved(512).splitlines()[0]), "nothing is said of bnxt_re1"),
+    ("rccl-collectives", rccl_says("rccl/wrong-sums", "transport/net-ib"), "1024 elements"),
+    ("rccl-collectives", rccl_says("rccl/not-checked", "transport/net-ib"), "compared nothing"),
+    ("rccl-collectives", rccl_says("transport/net-ib"), "no size was measured"),
+    ("transport", rccl_says("rccl/mi300x-one-node", "transport/net-socket"), "NET/Socket"),
+    ("transport", rccl_says("rccl/mi300x-one-node", "transport/not-asked"), "says which network is used"),
+]
+
+
+@pytest.mark.parametrize(("check", "edit", "says"), FAULTS, ids=[f"{each[0]}-{each[2][:20]}" for each in FAULTS])
+def test_one_fact_turns_its_check_red(check: str, edit: Edit, says: str) -> None:
+    evidence = real()
+    edit(evidence)
+    found = of(evidence)
+    assert red(found) == {check}
+    (bad,) = [each for each in found[check].measures if each.state == "failed"]
+    assert not check.startswith("rdma-") or {bad.node, bad.peer} == {"n1", "n2"}
+    assert says in bad.why
+
+
+@pytest.mark.parametrize(("tool", "check"), JUDGED.items())
+def test_where_nothing_was_tried_no_node_fails_but_the_check_does(check: str, tool: str) -> None:
+    evidence = real()
+    evidence[tool] |= {"answers": [], "said": "srun: error: timed out"}
+    found = of(evidence)
+    assert red(found) == {check}
+    (bad,) = [each for each in found[check].measures if each.state == "failed"]
+    assert (bad.node, bad.evidence) == ("", "srun: error: timed out")
+    assert "2 nodes were not tried in time" in bad.why
+    skipped = [each for each in found[check].measures if each.state == "skipped"]
+    assert [each.node for each in skipped] == ["n1", "n2"]
+    assert all(each.why.startswith("no time was left: ") for each in skipped)
+
+
+def test_a_rail_that_was_never_tried_is_not_passed() -> None:
+    for tool, check in JUDGED.items():
+        evidence = real()
+        evidence[tool]["answers"] = [each for each in evidence[tool]["answers"] if each["rail"] == 0]
+        found = of(evidence)
+        assert red(found) == {check}
+        assert not [each for each in found[check].measures if each.state == "passed"]
+
+
+def three() -> dict[str, Any]:
+    """n1 fails with n2, and no time was left for n3."""
+    evidence = real()
+    nodes = evidence["cluster"]["nodes"]
+    third = next(json.loads(json.dumps(node)) for node in nodes if node["name"] == "n2")
+    third["name"] = third["profile"]["name"] = "n3"
+    nodes.append(third)
+    for part in (evidence["in_jobs"], evidence["queue_pairs"]):
+        part["n3"] = part["n2"]
+    for tool in JUDGED:
+        evidence[tool]["rails"]["n3"] = RAILS
+    return evidence
+
+
+def test_who_was_not_tried_is_skipped_where_another_is_at_fault() -> None:
+    for tool, check, name in (
+        (rdma.PINGPONG, "rdma-reachability", "pingpong/transport-retry"),
+        (rdma.WRITE, "rdma-write-bandwidth", "perftest/no-peer"),
+    ):
+        evidence = three()
+        client(evidence, tool)["said"] = sample(name)
+        measures = replay(evidence, only=check)[check].measures
+        (bad,) = [each for each in measures if each.state == "failed"]
+        assert {bad.node, bad.peer} == {"n1", "n2"}
+        (left,) = [each for each in measures if each.state == "skipped"]
+        assert left.node == "n3"
+        assert left.why.startswith("no time was left: ")
+
+
+def test_rails_that_a_node_lacks_are_not_asked_for() -> None:
+    """The others keep their numbers."""
+    evidence = three()
+    for tool in JUDGED:
+        evidence[tool]["rails"] = {"n1": RAILS, "n2": [None, RAILS[1]]}
+        evidence[tool]["answers"] = [each for each in evidence[tool]["answers"] if each["rail"] == 1]
+    found = of(evidence)
+    for check in JUDGED.values():
+        (bad,) = [each for each in found[check].measures if each.state == "failed"]
+        assert (bad.node, bad.why) == ("n2", "1 of 2 RDMA ports can be used")
+
+
+def test_nodes_without_a_rail_in_common_are_not_said_to_reach_each_other() -> None:
+    evidence = real()
+    evidence[rdma.PINGPONG] |= {"rails": {"n1": [RAILS[0], None], "n2": [None, RAILS[1]]}, "answers": []}
+    measures = of(evidence)["rdma-reachability"].measures
+    assert not [each for each in measures if each.state == "passed"]
+    assert "rail of the other's" in next(each.why for each in measures if each.peer)
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_an_end_that_fails_is_heard_whatever_was_measured(server: bool) -> None:
+    for tool, check in JUDGED.items():
+        evidence = real()
+        next(each for each in evidence[tool]["answers"] if each["server"] is server)["code"] = 1
+        found = of(evidence)
+        assert red(found) == {check}
+        assert f"{'server on n1' if server else 'client on n2'} ended with 1" in found[check].why
+
+
+def test_a_node_with_a_rail_less_than_it_has_cards_fails() -> None:
+    for names in (("n2",), ("n1", "n2")):  # or all nodes
+        evidence = real()
+        for tool in JUDGED:
+            evidence[tool]["rails"] |= dict.fromkeys(names, RAILS[:1])
+        found = of(evidence)
+        assert red(found) == {*JUDGED.values()}
+        assert {m.node for m in found["rdma-reachability"].measures if m.state == "failed"} == {*names}
+        assert found["rdma-reachability"].why == "1 of 2 RDMA ports can be used"
+
+
+def test_of_rails_that_did_well_their_number_is_enough() -> None:
+    evidence = real()
+    evidence[rdma.PINGPONG]["answers"] = [{"node": "n2", "peer": "n1", "well": [0, 1]}]
+    assert not red(of(evidence))
+    evidence[rdma.PINGPONG]["answers"][0]["well"] = [0]
+    assert red(of(evidence)) == {"rdma-reachability"}
+
+
+def test_a_node_without_a_usable_port_fails() -> None:
+    evidence = real()
+    for tool in JUDGED:
+        evidence[tool]["rails"] = {"n1": RAILS, "n2": []}
+    found = of(evidence)
+    assert red(found) == {*JUDGED.values()}
+    assert found["rdma-reachability"].why == "none of its RDMA ports can be used"
+
+
+def test_an_image_without_rdma_need_not_use_it() -> None:
+    evidence = real()
+    evidence["cluster"]["labels"]["io.rocstack.nic"] = "tcp"
+    found = of(evidence)
+    assert {name for name, each in found.items() if each.state != "skipped"} == {"rccl-collectives"}, found
+    assert {each.why for name, each in found.items() if name != "rccl-collectives"} == {"the image has no RDMA"}

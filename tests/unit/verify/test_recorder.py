@@ -1,0 +1,70 @@
+"""What a check writes down: bounds by hardware, whose answers are virtual, and words that steer nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstack.verify.recorder import Node, Recorder, sort_out
+from rocstack.verify.result import plain
+
+NODES = (Node("n1"), Node("n2", virtual="mi300x-thor2"), Node("c1", roles=("control",)))
+
+
+@pytest.mark.parametrize(("hardware", "virtual"), [(True, {"n2"}), (False, set())])
+def test_what_is_not_about_hardware_is_never_virtual(hardware: bool, virtual: set[str]) -> None:
+    found = sort_out(NODES, ("real",), {}, hardware=hardware)
+    assert isinstance(found, Recorder)
+    for node in found.nodes:
+        found.passed(node.name)
+    assert {each.node for each in found.measures if each.virtual} == virtual
+    assert [each.state for each in found.measures if each.node == "n2"] == ["skipped"]
+
+
+def test_a_busy_cluster_is_one_reason_and_a_control_node_is_no_worker() -> None:
+    why = "all workers are busy with jobs (waited 5 min)"
+    busy = tuple(replace(node, no_jobs=why) for node in NODES[:2])
+    assert sort_out(busy, ("jobs",), {}) == why
+    found = sort_out(NODES, ("jobs",), {})
+    assert isinstance(found, Recorder)
+    assert [each.why for each in found.measures] == ["no job is meant for c1: it is no worker"]
+
+
+def test_what_a_node_says_steers_no_terminal() -> None:
+    found = Recorder(NODES[:1], NODES)
+    words = "\x1b]0;title\x07\x1b[2J\x1b[31mall \x9b1mis\r well\u202e\x00"
+    found.failed("n1", words, words, evidence=f"{words}\n\tsecond")
+    (measure,) = found.measures
+    assert measure.why == measure.value == "]0;titleall 1mis well"
+    assert measure.evidence == "]0;titleall 1mis well\n\tsecond"
+
+
+@given(st.text())
+def test_plain_text_has_nothing_but_lines_and_tabs(text: str) -> None:
+    found = plain(text)
+    assert not [each for each in found if (ord(each) < 32 and each not in "\t\n") or 127 <= ord(each) < 160]
+    assert plain(found) == found or "\x1b" not in found
+
+
+def test_a_thousand_nodes_are_judged_as_quickly_as_a_few() -> None:
+    nodes = tuple(Node(f"n{number}") for number in range(1000))
+    found = Recorder(nodes, nodes)
+    began = time.process_time()
+    for node in nodes:
+        for _ in range(10):
+            found.judge(node.name, 1.0, "clock-skew")
+    assert time.process_time() - began < 1.0  # 0.07; 1.2 when each looked through all
+
+
+def test_of_a_node_that_gave_no_answer_no_tool_is_known() -> None:
+    nodes = [Node(name, ("worker",), None, None, "") for name in ("n1", "n2", "n3")]
+    found = sort_out(nodes, ("jobs", "tool:rvs"), {"n1": ["rvs"], "n2": []})
+    assert isinstance(found, Recorder)
+    assert [node.name for node in found.nodes] == ["n1"]
+    why = {measure.node: measure.why for measure in found.measures}
+    assert why["n2"] == "no rvs in the image"
+    assert why["n3"] == "n3 gave no answer in a job: whether rvs is in its image is not known"

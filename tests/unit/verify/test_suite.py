@@ -1,0 +1,259 @@
+"""How a run of the suite begins and ends: what is refused, what a crash leaves, Ctrl-C, and one run at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay import GOOD
+from support import Cli
+
+from rocstack.base.errors import BadInput, CheckFailed, Missing
+from rocstack.cli import ui, verify_report
+from rocstack.edge.ssh import Reach
+from rocstack.verify import history, suite, suite_lock
+from rocstack.verify.result import Measure, read
+from rocstack.verify.suite import Wish
+
+CHECK = """
+import os, signal, time
+from rocstack.verify.plugin import check
+about = dict(level=0, cause="c", next_step="n", source="s", scope="cluster")
+@check(name="one", title="t", **about)
+def test_one(record):
+    record.passed()
+@check(name="two", title="t", **about)
+def test_two(record):
+    {body}
+"""
+LATE = """
+import os, pathlib, pytest, signal
+@pytest.fixture(scope="session", autouse=True)
+def late():
+    yield
+    os.kill(os.getpid(), signal.SIGINT)
+    pathlib.Path({path!r}).write_text("cancelled")
+"""
+
+
+@pytest.fixture
+def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two checks, the second of which does `body`; and an older report in the folder of the run."""
+    folder = tmp_path / "checks"
+    folder.mkdir()
+    monkeypatch.setattr(suite, "checks", lambda: folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    (tmp_path / "run").mkdir()
+    for name in ("report.json", "report.html", "failing_nodes.txt"):
+        (tmp_path / "run" / name).write_text("an older one's")
+
+    def write(body: str, conftest: str = "") -> Wish:
+        (folder / "test_checks.py").write_text(CHECK.format(body=body))
+        (folder / "conftest.py").write_text(conftest)
+        return Wish(tmp_path / "run", evidence=GOOD)
+
+    return write
+
+
+def nothing(event: Mapping[str, Any]) -> None:
+    pass
+
+
+def test_a_crash_shows_no_older_report(checks: Any) -> None:
+    wish = checks("os._exit(1)")
+    with pytest.raises(CheckFailed) as failed:
+        suite.run(wish, nothing)
+    assert failed.value.code == "suite-failed"
+    assert [path.name for path in wish.folder.iterdir()] == [history.LOG]
+
+
+def test_a_report_of_a_suite_that_broke_is_not_taken(checks: Any) -> None:
+    wish = checks("record.passed()", "def pytest_sessionfinish(session):\n    session.exitstatus = 3\n")
+    with pytest.raises(CheckFailed) as failed:
+        suite.run(wish, nothing)
+    assert (wish.folder / suite.REPORT).exists()
+    assert (failed.value.code, "ended with 3" in failed.value.what) == ("suite-failed", True)
+
+
+def test_the_time_of_a_check_is_that_of_its_evidence_too(checks: Any) -> None:
+    slow = "import pytest, time\n@pytest.fixture(autouse=True)\ndef slow():\n    time.sleep(0.2)\n"
+    suite.run(wish := checks("record.passed()", slow), nothing)
+    assert all(0.2 <= each.seconds < 20 for each in read(wish.folder).results)
+
+
+def test_ctrl_c_pressed_again_and_again(checks: Any, tmp_path: Path) -> None:
+    wish = checks("time.sleep(60)", LATE.format(path=str(tmp_path / "late")))
+    seen = []
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        seen.append(event["event"])
+        if event["event"] == "start" and event["check"] == "two":
+            raise ui.Interrupted
+        if event["event"] == "stopping":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before, began = signal.getsignal(signal.SIGINT), time.monotonic()
+    with pytest.raises(ui.Interrupted):
+        suite.run(wish, on_event)
+    assert time.monotonic() - began < 30
+    assert seen[-1] == "stopping"
+    assert signal.getsignal(signal.SIGINT) == before
+    assert (tmp_path / "late").read_text() == "cancelled"
+    found = read(wish.folder)
+    assert (found.complete, [each.check.name for each in found.results]) == (False, ["one"])
+
+
+def test_started_in_the_background_of_a_script_it_can_be_stopped(checks: Any) -> None:
+    wish = checks("time.sleep(60)")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a child inherits
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "start":
+            raise ui.Interrupted
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(ui.Interrupted):
+            suite.run(wish, on_event)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - began < 30
+
+
+def test_a_user_without_a_name(checks: Any) -> None:
+    nobody = "import getpass\ndef nobody():\n    raise KeyError\ngetpass.getuser = nobody\n"
+    found = suite.run(checks("record.passed()", nobody), nothing)
+    assert found.who.startswith(f"{os.getuid()}@")
+
+
+def test_a_run_that_nobody_waits_for_ends(checks: Any) -> None:
+    wish = checks("time.sleep(60)")
+    wish.folder.joinpath(suite.REPORT).unlink()
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "rocstack.verify.pytest_plugin",
+        "-c",
+        os.devnull,
+        f"--events={writer}",
+    ]
+    done = subprocess.run([*line, *wish.arguments(), str(suite.checks())], pass_fds=[writer], timeout=30, check=False)
+    os.close(writer)
+    assert done.returncode != 0
+    assert not (wish.folder / suite.REPORT).exists()
+
+
+@pytest.mark.parametrize("text", [None, "word", "{}", "[]", '{"cluster": 3}', '{"cluster": "c", "results": []}'])
+def test_evidence_that_is_none(text: str | None, tmp_path: Path, checks: Any) -> None:
+    file = tmp_path / "given.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(BadInput) as refused:
+        suite.run(Wish(tmp_path / "run", evidence=file), nothing)
+    assert (refused.value.code, str(refused.value.where)) == ("bad-evidence", str(file))
+    assert (tmp_path / "run/report.json").read_text() == "an older one's", "refused before anything is changed"
+
+
+def test_evidence_of_the_same_folder_is_judged_again(checks: Any) -> None:
+    wish = checks("record.passed()")
+    (wish.folder / "evidence.json").write_text(GOOD.read_text())
+    found = suite.run(Wish(wish.folder, evidence=wish.folder), nothing)
+    assert (found.passed, len(found.results)) == (True, 2)
+
+
+@pytest.mark.parametrize("user", ["root", "0", "0:0", "a:root", "-x"])
+def test_jobs_of_root_are_refused(user: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        suite.run(Wish(tmp_path / "run", evidence=GOOD, user=user), nothing)
+    assert (refused.value.code, (tmp_path / "run").exists()) == ("bad-value", False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--evidence e.json inventory.yml",
+        "--evidence e.json --watch",
+        "--evidence e.json --drain-failing",
+        "--evidence e.json --export-cvs cvs",
+        "--force inventory.yml",
+        "--watch --report here inventory.yml",
+    ],
+)
+def test_options_that_do_not_go_together(line: str, cli: Cli) -> None:
+    found = cli("verify", *line.split())
+    assert (found.code, "options that don't go together" in found.err) == (2, True), found.err
+
+
+def test_an_error_of_the_other_process_is_as_it_was() -> None:
+    where = "inventory.yml:3"
+    said = {"code": "x", "what": "w", "where": where, "cause": "c", "next": "n", "exit_code": 3}
+    found = suite._again(said)
+    assert isinstance(found, Missing)
+    assert found.as_dict() == said
+
+
+def test_who_waits_for_another_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_lock, "_TAKE", suite_lock._TAKE.replace(suite_lock.PATH, str(tmp_path / "lock")))
+    reach, told = Reach("n1"), list[str]()
+    first, second = (suite_lock.turn(reach, 1, lambda name=name: told.append(name)) for name in ("first", "second"))
+    with first, pytest.raises(CheckFailed) as refused, second:
+        pass
+    assert (refused.value.code, told) == ("verify-running", ["second"])
+    with suite_lock.turn(reach, 1, lambda: told.append("third")):
+        assert told == ["second"]
+
+
+def test_other_failing_nodes_are_folded() -> None:
+    nodes = [Measure(state="failed", node=f"node{number:03}") for number in range(200)]
+    assert verify_report._others(nodes) == "node[000-199]"
+    pairs = [Measure(state="failed", node="n1", peer=f"n{number}") for number in range(2, 9)]
+    assert verify_report._others(pairs) == "7 pairs more, of n[1-8]"
+    assert verify_report._others([Measure(state="failed")]) == "the cluster"
+
+
+def test_what_a_node_says_does_not_rule_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "a\x1b[2J\x1b]0;title\x07b\r\x9b31mc\nd\te"
+    plain = "a[2J]0;titleb31mc\nd\te"
+    assert ui.clean(said) == ui.escape(said).replace("\\", "") == plain
+    ui.say(said)
+    ui.print_error(CheckFailed(said, code="x", cause=said))
+    ui.table(("A",), [(said,)])
+    found = capsys.readouterr()
+    assert not {*found.out, *found.err} & {"\x1b", "\x07", "\x9b", "\r"}
+
+
+def test_replays_are_compared_with_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes = []
+
+    def run(wish: Wish, on_event: Any) -> Any:
+        wishes.append(wish)
+        raise CheckFailed("enough", code="x")
+
+    monkeypatch.setattr(suite, "run", run)
+    cli("verify", "--evidence", str(GOOD))
+    assert wishes[0].folder.name.startswith("replay-20")
+    assert wishes[0].runs is None
+
+
+def test_the_interrupted_are_told_where_the_report_is(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(wish: Wish, on_event: Any) -> Any:
+        wish.folder.mkdir(parents=True)
+        (wish.folder / "report.html").write_text("")
+        raise ui.Interrupted
+
+    monkeypatch.setattr(suite, "run", run)
+    found = cli("verify", "--evidence", str(GOOD), "--report", str(tmp_path / "r"))
+    assert (found.code, found.err.strip()) == (130, f"stopped; what was found until then: {tmp_path / 'r/report.html'}")

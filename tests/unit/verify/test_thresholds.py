@@ -1,0 +1,198 @@
+"""What a value must reach, by the models of GPU and NIC; a site's own go first; each is used, and each has a source."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay import good
+
+from rocstack.base.errors import BadInput
+from rocstack.doctor.rdma_states import active, data_ports, slingshot
+from rocstack.node import parse
+from rocstack.node.profile import NodeProfile, Pcie
+from rocstack.probe import recordings
+from rocstack.verify import deployed, suite, thresholds
+from rocstack.verify.parsers import babelstream
+from rocstack.verify.recorder import Recorder
+from rocstack.verify.thresholds import Quantity, Threshold
+from rocstack.virtual import machine, model, tree
+
+X, OTHER = ("8 × AMD Instinct MI300X OAM gfx942",), ("4 × AMD Instinct MI250X gfx90a",)
+FAST, SLOW, PLAIN = ("broadcom 400G",), ("mellanox 200G",), ("tcp",)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "nics", "bound"),
+    [
+        ("all-reduce-busbw", X, FAST, 304),
+        ("all-reduce-busbw", ("8 × AMD Instinct MI355X gfx950",), FAST, 350),
+        ("all-reduce-busbw", ("4 × AMD Instinct MI300X OAM gfx942",), FAST, None),
+        ("all-gather-busbw", X, FAST, 330),
+        ("all-gather-busbw", X, SLOW, None),
+        ("memory", X, FAST, 1.5),
+        ("memory", ("4 × AMD Instinct MI300A gfx942",), FAST, None),
+        ("gemm-bf16", ("8 × AMD Instinct MI325X gfx942",), FAST, 600),
+        ("gemm-bf16", ("8 × AMD Instinct MI308X gfx942",), FAST, None),
+        ("all-reduce-busbw", OTHER, FAST, None),
+        ("rdma-write-bandwidth", X, FAST, 385),
+        ("rdma-write-bandwidth", (), SLOW, 192.5),
+        ("rdma-write-bandwidth", X, PLAIN, None),
+        ("mtu", X, FAST, 9000),
+        ("mtu", X, PLAIN, None),
+        ("munge-seconds", (), (), 300),
+    ],
+)
+def test_the_first_that_fits_the_hardware_holds(
+    name: str, gpus: tuple[str, ...], nics: tuple[str, ...], bound: float | None
+) -> None:
+    found = thresholds.load()[name].of(gpus, nics)
+    assert (found and (found.least if found.least is not None else found.most)) == bound
+
+
+def test_least_and_most() -> None:
+    least, most = Threshold(least=2, source="x"), Threshold(most=2, source="x")
+    assert [least.holds(value) for value in (1.9, 2, 2.1)] == [False, True, True]
+    assert [most.holds(value) for value in (1.9, 2, 2.1)] == [True, True, False]
+    assert (least.text("GB/s"), most.text("")) == ("at least 2 GB/s", "at most 2")
+
+
+@pytest.mark.parametrize("wrong", [{"least": 1, "most": 2}, {}, {"least": 1, "gpu": "("}, {"least": 1, "model": "x"}])
+def test_a_threshold_that_says_two_things_or_none_is_refused(wrong: dict[str, float | str]) -> None:
+    with pytest.raises(ValueError, match=r"threshold|no regular expression|Extra"):
+        Threshold.model_validate({"source": "x", **wrong})
+
+
+def test_every_quantity_is_measured_by_a_check() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in suite.checks().rglob("*.py"))
+    named = {*re.findall(r'"([a-z0-9-]+)"', text), *(f"stream-{each.lower()}" for each in babelstream.FUNCTIONS)}
+    assert not thresholds.load().keys() - named
+
+
+def test_every_threshold_fits_hardware_that_can_be() -> None:
+    """None stands behind one that holds for all that it holds for."""
+    for name, quantity in thresholds.load().items():
+        seen: set[tuple[str, str]] = set()
+        for each in quantity.thresholds:
+            assert ("", "") not in seen, name
+            assert (each.gpu, each.nic) not in seen, name
+            seen.add((each.gpu, each.nic))
+
+
+def site(folder: Path, text: str) -> dict[str, Quantity]:
+    (folder / thresholds.FILE).write_text(text, encoding="utf-8")
+    return thresholds.load(folder)
+
+
+def test_a_sites_own_go_first(tmp_path: Path) -> None:
+    text = 'all-reduce-busbw: {unit: GB/s, thresholds: [{least: 320, nic: "400G", source: our acceptance}]}'
+    quantity = site(tmp_path, text)["all-reduce-busbw"]
+    assert [quantity.of(X, nics) and quantity.of(X, nics).least for nics in (FAST, SLOW)] == [320, 304]  # type: ignore[union-attr]
+    assert thresholds.load()["all-reduce-busbw"].of(X, FAST).least == 304  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        ("mtu:\n  unit: bytes\n  thresholds:\n    - {least: 9000}\n", None, 4),
+        ("# ours\nmtuu: {unit: bytes, thresholds: [{least: 9000, source: x}]}\n", "bad-threshold", 2),
+        ("mtu: {unit: kB, thresholds: [{least: 9, source: x}]}\n", "bad-threshold", 1),
+    ],
+)
+def test_a_sites_file_that_is_wrong_is_refused_with_its_line(
+    tmp_path: Path, text: str, code: str | None, line: int
+) -> None:
+    with pytest.raises(BadInput) as raised:
+        site(tmp_path, text)
+    assert raised.value.where
+    assert raised.value.where.line == line
+    assert code is None or raised.value.code == code
+
+
+def test_infiniband_without_ipoib_has_the_speed_of_its_ports() -> None:
+    described = good()["cluster"]
+    for node in described["nodes"]:
+        for nic in node["profile"]["nics"]:
+            nic["netdevs"] = []
+    (profile, *_) = [node.profile for node in deployed.nodes(described) if node.works and node.profile]
+    assert thresholds.hardware(profile) == (("8 × AMD Instinct MI300X OAM gfx942",), ("broadcom 400G",))
+
+
+def node(kind: str, rate: int = 0, **card: Any) -> NodeProfile:
+    """A virtual node of this model, whose data network runs at `rate` Mb/s; `card` changes its cards."""
+    profile = parse.parse(tree.record(machine.expand(model.load(kind), 1)), recordings.kinds())
+    data = {name for device, _ in data_ports(profile) for name in device.netdevs} | {n.name for n in slingshot(profile)}
+    return replace(
+        profile,
+        nics=tuple(replace(nic, **card) if data & {*nic.netdevs} else nic for nic in profile.nics),
+        netdevs=tuple(replace(n, speed=rate) if rate and n.name in data else n for n in profile.netdevs),
+        verbs=tuple(
+            replace(v, ports=tuple(replace(p, rate=rate) for p in v.ports)) if rate and data & {*v.netdevs} else v
+            for v in profile.verbs
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "card", "found"),
+    [
+        ("mi300x-thor2", 200000, {"device": "14e4:1760"}, ("broadcom 400G",)),
+        ("mi300x-thor2", 200000, {"device": "14e4:9999"}, ("broadcom 200G",)),
+        ("mi355x-pollara", 200000, {}, ("ainic 400G",)),
+        ("mi355x-pollara", 100000, {"pcie": Pcie(16.0, 16, 16.0, 16)}, ("ainic 100G",)),
+        ("mi355x-pollara", 200000, {"pcie": Pcie()}, ("ainic 200G",)),
+        ("mi250x-slingshot", 100000, {}, ("slingshot 200G",)),
+        ("mi300x-cx7", 200000, {}, ("mellanox 100G", "mellanox 200G")),
+        ("mi300x-thor2", 800000, {"device": "14e4:1760"}, ("broadcom 800G",)),
+    ],
+)
+def test_a_card_is_known_by_what_it_can_do(kind: str, rate: int, card: dict[str, Any], found: tuple[str, ...]) -> None:
+    """Not by how it came up; where its id says nothing of it, by how it did."""
+    assert thresholds.hardware(node(kind, rate, **card))[1] == found
+
+
+@pytest.mark.parametrize("kind", model.names())
+def test_the_ports_of_a_healthy_node_are_fast_enough(kind: str) -> None:
+    profile = node(kind)
+    bounds = thresholds.load()["nic-speed"]
+    nics = {nic.verbs: nic for nic in profile.nics}
+    for device, port in active(profile):
+        rate = port.rate or 0
+        bound = bounds.of((), (thresholds.card(profile, nics[device.name], rate),))
+        assert bound is None or bound.holds(rate / 1000), device.name
+
+
+def test_the_ports_of_a_card_share_its_speed() -> None:
+    profile = node("mi300x-thor2", 200000, device="14e4:1760")
+    second = [replace(nic, pci=nic.pci[:-1] + "1") for nic in profile.nics]
+    assert thresholds.hardware(replace(profile, nics=(*profile.nics, *second)))[1] == ("broadcom 200G",)
+
+
+def test_a_card_that_carries_no_data_raises_no_threshold() -> None:
+    profile = node("mi300x-cx7", 200000)
+    spare = replace(profile.nics[0], pci="0000:f8:00.0", device="14e4:1760", nic="broadcom", netdevs=(), verbs=None)
+    assert thresholds.hardware(replace(profile, nics=(*profile.nics, spare)))[1][0] == "broadcom"
+
+
+def test_a_site_says_how_fast_its_ports_are_meant_to_be(tmp_path: Path) -> None:
+    text = 'nic-speed: {unit: Gb/s, thresholds: [{least: 200, nic: "broadcom 400G", source: our switches}]}'
+    profile = node("mi300x-thor2", 200000, device="14e4:1760")
+    card = thresholds.card(profile, profile.nics[0], 200000)
+    bounds = [known["nic-speed"].of((), (card,)) for known in (thresholds.load(), site(tmp_path, text))]
+    assert [bound and bound.least for bound in bounds] == [400, 200]
+
+
+def test_recorded_nodes_are_judged_by_their_models() -> None:
+    nodes = deployed.nodes(good()["cluster"])
+    record = Recorder(nodes, nodes)
+    record.judge("n1", 310.0, "all-reduce-busbw")
+    record.judge("n1", 300.0, "all-reduce-busbw")
+    record.judge("", None, "all-reduce-busbw")
+    record.judge("n2", 7.0, "mpi-bandwidth")
+    assert [measure.state for measure in record.measures[:3]] == ["passed", "failed", "failed"]
+    assert record.measures[1].why == "300 GB/s, at least 304 GB/s wanted"
+    assert record.measures[2].why == "could not be measured"
+    assert record.measures[1].source.startswith("system acceptance")

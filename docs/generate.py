@@ -44,14 +44,20 @@ REPORT_SCHEMA = Path(__file__).with_name("report.schema.json")
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "Stack": (
         stack.Stack,
-        stack.Base,
+        stack.StackBase,
         stack.Bootstrap,
-        stack.Choice,
+        stack.ComponentChoice,
         stack.AptRepository,
-        stack.Fact,
+        stack.StackFact,
     ),
     "Component head": (component.Component, component.Packages),
-    "NIC profile head": (component.Nic, component.Way, component.Setting, component.RcclPlugin, component.Beside),
+    "NIC profile head": (
+        component.NicProfile,
+        component.Way,
+        component.NicSetting,
+        component.RcclPlugin,
+        component.CompanionArchive,
+    ),
     "Rule": (rules.Rule,),
     "Run profile": (run_line.RunProfile,),
     "Cluster": (
@@ -238,7 +244,7 @@ def models() -> str:
 
 
 def heads() -> tuple[type[BaseModel], ...]:
-    return (component.Component, component.Nic)
+    return (component.Component, component.NicProfile)
 
 
 def kinds_of_text() -> str:

@@ -83,7 +83,7 @@ def resolved(base: str, vendor: Vendor, key_sha256: str) -> resolve.Resolved:
         name="vendor", uri=vendor.address, suite="one", key=f"{vendor.address}/key.asc", key_sha256=key_sha256,
         origin="vendor",
     )  # fmt: skip
-    pmix = stack.Choice(method="source", version="1", url=f"{vendor.address}/archive.tar")
+    pmix = stack.ComponentChoice(method="source", version="1", url=f"{vendor.address}/archive.tar")
     components = {**chosen.components, "pmix": pmix}
     chosen = chosen.model_copy(update={"repositories": (repository,), "components": components})
     value = resolve.resolve(chosen, "tcp", component.library("components"), component.library("nic"), overlay.Overlay())

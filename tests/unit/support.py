@@ -42,8 +42,8 @@ class Joined:
     """A stack, a NIC profile and an overlay, resolved."""
 
     resolved: resolve.Resolved
-    components: component.Library
-    nics: component.Library
+    components: component.TemplateLibrary
+    nics: component.TemplateLibrary
     lock: Lock | None
 
     def render(self) -> Context:

@@ -53,7 +53,7 @@ def build(
     """Build, smoke-test and label the worker and control images of a stack for a NIC."""
     from rocstack.base.errors import BadInput, did_you_mean
     from rocstack.cli.build_display import display
-    from rocstack.cli.nic_choice import Decision
+    from rocstack.cli.nic_choice import NicDecision
     from rocstack.edge import engine
     from rocstack.image import base_image as bases
     from rocstack.image import render
@@ -80,7 +80,7 @@ def build(
         raise BadInput(f"no role '{role}': {hint}", code="unknown-role")
     roles = tuple(r for r in ROLES if not role or r == role)
     # All that can be refused without the engine is refused first.
-    decision = Decision(chosen, way, nic_variants, profiles, inventory)
+    decision = NicDecision(chosen, way, nic_variants, profiles, inventory)
     value, components, nics = options.resolved(chosen, gfx=gfx, methods=methods, decide=decision)
     archives = decision.plan.archives if decision.plan else {}
     locked = for_stack(value.stack, lock)

@@ -13,15 +13,15 @@ from rocstack.cli.ui import err, say, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rocstack.nic.ways import Plan
+    from rocstack.nic.ways import ProviderPlan
     from rocstack.node.profile import NodeProfile
     from rocstack.settings.settings import Settings
-    from rocstack.stack.component import Nic
+    from rocstack.stack.component import NicProfile
     from rocstack.stack.stack import Stack
 
 
 @dataclass
-class Decision:
+class NicDecision:
     """Made once, when the NIC profile and the stack are known; kept for the build and its gate."""
 
     chosen: Settings
@@ -30,9 +30,9 @@ class Decision:
     profiles: Path | None = None
     inventory: Path | None = None
     nodes: tuple[NodeProfile, ...] = ()
-    plan: Plan | None = field(default=None)
+    plan: ProviderPlan | None = field(default=None)
 
-    def __call__(self, nic: Nic, stack: Stack) -> Plan:
+    def __call__(self, nic: NicProfile, stack: Stack) -> ProviderPlan:
         """
         Raises:
             BadInput: what `rocstack.nic.ways.plan` and `rocstack.nic.plugin_source.read` refuse; wrong profiles or
@@ -46,7 +46,7 @@ class Decision:
         source = Path(self.chosen.nic_source) if self.chosen.nic_source else None
 
         @cache
-        def releases() -> tuple[vendor_release.Release, ...]:
+        def releases() -> tuple[vendor_release.VendorRelease, ...]:
             def left_out(error: RocstackError) -> None:
                 say(f"left out: {error.where or ''} {error.what}")
 
@@ -75,7 +75,7 @@ class Decision:
             self.plan = replace(self.plan, plugin=given.plugin, archives=archives)
         return self.plan
 
-    def _refuse_unfit(self, nic: Nic, plan: Plan) -> None:
+    def _refuse_unfit(self, nic: NicProfile, plan: ProviderPlan) -> None:
         """
         Raises:
             CheckFailed: what will be built can't fit a node.

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rocstack.nic.ways import Plan
+    from rocstack.nic.ways import ProviderPlan
     from rocstack.settings.settings import Settings
-    from rocstack.stack.component import Nic as NicHead
+    from rocstack.stack.component import NicProfile as NicHead
     from rocstack.stack.resolve import Resolved
     from rocstack.stack.stack import Stack as StackValue
 
-    Decide = Callable[[NicHead, StackValue], Plan]
+    Decide = Callable[[NicHead, StackValue], ProviderPlan]
 
 Stack = Annotated[str | None, typer.Option(help="Stack to use; `rocstack stacks` lists them.", show_default=False)]
 Nic = Annotated[str | None, typer.Option(help="NIC profile: tcp, mellanox, broadcom, ...", show_default=False)]
@@ -162,9 +162,9 @@ def join(
     if chosen.nic not in nics.files:
         hint = did_you_mean(chosen.nic, nics.files)
         raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
-    plan: Plan | None = None
+    plan: ProviderPlan | None = None
     if decide:
-        plan = decide(component.validate_head(nics.get(chosen.nic), component.Nic), choice)
+        plan = decide(component.validate_head(nics.get(chosen.nic), component.NicProfile), choice)
     value = resolve.resolve(
         choice,
         chosen.nic,

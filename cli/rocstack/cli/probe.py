@@ -244,7 +244,7 @@ def _fabric(node: NodeProfile, nic: str | None, overlay: Path | None) -> Fabric 
 
     library = component.library("nic", overlay)
     heads = [library.get(nic)] if nic else list(library.files.values())
-    known = [node_package.settings(component.validate_head(head, component.Nic)) for head in heads]
+    known = [node_package.settings(component.validate_head(head, component.NicProfile)) for head in heads]
     chosen = known[0] if nic else likely(node, known)
     return fabric(node, chosen) if chosen else None
 

@@ -37,7 +37,7 @@ def render(
 ) -> None:
     """Print the Dockerfile, or write its whole context; builds nothing, needs no engine."""
     from rocstack.base.errors import BadInput, Where
-    from rocstack.cli.nic_choice import Decision
+    from rocstack.cli.nic_choice import NicDecision
     from rocstack.image import context
     from rocstack.image import render as renderer
     from rocstack.stack.lock import for_stack
@@ -57,7 +57,7 @@ def render(
         from rocstack.image.build_report import last_base
 
         base = last_base(folder)
-    decision = Decision(chosen, way, nic_variants, profiles, inventory)
+    decision = NicDecision(chosen, way, nic_variants, profiles, inventory)
     value, components, nics = options.resolved(
         chosen,
         gfx=gfx,

@@ -24,7 +24,9 @@ def stacks(overlay: options.Overlay = None, json: options.Json = False) -> None:
     folder = options.settings(overlay=overlay).overlay_folder()
     overlays.load(folder)  # refuses a folder that is not there
     found = [stack.load(name, folder) for name in stack.names(folder)]
-    nics = [component.validate_head(file, component.Nic) for file in component.library("nic", folder).files.values()]
+    nics = [
+        component.validate_head(file, component.NicProfile) for file in component.library("nic", folder).files.values()
+    ]
     if json:
         print_json({"stacks": [s.model_dump() for s in found], "nics": [n.model_dump() for n in nics]})
         return

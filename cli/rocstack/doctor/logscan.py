@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rocstack.base.words import Value
 from rocstack.doctor.diagnosis import Entry, Finding, Table, few, in_order
-from rocstack.doctor.origin import Origin, origin
+from rocstack.doctor.origin import LogOrigin, origin
 
 RULES = ("tcp-fallback", "tcp-mixed", "tcp-one-node", "transport-unknown")  # found by what all lines say together
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -95,7 +95,7 @@ class _Tally:
     nodes: dict[str, None] = field(default_factory=dict)
     ranks: dict[int, None] = field(default_factory=dict)
 
-    def add(self, place: Origin, number: int, line: str, key: bytes, values: dict[str, str]) -> None:
+    def add(self, place: LogOrigin, number: int, line: str, key: bytes, values: dict[str, str]) -> None:
         self.count += 1
         if number < self.line:
             self.line, self.excerpt, self.values = number, _excerpt(line, key), values

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 
-class Origin(NamedTuple):
+class LogOrigin(NamedTuple):
     node: str | None = None
     rank: int | None = None
 
@@ -34,7 +34,7 @@ _PREFIXES = [
 _KEPT = 400  # characters that are looked at
 
 
-def origin(line: str) -> Origin:
+def origin(line: str) -> LogOrigin:
     """
     >>> origin("[1,3]<stderr>:n2:812:830 [3] NCCL INFO Using network IB")
     Origin(node='n2', rank=3)
@@ -47,4 +47,4 @@ def origin(line: str) -> Origin:
         node = groups.get("node") or node
         rank = int(groups["rank"][:9]) if groups.get("rank") else rank
         at = found.end()
-    return Origin(node, rank)
+    return LogOrigin(node, rank)

@@ -8,17 +8,17 @@ from pathlib import Path
 from rocstack import __version__, node
 from rocstack.image.context import File
 from rocstack.node.nic_settings import NicSettings
-from rocstack.stack.component import Library, Nic, validate_head
+from rocstack.stack.component import NicProfile, TemplateLibrary, validate_head
 
 FOLDER = "rootfs/worker/usr/local/lib/rocstack/python"
 MAIN = "import sys\n\nfrom rocstack.node.commands import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
-def files(nics: Library) -> dict[str, File]:
+def files(nics: TemplateLibrary) -> dict[str, File]:
     """Their part of the context."""
     package = Path(node.__file__).parent
     own = {f"{FOLDER}/rocstack/node/{path.name}": path.read_bytes() for path in sorted(package.glob("*.py"))}
-    heads = [validate_head(file, Nic) for file in nics.files.values()]
+    heads = [validate_head(file, NicProfile) for file in nics.files.values()]
     data = [settings(head).to_dict() for head in sorted(heads, key=lambda head: head.name)]
     own[f"{FOLDER}/rocstack/__init__.py"] = f'__version__ = "{__version__}"\n'.encode()
     own[f"{FOLDER}/__main__.py"] = MAIN.encode()
@@ -26,7 +26,7 @@ def files(nics: Library) -> dict[str, File]:
     return {path: File(data) for path, data in own.items()}
 
 
-def settings(nic: Nic) -> NicSettings:
+def settings(nic: NicProfile) -> NicSettings:
     """A NIC profile's head as the node package has it."""
     wanted = {"modules", "pci", "provider", "dscp", "dscp_source", "env"}
     plugin = nic.plugin and {"name": nic.plugin.archive, "when": nic.plugin.when, "without": nic.plugin.without}

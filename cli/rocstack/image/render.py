@@ -15,7 +15,7 @@ from rocstack.image import gfx_rules, node_package
 from rocstack.image.context import Context, File
 from rocstack.stack import sourcemap
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources
-from rocstack.stack.component import ROLES, Library, Role, TemplateFile
+from rocstack.stack.component import ROLES, Role, TemplateFile, TemplateLibrary
 from rocstack.stack.lock import Lock, source_sha256, unpinned
 from rocstack.stack.provider import ROOT
 from rocstack.stack.resolve import Part, Resolved
@@ -40,8 +40,8 @@ WARM = (
 def render(
     resolved: Resolved,
     lock: Lock | None,
-    components: Library,
-    nics: Library,
+    components: TemplateLibrary,
+    nics: TemplateLibrary,
     archives: Mapping[str, bytes] | None = None,
 ) -> Context:
     """The whole context. `archives` are the sources of the NIC's providers, by their path in it.
@@ -109,7 +109,9 @@ def render(
     return Context(dict(sorted(files.items())), origins, _asked(resolved, components, nics, own))
 
 
-def _asked(resolved: Resolved, components: Library, nics: Library, own: dict[str, str]) -> dict[str, str]:
+def _asked(
+    resolved: Resolved, components: TemplateLibrary, nics: TemplateLibrary, own: dict[str, str]
+) -> dict[str, str]:
     """Package -> the line of the template's head that asks for it; a stack or an overlay may ask for more."""
     lists: list[tuple[TemplateFile, tuple[str, str]]] = [
         (components.files[part.name], ("methods", part.choice.method)) for part in resolved.parts

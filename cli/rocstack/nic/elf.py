@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstack.nic.shared_library import SONAME, SharedLibrary, Unreadable
+from rocstack.nic.shared_library import SONAME, SharedLibrary, UnreadableLibrary
 
 ANY_ABI = 0x7FFFFFFF  # INT_MAX: how cxgb4, hfi1verbs, hns and ipathverbs say "no upper end"
 HIGHEST_ABI = 1000  # no kernel driver comes near; more is a misreading
@@ -71,7 +71,7 @@ def device_ops(library: SharedLibrary, address: int) -> tuple[str, int, int] | N
         if not library.is_constant(name, 1) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", library.string(name)):
             return None
         return library.string(name), *library.unpack("<II", address + 8)
-    except Unreadable:
+    except UnreadableLibrary:
         return None
 
 
@@ -79,17 +79,19 @@ def registered(library: SharedLibrary) -> tuple[str, tuple[int, int]]:
     """The name and the range of the driver that the library registers."""
     number = private_abi(library)
     if number < OLDEST_PRIVATE_ABI:
-        raise Unreadable(f"private ABI {number}: libraries have a range from {OLDEST_PRIVATE_ABI} on")
+        raise UnreadableLibrary(f"private ABI {number}: libraries have a range from {OLDEST_PRIVATE_ABI} on")
     passed = library.passed_to(f"verbs_register_driver_{number}")
     if not passed:
-        raise Unreadable(f"no constructor seen that calls verbs_register_driver_{number}")
+        raise UnreadableLibrary(f"no constructor seen that calls verbs_register_driver_{number}")
     found = {ops for address in passed if (ops := device_ops(library, address))}
     if len(found) != 1:
         several = ", ".join(f"{name} {lowest}-{highest}" for name, lowest, highest in sorted(found))
-        raise Unreadable(f"several drivers: {several}" if found else "the constructor registers no verbs_device_ops")
+        raise UnreadableLibrary(
+            f"several drivers: {several}" if found else "the constructor registers no verbs_device_ops"
+        )
     ((name, lowest, highest),) = found
     if lowest > min(highest, HIGHEST_ABI) or HIGHEST_ABI < highest != ANY_ABI:
-        raise Unreadable(f"implausible range {lowest}-{highest}")
+        raise UnreadableLibrary(f"implausible range {lowest}-{highest}")
     return name, (lowest, highest)
 
 
@@ -98,7 +100,7 @@ def private_abi(library: SharedLibrary, *, defined: bool = False) -> int:
     found = [version for version in sorted(versions) if version.startswith("IBVERBS_PRIVATE_")]
     number = re.fullmatch(r"IBVERBS_PRIVATE_([1-9][0-9]{0,3})", ",".join(found))
     if not number:
-        raise Unreadable(f"{'defines' if defined else 'needs'} {', '.join(found) or 'no IBVERBS_PRIVATE_N'}")
+        raise UnreadableLibrary(f"{'defines' if defined else 'needs'} {', '.join(found) or 'no IBVERBS_PRIVATE_N'}")
     return int(number[1])
 
 
@@ -108,7 +110,7 @@ def glibc(library: SharedLibrary) -> str:
     numbers = [re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", "2.36" if v == "ABI_DT_RELR" else v) for v in needed]
     known = [number for number in numbers if number]
     if not known or len(known) != len(needed):
-        raise Unreadable(f"no release in the versions {sorted(needed)}")
+        raise UnreadableLibrary(f"no release in the versions {sorted(needed)}")
     return max(known, key=lambda number: (int(number[1]), int(number[2]), number[3] or ""))[0]
 
 
@@ -117,7 +119,7 @@ def newest(data: bytes, family: str, *, defined: bool = False) -> str | None:
     is none, or it can't be read."""
     try:
         return _newest(SharedLibrary(data), family, defined)
-    except Unreadable:
+    except UnreadableLibrary:
         return None
 
 
@@ -129,13 +131,13 @@ def _newest(library: SharedLibrary, family: str, defined: bool) -> str | None:
 
 def build_id(library: SharedLibrary) -> str:
     if len(library.build_ids) != 1:
-        raise Unreadable(f"{len(library.build_ids)} build ids")
+        raise UnreadableLibrary(f"{len(library.build_ids)} build ids")
     return next(iter(library.build_ids))
 
 
 def soname(library: SharedLibrary) -> str:
     if SONAME not in library.dynamic:
-        raise Unreadable("the library has none")
+        raise UnreadableLibrary("the library has none")
     return library.name(library.tag(SONAME))
 
 
@@ -148,13 +150,13 @@ def _read(data: bytes, **fields: Callable[[SharedLibrary], Any]) -> LibraryAbi:
     fields.update(build_id=build_id, glibc=glibc, soname=soname)
     try:
         library = SharedLibrary(data)
-    except Unreadable as e:
+    except UnreadableLibrary as e:
         return LibraryAbi(**found, reasons=tuple(f"{field}: {e}" for field in fields))
     reasons = []
     for field, read in fields.items():
         try:
             found[field] = read(library)
-        except Unreadable as e:
+        except UnreadableLibrary as e:
             reasons.append(f"{field}: {e}")
     return LibraryAbi(**found, reasons=tuple(reasons))
 

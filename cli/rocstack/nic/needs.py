@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rocstack.node.profile import NodeProfile, Verbs
-    from rocstack.stack.component import Nic
+    from rocstack.stack.component import NicProfile
 
 VERSION = re.compile(r"[0-9][0-9A-Za-z.+~:-]{0,63}")  # of a vendor's release; the kernel's own driver has none
 
@@ -30,11 +30,11 @@ def is_worker(profile: NodeProfile, modules: Collection[str], pci: Collection[st
     return bool(profile.gpus or profile.cxi or cards or any(device.driver in modules for device in profile.verbs))
 
 
-def devices(nic: Nic, profile: NodeProfile) -> tuple[Verbs, ...]:
+def devices(nic: NicProfile, profile: NodeProfile) -> tuple[Verbs, ...]:
     return tuple(device for device in profile.verbs if device.driver in nic.modules)
 
 
-def needs(nic: Nic, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
+def needs(nic: NicProfile, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
     """By kernel ABI and release, the most nodes first. What could not be read is left to the gate."""
     found: dict[tuple[int, str | None], list[str]] = {}
     for profile in profiles:

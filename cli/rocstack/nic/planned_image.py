@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from rocstack.nic.ways import Plan
-from rocstack.node.image import Image, Provider
-from rocstack.stack.component import Nic
+from rocstack.nic.ways import ProviderPlan
+from rocstack.node.image import Image, ImageProvider
+from rocstack.stack.component import NicProfile
 from rocstack.stack.provider import ROOT
 
 
-def planned(nic: Nic, plan: Plan) -> Image:
+def planned(nic: NicProfile, plan: ProviderPlan) -> Image:
     """Without private ABIs, which are measured in the image: the gate finds it unfit or unknown, never fitting."""
     providers = tuple(
-        Provider(
+        ImageProvider(
             place=row.place,
             way=row.way,
             driver=str(nic.provider),

@@ -13,22 +13,22 @@ from rocstack.base.errors import BadInput, Where
 from rocstack.nic import vendor_archive
 from rocstack.nic.vendor_archive import MIB, Budget, shown
 from rocstack.node.nic_settings import holds
-from rocstack.stack.component import Nic, RcclPlugin
-from rocstack.stack.plugin import Plugin, Source
+from rocstack.stack.component import NicProfile, RcclPlugin
+from rocstack.stack.plugin import PluginSource, PluginSpec
 
 _HEADING = re.compile(r"^#+ v?(\d+(?:\.\d+)+)\b", re.MULTILINE | re.ASCII)
 LARGEST = 64 * MIB  # aws-ofi-nccl 1.19.0 has 1 MB, RCCL's source a few
 
 
 @dataclass(frozen=True)
-class Given:
+class PluginArchives:
     """The plugin to build, and its sources for the context."""
 
-    plugin: Plugin
+    plugin: PluginSpec
     archives: dict[str, bytes] = field(repr=False)
 
 
-def read(nic: Nic, path: Path, versions: Mapping[str, str]) -> Given:
+def read(nic: NicProfile, path: Path, versions: Mapping[str, str]) -> PluginArchives:
     """`versions` are those of the stack's components.
 
     Raises:
@@ -61,7 +61,7 @@ def read(nic: Nic, path: Path, versions: Mapping[str, str]) -> Given:
     beside = _beside(head, path, versions)
     if beside:
         archives[f"nic/plugin/{beside[0]}"] = beside[1]
-    plugin = Plugin(
+    plugin = PluginSpec(
         name=head.archive,
         version=version,
         library=head.library,
@@ -69,11 +69,11 @@ def read(nic: Nic, path: Path, versions: Mapping[str, str]) -> Given:
         beside=_source(*beside) if beside else None,
         packages=head.packages,
     )
-    return Given(plugin, archives)
+    return PluginArchives(plugin, archives)
 
 
-def _source(name: str, data: bytes) -> Source:
-    return Source(archive=name, sha256=hashlib.sha256(data).hexdigest())
+def _source(name: str, data: bytes) -> PluginSource:
+    return PluginSource(archive=name, sha256=hashlib.sha256(data).hexdigest())
 
 
 def _beside(head: RcclPlugin, path: Path, versions: Mapping[str, str]) -> tuple[str, bytes] | None:

@@ -31,7 +31,7 @@ RELATIVE = {"EM_X86_64": 8, "EM_AARCH64": 1027}
 BY_SYMBOL = {"EM_X86_64": {1, 6, 7}, "EM_AARCH64": {257, 1025, 1026}}  # plain address, GLOB_DAT, JUMP_SLOT
 
 
-class Unreadable(Exception):
+class UnreadableLibrary(Exception):
     """Why a value cannot be read."""
 
 
@@ -57,10 +57,10 @@ class SharedLibrary:
         self.imports: dict[int, str] = {}  # slot -> the name of another library's symbol
         try:
             self._map(ELFFile(BytesIO(data)))
-        except Unreadable:
+        except UnreadableLibrary:
             raise
         except Exception as e:  # whatever the parser trips over in a damaged file
-            raise Unreadable(f"damaged ELF file ({type(e).__name__}: {e})") from e
+            raise UnreadableLibrary(f"damaged ELF file ({type(e).__name__}: {e})") from e
         self._relocate()
 
     def _map(self, elf: Any) -> None:
@@ -68,19 +68,21 @@ class SharedLibrary:
         self.machine: str = header["e_machine"]
         if elf.elfclass != 64 or not elf.little_endian or self.machine not in RELATIVE:
             order = "little" if elf.little_endian else "big"
-            raise Unreadable(f"{elf.elfclass}-bit {order}-endian {self.machine}: only x86_64 and aarch64 are read")
+            raise UnreadableLibrary(
+                f"{elf.elfclass}-bit {order}-endian {self.machine}: only x86_64 and aarch64 are read"
+            )
         if header["e_type"] != "ET_DYN":
-            raise Unreadable(f"{header['e_type']}: not a shared library")
+            raise UnreadableLibrary(f"{header['e_type']}: not a shared library")
         sections = not header["e_shoff"] or (header["e_shentsize"] == 64 and 0 < header["e_shnum"] <= 1000)
         if header["e_phentsize"] != 56 or header["e_phnum"] > 32 or not sections:
-            raise Unreadable("implausible headers")  # before anything walks them: a forged count costs minutes
+            raise UnreadableLibrary("implausible headers")  # before anything walks them: a forged count costs minutes
         for segment in elf.iter_segments():
             kind, start, size, offset = (segment[key] for key in ("p_type", "p_vaddr", "p_filesz", "p_offset"))
             if kind in ("PT_LOAD", "PT_DYNAMIC", "PT_NOTE") and offset + size > len(self.data):
-                raise Unreadable("truncated: a segment ends behind the end of the file")
+                raise UnreadableLibrary("truncated: a segment ends behind the end of the file")
             if kind == "PT_LOAD":
                 if (start - offset) % 4096 or (self.loads and start < self.loads[-1].end):
-                    raise Unreadable("segments that no loader maps")
+                    raise UnreadableLibrary("segments that no loader maps")
                 executable, limit = bool(segment["p_flags"] & 1), start + segment["p_memsz"]
                 self.loads.append(Segment(start, start + size, limit, offset, executable))
                 if not segment["p_flags"] & 2:
@@ -117,11 +119,11 @@ class SharedLibrary:
             following = following + 63 * 8 if word & 1 else word + 8
             slots += here
             if len(slots) > len(self.data):
-                raise Unreadable("more relocations than places")
+                raise UnreadableLibrary("more relocations than places")
             self.pointers.update((slot, *self.unpack("<Q", slot)) for slot in here)
         self.slots = sorted(slots)
         if len(set(slots)) != len(slots):
-            raise Unreadable("two relocations of one place")
+            raise UnreadableLibrary("two relocations of one place")
 
     def tag(self, tag: int) -> int:
         return self.dynamic.get(tag, 0)
@@ -132,19 +134,19 @@ class SharedLibrary:
 
     def plausible(self, number: int) -> int:
         if number > 100:
-            raise Unreadable(f"a table with an implausible number of {number} entries")
+            raise UnreadableLibrary(f"a table with an implausible number of {number} entries")
         return number
 
     def segment(self, address: int) -> Segment:
         for load in self.loads:
             if load.start <= address < load.end:
                 return load
-        raise Unreadable(f"nothing in the file for address {address:#x}")
+        raise UnreadableLibrary(f"nothing in the file for address {address:#x}")
 
     def read(self, address: int, size: int) -> bytes:
         load = self.segment(address)
         if address + size > load.end:
-            raise Unreadable(f"nothing in the file for address {load.end:#x}")
+            raise UnreadableLibrary(f"nothing in the file for address {load.end:#x}")
         at = load.offset + address - load.start
         return self.data[at : at + size]
 
@@ -170,12 +172,12 @@ class SharedLibrary:
     def string(self, address: int) -> str:
         text, end, _ = self.read(address, min(256, self.segment(address).end - address)).partition(b"\0")
         if not end or not text.isascii() or not text.decode().isprintable():
-            raise Unreadable(f"no text at address {address:#x}")
+            raise UnreadableLibrary(f"no text at address {address:#x}")
         return text.decode()
 
     def name(self, offset: int) -> str:
         if offset >= self.tag(STRSZ):
-            raise Unreadable("a name outside the string table")
+            raise UnreadableLibrary("a name outside the string table")
         return self.string(self.tag(STRTAB) + offset)
 
     def versions(self, *, defined: bool) -> Iterator[tuple[str, str]]:
@@ -183,7 +185,7 @@ class SharedLibrary:
 
         def version(offset: int, digest: int) -> str:
             if ELFHashTable.elf_hash(self.name(offset)) != digest:  # the loader compares both
-                raise Unreadable(f"symbol version {self.name(offset)!r} with the hash of another")
+                raise UnreadableLibrary(f"symbol version {self.name(offset)!r} with the hash of another")
             return self.name(offset)
 
         at, number = (self.tag(tag) for tag in ((VERDEF, VERDEFNUM) if defined else (VERNEED, VERNEEDNUM)))
@@ -245,12 +247,12 @@ class SharedLibrary:
         own start files are."""
         *kinds, _, count = self.unpack("<BBBBiI", self.frames)
         if kinds != [1, 0x1B, 0x03, 0x3B]:  # version; relative, unsigned, relative to the table: what linkers write
-            raise Unreadable("no table of functions")
+            raise UnreadableLibrary("no table of functions")
         for start, frame in struct.iter_unpack("<ii", self.read(self.frames + 12, count * 8)):
             if self.frames + start == entry:
                 (size,) = self.unpack("<12xI", self.frames + frame)
                 if size > LONGEST_CONSTRUCTOR:
-                    raise Unreadable(f"a constructor of {size} bytes")
+                    raise UnreadableLibrary(f"a constructor of {size} bytes")
                 return self.read(entry, size)
         return b""
 
@@ -274,6 +276,6 @@ class SharedLibrary:
             # Any other data it has at hand might come to the call by a branch, or be what the argument is a copy of.
             others = {target for target in data - passed if self.pointers.get(target) not in passed}
             if others or any(argument is None for _, argument in calls):
-                raise Unreadable(f"a constructor that may call {symbol} with something else")
+                raise UnreadableLibrary(f"a constructor that may call {symbol} with something else")
             found |= passed
         return found

@@ -28,7 +28,7 @@ _DEFINE = r"^[ \t]*#[ \t]*define[ \t]+{}[ \t]+\"?([\w.]+)\"?[ \t]*$"
 
 
 @dataclass(frozen=True)
-class Release:
+class VendorRelease:
     """One release: its source, or (`deb`) the vendor's package, which is only reported.
 
     `kernel_abi` is BNXT_RE_ABI_VERSION of src/abi.h; None where that isn't one plain number.
@@ -48,7 +48,7 @@ class Release:
         return f"{self.version}{abi}: {self.where}"
 
 
-def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None) -> tuple[Release, ...]:
+def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None) -> tuple[VendorRelease, ...]:
     """Every release in `source`: the library's tarball itself, a bundle, or a folder of them. In a folder, what can't
     be read and isn't called as Broadcom calls it is left out; `skipped` is told.
 
@@ -71,10 +71,10 @@ def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None
 
 def find_usual(
     folders: Iterable[str] = USUAL_FOLDERS, skipped: Callable[[RocstackError], None] = lambda _: None
-) -> tuple[Release, ...]:
+) -> tuple[VendorRelease, ...]:
     """Releases in what is called as Broadcom calls it, directly in one of `folders`; `skipped` is told what can't be
     read there."""
-    found: list[Release] = []
+    found: list[VendorRelease] = []
     for folder in folders:
         for path in _children(Path(folder).expanduser(), strict=False):
             if VENDOR.match(path.name):
@@ -85,7 +85,7 @@ def find_usual(
     return tuple(found)
 
 
-def pick(releases: Iterable[Release], wanted: str | None, accept: str | None = None) -> Release:
+def pick(releases: Iterable[VendorRelease], wanted: str | None, accept: str | None = None) -> VendorRelease:
     """The release that is the host driver's own, or that a person accepts by its version. Where neither is known: the
     only one.
 
@@ -125,7 +125,7 @@ def pick(releases: Iterable[Release], wanted: str | None, accept: str | None = N
     )
 
 
-def inspect(name: str, data: bytes, where: str) -> Release:
+def inspect(name: str, data: bytes, where: str) -> VendorRelease:
     """A release from its tarball's name and bytes. Pure.
 
     Raises:
@@ -150,7 +150,7 @@ def inspect(name: str, data: bytes, where: str) -> Release:
         raise _other(f"its src/version.h says {', '.join(sorted(said))}", where)
     abis = _defined(texts["src/abi.h"], "BNXT_RE_ABI_VERSION")
     abi = int(abis.pop()) if len(abis) == 1 and re.fullmatch(r"\d{1,4}", min(abis), re.ASCII) else None
-    return Release(name, version, abi, hashlib.sha256(data).hexdigest(), len(data), where, data=data)
+    return VendorRelease(name, version, abi, hashlib.sha256(data).hexdigest(), len(data), where, data=data)
 
 
 def _defined(header: str, name: str) -> set[str]:
@@ -171,7 +171,7 @@ def _other(what: str, where: str) -> BadInput:
 
 def _on_disk(
     path: Path, budget: Budget, depth: int = 0, skipped: Callable[[RocstackError], None] | None = None
-) -> Iterator[Release]:
+) -> Iterator[VendorRelease]:
     """Releases in a file or folder; links to folders are not followed."""
     where = shown(str(path))
     if path.is_dir():
@@ -205,7 +205,7 @@ def _wanted(name: str) -> bool:
     return bool(vendor_archive.ending(name) or PACKAGE.fullmatch(name))
 
 
-def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int = 0) -> Iterator[Release]:
+def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int = 0) -> Iterator[VendorRelease]:
     """Releases in one file: it may be one itself, or an archive that holds some.
 
     Raises:
@@ -217,7 +217,7 @@ def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int =
         if len(data) > MAX_RELEASE:
             raise vendor_archive.bad(f"larger than {MAX_RELEASE // MIB} MB", where, "a release has about one")
         if package:
-            yield Release(name, package[1], None, hashlib.sha256(data).hexdigest(), len(data), where, "deb")
+            yield VendorRelease(name, package[1], None, hashlib.sha256(data).hexdigest(), len(data), where, "deb")
         else:
             yield inspect(name, data, where)
         return

@@ -11,14 +11,14 @@ from packaging.version import InvalidVersion
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.nic.needs import VERSION, Need
 from rocstack.nic.rdma_core import RdmaCore
-from rocstack.nic.vendor_release import Release, pick
-from rocstack.stack.component import Nic, Way
-from rocstack.stack.plugin import Plugin
-from rocstack.stack.provider import Provider
+from rocstack.nic.vendor_release import VendorRelease, pick
+from rocstack.stack.component import NicProfile, Way
+from rocstack.stack.plugin import PluginSpec
+from rocstack.stack.provider import ProviderSpec
 
 
 @dataclass(frozen=True)
-class Row:
+class ProviderRow:
     """One line of what is shown before building. `supports` is the kernel-ABI range, where it is known by then."""
 
     place: str
@@ -31,26 +31,28 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
-    providers: tuple[Provider, ...]
-    rows: tuple[Row, ...]
+class ProviderPlan:
+    providers: tuple[ProviderSpec, ...]
+    rows: tuple[ProviderRow, ...]
     archives: dict[str, bytes] = field(default_factory=dict, repr=False)  # path in the context -> bytes
     notes: tuple[str, ...] = ()
-    plugin: Plugin | None = None  # of RCCL
+    plugin: PluginSpec | None = None  # of RCCL
 
 
 @dataclass(frozen=True)
 class Offer:
     """What there is to choose from; sources are looked for when they are asked for."""
 
-    releases: Callable[[], Sequence[Release]]
+    releases: Callable[[], Sequence[VendorRelease]]
     rdma_core: Callable[[], RdmaCore]
     accept: str | None = None  # a release by name, whatever the driver's version
     repository: bool = False  # does a setting name the vendor's apt repository?
     versions: Mapping[str, str] = field(default_factory=dict)  # component -> version in this stack
 
 
-def plan(nic: Nic, needs: Sequence[Need], offer: Offer, *, way: str | None = None, variants: bool = False) -> Plan:
+def plan(
+    nic: NicProfile, needs: Sequence[Need], offer: Offer, *, way: str | None = None, variants: bool = False
+) -> ProviderPlan:
     """One provider for each kernel ABI that the nodes speak.
 
     Raises:
@@ -75,7 +77,7 @@ def plan(nic: Nic, needs: Sequence[Need], offer: Offer, *, way: str | None = Non
         return _for_nobody(nic, offer, way)
     made = [_provider(nic, abi, rows, offer, way, several=len(groups) > 1) for abi, rows in groups.items()]
     ignored = [f"--way {way} is for one kernel ABI; here each has its own"] if way and len(groups) > 1 else []
-    return Plan(
+    return ProviderPlan(
         tuple(provider for provider, _, _ in made),
         tuple(row for _, row, _ in made),
         {path: data for _, _, archive in made for path, data in archive.items()},
@@ -100,7 +102,7 @@ def _strays(groups: Mapping[int, Sequence[Need]]) -> list[str]:
     ]
 
 
-def _for_nobody(nic: Nic, offer: Offer, way: str | None) -> Plan:
+def _for_nobody(nic: NicProfile, offer: Offer, way: str | None) -> ProviderPlan:
     """No node is known: the way that was asked for, that of a release which was named, or the first that works."""
     why = "asked for" if way else "no node is known; a release was named" if offer.accept else "no node is known"
     if not way and not offer.accept:
@@ -109,17 +111,19 @@ def _for_nobody(nic: Nic, offer: Offer, way: str | None) -> Plan:
         way = next((n for n, w in nic.ways.items() if w.release), None)
     name = way or next(iter(nic.ways))
     made = _made(nic, name, name, None, None, offer)
-    return Plan((made.provider,), (Row(name, name, made.provider.version, None, (), why, made.supports),), made.files)
+    return ProviderPlan(
+        (made.provider,), (ProviderRow(name, name, made.provider.version, None, (), why, made.supports),), made.files
+    )
 
 
 def _provider(
-    nic: Nic, abi: int, rows: Sequence[Need], offer: Offer, way: str | None, *, several: bool
-) -> tuple[Provider, Row, dict[str, bytes]]:
+    nic: NicProfile, abi: int, rows: Sequence[Need], offer: Offer, way: str | None, *, several: bool
+) -> tuple[ProviderSpec, ProviderRow, dict[str, bytes]]:
     release = rows[0].release
     name, why = (way, "asked for") if way and not several else _choose(nic, abi, release, offer)
     place = f"abi-{abi}" if several else name
     made = _made(nic, place, name, abi, release, offer)
-    row = Row(place, name, made.provider.version, abi, _nodes(rows), why, made.supports)
+    row = ProviderRow(place, name, made.provider.version, abi, _nodes(rows), why, made.supports)
     return made.provider, row, made.files
 
 
@@ -127,12 +131,12 @@ def _provider(
 class _Made:
     """A provider, its source for the context, and the range it is known to support."""
 
-    provider: Provider
+    provider: ProviderSpec
     files: dict[str, bytes]
     supports: tuple[int, int] | None
 
 
-def _made(nic: Nic, place: str, name: str, abi: int | None, release: str | None, offer: Offer) -> _Made:
+def _made(nic: NicProfile, place: str, name: str, abi: int | None, release: str | None, offer: Offer) -> _Made:
     way = nic.ways[name]
     if not _met(way, offer.versions):
         needs = ", ".join(f"{component} {versions}" for component, versions in way.needs.items())
@@ -143,7 +147,7 @@ def _made(nic: Nic, place: str, name: str, abi: int | None, release: str | None,
             code="no-provider",
             next_step=f"another way: --way {' or --way '.join(others)}; or a stack that has it",
         )
-    source: Release | RdmaCore | None = None
+    source: VendorRelease | RdmaCore | None = None
     if way.archive == "release":
         source = pick(offer.releases(), release, offer.accept)
     elif way.archive == "rdma-core":
@@ -159,7 +163,7 @@ def _made(nic: Nic, place: str, name: str, abi: int | None, release: str | None,
         )
     if version is not None and not VERSION.fullmatch(version):
         raise BadInput(f"'{version}' is not a version", code="no-release", next_step="--nic-accept VERSION")
-    provider = Provider(
+    provider = ProviderSpec(
         place=place,
         way=name,
         version=version,
@@ -168,12 +172,12 @@ def _made(nic: Nic, place: str, name: str, abi: int | None, release: str | None,
         kernel_abi=abi,
         packages=way.packages,
     )
-    told = source.kernel_abi if isinstance(source, Release) else None
+    told = source.kernel_abi if isinstance(source, VendorRelease) else None
     supports = (told, told) if told is not None else bounds(way.kernel_abi) if way.kernel_abi else None
     return _Made(provider, {f"nic/{place}/{source.name}": source.data} if source else {}, supports)
 
 
-def _choose(nic: Nic, abi: int, release: str | None, offer: Offer) -> tuple[str, str]:
+def _choose(nic: NicProfile, abi: int, release: str | None, offer: Offer) -> tuple[str, str]:
     """The first way that is known to speak this ABI, else the one that follows the driver's release."""
     for name, way in nic.ways.items():
         if not way.asked and way.kernel_abi and holds(way.kernel_abi, abi) and _met(way, offer.versions):
@@ -189,7 +193,7 @@ def _choose(nic: Nic, abi: int, release: str | None, offer: Offer) -> tuple[str,
     raise _none(nic, abi, offer, packaged)
 
 
-def _none(nic: Nic, abi: int, offer: Offer, packaged: Sequence[str]) -> BadInput:
+def _none(nic: NicProfile, abi: int, offer: Offer, packaged: Sequence[str]) -> BadInput:
     known = ", ".join(f"{name} {way.kernel_abi}" for name, way in nic.ways.items() if way.kernel_abi)
     speaking = {name: way for name, way in nic.ways.items() if way.kernel_abi and holds(way.kernel_abi, abi)}
     unmet = [
@@ -209,7 +213,7 @@ def _none(nic: Nic, abi: int, offer: Offer, packaged: Sequence[str]) -> BadInput
     )
 
 
-def _has(nic: Nic, name: str, release: str | None, offer: Offer) -> bool:
+def _has(nic: NicProfile, name: str, release: str | None, offer: Offer) -> bool:
     return any(found.kind == "source" and found.version == release for found in offer.releases())
 
 

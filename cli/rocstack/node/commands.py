@@ -18,13 +18,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from rocstack.node.gate import GateFinding, GateVerdict
+from rocstack.node.image import ImageProvider
+
 from . import controller_address, gate_decision, provider_link
 from .collect import collect
 from .envfile import PATH, parse_env, render_env
 from .fabric import Fabric, fabric
-from .gate import FITS, LIBRARIES, SLINGSHOT, UNFIT, UNKNOWN, Finding, Verdict, judge
+from .gate import FITS, LIBRARIES, SLINGSHOT, UNFIT, UNKNOWN, judge
 from .gate_decision import OFF, PROVED
-from .image import MANIFEST, Image, Provider, from_manifest
+from .image import MANIFEST, Image, from_manifest
 from .nic_settings import NicSettings
 from .nics import NicKind
 from .parse import parse
@@ -85,16 +88,18 @@ def read_node() -> NodeProfile:
     return replace(node, unread=(*node.unread, Unread(LIBRARIES, "the image has its own")))
 
 
-def judged(image: Image, node: NodeProfile) -> Verdict:
+def judged(image: Image, node: NodeProfile) -> GateVerdict:
     """The gate's word. It can't read Slingshot's libraries here, but they can be loaded: those that were mounted."""
     verdict = judge(image, node)
     if image.nic != SLINGSHOT or not node.cxi or verdict.result != UNKNOWN:
         return verdict
     plugins = [str(path) for path in sorted(PLUGIN_FOLDER.glob("*.so"))]
     wrong = unloadable([NAMES["cxi"], NAMES["libfabric"], *plugins])
-    finding = Finding(FITS, f"{verdict.findings[0].says}, and the host's libfabric loads")
+    finding = GateFinding(FITS, f"{verdict.findings[0].says}, and the host's libfabric loads")
     if wrong:
-        finding = Finding(UNFIT, "; ".join(wrong), "start it with `rocstack run`, which mounts the host's libfabric")
+        finding = GateFinding(
+            UNFIT, "; ".join(wrong), "start it with `rocstack run`, which mounts the host's libfabric"
+        )
     return replace(verdict, result=finding.result, findings=(finding,))
 
 
@@ -158,10 +163,10 @@ def start(*, daemons: bool) -> int:
     return decided(asked.gate, image, node, verdict)
 
 
-def decided(gate: str, image: Image, node: NodeProfile, verdict: Verdict) -> int:
+def decided(gate: str, image: Image, node: NodeProfile, verdict: GateVerdict) -> int:
     """For the daemons: 0 start, 1 don't."""
     if gate == OFF:
-        made = gate_decision.Decision(OFF, verdict.says)
+        made = gate_decision.GateDecision(OFF, verdict.says)
     else:
         tried = trial(image, node) if verdict.result != UNFIT else Trial(None)
         for line in tried.says if image.providers else ():
@@ -184,7 +189,7 @@ def link(image: Image, place: str) -> str:
     return by_name
 
 
-def _named(provider: Provider) -> str:
+def _named(provider: ImageProvider) -> str:
     bounds = provider.kernel_abi or ("?", "?")
     return f"{provider.driver} {provider.version or provider.way} (kernel ABI {bounds[0]}-{bounds[1]})"
 

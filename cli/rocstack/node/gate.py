@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rocstack.node.image import ImageProvider
+
 from . import slingshot
-from .image import Image, Provider
+from .image import Image
 from .profile import Library, NodeProfile, Verbs
 
 FITS, UNFIT, UNKNOWN = "fits", "doesn't fit", "unknown"
@@ -25,7 +27,7 @@ _HIDES = re.compile(r"/sys/(.*/)?infiniband(_verbs)?(/[^/]+(/(node_type|ibdev))?
 
 
 @dataclass(frozen=True)
-class Finding:
+class GateFinding:
     """One reason. `says` is a sentence without the node's name, `then` the next step, `place` the provider meant."""
 
     result: str
@@ -35,13 +37,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """`place` is the provider that the node needs, where the image holds several."""
 
     node: str
     image: str
     result: str
-    findings: tuple[Finding, ...]
+    findings: tuple[GateFinding, ...]
     place: str | None
     virtual: str | None
 
@@ -53,33 +55,35 @@ class Verdict:
         return f"{self.node}{f' (virtual {self.virtual})' if self.virtual else ''}: {text}"
 
 
-def judge(image: Image, node: NodeProfile) -> Verdict:
+def judge(image: Image, node: NodeProfile) -> GateVerdict:
     """Whether `image` fits `node`."""
     findings = _findings(image, node)
     results = {finding.result for finding in findings}
     result = UNFIT if UNFIT in results else FITS if results == {FITS} else UNKNOWN
     place = next((finding.place for finding in findings if result == FITS), None)
-    return Verdict(node.name, image.name, result, tuple(findings), place, node.virtual)
+    return GateVerdict(node.name, image.name, result, tuple(findings), place, node.virtual)
 
 
-def _findings(image: Image, node: NodeProfile) -> list[Finding]:
+def _findings(image: Image, node: NodeProfile) -> list[GateFinding]:
     if not image.nic:
-        return [Finding(UNKNOWN, "the image has no rocstack labels", "build it with `rocstack build`")]
+        return [GateFinding(UNKNOWN, "the image has no rocstack labels", "build it with `rocstack build`")]
     if image.nic == TCP:
         count = len(node.verbs)
         unused = f"{count} RDMA device{'s stay' if count > 1 else ' stays'} unused: the image is built for TCP"
-        return [Finding(FITS, unused if count else "no RDMA is used")]
+        return [GateFinding(FITS, unused if count else "no RDMA is used")]
     if image.nic == SLINGSHOT:
         return _cxi(image, node)
     if not image.modules:
-        return [Finding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", AGAIN)]
+        return [GateFinding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", AGAIN)]
     unseen = hidden(node)
     if unseen:
-        return [Finding(UNKNOWN, f"there may be RDMA devices that could not be read: {unseen}", "probe again as root")]
+        return [
+            GateFinding(UNKNOWN, f"there may be RDMA devices that could not be read: {unseen}", "probe again as root")
+        ]
     devices, unsure = candidates(image, node)
     strangers = [device.name for device in unsure]
     if strangers:
-        unread = [Finding(UNKNOWN, f"the driver of {', '.join(strangers)} could not be read")]
+        unread = [GateFinding(UNKNOWN, f"the driver of {', '.join(strangers)} could not be read")]
     else:
         unread = [] if devices else [_absent(image, node)]
     return [*unread, *_nodes_missing(devices), *_spoken(image, node, devices)]
@@ -102,11 +106,11 @@ def _is_of(device: Verbs, image: Image, node: NodeProfile) -> bool:
     return any(nic.verbs == device.name and nic.device in image.pci for nic in node.nics)
 
 
-def _absent(image: Image, node: NodeProfile) -> Finding:
+def _absent(image: Image, node: NodeProfile) -> GateFinding:
     """Why there is no device for the image to use."""
     cards = _cards(image, node)
     if cards:
-        return Finding(
+        return GateFinding(
             UNFIT,
             f"{cards} {image.nic} NIC{'s' if cards > 1 else ''} without an RDMA device",
             f"`modprobe {image.modules[-1]}` on the host, then look at `dmesg`",
@@ -114,76 +118,78 @@ def _absent(image: Image, node: NodeProfile) -> Finding:
     others = sorted({nic.nic for nic in node.nics if nic.nic})
     if others or node.verbs:
         has = others or sorted({str(device.driver) for device in node.verbs})
-        return Finding(
+        return GateFinding(
             UNFIT,
             f"the NICs are {', '.join(has)}, the image is built for {image.nic}",
             f"`rocstack build --nic {others[0]}`" if others else "",
         )
-    return Finding(UNFIT, f"no {image.nic} NIC", "`rocstack build --nic tcp` makes an image that needs none")
+    return GateFinding(UNFIT, f"no {image.nic} NIC", "`rocstack build --nic tcp` makes an image that needs none")
 
 
 def _cards(image: Image, node: NodeProfile) -> int:
     return sum(nic.device in image.pci or nic.nic == image.nic for nic in node.nics)
 
 
-def _cxi(image: Image, node: NodeProfile) -> list[Finding]:
+def _cxi(image: Image, node: NodeProfile) -> list[GateFinding]:
     if not node.cxi:
         return [_no_cxi(image, node)]
-    found = [Finding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")]
+    found = [GateFinding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")]
     if any(item.what == LIBRARIES for item in node.unread):
-        return [*found, Finding(UNKNOWN, "whether the host's libfabric fits can't be read here")]
+        return [*found, GateFinding(UNKNOWN, "whether the host's libfabric fits can't be read here")]
     for certain, says, then in slingshot.against(image, node.libraries):
-        found.append(Finding(UNFIT if certain else UNKNOWN, says, then))
+        found.append(GateFinding(UNFIT if certain else UNKNOWN, says, then))
     return found
 
 
-def _no_cxi(image: Image, node: NodeProfile) -> Finding:
+def _no_cxi(image: Image, node: NodeProfile) -> GateFinding:
     if any(item.what == "/dev" or item.what.startswith("/dev/cxi") for item in node.unread):
-        return Finding(UNKNOWN, "/dev could not be read")
+        return GateFinding(UNKNOWN, "/dev could not be read")
     if _cards(image, node):
-        return Finding(UNFIT, "no /dev/cxi*", "load the Slingshot driver (cxi_ss1) on the host")
+        return GateFinding(UNFIT, "no /dev/cxi*", "load the Slingshot driver (cxi_ss1) on the host")
     return _absent(image, node)
 
 
-def _nodes_missing(devices: Sequence[Verbs]) -> list[Finding]:
+def _nodes_missing(devices: Sequence[Verbs]) -> list[GateFinding]:
     """libibverbs drops a device without its device node silently."""
     findings = []
     lacking = [device for device in devices if not device.uverbs or device.device_node is False]
     if lacking:
         names = ", ".join(device.uverbs or device.name for device in lacking)
-        findings.append(Finding(UNFIT, f"no /dev/infiniband node for {names}", "`modprobe ib_uverbs` on the host"))
+        findings.append(GateFinding(UNFIT, f"no /dev/infiniband node for {names}", "`modprobe ib_uverbs` on the host"))
     unseen = [device.name for device in devices if device.device_node is None]
     if unseen:
-        findings.append(Finding(UNKNOWN, f"whether {', '.join(unseen)} can be opened could not be read"))
+        findings.append(GateFinding(UNKNOWN, f"whether {', '.join(unseen)} can be opened could not be read"))
     return findings
 
 
-def _spoken(image: Image, node: NodeProfile, devices: Sequence[Verbs]) -> list[Finding]:
+def _spoken(image: Image, node: NodeProfile, devices: Sequence[Verbs]) -> list[GateFinding]:
     """The kernel ABI of the node's devices: one, since one driver makes them."""
     findings = []
     unread = [device.name for device in devices if device.kernel_abi is None]
     if unread:
-        findings.append(Finding(UNKNOWN, f"the kernel ABI of {', '.join(unread)} could not be read"))
+        findings.append(GateFinding(UNKNOWN, f"the kernel ABI of {', '.join(unread)} could not be read"))
     abis = sorted({device.kernel_abi for device in devices if device.kernel_abi is not None})
     if len(abis) > 1:
         which = ", ".join(map(str, abis))
-        findings.append(Finding(UNFIT, f"its devices speak several kernel ABIs ({which})", "one driver for all cards"))
+        findings.append(
+            GateFinding(UNFIT, f"its devices speak several kernel ABIs ({which})", "one driver for all cards")
+        )
         return findings
     return [*findings, *(finding for abi in abis for finding in _library(image, node, abi))]
 
 
-def _library(image: Image, node: NodeProfile, abi: int) -> list[Finding]:
+def _library(image: Image, node: NodeProfile, abi: int) -> list[GateFinding]:
     """Of the providers as they are in a container on that node."""
     drivers = {provider.driver for provider in image.providers}
     if len(drivers) != 1 or "" in drivers:
-        return [Finding(UNKNOWN, "the image does not say which provider it holds", AGAIN)]
-    findings: list[Finding] = []
+        return [GateFinding(UNKNOWN, "the image does not say which provider it holds", AGAIN)]
+    findings: list[GateFinding] = []
     there = [_from_host(provider, image, node, findings) for provider in image.providers]
     known = [provider for provider in there if provider is not None]
     return [*findings, _choose(image, known, abi)] if known else findings
 
 
-def _choose(image: Image, providers: Sequence[Provider], abi: int) -> Finding:
+def _choose(image: Image, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
     """The provider whose range holds the node's ABI, if it is the one that libibverbs loads then."""
     holding = [(p, span) for p in providers for span in [p.kernel_abi] if span and span[0] <= abi <= span[1]]
     if not holding:
@@ -192,54 +198,58 @@ def _choose(image: Image, providers: Sequence[Provider], abi: int) -> Finding:
     chosen, (low, high) = min(holding, key=lambda item: item[0].place != f"abi-{abi}")
     same = [p for p in image.providers if p.place == chosen.place or p.path == chosen.path]
     if len(image.providers) > 1 and (len(same) > 1 or not chosen.place or not chosen.path):
-        return Finding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not told", AGAIN)
+        return GateFinding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not told", AGAIN)
     if image.private_abi is None or chosen.private_abi is None:
-        return Finding(UNKNOWN, f"the private ABI of {_whose(chosen)} or of the image's libibverbs could not be read")
+        return GateFinding(
+            UNKNOWN, f"the private ABI of {_whose(chosen)} or of the image's libibverbs could not be read"
+        )
     if image.private_abi != chosen.private_abi:
         says = f"{_whose(chosen)} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
-        return Finding(UNFIT, says, f"`rocstack build --nic {image.nic}` puts one that fits into the image")
+        return GateFinding(UNFIT, says, f"`rocstack build --nic {image.nic}` puts one that fits into the image")
     wanted = f"lib{chosen.driver}-rdmav{image.private_abi}.so"
     name = (chosen.path or wanted).rpartition("/")[2]
     if name != wanted:
-        return Finding(UNFIT, f"libibverbs loads {wanted}, the image has {name}", AGAIN)
+        return GateFinding(UNFIT, f"libibverbs loads {wanted}, the image has {name}", AGAIN)
     version = f" {chosen.version}" if chosen.version else ""
-    return Finding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {low}-{high}", place=chosen.place)
+    return GateFinding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {low}-{high}", place=chosen.place)
 
 
-def _outside(image: Image, providers: Sequence[Provider], abi: int) -> Finding:
+def _outside(image: Image, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
     ranges = sorted({p.kernel_abi for p in providers if p.kernel_abi})
     if not all(p.kernel_abi for p in providers):
-        return Finding(UNKNOWN, f"kernel ABI {abi}; the range of {_whose(providers[0])} could not be read")
+        return GateFinding(UNKNOWN, f"kernel ABI {abi}; the range of {_whose(providers[0])} could not be read")
     says = f"kernel ABI {abi}, {_whose(providers[0])} supports {', '.join(f'{low}-{high}' for low, high in ranges)}"
     if providers[0].way == HOST:
-        return Finding(UNFIT, says, "install the library of the driver's own release there")
+        return GateFinding(UNFIT, says, "install the library of the driver's own release there")
     inbox = any(low <= 1 <= high for low, high in ranges)
     load = "the kernel's own driver (ABI 1)" if inbox else "the driver it is for"
-    return Finding(UNFIT, says, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or load {load}")
+    return GateFinding(UNFIT, says, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or load {load}")
 
 
-def _whose(provider: Provider) -> str:
+def _whose(provider: ImageProvider) -> str:
     return f"{'the host' if provider.way == HOST else 'the image'}'s {provider.driver}"
 
 
-def _from_host(provider: Provider, image: Image, node: NodeProfile, findings: list[Finding]) -> Provider | None:
+def _from_host(
+    provider: ImageProvider, image: Image, node: NodeProfile, findings: list[GateFinding]
+) -> ImageProvider | None:
     """For way `host` the library is the node's own: it must fit the image's libibverbs and libc."""
     if provider.way != HOST:
         return provider
     library = mountable(node.libraries, provider.driver)
     if library is None:
         if any(item.what == LIBRARIES for item in node.unread):
-            findings.append(Finding(UNKNOWN, f"whether the host's {provider.driver} fits can't be read here"))
+            findings.append(GateFinding(UNKNOWN, f"whether the host's {provider.driver} fits can't be read here"))
             return None
         says = f"no {provider.driver} library on the host to mount"
-        findings.append(Finding(UNFIT, says, "install the vendor's library there, or build without `--way host`"))
+        findings.append(GateFinding(UNFIT, says, "install the vendor's library there, or build without `--way host`"))
         return None
     wants, has = slingshot.numbers(library.glibc), slingshot.numbers(image.glibc)
     if wants is None or has is None:
-        findings.append(Finding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read"))
+        findings.append(GateFinding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read"))
     elif wants > has:
         says = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
-        findings.append(Finding(UNFIT, says, "build without `--way host`"))
+        findings.append(GateFinding(UNFIT, says, "build without `--way host`"))
     span = library.kernel_abi
     known = span if span and 0 <= span[0] <= span[1] else None
     return replace(provider, path=None, version=library.version, private_abi=library.private_abi, kernel_abi=known)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .gate import FITS, UNKNOWN, Verdict
+from rocstack.node.gate import GateVerdict
+
+from .gate import FITS, UNKNOWN
 from .rdma_trial import Trial
 
 PATH = "/run/rocstack/gate"
@@ -18,7 +20,7 @@ FIT, PROVED = "fits", "proved"
 
 
 @dataclass(frozen=True)
-class Decision:
+class GateDecision:
     """`word`: fits; proved (unknown, but every device worked); refuse, or warn and off, which start all the same."""
 
     word: str
@@ -29,16 +31,16 @@ class Decision:
         return self.word != REFUSE
 
 
-def decide(gate: str, verdict: Verdict, tried: Trial) -> Decision:
+def decide(gate: str, verdict: GateVerdict, tried: Trial) -> GateDecision:
     """Unknown is not fitting, unless every device was tried and works; what fits must not fail its trial."""
     if verdict.result == FITS and tried.works is not False:
-        return Decision(FIT, verdict.says)
+        return GateDecision(FIT, verdict.says)
     if verdict.result == UNKNOWN and tried.works:
-        return Decision(PROVED, verdict.says)
-    return Decision(gate, verdict.says if verdict.result != FITS else f"{verdict.node}: {'; '.join(tried.says)}")
+        return GateDecision(PROVED, verdict.says)
+    return GateDecision(gate, verdict.says if verdict.result != FITS else f"{verdict.node}: {'; '.join(tried.says)}")
 
 
-def write(decision: Decision) -> bool:
+def write(decision: GateDecision) -> bool:
     """False where this container's file system does not let it."""
     try:
         Path(PATH).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -48,9 +50,9 @@ def write(decision: Decision) -> bool:
         return False
 
 
-def read() -> Decision | None:
+def read() -> GateDecision | None:
     try:
         word, _, says = Path(PATH).read_text().strip().partition(" ")
     except OSError:
         return None
-    return Decision(word, says)
+    return GateDecision(word, says)

@@ -15,7 +15,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
-class Provider:
+class ImageProvider:
     """One provider library in the image. `place` names its prefix where an image holds several."""
 
     place: str
@@ -39,7 +39,7 @@ class Image:
     pci: tuple[str, ...] = ()  # its cards, vendor:device
     private_abi: int | None = None
     glibc: str | None = None
-    providers: tuple[Provider, ...] = ()
+    providers: tuple[ImageProvider, ...] = ()
     fabric: str | None = None  # the newest of libfabric's symbol versions that RCCL's plugin needs: "1.8"
 
 
@@ -90,7 +90,7 @@ def _number(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _providers(value: object) -> tuple[Provider, ...]:
+def _providers(value: object) -> tuple[ImageProvider, ...]:
     """All or none: which one is loaded depends on the others."""
     try:
         rows = json.loads(value)  # type: ignore[arg-type]
@@ -101,8 +101,8 @@ def _providers(value: object) -> tuple[Provider, ...]:
     return tuple(map(_provider, rows))
 
 
-def _provider(row: Mapping[str, object]) -> Provider:
-    return Provider(
+def _provider(row: Mapping[str, object]) -> ImageProvider:
+    return ImageProvider(
         place=_text(row.get("place")) or "",
         way=_text(row.get("way")) or "",
         driver=_text(row.get("driver")) or "",

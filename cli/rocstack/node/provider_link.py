@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from .gate import FITS, HOST, UNFIT, UNKNOWN, Finding, Verdict
-from .image import Image, Provider
+from rocstack.node.gate import GateFinding, GateVerdict
+from rocstack.node.image import ImageProvider
+
+from .gate import FITS, HOST, UNFIT, UNKNOWN
+from .image import Image
 
 NEWER = Path("/opt/rdma-core/lib")  # a newer rdma-core, which the loader takes before the distribution's
 LIBRARIES = Path("/usr/lib")
@@ -34,7 +37,7 @@ def choose(image: Image, place: str) -> str:
     return ""
 
 
-def checked(image: Image, verdict: Verdict, environ: Mapping[str, str]) -> Verdict:
+def checked(image: Image, verdict: GateVerdict, environ: Mapping[str, str]) -> GateVerdict:
     """The verdict on the image as it is, not as its manifest says: the file that libibverbs loads must be the one
     that was judged, by its sha256. The node's own library (way `host`) is in no manifest."""
     judged = _judged(image, verdict)
@@ -46,33 +49,33 @@ def checked(image: Image, verdict: Verdict, environ: Mapping[str, str]) -> Verdi
     return replace(verdict, result=finding.result, findings=(finding,)) if finding else verdict
 
 
-def _judged(image: Image, verdict: Verdict) -> Provider | None:
+def _judged(image: Image, verdict: GateVerdict) -> ImageProvider | None:
     """The only one, or the one that the node needs."""
     if len(image.providers) == 1:
         return image.providers[0]
     return next((each for each in image.providers if verdict.result == FITS and each.place == verdict.place), None)
 
 
-def _compare(image: Image, judged: Provider, environ: Mapping[str, str]) -> Finding | None:
+def _compare(image: Image, judged: ImageProvider, environ: Mapping[str, str]) -> GateFinding | None:
     name = f"lib{judged.driver}-rdmav{image.private_abi}.so"
     path = _named(name, environ) or _own(name)
     if path is None:
-        return Finding(UNFIT, f"libibverbs' folder has no {name}", "take the image as it was built")
+        return GateFinding(UNFIT, f"libibverbs' folder has no {name}", "take the image as it was built")
     real = os.path.realpath(str(path))
     try:
         found = hashlib.sha256(Path(real).read_bytes()).hexdigest()
     except OSError as error:
-        return Finding(UNFIT, f"libibverbs would load {real}: {error.strerror}", "take the image as it was built")
+        return GateFinding(UNFIT, f"libibverbs would load {real}: {error.strerror}", "take the image as it was built")
     if not judged.sha256:
-        return Finding(UNKNOWN, f"the image does not say which file {judged.driver} is")
+        return GateFinding(UNKNOWN, f"the image does not say which file {judged.driver} is")
     if found == judged.sha256:
         return None
     other = next((each for each in image.providers if each.sha256 == found), None)
     if other:
         says = f"libibverbs would load {real}, the node needs {judged.path}"
-        return Finding(UNFIT, says, "start the container by its own entrypoint, as root")
+        return GateFinding(UNFIT, says, "start the container by its own entrypoint, as root")
     says = f"libibverbs would load {real}, which is not the {judged.driver} that the image was built with"
-    return Finding(UNFIT, says, "take the image as it was built, with nothing mounted there")
+    return GateFinding(UNFIT, says, "take the image as it was built, with nothing mounted there")
 
 
 def _named(name: str, environ: Mapping[str, str]) -> Path | None:

@@ -112,7 +112,9 @@ def profiles(recordings: Iterable[Recording], overlay: Path | None = None) -> tu
 
 def kinds(overlay: Path | None = None) -> tuple[NicKind, ...]:
     """The hardware part of each NIC profile's head."""
-    heads = [component.validate_head(file, component.Nic) for file in component.library("nic", overlay).files.values()]
+    heads = [
+        component.validate_head(file, component.NicProfile) for file in component.library("nic", overlay).files.values()
+    ]
     return tuple(NicKind(head.name, head.pci, head.modules, head.provider) for head in heads)
 
 

@@ -10,7 +10,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, Temp
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean
 from rocstack.stack import sourcemap
-from rocstack.stack.component import Library
+from rocstack.stack.component import TemplateLibrary
 
 BLOCKS = {
     "components": ("builder", "runtime", "copy", "version", "smoke"),
@@ -37,7 +37,7 @@ def environment(sources: Mapping[str, str]) -> Environment:
     )
 
 
-def sources(library: Library) -> dict[str, str]:
+def sources(library: TemplateLibrary) -> dict[str, str]:
     """Template name -> text, padded so that line numbers are those of the file."""
     out = {}
     for prefix, files in ((library.kind, library.files), (f"overlay/{library.kind}", library.overrides)):
@@ -46,7 +46,7 @@ def sources(library: Library) -> dict[str, str]:
     return out
 
 
-def own_files(library: Library) -> dict[str, str]:
+def own_files(library: TemplateLibrary) -> dict[str, str]:
     """Templates that are the user's (files that don't lie among ours, and overrides) -> path."""
     shipped = paths.templates() / library.kind
     added = {f"{library.kind}/{f.path.name}": f for f in library.files.values() if f.path.parent != shipped}
@@ -54,7 +54,7 @@ def own_files(library: Library) -> dict[str, str]:
     return {name: str(file.path) for name, file in (added | overrides).items()}
 
 
-def shown(name: str, *libraries: Library) -> str:
+def shown(name: str, *libraries: TemplateLibrary) -> str:
     """How messages call a template: the user's file as it was named, ours by its place in `templates/`."""
     return next((own_files(library)[name] for library in libraries if name in own_files(library)), f"templates/{name}")
 
@@ -62,7 +62,7 @@ def shown(name: str, *libraries: Library) -> str:
 class Blocks:
     """The blocks of one library. `vars` is what templates may name."""
 
-    def __init__(self, env: Environment, library: Library, vars: dict[str, Any]) -> None:
+    def __init__(self, env: Environment, library: TemplateLibrary, vars: dict[str, Any]) -> None:
         self._env = env
         self._library = library
         self._vars = vars
@@ -89,7 +89,7 @@ class Blocks:
         return any(self.render(name, block) for name in names)
 
 
-def guarded(render: Any, library: Library | None = None) -> Any:
+def guarded(render: Any, library: TemplateLibrary | None = None) -> Any:
     """Runs a rendering step; a template's mistake becomes an error that names its file and line.
 
     Raises:
@@ -109,7 +109,7 @@ def guarded(render: Any, library: Library | None = None) -> Any:
         raise _bad_template(told, name, line, library) from None
 
 
-def check_blocks(env: Environment, library: Library, names: Iterable[str]) -> None:
+def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str]) -> None:
     """Refuses templates with blocks that nothing renders (they are misspelt), and without those that each needs.
 
     Raises:
@@ -156,7 +156,7 @@ def _template_frame(error: BaseException) -> tuple[str, int]:
     return found
 
 
-def _bad_template(message: str, name: str, line: int, library: Library | None) -> BadInput:
+def _bad_template(message: str, name: str, line: int, library: TemplateLibrary | None) -> BadInput:
     where = Where(shown(name, *filter(None, [library])), line or None) if name != "?" else None
     return BadInput(
         f"template error: {message}",

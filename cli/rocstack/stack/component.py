@@ -66,7 +66,7 @@ class Way(Value):
     asked: bool = False  # only by name: never chosen by itself
 
 
-class Setting(Value):
+class NicSetting(Value):
     """One environment variable of a NIC, why it is set and who says so."""
 
     name: EnvName
@@ -76,7 +76,7 @@ class Setting(Value):
     when: Condition | None = None  # a component and its versions: "rocm>=7.2.1"
 
 
-class Beside(Value):
+class CompanionArchive(Value):
     """A second source archive that a plugin is compiled with, in the folder of the first."""
 
     archive: Name  # rccl-rocm: it is rccl-rocm-VERSION.tar.gz
@@ -95,12 +95,12 @@ class RcclPlugin(Value):
     instead: Line = ""  # what there is where it is not needed
     without: Line  # what happens where it is needed and not in the image
     releases: dict[Version, Condition] = {}  # release -> components and versions that it is made for; empty: all
-    beside: Beside | None = None
+    beside: CompanionArchive | None = None
     packages: tuple[Package, ...] = ()  # of the worker
     source: Line  # who says so
 
 
-class Nic(Value):
+class NicProfile(Value):
     name: Name
     about: Line
     hardware: tuple[Line, ...] = ()
@@ -110,11 +110,11 @@ class Nic(Value):
     ways: dict[Name, Way] = Field(min_length=1)
     dscp: int | None = Field(None, ge=0, le=63)  # of RoCE traffic, as the card's own QoS defaults have it
     dscp_source: Line | None = None
-    env: tuple[Setting, ...] = ()
+    env: tuple[NicSetting, ...] = ()
     plugin: RcclPlugin | None = None
 
 
-Head = TypeVar("Head", Component, Nic)
+Head = TypeVar("Head", Component, NicProfile)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def validate_head(file: TemplateFile, model: type[Head]) -> Head:
 
 
 @dataclass(frozen=True)
-class Library:
+class TemplateLibrary:
     """All template files of one kind, ours and the user's; a user's file with a head adds or replaces,
     one without a head overrides blocks."""
 
@@ -171,7 +171,7 @@ class Library:
         return self.files[name]
 
 
-def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = None) -> Library:
+def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = None) -> TemplateLibrary:
     files = {f.stem: read_template(f) for f in sorted((paths.templates() / kind).glob("*.j2"))}
     overrides: dict[str, TemplateFile] = {}
     for path in sorted((overlay / kind).glob("*.j2")) if overlay else []:
@@ -188,4 +188,4 @@ def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = 
                 where=Where(str(path), 1),
                 next_step="rename it, or give it a head to add a new one",
             )
-    return Library(kind, files, overrides)
+    return TemplateLibrary(kind, files, overrides)

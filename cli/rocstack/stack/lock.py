@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, Where
 from rocstack.base.words import ImageRef, Line, Name, Package, Sha256, Url, Value, Version
-from rocstack.stack.stack import Choice, Stack
+from rocstack.stack.stack import ComponentChoice, Stack
 
 FILE = "rocstack.stack.lock"
 
@@ -91,7 +91,7 @@ def wheel_of(component: str) -> str:
     return "torch" if component == "pytorch" else component
 
 
-def source_sha256(component: str, choice: Choice, lock: Lock | None) -> str | None:
+def source_sha256(component: str, choice: ComponentChoice, lock: Lock | None) -> str | None:
     """What the source of `component` must hash to: an upstream archive itself, or a source package's .dsc
     (which names the sha256 of its files). None where neither stack nor lock says so."""
     locked = lock.source(component) if lock else None

@@ -21,7 +21,7 @@ _PACKAGES = TypeAdapter(tuple[Package, ...])
 
 
 @dataclass(frozen=True)
-class Change:
+class OverlayChange:
     """One line of overlay.yml: what happens to one package list of one component."""
 
     component: str
@@ -55,7 +55,7 @@ class Change:
 @dataclass(frozen=True)
 class Overlay:
     folder: Path | None = None
-    changes: tuple[Change, ...] = field(default=())
+    changes: tuple[OverlayChange, ...] = field(default=())
 
     def for_list(self, component: str, name: str, current: tuple[str, ...]) -> tuple[str, ...]:
         for change in self.changes:
@@ -121,7 +121,7 @@ def _refuse_misspelt(folder: Path) -> None:
                     )
 
 
-def _change(doc: document.Document, key: str, value: Any) -> Change:
+def _change(doc: document.Document, key: str, value: Any) -> OverlayChange:
     where = doc.where((key,))
     match = _KEY.fullmatch(key)
     if match is None:
@@ -138,4 +138,4 @@ def _change(doc: document.Document, key: str, value: Any) -> Change:
         first = error.errors()[0]
         told = first["msg"].removeprefix("Value error, ") if first["loc"] else "must be a list of packages: [a, b]"
         raise BadInput(f"{key}: {told}", code="bad-value", where=doc.where((key, *first["loc"]))) from None
-    return Change(match["component"].replace("_", "-"), match["list"], match["op"], packages, where)
+    return OverlayChange(match["component"].replace("_", "-"), match["list"], match["op"], packages, where)

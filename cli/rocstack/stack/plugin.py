@@ -5,17 +5,17 @@ from __future__ import annotations
 from rocstack.base.words import FileName, Name, Package, Sha256, Value, Version
 
 
-class Source(Value):
+class PluginSource(Value):
     """An archive in the context, under nic/plugin/."""
 
     archive: FileName
     sha256: Sha256
 
 
-class Plugin(Value):
+class PluginSpec(Value):
     name: Name  # aws-ofi-nccl
     version: Version
     library: FileName  # librccl-net.so, in /opt/rocstack/nic/plugin/
-    source: Source
-    beside: Source | None = None  # what it is compiled with
+    source: PluginSource
+    beside: PluginSource | None = None  # what it is compiled with
     packages: tuple[Package, ...] = ()

@@ -7,7 +7,7 @@ from rocstack.base.words import FileName, Name, Package, Sha256, Value, Version
 ROOT = "/opt/rocstack/nic"  # in the image; every place is a folder below
 
 
-class Provider(Value):
+class ProviderSpec(Value):
     """`place` is its folder in the image; libibverbs' own folder holds a link to the one in use."""
 
     place: Name

@@ -10,11 +10,11 @@ from typing import Any
 from rocstack.base.document import Path_
 from rocstack.base.errors import BadInput, Where
 from rocstack.base.words import ImageRef, Name, Value
-from rocstack.stack.component import Component, Library, Nic, Packages, Role, validate_head
+from rocstack.stack.component import Component, NicProfile, Packages, Role, TemplateLibrary, validate_head
 from rocstack.stack.overlay import Overlay
-from rocstack.stack.plugin import Plugin
-from rocstack.stack.provider import Provider
-from rocstack.stack.stack import AptRepository, Choice, Stack
+from rocstack.stack.plugin import PluginSpec
+from rocstack.stack.provider import ProviderSpec
+from rocstack.stack.stack import AptRepository, ComponentChoice, Stack
 
 
 class Part(Value):
@@ -24,7 +24,7 @@ class Part(Value):
     about: str
     roles: tuple[Role, ...]
     needs: tuple[Name, ...]
-    choice: Choice
+    choice: ComponentChoice
     packages: Packages
 
     def reaches(self, role: Role) -> bool:
@@ -33,10 +33,10 @@ class Part(Value):
 
 class Resolved(Value):
     stack: Stack
-    nic: Nic
-    providers: tuple[Provider, ...]
+    nic: NicProfile
+    providers: tuple[ProviderSpec, ...]
     nic_repository: AptRepository | None = None  # the vendor's, for the NIC's own packages alone
-    plugin: Plugin | None  # of RCCL, for the NIC
+    plugin: PluginSpec | None  # of RCCL, for the NIC
     base: ImageRef
     parts: tuple[Part, ...]  # in layer order
     exclude: tuple[str, ...]
@@ -115,13 +115,13 @@ class Resolved(Value):
 def resolve(
     stack: Stack,
     nic_name: str,
-    components: Library,
-    nics: Library,
+    components: TemplateLibrary,
+    nics: TemplateLibrary,
     overlay: Overlay,
     *,
     base: str | None = None,
-    providers: tuple[Provider, ...] = (),
-    plugin: Plugin | None = None,
+    providers: tuple[ProviderSpec, ...] = (),
+    plugin: PluginSpec | None = None,
     where: Callable[[Path_], Where | None] = lambda loc: None,
 ) -> Resolved:
     """Joins the choices; without `providers` the NIC profile's first way is taken. `where` finds the line of a
@@ -150,7 +150,7 @@ def resolve(
                     where=where(("components", part.name)),
                     next_step=f"add '{need}' to the stack's components",
                 )
-    nic = validate_head(nics.get(nic_name), Nic)
+    nic = validate_head(nics.get(nic_name), NicProfile)
     exclude = _unique([*stack.exclude, *(g for head in heads.values() for g in head.exclude)])
     return Resolved(
         stack=stack,
@@ -163,14 +163,14 @@ def resolve(
     )
 
 
-def default_provider(nic: Nic) -> Provider:
+def default_provider(nic: NicProfile) -> ProviderSpec:
     """What is built where no host says more: the profile's first way."""
     name, way = next(iter(nic.ways.items()))
-    return Provider(place=name, way=name, packages=way.packages)
+    return ProviderSpec(place=name, way=name, packages=way.packages)
 
 
 def _part(
-    stack: Stack, name: str, components: Library, overlay: Overlay, where: Callable[[Path_], Where | None]
+    stack: Stack, name: str, components: TemplateLibrary, overlay: Overlay, where: Callable[[Path_], Where | None]
 ) -> Part:
     head = validate_head(components.get(name, where(("components", name))), Component)
     choice = stack.components[name]

@@ -16,8 +16,8 @@ from rocstack.base.errors import BadInput
 from rocstack.base.words import Line, Name, Value
 from rocstack.stack.stack import _tuples
 
-State = Literal["holds", "broken", "unknown", "does not apply"]
-Answer = bool | None  # None: not known
+RuleState = Literal["holds", "broken", "unknown", "does not apply"]
+Truth = bool | None  # None: not known
 
 
 def _is_spec(text: str) -> bool:
@@ -61,11 +61,11 @@ class Rule(Value):
         return self
 
 
-class Verdict(Value):
+class RuleVerdict(Value):
     """What one rule says of one set of facts, and which facts decided it."""
 
     rule: Rule
-    state: State
+    state: RuleState
     text: str
 
 
@@ -86,13 +86,13 @@ def _rule(doc: document.Document, name: str, body: Any) -> Rule:
     return document.Document(doc.path, _tuples(body), lines).validate(Rule, extra={"id": name})
 
 
-def judge(rules: tuple[Rule, ...], facts: Mapping[str, object]) -> tuple[Verdict, ...]:
+def judge(rules: tuple[Rule, ...], facts: Mapping[str, object]) -> tuple[RuleVerdict, ...]:
     """One verdict per rule. Total: a fact that is missing or makes no sense is unknown, and a rule that turns
     on it is `unknown`, never `holds`."""
     return tuple(_judge(rule, facts) for rule in rules)
 
 
-def refuse_broken(verdicts: tuple[Verdict, ...]) -> None:
+def refuse_broken(verdicts: tuple[RuleVerdict, ...]) -> None:
     """Refuses a combination that breaks a rule.
 
     Raises:
@@ -110,33 +110,33 @@ def refuse_broken(verdicts: tuple[Verdict, ...]) -> None:
         )
 
 
-def _judge(rule: Rule, facts: Mapping[str, object]) -> Verdict:
+def _judge(rule: Rule, facts: Mapping[str, object]) -> RuleVerdict:
     applies, why = _all(rule.when, facts, any)
     if applies is False:
-        return Verdict(rule=rule, state="does not apply", text=why)
+        return RuleVerdict(rule=rule, state="does not apply", text=why)
     holds, decided = _all(rule.need, facts, all)
     if rule.same:
         agree, told = _same(rule.same, facts)
         holds, decided = _both((holds, decided) if rule.need else (True, ""), (agree, told))
     if applies is None:
-        return Verdict(rule=rule, state="unknown", text=f"whether it applies: {why}")
-    state: State = "unknown" if holds is None else "holds" if holds else "broken"
-    return Verdict(rule=rule, state=state, text="; ".join(filter(None, (decided, why and f"as {why}"))))
+        return RuleVerdict(rule=rule, state="unknown", text=f"whether it applies: {why}")
+    state: RuleState = "unknown" if holds is None else "holds" if holds else "broken"
+    return RuleVerdict(rule=rule, state=state, text="; ".join(filter(None, (decided, why and f"as {why}"))))
 
 
 def _all(
     conditions: Mapping[str, str | tuple[str, ...]],
     facts: Mapping[str, object],
     items: Callable[[list[bool]], bool],
-) -> tuple[Answer, str]:
+) -> tuple[Truth, str]:
     """Whether all conditions are met; the text is of those that decided it."""
-    answer: tuple[Answer, str] = (True, "")
+    answer: tuple[Truth, str] = (True, "")
     for name, wanted in conditions.items():
         answer = _both(answer, _meets(name, facts.get(name), _condition(wanted), items))
     return answer
 
 
-def _both(first: tuple[Answer, str], second: tuple[Answer, str]) -> tuple[Answer, str]:
+def _both(first: tuple[Truth, str], second: tuple[Truth, str]) -> tuple[Truth, str]:
     """`and` of three-valued logic: what is false decides, then what is unknown."""
     for deciding in (False, None):
         decided = [text for answer, text in (first, second) if answer is deciding]
@@ -145,7 +145,7 @@ def _both(first: tuple[Answer, str], second: tuple[Answer, str]) -> tuple[Answer
     return True, "; ".join(text for _, text in (first, second) if text)
 
 
-def _meets(name: str, fact: object, wanted: tuple[str, ...], items: Callable[[list[bool]], bool]) -> tuple[Answer, str]:
+def _meets(name: str, fact: object, wanted: tuple[str, ...], items: Callable[[list[bool]], bool]) -> tuple[Truth, str]:
     values = list(fact) if isinstance(fact, list | tuple) else [fact]
     answers: list[bool] = []
     for value in values:
@@ -161,7 +161,7 @@ def _meets(name: str, fact: object, wanted: tuple[str, ...], items: Callable[[li
     return met, f"{name} is {said}" + (f", not {' or '.join(words)}" if words and not met else "")
 
 
-def _matches(value: object, wanted: tuple[str, ...]) -> Answer:
+def _matches(value: object, wanted: tuple[str, ...]) -> Truth:
     if not isinstance(value, str) or not value:
         return None
     specs = [text for text in wanted if _is_spec(text)]
@@ -174,7 +174,7 @@ def _matches(value: object, wanted: tuple[str, ...]) -> Answer:
     return None if version is None else any(SpecifierSet(s).contains(version, prereleases=True) for s in specs)
 
 
-def _same(names: tuple[str, str], facts: Mapping[str, object]) -> tuple[Answer, str]:
+def _same(names: tuple[str, str], facts: Mapping[str, object]) -> tuple[Truth, str]:
     known: list[Version] = []
     for name in names:
         value = facts.get(name)

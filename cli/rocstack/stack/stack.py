@@ -38,7 +38,7 @@ class Bootstrap(Value):
     distribution: Literal["debian", "ubuntu"] = "debian"
 
 
-class Base(Value):
+class StackBase(Value):
     image: ImageRef
     os: Name
     bootstrap: Bootstrap | None = None
@@ -57,7 +57,7 @@ class AptRepository(Value):
     priority: int = Field(600, ge=1, le=1001)
 
 
-class Choice(Value):
+class ComponentChoice(Value):
     """One component as this stack has it: by which method, at which version."""
 
     method: Method
@@ -71,7 +71,7 @@ class Choice(Value):
     packages: tuple[Package, ...] = ()  # what the worker role needs with this choice, beyond the method's own
 
     @model_validator(mode="after")
-    def _origin(self) -> Choice:
+    def _origin(self) -> ComponentChoice:
         if self.method == "source" and (self.source is None) == (self.url is None):
             raise ValueError("method 'source' needs either 'source' (a source package) or 'url' (an archive)")
         if self.sha256 and self.method != "source":
@@ -79,7 +79,7 @@ class Choice(Value):
         return self
 
 
-class Fact(Value):
+class StackFact(Value):
     """A statement of the vendor's about this stack, and where it is written."""
 
     says: Line
@@ -92,10 +92,10 @@ GfxTargets = Annotated[tuple[Gfx, ...], Field(min_length=1)]
 class Stack(Value):
     name: Name
     about: Line
-    base: Base
+    base: StackBase
     python: Version
     gfx: GfxTargets
-    components: dict[Name, Choice]
+    components: dict[Name, ComponentChoice]
     layers: tuple[tuple[Name, ...], ...]
     repositories: tuple[AptRepository, ...] = ()
     wheels: dict[Name, Version] = {}
@@ -104,8 +104,8 @@ class Stack(Value):
     budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
     disk_mb: int = Field(gt=0)  # free space a cold build needs
     driver: Line | None = None  # amdgpu versions tested with this userspace
-    alternatives: dict[Name, tuple[Choice, ...]] = {}  # other ways a component of this stack can be had
-    facts: tuple[Fact, ...] = ()
+    alternatives: dict[Name, tuple[ComponentChoice, ...]] = {}  # other ways a component of this stack can be had
+    facts: tuple[StackFact, ...] = ()
 
     @model_validator(mode="after")
     def _layers_hold_every_component(self) -> Stack:

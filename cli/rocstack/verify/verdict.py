@@ -39,7 +39,7 @@ class NodeVerdict:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """`cluster` is what fails of no single node; `skipped` the reasons for which checks were skipped, on whatever
     node -> the names of those checks; `parts` are the sentence's, the most important first."""
 
@@ -58,7 +58,7 @@ class Verdict:
         )
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> RunVerdict:
     found: dict[str, list[tuple[str, Measure]]] = defaultdict(list)
     cluster: list[Reason] = []
     for result in run.results:
@@ -74,7 +74,7 @@ def judge(run: Run) -> Verdict:
         if "" not in mine and states(result).get("") in BAD:
             cluster.append(Reason(name, result.why))
     nodes = tuple(_node(node, found[node.name]) for node in run.nodes)
-    verdict = Verdict(nodes, tuple(cluster), skipped(run))
+    verdict = RunVerdict(nodes, tuple(cluster), skipped(run))
     return replace(verdict, parts=tuple(_parts(run, verdict)))
 
 
@@ -155,7 +155,7 @@ def _node(node: NodeSeen, measures: Iterable[tuple[str, Measure]]) -> NodeVerdic
     return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else "no check was made there")
 
 
-def _parts(run: Run, verdict: Verdict) -> list[str]:
+def _parts(run: Run, verdict: RunVerdict) -> list[str]:
     virtual = sum(bool(node.virtual) for node in run.nodes)
     all_virtual = "virtual " if virtual and virtual == len(run.nodes) else ""
     passing = len(verdict.names("passing"))
@@ -185,7 +185,7 @@ def _parts(run: Run, verdict: Verdict) -> list[str]:
     return parts
 
 
-def _faults(verdict: Verdict) -> bool:
+def _faults(verdict: RunVerdict) -> bool:
     return bool(verdict.cluster or verdict.names("failing"))
 
 

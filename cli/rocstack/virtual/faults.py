@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from rocstack.base.errors import BadInput, did_you_mean
-from rocstack.virtual.machine import GidRow, Machine, Port, pci_id
+from rocstack.virtual.machine import GidRow, Machine, VirtualPort, pci_id
 from rocstack.virtual.model import NodeModel
 
 Change = Callable[[Machine, str], Machine]
@@ -104,7 +104,9 @@ def _bad(text: str, why: str) -> BadInput:
     return BadInput(f"fault '{text}': {why}", code="bad-fault", next_step="correct the fault and run again")
 
 
-def _ports(machine: Machine, name: str, change: Callable[[Port], Port], *, verbs: bool = False) -> Machine:
+def _ports(
+    machine: Machine, name: str, change: Callable[[VirtualPort], VirtualPort], *, verbs: bool = False
+) -> Machine:
     """Changes the port called `name` (verbs or network device), or, without a name, every port of a NIC profile that
     carries data. `verbs`: only ports with an RDMA device can have it."""
     here = [port for port in machine.ports if port.verbs or not verbs]
@@ -118,7 +120,7 @@ def _ports(machine: Machine, name: str, change: Callable[[Port], Port], *, verbs
     return replace(machine, ports=tuple(change(port) if port in meant else port for port in machine.ports))
 
 
-def _data(port: Port) -> bool:
+def _data(port: VirtualPort) -> bool:
     return port.spec.nic is not None and not port.spec.management
 
 
@@ -145,7 +147,7 @@ def _gpu_missing(machine: Machine, value: str) -> Machine:
 
 @_kind("nic-missing", "DEVICE", "a NIC is not there")
 def _nic_missing(machine: Machine, value: str) -> Machine:
-    gone: list[Port] = []
+    gone: list[VirtualPort] = []
     _ports(machine, value, lambda port: gone.append(port) or port)  # type: ignore[func-returns-value]
     return replace(machine, ports=tuple(port for port in machine.ports if port not in gone))
 
@@ -178,7 +180,7 @@ def _abi(machine: Machine, value: str) -> Machine:
     name, text = _named(value)
     abi = _number(text, "a kernel ABI", 999)
 
-    def change(port: Port) -> Port:
+    def change(port: VirtualPort) -> VirtualPort:
         pci = replace(port.pci, id=pci_id(port.spec, abi))
         return replace(port, kernel_abi=abi, driver=port.spec.drivers.get(str(abi)), pci=pci)
 
@@ -212,7 +214,7 @@ def _mtu(machine: Machine, value: str) -> Machine:
 
 @_kind("gid-holes", "[DEVICE]", "addresses were taken away and given back: empty rows, and later indexes")
 def _gid_holes(machine: Machine, value: str) -> Machine:
-    def change(port: Port) -> Port:
+    def change(port: VirtualPort) -> VirtualPort:
         half = len(port.gids) // 2  # the link-local rows stay
         holes: tuple[GidRow | None, ...] = (None,) * half
         return replace(port, gids=(*port.gids[:half], *holes, *port.gids[half:]))

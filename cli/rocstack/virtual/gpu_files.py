@@ -7,7 +7,7 @@ and folders io_links and p2p_links below every KFD node.
 from __future__ import annotations
 
 from rocstack.virtual.builder import Builder
-from rocstack.virtual.machine import Gpu, Machine
+from rocstack.virtual.machine import Machine, VirtualGpu
 
 KFD = "/sys/devices/virtual/kfd/kfd"
 NODES = f"{KFD}/topology/nodes"
@@ -44,7 +44,7 @@ def add(tree: Builder, machine: Machine) -> None:
         tree.char("/dev/kfd", 234, 0, spec.render)
 
 
-def _function(tree: Builder, index: int, gpu: Gpu) -> None:
+def _function(tree: Builder, index: int, gpu: VirtualGpu) -> None:
     spec = gpu.spec
     home = tree.function(gpu.pci, _CLASS, "amdgpu")
     memory = spec.memory_gib << 30
@@ -70,7 +70,7 @@ def _function(tree: Builder, index: int, gpu: Gpu) -> None:
         tree.char(f"/dev/dri/{name}", 226, minor, gid)
 
 
-def unique_id(gpu: Gpu) -> int:
+def unique_id(gpu: VirtualGpu) -> int:
     return 0x1A2B3C4D5E6F0000 + gpu.place
 
 
@@ -82,7 +82,7 @@ def _cpu_node(tree: Builder, machine: Machine, node: int, links: int) -> None:
           {"cpu_cores_count": cores, "cpu_core_id_base": node * cores, "io_links_count": links})  # fmt: skip
 
 
-def _gpu_node(tree: Builder, machine: Machine, index: int, gpu: Gpu, links: int) -> None:
+def _gpu_node(tree: Builder, machine: Machine, index: int, gpu: VirtualGpu, links: int) -> None:
     spec = gpu.spec
     vendor, device = (int(part, 16) for part in spec.pci.split(":"))
     node = machine.model.cpu.numa + index

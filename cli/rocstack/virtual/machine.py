@@ -13,7 +13,7 @@ ONBOARD = "f0"  # the bus of what hangs on no switch
 
 
 @dataclass(frozen=True)
-class Link:
+class VirtualLink:
     """A PCIe link as it runs and as it could: GT/s and lanes."""
 
     speed: float
@@ -30,11 +30,11 @@ class Function:
     id: str
     numa: int
     path: tuple[str, ...]
-    link: Link
+    link: VirtualLink
 
 
 @dataclass(frozen=True)
-class Gpu:
+class VirtualGpu:
     place: int  # among the model's GPUs; what counts the present ones is the order
     pci: Function
     spec: Gpus
@@ -47,7 +47,7 @@ class GidRow:
 
 
 @dataclass(frozen=True)
-class Port:
+class VirtualPort:
     """A network card with its network device, and its verbs device where it has one."""
 
     netdev: str
@@ -75,8 +75,8 @@ class Port:
 class Machine:
     model: NodeModel
     node: int
-    gpus: tuple[Gpu, ...]
-    ports: tuple[Port, ...]
+    gpus: tuple[VirtualGpu, ...]
+    ports: tuple[VirtualPort, ...]
     kernel: str
     cmdline: str
     amdgpu: str | None
@@ -94,7 +94,7 @@ def expand(model: NodeModel, node: int = 1, address: str | None = None, gateway:
     prefix length."""
     own = IPv4Interface(address) if address else _host(IPv4Network(MANAGEMENT), node)
     places, gpus = _places(model)
-    ports: list[Port] = []
+    ports: list[VirtualPort] = []
     rail = 0
     for spec in model.nics:
         verbs = counted(spec.verbs, spec.count) if spec.verbs else []
@@ -107,7 +107,7 @@ def expand(model: NodeModel, node: int = 1, address: str | None = None, gateway:
                 rail += 1
             has_verbs = bool(verbs) and not (spec.bond and index)
             ports.append(
-                Port(
+                VirtualPort(
                     netdev=netdev,
                     pci=replace(places[netdev], id=pci_id(spec, spec.kernel_abi)),
                     spec=spec,
@@ -158,7 +158,7 @@ def _host(network: IPv4Network, node: int) -> IPv4Interface:
     return IPv4Interface(f"{network.network_address + node}/{network.prefixlen}")
 
 
-def _places(model: NodeModel) -> tuple[dict[str, Function], list[Gpu]]:
+def _places(model: NodeModel) -> tuple[dict[str, Function], list[VirtualGpu]]:
     """Addresses of all devices: those on switches, in the order of GPUs; the rest on root ports of their own.
 
     A switch is `root port / upstream port / downstream port / device`, and a GPU has two bridges of its own card in
@@ -166,14 +166,14 @@ def _places(model: NodeModel) -> tuple[dict[str, Function], list[Gpu]]:
     network/topology-mapping).
     """
     found: dict[str, Function] = {}
-    gpus: dict[int, Gpu] = {}
+    gpus: dict[int, VirtualGpu] = {}
     specs = {name: spec for spec in model.nics for name in counted(spec.netdev, spec.count)}
 
     def function(
         bus: int, slot: int, number: int, id: str, numa: int, path: tuple[str, ...], spec: Gpus | Nics
     ) -> Function:
         pcie = spec.pcie
-        link = Link(pcie.speed, pcie.width, pcie.speed, pcie.width)
+        link = VirtualLink(pcie.speed, pcie.width, pcie.speed, pcie.width)
         return Function(f"0000:{bus:02x}:{slot:02x}.{number}", id, numa, path, link)
 
     for switch in model.switches:
@@ -183,7 +183,7 @@ def _places(model: NodeModel) -> tuple[dict[str, Function], list[Gpu]]:
         for index in switch.gpus:
             card = (f"0000:{base + 2:02x}:{slot:02x}.0", f"0000:{bus:02x}:00.0", f"0000:{bus + 1:02x}:00.0")
             device = function(bus + 2, 0, 0, model.gpus.pci, switch.numa, (*above, *card), model.gpus)
-            gpus[index] = Gpu(index, device, model.gpus)
+            gpus[index] = VirtualGpu(index, device, model.gpus)
             bus, slot = bus + 3, slot + 1
         for name in switch.nics:
             path = (*above, f"0000:{base + 2:02x}:{slot:02x}.0")

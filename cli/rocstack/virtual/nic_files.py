@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocstack.node.recording import Answer
 from rocstack.virtual.builder import Builder
-from rocstack.virtual.machine import Machine, Port
+from rocstack.virtual.machine import Machine, VirtualPort
 
 _CLASS = 0x020000  # Ethernet controller
 _ROWS = 16  # of a GID table
@@ -39,7 +39,7 @@ def add(tree: Builder, machine: Machine) -> None:
         _bond(tree, bond, [port for port in machine.ports if port.spec.bond == bond])
 
 
-def _netdev(tree: Builder, machine: Machine, port: Port, home: str) -> None:
+def _netdev(tree: Builder, machine: Machine, port: VirtualPort, home: str) -> None:
     netdev = f"{home}/net/{port.netdev}"
     tree.put(netdev, {
         "operstate": "up" if port.up else "down", "speed": port.spec.speed if port.up else -1, "mtu": port.mtu,
@@ -57,7 +57,7 @@ def _netdev(tree: Builder, machine: Machine, port: Port, home: str) -> None:
     tree.commands[f"ethtool -i {port.netdev}"] = Answer(0, answer)
 
 
-def _bond(tree: Builder, name: str, ports: list[Port]) -> None:
+def _bond(tree: Builder, name: str, ports: list[VirtualPort]) -> None:
     home = f"/sys/devices/virtual/net/{name}"
     up = any(port.up for port in ports)
     speed = sum(port.spec.speed for port in ports if port.up) if up else -1
@@ -71,7 +71,7 @@ def _bond(tree: Builder, name: str, ports: list[Port]) -> None:
         tree.link(f"{tree.links[f'/sys/class/net/{port.netdev}']}/master", home)
 
 
-def _verbs(tree: Builder, machine: Machine, port: Port, name: str, home: str, number: int) -> None:
+def _verbs(tree: Builder, machine: Machine, port: VirtualPort, name: str, home: str, number: int) -> None:
     module = port.spec.verbs_module or ""
     device, uverbs = f"{home}/infiniband/{name}", f"{home}/infiniband_verbs/uverbs{number}"
     guid = f"0200:00{machine.node & 255:02x}:{number:04x}:0000"

@@ -15,7 +15,7 @@ from rocstack.image import node_package
 from rocstack.node.hcas import OWN_GPU, Hca, choose
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
-from rocstack.stack.component import Nic, library, validate_head
+from rocstack.stack.component import NicProfile, library, validate_head
 from rocstack.verify.recorder import Node
 
 PINGPONG, WRITE, BOTH_WAYS = "ibv_rc_pingpong", "ib_write_bw", "ib_write_bw -b"
@@ -61,7 +61,7 @@ def not_for(described: Mapping[str, Any], node: Node) -> str:
 
 @cache
 def nic_of(name: str) -> NicSettings:
-    return node_package.settings(validate_head(library("nic").files[name], Nic))
+    return node_package.settings(validate_head(library("nic").files[name], NicProfile))
 
 
 def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> list[list[Any]]:

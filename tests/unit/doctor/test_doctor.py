@@ -22,7 +22,7 @@ from support import Cli
 from rocstack.base.errors import BadInput
 from rocstack.doctor import diagnosis, fleet, logfile, logscan
 from rocstack.doctor import nodes as core
-from rocstack.doctor.origin import Origin, origin
+from rocstack.doctor.origin import LogOrigin, origin
 
 TABLE = diagnosis.load()
 TEXTS = [entry for entry in TABLE.values() if entry.text]
@@ -84,27 +84,27 @@ def test_a_log(path: Path) -> None:
 
 
 PREFIXES = {
-    "0: ": Origin(None, 0),
-    " 12: ": Origin(None, 12),
-    "[1,3]<stdout>:": Origin(None, 3),
-    "[prterun-n1-77@1,3]<stderr>: ": Origin(None, 3),
-    "[rank7]: ": Origin(None, 7),
-    "[default0]:": Origin(None, None),
-    "node-03: ": Origin("node-03", None),
-    "n1.cluster.example1: ": Origin("n1.cluster.example1", None),
-    "2026-08-22T10:11:12.123Z ": Origin(None, None),
-    "[2026-10-06T15:42:05] ": Origin(None, None),
-    "[ 8123.440] ": Origin(None, None),
-    "Aug  2 10:11:12 n4 kernel: ": Origin("n4", None),
-    "[1,3]<stderr>:n2:812:830 [3] NCCL INFO ": Origin("n2", 3),
-    "5: 2026-08-22 10:11:12,1 n8:1:2 [0] ": Origin("n8", 5),
-    "worker-2  | ": Origin("worker-2", None),
-    "slurmd-n9: ": Origin("n9", None),
-    "eth0: ": Origin(None, None),
-    "libibverbs: ": Origin(None, None),
-    "mlx5_0: ": Origin(None, None),
-    "step 3: ": Origin(None, None),
-    "99999999999999999999: ": Origin(None, 999999999),
+    "0: ": LogOrigin(None, 0),
+    " 12: ": LogOrigin(None, 12),
+    "[1,3]<stdout>:": LogOrigin(None, 3),
+    "[prterun-n1-77@1,3]<stderr>: ": LogOrigin(None, 3),
+    "[rank7]: ": LogOrigin(None, 7),
+    "[default0]:": LogOrigin(None, None),
+    "node-03: ": LogOrigin("node-03", None),
+    "n1.cluster.example1: ": LogOrigin("n1.cluster.example1", None),
+    "2026-08-22T10:11:12.123Z ": LogOrigin(None, None),
+    "[2026-10-06T15:42:05] ": LogOrigin(None, None),
+    "[ 8123.440] ": LogOrigin(None, None),
+    "Aug  2 10:11:12 n4 kernel: ": LogOrigin("n4", None),
+    "[1,3]<stderr>:n2:812:830 [3] NCCL INFO ": LogOrigin("n2", 3),
+    "5: 2026-08-22 10:11:12,1 n8:1:2 [0] ": LogOrigin("n8", 5),
+    "worker-2  | ": LogOrigin("worker-2", None),
+    "slurmd-n9: ": LogOrigin("n9", None),
+    "eth0: ": LogOrigin(None, None),
+    "libibverbs: ": LogOrigin(None, None),
+    "mlx5_0: ": LogOrigin(None, None),
+    "step 3: ": LogOrigin(None, None),
+    "99999999999999999999: ": LogOrigin(None, 999999999),
 }
 
 

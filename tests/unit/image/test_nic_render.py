@@ -9,15 +9,15 @@ from support import join
 
 from rocstack.image import render
 from rocstack.image.context import Context
-from rocstack.stack.provider import Provider
+from rocstack.stack.provider import ProviderSpec
 
-SOURCE = Provider(
+SOURCE = ProviderSpec(
     place="source", way="source", version="232.0.164.5", archive="libbnxt_re-232.0.164.5.tar.gz", sha256="a" * 64
 )
-INBOX = Provider(place="inbox", way="inbox")
+INBOX = ProviderSpec(place="inbox", way="inbox")
 
 
-def made(*providers: Provider, nic: str = "broadcom") -> Context:
+def made(*providers: ProviderSpec, nic: str = "broadcom") -> Context:
     joined = join(nic=nic)
     value = joined.resolved.model_copy(update={"providers": providers})
     archives = {f"nic/{each.place}/{each.archive}": b"tarball" for each in providers if each.archive}
@@ -73,13 +73,15 @@ def test_variants_lie_side_by_side() -> None:
 
 
 def test_package_is_pinned_to_the_drivers_release() -> None:
-    provider = Provider(place="package", way="package", version="235.2.86.0", packages=("bnxt-rocelib",))
+    provider = ProviderSpec(place="package", way="package", version="235.2.86.0", packages=("bnxt-rocelib",))
     assert "    bnxt-rocelib=235.2.86.0*\n" in text(made(provider))
 
 
 @pytest.mark.parametrize("nic", ["broadcom", "ainic"])
 def test_newer_rdma_core_lies_beside_the_distributions(nic: str) -> None:
-    provider = Provider(place="newer", way="newer", version="63.0", archive="rdma-core-63.0.tar.gz", sha256="b" * 64)
+    provider = ProviderSpec(
+        place="newer", way="newer", version="63.0", archive="rdma-core-63.0.tar.gz", sha256="b" * 64
+    )
     found = text(made(provider, nic=nic))
     assert "-DCMAKE_INSTALL_PREFIX=/opt/rdma-core" in found
     assert "echo /opt/rdma-core/lib >/etc/ld.so.conf.d/rdma-core.conf" in found
@@ -88,6 +90,6 @@ def test_newer_rdma_core_lies_beside_the_distributions(nic: str) -> None:
 
 @pytest.mark.parametrize("nic", ["broadcom", "mellanox", "ainic"])
 def test_the_hosts_library_is_awaited(nic: str) -> None:
-    context = made(Provider(place="host", way="host"), nic=nic)
+    context = made(ProviderSpec(place="host", way="host"), nic=nic)
     assert " host:host\n" in text(context)
     assert context.files["smoke/worker/90-nic.sh"].data.decode().count("skip ") == 1

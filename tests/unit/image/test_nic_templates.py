@@ -19,11 +19,11 @@ from rocstack.image.context import Context
 from rocstack.image.node_package import settings
 from rocstack.nic import plugin_source, ways
 from rocstack.nic.needs import Need
-from rocstack.nic.plugin_source import Given
+from rocstack.nic.plugin_source import PluginArchives
 from rocstack.node.fabric import Fabric, fabric
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import component
-from rocstack.stack.provider import Provider
+from rocstack.stack.provider import ProviderSpec
 
 NICS = component.library("nic")
 OFI = {"RELEASENOTES.md": "# Release notes\n\n# Supported\n\n# v1.19.2 (2026-05)\n\n# v1.19.0\n", "autogen.sh": "",
@@ -33,8 +33,8 @@ ROCM_7_1 = {"rocm": "7.1.1", "rccl": "2.27.7"}
 ROCM_7_2 = {"rocm": "7.2.3", "rccl": "2.27.7"}
 
 
-def nic(name: str) -> component.Nic:
-    return component.validate_head(NICS.get(name), component.Nic)
+def nic(name: str) -> component.NicProfile:
+    return component.validate_head(NICS.get(name), component.NicProfile)
 
 
 def pack(path: Path, files: dict[str, str], top: str | None = None) -> Path:
@@ -132,7 +132,7 @@ def test_a_cut_off_archive_is_refused(tmp_path: Path) -> None:
     assert refused("slingshot", whole).code == "bad-archive"
 
 
-def made(joined: Joined, given: Given) -> Context:
+def made(joined: Joined, given: PluginArchives) -> Context:
     value = joined.resolved.model_copy(update={"plugin": given.plugin})
     return render.render(value, joined.lock, joined.components, joined.nics, given.archives)
 
@@ -235,7 +235,7 @@ def test_without_the_vendor_s_repository_ainic_has_no_way_on_debian_13() -> None
 def test_ainic_s_ways_in_the_dockerfile(stack: str, tmp_path: Path) -> None:
     joined = join(stack, nic="ainic")
 
-    def dockerfile(provider: Provider) -> str:
+    def dockerfile(provider: ProviderSpec) -> str:
         value = joined.resolved.model_copy(update={"providers": (provider,)})
         archives = {f"nic/{provider.place}/{provider.archive}": b""} if provider.archive else {}
         context = render.render(value, joined.lock, joined.components, joined.nics, archives)
@@ -243,16 +243,16 @@ def test_ainic_s_ways_in_the_dockerfile(stack: str, tmp_path: Path) -> None:
         assert hadolint(text, tmp_path) == []
         return text.decode()
 
-    package = dockerfile(Provider(place="package", way="package", version="54.0-149", packages=("libionic1",)))
+    package = dockerfile(ProviderSpec(place="package", way="package", version="54.0-149", packages=("libionic1",)))
     assert "libionic1=54.0-149*" in package
     assert "provider-install ionic package:package:libionic1\n" in package
     newer = dockerfile(
-        Provider(place="newer", way="newer", version="63.0", archive="rdma-core-63.0.tar.gz", sha256="a" * 64)
+        ProviderSpec(place="newer", way="newer", version="63.0", archive="rdma-core-63.0.tar.gz", sha256="a" * 64)
     )
     assert "cmake -GNinja" in newer
     assert "cp -a /run/rocstack/nic/newer/opt/rdma-core /opt/" in newer
     assert "provider-install" not in newer
-    assert "provider-install" not in dockerfile(Provider(place="inbox", way="inbox"))
+    assert "provider-install" not in dockerfile(ProviderSpec(place="inbox", way="inbox"))
 
 
 # The environment

@@ -10,13 +10,13 @@ import pytest
 from rocstack.nic.needs import Need, devices, is_worker, needs
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import component
-from rocstack.stack.component import Nic
+from rocstack.stack.component import NicProfile
 
 V232, V235 = "232.0.164.5", "235.2.86.0"
 
 
-def nic(name: str) -> Nic:
-    return component.validate_head(component.library("nic").get(name), Nic)
+def nic(name: str) -> NicProfile:
+    return component.validate_head(component.library("nic").get(name), NicProfile)
 
 
 def node(name: str, case: str, module: str | None = None, **changes: Any) -> NodeProfile:

@@ -6,22 +6,22 @@ import pytest
 from gates import plain, profile
 
 from rocstack.nic.planned_image import planned
-from rocstack.nic.ways import Plan, Row
+from rocstack.nic.ways import ProviderPlan, ProviderRow
 from rocstack.node.gate import UNFIT, UNKNOWN, judge
 from rocstack.stack import component
-from rocstack.stack.component import Nic
+from rocstack.stack.component import NicProfile
 
 
-def nic(name: str) -> Nic:
-    return component.validate_head(component.library("nic").get(name), Nic)
+def nic(name: str) -> NicProfile:
+    return component.validate_head(component.library("nic").get(name), NicProfile)
 
 
-def plan(*rows: Row) -> Plan:
-    return Plan((), rows)
+def plan(*rows: ProviderRow) -> ProviderPlan:
+    return ProviderPlan((), rows)
 
 
-def row(way: str, abi: int | None, supports: tuple[int, int] | None = None, place: str = "") -> Row:
-    return Row(place or way, way, None, abi, ("n1",), "", supports)
+def row(way: str, abi: int | None, supports: tuple[int, int] | None = None, place: str = "") -> ProviderRow:
+    return ProviderRow(place or way, way, None, abi, ("n1",), "", supports)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def row(way: str, abi: int | None, supports: tuple[int, int] | None = None, plac
         ("broadcom", "no nic", [row("inbox", None, (1, 1))], UNFIT, "no broadcom NIC"),
     ],
 )
-def test_planned(name: str, case: str, rows: list[Row], result: str, says: str) -> None:
+def test_planned(name: str, case: str, rows: list[ProviderRow], result: str, says: str) -> None:
     verdict = judge(planned(nic(name), plan(*rows)), profile({**plain(case), "name": "n1"}))
     assert (verdict.result, says in verdict.says) == (result, True), verdict.says
 

@@ -156,9 +156,9 @@ def test_a_release_without_the_two_headers_is_known_by_its_folder() -> None:
 # Which release
 
 
-def release(version: str, sha256: str = "a", kind: str = "source", abi: int | None = 6) -> vendor_release.Release:
+def release(version: str, sha256: str = "a", kind: str = "source", abi: int | None = 6) -> vendor_release.VendorRelease:
     name = name_of(version) if kind == "source" else f"bnxt-rocelib_{version}_amd64.deb"
-    return vendor_release.Release(name, version, abi, sha256 * 64, 1, f"/x/{sha256}.zip > {name}", kind)  # type: ignore[arg-type]
+    return vendor_release.VendorRelease(name, version, abi, sha256 * 64, 1, f"/x/{sha256}.zip > {name}", kind)  # type: ignore[arg-type]
 
 
 def test_the_drivers_own_is_picked() -> None:
@@ -186,7 +186,7 @@ def test_the_drivers_own_is_picked() -> None:
     ],
 )  # fmt: skip
 def test_no_pick(
-    found: list[vendor_release.Release], wanted: str | None, accept: str | None, code: str, words: list[str]
+    found: list[vendor_release.VendorRelease], wanted: str | None, accept: str | None, code: str, words: list[str]
 ) -> None:
     error = refusal(lambda: vendor_release.pick(found, wanted, accept))
     assert error is not None
@@ -424,7 +424,7 @@ PROPERTY = settings(max_examples=200, deadline=None)
 BUNDLES = {"bcm.zip": DELIVERIES["nxe.zip"], "bcm.tgz": DELIVERIES["bcm.tgz"], "bcm.tar": DELIVERIES["bcm.tar"]}
 
 
-def search(name: str, data: bytes) -> tuple[vendor_release.Release, ...] | BadInput:
+def search(name: str, data: bytes) -> tuple[vendor_release.VendorRelease, ...] | BadInput:
     try:
         return tuple(vendor_release.in_file(name, "here", io.BytesIO(data), vendor_archive.Budget()))
     except BadInput as error:

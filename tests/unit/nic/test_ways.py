@@ -12,26 +12,26 @@ from support import refusal
 from rocstack.nic import ways
 from rocstack.nic.needs import Need
 from rocstack.nic.rdma_core import RdmaCore
-from rocstack.nic.vendor_release import Release
-from rocstack.nic.ways import Offer, Plan, plan
+from rocstack.nic.vendor_release import VendorRelease
+from rocstack.nic.ways import Offer, ProviderPlan, plan
 from rocstack.stack import component, stack
-from rocstack.stack.component import Nic
+from rocstack.stack.component import NicProfile
 
 V232, V235, V237 = "232.0.164.5", "235.2.86.0", "237.1.137.0"
 CORE = RdmaCore("65.0", "rdma-core-65.0.tar.gz", "c" * 64, b"core")
 STACK = {name: choice.version for name, choice in stack.load("debian-13", None).components.items()}
 
 
-def nic(name: str) -> Nic:
-    return component.validate_head(component.library("nic").get(name), Nic)
+def nic(name: str) -> NicProfile:
+    return component.validate_head(component.library("nic").get(name), NicProfile)
 
 
-def release(version: str, abi: int | None = 6, sha: str = "a") -> Release:
+def release(version: str, abi: int | None = 6, sha: str = "a") -> VendorRelease:
     name = f"libbnxt_re-{version}.tar.gz"
-    return Release(name, version, abi, sha * 64, 1, f"/opt/bcm.zip > {name}", data=version.encode())
+    return VendorRelease(name, version, abi, sha * 64, 1, f"/opt/bcm.zip > {name}", data=version.encode())
 
 
-def offer(*found: Release, **rest: Any) -> Offer:
+def offer(*found: VendorRelease, **rest: Any) -> Offer:
     return Offer(lambda: found, lambda: CORE, **{"versions": STACK, **rest})
 
 
@@ -46,7 +46,7 @@ def need(abi: int, release: str | None = None, *nodes: str) -> Need:
     return Need(abi, release, nodes or ("n1",))
 
 
-def chosen(made: Plan) -> list[tuple[str, str, str | None, int | None]]:
+def chosen(made: ProviderPlan) -> list[tuple[str, str, str | None, int | None]]:
     return [(each.place, each.way, each.version, each.kernel_abi) for each in made.providers]
 
 
@@ -103,7 +103,7 @@ def test_what_is_only_for_asking_is_never_chosen(name: str, abi: int) -> None:
     assert "host" in asked
     for driver in (None, V232):
         for options in ({}, {"repository": True}, {"accept": V232}):
-            made: list[Plan] = []
+            made: list[ProviderPlan] = []
             error = refusal(lambda: made.append(plan(profile, [need(abi, driver)], offer(release(V232), **options))))  # noqa: B023
             assert error or not {each.way for each in made[0].providers} & asked
 
@@ -156,7 +156,7 @@ INBOX = {
 
 @pytest.mark.parametrize(("rdma", "way"), [(rdma, "inbox" if there else None) for rdma, there in INBOX.items()])
 def test_ainic_inbox_needs_an_rdma_core_that_has_it(rdma: str, way: str | None) -> None:
-    made: list[Plan] = []
+    made: list[ProviderPlan] = []
     error = refusal(lambda: made.append(plan(nic("ainic"), [need(1)], offer(versions={"rdma": rdma}))))
     if way:
         assert chosen(made[0]) == [(way, way, None, 1)]

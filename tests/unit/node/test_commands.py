@@ -19,8 +19,8 @@ from support import join
 from rocstack.node import commands, controller_address, gate_decision, provider_link, rdma_trial
 from rocstack.node.envfile import parse_env
 from rocstack.node.fabric import Fabric
-from rocstack.node.gate import FITS, UNFIT, UNKNOWN, Finding, Verdict
-from rocstack.node.image import Image, Provider
+from rocstack.node.gate import FITS, UNFIT, UNKNOWN, GateFinding, GateVerdict
+from rocstack.node.image import Image, ImageProvider
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile, Unread, Verbs
 from rocstack.node.rdma_proof import Proof
@@ -29,8 +29,8 @@ from rocstack.node.variables import variables
 FOLDER = "rootfs/worker/usr/local/lib/rocstack/python"
 ROOT, NAME = "/opt/rocstack/nic", "libbnxt_re-rdmav34.so"
 PROVIDERS = (
-    Provider("abi-1", "inbox", "bnxt_re", f"{ROOT}/abi-1/{NAME}", "56.1-1", 34, (1, 1), "a"),
-    Provider("abi-6", "source", "bnxt_re", f"{ROOT}/abi-6/{NAME}", "232.0.164.5", 34, (6, 6), "b"),
+    ImageProvider("abi-1", "inbox", "bnxt_re", f"{ROOT}/abi-1/{NAME}", "56.1-1", 34, (1, 1), "a"),
+    ImageProvider("abi-6", "source", "bnxt_re", f"{ROOT}/abi-6/{NAME}", "232.0.164.5", 34, (6, 6), "b"),
 )
 IMAGE = Image("x", "broadcom", "worker", ("bnxt_en", "bnxt_re"), ("14e4:1760",), 34, "2.41", PROVIDERS)
 
@@ -125,8 +125,8 @@ def files(own: Path, tmp_path: Path) -> Image:
     return replace(IMAGE, providers=tuple(made))
 
 
-def verdict(result: str = FITS, place: str | None = "abi-1") -> Verdict:
-    return Verdict("n1", "x", result, (Finding(result, "as judged"),), place, None)
+def verdict(result: str = FITS, place: str | None = "abi-1") -> GateVerdict:
+    return GateVerdict("n1", "x", result, (GateFinding(result, "as judged"),), place, None)
 
 
 def test_the_file_that_libibverbs_loads_is_the_one_that_was_judged(files: Image, own: Path) -> None:

@@ -25,14 +25,14 @@ from rocstack.node.nic_settings import SOFT_ROCE, NicSettings, Setting, holds
 from rocstack.node.profile import Affinity, Gid, Netdev, NodeProfile, Port, Route, Verbs
 from rocstack.probe.differences import disagreements
 from rocstack.stack import component
-from rocstack.stack.component import Nic, library, validate_head
+from rocstack.stack.component import NicProfile, library, validate_head
 
 DATA = Path(__file__).parents[1] / "data" / "fabric"
 CASES = sorted(path.stem for path in DATA.glob("*.json"))
 PROFILE = TypeAdapter(NodeProfile)
 NICS = {
     "soft-roce": SOFT_ROCE,
-    **{name: node_package.settings(validate_head(file, Nic)) for name, file in library("nic").files.items()},
+    **{name: node_package.settings(validate_head(file, NicProfile)) for name, file in library("nic").files.items()},
 }
 
 
@@ -134,7 +134,7 @@ def test_damaged_settings_are_refused(data: dict[str, Any]) -> None:
 
 def test_every_nic_profile_of_ours_can_be_computed_with() -> None:
     for file in component.library("nic").files.values():
-        nic = component.validate_head(file, component.Nic)
+        nic = component.validate_head(file, component.NicProfile)
         data = nic.model_dump(include={"modules", "pci", "provider", "dscp", "dscp_source", "env"})
         own = NicSettings.from_dict({"nic": nic.name, **data})
         for setting in own.env:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loader import works
 from pydantic import ValidationError
 
-from rocstack.node.gate import FITS, Verdict, judge
+from rocstack.node.gate import FITS, GateVerdict, judge
 from rocstack.node.image import OWN, from_labels
 from rocstack.node.profile import NodeProfile
 
@@ -30,7 +30,7 @@ def profile(node: dict[str, Any]) -> NodeProfile | None:
         return None
 
 
-def verdict(labels: dict[str, str], node: dict[str, Any]) -> Verdict | None:
+def verdict(labels: dict[str, str], node: dict[str, Any]) -> GateVerdict | None:
     read = profile(node)
     return read and judge(from_labels("i", labels), read)
 

@@ -10,12 +10,12 @@ import gates
 import pytest
 from support import join
 
-from rocstack.node.image import MANIFEST, Image, Provider, from_labels, from_manifest
+from rocstack.node.image import MANIFEST, Image, ImageProvider, from_labels, from_manifest
 
 ROW = {"place": "source", "way": "source", "driver": "bnxt_re", "private_abi": 34, "kernel_abi": [6, 8]}
 
 
-def read(**row: Any) -> Provider:
+def read(**row: Any) -> ImageProvider:
     (found,) = from_labels("i", {"io.rocstack.nic.providers": json.dumps([{**ROW, **row}])}).providers
     return found
 
@@ -23,7 +23,7 @@ def read(**row: Any) -> Provider:
 def test_in_full() -> None:
     found = from_labels("rocstack/worker:x", gates.labels("broadcom 232"))
     path = "/opt/rocstack/nic/source/libbnxt_re-rdmav34.so"
-    provider = Provider("source", "source", "bnxt_re", path, "232.0.164.5", 34, (6, 6), "bb")
+    provider = ImageProvider("source", "source", "bnxt_re", path, "232.0.164.5", 34, (6, 6), "bb")
     cards = ("14e4:1750", "14e4:1760")
     name, modules = "rocstack/worker:x", ("bnxt_en", "bnxt_re")
     assert found == Image(name, "broadcom", "worker", modules, cards, 34, "2.41", (provider,))

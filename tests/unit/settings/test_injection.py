@@ -22,7 +22,7 @@ from rocstack.image import render
 from rocstack.settings.settings import Settings
 from rocstack.settings.settings import load as load_settings
 from rocstack.stack import component, overlay, resolve, stack
-from rocstack.stack.provider import Provider
+from rocstack.stack.provider import ProviderSpec
 
 AMD = "rocm-7.2-ubuntu-24.04"  # it has repositories, archives, source packages and a wheel index
 HOSTILE = [
@@ -122,10 +122,10 @@ COMPONENTS, NICS = component.library("components"), component.library("nic")
 
 
 def dockerfile(data: dict[str, Any], nic: dict[str, Any], part: dict[str, Any], base: str | None = None) -> str:
-    components = component.Library(
+    components = component.TemplateLibrary(
         "components", {**COMPONENTS.files, "part": head("components", "part", PART, part)}, {}
     )
-    nics = component.Library("nic", {**NICS.files, "mine": head("nic", "mine", NIC, nic)}, {})
+    nics = component.TemplateLibrary("nic", {**NICS.files, "mine": head("nic", "mine", NIC, nic)}, {})
     resolved = resolve.resolve(to_stack(data), "mine", components, nics, overlay.Overlay(), base=base)
     context = render.render(resolved, None, components, nics)
     for path, file in context.files.items():
@@ -160,8 +160,8 @@ STACK_FIELDS, NIC_FIELDS, PART_FIELDS = (list(leaves(data)) for data in (PLAIN_S
 
 def test_the_fields_are_all_there() -> None:
     names = {str(part) for loc in (*STACK_FIELDS, *NIC_FIELDS, *PART_FIELDS) for part in loc}
-    used = {*stack.Stack.model_fields, *stack.Choice.model_fields, *stack.AptRepository.model_fields}
-    used |= {*component.Nic.model_fields, *component.Way.model_fields, *component.Component.model_fields}
+    used = {*stack.Stack.model_fields, *stack.ComponentChoice.model_fields, *stack.AptRepository.model_fields}
+    used |= {*component.NicProfile.model_fields, *component.Way.model_fields, *component.Component.model_fields}
     used |= {*component.Packages.model_fields}
     not_text = {"asked", "release", "archive", "dscp", "env", "plugin"}
     not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
@@ -190,7 +190,7 @@ def test_fields(plain: list[str], data: st.DataObject) -> None:
     for loc in NIC_FIELDS:
         text = data.draw(TEXTS)
         one = changed(PLAIN_NIC, loc, text)
-        if accepted(lambda one=one: component.validate_head(head("nic", "mine", NIC, one), component.Nic)):
+        if accepted(lambda one=one: component.validate_head(head("nic", "mine", NIC, one), component.NicProfile)):
             nic = changed(nic, loc, text)
     for loc in PART_FIELDS:
         text = data.draw(TEXTS)
@@ -215,7 +215,7 @@ def test_hostile_texts_pass_in_no_field_that_is_rendered(text: str) -> None:
             assert free or not set(text) & bad, loc
     for loc in NIC_FIELDS:
         one = changed(PLAIN_NIC, loc, "a" + text)
-        if accepted(lambda one=one: component.validate_head(head("nic", "mine", NIC, one), component.Nic)):
+        if accepted(lambda one=one: component.validate_head(head("nic", "mine", NIC, one), component.NicProfile)):
             free = {"about", "hardware", "source", "dscp_source", "why", "when"} & {str(part) for part in loc}
             assert free or loc[0] == "env" or not set(text) & set("\n\r\0\"'`$\\;|&<>(){}# \t"), loc
 
@@ -226,7 +226,7 @@ def test_hostile_providers(field: str, text: str) -> None:
     """What names a release comes from the user's file names and from the nodes."""
     good = {"place": "source", "way": "source", "version": "1.2.3.4", "archive": "a-1.tar.gz", "sha256": "0" * 64}
     for value in (text, good[field] + text):
-        if accepted(lambda value=value: Provider.model_validate({**good, field: value})):
+        if accepted(lambda value=value: ProviderSpec.model_validate({**good, field: value})):
             assert re.fullmatch(r"[A-Za-z0-9.+~:_-]+", value)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rocstack.base import paths
 from rocstack.base.errors import BadInput
 from rocstack.stack import blocks, component
-from rocstack.stack.component import Component, Nic, library, read_template, validate_head
+from rocstack.stack.component import Component, NicProfile, library, read_template, validate_head
 
 Kind = Literal["components", "nic"]
 NEW = """\
@@ -37,7 +37,7 @@ def write(folder: Path, name: str, text: str, kind: str = "components") -> Path:
     return file
 
 
-@pytest.mark.parametrize(("kind", "model"), [("components", Component), ("nic", Nic)])
+@pytest.mark.parametrize(("kind", "model"), [("components", Component), ("nic", NicProfile)])
 def test_shipped(kind: Kind, model: type[Component]) -> None:
     files = library(kind)
     assert files.files
@@ -112,7 +112,7 @@ def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) 
 def test_nic_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) -> None:
     path = write(tmp_path, "mine.j2", f"---\n{text}---\n", "nic")
     with pytest.raises(BadInput) as refused:
-        validate_head(read_template(path), Nic)
+        validate_head(read_template(path), NicProfile)
     assert says in refused.value.what
     assert str(refused.value.where) == f"{path}:{line}"
 

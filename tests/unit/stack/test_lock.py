@@ -62,7 +62,7 @@ def test_requirements() -> None:
         ({"python": "3.12"}, False),
         ({"wheels": {}}, False),
         ({"provided": ()}, False),
-        ({"base": stack.Base(image="debian:sid", os="debian-13")}, False),
+        ({"base": stack.StackBase(image="debian:sid", os="debian-13")}, False),
     ],
 )
 def test_definition_is_what_decides_the_lock(change: dict[str, Any], same: bool) -> None:

@@ -11,7 +11,7 @@ from support import join
 
 from rocstack.base.errors import BadInput, Where
 from rocstack.stack import overlay
-from rocstack.stack.overlay import Change
+from rocstack.stack.overlay import OverlayChange
 
 
 def written(folder: Path, text: str) -> Path:
@@ -131,8 +131,8 @@ def test_no_folder(tmp_path: Path) -> None:
 LISTS = st.lists(st.sampled_from([f"p{n}" for n in range(8)]), unique=True).map(tuple)
 
 
-def change(op: str, packages: tuple[str, ...]) -> Change:
-    return Change("ucx", "packages", op, packages, Where("overlay.yml", 1))
+def change(op: str, packages: tuple[str, ...]) -> OverlayChange:
+    return OverlayChange("ucx", "packages", op, packages, Where("overlay.yml", 1))
 
 
 @given(LISTS, LISTS)

@@ -12,7 +12,7 @@ from rocstack.base.document import Document
 from rocstack.base.errors import BadInput
 from rocstack.stack import component, overlay, resolve, stack
 from rocstack.stack.component import ROLES
-from rocstack.stack.provider import Provider
+from rocstack.stack.provider import ProviderSpec
 
 NAMES = stack.names()
 PLAIN = Path(__file__).parents[1] / "data/stacks/plain.yml"
@@ -64,8 +64,8 @@ def test_without_a_plan_the_first_way_is_taken(default: Joined) -> None:
 
 
 def test_providers_bring_their_packages_and_name_their_ways(default: Joined) -> None:
-    inbox = Provider(place="abi-1", way="inbox")
-    vendor = Provider(place="abi-7", way="package", version="235.2.86.0", packages=("bnxt-rocelib",))
+    inbox = ProviderSpec(place="abi-1", way="inbox")
+    vendor = ProviderSpec(place="abi-7", way="package", version="235.2.86.0", packages=("bnxt-rocelib",))
     found = default.resolved.model_copy(update={"providers": (inbox, vendor)})
     assert found.ways == "inbox+package"
     assert found.nic_packages() == ("bnxt-rocelib=235.2.86.0*",)

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def judge(rule_id: str, facts: dict[str, Any]) -> rules.Verdict:
+def judge(rule_id: str, facts: dict[str, Any]) -> rules.RuleVerdict:
     return rules.judge((BY_ID[rule_id],), facts)[0]
 
 

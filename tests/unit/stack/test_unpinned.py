@@ -60,7 +60,7 @@ def test_an_archive_without_sha256_renders_and_does_not_build() -> None:
 
 
 def test_the_stacks_sha256_is_above_the_locks() -> None:
-    choice = stack.Choice(method="source", version="1", url="https://example.org/a.tar", sha256="cd" * 32)
+    choice = stack.ComponentChoice(method="source", version="1", url="https://example.org/a.tar", sha256="cd" * 32)
     chosen = stack.load(AMD)
     other = a_lock(chosen, sources=(lock.LockedSource(component="ucx", version="1", sha256=SHA),))
     assert lock.source_sha256("ucx", choice, other) == "cd" * 32
@@ -80,7 +80,7 @@ def test_the_stacks_sha256_is_above_the_locks() -> None:
 )
 def test_bad_choices(choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        stack.Choice.model_validate(choice)
+        stack.ComponentChoice.model_validate(choice)
 
 
 def test_debian_13_offers_gpu_aware_openmpi() -> None:

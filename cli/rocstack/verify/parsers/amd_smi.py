@@ -14,7 +14,7 @@ NONE = "N/A"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class SmiGpu:
     """As `amd-smi list` names it. `bdf` is its PCI address."""
 
     index: int
@@ -23,7 +23,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Link:
+class SmiLink:
     """From one GPU to another: `kind` "XGMI" or "PCIE", `status` "ENABLED" or not; `hops` and `weight` are None where
     the tool has none."""
 
@@ -35,25 +35,25 @@ class Link:
     weight: int | None
 
 
-def gpus(text: str, tool: str = "amd-smi list") -> tuple[Gpu, ...]:
+def gpus(text: str, tool: str = "amd-smi list") -> tuple[SmiGpu, ...]:
     """
     Raises:
         CheckFailed: it isn't such a list, or is one of errors.
     """
-    return _each(text, tool, lambda row: [Gpu(int(row["gpu"]), str(row["bdf"]), str(row["uuid"]))])
+    return _each(text, tool, lambda row: [SmiGpu(int(row["gpu"]), str(row["bdf"]), str(row["uuid"]))])
 
 
-def links(text: str, tool: str = "amd-smi topology") -> tuple[Link, ...]:
+def links(text: str, tool: str = "amd-smi topology") -> tuple[SmiLink, ...]:
     """Without those of a GPU to itself.
 
     Raises:
         CheckFailed: as `gpus`.
     """
 
-    def of(row: Mapping[str, Any]) -> list[Link]:
+    def of(row: Mapping[str, Any]) -> list[SmiLink]:
         source = int(row["gpu"])
         return [
-            Link(
+            SmiLink(
                 source,
                 int(each["gpu"]),
                 str(each["link_type"]),

@@ -50,14 +50,14 @@ class Curves(Value):
     threshold: Line | None = None
 
 
-class Gpu(Value):
+class DrawnGpu(Value):
     index: int
     pci: str | None = None
     numa: int | None = None
     name: str | None = None
 
 
-class Nic(Value):
+class DrawnNic(Value):
     name: str
     pci: str | None = None
     numa: int | None = None
@@ -65,7 +65,7 @@ class Nic(Value):
     state: str | None = None
 
 
-class Affinity(Value):
+class DrawnAffinity(Value):
     """A GPU's nearest NIC. `via` is switch, root, numa or system."""
 
     gpu: int
@@ -73,7 +73,7 @@ class Affinity(Value):
     via: str | None = None
 
 
-class Link(Value):
+class DrawnLink(Value):
     """Between the GPUs `a` and `b`."""
 
     a: int
@@ -84,10 +84,10 @@ class Link(Value):
 class Devices(Value):
     """Of one node."""
 
-    gpus: tuple[Gpu, ...] = ()
-    nics: tuple[Nic, ...] = ()
-    affinity: tuple[Affinity, ...] = ()
-    links: tuple[Link, ...] = ()
+    gpus: tuple[DrawnGpu, ...] = ()
+    nics: tuple[DrawnNic, ...] = ()
+    affinity: tuple[DrawnAffinity, ...] = ()
+    links: tuple[DrawnLink, ...] = ()
 
 
 class Topology(Value):

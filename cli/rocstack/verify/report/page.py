@@ -16,7 +16,7 @@ from rocstack.probe.summary import count
 from rocstack.verify import compare, outliers, verdict
 from rocstack.verify.report import curves, drawings, failures, heatmap, kinds, matrix, topology
 from rocstack.verify.result import Run
-from rocstack.verify.verdict import NodeVerdict, Verdict
+from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
 ROWS = 100  # of a table of nodes
 WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error": "not made", "skipped": "skipped"}
@@ -79,7 +79,7 @@ def _words(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _mood(run: Run, found: Verdict) -> str:
+def _mood(run: Run, found: RunVerdict) -> str:
     """good, bad, or odd: nothing fails, but not every node was judged."""
     if found.cluster or found.names("failing") or not run.complete:
         return "bad"
@@ -99,7 +99,7 @@ def _counts(run: Run) -> list[tuple[str, int]]:
     return [(state, found[state]) for state in WORDS if found[state]]
 
 
-def _nodes(found: Verdict) -> list[NodeVerdict]:
+def _nodes(found: RunVerdict) -> list[NodeVerdict]:
     """Those of which there is something to say."""
     order = ("failing", "absent", "not judged")
     return sorted((each for each in found.nodes if each.state in order), key=lambda each: order.index(each.state))

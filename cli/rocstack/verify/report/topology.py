@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rocstack.probe.diagram import VIA, bits
 from rocstack.probe.summary import count
 from rocstack.verify import verdict
-from rocstack.verify.report.drawings import Devices, Nic, Topology
+from rocstack.verify.report.drawings import Devices, DrawnNic, Topology
 
 CELL, GAP, PAD = 84.0, 12.0, 16.0  # a device's width, between two, and around those of a NUMA node
 GPU_Y, NIC_Y, BOX, HEIGHT = 92.0, 196.0, 44.0, 268.0
@@ -147,7 +147,7 @@ def _arc(one: float, two: float) -> str:
     return f"M{x1:g} {GPU_Y:g}C{x1:g} {high:g} {x2:g} {high:g} {x2:g} {GPU_Y:g}"
 
 
-def _speed(nic: Nic) -> str:
+def _speed(nic: DrawnNic) -> str:
     return bits(nic.speed) if isinstance(nic.speed, int) else nic.speed or ""
 
 

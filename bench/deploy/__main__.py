@@ -27,7 +27,6 @@ import docker
 from testbed import Site, each, run, timed
 
 from rocstack.deploy.plan import tls
-from rocstack.registry import cost
 from rocstack.registry.http import Login, Wire
 from rocstack.registry.image_archive import Archive
 from rocstack.registry.load import Target, load
@@ -186,25 +185,6 @@ def measured(bench: Bench, link: int, ways: list[str]) -> Result:
     return {**head, **found, **({"judged": judged(found)} if {"rocstack", "save_load"} <= {*ways} else {})}
 
 
-def model(compressed: float, uncompressed: float) -> list[Result]:
-    """Seconds by the cost model, for the drawing; nothing of it is measured."""
-    rows = []
-    for nodes in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1000):
-        for link in (1, 25, 100):
-            job = cost.Job(nodes, compressed, uncompressed, link)
-            ways = {
-                "registry": cost.registry(job),
-                "rack": cost.rack(job, cost.mirrors_for(nodes)),
-                "p2p": cost.p2p(job),
-                "archive": cost.archive(job),
-                **cost.by_hand(job),
-            }
-            rows.append(
-                {"nodes": nodes, "link_gbps": link, **{way: round(time.total, 1) for way, time in ways.items()}}
-            )
-    return rows
-
-
 def judged(ways: Result) -> Result:
     ours, hand = ways["rocstack"], ways["save_load"]
     found = {
@@ -246,7 +226,6 @@ def main() -> None:
                     bench.close()
             finally:
                 site.close()
-    result["model"] = model(355e6, 1223e6)
     result["load_after"] = round(os.getloadavg()[0], 2)
     text = json.dumps(result, indent=1)
     print(text)

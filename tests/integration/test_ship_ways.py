@@ -1,4 +1,4 @@
-"""The ways of shipping beside the control node's registry: archive, the site's registry, the racks', Dragonfly.
+"""The ways of shipping beside the control node's registry: archive, the site's registry and the racks'.
 
 What is copied between registries is tested with two of them; whole deploys on two virtual nodes are slow.
 """
@@ -10,16 +10,14 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
-import yaml
 from place import Built, Place, engine, inspect
-from ways import NAME, USER, Cloud, Registry, package, start
+from ways import NAME, USER, Cloud, Registry, start
 
 from rocstack.node.engine import Failed
 from rocstack.node.registry_copy import warm
@@ -194,55 +192,3 @@ def test_registry_of_the_site(cloud: Cloud, tmp_path: Path, passed_on: bool) -> 
         assert site.password not in log + json.dumps(done)
     finally:
         site.node.remove()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb")
-def test_dragonfly_set_up_and_the_engine_pulls_through_it(cloud: Cloud, tmp_path: Path) -> None:
-    """Not Dragonfly's own programs: stubs in packages made here. systemd doesn't run on virtual nodes, so what it would
-    start is started by the test."""
-    packages = {program: package(tmp_path, program) for program in ("dfdaemon", "scheduler")}
-    known = {
-        "dragonfly_client_package": str(packages["dfdaemon"]),
-        "dragonfly_scheduler_package": str(packages["scheduler"]),
-        "dragonfly_client_package_sha256": hashlib.sha256(packages["dfdaemon"].read_bytes()).hexdigest(),
-        "dragonfly_scheduler_package_sha256": hashlib.sha256(packages["scheduler"].read_bytes()).hexdigest(),
-    }
-    image = cloud.update(2_000_000)
-    refused = cloud.deploy(image, "--method", "p2p", code=1)
-    assert refused["error"]["code"] == "p2p-failed"
-    assert "dragonfly_client_package" in refused["error"]["what"]
-    wrong = cloud.inventory(**{**known, "dragonfly_client_package_sha256": 64 * "0"})
-    assert "another SHA-256" in cloud.deploy(image, "--method", "p2p", inventory=wrong, code=1)["error"]["what"]
-
-    inventory = cloud.inventory(**known)
-    stopped = cloud.deploy(image, "--method", "p2p", inventory=inventory, code=1)
-    assert "systemd does not run here" in stopped["error"]["what"]
-    n1, n2 = cloud.container("n1"), cloud.container("n2")
-    for node, command in (
-        (n1, "scheduler --config /etc/dragonfly/scheduler.yaml"),
-        (n1, "dfdaemon"),
-        (n2, "while ! [ -s /etc/dragonfly/dynconfig.yaml ]; do sleep 0.2; done; exec dfdaemon"),
-    ):
-        engine("exec", "--detach", node.name, "sh", "-c", command)
-    done = cloud.deploy(image, "--method", "p2p", inventory=inventory)
-    assert set(done["published"]["sources"].values()) == {"127.0.0.1:4001"}
-    for node in ("n1", "n2"):
-        assert cloud.runs(node) == inspect(image)["Id"]
-        assert "/blobs/sha256:" in cloud.container(node).run("cat", "/var/log/stub-dfdaemon.log").stdout
-        assert cloud.container(node).run("test", "-e", "/etc/docker/daemon.json", check=False).returncode
-
-    settings = {node.name: yaml.safe_load(node.run("cat", "/etc/dragonfly/dfdaemon.yaml").stdout) for node in (n1, n2)}
-    assert [settings[node.name]["seedPeer"]["enable"] for node in (n1, n2)] == [True, False]
-    for node, address in ((n1, cloud.address("n1")), (n2, cloud.address("n2"))):
-        assert settings[node.name]["host"]["ip"] == address
-        mirror = settings[node.name]["proxy"]["registryMirror"]
-        assert mirror == {"addr": f"https://{cloud.address('n1')}:5000", "cert": "/etc/dragonfly/registry-ca.pem"}
-        dynamic = yaml.safe_load(node.run("cat", "/etc/dragonfly/dynconfig.yaml").stdout)
-        assert dynamic == {"scheduler": {"addrs": [f"{cloud.address('n1')}:8002"]}}
-    scheduler = yaml.safe_load(n1.run("cat", "/etc/dragonfly/scheduler.yaml").stdout)
-    assert scheduler["server"]["advertiseIP"] == cloud.address("n1")
-    assert "manager" not in scheduler
-    log = (cloud.place.folder / ".rocstack/deploy/ansible.log").read_text()
-    recaps = [line for line in log.splitlines() if "ok=" in line and "failed=" in line]
-    assert "changed=0" in recaps[0], "the role changed something in its second run"

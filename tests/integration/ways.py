@@ -1,11 +1,9 @@
-"""Registries, virtual nodes and stubs for the tests of shipping."""
+"""Registries and virtual nodes for the tests of shipping."""
 
 from __future__ import annotations
 
 import json
 import secrets
-import shutil
-import subprocess
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +18,6 @@ from rocstack.registry.http import Login, Wire
 from rocstack.registry.repository import Repository
 
 USER, NAME = "rocstack", "rocstack-worker"
-DATA = Path(__file__).parent / "data" / "dragonfly"
 
 
 @dataclass(frozen=True)
@@ -126,17 +123,3 @@ class Cloud:
         """Bytes that left the node by its network card."""
         rows = self.container(node).run("cat", "/proc/net/dev").stdout.splitlines()[2:]
         return sum(int(row.split()[9]) for row in rows if not row.split()[0].startswith(("lo", "docker", "veth")))
-
-
-def package(folder: Path, program: str) -> Path:
-    """A .deb with a stub of this name."""
-    root = folder / program
-    (root / "DEBIAN").mkdir(parents=True)
-    (root / "usr/bin").mkdir(parents=True)
-    fields = ("Version: 1", "Architecture: all", "Maintainer: test", "Description: a stub")
-    (root / "DEBIAN/control").write_text("\n".join((f"Package: stub-{program}", *fields, "")))
-    shutil.copy(DATA / f"{program}.py", root / "usr/bin" / program)
-    (root / "usr/bin" / program).chmod(0o755)
-    file = folder / f"{program}.deb"
-    subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, file], check=True, capture_output=True)
-    return file

@@ -29,7 +29,7 @@ Wave = Annotated[str | None, typer.Option(help="Nodes that are updated at once: 
 Drain = Annotated[str | None, typer.Option(help="How long running jobs may take to end: 30m, 4h, infinite.")]
 Requeue = Annotated[bool, typer.Option("--requeue", help="Requeue running jobs instead of waiting for them.")]
 Failures = Annotated[str | None, typer.Option(help="Nodes that may fail before the update stops: a number, or 10%.")]
-Method = Annotated[str | None, typer.Option(help="How images are shipped: auto, registry, archive, rack or p2p.")]
+Method = Annotated[str | None, typer.Option(help="How images get to the nodes: auto, registry, archive or rack.")]
 Require = Annotated[
     int | None, typer.Option(min=0, max=4, help="Refuse images that `rocstack verify` hasn't proved to this level.")
 ]

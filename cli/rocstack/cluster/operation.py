@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rocstack.base.words import Duration, ImageRef, Value
 
@@ -43,18 +43,26 @@ class Health(Value):
 class Ship(Value):
     """How images get to the nodes."""
 
-    method: Literal["auto", "registry", "archive", "rack", "p2p"] = "auto"  # auto: the cheapest by nodes and link
+    method: Literal["auto", "registry", "archive", "rack"] = "auto"  # auto: rack where the inventory names any
     registry: ImageRef | Literal[""] = ""  # the site's own, with folder; default: one on the control node
     registry_login: bool = False  # nodes pull with this machine's docker login; default: with the node's own, if any
-    link_gbps: Annotated[float, Field(gt=0)] | None = None  # the control node's link; default: its network card's speed
     port: Port = 5000  # of the control node's registry
     forks: Annotated[int, Field(ge=1, le=1024)] = 32  # nodes at once
     attempts: Annotated[int, Field(ge=1, le=20)] = 4
 
-    @field_validator("link_gbps", mode="before")
+    @field_validator("method", mode="before")
     @classmethod
-    def _whole_number(cls, value: object) -> object:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    def _not_p2p(cls, value: object) -> object:
+        if value == "p2p":
+            raise ValueError("p2p was removed; take auto, and put Dragonfly before the registry (docs/shipping.md)")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_link(cls, data: object) -> object:
+        if isinstance(data, dict) and "link_gbps" in data:
+            raise ValueError("link_gbps was removed; delete it, and set `method` to choose the way yourself")
+        return data
 
 
 class Rollout(Value):

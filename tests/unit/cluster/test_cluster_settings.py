@@ -88,6 +88,8 @@ def test_as_json_and_back() -> None:
         ("rollout: {wave: 0%}", 2, "cluster.rollout.wave: 0% is neither"),
         ("rollout: {wave: 0}", 2, "cluster.rollout.wave: 0 is neither"),
         ("ship: {method: torrent}", 2, "cluster.ship.method"),
+        ("ship: {method: p2p}", 2, "p2p was removed; take auto"),
+        ("ship: {link_gbps: 25}", 2, "link_gbps was removed; delete it"),
         ("mounts: [home]", 2, "SRC[:DST[:ro]]"),
         ("slurm: {A b: 3}", 2, "'A b' is not a keyword"),
         ('slurm: {Licenses: "a\\nPluginDir=/x"}', 2, "cluster.slurm.Licenses"),

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from rocstack.base.errors import BadInput, CheckFailed, Missing
+from rocstack.base.errors import BadInput, Missing
 from rocstack.cluster.operation import Ship
+from rocstack.cluster.settings import Cluster
 from rocstack.deploy.orders.events import Silent
 from rocstack.deploy.orders.order import Order, Registry
-from rocstack.deploy.plan import ship_method
+from rocstack.deploy.plan.desired import Wanted
 from rocstack.deploy.plan.desired_image import WantedImage
 from rocstack.deploy.read import inventory, racks
+from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.ship import by_dragonfly, by_rack, by_registry
+from rocstack.deploy.ship import by_rack, by_registry
 from rocstack.edge.ansible import HostRun
 from rocstack.node import login
 from rocstack.node.engine import Failed
@@ -62,21 +64,26 @@ def test_a_node_runs_one_registry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "mirrors", "method"),
+    ("ship", "racks", "method", "reason"),
     [
-        (Ship(), 0, "registry"),
-        (Ship(), 30, "rack"),
-        (Ship(method="archive"), 30, "archive"),
-        (Ship(method="p2p"), 0, "p2p"),
+        ({}, "", "registry", "the registry of the control node"),
+        ({"registry": "site.example/ml"}, "", "registry", "site.example/ml"),
+        ({}, "n1:5000", "rack", "the registries of 1 of their racks"),
+        ({"method": "registry"}, "n1:5000", "registry", "cluster.ship.method"),
+        ({"method": "archive"}, "n1:5000", "archive", "cluster.ship.method"),
+        ({"method": "rack"}, "n1:5000", "rack", "cluster.ship.method"),
     ],
 )
-def test_the_person_decides_or_else_nodes_and_link(wish: Ship, mirrors: int, method: str) -> None:
-    control: Any = SimpleNamespace(
-        netdevs=[SimpleNamespace(speed=25000, state="up"), SimpleNamespace(speed=100000, state="down")]
-    )
-    image = WantedImage("worker", "i", "w", {}, size=60_000_000_000)
-    assert ship_method.link(control) == 25
-    assert ship_method.choose(wish, image, 1000, mirrors, control).method == method
+def test_racks_registries_are_used_unless_the_settings_say_otherwise(
+    ship: dict[str, Any], racks: str, method: str, reason: str
+) -> None:
+    nodes = cluster(n1=racks, n2="")
+    wanted: Any = Wanted(nodes, Cluster(ship=Ship.model_validate(ship)), None, None, {}, Gathered(()), None)  # type: ignore[arg-type]
+    found, why = wanted.ship_method(["n1", "n2"])
+    assert found == method
+    assert reason in why
+    if method == "rack" and not ship:
+        assert wanted.ship_method(["n2"])[0] == "registry", "no node that lacks the image is in a rack with one"
 
 
 @dataclass
@@ -91,8 +98,6 @@ class Hands:
         return {name: HostRun(name, "failed" if name in self.fails else "ok", "port taken") for name in orders}
 
     def send(self, playbook: str, orders: Mapping[str, Any]) -> dict[str, HostRun]:
-        if playbook == "p2p.yml":
-            return {name: HostRun(name, "failed" if name in self.fails else "ok", "no package") for name in orders}
         found, wave = {}, []
         for name, order in orders.items():
             rows = []
@@ -182,16 +187,6 @@ def test_our_registries_have_our_account_the_sites_none_of_ours(monkeypatch: pyt
     assert by_registry.home(passed_on) == "site.example"
     with pytest.raises(Missing, match=r"no login for other\.example"):
         by_registry.account(passed_on, "other.example")
-
-
-def test_who_joined_dragonfly_pulls_from_itself_with_the_same_account() -> None:
-    plan, watch = prepared(cluster(n1="", n2="")), Said()
-    direct = dict.fromkeys(("n1", "n2"), by_registry.account(plan.wanted, "h:5000"))
-    joined = by_dragonfly.join(plan, direct, Hands(frozenset({"n2"})), watch)  # type: ignore[arg-type]
-    assert joined == {"n1": Registry("127.0.0.1:4001", "rocstack", "secret", "")}
-    assert watch.said == ["n2 pulls from h:5000, without Dragonfly: no package"]
-    with pytest.raises(CheckFailed, match="no package"):
-        by_dragonfly.join(plan, direct, Hands(frozenset({"h"})), watch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

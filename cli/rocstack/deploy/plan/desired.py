@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -154,6 +154,15 @@ class Wanted:
         if method == "rack" and not found:
             raise racks.none(self.inventory.path)
         return found
+
+    def ship_method(self, lacking: Collection[str]) -> tuple[str, str]:
+        """How the worker image gets to the nodes that lack it, and why so."""
+        ship, racks_in_use = self.cluster.ship, [each for each in self.mirrors if set(each.serves) & set(lacking)]
+        if ship.method != "auto":
+            return ship.method, "cluster.ship.method says so"
+        if racks_in_use:
+            return "rack", f"the inventory names the registries of {len(racks_in_use)} of their racks"
+        return "registry", f"they pull from {ship.registry or 'the registry of the control node'}"
 
     def orders(self) -> dict[str, Order]:
         """By node, for those that could be read, and whose engine answers."""

@@ -13,7 +13,7 @@ from rocstack.cluster.settings import Cluster
 from rocstack.container.run_line import RunProfile
 from rocstack.deploy.orders.events import Watch
 from rocstack.deploy.orders.order import Order
-from rocstack.deploy.plan import plan, precheck, secrets, ship_method, tls
+from rocstack.deploy.plan import plan, precheck, secrets, tls
 from rocstack.deploy.plan.desired import SLURM_UID, Wanted, keys_there
 from rocstack.deploy.plan.desired_image import WantedImage
 from rocstack.deploy.plan.plan import NodePlan, Plan
@@ -101,11 +101,8 @@ class Prepared:
         lacking = {node.name for node in nodes if node.has("ship", image.on_node.name)}
         if not lacking or self.wanted is None:
             return {}
-        mirrors = [mirror for mirror in self.wanted.mirrors if lacking & set(mirror.serves)]
-        ship = self.request.cluster.ship
-        found = ship_method.choose(ship, image, len(lacking), len(mirrors), self.control.profile)
-        times = {method: round(time.total, 1) for method, time in found.times.items()}
-        return {"method": found.method, "why": found.why, "nodes": len(lacking), "seconds": times}
+        method, why = self.wanted.ship_method(lacking)
+        return {"method": method, "why": why, "nodes": len(lacking)}
 
     def with_images(self, images: Mapping[str, WantedImage]) -> Prepared:
         """The same with images that nodes can pull now."""

@@ -13,7 +13,6 @@ from rocstack.deploy.plan.outcome import of_services
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.deploy.read.racks import Mirror
 from rocstack.deploy.ship.by_registry import account, home, tag
-from rocstack.registry import warm
 
 
 def fill(
@@ -32,6 +31,14 @@ def fill(
     have = [origin, *work.waves(origin, work.started()), *work.of_site(origin)]
     sources = {name: each.registry for each in needed if each.registry in have for name in each.serves}
     return {name: sources.get(name, origin) for name in lacking}
+
+
+@dataclass(frozen=True)
+class RackCopy:
+    """One image's way from registry to registry (HOST:PORT), on the host of the second."""
+
+    source: str
+    target: str
 
 
 @dataclass
@@ -58,10 +65,14 @@ class _Work:
         return [ours[node] for node, run in runs.items() if run.state == "ok"]
 
     def waves(self, origin: str, registries: Sequence[str]) -> list[str]:
-        """Each copies for itself, from one that has it."""
+        """Each copies for itself, from one that has it, so that 1, 3, 7, 15 have it after 1, 2, 3, 4 waves.
+
+        A mirror that fetches on demand would hand each further request on while its first fetch lasts (measured: 4.3
+        copies left the control node for 4 nodes).
+        """
         left, have = list(registries), [origin]
         while left:
-            wave = warm.plan(have, left)[0]
+            wave = [RackCopy(source, target) for source, target in zip(have, left, strict=False)]
             done = self._copy({self.mirrors[copy.target].node or "": [copy] for copy in wave})
             have += done
             left = [each for each in left if each not in {copy.target for copy in wave}]
@@ -70,10 +81,10 @@ class _Work:
     def of_site(self, origin: str) -> list[str]:
         """We are on no host of theirs: the control node copies to them."""
         registries = [each.registry for each in self.mirrors.values() if not each.node]
-        copies = [warm.Copy(origin, registry) for registry in registries]
+        copies = [RackCopy(origin, registry) for registry in registries]
         return self._copy({self.wanted.inventory.control.name: copies}) if copies else []
 
-    def _copy(self, by_node: Mapping[str, Sequence[warm.Copy]]) -> list[str]:
+    def _copy(self, by_node: Mapping[str, Sequence[RackCopy]]) -> list[str]:
         """The registries that have it then."""
         runs = self.hands.send("warm.yml", {node: self._order(copies) for node, copies in by_node.items()})
         done = []
@@ -91,7 +102,7 @@ class _Work:
                 self.watch.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
         return done
 
-    def _order(self, copies: Sequence[warm.Copy]) -> dict[str, object]:
+    def _order(self, copies: Sequence[RackCopy]) -> dict[str, object]:
         path, _, digest = (self.image.reference or "").partition("/")[2].partition("@")
         hosts = sorted({host for copy in copies for host in (copy.source, copy.target)})
         logins = [account(self.wanted, host) for host in hosts]

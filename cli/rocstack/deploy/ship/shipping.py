@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.orders.events import Watch
 from rocstack.deploy.orders.runs import Hands
-from rocstack.deploy.plan import ship_method
 from rocstack.deploy.plan.desired_image import WantedImage
 from rocstack.deploy.plan.outcome import Shipped
 from rocstack.deploy.plan.prepare import Prepared
-from rocstack.deploy.ship import by_archive, by_dragonfly, by_rack, by_registry
+from rocstack.deploy.ship import by_archive, by_rack, by_registry
 from rocstack.registry.load import Loaded
 from rocstack.registry.publish import Memory
 
@@ -65,25 +64,22 @@ class Shipping:
         """
         image, wanted = prepared.images["worker"], prepared.wanted
         assert wanted is not None
-        mirrors = [mirror for mirror in wanted.mirrors if set(mirror.serves) & set(lacking)]
-        chosen = ship_method.choose(wanted.cluster.ship, image, len(lacking), len(mirrors), prepared.control.profile)
-        watch.say(f"shipping to {len(lacking)} nodes by {chosen.method}: {chosen.why}")
-        if chosen.method == "archive":
+        method, reason = wanted.ship_method(lacking)
+        watch.say(f"shipping to {len(lacking)} nodes by {method}: {reason}")
+        if method == "archive":
             rows = self._archives(prepared, image, lacking, watch)
             came = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
             return Came(image, came, {each.node: each.error for each in rows if each.error}, {"method": "archive"})
         published = by_registry.bring(prepared, image, self.client, Memory(self.folder / "layers"), watch)
         ready = image.at(published.reference)
         hosts = dict.fromkeys(lacking, by_registry.home(wanted))
-        if chosen.method == "rack":
+        if method == "rack":
             hosts = by_rack.fill(prepared, ready, lacking, hands, watch)
         sources = {name: by_registry.account(wanted, host) for name, host in hosts.items()}
-        if chosen.method == "p2p":
-            sources |= by_dragonfly.join(prepared, sources, hands, watch)
         pulled, failed = by_registry.pull(prepared, ready, sources, hands)
         said = published.model_dump(mode="json", exclude={"layers", "skipped"})
         used = {name: source.address for name, source in sources.items()}
-        return Came(ready, pulled, failed, {**said, "method": chosen.method, "sources": used})
+        return Came(ready, pulled, failed, {**said, "method": method, "sources": used})
 
     def _archives(self, prepared: Prepared, image: WantedImage, names: Sequence[str], watch: Watch) -> list[Loaded]:
         if not names:

@@ -5,36 +5,88 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rocstack import __version__
 from rocstack.base.errors import BadInput, Missing, RocstackError, Where
-from rocstack.cli import (
-    at_node,
-    backup,
-    build,
-    config,
-    demo,
-    deploy,
-    doctor,
-    down,
-    init,
-    local,
-    lock,
-    probe,
-    render,
-    report,
-    run,
-    stacks,
-    status,
-    verify,
-)
 from rocstack.cli.ui import Interrupted, State, err, escape, print_error, print_json
+
+# Each command: the module that registers it, and its line in `rocstack --help`.
+COMMANDS = {
+    "init": ("init", "Write a commented rocstack.yml and inventory.yml."),
+    "probe": ("probe", "Inspect nodes: GPUs, NICs, drivers, kernel ABI, libraries."),
+    "doctor": ("doctor", "Find known faults of this machine, nodes or a log."),
+    "build": ("build", "Build, test and label the worker and control images."),
+    "render": ("render", "Print the Dockerfile, or write the whole build context."),
+    "stacks": ("stacks", "List the stacks and NIC profiles."),
+    "explain": ("stacks", "Explain why a combination is allowed or refused."),
+    "lock": ("lock", "Pin every package, wheel and source of a stack."),
+    "run": ("run", "Run a command in the image on this host."),
+    "shell": ("run", "Open a shell in a node's container or in the image."),
+    "deploy": ("deploy", "Start the Slurm cluster on the nodes, or update it."),
+    "rollback": ("deploy", "Return to the last verified release."),
+    "verify": ("verify", "Test a deployed cluster, from GPUs to training."),
+    "report": ("report", "Write a run's report again, or compare two runs."),
+    "status": ("status", "Show each node's image, Slurm state, GPUs, jobs, health."),
+    "logs": ("at_node", "Show the log of a node's container."),
+    "down": ("down", "Stop and remove the cluster's containers."),
+    "backup": ("backup", "Save Slurm's queue and accounting to one file."),
+    "restore": ("backup", "Replace Slurm's queue and accounting with a backup."),
+    "demo": ("demo", "Run the built image: print versions and train a tiny model."),
+    "config": ("config", "Show each setting, its value and where it came from."),
+    "local": ("local", "Run a cluster of virtual nodes on this machine."),
+}
+
+
+class Commands(dict[str, Any]):
+    """The commands by name; each is loaded when it is first read."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(COMMANDS))
+
+    def __getitem__(self, name: str) -> Any:
+        command = super().__getitem__(name)
+        if command is None:
+            part = typer.Typer(rich_markup_mode=None)
+            part.callback()(lambda: None)
+            import_module(f"rocstack.cli.{COMMANDS[name][0]}").register(part)
+            loaded = typer.main.get_group(part).commands
+            self.update({each: value for each, value in loaded.items() if each in self})
+            command = super().__getitem__(name)
+        return command
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+
+class LazyGroup(TyperGroup):
+    """Lists its commands without loading their modules."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
 
 app = typer.Typer(
     name="rocstack",
+    cls=LazyGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -42,8 +94,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(asked: bool) -> None:
+    if asked:
         sys.stdout.write(f"rocstack {__version__}\n")
         raise typer.Exit
 
@@ -55,34 +107,11 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """From a list of AMD GPU nodes to a verified multi-node training cluster.
+    """Turn a list of AMD GPU servers into a Slurm cluster for multi-node training.
 
     Start with `rocstack build`. Exit codes: 0 done, 1 a check failed, 2 bad input, 3 this machine lacks something.
     """
     State.debug = debug
-
-
-for module in (
-    init,
-    probe,
-    doctor,
-    build,
-    render,
-    stacks,
-    lock,
-    run,
-    local,
-    deploy,
-    verify,
-    report,
-    status,
-    at_node,
-    down,
-    backup,
-    demo,
-    config,
-):
-    module.register(app)
 
 
 def _interrupt(signal_number: int, frame: object) -> None:

@@ -417,31 +417,27 @@ def test_no_terminal_no_colour(tmp_path: Path) -> None:
         assert "\x1b" not in ran.stdout + ran.stderr
 
 
-def cpu_seconds(cwd: Path, *args: str) -> float:
-    """What Python's run with these arguments takes of the processor: unlike the time on the wall, a busy machine hardly
-    changes it."""
-    with Path(os.devnull).open("w") as nowhere:
-        process = subprocess.Popen([sys.executable, *args], cwd=cwd, env=ENV, stdout=nowhere, stderr=nowhere)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return used.ru_utime + used.ru_stime
+def modules(cwd: Path, code: str) -> set[str]:
+    """What Python has loaded when `code` has run."""
+    show = "import atexit, sys; atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)))\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", show + code], cwd=cwd, env=ENV, capture_output=True, text=True, check=False
+    )
+    return set(ran.stderr.split())
 
 
 def test_start_up(tmp_path: Path) -> None:
-    """Against importing the libraries that each needs anyway: `--help` takes at most twice that, `render` 3.5 times.
-    The least of some runs, which take turns."""
-    ours = ("-m", "rocstack.cli.main")
-    plain, printing, libraries, rendering = [], [], [], []
-    for _ in range(12):
-        plain.append(cpu_seconds(tmp_path, "-c", "import typer, rich"))
-        printing.append(cpu_seconds(tmp_path, *ours, "--help"))
-        libraries.append(cpu_seconds(tmp_path, "-c", "import typer, jinja2, yaml; from pydantic import BaseModel"))
-        rendering.append(cpu_seconds(tmp_path, *ours, "render"))
-        if len(plain) > 2 and min(printing) <= 2 * min(plain) and min(rendering) <= 3.5 * min(libraries):
-            break
-    assert min(printing) <= 2 * min(plain)
-    assert min(rendering) <= 3.5 * min(libraries)
+    """`--help` loads little more than typer; a command loads its own module and nothing that it does without."""
+    start = "import sys; sys.argv = ['rocstack', *{}]; from rocstack.cli.main import main; main()"
+    helping = modules(tmp_path, start.format(["--help"]))
+    own = {"rocstack", "rocstack.base", "rocstack.base.errors", "rocstack.cli", "rocstack.cli.main", "rocstack.cli.ui"}
+    assert {name for name in helping if name.startswith("rocstack")} == own
+    assert len(helping - own - modules(tmp_path, "import typer, typer.main, typer.core")) < 20
+    rendering = modules(tmp_path, start.format(["render"]))
+    assert not rendering & {"docker", "requests", "rich", "ansible", "ansible_runner", "cryptography", "pytest"}
+    assert {name for name in rendering if name.startswith("rocstack.cli.")} < {
+        *own, "rocstack.cli.render", "rocstack.cli.options", "rocstack.cli.nic_choice"
+    }  # fmt: skip
 
 
 def test_ctrl_c_while_loading_shows_no_traceback(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -27,12 +28,14 @@ from rocstack.cluster import settings as cluster
 from rocstack.container import run_line, ulimit
 from rocstack.image import labels
 from rocstack.image.base_image import BaseImage
-from rocstack.probe import profiles, schema
+from rocstack.probe import diagram, profiles, recordings, schema
 from rocstack.settings import settings
 from rocstack.stack import component, overlay, resolve, rules, stack
 from rocstack.stack.lock import Lock
 from rocstack.verify import artifacts, suite, thresholds
 from rocstack.verify.check import ITEMS
+from rocstack.virtual import machine, tree
+from rocstack.virtual import model as node_model
 
 sys.path.insert(0, str(paths.images() / "trainer"))
 from rocstack_trainer.config import Config
@@ -40,6 +43,7 @@ from rocstack_trainer.config import Config
 FILE = Path(__file__).with_name("reference.md")
 SCHEMA = Path(__file__).with_name("node-profile.schema.json")
 REPORT_SCHEMA = Path(__file__).with_name("report.schema.json")
+TOPOLOGY = Path(__file__).with_name("topology.svg")
 # Titles of the files that users write -> their models, the outermost first.
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "Stack": (
@@ -367,8 +371,31 @@ def render() -> str:
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
+def topology(name: str = "mi300x-thor2") -> str:
+    """What `rocstack probe` draws of a virtual node of this model, as a picture."""
+    recording = tree.record(machine.expand(node_model.load(name)))
+    lines = diagram.draw(recordings.profiles([recording])[0]).splitlines()
+    width, height = 8 * max(map(len, lines)) + 24, 17 * len(lines) + 22
+    texts = [
+        f'  <text x="12" y="{24 + 17 * i}" xml:space="preserve">{escape(line)}</text>' for i, line in enumerate(lines)
+    ]
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"',
+            f'  aria-label="{escape(lines[0])}">',
+            "  <style>",
+            "    rect { fill: #0d1117 }",
+            "    text { fill: #e6edf3; font: 13px 'DejaVu Sans Mono', Menlo, Consolas, monospace }",
+            "  </style>",
+            f'  <rect width="{width}" height="{height}" rx="8"/>',
+            *texts,
+            "</svg>\n",
+        )
+    )
+
+
 def main(argv: list[str]) -> int:
-    texts = {FILE: render(), SCHEMA: schema.text(profiles.Profiles)}
+    texts = {FILE: render(), SCHEMA: schema.text(profiles.Profiles), TOPOLOGY: topology()}
     texts[REPORT_SCHEMA] = artifacts.schema_text()
     if argv == ["--check"]:
         wrong = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]

@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "Rule": (rules.Rule,),
     "Run profile": (run_line.RunProfile,),
     "Cluster": (
-        cluster.Cluster,
+        cluster.ClusterSettings,
         cluster.Partition,
         cluster.Qos,
         cluster.Account,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from place import Place, engine
 
+from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.plan import precheck
-from rocstack.deploy.plan.desired_image import WantedImage
 from rocstack.deploy.plan.precheck import Finding, Scope
 from rocstack.deploy.read import facts, inventory
 from rocstack.deploy.read.facts import Gathered
@@ -47,7 +47,7 @@ def on(place: Place, node: str, command: str) -> str:
 
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
     labels = {OWN + "nic": nic, OWN + "gfx": "gfx942", OWN + "stack": "debian-13"}
-    images = {role: WantedImage(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
+    images = {role: DesiredImage(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
     return list(precheck.precheck(Scope(listed, found.nodes, images), found.failures))
 
 
@@ -118,7 +118,7 @@ def test_an_engine_that_is_down_and_a_node_that_is_gone(cluster: Place, listed: 
     on(cluster, "n1", "kill -STOP $(cat /run/docker.pid)")
     engine("pause", cluster.nodes()["n2"])
     try:
-        found = facts.gather(listed, patience=25)
+        found = facts.gather(listed, timeout=25)
     finally:
         engine("unpause", cluster.nodes()["n2"])
         on(cluster, "n1", "kill -CONT $(cat /run/docker.pid)")

@@ -19,8 +19,8 @@ from cluster import Node, until
 from place import Built, engine
 
 from rocstack.cluster import accounts, cgroup, slurm_files, slurm_records
-from rocstack.cluster.settings import Cluster
-from rocstack.cluster.worker import Machine, machine
+from rocstack.cluster.settings import ClusterSettings
+from rocstack.cluster.slurm_node import SlurmNode, slurm_node
 from rocstack.node.profile import Gpu, NodeProfile, System
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]  # the deployed cluster of other tests has the same files
@@ -64,19 +64,19 @@ def gpus() -> tuple[Gpu, ...]:
 class Slurm:
     control: Node
     workers: tuple[Node, Node]
-    settings: Cluster
+    settings: ClusterSettings
     files: slurm_files.Files
 
-    def ask(self) -> slurm_records.Found:
+    def ask(self) -> slurm_records.SlurmRecords:
         return slurm_records.read(
             {name: self.control.run(*line).stdout for name, line in slurm_records.QUESTIONS.items()}
         )
 
-    def changes(self, settings: Cluster) -> accounts.Changes:
+    def changes(self, settings: ClusterSettings) -> accounts.Changes:
         now = datetime.fromisoformat(self.control.run("date", "+%Y-%m-%dT%H:%M:%S").stdout.strip())
         return accounts.changes(settings, self.ask(), workers=["sl1", "sl2"], groups={"rack": ["sl2"]}, now=now)
 
-    def apply(self, settings: Cluster) -> None:
+    def apply(self, settings: ClusterSettings) -> None:
         for line in self.changes(settings).commands:
             self.control.run(*line)
 
@@ -90,8 +90,8 @@ class Slurm:
         return self.control.run("squeue", "--noheader", "--jobs", job, "--format=%T").stdout.strip()
 
 
-def settings(**more: object) -> Cluster:
-    return Cluster.model_validate_json(json.dumps({**WANTED, **more}))
+def settings(**more: object) -> ClusterSettings:
+    return ClusterSettings.model_validate_json(json.dumps({**WANTED, **more}))
 
 
 @pytest.fixture(scope="module", params=["auto", "disabled"])
@@ -105,8 +105,8 @@ def cluster(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pyte
     virtual = None if request.param == "auto" else "made by hand"
     system = System(cpus=os.cpu_count(), memory=6 << 30)
     profile = NodeProfile(1, "sl1", virtual=virtual, system=system, gpus=gpus())
-    workers: list[Machine] = [
-        machine(profile, name=name, address=addresses[name], cgroup=version, cgroup_writable=True)
+    workers: list[SlurmNode] = [
+        slurm_node(profile, name=name, address=addresses[name], cgroup=version, cgroup_writable=True)
         for name in ("sl1", "sl2")
     ]
     wanted = settings(cgroup=request.param)
@@ -144,7 +144,7 @@ def start(
     folder: Path,
     prefix: str,
     addresses: dict[str, str],
-    wanted: Cluster,
+    wanted: ClusterSettings,
     files: slurm_files.Files,
     version: int,
 ) -> Slurm:

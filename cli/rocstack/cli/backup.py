@@ -12,7 +12,7 @@ from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json
 
 if TYPE_CHECKING:
-    from rocstack.deploy.work.backup import About
+    from rocstack.deploy.work.backup import BackupInfo
 
 Inventory = Annotated[Path, typer.Argument(help="The cluster's inventory.")]
 File = Annotated[Path, typer.Argument(help="The backup; it holds jobs' scripts, and only you may read it.")]
@@ -73,5 +73,5 @@ def restore(
     out.print(f"next: rocstack status {escape(str(inventory))}")
 
 
-def _of(found: About) -> str:
+def _of(found: BackupInfo) -> str:
     return f"cluster {found.cluster}, Slurm {found.slurm}, {found.time}"

@@ -14,8 +14,8 @@ from rocstack.cli.ui import err, escape
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rocstack.cluster.settings import Cluster
-    from rocstack.deploy.plan.desired_image import WantedImage
+    from rocstack.cluster.settings import ClusterSettings
+    from rocstack.deploy.nodes.image import DesiredImage
     from rocstack.deploy.plan.prepare import Choose, Request
     from rocstack.deploy.read.journal import Journal
     from rocstack.settings.settings import Settings
@@ -74,18 +74,18 @@ def deploy(
         )
     chosen = options.settings(stack=stack, nic=nic, overlay=overlay)
     nodes = options.inventory(chosen, inventory)
-    wish = {
+    rollout = {
         "canary": canary,
         "wave": _share(wave),
         "drain_timeout": drain_timeout,
         "requeue": requeue or None,
         "failures": _share(failures),
     }
-    cluster = _cluster(chosen, wish, method, forks)
+    cluster = _cluster(chosen, rollout, method, forks)
     choose, sizes = (_resumed, None) if resume else _built(chosen, image, control_image)
     request = _request(nodes, chosen, cluster, choose, sizes)
-    given = {key: value for key, value in wish.items() if value is not None}
-    _go(replace(request, resume=resume, given=given, require=require), chosen, plan, json)
+    overrides = {key: value for key, value in rollout.items() if value is not None}
+    _go(replace(request, resume=resume, overrides=overrides, require=require), chosen, plan, json)
 
 
 def rollback(
@@ -107,7 +107,9 @@ def _share(text: str | None) -> int | str | None:
     return int(text) if text and text.isdecimal() else text
 
 
-def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, forks: int | None) -> Cluster:
+def _cluster(
+    chosen: Settings, rollout_options: Mapping[str, Any], method: str | None, forks: int | None
+) -> ClusterSettings:
     """`cluster:` with what the command line says over it.
 
     Raises:
@@ -116,13 +118,13 @@ def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, fork
     from pydantic import ValidationError
 
     from rocstack.base.errors import BadInput
-    from rocstack.cluster.operation import Rollout, Ship
+    from rocstack.cluster.operation import RolloutSettings, Ship
 
     cluster = chosen.cluster
-    given = {key: value for key, value in wish.items() if value is not None}
+    overrides = {key: value for key, value in rollout_options.items() if value is not None}
     ship = {key: value for key, value in (("method", method), ("forks", forks)) if value is not None}
     try:
-        rollout = Rollout.model_validate({**cluster.rollout.model_dump(), **given})
+        rollout = RolloutSettings.model_validate({**cluster.rollout.model_dump(), **overrides})
         shipping = Ship.model_validate({**cluster.ship.model_dump(), **ship})
     except ValidationError as error:
         first = error.errors()[0]
@@ -134,7 +136,7 @@ def _cluster(chosen: Settings, wish: Mapping[str, Any], method: str | None, fork
 
 def _built(chosen: Settings, image: str | None, control_image: str | None) -> tuple[Choose, dict[str, int]]:
     """The images of this machine's engine, and the sizes of their layers."""
-    from rocstack.deploy.plan import desired_image
+    from rocstack.deploy.nodes.image import local_image
     from rocstack.edge import engine
     from rocstack.registry.local_image import LocalImage as Source
 
@@ -143,14 +145,14 @@ def _built(chosen: Settings, image: str | None, control_image: str | None) -> tu
         role: given or f"{chosen.image_prefix}/{role}:{chosen.stack_name()}-{chosen.nic}"
         for role, given in (("worker", image), ("control", control_image))
     }
-    images = {role: desired_image.local(client, name, role) for role, name in names.items()}
+    images = {role: local_image(client, name, role) for role, name in names.items()}
     sources = [Source.find(client, each.id) for each in images.values()]
     return (lambda journal: images), {layer: each.size(layer) for each in sources for layer in each.diff_ids}
 
 
-def _resumed(journal: Journal) -> Mapping[str, WantedImage]:
+def _resumed(journal: Journal) -> Mapping[str, DesiredImage]:
     from rocstack.base.errors import BadInput
-    from rocstack.deploy.plan import desired_image
+    from rocstack.deploy.nodes.image import of_release
 
     images = journal.unfinished()
     if images is None:
@@ -159,12 +161,12 @@ def _resumed(journal: Journal) -> Mapping[str, WantedImage]:
             code="nothing-to-resume",
             next_step="`rocstack deploy INVENTORY --plan` shows what a new one would change",
         )
-    return desired_image.of_release(images)
+    return of_release(images)
 
 
-def _earlier(journal: Journal) -> Mapping[str, WantedImage]:
+def _earlier(journal: Journal) -> Mapping[str, DesiredImage]:
     from rocstack.base.errors import BadInput
-    from rocstack.deploy.plan import desired_image
+    from rocstack.deploy.nodes.image import of_release
 
     target = journal.rollback_target()
     if target is None:
@@ -175,13 +177,13 @@ def _earlier(journal: Journal) -> Mapping[str, WantedImage]:
             next_step="deploy another image: `rocstack deploy INVENTORY --image REFERENCE`",
         )
     err.print(escape(f"back to the release of {target.when} by {target.who}: {target.basis}"))
-    return desired_image.of_release(target.images)
+    return of_release(target.images)
 
 
 def _request(
     inventory: Path,
     chosen: Settings,
-    cluster: Cluster,
+    cluster: ClusterSettings,
     choose: Choose,
     layer_bytes: Mapping[str, int] | None = None,
 ) -> Request:
@@ -203,7 +205,7 @@ def _request(
 def _go(request: Request, chosen: Settings, plan_only: bool, json: bool) -> None:
     from rocstack.cli.deploy_report import show_outcome, show_plan
     from rocstack.cli.nodes_display import display
-    from rocstack.deploy.orders.runs import Hands
+    from rocstack.deploy.nodes.runs import NodeRuns
     from rocstack.deploy.plan.prepare import prepare
     from rocstack.deploy.ship.shipping import Shipping
     from rocstack.deploy.work import deploy as work
@@ -214,12 +216,13 @@ def _go(request: Request, chosen: Settings, plan_only: bool, json: bool) -> None
     log.write_text("")
     names = [host.name for host in request.inventory.nodes]
     if plan_only:
-        with display(names) as watch:
-            prepared = prepare(request, watch)
+        with display(names) as events:
+            prepared = prepare(request, events)
         show_plan(prepared, json)
         raise typer.Exit(1 if work.refused(prepared) or prepared.plan.stopped else 0)
-    with display(names) as watch:
-        outcome = work.deploy(request, Shipping(_client(), folder), Hands(request.inventory.path, log, watch), watch)
+    with display(names) as events:
+        node_runs = NodeRuns(request.inventory.path, log, events)
+        outcome = work.deploy(request, Shipping(_client(), folder), node_runs, events)
     show_outcome(outcome, log, json)
     raise typer.Exit(0 if outcome.ok else 1)
 

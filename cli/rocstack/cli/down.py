@@ -37,9 +37,9 @@ def down(
     Exit code 1: jobs run, another deploy does, or a node could not be changed; the others are done.
     """
     from rocstack.cli.nodes_display import display
-    from rocstack.deploy.orders.runs import Hands
+    from rocstack.deploy.nodes.runs import NodeRuns
     from rocstack.deploy.read import inventory as inventories
-    from rocstack.deploy.work.teardown import TASK, Wish
+    from rocstack.deploy.work.teardown import TASK, DownOptions
     from rocstack.deploy.work.teardown import down as take_down
 
     chosen = options.settings()
@@ -52,8 +52,10 @@ def down(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "ansible.log"
     log.write_text("")
-    with display(names) as watch:
-        runs = take_down(nodes, Wish(data, images, force), Hands(nodes.path, log, watch, chosen.cluster.ship.forks))
+    with display(names) as events:
+        runs = take_down(
+            nodes, DownOptions(data, images, force), NodeRuns(nodes.path, log, events, chosen.cluster.ship.forks)
+        )
     done = {name: _done(run, TASK) for name, run in runs.items()}
     failed = {name: run.reason for name, run in runs.items() if run.state != "ok"}
     if json:

@@ -38,13 +38,13 @@ def status(
     """
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.state import status as deployed
-    from rocstack.deploy.state.read_state import look
+    from rocstack.deploy.state.read_state import read_state
 
     chosen = options.settings(overlay=overlay)
     nodes = inventories.load(options.inventory(chosen, inventory))
 
     def read() -> Status:
-        found = look(nodes, chosen.cluster, overlay=chosen.overlay_folder(), forks=chosen.cluster.ship.forks)
+        found = read_state(nodes, chosen.cluster, overlay=chosen.overlay_folder(), forks=chosen.cluster.ship.forks)
         return deployed.status(found)
 
     def show(found: Status) -> None:

@@ -9,8 +9,8 @@ from datetime import datetime
 
 from rocstack.cluster import reservations
 from rocstack.cluster.operation import seconds
-from rocstack.cluster.settings import NORMAL, ROOT, Account, Cluster, Qos
-from rocstack.cluster.slurm_records import Found, Row, names, tres
+from rocstack.cluster.settings import NORMAL, ROOT, Account, ClusterSettings, Qos
+from rocstack.cluster.slurm_records import Row, SlurmRecords, names, tres
 
 Command = tuple[str, ...]
 _DO = ("sacctmgr", "--immediate")
@@ -27,8 +27,8 @@ class Changes:
 
 
 def changes(
-    cluster: Cluster,
-    found: Found,
+    cluster: ClusterSettings,
+    found: SlurmRecords,
     *,
     workers: Sequence[str],
     groups: Mapping[str, Sequence[str]],
@@ -50,7 +50,7 @@ def changes(
     return Changes(tuple(commands), (*_left(cluster, found), *held.notes))
 
 
-def _qos(cluster: Cluster, found: Found) -> Iterator[Command]:
+def _qos(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[Command]:
     for name in cluster.qos:
         if name not in found.qos:
             yield (*_DO, "add", "qos", f"name={name}")
@@ -97,7 +97,7 @@ def _found_qos(row: Row) -> dict[str, str]:
     }
 
 
-def _accounts(cluster: Cluster, found: Found) -> Iterator[Command]:
+def _accounts(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[Command]:
     for name in sorted(cluster.accounts, key=lambda each: len(cluster.ancestors(each))):  # parents first
         account, row = cluster.accounts[name], found.accounts.get(name)
         if row is None:
@@ -127,14 +127,14 @@ def _accounts(cluster: Cluster, found: Found) -> Iterator[Command]:
             yield (*_DO, "modify", "account", "where", f"name={name}", "set", *words)
 
 
-def _more_qos(account: Account, cluster: Cluster, row: Row) -> list[str]:
+def _more_qos(account: Account, cluster: ClusterSettings, row: Row) -> list[str]:
     """Where no list is given: ours beside what the account has."""
     has = row.get("QOS", "").split(",")
     missing = [name for name in sorted({*cluster.qos, NORMAL}) if name not in has]
     return [f"QosLevel+={','.join(missing)}"] if missing and account.qos is None else []
 
 
-def _users(cluster: Cluster, found: Found) -> Iterator[Command]:
+def _users(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[Command]:
     """One command for all who are added to the same account."""
     new: dict[tuple[str, ...], list[str]] = {}
     for name in sorted(cluster.users):
@@ -164,7 +164,7 @@ def _differing(wanted: Mapping[str, str | None], found: Mapping[str, str]) -> li
     return [f"{key}={'-1' if key == 'Flags' and not value else value}" for key, value in changed.items()]
 
 
-def _left(cluster: Cluster, found: Found) -> Iterator[str]:
+def _left(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[str]:
     """What rocstack.yml doesn't name."""
     wanted = {(account, user) for user in cluster.users for account in cluster.accounts_of(user)}
     others = sorted(pair for pair in found.members - wanted if pair[1] in cluster.users)

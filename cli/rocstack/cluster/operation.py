@@ -65,7 +65,7 @@ class Ship(Value):
         return data
 
 
-class Rollout(Value):
+class RolloutSettings(Value):
     """How an update goes through the nodes."""
 
     canary: Count = 1  # nodes before all others

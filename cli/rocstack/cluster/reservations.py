@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from rocstack.cluster import hostlist
 from rocstack.cluster.operation import seconds
-from rocstack.cluster.settings import Cluster, Reservation
+from rocstack.cluster.settings import ClusterSettings, Reservation
 from rocstack.cluster.slurm_files import members
 from rocstack.cluster.slurm_records import Row, names
 
@@ -23,7 +23,7 @@ class Held:
 
 
 def changes(
-    cluster: Cluster,
+    cluster: ClusterSettings,
     found: Mapping[str, Row],
     *,
     workers: Sequence[str],
@@ -68,7 +68,7 @@ def _times(wanted: Reservation) -> tuple[datetime | None, datetime | None]:
     return start, start + timedelta(seconds=lasts) if start and lasts else None
 
 
-def _new(cluster: Cluster, wanted: Reservation, nodes: Sequence[str], now: datetime) -> list[str]:
+def _new(cluster: ClusterSettings, wanted: Reservation, nodes: Sequence[str], now: datetime) -> list[str]:
     start, end = _times(wanted)
     # Slurm takes no start in the past.
     words = [f"StartTime={start:{_MOMENT}}" if start and start > now else "StartTime=now"]

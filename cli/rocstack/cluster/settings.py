@@ -24,7 +24,7 @@ from rocstack.base.words import (
     Value,
 )
 from rocstack.cluster import hostlist
-from rocstack.cluster.operation import Count, Health, Rollout, Ship, Some, Timeouts
+from rocstack.cluster.operation import Count, Health, RolloutSettings, Ship, Some, Timeouts
 from rocstack.stack.stack import _tuples
 
 ROOT = "root"  # the account above all others; Slurm makes it
@@ -142,7 +142,7 @@ class Reservation(Value):
         return _hostlists(texts)
 
 
-class Cluster(Value):
+class ClusterSettings(Value):
     """A map that is given replaces ours as a whole."""
 
     name: SlurmName = "rocstack"  # what accounting knows it by: not to be changed later
@@ -165,7 +165,7 @@ class Cluster(Value):
     mounts: tuple[MountText, ...] = ()  # shared folders of the nodes, in every container
     env: dict[EnvName, EnvValue] = {}  # of the workers
     ship: Ship = Ship()
-    rollout: Rollout = Rollout()
+    rollout: RolloutSettings = RolloutSettings()
     keep_images: Some = 2  # of each role, on a node
     require: Level | None = None  # of the acceptance suite, that new images must have passed
 
@@ -176,7 +176,7 @@ class Cluster(Value):
     def accounts_of(self, user: str) -> tuple[str, ...]:
         return self.users[user].accounts or (next(iter(self.accounts)),)
 
-    def with_suite(self) -> Cluster:
+    def with_suite(self) -> ClusterSettings:
         """With the account and the user of the acceptance suite, which every cluster has."""
         # Not validated: its uid is one that nobody else may have.
         person = Person.model_construct(uid=VERIFY_UID, gid=None, accounts=(VERIFY,), admin=None)
@@ -195,7 +195,7 @@ class Cluster(Value):
         return {} if value is None else _tuples(value)  # `cluster:` with all lines below it commented out
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Cluster:
+    def _fits_together(self) -> ClusterSettings:
         for key, problem in self._problems():
             raise ValueError(f"{key}: {problem}")
         return self

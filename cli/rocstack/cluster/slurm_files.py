@@ -11,8 +11,8 @@ from typing import Any
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.cluster import cgroup, hostlist
 from rocstack.cluster.operation import seconds
-from rocstack.cluster.settings import VERIFY, Cluster, Partition
-from rocstack.cluster.worker import Machine
+from rocstack.cluster.settings import VERIFY, ClusterSettings, Partition
+from rocstack.cluster.slurm_node import SlurmNode
 from rocstack.stack import component, sourcemap
 from rocstack.stack.blocks import Blocks, environment, sources
 
@@ -45,9 +45,9 @@ class Files:
 
 
 def files(
-    cluster: Cluster,
+    cluster: ClusterSettings,
     control: Control,
-    machines: Sequence[Machine],
+    machines: Sequence[SlurmNode],
     *,
     absent: Sequence[str] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
@@ -121,9 +121,9 @@ def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, S
 
 
 def _variables(
-    cluster: Cluster,
+    cluster: ClusterSettings,
     control: Control,
-    workers: Sequence[Machine],
+    workers: Sequence[SlurmNode],
     absent: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     cgroups: cgroup.Cgroups,
@@ -146,15 +146,15 @@ def _variables(
     }
 
 
-def _alike(workers: Sequence[Machine]) -> list[list[Machine]]:
+def _alike(workers: Sequence[SlurmNode]) -> list[list[SlurmNode]]:
     """Workers that differ in nothing that slurm.conf says but name and address."""
-    found: dict[Machine, list[Machine]] = {}
+    found: dict[SlurmNode, list[SlurmNode]] = {}
     for each in workers:
         found.setdefault(replace(each, name="", address="", cgroup=None, cgroup_writable=False), []).append(each)
     return list(found.values())
 
 
-def _node(alike: Sequence[Machine]) -> dict[str, str]:
+def _node(alike: Sequence[SlurmNode]) -> dict[str, str]:
     one = alike[0]
     size = f"CPUs={one.cpus}"
     if one.topology:
@@ -171,7 +171,7 @@ def _node(alike: Sequence[Machine]) -> dict[str, str]:
     }
 
 
-def _gres(workers: Sequence[Machine]) -> list[dict[str, str]]:
+def _gres(workers: Sequence[SlurmNode]) -> list[dict[str, str]]:
     rows = []
     found: dict[tuple[Any, ...], list[str]] = {}
     for each in workers:
@@ -183,9 +183,9 @@ def _gres(workers: Sequence[Machine]) -> list[dict[str, str]]:
 
 
 def _partition(
-    cluster: Cluster,
+    cluster: ClusterSettings,
     name: str,
-    workers: Sequence[Machine],
+    workers: Sequence[SlurmNode],
     absent: Sequence[str],
     groups: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
@@ -214,7 +214,7 @@ def minutes(text: str) -> str:
     return "UNLIMITED" if whole is None else str(max(whole // 60, 1))
 
 
-def _more(cluster: Cluster, conf: str) -> tuple[str, ...]:
+def _more(cluster: ClusterSettings, conf: str) -> tuple[str, ...]:
     ours = {line.partition("=")[0].lower(): line.partition("=")[0] for line in conf.splitlines() if "=" in line}
     for key in cluster.slurm:
         if key.lower() in {*ours, "nodename", "partitionname", "slurmdparameters", "grestypes", "include"}:

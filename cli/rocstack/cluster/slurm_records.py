@@ -25,7 +25,7 @@ Row = dict[str, str]  # column -> text
 
 
 @dataclass(frozen=True)
-class Found:
+class SlurmRecords:
     """Rows by name. `members` are (account, user)."""
 
     qos: Mapping[str, Row] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Found:
     reservations: Mapping[str, Row] = field(default_factory=dict)
 
 
-def read(answers: Mapping[str, str]) -> Found:
+def read(answers: Mapping[str, str]) -> SlurmRecords:
     """The outputs of QUESTIONS.
 
     Raises:
@@ -45,7 +45,7 @@ def read(answers: Mapping[str, str]) -> Found:
     if silent:
         raise ValueError(f"sacctmgr said nothing of {', '.join(silent)}")
     associations = _rows(answers["associations"], _ASSOC)
-    return Found(
+    return SlurmRecords(
         qos={row["Name"]: row for row in _rows(answers["qos"], _QOS)},
         accounts={row["Account"]: row for row in associations if not row["User"]},
         users={row["User"]: row for row in _rows(answers["users"], _USER)},

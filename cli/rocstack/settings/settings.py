@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from rocstack.base import document
 from rocstack.base.errors import BadInput, Where, did_you_mean
 from rocstack.base.words import ImageRef, Line, Name, Url, Value
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import DEFAULT, RunProfile
 from rocstack.stack import stack
 from rocstack.stack.stack import AptRepository
@@ -70,8 +70,8 @@ class Settings(Value):
     run: RunProfile = Field(
         DEFAULT, description="limits and shared memory of containers that `run` starts (ulimits, shm)"
     )
-    cluster: Cluster = Field(
-        Cluster(),
+    cluster: ClusterSettings = Field(
+        ClusterSettings(),
         description="the Slurm cluster that `deploy` makes: partitions, QoS, accounts, users, how it is updated",
     )
 

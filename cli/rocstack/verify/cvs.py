@@ -15,11 +15,11 @@ from typing import Any
 
 from rocstack.base import document, paths
 from rocstack.base.errors import CheckFailed
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
-from rocstack.deploy.read import address, inventory
+from rocstack.deploy.read import addresses, inventory
 from rocstack.deploy.state import read_state, service_target
-from rocstack.deploy.state.cluster_state import Looked
+from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge.ssh import Reach
 from rocstack.node.envfile import PATH, parse_env
 from rocstack.node.profile import NodeProfile
@@ -82,26 +82,26 @@ class Exported:
     notes: tuple[str, ...]
 
 
-def export(path: Path, folder: Path, cluster: Cluster, overlay: Path | None = None) -> Exported:
+def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | None = None) -> Exported:
     """Reads the cluster and writes the files.
 
     Raises:
         BadInput, Missing, CheckFailed: as `look`; no worker was reached.
     """
-    looked = read_state.look(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
-    hosts = tuple(_hosts(looked))
+    state = read_state.read_state(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
+    hosts = tuple(_hosts(state))
     if not hosts:
         raise CheckFailed("no worker was reached", code="no-worker", next_step=f"`rocstack status {path}`")
-    release = looked.release
+    release = state.release
     labels = release.images.labels if release else {}
-    said = _ask(looked.gathered.reaches[hosts[0].name], bool(hosts[0].profile.virtual))
+    said = _ask(state.gathered.reaches[hosts[0].name], bool(hosts[0].profile.virtual))
     made = documents(hosts, said, labels.get("io.rocstack.component.rocm", ""), overlay)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
     texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in said.fabric.items())
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    absent = [failure.node for failure in looked.gathered.failures]
+    absent = [failure.node for failure in state.gathered.failures]
     return Exported(tuple(folder / name for name in texts), tuple(_notes(hosts, said, absent, made)))
 
 
@@ -231,12 +231,12 @@ def _open(value: Mapping[str, Any]) -> Iterable[str]:
             yield key
 
 
-def _hosts(looked: Looked) -> Iterable[Host]:
-    for each in looked.inventory.workers:
-        facts = looked.gathered.node(each.name)
+def _hosts(state: ClusterState) -> Iterable[Host]:
+    for each in state.inventory.workers:
+        facts = state.gathered.node(each.name)
         if facts:
-            inside = address.of_node(each.variables, each.name, facts.profile)
-            yield Host(each.name, each.host, inside, facts.profile, login(looked.gathered.reaches[each.name]))
+            inside = addresses.node_address(each.variables, each.name, facts.profile)
+            yield Host(each.name, each.host, inside, facts.profile, login(state.gathered.reaches[each.name]))
 
 
 def login(reach: Reach) -> dict[str, str]:

@@ -18,12 +18,12 @@ from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.levels import HARDWARE
-from rocstack.cluster.settings import Cluster as Settings
+from rocstack.cluster.settings import ClusterSettings as Settings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.state import read_state, status
-from rocstack.deploy.state.cluster_state import Looked
+from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.node import slurm_state
 from rocstack.node.commands import ENV_FILES
 from rocstack.node.engine_facts import SERVICE, SPEC
@@ -57,7 +57,7 @@ class Cluster:
     """`hosts` are the nodes that were reached, as root; `settings` what rocstack.yml says of the cluster; `unnamed` the
     inventory's workers that are not to be judged."""
 
-    looked: Looked
+    state: ClusterState
     settings: Settings
     hosts: Mapping[str, Host]
     slurm: Slurm
@@ -66,12 +66,12 @@ class Cluster:
 
     @property
     def control(self) -> str:
-        return self.looked.inventory.control.name
+        return self.state.inventory.control.name
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Those that were reached."""
-        return tuple(host.name for host in self.looked.inventory.workers if host.name in self.hosts)
+        return tuple(host.name for host in self.state.inventory.workers if host.name in self.hosts)
 
     @property
     def ready(self) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class Cluster:
         return {name: _said(done) for name, done in self.everywhere(_SAID, self.workers, seconds=30).items()}
 
     def _no_jobs(self, name: str) -> str:
-        rows = self.looked.slurm.nodes or {}
+        rows = self.state.slurm.nodes or {}
         if name in self.said and self.said[name].wrong:
             return self.said[name].wrong
         return _shut(rows.get(name))
@@ -144,7 +144,7 @@ class Cluster:
             raise CheckFailed(
                 "no worker takes jobs",
                 code="no-allocation",
-                next_step=f"`rocstack status {self.looked.inventory.path}` says what is wrong with them",
+                next_step=f"`rocstack status {self.state.inventory.path}` says what is wrong with them",
             )
         self.slurm.gpus = usual(self._gpus.values())
         return self.slurm.allocate([name for name in self.ready if self._gpus[name] >= self.slurm.gpus])
@@ -152,7 +152,7 @@ class Cluster:
     @property
     def _gpus(self) -> dict[str, int]:
         """Real ones that work, by node that takes jobs: what is measured on them must have the nodes for itself."""
-        nodes = {name: self.looked.gathered.node(name) for name in self.ready}
+        nodes = {name: self.state.gathered.node(name) for name in self.ready}
         return {
             name: sum(gpu.kfd_node is not None for gpu in node.profile.gpus)
             if node and not node.profile.virtual and self.level >= HARDWARE
@@ -162,10 +162,10 @@ class Cluster:
 
     def described(self) -> dict[str, Any]:
         """The evidence "cluster": what the run is about, in JSON values."""
-        found = status.status(self.looked)
+        found = status.status(self.state)
         rows = {node.name: node for node in found.nodes}
         usual = found.images[0].id if found.images else ""
-        absent = {failure.node: failure.reason for failure in self.looked.gathered.failures}
+        absent = {failure.node: failure.reason for failure in self.state.gathered.failures}
         return {
             "cluster": found.cluster,
             "control": found.control,
@@ -187,7 +187,7 @@ class Cluster:
                     "reason": row.reason,
                     "no_jobs": self._no_jobs(name) if "worker" in row.roles else "",
                     "restarts": row.restarts,
-                    **_facts(self.looked.gathered.node(name)),
+                    **_facts(self.state.gathered.node(name)),
                 }
                 for name, row in rows.items()
             ],
@@ -200,17 +200,17 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
         BadInput, Missing, CheckFailed: as `look`; the control node wasn't reached.
     """
     inventory = inventories.load(path)
-    looked = read_state.look(inventory, settings, forks=settings.ship.forks)
-    reached = {node.name: looked.gathered.reaches[node.name] for node in looked.gathered.nodes}
+    state = read_state.read_state(inventory, settings, forks=settings.ship.forks)
+    reached = {node.name: state.gathered.reaches[node.name] for node in state.gathered.nodes}
     if inventory.control.name not in reached:
-        reason = next((f.reason for f in looked.gathered.failures if f.node == inventory.control.name), "not there")
+        reason = next((f.reason for f in state.gathered.failures if f.node == inventory.control.name), "not there")
         raise CheckFailed(
             f"the control node {inventory.control.name} can't be reached: {reason}",
             code="control-unreached",
             next_step=f"`rocstack status {path}`",
         )
     found = hosts.of_reaches(reached)
-    return Cluster(looked, settings, found, Slurm(found[inventory.control.name], user, wait), level)
+    return Cluster(state, settings, found, Slurm(found[inventory.control.name], user, wait), level)
 
 
 def usual(counts: Iterable[int]) -> int:

@@ -18,7 +18,7 @@ from testinfra.host import Host
 
 from rocstack.base.errors import BadInput
 from rocstack.deploy.plan import services
-from rocstack.deploy.state.cluster_state import Looked
+from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge.ssh import Reach
 
 AT_ONCE = 64
@@ -134,13 +134,13 @@ def _whole(path: str | None) -> str | None:
     return str(Path(path).expanduser().absolute()) if path else None
 
 
-def limited(looked: Looked, hosts: str) -> Looked:
+def limited(state: ClusterState, hosts: str) -> ClusterState:
     """With the workers only that `--hosts=ansible://PATTERN` names, a group or host each, and the control node.
 
     Raises:
         BadInput: another connection than Ansible's, or no worker has such a name or group.
     """
-    inventory = looked.inventory
+    inventory = state.inventory
     specs = [spec.strip() for spec in hosts.split(",") if spec.strip()]
     wrong = [spec for spec in specs if not spec.startswith("ansible://")]
     if wrong:
@@ -160,13 +160,13 @@ def limited(looked: Looked, hosts: str) -> Looked:
             )
         chosen |= named
     inventory = replace(inventory, workers=tuple(host for host in inventory.workers if host.name in chosen))
-    ours, gathered = {host.name for host in inventory.nodes}, looked.gathered
+    ours, gathered = {host.name for host in inventory.nodes}, state.gathered
     kept = replace(
         gathered,
         nodes=tuple(node for node in gathered.nodes if node.name in ours),
         failures=tuple(failure for failure in gathered.failures if failure.node in ours),
     )
-    return replace(looked, inventory=inventory, gathered=kept)
+    return replace(state, inventory=inventory, gathered=kept)
 
 
 def _bad(what: str, next_step: str) -> BadInput:

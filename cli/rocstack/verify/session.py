@@ -55,7 +55,7 @@ class Suite:
             option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
             more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
             found, asked = self._named(connect(path, settings, **more)), time.monotonic()
-            reach, wait = found.looked.gathered.reaches[found.control], found.slurm.wait
+            reach, wait = found.state.gathered.reaches[found.control], found.slurm.wait
             self._open.enter_context(turn(reach, wait, lambda: self.event("waiting", seconds=wait)))
             late = time.monotonic() > asked + STALE
             self._cluster = self._named(connect(path, settings, **more)) if late else found
@@ -120,11 +120,11 @@ class Suite:
         named = self.config.getoption("hosts")
         if not named or not self._file:
             return cluster
-        looked = hosts.limited(cluster.looked, str(named))
-        reached = {name: host for name, host in cluster.hosts.items() if looked.inventory.roles(name)}
-        kept = looked.inventory.roles
-        unnamed = tuple(host.name for host in cluster.looked.inventory.workers if "worker" not in kept(host.name))
-        return replace(cluster, looked=looked, hosts=reached, unnamed=unnamed)
+        state = hosts.limited(cluster.state, str(named))
+        reached = {name: host for name, host in cluster.hosts.items() if state.inventory.roles(name)}
+        kept = state.inventory.roles
+        unnamed = tuple(host.name for host in cluster.state.inventory.workers if "worker" not in kept(host.name))
+        return replace(cluster, state=state, hosts=reached, unnamed=unnamed)
 
     @property
     def _file(self) -> str:

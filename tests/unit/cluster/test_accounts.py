@@ -11,7 +11,7 @@ import yaml
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster import accounts, slurm_records
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import ClusterSettings
 
 CASES = sorted((Path(__file__).parents[1] / "data/accounts").glob("*.yml"))
 FRESH = yaml.safe_load((Path(__file__).parents[1] / "data/accounts/fresh-defaults.yml").read_text())["answers"]
@@ -19,7 +19,7 @@ NOW = datetime(2026, 11, 20, 20, 30)
 
 
 def changes(cluster: dict[str, Any], answers: dict[str, str], now: datetime = NOW) -> accounts.Changes:
-    wanted = Cluster.model_validate(cluster)
+    wanted = ClusterSettings.model_validate(cluster)
     return accounts.changes(wanted, slurm_records.read(answers), workers=["n1", "n2"], groups={"rack": ["n1"]}, now=now)
 
 
@@ -71,7 +71,7 @@ def test_a_reservation_leaves_out_what_slurm_does_not_know_yet() -> None:
     of = {"accounts": ["default"]}
     wanted = {"both": {"nodes": ["n[1-2]"], **of}, "late": {"nodes": ["n2"], **of}}
     made = accounts.changes(
-        Cluster.model_validate({"reservations": wanted}),
+        ClusterSettings.model_validate({"reservations": wanted}),
         slurm_records.read(FRESH),
         workers=["n1", "n2"],
         groups={},

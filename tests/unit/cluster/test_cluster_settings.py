@@ -15,12 +15,12 @@ from rocstack.base.errors import BadInput
 from rocstack.cli.init import CLUSTER, settings_text
 from rocstack.cluster import settings
 from rocstack.cluster.operation import how_many, seconds
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import ClusterSettings
 from rocstack.image import render
 from rocstack.settings.settings import load
 
 
-def written(folder: Path, text: str) -> Cluster:
+def written(folder: Path, text: str) -> ClusterSettings:
     (folder / "rocstack.yml").write_text(text)
     return load({}, {}, folder)[0].cluster
 
@@ -28,7 +28,7 @@ def written(folder: Path, text: str) -> Cluster:
 @pytest.mark.parametrize("text", ["", "cluster:\n", "cluster: {}\n"])
 def test_nothing_said_is_a_good_cluster(text: str, tmp_path: Path) -> None:
     cluster = written(tmp_path, text)
-    assert cluster == Cluster()
+    assert cluster == ClusterSettings()
     assert (list(cluster.partitions), cluster.default_partition) == (["train"], "train")
     assert [(name, each.priority) for name, each in cluster.qos.items()] == [
         ("low", 10),
@@ -45,15 +45,15 @@ def test_the_example_that_init_writes(tmp_path: Path) -> None:
     assert example in settings_text()
     cluster = written(tmp_path, CLUSTER)
     assert cluster.model_fields_set == set(yaml.safe_load(CLUSTER)["cluster"])
-    assert cluster.priorities == Cluster().priorities
-    assert cluster.rollout == Cluster().rollout
+    assert cluster.priorities == ClusterSettings().priorities
+    assert cluster.rollout == ClusterSettings().rollout
     assert cluster.accounts_of("alice") == ("vision", "research")
 
 
 def test_as_json_and_back() -> None:
-    cluster = Cluster.model_validate(yaml.safe_load(CLUSTER)["cluster"])
-    assert Cluster.model_validate_json(cluster.model_dump_json()) == cluster
-    assert Cluster.model_validate(json.loads(cluster.model_dump_json())) == cluster
+    cluster = ClusterSettings.model_validate(yaml.safe_load(CLUSTER)["cluster"])
+    assert ClusterSettings.model_validate_json(cluster.model_dump_json()) == cluster
+    assert ClusterSettings.model_validate(json.loads(cluster.model_dump_json())) == cluster
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_uids_of_the_images_are_taken() -> None:
 
 def test_users_as_the_containers_read_them() -> None:
     users = {"bob": {"uid": 2001, "gid": 100}, "alice": {"uid": 2000}}
-    assert Cluster.model_validate({"users": users}).user_lines() == "alice 2000 2000\nbob 2001 100\n" + SUITE
-    assert Cluster().user_lines() == SUITE
+    assert ClusterSettings.model_validate({"users": users}).user_lines() == "alice 2000 2000\nbob 2001 100\n" + SUITE
+    assert ClusterSettings().user_lines() == SUITE
 
 
 SUITE = "rocstack-verify 42433 42433\n"  # the acceptance suite's user is always there
@@ -133,7 +133,7 @@ def test_shares(share: int | str, nodes: int, many: int) -> None:
 
 def test_a_frozen_value() -> None:
     with pytest.raises(ValidationError):
-        Cluster().name = "other"  # type: ignore[misc]
+        ClusterSettings().name = "other"  # type: ignore[misc]
 
 
 def test_config_shows_it(cli: Cli, tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
     examples = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(examples) >= 5
     for example in examples:
-        assert written(tmp_path, example) != Cluster()
+        assert written(tmp_path, example) != ClusterSettings()

@@ -12,8 +12,8 @@ import pytest
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster import cgroup, slurm_files
-from rocstack.cluster.settings import Cluster
-from rocstack.cluster.worker import Machine, gpu_type, job_memory, machine
+from rocstack.cluster.settings import ClusterSettings
+from rocstack.cluster.slurm_node import SlurmNode, gpu_type, job_memory, slurm_node
 from rocstack.node.profile import Gpu, Nic, NodeProfile, System
 from rocstack.stack import blocks
 
@@ -32,13 +32,13 @@ def profile(count: int = 8, **more: Any) -> NodeProfile:
     return NodeProfile(1, "x", nics=(Nic("0000:80:00.0", "14e4:1760", "broadcom"),), **{**facts, **more})
 
 
-def node(name: str, last: int, of: NodeProfile | None = None, **more: Any) -> Machine:
+def node(name: str, last: int, of: NodeProfile | None = None, **more: Any) -> SlurmNode:
     facts = {"cgroup": 1, "cgroup_writable": True, **more}
-    return machine(of or profile(), name=name, address=f"10.0.0.{last}", **facts)
+    return slurm_node(of or profile(), name=name, address=f"10.0.0.{last}", **facts)
 
 
-def made(machines: list[Machine], folder: Path | None = None, groups: Any = None, **settings: Any) -> dict[str, str]:
-    cluster = Cluster.model_validate(settings)
+def made(machines: list[SlurmNode], folder: Path | None = None, groups: Any = None, **settings: Any) -> dict[str, str]:
+    cluster = ClusterSettings.model_validate(settings)
     files = slurm_files.files(cluster, CONTROL, machines, groups=groups, password="pass-word-1", overlay=folder)
     return dict(files.texts)
 
@@ -259,7 +259,7 @@ def test_every_block_is_rendered() -> None:
 
 
 def test_the_password_is_in_no_message() -> None:
-    files = slurm_files.files(Cluster(), CONTROL, [node("n1", 1)], password="pass-word-1")
+    files = slurm_files.files(ClusterSettings(), CONTROL, [node("n1", 1)], password="pass-word-1")
     assert "pass-word-1" not in repr(files)
     with pytest.raises(ValueError, match=r"^a password that slurmdbd.conf can't hold$"):
-        slurm_files.files(Cluster(), CONTROL, [], password="two\nLines=1")
+        slurm_files.files(ClusterSettings(), CONTROL, [], password="two\nLines=1")

@@ -12,13 +12,13 @@ import zstandard
 from support import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.deploy.read.inventory import Host, Inventory
+from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import read_state, service_target
-from rocstack.deploy.state.cluster_state import ABSENT, SlurmSaid
+from rocstack.deploy.state.cluster_state import ABSENT, SlurmState
 from rocstack.deploy.work import backup, blocking_jobs
 from rocstack.edge.ssh import Reach
 
-HOSTS = (Host("n1", "10.0.0.1", "10.0.0.1"), Host("n2", "10.0.0.2", "10.0.0.2"))
+HOSTS = (InventoryHost("n1", "10.0.0.1", "10.0.0.1"), InventoryHost("n2", "10.0.0.2", "10.0.0.2"))
 BOTH = Inventory(Path("inventory.yml"), HOSTS[0], HOSTS)
 APART = Inventory(Path("inventory.yml"), HOSTS[0], HOSTS[1:])
 ABOUT = "format 1\ncluster rocstack\nslurm 24.11.5\ntime 2026-11-20T21:00:01Z\n"
@@ -40,7 +40,7 @@ WHOLE = archive(("about", ABOUT), ("slurmctld/clustername", "rocstack|1"))
 def test_a_backup_says_what_it_is_of(tmp_path: Path) -> None:
     file = tmp_path / "b"
     file.write_bytes(WHOLE)
-    assert backup.about(file) == backup.About("rocstack", "24.11.5", "2026-11-20T21:00:01Z", len(WHOLE))
+    assert backup.about(file) == backup.BackupInfo("rocstack", "24.11.5", "2026-11-20T21:00:01Z", len(WHOLE))
 
 
 @pytest.mark.parametrize(
@@ -108,17 +108,17 @@ def row(*ids: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("said", "force", "refused", "cancelled"),
     [
-        (SlurmSaid({"n1": row(7), "n2": row(7, 8)}, ""), False, "2 jobs run: 7, 8", False),
-        (SlurmSaid({"n1": row(7), "n2": row()}, ""), False, "a job runs: 7", False),
-        (SlurmSaid({"n1": row(7)}, ""), True, "", True),
-        (SlurmSaid({"n1": row()}, ""), False, "", False),
-        (SlurmSaid(None, "timed out"), False, "whether jobs run can't be told", False),
-        (SlurmSaid(None, "timed out"), True, "", False),
-        (SlurmSaid(None, ABSENT), False, "", False),
+        (SlurmState({"n1": row(7), "n2": row(7, 8)}, ""), False, "2 jobs run: 7, 8", False),
+        (SlurmState({"n1": row(7), "n2": row()}, ""), False, "a job runs: 7", False),
+        (SlurmState({"n1": row(7)}, ""), True, "", True),
+        (SlurmState({"n1": row()}, ""), False, "", False),
+        (SlurmState(None, "timed out"), False, "whether jobs run can't be told", False),
+        (SlurmState(None, "timed out"), True, "", False),
+        (SlurmState(None, ABSENT), False, "", False),
     ],
 )
 def test_jobs_in_the_way(
-    said: SlurmSaid, force: bool, refused: str, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+    said: SlurmState, force: bool, refused: str, cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[tuple[str, ...]] = []
 

@@ -11,22 +11,23 @@ from typing import Any
 
 import pytest
 
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
-from rocstack.deploy.plan import desired_image, plan, secrets, services, tls
-from rocstack.deploy.plan.desired import Wanted
-from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.nodes import image
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.plan import plan, secrets, services, tls
+from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
-from rocstack.deploy.read.inventory import Host, Inventory
+from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.work import journal_writer
 from rocstack.node.image import OWN
 from rocstack.probe.recordings import Failure
 
 DATA = Path(__file__).parents[1] / "data"
-HOSTS = tuple(Host(f"n{number}", f"10.0.0.{number}", f"10.0.0.{number}") for number in (1, 2, 3))
+HOSTS = tuple(InventoryHost(f"n{number}", f"10.0.0.{number}", f"10.0.0.{number}") for number in (1, 2, 3))
 LABELS = {OWN + "nic": "tcp", OWN + "component.slurm": "24.11.5"}
-IMAGES = {role: WantedImage(role, f"sha256:{role}", role, LABELS) for role in ("worker", "control")}
+IMAGES = {role: DesiredImage(role, f"sha256:{role}", role, LABELS) for role in ("worker", "control")}
 SILENT = {"problem": "silent", "error": "no answer within 10 s", "cgroup": 0, "cgroup_writable": False}
 
 
@@ -45,7 +46,7 @@ def wanted(
     state: dict[str, Any] | None = None,
     cluster: dict[str, Any] | None = None,
     **more: Any,
-) -> Wanted:
+) -> DesiredCluster:
     """`nodes` are those that are reached, n1 the control node, with what their engines say otherwise; `state` is n1's
     from the last deploy."""
     found = []
@@ -55,9 +56,9 @@ def wanted(
         data["deploy"]["state"] = state if name == "n1" else None
         found.append(facts.of_dict(name, data))
     gone = tuple(Failure(host.name, "unreachable", "no route") for host in HOSTS if host.name not in nodes)
-    return Wanted(
+    return DesiredCluster(
         Inventory(Path("inventory.yml"), HOSTS[0], HOSTS),
-        Cluster.model_validate(cluster or {}),
+        ClusterSettings.model_validate(cluster or {}),
         RunProfile(),
         keys(),
         IMAGES,
@@ -69,7 +70,7 @@ def wanted(
 
 def deployed() -> dict[str, Any]:
     """The state that a deploy of three nodes leaves on the control node."""
-    state = wanted({"n1": {}, "n2": {}, "n3": {}}).orders()["n1"].state
+    state = wanted({"n1": {}, "n2": {}, "n3": {}}).node_specs()["n1"].state
     found: dict[str, Any] = json.loads(json.dumps(state))
     return found
 
@@ -80,8 +81,8 @@ def test_an_engine_that_says_nothing_takes_no_cgroups_away() -> None:
     assert before.slurm.cgroups.used
     assert now.slurm == before.slurm
     assert now.plan_notes == before.plan_notes == ()
-    assert set(now.orders()) == {"n1", "n3"}
-    assert now.orders()["n3"].containers == before.orders()["n3"].containers
+    assert set(now.node_specs()) == {"n1", "n3"}
+    assert now.node_specs()["n3"].containers == before.node_specs()["n3"].containers
 
 
 def test_a_new_node_whose_engine_says_nothing_waits() -> None:
@@ -108,14 +109,14 @@ def test_a_worker_that_was_never_read_may_be_named() -> None:
     ("settings", "said"), [({}, b"drain\n"), ({"drain": True}, b"drain\n"), ({"drain": False}, b"say\n")]
 )
 def test_whether_an_ill_node_drains_itself(settings: dict[str, Any], said: bytes) -> None:
-    order = wanted({"n1": {}, "n2": {}}, cluster={"health": settings}).orders()["n2"]
-    assert [file.content for file in order.files if file.path == f"{services.CLUSTER}/health"] == [said]
+    spec = wanted({"n1": {}, "n2": {}}, cluster={"health": settings}).node_specs()["n2"]
+    assert [file.content for file in spec.files if file.path == f"{services.CLUSTER}/health"] == [said]
 
 
 def test_images_stay_under_the_names_that_a_deploy_gave_them() -> None:
     """containerd's store has ids of its own."""
     ident = f"sha256:{'ab' * 32}"
-    kept = wanted({"n1": {}, "n2": {}, "n3": {}}, keep=frozenset({ident})).orders()["n2"].keep
+    kept = wanted({"n1": {}, "n2": {}, "n3": {}}, keep=frozenset({ident})).node_specs()["n2"].keep
     assert kept is not None
     assert {ident, "rocstack/worker:abababababab", "rocstack/control:abababababab"} <= {*kept}
 
@@ -124,12 +125,12 @@ def test_images_stay_under_the_names_that_a_deploy_gave_them() -> None:
 def test_an_image_that_is_only_known_by_name(store: str, ships: bool) -> None:
     """A release's layers are not in the journal, so in containerd's store its name says that it is there."""
     now = wanted({"n1": {}, "n2": {"store": store}, "n3": {}})
-    order, found = now.orders()["n2"], now.facts.node("n2")
+    spec, found = now.node_specs()["n2"], now.facts.node("n2")
     assert found is not None
-    there = {"id": "sha256:manifest", "names": [order.images[0].name], "digests": [], "layers": ["sha256:l"], "size": 1}
+    there = {"id": "sha256:manifest", "names": [spec.images[0].name], "digests": [], "layers": ["sha256:l"], "size": 1}
     about = {"created": "", "role": "worker", "content": "", "stack": "", "nic": "tcp"}
-    images = (facts.NodeImage.model_validate({**there, **about, "names": (order.images[0].name,)}, strict=False),)
-    made = plan.changes(order, found.model_copy(update={"images": images}))
+    images = (facts.NodeImage.model_validate({**there, **about, "names": (spec.images[0].name,)}, strict=False),)
+    made = plan.changes(spec, found.model_copy(update={"images": images}))
     assert any(change.kind == "ship" for change in made) == ships
 
 
@@ -146,5 +147,5 @@ def test_registries_and_their_ports() -> None:
 def test_the_controllers_slurm_is_known_later() -> None:
     assert deployed()["slurm"] == "24.11.5"
     release = journal_writer.release(IMAGES)
-    assert desired_image.of_release(release)["control"].slurm == "24.11.5"
-    assert desired_image.of_release(release.model_copy(update={"control_labels": {}}))["control"].slurm == ""
+    assert image.of_release(release)["control"].slurm == "24.11.5"
+    assert image.of_release(release.model_copy(update={"control_labels": {}}))["control"].slurm == ""

@@ -13,12 +13,12 @@ import pytest
 
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
-from rocstack.deploy.read.inventory import Host, Inventory
+from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun
 
 DATA = Path(__file__).parents[1] / "data/facts"
-HOSTS = [Host(f"n{i}", f"10.0.0.{i}", f"10.0.0.{i}") for i in (1, 2, 10)]
+HOSTS = [InventoryHost(f"n{i}", f"10.0.0.{i}", f"10.0.0.{i}") for i in (1, 2, 10)]
 INVENTORY = Inventory(Path("inv"), HOSTS[0], tuple(HOSTS[1:]))
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.read import journal
-from rocstack.deploy.read.journal import Deploy, Images, Journal, NodeStep, Verified
+from rocstack.deploy.read.journal import Deploy, Journal, NodeStep, ReleaseImages, Verified
 
 
 def deploy(name: str, *nodes: str) -> Deploy:
-    images = Images(worker_id=f"sha256:{name}", control_id="sha256:c", worker_reference=f"r/w@sha256:{name}")
+    images = ReleaseImages(worker_id=f"sha256:{name}", control_id="sha256:c", worker_reference=f"r/w@sha256:{name}")
     steps = {node: NodeStep() for node in nodes or ("n1", "n2")}
     return Deploy(id=name, who="me@here", started="2026-11-20T20:00:00Z", images=images, nodes=steps)
 

@@ -16,13 +16,13 @@ import pytest
 import yaml
 
 from rocstack.base.paths import images
+from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.plan import precheck
-from rocstack.deploy.plan.desired_image import WantedImage
 from rocstack.deploy.plan.precheck import Finding, Scope
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import NodeFacts
-from rocstack.deploy.read.inventory import Host, Inventory
+from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import Verified
 from rocstack.doctor import diagnosis
 from rocstack.node.image import OWN
@@ -91,11 +91,11 @@ def placed(value: Any) -> Any:
     return json.loads(re.sub(r"\bN[12]\b", lambda found: names[found[0]], json.dumps(value)))
 
 
-def image(role: str, given: Any, labels: dict[str, str]) -> WantedImage:
+def image(role: str, given: Any, labels: dict[str, str]) -> DesiredImage:
     nic = gates.labels(given) if isinstance(given, str) else {OWN + "nic": "tcp"}
     own = given if isinstance(given, dict) else {}
     all_labels = {**nic, **{OWN + key: value for key, value in {**LABELS, "role": role, **labels}.items()}}
-    return WantedImage(
+    return DesiredImage(
         role, f"sha256:{role}", f"rocstack/{role}:1", all_labels, own.get("size", 0), tuple(own.get("layers", ()))
     )
 
@@ -111,7 +111,7 @@ def scope_of(data: dict[str, Any]) -> tuple[Scope, list[Failure]]:
                 behind, ahead = data["clocks"][name]
                 nodes[-1] = nodes[-1].model_copy(update={"behind": behind, "ahead": ahead})
     variables = {name: {"ansible_host": own_address(name), **data.get("variables", {}).get(name, {})} for name in NAMES}
-    hosts = [Host(name, own_address(name), own_address(name), variables=variables[name]) for name in NAMES]
+    hosts = [InventoryHost(name, own_address(name), own_address(name), variables=variables[name]) for name in NAMES]
     given = data.get("images", {})
     wanted = {
         "worker": image("worker", given.get("worker"), data.get("labels", {})),

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rocstack.cluster.operation import Rollout
-from rocstack.cluster.settings import Cluster
-from rocstack.deploy.orders.order import Order
+from rocstack.cluster.operation import RolloutSettings
+from rocstack.cluster.settings import ClusterSettings
+from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.plan.prepare import Request
-from rocstack.deploy.read.inventory import Host, Inventory
-from rocstack.deploy.read.journal import Deploy, Images, Journal
+from rocstack.deploy.read.inventory import Inventory, InventoryHost
+from rocstack.deploy.read.journal import Deploy, Journal, ReleaseImages
 from rocstack.deploy.work.rolling import Rolling
 from rocstack.edge.ansible import HostRun
 
@@ -55,7 +55,7 @@ class Case:
     slurm: Slurm = field(default_factory=Slurm)
     broken: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
-    wish: Rollout = field(default_factory=lambda: Rollout(canary=1, wave=3, failures=1))
+    settings: RolloutSettings = field(default_factory=lambda: RolloutSettings(canary=1, wave=3, failures=1))
     started: list[list[str]] = field(default_factory=list)
     notes: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -63,20 +63,20 @@ class Case:
     def roll(self) -> tuple[str, tuple[str, ...]]:
         record = SimpleNamespace(
             failed=self.failed,
-            held=SimpleNamespace(check=lambda: None),
+            cluster_lock=SimpleNamespace(check=lambda: None),
             fail=self.failed.__setitem__,
             note=lambda names, step: self.notes.append((tuple(names), step)),
         )
-        watch = SimpleNamespace(say=self.said.append, step=lambda *_: None, end=lambda *_, **__: None)
-        orders = dict.fromkeys(NODES, Order())
-        hands = SimpleNamespace(run=self._start)
-        rolling = Rolling(self.wish, orders, self.slurm, hands, record, watch, 0.0, lambda *_: None)  # type: ignore[arg-type]
+        events = SimpleNamespace(say=self.said.append, step=lambda *_: None, end=lambda *_, **__: None)
+        node_specs = dict.fromkeys(NODES, NodeSpec())
+        node_runs = SimpleNamespace(run=self._start)
+        rolling = Rolling(self.settings, node_specs, self.slurm, node_runs, record, events, 0.0, lambda *_: None)  # type: ignore[arg-type]
         return rolling.roll(NODES, {})
 
-    def _start(self, playbook: str, orders: Mapping[str, Order]) -> dict[str, HostRun]:
-        self.started.append(list(orders))
+    def _start(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, HostRun]:
+        self.started.append(list(node_specs))
         bad = HostRun("", "failed", "rocstack-worker isn't healthy")
-        return {name: bad if name in self.broken else HostRun(name, "ok") for name in orders}
+        return {name: bad if name in self.broken else HostRun(name, "ok") for name in node_specs}
 
 
 def test_a_canary_then_a_wave() -> None:
@@ -95,7 +95,9 @@ def test_a_canary_that_fails_stops_it() -> None:
 
 def test_one_node_of_a_wave_takes_no_other_along() -> None:
     """Also where it is the control node, which Slurm is asked on."""
-    case = Case(broken=("n2",), slurm=Slurm(slow={"n4": "is down*"}), wish=Rollout(canary=1, wave=3, failures=2))
+    case = Case(
+        broken=("n2",), slurm=Slurm(slow={"n4": "is down*"}), settings=RolloutSettings(canary=1, wave=3, failures=2)
+    )
     assert case.roll() == ("", ())
     assert case.failed == {"n2": "rocstack-worker isn't healthy", "n4": "after the update it is down*"}
     assert case.notes[-1] == (("n3",), "done")
@@ -109,7 +111,7 @@ def test_a_node_that_did_not_get_the_image_is_no_canary() -> None:
 
 def test_a_node_that_stays_busy_stays_as_it_is() -> None:
     case = Case(slurm=Slurm(busy={"n3": "runs job 7"}, refused={"7": "Job can not be requeued"}))
-    case.wish = Rollout(canary=0, wave=4, requeue=True)
+    case.settings = RolloutSettings(canary=0, wave=4, requeue=True)
     assert case.roll() == ("", ())
     assert case.started == [["n1", "n2", "n4"]]
     assert case.failed["n3"].startswith("runs job 7 still after its jobs were asked to requeue")
@@ -123,14 +125,14 @@ def test_what_somebody_else_drained_is_not_waited_for() -> None:
 
 
 def test_a_resumed_update_goes_on_as_it_was_begun() -> None:
-    host = Host("n1", "10.0.0.1", "10.0.0.1")
+    host = InventoryHost("n1", "10.0.0.1", "10.0.0.1")
     inventory = Inventory(Path("i.yml"), host, (host,))
-    images = Images(worker_id="sha256:a", control_id="sha256:b")
+    images = ReleaseImages(worker_id="sha256:a", control_id="sha256:b")
     began = Deploy(
         id="1", who="me", started="", images=images, options={"rollout": {"canary": 0, "drain_timeout": "infinite"}}
     )
     known = Journal(current=began)
-    plain = Request(inventory, Cluster(), lambda journal: {})
-    assert plain.rollout(known) == Rollout()
-    resumed = Request(inventory, Cluster(), lambda journal: {}, resume=True, given={"wave": 2})
-    assert resumed.rollout(known) == Rollout(canary=0, drain_timeout="infinite", wave=2)
+    plain = Request(inventory, ClusterSettings(), lambda journal: {})
+    assert plain.rollout(known) == RolloutSettings()
+    resumed = Request(inventory, ClusterSettings(), lambda journal: {}, resume=True, overrides={"wave": 2})
+    assert resumed.rollout(known) == RolloutSettings(canary=0, drain_timeout="infinite", wave=2)

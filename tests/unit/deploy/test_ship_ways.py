@@ -14,12 +14,12 @@ import pytest
 
 from rocstack.base.errors import BadInput, Missing
 from rocstack.cluster.operation import Ship
-from rocstack.cluster.settings import Cluster
-from rocstack.deploy.orders.events import Silent
-from rocstack.deploy.orders.order import Order, Registry
-from rocstack.deploy.plan.desired import Wanted
-from rocstack.deploy.plan.desired_image import WantedImage
-from rocstack.deploy.read import inventory, racks
+from rocstack.cluster.settings import ClusterSettings
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.node_spec import NodeSpec, RegistrySpec
+from rocstack.deploy.nodes.runs import SilentEvents
+from rocstack.deploy.plan.desired import DesiredCluster
+from rocstack.deploy.read import addresses, inventory
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.ship import by_rack, by_registry
@@ -28,7 +28,7 @@ from rocstack.node import login
 from rocstack.node.engine import Failed
 
 DIGEST = "sha256:" + 64 * "a"
-IMAGE = WantedImage("worker", "sha256:" + 64 * "b", "w", {}, reference=f"h:5000/rocstack-worker@{DIGEST}")
+IMAGE = DesiredImage("worker", "sha256:" + 64 * "b", "w", {}, reference=f"h:5000/rocstack-worker@{DIGEST}")
 
 
 def cluster(**registries: str) -> Inventory:
@@ -44,7 +44,7 @@ def cluster(**registries: str) -> Inventory:
 
 
 def test_a_registry_on_a_node_is_ours_any_other_the_sites() -> None:
-    found = racks.mirrors(
+    found = addresses.rack_registries(
         cluster(n1="n1:5000", n2="n1:5000", n3="10.0.0.4", n4="mirror.example:5000"), {"n3": "10.0.0.4"}.get
     )
     assert [(each.registry, each.node, each.port, each.serves) for each in found] == [
@@ -55,12 +55,12 @@ def test_a_registry_on_a_node_is_ours_any_other_the_sites() -> None:
 
 
 def test_the_control_nodes_registry_is_nobodys_mirror() -> None:
-    assert racks.mirrors(cluster(n1="h:5000", n2="h:5000"), str) == ()
+    assert addresses.rack_registries(cluster(n1="h:5000", n2="h:5000"), str) == ()
 
 
 def test_a_node_runs_one_registry() -> None:
     with pytest.raises(BadInput, match="n1 would run two registries, n1:5000 and n1:5001"):
-        racks.mirrors(cluster(n1="n1:5000", n2="n1:5001"), str)
+        addresses.rack_registries(cluster(n1="n1:5000", n2="n1:5001"), str)
 
 
 @pytest.mark.parametrize(
@@ -78,40 +78,41 @@ def test_racks_registries_are_used_unless_the_settings_say_otherwise(
     ship: dict[str, Any], racks: str, method: str, reason: str
 ) -> None:
     nodes = cluster(n1=racks, n2="")
-    wanted: Any = Wanted(nodes, Cluster(ship=Ship.model_validate(ship)), None, None, {}, Gathered(()), None)  # type: ignore[arg-type]
-    found, why = wanted.ship_method(["n1", "n2"])
+    settings = ClusterSettings(ship=Ship.model_validate(ship))
+    desired: Any = DesiredCluster(nodes, settings, None, None, {}, Gathered(()), None)  # type: ignore[arg-type]
+    found, why = desired.ship_method(["n1", "n2"])
     assert found == method
     assert reason in why
     if method == "rack" and not ship:
-        assert wanted.ship_method(["n2"])[0] == "registry", "no node that lacks the image is in a rack with one"
+        assert desired.ship_method(["n2"])[0] == "registry", "no node that lacks the image is in a rack with one"
 
 
 @dataclass
-class Hands:
+class FakeNodeRuns:
     """Answers as nodes would; `fails` are registries that can't be filled, or nodes that don't start one."""
 
     fails: frozenset[str]
     copied: list[list[tuple[str, str, str]]] = field(default_factory=list)  # waves of (node, source, target)
 
-    def run(self, playbook: str, orders: Mapping[str, Order]) -> dict[str, HostRun]:
+    def run(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, HostRun]:
         assert playbook == "start.yml"
-        return {name: HostRun(name, "failed" if name in self.fails else "ok", "port taken") for name in orders}
+        return {name: HostRun(name, "failed" if name in self.fails else "ok", "port taken") for name in node_specs}
 
-    def send(self, playbook: str, orders: Mapping[str, Any]) -> dict[str, HostRun]:
+    def send(self, playbook: str, node_specs: Mapping[str, Any]) -> dict[str, HostRun]:
         found, wave = {}, []
-        for name, order in orders.items():
+        for name, spec in node_specs.items():
             rows = []
-            for each in order["copies"]:
+            for each in spec["copies"]:
                 source, target = (each[key].removesuffix("/rocstack-worker") for key in ("source", "target"))
                 wave.append((name, source, target))
-                assert {row["host"] for row in order["logins"]} >= {source, target}
+                assert {row["host"] for row in spec["logins"]} >= {source, target}
                 rows.append({"target": each["target"], "seconds": 1.0, "error": "full" if target in self.fails else ""})
             found[name] = HostRun(name, "ok", "", {"Warm": {"copies": rows}})
         self.copied.append(wave)
         return found
 
 
-class Said(Silent):
+class Said(SilentEvents):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -120,70 +121,70 @@ class Said(Silent):
 
 
 def prepared(nodes: Inventory, **ship: object) -> Any:
-    wish = Ship.model_validate(ship)
-    wanted = SimpleNamespace(
+    ship = Ship.model_validate(ship)
+    desired = SimpleNamespace(
         inventory=nodes,
-        cluster=SimpleNamespace(ship=wish),
-        has_registry=not wish.registry,
+        cluster=SimpleNamespace(ship=ship),
+        has_registry=not ship.registry,
         registry_address="h:5000",
         control_address="h",
         address=str,
-        mirrors=racks.mirrors(nodes, str),
+        mirrors=addresses.rack_registries(nodes, str),
         keys=SimpleNamespace(registry_password="secret", registry_ca="PEM"),
     )
-    orders = {host.name: Order() for host in nodes.nodes}
-    return SimpleNamespace(wanted=wanted, orders=orders, images={"control": SimpleNamespace(id="sha256:c")})
+    node_specs = {host.name: NodeSpec() for host in nodes.nodes}
+    return SimpleNamespace(desired=desired, node_specs=node_specs, images={"control": SimpleNamespace(id="sha256:c")})
 
 
-def fill(plan: Any, hands: Hands, watch: Said | None = None) -> dict[str, str]:
-    names = [host.name for host in plan.wanted.inventory.workers]
-    return by_rack.fill(plan, IMAGE, names, hands, watch or Said())  # type: ignore[arg-type]
+def fill(plan: Any, node_runs: FakeNodeRuns, events: Said | None = None) -> dict[str, str]:
+    names = [host.name for host in plan.desired.inventory.workers]
+    return by_rack.fill(plan, IMAGE, names, node_runs, events or Said())  # type: ignore[arg-type]
 
 
 def test_mirrors_fill_each_other_and_nodes_pull_from_theirs() -> None:
     nodes = cluster(n1="n1:5000", n2="n1:5000", n3="n3:5000", n4="n4:5000", n5="")
-    hands = Hands(frozenset())
-    assert fill(prepared(nodes), hands) == {
+    node_runs = FakeNodeRuns(frozenset())
+    assert fill(prepared(nodes), node_runs) == {
         "n1": "n1:5000", "n2": "n1:5000", "n3": "n3:5000", "n4": "n4:5000", "n5": "h:5000"
     }  # fmt: skip
-    first, second = hands.copied
+    first, second = node_runs.copied
     assert first == [("n1", "h:5000", "n1:5000")]
     assert sorted(second) == [("n3", "h:5000", "n3:5000"), ("n4", "n1:5000", "n4:5000")]
 
 
 @pytest.mark.parametrize("broken", ["n1", "n1:5000"])
 def test_a_mirror_that_fails_costs_only_its_rack_the_short_way(broken: str) -> None:
-    hands, watch = Hands(frozenset({broken})), Said()
-    sources = fill(prepared(cluster(n1="n1:5000", n2="n1:5000", n3="n3:5000")), hands, watch)
+    node_runs, events = FakeNodeRuns(frozenset({broken})), Said()
+    sources = fill(prepared(cluster(n1="n1:5000", n2="n1:5000", n3="n3:5000")), node_runs, events)
     assert sources == {"n1": "h:5000", "n2": "h:5000", "n3": "n3:5000"}
-    assert hands.copied[-1] == [("n3", "h:5000", "n3:5000")], "nothing is copied from one that has nothing"
-    assert watch.said == [
+    assert node_runs.copied[-1] == [("n3", "h:5000", "n3:5000")], "nothing is copied from one that has nothing"
+    assert events.said == [
         f"n1:5000 can't be used, n1, n2 pull from h:5000: {'full' if ':' in broken else 'port taken'}"
     ]
 
 
 def test_a_mirror_on_a_node_that_is_not_fit_is_not_asked() -> None:
-    plan, hands = prepared(cluster(n1="n1:5000", n2="n1:5000")), Hands(frozenset())
-    del plan.orders["n1"]
-    assert set(fill(plan, hands).values()) == {"h:5000"}
-    assert hands.copied == []
+    plan, node_runs = prepared(cluster(n1="n1:5000", n2="n1:5000")), FakeNodeRuns(frozenset())
+    del plan.node_specs["n1"]
+    assert set(fill(plan, node_runs).values()) == {"h:5000"}
+    assert node_runs.copied == []
 
 
 def test_the_sites_mirrors_are_filled_from_the_control_node() -> None:
-    hands = Hands(frozenset({"b.example"}))
-    sources = fill(prepared(cluster(n1="a.example", n2="b.example")), hands)
+    node_runs = FakeNodeRuns(frozenset({"b.example"}))
+    sources = fill(prepared(cluster(n1="a.example", n2="b.example")), node_runs)
     assert sources == {"n1": "a.example", "n2": "h:5000"}
-    assert hands.copied == [[("h", "h:5000", "a.example"), ("h", "h:5000", "b.example")]]
+    assert node_runs.copied == [[("h", "h:5000", "a.example"), ("h", "h:5000", "b.example")]]
 
 
 def test_our_registries_have_our_account_the_sites_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = cluster(n1="n1:5000", n2="site.example")
     known = {"site.example": SimpleNamespace(user="ada", password="hers")}
     monkeypatch.setattr(by_registry, "docker_login", known.get)
-    plain, passed_on = prepared(nodes).wanted, prepared(nodes, registry="site.example/ml", registry_login=True).wanted
-    assert by_registry.account(plain, "n1:5000") == Registry("n1:5000", "rocstack", "secret", "PEM")
-    assert by_registry.account(plain, "site.example") == Registry("site.example")
-    assert by_registry.account(passed_on, "site.example") == Registry("site.example", "ada", "hers")
+    plain, passed_on = prepared(nodes).desired, prepared(nodes, registry="site.example/ml", registry_login=True).desired
+    assert by_registry.account(plain, "n1:5000") == RegistrySpec("n1:5000", "rocstack", "secret", "PEM")
+    assert by_registry.account(plain, "site.example") == RegistrySpec("site.example")
+    assert by_registry.account(passed_on, "site.example") == RegistrySpec("site.example", "ada", "hers")
     assert by_registry.home(passed_on) == "site.example"
     with pytest.raises(Missing, match=r"no login for other\.example"):
         by_registry.account(passed_on, "other.example")

@@ -15,16 +15,16 @@ import yaml
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.facts import Gathered
-from rocstack.deploy.read.inventory import Host, Inventory
+from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import status
-from rocstack.deploy.state.cluster_state import CONTAINERS, SERVICES, Looked, SlurmSaid
+from rocstack.deploy.state.cluster_state import CONTAINERS, SERVICES, ClusterState, SlurmState
 from rocstack.deploy.state.status import Status
 from rocstack.node import slurm_state
 from rocstack.probe.recordings import Failure
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((DATA / "status").glob("*.yml"))}
-HOSTS = (Host("n1", "10.0.0.1", "10.0.0.1"), Host("n2", "10.0.0.2", "10.0.0.2"))
+HOSTS = (InventoryHost("n1", "10.0.0.1", "10.0.0.1"), InventoryHost("n2", "10.0.0.2", "10.0.0.2"))
 
 
 @cache
@@ -37,7 +37,7 @@ def _recorded() -> Any:
     return json.loads((DATA / "status/recorded.json").read_text())
 
 
-def looked(case: dict[str, Any]) -> Looked:
+def looked(case: dict[str, Any]) -> ClusterState:
     """`set`: path -> value in recorded.json (containers by their service, None takes away); `unreached`: node -> why;
     `slurm`: why it says nothing; `deploying`, `without_registry`."""
     data = copy.deepcopy(_recorded())
@@ -58,10 +58,10 @@ def looked(case: dict[str, Any]) -> Looked:
             said = {**_node(name)["deploy"], **node, "containers": list(node["containers"].values())}
             nodes.append(facts.of_dict(name, {**_node(name), "deploy": said}))
     silent = case.get("slurm", "")
-    return Looked(
+    return ClusterState(
         Inventory(Path("inventory.yml"), HOSTS[0], HOSTS),
         Gathered(tuple(nodes), tuple(Failure(name, "unreachable", why) for name, why in unreached.items())),
-        SlurmSaid(None if silent else data["slurm"], silent, case.get("deploying", "")),
+        SlurmState(None if silent else data["slurm"], silent, case.get("deploying", "")),
         journal.loads_dict(None if "n1" in unreached else data["nodes"]["n1"]["journal"]),
         own_registry=not case.get("without_registry", False),
         offers_gpus=case.get("offers_gpus", True),

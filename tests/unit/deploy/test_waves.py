@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstack.deploy.work.waves import Rollout, share, split
+from rocstack.deploy.work.waves import RolloutState, share, split
 
 NODES = st.integers(0, 60).map(lambda n: tuple(f"n{i}" for i in range(1, n + 1)))
 SHARES = st.one_of(st.integers(0, 70), st.integers(0, 100).map(lambda n: f"{n}%"))
@@ -53,7 +53,7 @@ def test_a_wave_takes_of_each_rack_its_part(racks: int, size: int, wave: int) ->
         assert max(counts) - min(counts) <= 1
 
 
-def play(rollout: Rollout, bad: set[str]) -> tuple[Rollout, list[tuple[str, ...]]]:
+def play(rollout: RolloutState, bad: set[str]) -> tuple[RolloutState, list[tuple[str, ...]]]:
     waves = []
     while wave := rollout.next():
         assert not set(wave) & (rollout.done | rollout.failed)
@@ -67,7 +67,7 @@ def test_failures_stay_within_the_budget_and_one_wave(
     nodes: tuple[str, ...], how: dict[str, int | str], budget: int | str, data: st.DataObject
 ) -> None:
     bad = set(data.draw(st.lists(st.sampled_from(nodes)))) if nodes else set()
-    begun = Rollout.begin(nodes, **how, budget=budget)
+    begun = RolloutState.begin(nodes, **how, budget=budget)
     ended, waves = play(begun, bad)
     last = len(waves[-1]) if waves else 0
     assert len(ended.failed) <= share(budget, len(nodes)) + last
@@ -86,15 +86,15 @@ def test_what_was_interrupted_goes_on_where_it_stopped(
 ) -> None:
     order = [node for wave in split(nodes, **how) for node in wave]
     done = set(order[:after])
-    resumed, waves = play(Rollout.begin(nodes, **how, done=done), set())
+    resumed, waves = play(RolloutState.begin(nodes, **how, done=done), set())
     assert [node for wave in waves for node in wave] == order[after:]
     assert resumed.done == set(nodes)
 
 
 def test_why_it_stopped() -> None:
     nodes = tuple(f"n{i}" for i in range(1, 9))
-    ended, _ = play(Rollout.begin(nodes, wave=2, budget=1), {"n2", "n3"})
+    ended, _ = play(RolloutState.begin(nodes, wave=2, budget=1), {"n2", "n3"})
     assert ended.stopped == "2 nodes failed, 1 may"
     assert ended.untouched == nodes[3:]
-    ended, _ = play(Rollout.begin(nodes, budget="100%"), {"n1"})
+    ended, _ = play(RolloutState.begin(nodes, budget="100%"), {"n1"})
     assert ended.stopped == "the canary failed: n1"

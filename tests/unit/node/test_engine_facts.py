@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rocstack.deploy.read.facts import Container, Engine, NodeImage
+from rocstack.deploy.read.facts import NodeContainer, NodeEngine, NodeImage
 from rocstack.node import engine_facts, host_facts
 
 DATA = Path(__file__).parents[1] / "data/engines"
@@ -46,7 +46,7 @@ def test_every_engine(case: str, tmp_path: Path) -> None:
     found = engine_facts.engine_facts(program(DATA / case, tmp_path))
     wanted: dict[str, Any] = yaml.safe_load((DATA / case / "expected.yml").read_text())["engine"]
     assert {key: found["engine"][key] for key in wanted} == wanted
-    Engine.model_validate(found["engine"])
+    NodeEngine.model_validate(found["engine"])
     if wanted["problem"]:
         assert found["engine"]["error"].strip()
         assert (found["containers"], found["images"]) == ([], [])
@@ -63,7 +63,7 @@ def test_every_engine(case: str, tmp_path: Path) -> None:
     assert image["id"].startswith("sha256:")
     assert (image["role"], image["stack"], image["nic"], image["content"]) == ("worker", "debian-13", "tcp", "abc")
     assert len(image["layers"]) == 1
-    Container.model_validate(container)
+    NodeContainer.model_validate(container)
     NodeImage.model_validate({**image, **{key: tuple(image[key]) for key in ("names", "digests", "layers")}})
 
 

@@ -12,7 +12,7 @@ from test_proved import run
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.state import read_state, service_target
-from rocstack.deploy.state.cluster_state import SlurmSaid
+from rocstack.deploy.state.cluster_state import SlurmState
 from rocstack.edge import ssh
 from rocstack.node import slurm_state
 from rocstack.verify import drain
@@ -86,7 +86,7 @@ class Node:
         self.commands: list[list[str]] = []
         self.code = code
         monkeypatch.setattr(ssh, "reaches", lambda inventory, hosts: dict.fromkeys(hosts, "reach"))
-        monkeypatch.setattr(read_state, "slurm", lambda reach: SlurmSaid(known, "no answer"))
+        monkeypatch.setattr(read_state, "slurm", lambda reach: SlurmState(known, "no answer"))
         monkeypatch.setattr(service_target, "run", self.run)
 
     def run(self, reach: Any, command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rocstack.cluster import slurm_files
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import ClusterSettings
 
 SCRIPT = Path(__file__).parents[3] / "images/rootfs/worker/usr/local/bin/rocstack-node-health"
 ENV = """\
@@ -207,7 +207,7 @@ def test_a_program_that_hangs_or_is_not_there(health: ModuleType, monkeypatch: p
 
 
 def lines(**health: Any) -> list[str]:
-    cluster = Cluster.model_validate({"health": health})
+    cluster = ClusterSettings.model_validate({"health": health})
     files = slurm_files.files(cluster, slurm_files.Control("head", "10.0.0.1"), [], password="pass-word-1")
     return [line for line in files.texts["slurm.conf"].splitlines() if line.startswith("HealthCheck")]
 
@@ -224,4 +224,4 @@ def test_slurm_runs_it() -> None:
 @pytest.mark.parametrize("every", ["29s", "19h", "1d", "5", "never"])
 def test_an_interval_that_slurm_has_not(every: str) -> None:
     with pytest.raises(ValueError, match="every"):
-        Cluster.model_validate({"health": {"every": every}})
+        ClusterSettings.model_validate({"health": {"every": every}})

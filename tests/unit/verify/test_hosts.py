@@ -18,7 +18,7 @@ from testinfra.backend.ssh import SshBackend
 from rocstack.base.errors import BadInput
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.facts import Failure, Gathered
-from rocstack.deploy.state.cluster_state import Looked
+from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
 from rocstack.verify import hosts, suite
 from rocstack.verify.deployed import Cluster
@@ -122,11 +122,11 @@ def test_what_is_no_cluster(named: str, says: str, edge: dict[str, Any], tmp_pat
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+def looked(tmp_path_factory: pytest.TempPathFactory) -> ClusterState:
     path = tmp_path_factory.mktemp("looked") / "inventory.ini"
     path.write_text("[control]\nhead\n[rack1]\nn1\nn2\n[rack2]\nn3\n[workers:children]\nrack1\nrack2\n[other]\nx1\n")
     failures = tuple(Failure(name, "unreachable", "no route") for name in ("n2", "n3"))
-    return Looked(inventories.load(path), Gathered((), failures, {}))
+    return ClusterState(inventories.load(path), Gathered((), failures, {}))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
         ("ansible://n[12]", "n1 n2"),
     ],
 )
-def test_only_the_named_workers_are_judged(named: str, workers: str, looked: Looked) -> None:
+def test_only_the_named_workers_are_judged(named: str, workers: str, looked: ClusterState) -> None:
     found = hosts.limited(looked, named)
     assert [host.name for host in found.inventory.workers] == workers.split()
     assert [host.name for host in found.inventory.nodes] == ["head", *workers.split()], "who finds the control node?"
@@ -150,14 +150,14 @@ def test_only_the_named_workers_are_judged(named: str, workers: str, looked: Loo
 
 
 @pytest.mark.parametrize("named", ["ansible://rack3", "ansible://control", "ansible://other", "ansible://n1,ssh://n2"])
-def test_a_group_that_names_no_worker_is_refused(named: str, looked: Looked) -> None:
+def test_a_group_that_names_no_worker_is_refused(named: str, looked: ClusterState) -> None:
     with pytest.raises(BadInput) as raised:
         hosts.limited(looked, named)
     assert raised.value.code == "bad-hosts"
     assert str(looked.inventory.path) in raised.value.what
 
 
-def test_pytest_reaches_the_named_ones_only(looked: Looked) -> None:
+def test_pytest_reaches_the_named_ones_only(looked: ClusterState) -> None:
     given = {"hosts": "ansible://rack1", "ansible_inventory": str(looked.inventory.path)}
     config: Any = SimpleNamespace(getoption=given.get)
     reached: Any = dict.fromkeys(("head", "n1", "n3"), "host")

@@ -14,7 +14,7 @@ import pytest
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal, verified
-from rocstack.deploy.read.journal import Deploy, Images, Journal, Release, Verified
+from rocstack.deploy.read.journal import Deploy, Journal, Release, ReleaseImages, Verified
 from rocstack.edge import ssh
 from rocstack.verify import proved as store
 from rocstack.verify.check import Check
@@ -72,7 +72,7 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
-    images = Images(worker_id=WORKER, control_id=CONTROL, worker_reference=f"r:5000/w@{OTHER}")
+    images = ReleaseImages(worker_id=WORKER, control_id=CONTROL, worker_reference=f"r:5000/w@{OTHER}")
     found = Node(Journal(releases=(Release(images=images, when="t", who="w", healthy=True),)).dumps())
 
     @contextmanager

@@ -63,12 +63,12 @@ class Slurm:
 
 def fake(gpus: int, answers: dict[str, Step]) -> Any:
     node = SimpleNamespace(profile=SimpleNamespace(virtual=None, gpus=[SimpleNamespace(memory=206e9)] * gpus))
-    looked = SimpleNamespace(
+    state = SimpleNamespace(
         slurm=SimpleNamespace(nodes={name: {"cpus": 192} for name in NODES}),
         gathered=SimpleNamespace(node=lambda name: node),
     )
     slurm = Slurm(gpus, answers)
-    return SimpleNamespace(slurm=slurm, looked=looked, allocated=lambda: tuple(slurm.kept(NODES)))
+    return SimpleNamespace(slurm=slurm, state=state, allocated=lambda: tuple(slurm.kept(NODES)))
 
 
 def text(case: str) -> str:

@@ -60,7 +60,7 @@ def _tried(node: NodeFacts, scope: Scope) -> Iterator[tuple[str, str, str | None
     """Peers, their addresses, and why one isn't reached (None: not tried). Only addresses that will be used: the
     controller's for a worker, the workers' for the controller."""
     peers = {}
-    if scope.works(node):
+    if scope.is_worker(node):
         peers[scope.inventory.control.name] = SLURMCTLD
     if node.name == scope.inventory.control.name:
         peers.update({worker.name: SLURMD for worker in scope.inventory.workers})

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from rocstack.base.levels import HARDWARE
-from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.node.gate import FITS, UNFIT, UNKNOWN, judge
@@ -18,8 +18,8 @@ from rocstack.stack import rules
 IN_TREE = "in-tree"
 
 
-def _of_worker(node: NodeFacts, scope: Scope) -> WantedImage | None:
-    return scope.images.get("worker") if scope.works(node) else None
+def _of_worker(node: NodeFacts, scope: Scope) -> DesiredImage | None:
+    return scope.images.get("worker") if scope.is_worker(node) else None
 
 
 def _judged(node: NodeFacts, scope: Scope, result: str) -> Iterator[Values]:
@@ -49,7 +49,7 @@ def _matrix() -> tuple[rules.Rule, ...]:
     return tuple(rule for rule in rules.load() if "driver" in rule.need)
 
 
-def _rocm(image: WantedImage) -> str:
+def _rocm(image: DesiredImage) -> str:
     """The image's ROCm where it is AMD's own: a distribution's mixes releases, and AMD's table is silent on it."""
     method = image.labels.get(f"{OWN}rocm.method", "amd")
     return image.labels.get(f"{OWN}component.rocm", "") if method == "amd" else ""

@@ -137,7 +137,7 @@ def uid_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 def memlock_low(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     image, limit = scope.images.get("worker"), node.engine.memlock
     uses_rdma = image is not None and image.judged.nic not in (None, TCP)
-    if not scope.works(node) or not uses_rdma or limit is None or limit == UNLIMITED or node.engine.raises_limits:
+    if not scope.is_worker(node) or not uses_rdma or limit is None or limit == UNLIMITED or node.engine.raises_limits:
         return
     softer: Values = {"level": "warning"} if node.profile.virtual or scope.memlock else {}
     yield {"limit": size(limit), **softer}
@@ -145,19 +145,19 @@ def memlock_low(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 @node_rule
 def kfd_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    if scope.works(node) and node.profile.gpus and "/dev/kfd" not in node.recording.devices:
+    if scope.is_worker(node) and node.profile.gpus and "/dev/kfd" not in node.recording.devices:
         yield {"count": len(node.profile.gpus)}
 
 
 @node_rule
 def gpus_absent(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    if scope.works(node) and not node.profile.gpus:
+    if scope.is_worker(node) and not node.profile.gpus:
         yield {}
 
 
 @node_rule
 def cgroups_fixed(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    if scope.works(node) and not node.engine.problem and not node.engine.cgroup_writable:
+    if scope.is_worker(node) and not node.engine.problem and not node.engine.cgroup_writable:
         yield {}
 
 

@@ -13,37 +13,37 @@ from pydantic import TypeAdapter
 
 from rocstack.cluster import cgroup, hostlist, slurm_files
 from rocstack.cluster.cgroup import cgroup_flags
-from rocstack.cluster.settings import Cluster
-from rocstack.cluster.worker import Machine, machine
+from rocstack.cluster.settings import ClusterSettings
+from rocstack.cluster.slurm_node import SlurmNode, slurm_node
 from rocstack.container.environment import Environment
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.container.run_line import RunProfile
-from rocstack.deploy.orders.order import Container, File, Order
+from rocstack.deploy.nodes.image import DesiredImage, name_on_node
+from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
-from rocstack.deploy.plan.desired_image import WantedImage, name_on_node
 from rocstack.deploy.plan.secrets import Secrets
-from rocstack.deploy.read import address, racks
+from rocstack.deploy.read import addresses
+from rocstack.deploy.read.addresses import RackRegistry
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.read.racks import Mirror
 from rocstack.nic.host_libraries import host_mounts
 from rocstack.node.containers import OLD
 
 SLURM_UID = 64030
 USER = "rocstack"  # of the registry
 ROLES = ("worker", "control")
-_MACHINES = TypeAdapter(dict[str, Machine])
+_MACHINES = TypeAdapter(dict[str, SlurmNode])
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredCluster:
     """`keep` are ids of images that stay on the nodes, whatever runs."""
 
     inventory: Inventory
-    cluster: Cluster
+    cluster: ClusterSettings
     run: RunProfile
     keys: Secrets
-    images: Mapping[str, WantedImage]  # by role
+    images: Mapping[str, DesiredImage]  # by role
     facts: Gathered
     now: datetime
     keep: frozenset[str] = frozenset()
@@ -66,10 +66,10 @@ class Wanted:
     def address(self, name: str) -> str:
         host = next(host for host in self.inventory.nodes if host.name == name)
         found = self.facts.node(name)
-        return address.of_node(host.variables, name, found.profile) if found else host.address
+        return addresses.node_address(host.variables, name, found.profile) if found else host.address
 
     @cached_property
-    def machines(self) -> dict[str, Machine]:
+    def machines(self) -> dict[str, SlurmNode]:
         """The workers as slurm.conf describes them. One that can't be read now, or whose engine says nothing, is as it
         was: taking it out of slurm.conf would end its jobs, and to take it for one without cgroups would take them
         from all."""
@@ -77,7 +77,7 @@ class Wanted:
         for host in self.inventory.workers:
             facts = self.facts.node(host.name)
             if facts and not facts.engine.problem:
-                found[host.name] = machine(
+                found[host.name] = slurm_node(
                     facts.profile,
                     name=host.name,
                     address=self.address(host.name),
@@ -90,7 +90,7 @@ class Wanted:
         return found
 
     @cached_property
-    def before(self) -> dict[str, Machine]:
+    def before(self) -> dict[str, SlurmNode]:
         return known_machines(self.control.state)
 
     @property
@@ -141,7 +141,7 @@ class Wanted:
         return {**own, **{mirror.node: mirror.port for mirror in self.mirrors if mirror.node}}
 
     @cached_property
-    def mirrors(self) -> tuple[Mirror, ...]:
+    def mirrors(self) -> tuple[RackRegistry, ...]:
         """The racks' registries, where they may be used; those that are ours run, in use or not.
 
         Raises:
@@ -150,9 +150,9 @@ class Wanted:
         method = self.cluster.ship.method
         if method not in ("auto", "rack"):
             return ()
-        found = racks.mirrors(self.inventory, self.address)
+        found = addresses.rack_registries(self.inventory, self.address)
         if method == "rack" and not found:
-            raise racks.none(self.inventory.path)
+            raise addresses.no_racks(self.inventory.path)
         return found
 
     def ship_method(self, lacking: Collection[str]) -> tuple[str, str]:
@@ -164,19 +164,19 @@ class Wanted:
             return "rack", f"the inventory names the registries of {len(racks_in_use)} of their racks"
         return "registry", f"they pull from {ship.registry or 'the registry of the control node'}"
 
-    def orders(self) -> dict[str, Order]:
+    def node_specs(self) -> dict[str, NodeSpec]:
         """By node, for those that could be read, and whose engine answers."""
         found = {host.name: self.facts.node(host.name) for host in self.inventory.nodes}
-        return {name: self._order(name) for name, facts in found.items() if facts and not facts.engine.problem}
+        return {name: self._node_spec(name) for name, facts in found.items() if facts and not facts.engine.problem}
 
-    def _order(self, name: str) -> Order:
+    def _node_spec(self, name: str) -> NodeSpec:
         facts, roles = self.facts.node(name), self.inventory.roles(name)
         assert facts is not None
-        containers: list[Container] = []
+        containers: list[ContainerSpec] = []
         files = [
-            File(services.MUNGE_KEY, self.keys.munge_key, 0o400),
-            File(f"{services.CLUSTER}/users", self.cluster.user_lines().encode()),
-            File(f"{services.CLUSTER}/health", b"drain\n" if self.cluster.health.drain else b"say\n"),
+            FileSpec(services.MUNGE_KEY, self.keys.munge_key, 0o400),
+            FileSpec(f"{services.CLUSTER}/users", self.cluster.user_lines().encode()),
+            FileSpec(f"{services.CLUSTER}/health", b"drain\n" if self.cluster.health.drain else b"say\n"),
         ]
         if "control" in roles:
             files += self._control_files()
@@ -188,7 +188,7 @@ class Wanted:
             files += self._registry_files({mirror.host, self.address(name), name})
             containers.append(services.registry(self.images["control"].id, mirror.port))
         images = tuple(self.images[role].on_node for role in (*roles, *(["control"] if mirror else [])))
-        return Order(
+        return NodeSpec(
             files=tuple(files),
             images=images,
             containers=tuple(containers),
@@ -198,15 +198,15 @@ class Wanted:
             state=self._state(name, roles),
         )
 
-    def _control_files(self) -> list[File]:
+    def _control_files(self) -> list[FileSpec]:
         secret = {"slurmdbd.conf": (0o600, SLURM_UID, SLURM_UID)}
         names = {self.control_address, self.inventory.control.name}
         return [
-            File(services.JWT_KEY, self.keys.jwt_key, 0o400),
-            File(services.DATABASE, self.keys.database_password.encode(), 0o400),
+            FileSpec(services.JWT_KEY, self.keys.jwt_key, 0o400),
+            FileSpec(services.DATABASE, self.keys.database_password.encode(), 0o400),
             *(self._registry_files(names) if self.has_registry else []),
             *(
-                File(f"{services.SLURM}/{name}", text.encode(), *secret.get(name, (0o644, 0, 0)))
+                FileSpec(f"{services.SLURM}/{name}", text.encode(), *secret.get(name, (0o644, 0, 0)))
                 for name, text in self.slurm.texts.items()
             ),
         ]
@@ -217,16 +217,16 @@ class Wanted:
         ship = self.cluster.ship
         return not ship.registry and ship.method != "archive"
 
-    def _registry_files(self, names: set[str]) -> list[File]:
+    def _registry_files(self, names: set[str]) -> list[FileSpec]:
         """`names` are those by which nodes reach it."""
         ca, ca_key, key = self.keys.registry_ca, self.keys.registry_ca_key, self.keys.registry_key
         return [
-            File(services.REGISTRY, self.keys.registry_password.encode(), 0o400),
-            File(f"{services.TLS}/server.pem", tls.certificate(ca, ca_key, key, names, self.now).encode()),
-            File(f"{services.TLS}/server.key", key.encode(), 0o400),
+            FileSpec(services.REGISTRY, self.keys.registry_password.encode(), 0o400),
+            FileSpec(f"{services.TLS}/server.pem", tls.certificate(ca, ca_key, key, names, self.now).encode()),
+            FileSpec(f"{services.TLS}/server.key", key.encode(), 0o400),
         ]
 
-    def _control_containers(self) -> list[Container]:
+    def _control_containers(self) -> list[ContainerSpec]:
         image = self.images["control"].id
         return [
             services.database(image),
@@ -234,7 +234,7 @@ class Wanted:
             services.controller(self.inventory.control.name, image, self._mounts()),
         ]
 
-    def _worker(self, name: str, facts: NodeFacts) -> Container:
+    def _worker(self, name: str, facts: NodeFacts) -> ContainerSpec:
         image = self.images["worker"]
         made, notes = services.worker(
             name,
@@ -288,7 +288,7 @@ def running(facts: NodeFacts) -> frozenset[str]:
     return frozenset(each.image for each in facts.containers)
 
 
-def known_machines(state: Mapping[str, Any] | None) -> dict[str, Machine]:
+def known_machines(state: Mapping[str, Any] | None) -> dict[str, SlurmNode]:
     """The workers as the last deploy described them."""
     return _MACHINES.validate_python((state or {}).get("machines", {}))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rocstack.deploy.orders.order import Order
+from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.plan.plan import Plan
 
 
@@ -57,16 +57,16 @@ class Outcome:
         }
 
 
-def of_services(order: Order, services: Iterable[str]) -> Order:
+def of_services(spec: NodeSpec, services: Iterable[str]) -> NodeSpec:
     """The part of an order that is about these services; what is removed and pruned belongs to the last part."""
     chosen = set(services)
-    containers = tuple(each for each in order.containers if each.service in chosen)
+    containers = tuple(each for each in spec.containers if each.service in chosen)
     images = {each.image for each in containers}
     return replace(
-        order,
+        spec,
         containers=containers,
-        images=tuple(image for image in order.images if image.id in images),
-        commands=tuple(each for each in order.commands if each[0] in {container.name for container in containers}),
+        images=tuple(image for image in spec.images if image.id in images),
+        commands=tuple(each for each in spec.commands if each[0] in {container.name for container in containers}),
         remove=(),
         keep=None,
         state={},

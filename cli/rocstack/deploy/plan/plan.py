@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rocstack.deploy.orders.order import Container, Image, Order
+from rocstack.deploy.nodes.node_spec import ContainerSpec, ImageSpec, NodeSpec
 
 if TYPE_CHECKING:
     from rocstack.deploy.plan.precheck import Finding
@@ -72,27 +72,27 @@ class Plan:
         }
 
 
-def changes(order: Order, facts: NodeFacts) -> tuple[Change, ...]:
+def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
     """What makes `facts` into `order`, in the order in which it happens."""
     running = {each.image for each in facts.containers if each.status == "running"}
     out = [
         Change("ship", image.name, "another image runs there" if running else "not on the node")
-        for image in order.images
+        for image in spec.images
         if not any(_same(image, found, facts.engine.store) for found in facts.images)
     ]
-    for file in order.files:
+    for file in spec.files:
         found = facts.files.get(file.path)
         if found != file.sha256:
             out.append(Change("file", file.path, "differs" if found else "not there"))
-    specs = order.specs()
-    for container in order.containers:
-        out += _of_container(container, specs[container.name], order, facts)
+    digests = spec.digests()
+    for container in spec.containers:
+        out += _of_container(container, digests[container.name], spec, facts)
     present = {each.name for each in facts.containers}
-    gone = [name for name in order.remove if name in present]
+    gone = [name for name in spec.remove if name in present]
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
 
 
-def _same(image: Image, found: NodeImage, store: str) -> bool:
+def _same(image: ImageSpec, found: NodeImage, store: str) -> bool:
     """containerd's store has the manifest's digest for an id, so there the layers count, or the name that a deploy gave
     it. In the other one the same layers under another id are an image with another configuration."""
     if store != "containerd":
@@ -101,27 +101,27 @@ def _same(image: Image, found: NodeImage, store: str) -> bool:
     return image.id == found.id or by_layers or image.name in found.names
 
 
-def _of_container(container: Container, spec: str, order: Order, facts: NodeFacts) -> list[Change]:
+def _of_container(container: ContainerSpec, digest: str, spec: NodeSpec, facts: NodeFacts) -> list[Change]:
     found = next((each for each in facts.containers if each.name == container.name), None)
     if found is None:
         return [Change("start", container.name, "not there")]
-    if found.spec != spec or _changed(container, order, facts):
-        return [Change("replace", container.name, _why(container, found.image, order, facts))]
+    if found.spec != digest or _changed(container, spec, facts):
+        return [Change("replace", container.name, _why(container, found.image, spec, facts))]
     if found.status != "running":
         return [Change("restart", container.name, f"it is {found.status}")]
     return []
 
 
-def _why(container: Container, image: str, order: Order, facts: NodeFacts) -> str:
+def _why(container: ContainerSpec, image: str, spec: NodeSpec, facts: NodeFacts) -> str:
     if image != container.image:
         return f"image {short(image)} -> {short(container.image)}"
-    changed = _changed(container, order, facts)
+    changed = _changed(container, spec, facts)
     return f"{', '.join(changed)} changed" if changed else "other flags"
 
 
-def _changed(container: Container, order: Order, facts: NodeFacts) -> list[str]:
+def _changed(container: ContainerSpec, spec: NodeSpec, facts: NodeFacts) -> list[str]:
     """Files that it reads, and which are others on the node."""
-    shas = {file.path: file.sha256 for file in order.files}
+    shas = {file.path: file.sha256 for file in spec.files}
     return [path for path in container.reads if facts.files.get(path) != shas.get(path)]
 
 
@@ -140,7 +140,7 @@ def running(facts: NodeFacts) -> str:
 def of_node(
     name: str,
     roles: Sequence[str],
-    order: Order | None,
+    spec: NodeSpec | None,
     facts: NodeFacts | None,
     findings: Sequence[Finding],
 ) -> NodePlan:
@@ -149,7 +149,7 @@ def of_node(
     if facts is None:
         return NodePlan(name, tuple(roles), "unreachable", findings=own)
     now, virtual = running(facts), facts.profile.virtual
-    if order is None or any(finding.level == "error" for finding in own):
+    if spec is None or any(finding.level == "error" for finding in own):
         return NodePlan(name, tuple(roles), "blocked", now, virtual, findings=own)
-    made = changes(order, facts)
+    made = changes(spec, facts)
     return NodePlan(name, tuple(roles), "change" if made else "unchanged", now, virtual, made, own)

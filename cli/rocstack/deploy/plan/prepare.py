@@ -8,28 +8,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rocstack.cluster.operation import Rollout
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.operation import RolloutSettings
+from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.orders.order import Order
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.node_spec import NodeSpec
+from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.plan import plan, precheck, secrets, tls
-from rocstack.deploy.plan.desired import SLURM_UID, Wanted, keys_there
-from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.plan.desired import SLURM_UID, DesiredCluster, keys_there
 from rocstack.deploy.plan.plan import NodePlan, Plan
 from rocstack.deploy.plan.precheck import Finding, Scope
 from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read import facts, journal, verified
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.read.journal import Images, Journal, Verified
+from rocstack.deploy.read.journal import Journal, ReleaseImages, Verified
 from rocstack.edge.ansible import FORKS, State
 
 MUNGE_UID = 42430
 UIDS = {"munge": MUNGE_UID, "slurm": SLURM_UID}  # in the images
 
 
-Choose = Callable[[Journal], Mapping[str, WantedImage]]
+Choose = Callable[[Journal], Mapping[str, DesiredImage]]
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class Request:
     """What the person asked for. `choose` gives the images by role, for which it may look into the journal."""
 
     inventory: Inventory
-    cluster: Cluster
+    cluster: ClusterSettings
     choose: Choose
     run: RunProfile = field(default_factory=RunProfile)
     overlay: Path | None = None
     forks: int = FORKS
     resume: bool = False  # as the deploy that was interrupted, but for what is `given` anew
-    given: Mapping[str, Any] = field(default_factory=dict)  # of the rollout, on the command line
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of the rollout, on the command line
     layer_bytes: Mapping[str, int] = field(default_factory=dict)  # diff id -> uncompressed, as far as it is known
     require: int | None = None  # level that the images must have passed, even those that run; default: the setting
     runs: Path | None = None  # folder of the acceptance suite's, with what they proved
 
-    def rollout(self, known: Journal) -> Rollout:
+    def rollout(self, known: Journal) -> RolloutSettings:
         """How an update goes through the nodes."""
         before = known.resumable() if self.resume else None
-        wish = self.cluster.rollout.model_dump() | (before.options.get("rollout", {}) if before else {})
-        return Rollout.model_validate({**wish, **self.given})
+        values = self.cluster.rollout.model_dump() | (before.options.get("rollout", {}) if before else {})
+        return RolloutSettings.model_validate({**values, **self.overrides})
 
     @property
     def gate(self) -> str:
@@ -64,51 +64,51 @@ class Prepared:
     """A request, and what was found. `findings` are of all nodes at once."""
 
     request: Request
-    images: Mapping[str, WantedImage]
+    images: Mapping[str, DesiredImage]
     gathered: Gathered
     journal: Journal
     keys: Secrets
     findings: tuple[Finding, ...]
-    wanted: Wanted | None  # None: the control node could not be read
+    desired: DesiredCluster | None  # None: the control node could not be read
 
     @cached_property
-    def orders(self) -> dict[str, Order]:
+    def node_specs(self) -> dict[str, NodeSpec]:
         """Of the nodes that may be changed."""
-        orders = self.wanted.orders() if self.wanted else {}
+        node_specs = self.desired.node_specs() if self.desired else {}
         stopped = precheck.blocked(self.findings)
-        return {name: order for name, order in orders.items() if name not in stopped}
+        return {name: spec for name, spec in node_specs.items() if name not in stopped}
 
     @cached_property
     def plan(self) -> Plan:
-        orders, inventory = self.orders, self.request.inventory
+        node_specs, inventory = self.node_specs, self.request.inventory
         nodes = tuple(
             plan.of_node(
                 host.name,
                 inventory.roles(host.name),
-                orders.get(host.name),
+                node_specs.get(host.name),
                 self.gathered.node(host.name),
                 [finding for finding in self.findings if finding.node == host.name],
             )
             for host in inventory.nodes
         )
         between = tuple(finding for finding in self.findings if finding.node is None)
-        notes = self.wanted.plan_notes if self.wanted else ()
+        notes = self.desired.plan_notes if self.desired else ()
         return Plan(nodes, between, self._shipping(nodes), notes)
 
     def _shipping(self, nodes: Sequence[NodePlan]) -> dict[str, Any]:
         """How the worker image would travel; empty where it needs not."""
         image = self.images["worker"]
         lacking = {node.name for node in nodes if node.has("ship", image.on_node.name)}
-        if not lacking or self.wanted is None:
+        if not lacking or self.desired is None:
             return {}
-        method, why = self.wanted.ship_method(lacking)
+        method, why = self.desired.ship_method(lacking)
         return {"method": method, "why": why, "nodes": len(lacking)}
 
-    def with_images(self, images: Mapping[str, WantedImage]) -> Prepared:
+    def with_images(self, images: Mapping[str, DesiredImage]) -> Prepared:
         """The same with images that nodes can pull now."""
-        if self.wanted is None:
+        if self.desired is None:
             return self
-        return replace(self, images=images, wanted=replace(self.wanted, images=images))
+        return replace(self, images=images, desired=replace(self.desired, images=images))
 
     def facts(self, name: str) -> NodeFacts:
         """Of a node that could be read."""
@@ -122,7 +122,7 @@ class Prepared:
         return self.facts(self.request.inventory.control.name)
 
 
-def prepare(request: Request, watch: Watch) -> Prepared:
+def prepare(request: Request, events: DeployEvents) -> Prepared:
     """
     Raises:
         BadInput: secrets or settings that can't be used, or keys that are another cluster's.
@@ -131,16 +131,16 @@ def prepare(request: Request, watch: Watch) -> Prepared:
     inventory = request.inventory
     place = secrets.beside(inventory.path)
     keys = secrets.read(place)
-    gathered = _gather(request, watch)
-    watch.rest()
+    gathered = _gather(request, events)
+    events.rest()
     control = gathered.node(inventory.control.name)
     if control:
         secrets.refuse_others(place, keys, keys_there(control.state))
     known = journal.loads_dict(control.journal) if control else Journal()
     images = request.choose(known)
-    wanted = None
+    desired = None
     if control:
-        wanted = Wanted(
+        desired = DesiredCluster(
             inventory,
             request.cluster,
             request.run,
@@ -161,29 +161,29 @@ def prepare(request: Request, watch: Watch) -> Prepared:
         memlock=request.run.ulimits != "auto",
         uids=UIDS,
         layer_bytes=request.layer_bytes,
-        registries=wanted.registries if wanted else {},
+        registries=desired.registries if desired else {},
         require=request.cluster.require if request.require is None else request.require,
         insist=request.require is not None or not ids <= known.kept_ids(),
         proved=_proved(known, images, request.runs),
     )
     found = precheck.precheck(scope, gathered.failures)
-    return Prepared(request, images, gathered, known, keys, found, wanted)
+    return Prepared(request, images, gathered, known, keys, found, desired)
 
 
-def _proved(known: Journal, images: Mapping[str, WantedImage], runs: Path | None) -> tuple[Verified, ...]:
+def _proved(known: Journal, images: Mapping[str, DesiredImage], runs: Path | None) -> tuple[Verified, ...]:
     """By the cluster's journal, and by what this machine has."""
     worker, control = images["worker"].id, images["control"].id
-    mine = Images(worker_id=worker, control_id=control)
+    mine = ReleaseImages(worker_id=worker, control_id=control)
     there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
     return (*there, *(verified.claims(runs, worker, control) if runs else ()))
 
 
-def _gather(request: Request, watch: Watch) -> Gathered:
+def _gather(request: Request, events: DeployEvents) -> Gathered:
     inventory = request.inventory
 
     def on_event(name: str, state: State) -> None:
         if state == "started":
-            watch.step(name, "reading the node")
+            events.step(name, "reading the node")
 
     return facts.gather(
         inventory,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rocstack.deploy.plan.desired_image import WantedImage
-from rocstack.deploy.read import address
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.read import addresses
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Verified
@@ -48,7 +48,7 @@ class Scope:
 
     inventory: Inventory
     nodes: tuple[NodeFacts, ...]
-    images: Mapping[str, WantedImage]
+    images: Mapping[str, DesiredImage]
     gate: Gate = "refuse"
     memlock: bool = False
     uids: Mapping[str, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Scope:
     def roles(self, node: NodeFacts) -> tuple[str, ...]:
         return self.inventory.roles(node.name)
 
-    def works(self, node: NodeFacts) -> bool:
+    def is_worker(self, node: NodeFacts) -> bool:
         return "worker" in self.roles(node)
 
     @property
@@ -72,7 +72,7 @@ class Scope:
         """By which the other nodes reach it."""
         host = next(host for host in self.inventory.nodes if host.name == name)
         found = next((node for node in self.nodes if node.name == name), None)
-        return address.of_node(host.variables, name, found.profile) if found else host.address
+        return addresses.node_address(host.variables, name, found.profile) if found else host.address
 
 
 # A rule has the name of its entry in images/precheck and yields the values that the entry's sentences show. `level`

@@ -8,7 +8,7 @@ from rocstack.container.environment import Environment
 from rocstack.container.host import Host
 from rocstack.container.mount import Mount
 from rocstack.container.run_line import RunProfile, run_line
-from rocstack.deploy.orders.order import Container
+from rocstack.deploy.nodes.node_spec import ContainerSpec
 
 KEYS = "/etc/rocstack/keys"
 MUNGE_KEY, JWT_KEY, DATABASE, REGISTRY = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database", "registry"))
@@ -22,8 +22,8 @@ _STOP = "--stop-timeout=60"  # seconds to write down what it knows
 _SOCKET = "--volume=rocstack-db-run:/run/mysqld"  # the database has no port
 
 
-def registry(image: str, port: int) -> Container:
-    return Container(
+def registry(image: str, port: int) -> ContainerSpec:
+    return ContainerSpec(
         STORE,
         "registry",
         image,
@@ -39,8 +39,8 @@ def registry(image: str, port: int) -> Container:
     )
 
 
-def database(image: str) -> Container:
-    return Container(
+def database(image: str) -> ContainerSpec:
+    return ContainerSpec(
         DB,
         "db",
         image,
@@ -56,9 +56,9 @@ def database(image: str) -> Container:
     )
 
 
-def controller(name: str, image: str, mounts: Iterable[Mount]) -> Container:
+def controller(name: str, image: str, mounts: Iterable[Mount]) -> ContainerSpec:
     """`name` is the control node's: what SlurmctldHost says."""
-    return Container(
+    return ContainerSpec(
         CONTROL,
         "controller",
         image,
@@ -92,7 +92,7 @@ def worker(
     cgroup: Sequence[str],
     env: Environment,
     wait_for: Sequence[str],
-) -> tuple[Container, tuple[str, ...]]:
+) -> tuple[ContainerSpec, tuple[str, ...]]:
     """The worker of node `name` and what the person should know of it.
 
     Args:
@@ -111,4 +111,4 @@ def worker(
         f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
         *cgroup,
     )
-    return Container(WORKER, "worker", image, flags, reads=(MUNGE_KEY,)), line.notes
+    return ContainerSpec(WORKER, "worker", image, flags, reads=(MUNGE_KEY,)), line.notes

@@ -18,7 +18,7 @@ from pydantic import Field, SkipValidation, ValidationError
 
 from rocstack.base.words import Value
 from rocstack.container import host
-from rocstack.deploy.read import racks
+from rocstack.deploy.read import addresses
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ansible, ssh
 from rocstack.node.deploy_facts import SCHEMA
@@ -28,12 +28,12 @@ from rocstack.probe import recordings
 from rocstack.probe.recordings import LARGEST, Failure
 
 PLAYBOOK, TASK = "facts.yml", "Facts"
-PATIENCE = 60  # seconds
+TIMEOUT_S = 60  # seconds
 SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
 PORTS = {"control": (SLURMCTLD, SLURMDBD, SLURMRESTD), "worker": (SLURMD,)}
 
 
-class Engine(Value):
+class NodeEngine(Value):
     """`problem` is empty where the engine answers, else absent, denied, silent or failed, and `error` what was said.
     Sizes are bytes; `root` is where layers lie. `limits` are those of the engine's process (-1 is none), beyond which
     a container gets nothing unless `raises_limits`."""
@@ -54,7 +54,7 @@ class Engine(Value):
     error: str = ""
 
 
-class Container(Value):
+class NodeContainer(Value):
     """A container of ours (it has the label io.rocstack.service). `status` and `health` are the engine's words."""
 
     name: str
@@ -97,12 +97,12 @@ class User(Value):
     name: str
 
 
-class Said(Value):
+class FactsAnswer(Value):
     """The module's answer but for the recording."""
 
     schema_: int = Field(alias="schema")
-    engine: Engine
-    containers: tuple[Container, ...]
+    engine: NodeEngine
+    containers: tuple[NodeContainer, ...]
     images: tuple[NodeImage, ...]
     user: User
     state: dict[str, Any] | None  # /var/lib/rocstack/node.json
@@ -122,7 +122,7 @@ class Said(Value):
     ended: float
 
 
-class NodeFacts(Said):
+class NodeFacts(FactsAnswer):
     """One node. `behind` and `ahead` bound its clock minus the controller's, in seconds."""
 
     name: str
@@ -137,7 +137,7 @@ class NodeFacts(Said):
         limits = {"limits": self.engine.limits or found.limits, "raises_limits": self.engine.raises_limits}
         return found.model_copy(update=limits)
 
-    def container(self, name: str) -> Container | None:
+    def container(self, name: str) -> NodeContainer | None:
         return next((each for each in self.containers if each.name == name), None)
 
 
@@ -162,10 +162,10 @@ def gather(
     registry_port: int | None = None,
     overlay: Path | None = None,
     forks: int = ansible.FORKS,
-    patience: int = PATIENCE,
+    timeout: int = TIMEOUT_S,
 ) -> Gathered:
     """Reads all nodes of both roles, in one pass that changes nothing. A node that hangs with its connection open is
-    given up after `patience` seconds.
+    given up after `timeout` seconds.
 
     Raises:
         BadInput, Missing, CheckFailed: as `remote.run` and `ssh.resolve`.
@@ -176,7 +176,7 @@ def gather(
         heard[name] = time.time()
         on_event(name, state)
 
-    variables = {**questions(inventory, uids, users, registry_port), "rocstack_facts_patience": patience}
+    variables = {**questions(inventory, uids, users, registry_port), "rocstack_facts_timeout": timeout}
     nodes, failures = [], []
     reaches: dict[str, ssh.Reach] = {}
     for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
@@ -200,7 +200,10 @@ def questions(
     inventory: Inventory, uids: Sequence[int], users: Sequence[str], registry_port: int | None = None
 ) -> dict[str, Any]:
     """The playbook's variables: what each node is asked of the others. `registry_port` is the control node's."""
-    registries = {*([registry_port] if registry_port else []), *(racks.port(each) for each in inventory.racks)}
+    registries = {
+        *([registry_port] if registry_port else []),
+        *(addresses.registry_port(each) for each in inventory.racks),
+    }
     control, workers = inventory.control, inventory.workers
     reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
     reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
@@ -235,7 +238,7 @@ def of_dict(
     said = data["deploy"]
     if said.get("schema") != SCHEMA:
         raise ValueError(f"facts of schema {said.get('schema')!r:.40}, this rocstack reads {SCHEMA}")
-    checked = Said.model_validate_json(pydantic_core.to_json(said))
+    checked = FactsAnswer.model_validate_json(pydantic_core.to_json(said))
     return NodeFacts.model_construct(
         **dict(checked),
         name=name,

@@ -36,7 +36,7 @@ _REGISTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True)
-class Host:
+class InventoryHost:
     """One host. `address` is where the other nodes reach it, `host` where this machine does (maybe over a jump host).
     `variables` are those for Ansible, as they stand in the inventory; a password may be among them."""
 
@@ -55,12 +55,12 @@ class Inventory:
     """`control` may be one of `workers`. `others` are of other groups, and left alone."""
 
     path: Path
-    control: Host
-    workers: tuple[Host, ...]
-    others: tuple[Host, ...] = ()
+    control: InventoryHost
+    workers: tuple[InventoryHost, ...]
+    others: tuple[InventoryHost, ...] = ()
 
     @property
-    def nodes(self) -> tuple[Host, ...]:
+    def nodes(self) -> tuple[InventoryHost, ...]:
         """Control node and workers, each once."""
         return (*([] if self.control in self.workers else [self.control]), *self.workers)
 
@@ -70,9 +70,9 @@ class Inventory:
         return (*(["control"] if name == self.control.name else []), *(["worker"] if works else []))
 
     @property
-    def racks(self) -> dict[str, tuple[Host, ...]]:
+    def racks(self) -> dict[str, tuple[InventoryHost, ...]]:
         """Rack mirror -> the nodes that pull from it."""
-        found: dict[str, list[Host]] = defaultdict(list)
+        found: dict[str, list[InventoryHost]] = defaultdict(list)
         for node in self.nodes:
             if node.rack_registry:
                 found[node.rack_registry].append(node)
@@ -262,7 +262,7 @@ def _rendered(path: Path, hosts: Hosts) -> Hosts:
     return found
 
 
-def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> Host:
+def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> InventoryHost:
     host, port = str(variables.get("ansible_host") or name), str(variables.get("ansible_port") or 22)
     registry = variables.get("rocstack_rack_registry")
     if not port.isdecimal() or not 0 < int(port) < 65536:
@@ -274,7 +274,7 @@ def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[s
             where=Where(str(path)),
             next_step="write host[:port], without https://",
         )
-    return Host(
+    return InventoryHost(
         name=name,
         address=str(variables.get("rocstack_address") or host),
         host=host,

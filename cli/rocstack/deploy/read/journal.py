@@ -23,7 +23,7 @@ Step = Literal["pending", "shipped", "drained", "started", "done", "failed"]
 _TOUCHED: frozenset[Step] = frozenset({"drained", "started", "done", "failed"})
 
 
-class Images(Value):
+class ReleaseImages(Value):
     """A worker and a control image. `id` is the image's, the same at every engine; `reference` says where from."""
 
     worker_id: str
@@ -33,7 +33,7 @@ class Images(Value):
     labels: Mapping[str, str] = Field(default_factory=dict)  # the worker's that a person asks for: stack, nic, content
     control_labels: Mapping[str, str] = Field(default_factory=dict)
 
-    def same(self, other: Images) -> bool:
+    def same(self, other: ReleaseImages) -> bool:
         return (self.worker_id, self.control_id) == (other.worker_id, other.control_id)
 
 
@@ -58,7 +58,7 @@ class Verified(Value):
 class Release(Value):
     """Images that were deployed. `verified` is None where no level was proved."""
 
-    images: Images
+    images: ReleaseImages
     when: str  # UTC, ISO 8601
     who: str
     healthy: bool
@@ -83,7 +83,7 @@ class Deploy(Value):
     id: str
     who: str
     started: str  # UTC, ISO 8601
-    images: Images
+    images: ReleaseImages
     options: Mapping[str, Any] = Field(default_factory=dict)
     nodes: Mapping[str, NodeStep] = Field(default_factory=dict)
 
@@ -140,7 +140,7 @@ class Journal(Value):
         """A deploy that was interrupted, or stopped by its budget."""
         return self.current
 
-    def unfinished(self) -> Images | None:
+    def unfinished(self) -> ReleaseImages | None:
         """What `--resume` goes on with: such a deploy's images, or those of the last one if a node of it failed."""
         if self.current:
             return self.current.images
@@ -174,7 +174,7 @@ class Journal(Value):
             raise ValueError("no deploy is under way")
         return self.current
 
-    def _left(self, images: Images) -> tuple[Release, ...]:
+    def _left(self, images: ReleaseImages) -> tuple[Release, ...]:
         """The releases, with a deploy that is given up for other images."""
         gone = self.current
         if gone is None or gone.images.same(images) or not gone.at(*_TOUCHED):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.edge.ssh import Reach
 from rocstack.registry.image_archive import Archive
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def send(
-    client: docker.DockerClient, image: WantedImage, nodes: Mapping[str, tuple[Reach, NodeFacts]], watch: Watch
+    client: docker.DockerClient, image: DesiredImage, nodes: Mapping[str, tuple[Reach, NodeFacts]], events: DeployEvents
 ) -> list[Loaded]:
     """Only layers that a node lacks travel to it; a node that fails is a result.
 
@@ -27,7 +27,7 @@ def send(
     """
 
     def progress(node: str, done: int, total: int) -> None:
-        watch.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        events.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
     there = {name: _layers(facts) for name, (_, facts) in nodes.items()}
     everywhere = frozenset.intersection(*there.values())
@@ -35,7 +35,7 @@ def send(
         Target(name, _shell(reach), (*reach.become, "docker"), there[name]) for name, (reach, _) in nodes.items()
     ]
     for name in nodes:
-        watch.step(name, f"waiting while the {image.role} image is packed")
+        events.step(name, f"waiting while the {image.role} image is packed")
     with (
         LocalImage.find(client, image.id) as source,
         Archive.make(source, image.on_node.name, have=everywhere) as archive,
@@ -43,7 +43,7 @@ def send(
         rows = load(archive, targets, progress=progress)
     for row in rows:
         if not row.error:
-            watch.end(row.node, f"has the {image.role} image ({row.bytes / 1e6:.1f} MB sent, {row.seconds:.1f} s)")
+            events.end(row.node, f"has the {image.role} image ({row.bytes / 1e6:.1f} MB sent, {row.seconds:.1f} s)")
     return rows
 
 

@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.orders.runs import Hands, why
-from rocstack.deploy.plan.desired import Wanted
-from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
+from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.plan.outcome import of_services
 from rocstack.deploy.plan.prepare import Prepared
-from rocstack.deploy.read.racks import Mirror
+from rocstack.deploy.read.addresses import RackRegistry
 from rocstack.deploy.ship.by_registry import account, home, tag
 
 
 def fill(
-    prepared: Prepared, image: WantedImage, lacking: Collection[str], hands: Hands, watch: Watch
+    prepared: Prepared, image: DesiredImage, lacking: Collection[str], node_runs: NodeRuns, events: DeployEvents
 ) -> dict[str, str]:
     """Node -> HOST:PORT to pull from. A rack whose registry can't be filled pulls from where the image was published.
 
     Raises:
         Missing: as `account`.
     """
-    wanted = prepared.wanted
-    assert wanted is not None
-    origin = home(wanted)
-    needed = [mirror for mirror in wanted.mirrors if set(mirror.serves) & set(lacking)]
-    work = _Work(prepared, wanted, image, hands, watch, {each.registry: each for each in needed})
+    desired = prepared.desired
+    assert desired is not None
+    origin = home(desired)
+    needed = [mirror for mirror in desired.mirrors if set(mirror.serves) & set(lacking)]
+    work = _Work(prepared, desired, image, node_runs, events, {each.registry: each for each in needed})
     have = [origin, *work.waves(origin, work.started()), *work.of_site(origin)]
     sources = {name: each.registry for each in needed if each.registry in have for name in each.serves}
     return {name: sources.get(name, origin) for name in lacking}
@@ -44,24 +43,24 @@ class RackCopy:
 @dataclass
 class _Work:
     prepared: Prepared
-    wanted: Wanted
-    image: WantedImage
-    hands: Hands
-    watch: Watch
-    mirrors: Mapping[str, Mirror]
+    desired: DesiredCluster
+    image: DesiredImage
+    node_runs: NodeRuns
+    events: DeployEvents
+    mirrors: Mapping[str, RackRegistry]
 
     def started(self) -> list[str]:
         """Those of our nodes' registries that run."""
         ours = {each.node: each.registry for each in self.mirrors.values() if each.node}
-        orders = self.prepared.orders
+        node_specs = self.prepared.node_specs
         for node in ours:
-            if node not in orders:
+            if node not in node_specs:
                 self._left(ours[node], "its node is not fit")
-        parts = {node: of_services(orders[node], ("registry",)) for node in ours if node in orders}
-        runs = self.hands.run("start.yml", parts)
+        parts = {node: of_services(node_specs[node], ("registry",)) for node in ours if node in node_specs}
+        runs = self.node_runs.run("start.yml", parts)
         for node, run in runs.items():
             if run.state != "ok":
-                self._left(ours[node], why(run))
+                self._left(ours[node], failure_reason(run))
         return [ours[node] for node, run in runs.items() if run.state == "ok"]
 
     def waves(self, origin: str, registries: Sequence[str]) -> list[str]:
@@ -82,11 +81,11 @@ class _Work:
         """We are on no host of theirs: the control node copies to them."""
         registries = [each.registry for each in self.mirrors.values() if not each.node]
         copies = [RackCopy(origin, registry) for registry in registries]
-        return self._copy({self.wanted.inventory.control.name: copies}) if copies else []
+        return self._copy({self.desired.inventory.control.name: copies}) if copies else []
 
     def _copy(self, by_node: Mapping[str, Sequence[RackCopy]]) -> list[str]:
         """The registries that have it then."""
-        runs = self.hands.send("warm.yml", {node: self._order(copies) for node, copies in by_node.items()})
+        runs = self.node_runs.send("warm.yml", {node: self._node_spec(copies) for node, copies in by_node.items()})
         done = []
         for node, run in runs.items():
             rows = run.results.get("Warm", {}).get("copies", ())
@@ -99,13 +98,13 @@ class _Work:
                     done.append(copy.target)
             if rows and not any(errors.values()):
                 seconds = sum(row["seconds"] for row in rows)
-                self.watch.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
+                self.events.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
         return done
 
-    def _order(self, copies: Sequence[RackCopy]) -> dict[str, object]:
+    def _node_spec(self, copies: Sequence[RackCopy]) -> dict[str, object]:
         path, _, digest = (self.image.reference or "").partition("/")[2].partition("@")
         hosts = sorted({host for copy in copies for host in (copy.source, copy.target)})
-        logins = [account(self.wanted, host) for host in hosts]
+        logins = [account(self.desired, host) for host in hosts]
         return {
             "image": self.prepared.images["control"].id,
             "copies": [
@@ -122,7 +121,7 @@ class _Work:
 
     def _left(self, registry: str, reason: str) -> None:
         nodes = ", ".join(self.mirrors[registry].serves)
-        self.watch.say(f"{registry} can't be used, {nodes} pull from {home(self.wanted)}: {reason}")
+        self.events.say(f"{registry} can't be used, {nodes} pull from {home(self.desired)}: {reason}")
 
 
 def _without_address(login: dict[str, object]) -> dict[str, object]:

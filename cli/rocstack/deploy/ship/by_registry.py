@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocstack.base.errors import Missing
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.orders.order import Registry
-from rocstack.deploy.orders.runs import Hands, why
-from rocstack.deploy.plan.desired import USER, Wanted
-from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.node_spec import RegistrySpec
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
+from rocstack.deploy.plan.desired import USER, DesiredCluster
 from rocstack.deploy.plan.outcome import Shipped, of_services
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.edge import ssh
@@ -33,23 +32,23 @@ if TYPE_CHECKING:
 NAME = "rocstack-worker"
 
 
-def home(wanted: Wanted) -> str:
+def home(desired: DesiredCluster) -> str:
     """HOST:PORT of the registry in which is published, as nodes write it."""
-    ship = wanted.cluster.ship
-    return parse_registry(ship.registry).host if ship.registry else wanted.registry_address
+    ship = desired.cluster.ship
+    return parse_registry(ship.registry).host if ship.registry else desired.registry_address
 
 
-def account(wanted: Wanted, host: str) -> Registry:
+def account(desired: DesiredCluster, host: str) -> RegistrySpec:
     """Who a node is at a registry. At the site's it is who it says itself, or this machine's user.
 
     Raises:
         Missing: this machine has no login that it could pass on.
     """
-    ours = {mirror.registry for mirror in wanted.mirrors if mirror.node}
-    if host in ours or (wanted.has_registry and host == wanted.registry_address):
-        return Registry(host, USER, wanted.keys.registry_password, wanted.keys.registry_ca)
-    if not wanted.cluster.ship.registry_login:
-        return Registry(host)
+    ours = {mirror.registry for mirror in desired.mirrors if mirror.node}
+    if host in ours or (desired.has_registry and host == desired.registry_address):
+        return RegistrySpec(host, USER, desired.keys.registry_password, desired.keys.registry_ca)
+    if not desired.cluster.ship.registry_login:
+        return RegistrySpec(host)
     login = docker_login(host)
     if login is None:
         raise Missing(
@@ -58,50 +57,50 @@ def account(wanted: Wanted, host: str) -> Registry:
             cause="cluster.ship.registry_login lets nodes pull with it",
             next_step=f"`docker login {host}` here, or leave registry_login out and let the nodes log in themselves",
         )
-    return Registry(host, login.user, login.password)
+    return RegistrySpec(host, login.user, login.password)
 
 
 @contextmanager
-def repository(prepared: Prepared, wanted: Wanted) -> Iterator[Repository]:
+def repository(prepared: Prepared, desired: DesiredCluster) -> Iterator[Repository]:
     """As this machine reaches it: the control node's through ssh, which also passes jump hosts."""
-    ship = wanted.cluster.ship
+    ship = desired.cluster.ship
     if ship.registry:
         target = parse_registry(ship.registry)
         wire = Wire(target.host, login=docker_login(target.host))
         yield Repository(wire, target.repository("worker").partition("/")[2], attempts=ship.attempts)
         wire.close()
         return
-    reach = prepared.gathered.reaches[wanted.inventory.control.name]
+    reach = prepared.gathered.reaches[desired.inventory.control.name]
     with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
         ca = Path(folder) / "ca.pem"
-        ca.write_text(wanted.keys.registry_ca)
+        ca.write_text(desired.keys.registry_ca)
         with ssh.tunnel(reach, "127.0.0.1", ship.port) as tunnel:
-            login = Login(USER, wanted.keys.registry_password)
-            wire = Wire(wanted.registry_address, login=login, ca=ca, connect_to=(tunnel.address, tunnel.port))
+            login = Login(USER, desired.keys.registry_password)
+            wire = Wire(desired.registry_address, login=login, ca=ca, connect_to=(tunnel.address, tunnel.port))
             yield Repository(wire, NAME, attempts=ship.attempts)
             wire.close()
 
 
 def bring(
-    prepared: Prepared, image: WantedImage, client: docker.DockerClient | None, memory: Memory, watch: Watch
+    prepared: Prepared, image: DesiredImage, client: docker.DockerClient | None, memory: Memory, events: DeployEvents
 ) -> Published:
     """Publishes the image; nothing is sent where the registry has it.
 
     Raises:
         CheckFailed, Missing: as `publish`; nobody here has the image, and the registry neither.
     """
-    wanted = prepared.wanted
-    assert wanted is not None
-    control = wanted.inventory.control.name
+    desired = prepared.desired
+    assert desired is not None
+    control = desired.inventory.control.name
     began, seen = time.monotonic(), dict[str, tuple[int, int]]()
 
     def progress(layer: str, done: int, total: int) -> None:
         seen[layer] = (done, total)
         sent, of = (sum(pair[at] for pair in seen.values()) / 1e6 for at in (0, 1))
-        watch.step(control, f"packing and sending layers to the registry, {sent:.0f} of {of:.0f} MB")
+        events.step(control, f"packing and sending layers to the registry, {sent:.0f} of {of:.0f} MB")
 
-    watch.step(control, "comparing layers with the registry")
-    with repository(prepared, wanted) as target:
+    events.step(control, "comparing layers with the registry")
+    with repository(prepared, desired) as target:
         found = there(target, image)
         if found is None:
             if client is None:
@@ -110,11 +109,11 @@ def bring(
                 found = publish(source, target, tag(image), memory=memory, progress=progress)
     seconds = time.monotonic() - began
     sent = f"{found.bytes_sent / 1e6:.1f} of {found.bytes_total / 1e6:.0f} MB sent"
-    watch.end(control, f"registry has {found.reference.rpartition('@')[2][:19]} ({sent}, {seconds:.1f} s)")
+    events.end(control, f"registry has {found.reference.rpartition('@')[2][:19]} ({sent}, {seconds:.1f} s)")
     return found
 
 
-def there(target: Repository, image: WantedImage) -> Published | None:
+def there(target: Repository, image: DesiredImage) -> Published | None:
     """The image under the digest that it was deployed with before: whoever goes on needs not have it here.
 
     Raises:
@@ -137,30 +136,30 @@ def there(target: Repository, image: WantedImage) -> Published | None:
 
 
 def pull(
-    prepared: Prepared, image: WantedImage, sources: Mapping[str, Registry], hands: Hands
+    prepared: Prepared, image: DesiredImage, sources: Mapping[str, RegistrySpec], node_runs: NodeRuns
 ) -> tuple[tuple[Shipped, ...], dict[str, str]]:
     """Nodes pull `image`, each from its source: how it came to each, and why it didn't."""
-    orders = {}
+    node_specs = {}
     for host in {source.address for source in sources.values()}:
-        at = prepared.with_images({**prepared.images, "worker": image.at(at_host(image, host))}).orders
+        at = prepared.with_images({**prepared.images, "worker": image.at(at_host(image, host))}).node_specs
         for name, source in sources.items():
             if source.address == host:
-                orders[name] = replace(of_services(at[name], ("worker",)), registry=source)
-    runs = hands.run("ship.yml", orders)
+                node_specs[name] = replace(of_services(at[name], ("worker",)), registry=source)
+    runs = node_runs.run("ship.yml", node_specs)
     rows = tuple(filter(None, (_row(run) for run in runs.values())))
-    return rows, {name: why(run) for name, run in runs.items() if run.state != "ok"}
+    return rows, {name: failure_reason(run) for name, run in runs.items() if run.state != "ok"}
 
 
-def at_host(image: WantedImage, host: str) -> str:
+def at_host(image: DesiredImage, host: str) -> str:
     """The same image, in the same repository of another registry."""
     return f"{host}/{(image.reference or '').partition('/')[2]}"
 
 
-def tag(image: WantedImage) -> str:
+def tag(image: DesiredImage) -> str:
     return image.id.removeprefix("sha256:")[:16]
 
 
-def nobody(image: WantedImage) -> Missing:
+def nobody(image: DesiredImage) -> Missing:
     return Missing(
         f"nobody here has the {image.role} image {image.id[7:19]}",
         code="no-image",

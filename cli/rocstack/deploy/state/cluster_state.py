@@ -22,7 +22,7 @@ ABSENT = "its container is not there"
 
 
 @dataclass(frozen=True)
-class SlurmSaid:
+class SlurmState:
     """What the control node said. `nodes` as slurm_state.table has it, None where the controller doesn't answer, and
     then `why`; `deploying` is who holds the cluster's lock at this moment."""
 
@@ -37,13 +37,13 @@ class SlurmSaid:
 
 
 @dataclass(frozen=True)
-class Looked:
+class ClusterState:
     """`own_registry`: whether the control node has one; `offers_gpus`: whether Slurm is to count the GPUs that are
     seen."""
 
     inventory: Inventory
     gathered: Gathered
-    slurm: SlurmSaid = field(default_factory=SlurmSaid)
+    slurm: SlurmState = field(default_factory=SlurmState)
     journal: Journal = field(default_factory=Journal)
     own_registry: bool = True
     offers_gpus: bool = True

@@ -8,26 +8,26 @@ from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
 from rocstack.deploy.plan.scope import Finding
 from rocstack.deploy.read.facts import NodeFacts
-from rocstack.deploy.state.cluster_state import WORDS, Looked, is_image, wrong
+from rocstack.deploy.state.cluster_state import WORDS, ClusterState, is_image, wrong
 from rocstack.doctor.diagnosis import Level
 from rocstack.node import slurm_state
 from rocstack.node.engine import Row
 
 
-def findings(looked: Looked) -> Iterator[Finding]:
+def findings(state: ClusterState) -> Iterator[Finding]:
     """The cluster's own first, then by node."""
-    yield from _of_the_cluster(looked)
-    for failure in looked.gathered.failures:
+    yield from _of_the_cluster(state)
+    for failure in state.gathered.failures:
         yield _finding(
             failure.node,
             "node-unreached",
             f"could not be read: {failure.reason}",
             "power, network, or ssh; what runs there goes on without this machine",
-            f"`ansible -i {looked.inventory.path} {failure.node} -m ping` tries the same",
+            f"`ansible -i {state.inventory.path} {failure.node} -m ping` tries the same",
         )
-    if looked.empty:
+    if state.empty:
         return
-    for facts in looked.gathered.nodes:
+    for facts in state.gathered.nodes:
         if facts.engine.problem:
             yield _finding(
                 facts.name,
@@ -37,16 +37,16 @@ def findings(looked: Looked) -> Iterator[Finding]:
                 f"`docker info` on {facts.name} must answer, as the user of the inventory",
             )
         else:
-            yield from _of_containers(looked, facts)
-            yield from _of_image(looked, facts)
-    yield from _of_slurm(looked)
+            yield from _of_containers(state, facts)
+            yield from _of_image(state, facts)
+    yield from _of_slurm(state)
 
 
-def _of_the_cluster(looked: Looked) -> Iterator[Finding]:
-    deploy, path = looked.journal.current, looked.inventory.path
-    control = looked.gathered.node(looked.inventory.control.name)
-    if looked.slurm.deploying:
-        yield _finding(None, "deploy-running", f"a deploy is at work: {looked.slurm.deploying}", level="note")
+def _of_the_cluster(state: ClusterState) -> Iterator[Finding]:
+    deploy, path = state.journal.current, state.inventory.path
+    control = state.gathered.node(state.inventory.control.name)
+    if state.slurm.deploying:
+        yield _finding(None, "deploy-running", f"a deploy is at work: {state.slurm.deploying}", level="note")
     elif deploy:
         open_still = deploy.at("pending", "shipped", "drained", "started")
         failed = [f"{name} ({deploy.nodes[name].reason})" for name in deploy.at("failed")]
@@ -64,8 +64,8 @@ def _of_the_cluster(looked: Looked) -> Iterator[Finding]:
             "it was interrupted, or too many nodes failed",
             f"`rocstack deploy {path} --resume`",
         )
-    if control and not any(facts.containers for facts in looked.gathered.nodes):
-        known = bool(looked.journal.releases)
+    if control and not any(facts.containers for facts in state.gathered.nodes):
+        known = bool(state.journal.releases)
         yield _finding(
             None,
             "cluster-down" if known else "not-deployed",
@@ -77,15 +77,15 @@ def _of_the_cluster(looked: Looked) -> Iterator[Finding]:
         )
 
 
-def _of_containers(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
-    for name in looked.containers(facts.name):
+def _of_containers(state: ClusterState, facts: NodeFacts) -> Iterator[Finding]:
+    for name in state.containers(facts.name):
         word, found = wrong(facts, name), facts.container(name)
         service = WORDS[name]
         log = f"`rocstack logs {facts.name} --service {service}` says why"
         if word == "missing":
             what = f"the container of its {service} is not there"
-            yield _finding(facts.name, "container-missing", what, "", f"`rocstack deploy {looked.inventory.path}`")
-        elif word == "starting" and _answers(looked, facts.name, name):
+            yield _finding(facts.name, "container-missing", what, "", f"`rocstack deploy {state.inventory.path}`")
+        elif word == "starting" and _answers(state, facts.name, name):
             continue  # the engine looks every few seconds only
         elif word == "starting":
             what = f"its {service} is starting"
@@ -101,21 +101,21 @@ def _of_containers(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
                 "container-stopped",
                 f"its {service} is {found.status}{error}",
                 cause,
-                f"{log}; `rocstack deploy {looked.inventory.path}` starts it again",
+                f"{log}; `rocstack deploy {state.inventory.path}` starts it again",
             )
 
 
-def _answers(looked: Looked, node: str, container: str) -> bool:
+def _answers(state: ClusterState, node: str, container: str) -> bool:
     """Whether Slurm shows that it works."""
-    nodes = looked.slurm.nodes
+    nodes = state.slurm.nodes
     ready = nodes is not None and not slurm_state.not_ready(nodes.get(node))
     return (container == services.CONTROL and nodes is not None) or (container == services.WORKER and ready)
 
 
-def _of_image(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
-    if looked.release is None or looked.journal.current:
+def _of_image(state: ClusterState, facts: NodeFacts) -> Iterator[Finding]:
+    if state.release is None or state.journal.current:
         return
-    images = looked.release.images
+    images = state.release.images
     for name, wanted in ((services.WORKER, images.worker_id), (services.CONTROL, images.control_id)):
         found = facts.container(name)
         if found and not is_image(facts, found.image, wanted):
@@ -124,41 +124,41 @@ def _of_image(looked: Looked, facts: NodeFacts) -> Iterator[Finding]:
                 "image-differs",
                 f"its {WORDS[name]} is of image {short(found.image)}, the release's is {short(wanted)}",
                 "the last deploy did not come to it, or failed there",
-                f"`rocstack deploy {looked.inventory.path}`",
+                f"`rocstack deploy {state.inventory.path}`",
             )
 
 
-def _of_slurm(looked: Looked) -> Iterator[Finding]:
-    control = looked.inventory.control.name
-    facts = looked.gathered.node(control)
-    if looked.slurm.nodes is None:
+def _of_slurm(state: ClusterState) -> Iterator[Finding]:
+    control = state.inventory.control.name
+    facts = state.gathered.node(control)
+    if state.slurm.nodes is None:
         if facts and not wrong(facts, services.CONTROL):
             yield _finding(
                 control,
                 "slurm-silent",
-                f"Slurm's controller doesn't answer: {looked.slurm.why}",
+                f"Slurm's controller doesn't answer: {state.slurm.why}",
                 "",
                 f"`rocstack logs {control} --service controller` shows its log",
             )
         return
-    for host in looked.inventory.workers:
-        row = looked.slurm.nodes.get(host.name)
+    for host in state.inventory.workers:
+        row = state.slurm.nodes.get(host.name)
         if why := slurm_state.not_ready(row):
-            yield _not_ready(looked, host.name, row, why)
-        seen = looked.gathered.node(host.name)
+            yield _not_ready(state, host.name, row, why)
+        seen = state.gathered.node(host.name)
         counted = slurm_state.gpus(row["gres"]) if row else None
-        if seen and counted is not None and looked.offers_gpus and counted != len(seen.profile.gpus):
+        if seen and counted is not None and state.offers_gpus and counted != len(seen.profile.gpus):
             yield _finding(
                 host.name,
                 "gpus-differ",
                 f"Slurm counts on {counted} GPUs, and the node shows {len(seen.profile.gpus)}",
                 "a GPU fell off the bus, came back, or the driver is not loaded",
-                f"`rocstack doctor {looked.inventory.path}`; `rocstack deploy` takes over what is there",
+                f"`rocstack doctor {state.inventory.path}`; `rocstack deploy` takes over what is there",
             )
 
 
-def _not_ready(looked: Looked, name: str, row: Row | None, why: str) -> Finding:
-    path, control = looked.inventory.path, looked.inventory.control.name
+def _not_ready(state: ClusterState, name: str, row: Row | None, why: str) -> Finding:
+    path, control = state.inventory.path, state.inventory.control.name
     if row is None:
         return _finding(name, "slurm-unknown", why, "it joined the inventory later", f"`rocstack deploy {path}`")
     if slurm_state.not_back(row):

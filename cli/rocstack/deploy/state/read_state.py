@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 from rocstack.base.errors import CheckFailed
-from rocstack.cluster.settings import Cluster
+from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.state import service_target
-from rocstack.deploy.state.cluster_state import Looked, SlurmSaid
+from rocstack.deploy.state.cluster_state import ClusterState, SlurmState
 from rocstack.edge import ansible
 from rocstack.edge.ssh import Reach
 from rocstack.node import slurm_control, slurm_state
@@ -33,40 +33,42 @@ exec docker exec {services.CONTROL} bash -c "$0"
 """
 
 
-def look(inventory: Inventory, cluster: Cluster, *, overlay: Path | None = None, forks: int = ansible.FORKS) -> Looked:
+def read_state(
+    inventory: Inventory, cluster: ClusterSettings, *, overlay: Path | None = None, forks: int = ansible.FORKS
+) -> ClusterState:
     """
     Raises:
         BadInput, Missing, CheckFailed: as `facts.gather`; the control node's journal can't be read.
     """
     gathered = facts.gather(inventory, overlay=overlay, forks=forks)
     control = gathered.node(inventory.control.name)
-    return Looked(
+    return ClusterState(
         inventory,
         gathered,
         slurm(gathered.reaches[inventory.control.name])
         if control
-        else SlurmSaid(why="the control node wasn't reached"),
+        else SlurmState(why="the control node wasn't reached"),
         journal.loads_dict(control.journal) if control else journal.Journal(),
         own_registry=not cluster.ship.registry,
         offers_gpus=cluster.gres == "auto",
     )
 
 
-def slurm(reach: Reach) -> SlurmSaid:
+def slurm(reach: Reach) -> SlurmState:
     """What Slurm says of its nodes and jobs, and who is deploying. That it says nothing is an answer."""
     try:
         done = service_target.run(reach, ["sh", "-c", _SCRIPT, slurm_control.STATE])
     except CheckFailed as error:
-        return SlurmSaid(why=error.what)
+        return SlurmState(why=error.what)
     _, holder, answer = (*done.stdout.split(f"{_MARK}\n"), "", "", "")[:3]
     deploying = lock.holder(holder) if holder.strip() else ""
     if done.returncode:
         why = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        return SlurmSaid(why=re.sub("[0-9a-f]{64}", services.CONTROL, why), deploying=deploying)
+        return SlurmState(why=re.sub("[0-9a-f]{64}", services.CONTROL, why), deploying=deploying)
     if not answer:
-        return SlurmSaid(deploying=deploying)
+        return SlurmState(deploying=deploying)
     nodes, _, queue = answer.partition("\x1e")
     try:
-        return SlurmSaid(slurm_state.table(json.loads(nodes), json.loads(queue)), "", deploying)
+        return SlurmState(slurm_state.table(json.loads(nodes), json.loads(queue)), "", deploying)
     except ValueError as error:
-        return SlurmSaid(why=f"its answer can't be read: {error}", deploying=deploying)
+        return SlurmState(why=f"its answer can't be read: {error}", deploying=deploying)

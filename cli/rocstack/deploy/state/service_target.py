@@ -15,7 +15,7 @@ from rocstack.deploy.state.cluster_state import CONTAINERS, SERVICES, WORDS
 from rocstack.edge import ssh
 from rocstack.edge.ssh import Reach
 
-PATIENCE = 60.0  # seconds for an answer
+TIMEOUT_S = 60.0  # seconds for an answer
 _SSH_FAILED = 255
 
 
@@ -84,7 +84,7 @@ def container(inventory: Inventory, node: str, service: str | None) -> str:
     return SERVICES[service]
 
 
-def run(reach: Reach, command: Sequence[str], seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+def run(reach: Reach, command: Sequence[str], seconds: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """As root there, without a terminal or input. How it ended is the caller's to judge; 255 is ssh's own failure.
 
     Raises:

@@ -11,7 +11,7 @@ from rocstack.deploy.plan.scope import Finding
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.journal import Deploy, Release
 from rocstack.deploy.state import problems
-from rocstack.deploy.state.cluster_state import WORDS, Looked, is_image, wrong
+from rocstack.deploy.state.cluster_state import WORDS, ClusterState, is_image, wrong
 from rocstack.node import slurm_state
 
 
@@ -79,22 +79,22 @@ class Status:
         }
 
 
-def status(looked: Looked) -> Status:
-    control = looked.control
+def status(state: ClusterState) -> Status:
+    control = state.control
     return Status(
         cluster=str(((control.state if control else None) or {}).get("cluster", "")),
-        control=looked.inventory.control.name,
-        release=looked.release,
-        interrupted=looked.journal.current,
-        deploying=looked.slurm.deploying,
-        images=_images(looked),
-        nodes=tuple(_node(looked, host.name) for host in looked.inventory.nodes),
-        findings=tuple(problems.findings(looked)),
+        control=state.inventory.control.name,
+        release=state.release,
+        interrupted=state.journal.current,
+        deploying=state.slurm.deploying,
+        images=_images(state),
+        nodes=tuple(_node(state, host.name) for host in state.inventory.nodes),
+        findings=tuple(problems.findings(state)),
     )
 
 
-def _images(looked: Looked) -> tuple[ImageStatus, ...]:
-    nodes = looked.gathered.nodes
+def _images(state: ClusterState) -> tuple[ImageStatus, ...]:
+    nodes = state.gathered.nodes
     counts = Counter(ident for facts in nodes for ident in {each.image for each in facts.containers})
     known = {image.id: image for facts in nodes for image in facts.images}
     digests = {image.id: digest for facts in nodes for image in facts.images if (digest := _digest(facts, image.id))}
@@ -106,9 +106,9 @@ def _images(looked: Looked) -> tuple[ImageStatus, ...]:
     return tuple(sorted(found, key=lambda image: (image.role != "worker", -image.nodes, image.id)))
 
 
-def _node(looked: Looked, name: str) -> NodeStatus:
-    roles, facts = looked.inventory.roles(name), looked.gathered.node(name)
-    row = (looked.slurm.nodes or {}).get(name)
+def _node(state: ClusterState, name: str) -> NodeStatus:
+    roles, facts = state.inventory.roles(name), state.gathered.node(name)
+    row = (state.slurm.nodes or {}).get(name)
     said: dict[str, Any] = {
         "slurm": "+".join(row["state"]).lower() if row else "",
         "reason": row["reason"] if row else "",
@@ -118,7 +118,7 @@ def _node(looked: Looked, name: str) -> NodeStatus:
     if facts is None:
         return NodeStatus(name, roles, health="not read", **said)
     image = _image(facts, roles)
-    release = looked.release
+    release = state.release
     found = release.verified if release and is_image(facts, image, release.images.worker_id) else None
     return NodeStatus(
         name,
@@ -127,17 +127,17 @@ def _node(looked: Looked, name: str) -> NodeStatus:
         image=image,
         digest=_digest(facts, image),
         gpus=len(facts.profile.gpus),
-        health=_health(looked, facts),
+        health=_health(state, facts),
         restarts=sum(each.restarts for each in facts.containers),
         verified=found.text if found else None,
         **said,
     )
 
 
-def _health(looked: Looked, facts: NodeFacts) -> str:
+def _health(state: ClusterState, facts: NodeFacts) -> str:
     if facts.engine.problem:
         return f"engine {facts.engine.problem}"
-    names = looked.containers(facts.name)
+    names = state.containers(facts.name)
     words = {name: word for name in names if (word := wrong(facts, name))}
     if len(words) == len(names) and set(words.values()) == {"missing"}:
         return "not deployed"

@@ -37,7 +37,7 @@ docker exec {services.CONTROL} squeue --noheader --states=RUNNING --format=%A
 
 
 @dataclass(frozen=True)
-class About:
+class BackupInfo:
     """What a backup is of. `time` is UTC, `size` bytes."""
 
     cluster: str
@@ -46,7 +46,7 @@ class About:
     size: int
 
 
-def backup(reach: Reach, file: Path) -> About:
+def backup(reach: Reach, file: Path) -> BackupInfo:
     """Of the running cluster. The file is there as a whole or not at all, and for this user only.
 
     Raises:
@@ -86,7 +86,7 @@ def restore(reach: Reach, file: Path) -> list[int]:
     with file.open("rb") as data:
         line = reach.argv(["sh", "-c", _RESTORE], options=["-T"])
         done = subprocess.run(line, stdin=data, capture_output=True, check=False)
-    back = service_target.run(reach, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + service_target.PATIENCE)
+    back = service_target.run(reach, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + service_target.TIMEOUT_S)
     if done.returncode:
         raise _failed("restore-failed", reach, done.stderr, "the controller was started again; set right what it says")
     if back.returncode:
@@ -99,7 +99,7 @@ def restore(reach: Reach, file: Path) -> list[int]:
     return sorted({int(word) for word in back.stdout.split()})
 
 
-def about(file: Path) -> About:
+def about(file: Path) -> BackupInfo:
     """Reads all of it, so that what is cut off or damaged is known before anything is changed.
 
     Raises:
@@ -132,7 +132,7 @@ def about(file: Path) -> About:
     said = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
     if said.get("format") != "1" or not {"cluster", "slurm", "time"} <= set(said):
         raise _no_backup(file, "it says another format, or not what it is of")
-    return About(said["cluster"], said["slurm"], said["time"], file.stat().st_size)
+    return BackupInfo(said["cluster"], said["slurm"], said["time"], file.stat().st_size)
 
 
 def _no_backup(file: Path, why: str) -> BadInput:

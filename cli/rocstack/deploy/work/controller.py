@@ -11,27 +11,27 @@ from typing import Any
 
 from rocstack.base.errors import CheckFailed
 from rocstack.cluster import accounts, slurm_records
-from rocstack.cluster.settings import Cluster
-from rocstack.deploy.orders.runs import Hands
+from rocstack.cluster.settings import ClusterSettings
+from rocstack.deploy.nodes.runs import NodeRuns
 from rocstack.deploy.plan import services
 from rocstack.edge.ssh import Reach
 
 PLAYBOOK, TASK = "slurm.yml", "Slurm"
-PATIENCE = 120.0  # seconds for a question
+TIMEOUT_S = 120.0  # seconds for a question
 _MARK = "rocstack-answer"  # between answers
 
 
 def timed(*steps: Mapping[str, Any]) -> dict[str, Any]:
     """A playbook's variables for these steps, with the time after which a node that hangs is given up."""
     waits = sum(float(step.get("seconds", 0)) for step in steps)
-    return {"rocstack_slurm_steps": list(steps), "rocstack_slurm_timeout": int(waits + PATIENCE * (1 + len(steps)))}
+    return {"rocstack_slurm_steps": list(steps), "rocstack_slurm_timeout": int(waits + TIMEOUT_S * (1 + len(steps)))}
 
 
 @dataclass(frozen=True)
 class Controller:
     """`node` is the control node's name in the inventory."""
 
-    hands: Hands
+    node_runs: NodeRuns
     reach: Reach
     node: str
 
@@ -41,7 +41,7 @@ class Controller:
         Raises:
             CheckFailed: a step failed, or the node doesn't answer.
         """
-        run = self.hands.ask(PLAYBOOK, self.node, timed(*steps))
+        run = self.node_runs.ask(PLAYBOOK, self.node, timed(*steps))
         if run.state != "ok":
             raise CheckFailed(
                 f"Slurm's controller on {self.node}: {run.reason}",
@@ -53,7 +53,7 @@ class Controller:
 
     def account_changes(
         self,
-        cluster: Cluster,
+        cluster: ClusterSettings,
         workers: Sequence[str],
         groups: Mapping[str, Sequence[str]],
         absent: Sequence[str] = (),
@@ -82,10 +82,10 @@ class Controller:
         line = self.reach.argv(["docker", "exec", service, *command], options=["-T"])
         try:
             done = subprocess.run(
-                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
+                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise self._failed(f"no answer within {PATIENCE:.0f} s") from None
+            raise self._failed(f"no answer within {TIMEOUT_S:.0f} s") from None
         if done.returncode:
             raise self._failed((done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1])
         return done.stdout

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.orders.runs import Hands, why
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
 from rocstack.deploy.plan import secrets, services
 from rocstack.deploy.plan.outcome import Outcome, Shipped, of_services
 from rocstack.deploy.plan.prepare import Prepared, Request, prepare
@@ -18,7 +17,7 @@ from rocstack.deploy.read import journal
 from rocstack.deploy.read.cluster_lock import Held
 from rocstack.deploy.ship.shipping import Shipping
 from rocstack.deploy.work.controller import Controller
-from rocstack.deploy.work.journal_writer import Record
+from rocstack.deploy.work.journal_writer import JournalWriter
 from rocstack.deploy.work.rolling import READY_WITHIN, REASON, Rolling
 from rocstack.edge.ansible import HostRun
 from rocstack.edge.ssh import Reach
@@ -27,7 +26,7 @@ CONTROL_SERVICES = ("registry", "db", "controller")
 WORKERS_TASK = "Containers"  # of start.yml; it follows when the control node's own services run
 
 
-def deploy(request: Request, shipping: Shipping, hands: Hands, watch: Watch) -> Outcome:
+def deploy(request: Request, shipping: Shipping, node_runs: NodeRuns, events: DeployEvents) -> Outcome:
     """Makes the cluster as `request` says. What can't be changed stays, is named, and is no reason for the others to
     wait.
 
@@ -35,16 +34,16 @@ def deploy(request: Request, shipping: Shipping, hands: Hands, watch: Watch) -> 
         BadInput, Missing, CheckFailed: before anything was changed, or what stops all of it.
     """
     began = time.monotonic()
-    prepared = prepare(request, watch)
+    prepared = prepare(request, events)
     if not refused(prepared):
         control = prepared.gathered.reaches[request.inventory.control.name]
-        with lock.hold(control) as held:
-            if journal.loads(held.journal) != prepared.journal:
-                watch.say("another deploy has just ended; reading the nodes again")
-                prepared = prepare(request, watch)
+        with lock.hold(control) as cluster_lock:
+            if journal.loads(cluster_lock.journal) != prepared.journal:
+                events.say("another deploy has just ended; reading the nodes again")
+                prepared = prepare(request, events)
             if not refused(prepared):
                 secrets.save(secrets.beside(request.inventory.path), prepared.keys)
-                outcome = _Work(prepared, shipping, hands, watch, held, control).run()
+                outcome = _Work(prepared, shipping, node_runs, events, cluster_lock, control).run()
                 return replace(outcome, seconds=time.monotonic() - began)
     return Outcome(prepared.plan, {}, stopped=refused(prepared), seconds=time.monotonic() - began)
 
@@ -68,9 +67,9 @@ class _Work:
 
     prepared: Prepared
     shipping: Shipping
-    hands: Hands
-    watch: Watch
-    held: Held
+    node_runs: NodeRuns
+    events: DeployEvents
+    cluster_lock: Held
     reach: Reach
     shipped: tuple[Shipped, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -79,8 +78,8 @@ class _Work:
     def __post_init__(self) -> None:
         self.request = self.prepared.request
         self.control = self.request.inventory.control.name
-        self.slurm = Controller(self.hands, self.reach, self.control)
-        self.record = Record(self.prepared.journal, self.held, self.watch)
+        self.slurm = Controller(self.node_runs, self.reach, self.control)
+        self.record = JournalWriter(self.prepared.journal, self.cluster_lock, self.events)
         self.rollout = self.request.rollout(self.prepared.journal)
 
     def run(self) -> Outcome:
@@ -122,16 +121,16 @@ class _Work:
         """To the control node, and to those that run a rack's registry."""
         name = self.prepared.images["control"].on_node.name
         lacking = [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
-        for node, reason in self.shipping.load_control(self.prepared, lacking, self.watch).items():
+        for node, reason in self.shipping.load_control(self.prepared, lacking, self.events).items():
             self.record.fail(node, f"the control image doesn't get there: {reason}")
 
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""
-        order = of_services(self.prepared.orders[self.control], CONTROL_SERVICES)
-        names = {container.name for container in order.containers}
+        spec = of_services(self.prepared.node_specs[self.control], CONTROL_SERVICES)
+        names = {container.name for container in spec.containers}
         node = self.prepared.plan.node(self.control)
         if any(change.kind == "file" or change.what in names for change in node.changes):
-            run = self.hands.run("start.yml", {self.control: order})[self.control]
+            run = self.node_runs.run("start.yml", {self.control: spec})[self.control]
             self._heard(self.control, run)
             self._require_control(run)
 
@@ -141,16 +140,16 @@ class _Work:
             CheckFailed: without it nothing else is begun.
         """
         if run.state != "ok" and WORKERS_TASK not in run.results:
-            self.record.fail(self.control, why(run))
+            self.record.fail(self.control, failure_reason(run))
             raise CheckFailed(
-                f"the control node {self.control}: {why(run)}",
+                f"the control node {self.control}: {failure_reason(run)}",
                 code="control-failed",
                 next_step="the workers are as they were; when it is set right, `rocstack deploy --resume` goes on",
             )
 
     def _ship(self, lacking: Sequence[str]) -> None:
-        self.held.check()
-        came = self.shipping.ship(self.prepared, lacking, self.hands, self.watch)
+        self.cluster_lock.check()
+        came = self.shipping.ship(self.prepared, lacking, self.node_runs, self.events)
         self.published, self.shipped = came.published, came.rows
         self.prepared = self.prepared.with_images({**self.prepared.images, "worker": came.image})
         self.record.shipped(self.prepared.images)
@@ -161,8 +160,8 @@ class _Work:
     def _start(self, names: Sequence[str]) -> None:
         """All at once: no job runs on these nodes, or it isn't disturbed."""
         names = [name for name in names if name not in self.record.failed]
-        self.held.check()
-        runs = self.hands.run("start.yml", {name: self.prepared.orders[name] for name in names})
+        self.cluster_lock.check()
+        runs = self.node_runs.run("start.yml", {name: self.prepared.node_specs[name] for name in names})
         if self.control in runs:
             self._require_control(runs[self.control])
         for name, run in runs.items():
@@ -170,26 +169,26 @@ class _Work:
             if run.state == "ok":
                 self.record.note([name], "started")
             else:
-                self.record.fail(name, why(run))
+                self.record.fail(name, failure_reason(run))
 
     def _accounts(self) -> None:
-        wanted = self.prepared.wanted
-        assert wanted is not None
-        found = self.slurm.account_changes(self.request.cluster, wanted.worker_names, wanted.groups, wanted.absent)
+        desired = self.prepared.desired
+        assert desired is not None
+        found = self.slurm.account_changes(self.request.cluster, desired.worker_names, desired.groups, desired.absent)
         self.notes += found.notes
         if found.commands:
-            self.watch.say(f"Slurm's QoS, accounts and users: {len(found.commands)} changes")
+            self.events.say(f"Slurm's QoS, accounts and users: {len(found.commands)} changes")
             self.slurm.work({"do": "run", "commands": [list(command) for command in found.commands]})
 
     def _roll(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         racks = {node.name: registry for registry, nodes in self.request.inventory.racks.items() for node in nodes}
         rolling = Rolling(
             self.rollout,
-            self.prepared.orders,
+            self.prepared.node_specs,
             self.slurm,
-            self.hands,
+            self.node_runs,
             self.record,
-            self.watch,
+            self.events,
             self.prepared.control.behind,
             self._heard,
         )
@@ -216,7 +215,7 @@ class _Work:
             for node in self.prepared.plan.nodes
             if node.result == "blocked" and not self.prepared.facts(node.name).container(services.WORKER)
         }
-        known = self.prepared.wanted.machines if self.prepared.wanted else {}
+        known = self.prepared.desired.machines if self.prepared.desired else {}
         reasons = {name: text for name, text in {**unfit, **self.record.failed}.items() if name in known}
         steps = [
             {"do": "drain", "nodes": [name], "reason": f"{REASON} failed: {text}"[:180]}

@@ -7,24 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.plan.desired_image import WantedImage
+from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
 from rocstack.deploy.read.cluster_lock import Held
-from rocstack.deploy.read.journal import Images, Journal, Step
+from rocstack.deploy.read.journal import Journal, ReleaseImages, Step
 
 
 @dataclass
-class Record:
+class JournalWriter:
     """`now` is the journal as it is; `failed` is node -> why, of this deploy."""
 
     now: Journal
-    held: Held
-    watch: Watch
+    cluster_lock: Held
+    events: DeployEvents
     failed: dict[str, str] = field(default_factory=dict)
 
-    def begin(self, options: Mapping[str, Any], images: Mapping[str, WantedImage], names: Sequence[str]) -> None:
+    def begin(self, options: Mapping[str, Any], images: Mapping[str, DesiredImage], names: Sequence[str]) -> None:
         """`options` are what `--resume` needs. A deploy that changes nothing has no entry, unless it ends one that was
         interrupted."""
         before = self.now.resumable()
@@ -32,7 +32,7 @@ class Record:
             return
         wanted = release(images)
         if before and before.images.same(wanted):
-            self.watch.say(f"going on with the deploy that {before.who} began at {before.started}")
+            self.events.say(f"going on with the deploy that {before.who} began at {before.started}")
         deploy = journal.Deploy(
             id=random.token_hex(4),
             who=lock.me(),
@@ -42,27 +42,27 @@ class Record:
             nodes={name: journal.NodeStep() for name in names},
         )
         self.now = self.now.begin(deploy)
-        self.held.write(self.now.dumps())
+        self.cluster_lock.write(self.now.dumps())
 
     def note(self, names: Iterable[str], step: Step, reason: str = "") -> None:
         if self.now.current is None:
             return
         for name in names:
             self.now = self.now.note(name, step, reason=reason)
-        self.held.write(self.now.dumps(), wait=False)
+        self.cluster_lock.write(self.now.dumps(), wait=False)
 
     def fail(self, name: str, reason: str) -> None:
         self.failed[name] = reason
-        self.watch.end(name, reason, ok=False)
+        self.events.end(name, reason, ok=False)
         self.note([name], "failed", reason)
 
-    def shipped(self, images: Mapping[str, WantedImage]) -> None:
+    def shipped(self, images: Mapping[str, DesiredImage]) -> None:
         """Where the images can be pulled from now."""
         if self.now.current is None:
             return
         deploy = self.now.current.model_copy(update={"images": release(images)})
         self.now = self.now.model_copy(update={"current": deploy})
-        self.held.write(self.now.dumps(), wait=False)
+        self.cluster_lock.write(self.now.dumps(), wait=False)
 
     def finish(self, ready: Iterable[str]) -> None:
         """`ready` are done, whatever they had come to."""
@@ -72,12 +72,12 @@ class Record:
         known = set(ready)
         self.note([name for name in open_still if name in known], "done")
         self.now = self.now.finish(journal.now())
-        self.held.write(self.now.dumps())
+        self.cluster_lock.write(self.now.dumps())
 
 
-def release(images: Mapping[str, WantedImage]) -> Images:
+def release(images: Mapping[str, DesiredImage]) -> ReleaseImages:
     worker, control = images["worker"], images["control"]
-    return Images(
+    return ReleaseImages(
         worker_id=worker.id,
         control_id=control.id,
         worker_reference=worker.reference or "",

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from rocstack.cluster import operation
 from rocstack.cluster.operation import how_many, seconds
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.orders.order import Order
-from rocstack.deploy.orders.runs import Hands, why
+from rocstack.deploy.nodes.node_spec import NodeSpec
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
 from rocstack.deploy.work.controller import Controller
-from rocstack.deploy.work.journal_writer import Record
-from rocstack.deploy.work.waves import Rollout
+from rocstack.deploy.work.journal_writer import JournalWriter
+from rocstack.deploy.work.waves import RolloutState
 from rocstack.edge.ansible import HostRun
 
 REASON = "rocstack: update"
@@ -25,14 +24,14 @@ FOR_EVER = 365 * 86400.0  # seconds
 class Rolling:
     """`orders` are those of the workers; `offset` is the control node's clock minus ours, in seconds."""
 
-    wish: operation.Rollout
-    orders: Mapping[str, Order]
+    settings: operation.RolloutSettings
+    node_specs: Mapping[str, NodeSpec]
     slurm: Controller
-    hands: Hands
-    record: Record
-    watch: Watch
+    node_runs: NodeRuns
+    record: JournalWriter
+    events: DeployEvents
     offset: float
-    heard: Callable[[str, HostRun], None]
+    add_notes: Callable[[str, HostRun], None]
 
     def roll(self, names: Sequence[str], groups: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
         """Why it stopped (empty: it didn't), and the nodes that it did not come to. `groups` is node -> rack.
@@ -42,10 +41,12 @@ class Rolling:
         """
         # Where the image didn't get, the update has nothing to do with it.
         names = [name for name in names if name not in self.record.failed]
-        budget = how_many(self.wish.failures, len(names))
-        rollout = Rollout.begin(names, canary=self.wish.canary, wave=self.wish.wave, budget=budget, groups=groups)
+        budget = how_many(self.settings.failures, len(names))
+        rollout = RolloutState.begin(
+            names, canary=self.settings.canary, wave=self.settings.wave, budget=budget, groups=groups
+        )
         while wave := rollout.next():
-            self.record.held.check()
+            self.record.cluster_lock.check()
             lost = self._wave(wave)
             rollout = rollout.note(done=[name for name in wave if name not in lost], failed=lost)
         return rollout.stopped, rollout.untouched
@@ -53,21 +54,23 @@ class Rolling:
     def _wave(self, wave: Sequence[str]) -> set[str]:
         """The nodes that failed; they stay drained, with the reason."""
         for name in wave:
-            self.watch.step(name, "draining: no new job starts there, waiting for those that run")
-        limit = seconds(self.wish.drain_timeout)
-        patience = 0.0 if self.wish.requeue else FOR_EVER if limit is None else float(limit)
+            self.events.step(name, "draining: no new job starts there, waiting for those that run")
+        limit = seconds(self.settings.drain_timeout)
+        patience = 0.0 if self.settings.requeue else FOR_EVER if limit is None else float(limit)
         drained, waited = self.slurm.work(
             {"do": "drain", "nodes": list(wave), "reason": REASON},
-            {"do": "wait_drained", "nodes": list(wave), "seconds": patience, "requeue": self.wish.requeue},
+            {"do": "wait_drained", "nodes": list(wave), "seconds": patience, "requeue": self.settings.requeue},
         )
         for name, reason in drained["kept"].items():
-            self.watch.say(f"{name} is drained by somebody else ({reason}) and stays so after the update")
+            self.events.say(f"{name} is drained by somebody else ({reason}) and stays so after the update")
         if waited["requeued"]:
-            self.watch.say(f"requeued: {', '.join(map(str, waited['requeued']))}")
+            self.events.say(f"requeued: {', '.join(map(str, waited['requeued']))}")
         for job, reason in waited["refused"].items():
-            self.watch.say(f"job {job} can't be requeued: {reason}")
+            self.events.say(f"job {job} can't be requeued: {reason}")
         busy: dict[str, str] = waited["busy"]
-        asked = "its jobs were asked to requeue" if self.wish.requeue else f"{self.wish.drain_timeout} of waiting"
+        asked = (
+            "its jobs were asked to requeue" if self.settings.requeue else f"{self.settings.drain_timeout} of waiting"
+        )
         for name, reason in busy.items():
             self.record.fail(name, f"{reason} still after {asked}; it stays draining, as it was")
         free = [name for name in wave if name not in busy]
@@ -79,16 +82,16 @@ class Rolling:
         if not names:
             return {}
         since = int(time.time() + self.offset) - 1
-        runs = self.hands.run("start.yml", {name: self.orders[name] for name in names})
-        lost = {name: why(run) for name, run in runs.items() if run.state != "ok"}
+        runs = self.node_runs.run("start.yml", {name: self.node_specs[name] for name in names})
+        lost = {name: failure_reason(run) for name, run in runs.items() if run.state != "ok"}
         resumed = [name for name in names if name not in kept and name not in lost]
         (found,) = self.slurm.work({"do": "wait_ready", "nodes": resumed, "seconds": READY_WITHIN, "since": since})
         lost |= {name: f"after the update it {reason}" for name, reason in found["waiting"].items()}
         for name in names:
-            self.heard(name, runs[name])
+            self.add_notes(name, runs[name])
             if name in lost:
                 self.record.fail(name, lost[name])
             else:
-                self.watch.end(name, "updated" if name in kept else "updated, takes jobs again")
+                self.events.end(name, "updated" if name in kept else "updated, takes jobs again")
         self.record.note([name for name in names if name not in lost], "done")
         return lost

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.deploy.orders.runs import Hands
+from rocstack.deploy.nodes.runs import NodeRuns
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
@@ -24,7 +24,7 @@ STATE = ("/etc/rocstack", "/var/lib/rocstack/node.json", journal.PATH)
 
 
 @dataclass(frozen=True)
-class Wish:
+class DownOptions:
     """What goes beside the containers: `data` are the volumes, keys and settings on the nodes. With `force` jobs end,
     and a control node that doesn't answer isn't asked."""
 
@@ -33,7 +33,7 @@ class Wish:
     force: bool = False
 
 
-def down(inventory: Inventory, wish: Wish, hands: Hands) -> dict[str, HostRun]:
+def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dict[str, HostRun]:
     """What came of it, by node; rocstack.node.teardown has the shape. Nodes that fail don't stop the others.
 
     Raises:
@@ -41,14 +41,14 @@ def down(inventory: Inventory, wish: Wish, hands: Hands) -> dict[str, HostRun]:
         BadInput, Missing: as `remote.run`.
     """
     reach = ssh.reaches(inventory.path, [inventory.control.name])[inventory.control.name]
-    with _held(reach, wish.force) as text:
-        blocking_jobs.end(reach, wish.force)
+    with _held(reach, options.force) as text:
+        blocking_jobs.end(reach, options.force)
         variables = {
-            "rocstack_volumes": list(services.VOLUMES) if wish.data else [],
-            "rocstack_images": wish.images,
-            "rocstack_files": [*STATE, *_certificates(inventory, text)] if wish.data else [],
+            "rocstack_volumes": list(services.VOLUMES) if options.data else [],
+            "rocstack_images": options.images,
+            "rocstack_files": [*STATE, *_certificates(inventory, text)] if options.data else [],
         }
-        return hands.send(PLAYBOOK, {host.name: {} for host in inventory.nodes}, variables)
+        return node_runs.send(PLAYBOOK, {host.name: {} for host in inventory.nodes}, variables)
 
 
 @contextmanager

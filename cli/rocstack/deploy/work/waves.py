@@ -48,7 +48,7 @@ def split(
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutState:
     """Where an update stands. `budget` is how many nodes may fail before it stops."""
 
     waves: tuple[tuple[str, ...], ...]
@@ -67,7 +67,7 @@ class Rollout:
         budget: Share = "10%",
         groups: Mapping[str, str] | None = None,
         done: Iterable[str] = (),
-    ) -> Rollout:
+    ) -> RolloutState:
         """`nodes` are all of the update; `done` those that an interrupted one has finished, so it goes on where that
         stopped.
 
@@ -79,7 +79,7 @@ class Rollout:
         waves = split(order, canary=canary, wave=wave, groups=groups)
         return cls(waves, allowed, canary=share(canary, len(order)) > 0, done=frozenset(done))
 
-    def note(self, *, done: Iterable[str] = (), failed: Iterable[str] = ()) -> Rollout:
+    def note(self, *, done: Iterable[str] = (), failed: Iterable[str] = ()) -> RolloutState:
         """With what became of nodes; who failed is not tried again in this rollout."""
         lost = self.failed | frozenset(failed)
         return replace(self, done=(self.done | frozenset(done)) - lost, failed=lost)

@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rocstack.base.errors import BadInput, Missing
-from rocstack.deploy.orders.order import Image
+from rocstack.deploy.nodes.node_spec import ImageSpec
 from rocstack.node.image import OWN, from_labels
 from rocstack.node.image import Image as Judged
 
 if TYPE_CHECKING:
     import docker
 
-    from rocstack.deploy.read.journal import Images
+    from rocstack.deploy.read.journal import ReleaseImages
 
 
 @dataclass(frozen=True)
-class WantedImage:
+class DesiredImage:
     """`id` is the sha256 of its configuration, which shipping does not change; `size` is uncompressed bytes;
     `reference` names it by digest in a registry that the nodes reach, once it is there."""
 
@@ -41,17 +41,17 @@ class WantedImage:
         return self.labels.get(f"{OWN}component.slurm", "")
 
     @property
-    def on_node(self) -> Image:
-        return Image(self.id, name_on_node(self.role, self.id), self.reference, self.layers)
+    def on_node(self) -> ImageSpec:
+        return ImageSpec(self.id, name_on_node(self.role, self.id), self.reference, self.layers)
 
-    def at(self, reference: str) -> WantedImage:
+    def at(self, reference: str) -> DesiredImage:
         return replace(self, reference=reference)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> WantedImage:
+    def from_dict(cls, data: Mapping[str, Any]) -> DesiredImage:
         return cls(**{**data, "layers": tuple(data.get("layers", ()))})
 
 
@@ -60,12 +60,14 @@ def name_on_node(role: str, ident: str) -> str:
     return f"rocstack/{role}:{ident.removeprefix('sha256:')[:12]}"
 
 
-def of_release(images: Images) -> dict[str, WantedImage]:
+def of_release(images: ReleaseImages) -> dict[str, DesiredImage]:
     """Images that were deployed before, by role; what they are called here doesn't count."""
     worker, control = images.worker_id, images.control_id
     return {
-        "worker": WantedImage("worker", worker, worker[7:19], images.labels, reference=images.worker_reference or None),
-        "control": WantedImage(
+        "worker": DesiredImage(
+            "worker", worker, worker[7:19], images.labels, reference=images.worker_reference or None
+        ),
+        "control": DesiredImage(
             "control",
             control,
             control[7:19],
@@ -75,7 +77,7 @@ def of_release(images: Images) -> dict[str, WantedImage]:
     }
 
 
-def local(client: docker.DockerClient, reference: str, role: str) -> WantedImage:
+def local_image(client: docker.DockerClient, reference: str, role: str) -> DesiredImage:
     """The image `reference` of this machine's engine.
 
     Raises:
@@ -100,4 +102,4 @@ def local(client: docker.DockerClient, reference: str, role: str) -> WantedImage
             next_step="`rocstack build` makes a worker and a control image that fit together",
         )
     layers = tuple(found.attrs.get("RootFS", {}).get("Layers") or ())
-    return WantedImage(role, str(found.id), reference, labels, int(found.attrs.get("Size", 0)), layers)
+    return DesiredImage(role, str(found.id), reference, labels, int(found.attrs.get("Size", 0)), layers)

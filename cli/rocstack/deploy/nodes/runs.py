@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from rocstack.deploy.orders.events import Watch
-from rocstack.deploy.orders.order import Order
+from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun
 
@@ -47,17 +46,45 @@ def _made(result: Mapping[str, Any]) -> str:
 TOLD = {"Pull": _pulled, "Control": _made, "Containers": _made}  # what came of a task, as soon as it ends on a node
 
 
+class DeployEvents(Protocol):
+    """Called from several threads."""
+
+    def say(self, text: str) -> None:
+        """Of the cluster as a whole."""
+
+    def step(self, node: str, text: str) -> None:
+        """What a node is about to do or doing."""
+
+    def end(self, node: str, text: str, *, ok: bool = True) -> None:
+        """What came of it."""
+
+    def rest(self) -> None:
+        """No node does anything now; what comes next counts anew."""
+
+
+class SilentEvents:
+    """For those who want only the result."""
+
+    def say(self, text: str) -> None: ...
+
+    def step(self, node: str, text: str) -> None: ...
+
+    def end(self, node: str, text: str, *, ok: bool = True) -> None: ...
+
+    def rest(self) -> None: ...
+
+
 @dataclass(frozen=True)
-class Hands:
+class NodeRuns:
     """`log` takes what Ansible prints."""
 
     inventory: Path
     log: Path
-    watch: Watch
+    events: DeployEvents
     forks: int = ansible.FORKS
 
     def run(
-        self, playbook: str, orders: Mapping[str, Order], variables: Mapping[str, Any] | None = None
+        self, playbook: str, node_specs: Mapping[str, NodeSpec], variables: Mapping[str, Any] | None = None
     ) -> dict[str, HostRun]:
         """Runs `playbook` on the nodes that have an order; what each said, by node. A node that said nothing is
         unreachable.
@@ -65,42 +92,44 @@ class Hands:
         Raises:
             BadInput, Missing, CheckFailed: as `remote.run`.
         """
-        return self.send(playbook, {name: order.as_dict() for name, order in orders.items()}, variables)
+        return self.send(playbook, {name: spec.as_dict() for name, spec in node_specs.items()}, variables)
 
     def send(
-        self, playbook: str, orders: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+        self, playbook: str, node_specs: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> dict[str, HostRun]:
         """The same for a playbook whose orders are of another kind."""
-        return self._run(playbook, orders, variables or {})
+        return self._run(playbook, node_specs, variables or {})
 
     def ask(self, playbook: str, node: str, variables: Mapping[str, Any]) -> HostRun:
         """The same for one node, which needs no order: `variables` are no secrets."""
         return self._run(playbook, {node: {}}, variables)[node]
 
-    def _run(self, playbook: str, orders: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, HostRun]:
+    def _run(self, playbook: str, node_specs: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, HostRun]:
         def on_task(host: str, task: str, state: ansible.State, result: Mapping[str, Any]) -> None:
             if state == "started" and task in SAYS:
-                self.watch.step(host, SAYS[task])
+                self.events.step(host, SAYS[task])
             elif state == "ok" and task in TOLD and (text := TOLD[task](result)):
-                self.watch.end(host, text)
+                self.events.end(host, text)
 
-        if not orders:
+        if not node_specs:
             return {}
-        with _file({"orders": dict(orders)}) as file:
+        with _file({"orders": dict(node_specs)}) as file:
             runs = ansible.run(
                 playbook,
                 self.inventory,
                 forks=self.forks,
                 variables={"rocstack_order": str(file), **variables},
-                limit=orders,
+                limit=node_specs,
                 log=self.log,
                 on_task=on_task,
             )
         found = {run.host: run for run in runs}
-        return {name: found.get(name, HostRun(name, "unreachable", "Ansible said nothing of it")) for name in orders}
+        return {
+            name: found.get(name, HostRun(name, "unreachable", "Ansible said nothing of it")) for name in node_specs
+        }
 
 
-def why(run: HostRun) -> str:
+def failure_reason(run: HostRun) -> str:
     """Why a node failed, with the likely cause where one is known."""
     causes = [str(result.get("cause") or "") for result in run.results.values()]
     cause = next(filter(None, reversed(causes)), "")

@@ -26,7 +26,7 @@ class Gres:
 
 
 @dataclass(frozen=True)
-class Machine:
+class SlurmNode:
     """One worker. `name` is what its container calls itself (hostname), `address` an IP: slurmctld waits minutes for a
     name that doesn't resolve."""
 
@@ -46,7 +46,7 @@ class Machine:
         return sum(each.count for each in self.gres)
 
 
-def machine(
+def slurm_node(
     profile: NodeProfile,
     *,
     name: str,
@@ -55,7 +55,7 @@ def machine(
     cgroup_writable: bool = False,
     topology: tuple[int, int, int] | None = None,
     offer_gpus: bool = True,
-) -> Machine:
+) -> SlurmNode:
     """
     Raises:
         BadInput: the profile doesn't say how large the node is.
@@ -72,7 +72,7 @@ def machine(
     words = {gpu.gfx for gpu in profile.gpus} | {nic.nic for nic in profile.nics} | {each.type for each in gres}
     if topology and topology[0] * topology[1] * topology[2] != system.cpus:
         topology = None  # CPUs are switched off: the number alone is right
-    return Machine(
+    return SlurmNode(
         name=name,
         address=address,
         cpus=max(system.cpus, VIRTUAL_CPUS_PER_GPU * count) if profile.virtual else system.cpus,

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class File:
+class FileSpec:
     """A file on a host. The owner is a number: what must read it is a program in a container."""
 
     path: str
@@ -35,7 +35,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Image:
+class ImageSpec:
     """`reference` is what a node pulls, by digest; None where the image came by archive. `id` is what it is then."""
 
     id: str
@@ -48,7 +48,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Container:
+class ContainerSpec:
     """`args` are the engine's own, but for name, labels and restart policy. `reads` are the files whose content
     counts: another content means another container."""
 
@@ -59,7 +59,7 @@ class Container:
     reads: tuple[str, ...] = ()
     healthy_within: int = 90  # seconds
 
-    def spec(self, files: Mapping[str, str]) -> str:
+    def digest(self, files: Mapping[str, str]) -> str:
         """Digest of all that the container is made from; `files` is path -> sha256."""
         read = {path: files.get(path) for path in self.reads}
         text = json.dumps([self.image, self.args, read], sort_keys=True)
@@ -67,7 +67,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Registry:
+class RegistrySpec:
     """Where a node pulls from, and as whom; `ca` is PEM, empty where the node knows the registry's own."""
 
     address: str
@@ -80,26 +80,26 @@ class Registry:
 
 
 @dataclass(frozen=True)
-class Order:
+class NodeSpec:
     """One host's wanted state. `commands` run in their container when a file changed or a container was made."""
 
-    files: tuple[File, ...] = ()
-    images: tuple[Image, ...] = ()
-    containers: tuple[Container, ...] = ()
-    registry: Registry | None = None
+    files: tuple[FileSpec, ...] = ()
+    images: tuple[ImageSpec, ...] = ()
+    containers: tuple[ContainerSpec, ...] = ()
+    registry: RegistrySpec | None = None
     commands: tuple[tuple[str, ...], ...] = ()
     remove: tuple[str, ...] = ()
     keep: tuple[str, ...] | None = None  # ids of the images that stay
     state: Mapping[str, Any] = field(default_factory=dict)
 
-    def specs(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """Container name -> digest of what it is made from."""
         files = {file.path: file.sha256 for file in self.files}
-        return {container.name: container.spec(files) for container in self.containers}
+        return {container.name: container.digest(files) for container in self.containers}
 
     def as_dict(self) -> dict[str, Any]:
         """As the modules read it. Holds secrets: it goes into a file for nobody else."""
-        specs = self.specs()
+        digests = self.digests()
         return {
             "files": [file.as_dict() for file in self.files],
             "registry": self.registry.as_dict() if self.registry else None,
@@ -111,7 +111,7 @@ class Order:
                     "image": each.image,
                     "args": list(each.args),
                     "command": [],
-                    "spec": specs[each.name],
+                    "spec": digests[each.name],
                     "reads": list(each.reads),
                     "healthy_within": each.healthy_within,
                 }

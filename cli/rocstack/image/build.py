@@ -18,6 +18,7 @@ from typing import Any
 import docker
 
 from rocstack import __version__
+from rocstack.edge.retry import Retry
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build_failure import Failure, explain
 from rocstack.image.build_progress import Line, Step
@@ -175,24 +176,24 @@ class Build:
     ) -> tuple[Request, int, Failure | None]:
         """Runs until it works, fails for good, or the attempts are spent; gives the request as it ran last.
         Backoff: 5, 10, 20 ... 60 s."""
+        retry = Retry(self.settings.attempts, first_s=5, longest_s=60, sleep=self._builder.pause)
         fresh = False
-        for attempt in range(1, self.settings.attempts + 1):
+        while True:
             code, progress = self._builder.run(request, event)
             if code == 0:
-                return request, attempt, None
+                return request, retry.attempt, None
             failure = explain(progress, self.context)
             again = failure.kind == "transient" or (failure.kind == "stale" and not fresh)
-            if not again or attempt == self.settings.attempts:
-                return request, attempt, failure
+            if not again or retry.last:
+                return request, retry.attempt, failure
             if failure.kind == "stale":
                 fresh = True  # a file that a fresh index names and the mirror lacks is gone for good
                 self.on_note(f"{role}: the package index is older than the mirror; fetching it anew")
                 request = replace(request, world=self._newer_index(request.world))
+                retry.attempt += 1
             else:
-                pause = min(60.0, 5.0 * 2 ** (attempt - 1))
-                self.on_note(f"{role}: {failure.first_error} (transient); trying again in {pause:.0f} s")
-                self._builder.pause(pause)
-        raise AssertionError("attempts is at least 1")
+                self.on_note(f"{role}: {failure.first_error} (transient); trying again in {retry.pause_s:.0f} s")
+                retry.wait()
 
     def _broken(
         self, report: ImageReport, role: Role, request: Request, failure: Failure, started: float

@@ -13,6 +13,7 @@ import docker
 from rocstack.base import paths
 from rocstack.base.errors import CheckFailed
 from rocstack.edge.engine import find_image
+from rocstack.edge.retry import Retry
 from rocstack.image import base_image
 from rocstack.image.build_failure import Failure, explain
 from rocstack.image.buildkit import Builder, Request
@@ -63,19 +64,19 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
 
 def _build(request: Request, made: Context, attempts: int, say: Say) -> Failure | None:
     builder = Builder()
+    retry = Retry(attempts, first_s=5, longest_s=60, sleep=builder.pause)
     with ThreadPoolExecutor(1) as pool:
         try:
-            for attempt in range(1, attempts + 1):
+            while True:
                 code, progress = pool.submit(builder.run, request, lambda event: None).result()
                 failure = explain(progress, made) if code else None
-                if failure is None or failure.kind == "permanent" or attempt == attempts:
+                if failure is None or failure.kind == "permanent" or retry.last:
                     return failure
-                say(f"{failure.first_error} (transient); trying again in {5 * attempt} s")
-                builder.pause(5 * attempt)
+                say(f"{failure.first_error} (transient); trying again in {retry.pause_s:.0f} s")
+                retry.wait()
         except BaseException:
             builder.stop()
             raise
-    return None
 
 
 def _short(text: str) -> str:

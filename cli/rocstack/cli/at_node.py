@@ -22,7 +22,7 @@ _FOLLOW = 'exec 3<&0; "$@" & p=$!; exec 2>/dev/null; (cat <&3; kill $p) >/dev/nu
 
 
 def register(app: typer.Typer) -> None:
-    app.command("logs", epilog="Example: rocstack logs n2 --follow")(logs)
+    options.add(app, "logs", logs, "rocstack logs n2 --follow")
 
 
 def logs(

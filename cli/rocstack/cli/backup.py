@@ -19,8 +19,8 @@ File = Annotated[Path, typer.Argument(help="The backup; it holds jobs' scripts, 
 
 
 def register(app: typer.Typer) -> None:
-    app.command("backup", epilog="Example: rocstack backup inventory.yml slurm-2026-11-20.tar.zst")(backup)
-    app.command("restore", epilog="Example: rocstack restore inventory.yml slurm-2026-11-20.tar.zst")(restore)
+    options.add(app, "backup", backup, "rocstack backup inventory.yml slurm-2026-11-20.tar.zst")
+    options.add(app, "restore", restore, "rocstack restore inventory.yml slurm-2026-11-20.tar.zst")
 
 
 def backup(inventory: Inventory, file: File, json: options.Json = False) -> None:

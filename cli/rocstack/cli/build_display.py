@@ -1,79 +1,131 @@
-"""The live display of a build: one line an image on a terminal, one line a finished step without one."""
+"""What a build shows while it runs: one line an image on a terminal, one line a finished step without one."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
-from rocstack.cli.ui import err, escape
+from rocstack.cli.ui import err, escape, say, table
 from rocstack.image.build_progress import Line, Step
-from rocstack.stack.component import Role
+from rocstack.steps.build import BuildEvents
+
+if TYPE_CHECKING:
+    from rocstack.node.profile import NodeProfile
+    from rocstack.stack.component import Role
+    from rocstack.steps.image_plan import ImagePlan
 
 QUIET = ("internal", "export", "auth")
 
 
-class Shown:
+def bars(console: Console, width: int) -> Progress:
+    """A row for each of some names of at most `width` columns. Only the last column, what happens, is cut."""
+    columns = (
+        SpinnerColumn(table_column=Column(width=1)),
+        TextColumn("{task.description}", table_column=Column(width=width, no_wrap=True, overflow="ellipsis")),
+        TimeElapsedColumn(table_column=Column(width=7, no_wrap=True)),
+        TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    )
+    return Progress(*columns, console=console, transient=True, expand=True, refresh_per_second=8)
+
+
+class BuildDisplay(BuildEvents):
     """Takes events from the builds' threads."""
 
-    def __init__(self, bars: Progress | None, tasks: dict[Role, TaskID]) -> None:
-        self._bars = bars
-        self._tasks = tasks
+    def __init__(self) -> None:
+        self.folder = Path()
+        self._bars: Progress | None = None
+        self._tasks: dict[Role, TaskID] = {}
         self._guard = threading.Lock()
-        self._seen: set[str] = set()  # a step both images need is shown once
-        self._ran = 0
+        self._seen: set[str] = set()  # a step that both images need is shown once
+        self._running = False
+        self._finished = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+        if self._running and error[0] is None and not self._finished:
+            err.print("every step from the cache")
 
     def note(self, text: str) -> None:
         with self._guard:
-            err.print(escape(text))
+            say(text)
 
-    def event(self, role: Role, item: Step | Line) -> None:
+    def planned(self, plan: ImagePlan) -> None:
+        self.folder = plan.folder
+        _show_providers(plan)
+
+    def started(self, roles: tuple[Role, ...], plan: ImagePlan) -> None:
+        resolved = plan.resolved
+        what = f"{', '.join(roles)} of {resolved.stack.name} for {resolved.nic.name} (way {resolved.ways})"
+        err.print(f"building {what} on {resolved.base}")
+        self._running = True
+        if err.is_terminal:
+            self._bars = self._stack.enter_context(bars(err.console, max(map(len, roles))))
+            self._tasks = {role: self._bars.add_task(role, total=None, detail="") for role in roles}
+
+    def step(self, role: Role, item: Step | Line) -> None:
         with self._guard:
             if isinstance(item, Line):
-                if self._bars and item.text.strip():
-                    self._bars.update(
-                        self._tasks[role], detail=escape(f"[{item.step.stage}] {item.text.strip()}")[:100]
-                    )
+                if item.text.strip():
+                    self._detail(role, item.step.stage, item.text.strip())
                 return
             if item.stage.startswith(QUIET) or item.seconds is None:
-                if self._bars and item.started and item.seconds is None:
-                    self._bars.update(self._tasks[role], detail=escape(f"[{item.stage}] {item.title}")[:100])
+                if item.started and item.seconds is None:
+                    self._detail(role, item.stage, item.title)
                 return
             if item.digest in self._seen or "context canceled" in (item.error or ""):
                 return
             self._seen.add(item.digest)
             if item.cached or (item.seconds < 0.05 and not item.error):  # a FROM never says that it is cached
                 return
-            self._ran += 1
+            self._finished += 1
             mark = "[red]failed[/]" if item.error else f"{item.seconds:5.1f} s"
             err.print(f"{mark}  {item.stage:22} {escape(item.title[:70])}")
 
-    def close(self) -> None:
-        if not self._ran:
-            err.print("every step from the cache")
+    def _detail(self, role: Role, stage: str, text: str) -> None:
+        if self._bars:
+            self._bars.update(self._tasks[role], detail=escape(f"[{stage}] {text}"[:200]))
 
 
-@contextmanager
-def display(roles: tuple[Role, ...], resolved: Any) -> Iterator[Shown]:
-    what = ", ".join(roles)
-    err.print(
-        f"building {what} of {resolved.stack.name} for {resolved.nic.name} (way {resolved.ways}) on {resolved.base}"
-    )
-    if not err.is_terminal:
-        shown = Shown(None, {})
-        yield shown
-        shown.close()
+def _show_providers(image: ImagePlan) -> None:
+    """Which provider is built for which nodes; nothing where there is no choice to make."""
+    plan, chosen = image.providers, image.settings
+    if plan is None or image.resolved.nic.name == "tcp":
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:8}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[detail]}"),
+    table(
+        ("PROVIDER", "VERSION", "KERNEL ABI", "NODES", "WHY"),
+        [
+            (
+                row.way,
+                row.version or "the distribution's",
+                "" if row.kernel_abi is None else str(row.kernel_abi),
+                _node_names(row.nodes, image.nodes),
+                row.why,
+            )
+            for row in plan.rows
+        ],
+        on=err,
     )
-    with Progress(*columns, console=err.console, transient=True, refresh_per_second=8) as bars:
-        shown = Shown(bars, {role: bars.add_task(role, total=None, detail="") for role in roles})
-        yield shown
-    shown.close()
+    if plan.plugin:
+        say(f"RCCL's plugin: {plan.plugin.name} {plan.plugin.version}, compiled in the image")
+    for note in plan.notes:
+        say(note)
+    used = any(provider.archive or provider.version for provider in plan.providers)
+    for name, value in (("--nic-source", chosen.nic_source), ("--nic-accept", chosen.nic_accept)):
+        if value and not used:
+            say(f"{name} is not used: no provider is built from a release of the vendor's")
+
+
+def _node_names(names: tuple[str, ...], nodes: tuple[NodeProfile, ...]) -> str:
+    virtual = {node.name for node in nodes if node.virtual}
+    shown = [f"{name} (virtual)" if name in virtual else name for name in names[:6]]
+    return ", ".join(shown) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -12,7 +12,7 @@ from rocstack.cli.ui import print_json, table
 
 
 def register(app: typer.Typer) -> None:
-    app.command("config", epilog="Example: ROCSTACK_NIC=broadcom rocstack config")(config)
+    options.add(app, "config", config, "ROCSTACK_NIC=broadcom rocstack config")
 
 
 def config(json: options.Json = False) -> None:

@@ -1,4 +1,4 @@
-"""`rocstack demo`: what was built, at work: versions as the container tells them, and a short training run."""
+"""`rocstack demo`: versions read in the image that was built, and a short training run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import err, out, print_json, table
+from rocstack.steps.options import Nic, Stack
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo", epilog="Example: rocstack demo --nic tcp")(demo)
+    options.add(app, "demo", demo, "rocstack demo --nic tcp")
 
 
 def demo(
-    stack: options.Stack = None,
-    nic: options.Nic = None,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 8,
+    stack: Stack = None,
+    nic: Nic = None,
+    steps: Annotated[int, typer.Option(help="Training steps to run.")] = 8,
     json: options.Json = False,
 ) -> None:
-    """Run the image that was built: print its versions, train a tiny model on 2 ranks."""
+    """Run the built image: print its versions and train a tiny model on 2 ranks."""
     from rocstack.base.errors import CheckFailed, Missing
     from rocstack.edge import engine
 

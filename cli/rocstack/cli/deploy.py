@@ -10,6 +10,8 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import err, escape
+from rocstack.steps.options import Inventory as Nodes
+from rocstack.steps.options import Nic, Overlay, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,16 +39,16 @@ Forks = Annotated[int | None, typer.Option(min=1, max=1024, help="Nodes at a tim
 
 
 def register(app: typer.Typer) -> None:
-    app.command("deploy", epilog="Example: rocstack deploy inventory.yml --nic broadcom --plan")(deploy)
-    app.command("rollback", epilog="Example: rocstack rollback inventory.yml")(rollback)
+    options.add(app, "deploy", deploy, "rocstack deploy inventory.yml --nic broadcom --plan")
+    options.add(app, "rollback", rollback, "rocstack rollback inventory.yml")
 
 
 def deploy(
-    inventory: options.Nodes = None,
+    inventory: Nodes = None,
     plan: PlanOnly = False,
     resume: Resume = False,
-    stack: options.Stack = None,
-    nic: options.Nic = None,
+    stack: Stack = None,
+    nic: Nic = None,
     image: Image = None,
     control_image: ControlImage = None,
     canary: Canary = None,
@@ -57,7 +59,7 @@ def deploy(
     method: Method = None,
     require: Require = None,
     forks: Forks = None,
-    overlay: options.Overlay = None,
+    overlay: Overlay = None,
     json: options.Json = False,
 ) -> None:
     """Put the images on the nodes of an inventory and start the Slurm cluster, or update it node by node.
@@ -89,12 +91,12 @@ def deploy(
 
 
 def rollback(
-    inventory: options.Nodes = None,
+    inventory: Nodes = None,
     plan: PlanOnly = False,
     drain_timeout: Drain = None,
     requeue: Requeue = False,
     forks: Forks = None,
-    overlay: options.Overlay = None,
+    overlay: Overlay = None,
     json: options.Json = False,
 ) -> None:
     """Go back to the last verified release before the present one, by digest; the nodes still have its images."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
 
-from rocstack.base.errors import BadInput
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json
+from rocstack.steps.doctor import DoctorOptions
 
 if TYPE_CHECKING:
     from rocstack.doctor.diagnosis import Finding, Level
@@ -22,66 +21,28 @@ _COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor", epilog="Example: rocstack doctor --log slurm-42.out")(doctor)
+    options.add(app, "doctor", doctor, "rocstack doctor --log slurm-42.out")
 
 
-def doctor(
-    inventory: Annotated[
-        str | None,
-        typer.Argument(
-            help="Ansible inventory: examine its nodes; `-` reads a log from standard input.", metavar="INVENTORY"
-        ),
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="Examine a log instead; `-` is standard input.")] = None,
-    profiles: Annotated[Path | None, typer.Option(help="Examine saved node profiles (`rocstack probe --out`).")] = None,
-    json: options.Json = False,
-) -> None:
-    """Say what is wrong with this machine, the nodes of an inventory, or a log: cause and next step.
+def doctor(choice: DoctorOptions, json: options.Json = False) -> None:
+    """Find known faults of this machine, of an inventory's nodes or in a log: cause and next step.
 
-    Looks for known texts and states; finding none of them does not mean that all is well.
+    None found does not mean that all is well.
     """
-    if inventory == "-":
-        inventory, log = None, log or "-"
-    given = [name for name, value in (("INVENTORY", inventory), ("--log", log), ("--profiles", profiles)) if value]
-    if len(given) > 1:
-        raise BadInput(f"{' and '.join(given)}: one at a time", code="one-source", next_step="run it once for each")
-    if log:
-        of_log = _of_log(log)
-        _answer(of_log, json, lambda: _show_log(of_log, log))
-    else:
-        of_nodes = _of_nodes(inventory, profiles)
-        _answer(of_nodes, json, lambda: _show_nodes(of_nodes))
+    from rocstack.doctor.logscan import LogReport
+    from rocstack.steps.doctor import doctor as step
 
-
-def _answer(report: LogReport | NodeReport, json: bool, show: Callable[[], None]) -> None:
+    if choice.inventory == "-":
+        choice = replace(choice, inventory=None, log=choice.log or "-")
+    report = step(choice)
     failed = any(finding.level == "error" for finding in report.findings)
     if json:
         print_json({"ok": not failed, **report.model_dump()})
+    elif isinstance(report, LogReport):
+        _show_log(report, str(choice.log))
     else:
-        show()
+        _show_nodes(report)
     raise typer.Exit(1 if failed else 0)
-
-
-def _of_log(name: str) -> LogReport:
-    from rocstack.doctor import diagnosis, logfile, logscan
-
-    with logfile.opened(name) as stream:
-        return logscan.scan(logfile.pieces(stream), diagnosis.load())
-
-
-def _of_nodes(inventory: str | None, profiles: Path | None) -> NodeReport:
-    from rocstack.doctor import diagnosis
-    from rocstack.doctor import nodes as core
-    from rocstack.probe import profiles as files
-    from rocstack.probe import recordings
-
-    table = diagnosis.load()
-    if profiles:
-        return core.examine(files.read_profiles(profiles), table)
-    if inventory:
-        found = recordings.probe_inventory(Path(inventory))
-        return core.examine(found.profiles, table, {failure.node: failure.reason for failure in found.failures})
-    return core.examine([recordings.probe_host()], table)
 
 
 def _show_log(report: LogReport, name: str) -> None:

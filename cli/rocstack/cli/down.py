@@ -9,6 +9,7 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json
+from rocstack.steps.options import Inventory as Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,11 +22,11 @@ Images = Annotated[bool, typer.Option("--images", help="Remove the images that d
 
 
 def register(app: typer.Typer) -> None:
-    app.command("down", epilog="Example: rocstack down inventory.yml")(down)
+    options.add(app, "down", down, "rocstack down inventory.yml")
 
 
 def down(
-    inventory: options.Nodes = None,
+    inventory: Nodes = None,
     data: Data = False,
     images: Images = False,
     force: options.Force = False,

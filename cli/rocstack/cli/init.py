@@ -68,7 +68,7 @@ cluster:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("init", epilog="Example: rocstack init")(init)
+    options.add(app, "init", init, "rocstack init")
 
 
 def init(

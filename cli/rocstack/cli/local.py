@@ -10,6 +10,7 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json, say, table
+from rocstack.steps.options import Stack
 
 if TYPE_CHECKING:
     from rocstack.settings.settings import Settings
@@ -25,13 +26,13 @@ def register(app: typer.Typer) -> None:
         help="A cluster of virtual nodes on this machine: GPUs and NICs are files that the real tools read.",
         no_args_is_help=True,
     )
-    local.command("up", epilog="Example: rocstack local up --nodes 2 --fault n2:port-down=bnxt_re3")(up)
-    local.command("down", epilog="Example: rocstack local down")(down)
-    local.command("status", epilog="Example: rocstack local status --json")(status)
-    local.command("reboot", epilog="Example: rocstack local reboot n2")(reboot)
-    local.command("cut", epilog="Example: rocstack local cut n2")(cut)
-    local.command("heal", epilog="Example: rocstack local heal n2")(heal)
-    local.command("models", epilog="Example: rocstack local models")(models)
+    options.add(local, "up", up, "rocstack local up --nodes 2 --fault n2:port-down=bnxt_re3")
+    options.add(local, "down", down, "rocstack local down")
+    options.add(local, "status", status, "rocstack local status --json")
+    options.add(local, "reboot", reboot, "rocstack local reboot n2")
+    options.add(local, "cut", cut, "rocstack local cut n2")
+    options.add(local, "heal", heal, "rocstack local heal n2")
+    options.add(local, "models", models, "rocstack local models")
     app.add_typer(local, name="local", epilog="Example: rocstack local up --nodes 2")
 
 
@@ -46,7 +47,7 @@ def up(
             help="What is broken (`rocstack local models` lists faults); may be repeated.",
         ),
     ] = [],  # noqa: B006
-    stack: options.Stack = None,
+    stack: Stack = None,
     json: options.Json = False,
 ) -> None:
     """Start virtual nodes (containers with sshd, a container engine and virtual hardware), or change them."""

@@ -126,7 +126,7 @@ def main() -> None:
     State.json = "--json" in own
     State.debug = "--debug" in own or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
     try:
-        code: Any = app(standalone_mode=False)
+        code: Any = app(prog_name="rocstack", standalone_mode=False)
     except RocstackError as error:
         if State.debug:
             raise

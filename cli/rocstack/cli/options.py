@@ -1,105 +1,88 @@
-"""Options that several commands share, and how a command's flags become settings."""
+"""Makes a command's flags from the options of its step; and what several commands share."""
 
 from __future__ import annotations
 
-import os
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-if TYPE_CHECKING:
-    from rocstack.nic.ways import ProviderPlan
-    from rocstack.settings.settings import Settings
-    from rocstack.stack.component import NicProfile as NicHead
-    from rocstack.stack.resolve import Resolved
-    from rocstack.stack.stack import Stack as StackValue
+from rocstack.steps.options import Flag
+from rocstack.steps.options import inventory_path as inventory
+from rocstack.steps.options import settings as settings
 
-    Decide = Callable[[NicHead, StackValue], ProviderPlan]
-
-Stack = Annotated[str | None, typer.Option(help="Stack to use; `rocstack stacks` lists them.", show_default=False)]
-Nic = Annotated[str | None, typer.Option(help="NIC profile: tcp, mellanox, broadcom, ...", show_default=False)]
-Overlay = Annotated[
-    str | None, typer.Option(help="Folder with your own changes (overlay.yml, components/, nic/, stacks/).")
-]
-Gfx = Annotated[str | None, typer.Option(help="gfx targets instead of the stack's own, comma-separated.")]
-Way = Annotated[
-    str | None, typer.Option(help="How the NIC's provider gets in: inbox, source, ...; default: by the nodes.")
-]
-Profiles = Annotated[
-    Path | None, typer.Option(help="Node profiles (of `rocstack probe --out`) that the image must fit.")
-]
-Inventory = Annotated[Path | None, typer.Option(help="Inventory to probe: its nodes are what the image must fit.")]
-Nodes = Annotated[
-    Path | None,
-    typer.Argument(help="Ansible inventory with the groups control and workers; default: the setting `inventory`."),
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Cluster = Annotated[
     Path | None,
     typer.Option("--inventory", metavar="FILE", help="The cluster's inventory; default: the setting `inventory`."),
 ]
 Service = Annotated[
-    str | None, typer.Option(help="worker, controller, db or registry; default: the worker, else the controller.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Also where jobs run: they end.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
-NicSource = Annotated[
     str | None,
-    typer.Option(
-        help="The vendor's bundle or library source (folder, .zip, .tar.gz), or rdma-core's for `--way newer`."
-    ),
+    typer.Option(help="Container: worker, controller, db or registry; default: the worker, else the controller."),
 ]
-NicAccept = Annotated[
-    str | None, typer.Option(help="Take this release, though it is not the one of the host's driver.")
-]
-NicPlugin = Annotated[
-    str | None,
-    typer.Option(help="Source of RCCL's plugin (aws-ofi-nccl-VERSION.tar.gz), compiled in the image."),
-]
-NicVariants = Annotated[
-    bool, typer.Option("--nic-variants", help="One provider for each kernel ABI of the nodes, in one image.")
-]
-With = Annotated[
-    list[str], typer.Option("--with", metavar="COMPONENT=METHOD", help="Another of the stack's ways to a component.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-LockFile = Annotated[Path, typer.Option("--lock", help="Lock file.", show_default=True)]
-LOCK = Path("rocstack.stack.lock")
+Force = Annotated[bool, typer.Option("--force", help="Go on although jobs run; they are ended.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")]
 
 
-def settings(**flags: Any) -> Settings:
-    from rocstack.settings.settings import load
+def add(app: typer.Typer, name: str, function: Callable[..., None], example: str, **settings: Any) -> None:
+    """Registers a command. A parameter that is a step's options becomes a flag for each of its fields."""
+    app.command(name, epilog=f"Example: {example}", **settings)(_flattened(function))
 
-    return load(flags, os.environ, Path.cwd())[0]
+
+def _flattened(function: Callable[..., None]) -> Callable[..., None]:
+    groups: dict[str, Any] = {}
+    parameters = []
+    for own in inspect.signature(function, eval_str=True).parameters.values():
+        if is_dataclass(own.annotation):
+            groups[own.name] = own.annotation
+            hints = get_type_hints(own.annotation, include_extras=True)
+            parameters += [_parameter(each.name, hints[each.name], each.default) for each in fields(own.annotation)]
+        else:
+            parameters.append(_parameter(own.name, own.annotation, own.default))
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        for name, kind in groups.items():
+            given = {each.name: values.pop(each.name) for each in fields(kind)}
+            values[name] = kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+        function(**values)
+
+    del command.__wrapped__  # its signature is the other one
+    vars(command)["__signature__"] = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
-def inventory(chosen: Settings, given: Path | None) -> Path:
-    """The cluster's inventory.
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Flag)), None)
+    if kind:
+        value = get_args(annotation)[0]
+        if get_origin(value) is tuple:
+            value, default = list.__class_getitem__(get_args(value)[0]), list(default)
+        annotation = Annotated[value, _argument(kind) if kind.argument else _option(kind)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    Raises:
-        BadInput: it isn't there.
-    """
-    from rocstack.base.errors import BadInput
 
-    path = given or Path(chosen.inventory).expanduser()
-    if path.exists():
-        return path
-    virtual = Path(chosen.out) / "local/inventory.yml"
-    raise BadInput(
-        f"no inventory {path}",
-        code="no-inventory",
-        next_step=f"give the one of this folder's virtual nodes, {virtual}, or set `inventory: {virtual}`"
-        if virtual.exists() and not given
-        else "`rocstack init` writes one to start from",
-    )
+def _argument(flag: Flag) -> Any:
+    return typer.Argument(help=flag.help, metavar=flag.metavar)
+
+
+def _option(flag: Flag) -> Any:
+    return typer.Option(
+        *flag.names, help=flag.help, metavar=flag.metavar, min=flag.least, max=flag.most, hidden=flag.hidden,
+        show_default=flag.show_default,
+    )  # fmt: skip
 
 
 def confirmed(question: str, yes: bool) -> None:
     """
     Raises:
-        BadInput: nobody is there to be asked.
+        BadInput: there is no terminal to ask at.
         Abort: the answer is no.
     """
     from rocstack.base.errors import BadInput
@@ -111,71 +94,4 @@ def confirmed(question: str, yes: bool) -> None:
     typer.confirm(f"{question} Go on?", abort=True, err=True)
 
 
-def resolved(
-    chosen: Settings,
-    *,
-    gfx: str | None,
-    methods: Sequence[str] = (),
-    base: str | None = None,
-    decide: Decide | None = None,
-) -> tuple[Resolved, Any, Any]:
-    """Stack + NIC + overlay, and the two template libraries. `decide` says how the NIC's provider gets in.
-
-    Raises:
-        BadInput: whatever is wrong with them; a rule that the combination breaks.
-    """
-    from rocstack.stack import rules
-
-    joined = join(chosen, gfx=gfx, methods=methods, base=base, decide=decide)
-    rules.refuse_broken(rules.judge(rules.load(), joined[0].facts()))
-    return joined
-
-
-def join(
-    chosen: Settings,
-    *,
-    gfx: str | None,
-    methods: Sequence[str] = (),
-    base: str | None = None,
-    decide: Decide | None = None,
-) -> tuple[Resolved, Any, Any]:
-    """As `resolved`, whatever the rules say."""
-    from rocstack.base.errors import BadInput, did_you_mean
-    from rocstack.stack import component, overlay, resolve, stack
-
-    folder = chosen.overlay_folder()
-    layer = overlay.load(folder)
-    components, nics = component.library("components", folder), component.library("nic", folder)
-    doc = stack.read(chosen.stack, folder)
-    choice = stack.from_document(doc, name=stack.name_of(chosen.stack))
-    wanted = [text.partition("=") for text in methods]
-    for name, equals, method in wanted:
-        if not (name and equals and method):
-            raise BadInput(
-                f"--with {name}{equals}{method}: the form is COMPONENT=METHOD",
-                code="bad-with",
-                next_step="such as --with openmpi=source",
-            )
-    choice = choice.with_methods({name: method for name, _, method in wanted})
-    if gfx:
-        choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
-    if chosen.nic not in nics.files:
-        hint = did_you_mean(chosen.nic, nics.files)
-        raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
-    plan: ProviderPlan | None = None
-    if decide:
-        plan = decide(component.validate_head(nics.get(chosen.nic), component.NicProfile), choice)
-    value = resolve.resolve(
-        choice,
-        chosen.nic,
-        components,
-        nics,
-        layer,
-        base=base,
-        providers=plan.providers if plan else (),
-        plugin=plan.plugin if plan else None,
-        where=doc.where,
-    )
-    if chosen.nic_repository and any(provider.way == "package" for provider in value.providers):
-        value = value.model_copy(update={"nic_repository": chosen.nic_repository})
-    return value, components, nics
+__all__ = ["Cluster", "Flag", "Force", "Json", "Service", "Yes", "add", "confirmed", "inventory", "settings"]

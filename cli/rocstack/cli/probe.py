@@ -5,138 +5,70 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import err, escape, out, print_json, say, table
+from rocstack.steps.options import Flag
+from rocstack.steps.probe import ProbeOptions
 
 if TYPE_CHECKING:
     from rocstack.edge.ansible import State
-    from rocstack.node.fabric import Fabric
     from rocstack.node.profile import NodeProfile
-    from rocstack.node.recording import Recording
-    from rocstack.probe.recordings import Failure, Recorded
+    from rocstack.probe.recordings import Failure
+    from rocstack.steps.probe import FabricEnvironment
 
 NARROW = (0, 1, 2, 3, 6, 8)  # columns of the table on a narrow terminal
 
-Nodes = Annotated[
-    Path | None, typer.Argument(help="Ansible inventory; without one it is this host.", metavar="INVENTORY")
-]
-Out = Annotated[Path | None, typer.Option("--out", help="Write the node profiles to this file.")]
-Record = Annotated[Path | None, typer.Option(help="Write what was read, masked, to this new or empty folder.")]
-Replay = Annotated[Path | None, typer.Option(help="Probe recordings instead: a file of --record, or its folder.")]
-Env = Annotated[bool, typer.Option("--env", help="Show the environment of the fabric, with the reason of every line.")]
-Draw = Annotated[str | None, typer.Option(metavar="NODE", help="Draw this one of several nodes.")]
-Forks = Annotated[int, typer.Option(min=1, max=500, help="Nodes at a time.")]
-Root = Annotated[str | None, typer.Option(help="Root of another file system instead of this host's.", hidden=True)]
+Draw = Annotated[str | None, Flag("Draw this one of several nodes.", metavar="NODE")]
+Env = Annotated[bool, Flag("Show the fabric's environment, with the reason for every line.", ("--env",))]
+Nic = Annotated[str | None, Flag("NIC profile to take for --env; default: that of the cards in the nodes.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("probe", epilog="Example: rocstack probe inventory.yml --out nodes.json")(probe)
+    options.add(app, "probe", probe, "rocstack probe inventory.yml --out nodes.json")
 
 
 def probe(
-    inventory: Nodes = None,
-    to: Out = None,
-    record: Record = None,
-    replay: Replay = None,
-    draw: Draw = None,
-    env: Env = False,
-    nic: options.Nic = None,
-    forks: Forks = 64,
-    root: Root = None,
-    overlay: options.Overlay = None,
-    json: options.Json = False,
+    choice: ProbeOptions, draw: Draw = None, env: Env = False, nic: Nic = None, json: options.Json = False
 ) -> None:
-    """Read what nodes are: GPUs, NICs, drivers, kernel ABI, GIDs, libraries. Changes nothing on them.
+    """Inspect nodes: GPUs, NICs, drivers, kernel ABI, GIDs and libraries. Changes nothing on them.
 
-    Works without root; what it could not read, it names. --nic is for --env: whose settings, instead of those of the
-    cards that are there.
+    Works without root, and names what it could not read.
     """
-    from rocstack.probe import profiles, summary
-    from rocstack.probe import recordings as probes
+    from rocstack.probe import summary
+    from rocstack.steps import probe as steps
 
-    _refuse(inventory, replay, root, to, record)
-    folder = options.settings(overlay=overlay).overlay_folder()
-    recorded = _recorded(inventory, replay, root, forks, tree=record is not None)
-    found = probes.profiles(recorded.recordings, folder)
-    if record:
-        _record(recorded.recordings, record)
-    if to and found:
-        profiles.write_profiles(to, found)
-        say(f"{summary.count(len(found), 'node profile')}: {to}")
-    drawn = _named(found, recorded.failures, draw) if draw else None
+    with _progress(choice.inventory is not None) as on_node:
+        result = steps.probe(choice, on_node)
+    for name, file in result.recorded:
+        say(f"{name} is recorded as {file}")
+    if choice.out and result.profiles:
+        say(f"{summary.count(len(result.profiles), 'node profile')}: {choice.out}")
+    drawn = _named(result.profiles, result.failures, draw) if draw else None
     if env:
-        _show_env(found, nic, folder, json)
+        environment = steps.fabric_environment(result.profiles, nic, choice.overlay)
+        print_json(environment.to_dict()) if json else _show_env(result.profiles, environment)
     elif json:
-        print_json(profiles.to_dict(found))
+        print_json(result.to_dict())
     elif drawn:
         _draw(drawn)
-    elif found:
-        _show(found)
-    _show_failures(recorded.failures)
-    if recorded.failures:
+    elif result.profiles:
+        _show(result.profiles)
+    for failure in result.failures:
+        err.print(f"[bold red]{escape(failure.node)}[/]: {failure.state}: {escape(_clean(failure.reason))}")
+    if not result.ok:
         raise typer.Exit(1)
 
 
-def probed(inventory: Path, overlay: Path | None = None) -> tuple[NodeProfile, ...]:
-    """The profiles of all nodes, for commands that need every one of them.
-
-    Raises:
-        CheckFailed: a node could not be read.
-    """
-    from rocstack.base.errors import CheckFailed
-    from rocstack.probe import recordings as probes
-
-    recorded = _recorded(inventory, None, None, 64)
-    if recorded.failures:
-        _show_failures(recorded.failures)
-        raise CheckFailed(
-            f"{len(recorded.failures)} of {len(recorded.failures) + len(recorded.recordings)} nodes can't be read",
-            code="nodes-unread",
-            next_step="repair them, or take them out of the inventory",
-        )
-    return probes.profiles(recorded.recordings, overlay)
-
-
-def _refuse(
-    inventory: Path | None, replay: Path | None, root: str | None, to: Path | None, record: Path | None
-) -> None:
-    from rocstack.base.errors import BadInput, Where
-
-    if sum(each is not None for each in (inventory, replay, root)) > 1:
-        raise BadInput("an inventory and --replay exclude each other", code="one-source", next_step="give one")
-    if to and not to.absolute().parent.is_dir():
-        raise BadInput(f"no folder {to.parent}", code="no-folder", where=Where(str(to)), next_step="create it")
-    if to and to.is_dir():
-        raise BadInput(f"{to} is a folder", code="no-file", where=Where(str(to)), next_step="name a file")
-    if record and record.exists() and not (record.is_dir() and not any(record.iterdir())):
-        text = "name a new or an empty folder"
-        raise BadInput(f"{record} holds something else", code="not-empty", where=Where(str(record)), next_step=text)
-
-
-def _recorded(
-    inventory: Path | None, replay: Path | None, root: str | None, forks: int, *, tree: bool = False
-) -> Recorded:
-    from rocstack.probe import recordings as probes
-
-    if replay:
-        return probes.Recorded(probes.read_recordings(replay))
-    if inventory is None:
-        return probes.Recorded((probes.record_host(root or "/", tree=tree),))
-    with _progress() as on_event:
-        return probes.record_inventory(inventory, on_event, forks=forks, tree=tree)
-
-
 @contextmanager
-def _progress() -> Iterator[Callable[[str, State], None]]:
+def _progress(shown: bool) -> Iterator[Callable[[str, State], None]]:
     """How many nodes answered, on a terminal; nothing without one, since it takes seconds."""
     ended: set[str] = set()
     begun: set[str] = set()
-    status = err.status("probing") if err.is_terminal else None
+    status = err.status("probing") if shown and err.is_terminal else None
 
     def on_event(host: str, state: State) -> None:
         begun.add(host)
@@ -150,20 +82,6 @@ def _progress() -> Iterator[Callable[[str, State], None]]:
         return
     with status:
         yield on_event
-
-
-def _record(recordings: Sequence[Recording], folder: Path) -> None:
-    """One file and one tree a node; who is who is told here and nowhere else."""
-    import json
-    import secrets
-
-    from rocstack.probe.redact import mask
-    from rocstack.virtual.tree import shown
-
-    for recording, masked in zip(recordings, mask(recordings, secrets.token_bytes(32)), strict=True):
-        shown(masked).write_tree(folder / masked.host / "sys")
-        (folder / f"{masked.host}.json").write_text(json.dumps(masked.to_dict(), indent=1) + "\n", encoding="utf-8")
-        say(f"{recording.host} is recorded as {folder / masked.host}.json")
 
 
 def _show(found: Sequence[NodeProfile]) -> None:
@@ -217,41 +135,16 @@ def _show_unread(found: Iterable[NodeProfile]) -> None:
         out.print(f"not read: {len(groups) - 20} more; --json has them all")
 
 
-def _show_env(found: Sequence[NodeProfile], nic: str | None, overlay: Path | None, as_json: bool) -> None:
-    from dataclasses import asdict
-
+def _show_env(nodes: Iterable[NodeProfile], environment: FabricEnvironment) -> None:
     from rocstack.node.envfile import render_env
-    from rocstack.probe.differences import disagreements
 
-    fabrics = {node.name: fabric for node in found if (fabric := _fabric(node, nic, overlay))}
-    says = [each.says for each in disagreements(fabrics)]
-    if as_json:
-        print_json({"fabrics": [asdict(fabric) for fabric in fabrics.values()], "disagreements": says})
-        return
-    for node in found:
-        if node.name in fabrics:
-            out.print(escape(render_env(fabrics[node.name])))
+    for node in nodes:
+        if node.name in environment.fabrics:
+            out.print(escape(render_env(environment.fabrics[node.name])))
         else:
             say(f"{node.name}: no card of a NIC profile; --nic NAME shows the settings of one")
-    for text in says:
+    for text in environment.disagreements:
         say(text)
-
-
-def _fabric(node: NodeProfile, nic: str | None, overlay: Path | None) -> Fabric | None:
-    from rocstack.image import node_package
-    from rocstack.node.fabric import fabric, likely
-    from rocstack.stack import component
-
-    library = component.library("nic", overlay)
-    heads = [library.get(nic)] if nic else list(library.files.values())
-    known = [node_package.settings(component.validate_head(head, component.NicProfile)) for head in heads]
-    chosen = known[0] if nic else likely(node, known)
-    return fabric(node, chosen) if chosen else None
-
-
-def _show_failures(failures: Iterable[Failure]) -> None:
-    for failure in failures:
-        err.print(f"[bold red]{escape(failure.node)}[/]: {failure.state}: {escape(_clean(failure.reason))}")
 
 
 def _clean(text: str) -> str:

@@ -34,7 +34,7 @@ MOST = 20  # rows of one kind
 
 
 def register(app: typer.Typer) -> None:
-    app.command("report", epilog="Example: rocstack report .rocstack/verify/20261120-233100 --open")(report)
+    options.add(app, "report", report, "rocstack report .rocstack/verify/20261120-233100 --open")
 
 
 def report(

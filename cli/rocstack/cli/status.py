@@ -10,6 +10,8 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import Interrupted, escape, out, print_json, table
+from rocstack.steps.options import Inventory as Nodes
+from rocstack.steps.options import Overlay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +24,14 @@ Every = Annotated[float, typer.Option(min=1, help="Seconds between two looks of 
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status", epilog="Example: rocstack status inventory.yml --watch")(status)
+    options.add(app, "status", status, "rocstack status inventory.yml --watch")
 
 
 def status(
-    inventory: options.Nodes = None,
+    inventory: Nodes = None,
     watch: Watch = False,
     every: Every = 5.0,
-    overlay: options.Overlay = None,
+    overlay: Overlay = None,
     json: options.Json = False,
 ) -> None:
     """Show the release, and each node's image, Slurm state, GPUs, jobs and health. Changes nothing.

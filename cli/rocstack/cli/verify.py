@@ -12,6 +12,7 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import Interrupted, print_json, say, table
+from rocstack.steps.options import Inventory as Nodes
 
 if TYPE_CHECKING:
     from rocstack.verify.result import Run
@@ -44,11 +45,11 @@ Cvs = Annotated[Path | None, typer.Option("--export-cvs", help="Write inventory 
 
 
 def register(app: typer.Typer) -> None:
-    app.command("verify", epilog="Example: rocstack verify inventory.yml --level 2")(verify)
+    options.add(app, "verify", verify, "rocstack verify inventory.yml --level 2")
 
 
 def verify(
-    inventory: options.Nodes = None,
+    inventory: Nodes = None,
     level: Level = None,
     only: Only = "",
     report: Out = None,

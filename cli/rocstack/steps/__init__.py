@@ -1,0 +1,1 @@
+"""The steps of rocstack as functions: typed options in, values out. They print nothing and never read the terminal."""

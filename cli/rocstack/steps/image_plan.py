@@ -1,0 +1,236 @@
+"""What an image will hold: stack, NIC profile and overlay joined, and how the NIC's provider gets in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from rocstack.base.errors import BadInput, CheckFailed, RocstackError, did_you_mean
+from rocstack.image import render as renderer
+from rocstack.image.context import Context
+from rocstack.nic import plugin_source, rdma_core, vendor_release, ways
+from rocstack.nic.needs import is_worker, needs
+from rocstack.nic.planned_image import planned
+from rocstack.nic.ways import ProviderPlan
+from rocstack.node.gate import UNFIT, judge
+from rocstack.node.profile import NodeProfile
+from rocstack.settings.settings import Settings
+from rocstack.stack import component, overlay, resolve, rules, stack
+from rocstack.stack.component import NicProfile, TemplateLibrary
+from rocstack.stack.lock import Lock, for_stack
+from rocstack.stack.resolve import Resolved
+from rocstack.stack.stack import Stack
+from rocstack.steps.options import ImageOptions, Note
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """All that rendering needs. `nodes` are those that the worker image must fit."""
+
+    settings: Settings
+    resolved: Resolved
+    components: TemplateLibrary
+    nics: TemplateLibrary
+    lock: Lock | None = None
+    providers: ProviderPlan | None = None
+    nodes: tuple[NodeProfile, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where a build of this stack and NIC keeps its context, logs and reports."""
+        return Path(self.settings.out) / f"{self.resolved.stack.name}-{self.resolved.nic.name}"
+
+    def render(self) -> Context:
+        archives = self.providers.archives if self.providers else {}
+        return renderer.render(self.resolved, self.lock, self.components, self.nics, archives)
+
+
+def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str | None = None) -> ImagePlan:
+    """Decides everything that needs no engine.
+
+    Raises:
+        BadInput: something is wrong with stack, NIC, overlay, rules, lock, profiles or inventory.
+        CheckFailed: a node can't be read, or can't fit the image.
+    """
+    nodes: list[NodeProfile] = []
+
+    def providers(nic: NicProfile, choice: Stack) -> ProviderPlan:
+        folder = chosen.overlay_folder()
+        nodes.extend(
+            nodes_of(options.profiles, options.inventory, nic.modules, nic.pci, note, overlay=folder, here=False)
+        )
+        return _providers(nic, choice, nodes, options, chosen, note)
+
+    plan = join(chosen, gfx=options.gfx, methods=options.methods, base=base, providers=providers)
+    rules.refuse_broken(rules.judge(rules.load(), plan.resolved.facts()))
+    return replace(plan, nodes=tuple(nodes), lock=for_stack(plan.resolved.stack, options.lock))
+
+
+def join(
+    chosen: Settings,
+    *,
+    gfx: str | None = None,
+    methods: Sequence[str] = (),
+    base: str | None = None,
+    providers: Callable[[NicProfile, Stack], ProviderPlan] | None = None,
+) -> ImagePlan:
+    """Stack, NIC profile and overlay, whatever the rules say. `providers` chooses how the NIC's provider gets in.
+
+    Raises:
+        BadInput: something is wrong with them.
+    """
+    folder = chosen.overlay_folder()
+    layer = overlay.load(folder)
+    components, nics = component.library("components", folder), component.library("nic", folder)
+    doc = stack.read(chosen.stack, folder)
+    choice = stack.from_document(doc, name=stack.name_of(chosen.stack)).with_methods(_methods(methods))
+    if gfx:
+        choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
+    if chosen.nic not in nics.files:
+        hint = did_you_mean(chosen.nic, nics.files)
+        raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
+    plan = None
+    if providers:
+        plan = providers(component.validate_head(nics.get(chosen.nic), component.NicProfile), choice)
+    value = resolve.resolve(
+        choice,
+        chosen.nic,
+        components,
+        nics,
+        layer,
+        base=base,
+        providers=plan.providers if plan else (),
+        plugin=plan.plugin if plan else None,
+        where=doc.where,
+    )
+    if chosen.nic_repository and any(provider.way == "package" for provider in value.providers):
+        value = value.model_copy(update={"nic_repository": chosen.nic_repository})
+    return ImagePlan(chosen, value, components, nics, providers=plan)
+
+
+def _methods(texts: Sequence[str]) -> dict[str, str]:
+    methods = {}
+    for text in texts:
+        name, equals, method = text.partition("=")
+        if not (name and equals and method):
+            raise BadInput(
+                f"--with {text}: the form is COMPONENT=METHOD",
+                code="bad-with",
+                next_step="such as --with openmpi=source",
+            )
+        methods[name] = method
+    return methods
+
+
+def _providers(
+    nic: NicProfile, choice: Stack, nodes: Sequence[NodeProfile], options: ImageOptions, chosen: Settings, note: Note
+) -> ProviderPlan:
+    """
+    Raises:
+        BadInput: what `ways.plan` and `plugin_source.read` refuse; a setting is missing.
+        CheckFailed: what will be built can't fit a node.
+    """
+    source = Path(chosen.nic_source) if chosen.nic_source else None
+
+    @cache
+    def releases() -> tuple[vendor_release.VendorRelease, ...]:
+        def left_out(error: RocstackError) -> None:
+            note(f"left out: {error.where or ''} {error.what}")
+
+        return vendor_release.find(source, left_out) if source else vendor_release.find_usual(skipped=left_out)
+
+    offer = ways.Offer(
+        releases,
+        lambda: rdma_core.read(source),
+        accept=chosen.nic_accept or None,
+        repository=chosen.nic_repository is not None,
+        versions={name: part.version for name, part in choice.components.items()},
+    )
+    plan = ways.plan(nic, needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
+    if not offer.repository and any(provider.way == "package" for provider in plan.providers):
+        raise BadInput(
+            "way 'package' needs the vendor's apt repository, and no setting names it",
+            code="no-repository",
+            next_step="set nic_repository in rocstack.yml (name, uri, suite, key, origin)",
+        )
+    _refuse_unfit(nic, plan, nodes)
+    if chosen.nic_plugin:
+        plugin = plugin_source.read(nic, Path(chosen.nic_plugin), offer.versions)
+        plan = replace(plan, plugin=plugin.plugin, archives={**plan.archives, **plugin.archives})
+    return plan
+
+
+def _refuse_unfit(nic: NicProfile, plan: ProviderPlan, nodes: Sequence[NodeProfile]) -> None:
+    verdicts = [judge(planned(nic, plan), node) for node in nodes]
+    unfit = [verdict for verdict in verdicts if verdict.result == UNFIT]
+    if unfit:
+        raise CheckFailed(
+            f"the image would not fit {unfit[0].says}{_more(len(unfit) - 1)}",
+            code="unfit",
+            cause="; ".join(verdict.says for verdict in unfit[1:4]) or None,
+            next_step="nothing was built; build for these nodes' NIC and driver, or leave them out",
+        )
+
+
+def nodes_of(
+    profiles: Path | None,
+    inventory: Path | None,
+    modules: Sequence[str],
+    pci: Sequence[str],
+    note: Note,
+    *,
+    overlay: Path | None = None,
+    here: bool = True,
+) -> tuple[NodeProfile, ...]:
+    """The nodes that a worker image for a NIC with these kernel modules and cards must fit: those of a file or an
+    inventory, or this machine. Without `here` this machine counts only if it has such cards.
+
+    Raises:
+        BadInput: both are given; wrong profiles or inventory; none of the nodes is a worker.
+        CheckFailed: a node of the inventory could not be read.
+    """
+    if profiles and inventory:
+        raise BadInput("--profiles and --inventory: one at a time", code="one-source", next_step="give one")
+    if not (profiles or inventory):
+        if not here and not any(Path(f"/sys/module/{name}").is_dir() for name in modules):
+            return ()
+        from rocstack.probe.recordings import probe_host
+
+        own = probe_host(overlay=overlay)
+        return (own,) if here or is_worker(replace(own, gpus=()), modules, pci) else ()
+    from rocstack.probe.profiles import read_profiles
+
+    probed = read_profiles(profiles) if profiles else _probe(Path(str(inventory)), overlay, note)
+    workers = tuple(node for node in probed if is_worker(node, modules, pci))
+    others = [node.name for node in probed if node not in workers]
+    if not workers:
+        raise BadInput(
+            f"none of {', '.join(others[:6])}{_more(len(others) - 6)} has a GPU or such a NIC",
+            code="no-node",
+            cause="an image is judged by nodes that can run it",
+            next_step="`rocstack probe` shows what the nodes have",
+        )
+    if others:
+        note(f"not judged, for lack of GPUs and such a NIC: {', '.join(others[:6])}{_more(len(others) - 6)}")
+    return workers
+
+
+def _probe(inventory: Path, overlay: Path | None, note: Note) -> tuple[NodeProfile, ...]:
+    from rocstack.probe.recordings import probe_inventory
+
+    note(f"probing the nodes of {inventory}")
+    probed = probe_inventory(inventory, overlay=overlay)
+    if probed.failures:
+        first = probed.failures[0]
+        raise CheckFailed(
+            f"{first.node} is {first.state}: {first.reason}" + _more(len(probed.failures) - 1),
+            code="nodes-unread",
+            next_step="repair the node, or take it out of the inventory: an image is built for nodes that can be read",
+        )
+    return probed.profiles
+
+
+def _more(count: int) -> str:
+    return f" (and {count} more)" if count > 0 else ""

@@ -1,0 +1,141 @@
+"""How the image is started on this host: devices, groups, limits, mounts and environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rocstack.base.errors import BadInput, CheckFailed, Missing
+from rocstack.steps.options import Flag, Nic, Stack, settings
+
+if TYPE_CHECKING:
+    from rocstack.container.mount import Mount
+    from rocstack.container.run_line import RunLine
+
+TRAIN = "rocstack-train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    image: Annotated[str | None, Flag("Image to run; default: the one built here for --stack and --nic.")] = None
+    role: Annotated[str, Flag("Role of that image: worker or control.")] = "worker"
+    stack: Stack = None
+    nic: Nic = None
+    gpus: Annotated[str, Flag("GPUs to give: all, none, or numbers such as 0,2-3.")] = "all"
+    mount: Annotated[tuple[str, ...], Flag("Mount SRC[:DST[:ro]]; may be repeated.", ("--mount",))] = ()
+    env: Annotated[
+        tuple[str, ...], Flag("Set NAME or NAME=VALUE; the value never reaches the process list.", ("--env",))
+    ] = ()
+    name: Annotated[str | None, Flag("Name of the container.")] = None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A line for the engine's client, and the variables that its environment must have for it."""
+
+    line: RunLine
+    variables: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"args": list(self.line.args), "notes": list(self.line.notes)}
+
+
+def plan_run(
+    options: RunOptions = RunOptions(),
+    command: tuple[str, ...] = (),
+    *,
+    terminal: bool = False,
+    stdin: bool = False,
+    dry: bool = False,
+) -> RunPlan:
+    """The `docker run` line for this host. With `dry` it may be for an image or an engine that isn't there.
+
+    Raises:
+        BadInput: an option is wrong; this host has no such GPU.
+        Missing: no engine, no image, or no GPU although some were asked for.
+        CheckFailed: the image needs a library of this host that doesn't fit it.
+    """
+    from rocstack.container.environment import parse_env
+    from rocstack.container.host import read_host
+    from rocstack.container.mount import check_mounts, parse_mount
+    from rocstack.container.run_line import parse_gpus, run_line
+    from rocstack.edge import engine
+    from rocstack.stack.component import ROLES
+
+    chosen = settings(options)
+    if options.role not in ROLES:
+        raise BadInput(f"no role '{options.role}': known: {', '.join(ROLES)}", code="unknown-role")
+    reference = options.image or f"{chosen.image_prefix}/{options.role}:{chosen.stack_name()}-{chosen.nic}"
+    variables = parse_env(options.env, os.environ)
+    own = [parse_mount(text, base=Path.cwd(), home=Path.home()) for text in options.mount]
+    gpus = parse_gpus(options.gpus)
+    mounts = check_mounts([*check_mounts(own), *_host_libraries(reference, needed=not dry)])
+    line = run_line(
+        read_host(),
+        reference,
+        command,
+        profile=chosen.run,
+        gpus=gpus,
+        mounts=mounts,
+        workspace=Path.cwd(),
+        env=variables,
+        user=_person() if command[:1] == (TRAIN,) else None,
+        terminal=terminal,
+        stdin=stdin,
+        name=options.name,
+    )
+    if not dry and options.image is None and engine.find_image(engine.connect(), reference) is None:
+        raise Missing(
+            f"no image {reference} on this host",
+            code="no-image",
+            next_step=f"`rocstack build --stack {chosen.stack} --nic {chosen.nic}`, or name one: --image REFERENCE",
+        )
+    return RunPlan(line, dict(variables.values))
+
+
+def _person() -> tuple[int, int] | None:
+    """Who owns a run's checkpoints. None where root in the container is the person already."""
+    from rocstack.edge import engine
+
+    if os.geteuid() == 0:
+        return None
+    try:
+        rootless = engine.is_rootless(engine.connect())
+    except Missing:  # matters to a dry run alone; otherwise the start reports it
+        rootless = False
+    return None if rootless else (os.geteuid(), os.getegid())
+
+
+def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
+    """Libraries of this host that the image takes at start, if they fit it.
+
+    Raises:
+        CheckFailed: they don't fit, or that can't be decided.
+    """
+    from rocstack.edge import engine
+    from rocstack.nic.host_libraries import host_mounts
+    from rocstack.node.gate import FITS, SLINGSHOT, judge
+    from rocstack.node.image import from_labels
+    from rocstack.probe.recordings import probe_host
+
+    try:
+        local = engine.find_image(engine.connect(), reference)
+    except Missing:
+        if needed:
+            raise
+        return ()
+    image = from_labels(reference, (local.labels if local else None) or {})
+    if image.nic != SLINGSHOT and not any(provider.way == "host" for provider in image.providers):
+        return ()
+    node = probe_host()
+    verdict = judge(image, node)
+    if verdict.result != FITS:
+        raise CheckFailed(
+            f"{verdict.result}: {verdict.says}",
+            code="unfit",
+            cause="the image takes a library of this host, which must fit the image's own libibverbs and libc",
+            next_step="`rocstack doctor` examines this host",
+        )
+    return host_mounts(image, node)

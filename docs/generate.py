@@ -74,7 +74,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         cluster.Reservation,
         cluster.Timeouts,
         cluster.Ship,
-        cluster.Rollout,
+        cluster.RolloutSettings,
     ),
 }
 # What exit codes mean where the general table says too little. A new command needs its line here.

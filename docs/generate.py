@@ -33,7 +33,7 @@ from rocstack.settings import settings
 from rocstack.stack import component, overlay, resolve, rules, stack
 from rocstack.stack.lock import Lock
 from rocstack.verify import artifacts, suite, thresholds
-from rocstack.verify.check import ITEMS
+from rocstack.verify.result import ITEMS
 from rocstack.virtual import machine, tree
 from rocstack.virtual import model as node_model
 

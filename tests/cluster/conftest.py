@@ -10,13 +10,17 @@ import pytest
 from experiments import gpus
 
 from rocstack.base.errors import CheckFailed
+from rocstack.verify import answers
+from rocstack.verify.answers import ContainerAnswer, ControllerAnswer, HostAnswer, JobAnswer, NoAnswer
+from rocstack.verify.evidence import ClusterEvidence, Evidence
+from rocstack.verify.session import Suite
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture(scope="session")
-def in_jobs(evidence: Any, cluster: Any, described: Any) -> dict[str, Any]:
-    """What each worker says of itself inside a job: node -> the answer of programs/worker.py, of those that gave one.
+def in_jobs(evidence: Evidence, cluster: Any, cluster_evidence: ClusterEvidence) -> dict[str, JobAnswer]:
+    """What each worker sees inside a job: node -> the answer of programs/worker.py, where there is one.
 
     Raises:
         CheckFailed: none did.
@@ -24,42 +28,39 @@ def in_jobs(evidence: Any, cluster: Any, described: Any) -> dict[str, Any]:
 
     def fetch() -> dict[str, Any]:
         cluster.allocated()
-        names = sorted({name for env in described["fabric"].values() for name in env})
+        names = sorted({name for env in cluster_evidence.fabric.values() for name in env})
         step = cluster.slurm.python(PROGRAMS / "worker.py", *names, seconds=60, alone=True)
         return {answer["node"]: answer for answer in step.expect("the look at each worker")}
 
-    found: dict[str, Any] = evidence.take("in_jobs", fetch)
-    return found
+    return evidence.parsed("in_jobs", answers.IN_JOBS, fetch)
 
 
 @pytest.fixture(scope="session")
-def tools(in_jobs: dict[str, Any]) -> dict[str, list[str]]:
+def tools(in_jobs: dict[str, JobAnswer]) -> dict[str, tuple[str, ...]]:
     """node -> programs that its worker image has, of those that said it."""
-    return {node: answer["tools"] for node, answer in in_jobs.items()}
+    return {node: answer.tools for node, answer in in_jobs.items()}
 
 
 @pytest.fixture(scope="session")
-def described(suite: Any) -> Any:
+def cluster_evidence(suite: Suite) -> ClusterEvidence:
     """What the run is about: the cluster's nodes, images and release."""
-    return suite.described()
+    return suite.cluster_evidence()
 
 
 @pytest.fixture(scope="session")
-def in_containers(evidence: Any, cluster: Any) -> dict[str, Any]:
-    """What each worker's container says of itself, whether or not jobs run: node -> the answer of
-    programs/container.py, or {"error": why}."""
+def in_containers(evidence: Evidence, cluster: Any) -> dict[str, ContainerAnswer | NoAnswer]:
+    """What each worker's container answers, whether or not jobs run there."""
 
     def fetch() -> Any:
         names = [host.name for host in cluster.looked.inventory.workers]
         return cluster.python(PROGRAMS / "container.py", seconds=90, inside=True, arguments=names)
 
-    found: dict[str, Any] = evidence.take("in_containers", fetch)
-    return found
+    return evidence.parsed("in_containers", answers.IN_CONTAINERS, fetch)
 
 
 @pytest.fixture(scope="session")
-def controller(evidence: Any, cluster: Any) -> dict[str, Any]:
-    """What Slurm's daemons at the control node answer: programs/controller.py.
+def controller(evidence: Evidence, cluster: Any) -> ControllerAnswer:
+    """What Slurm's daemons on the control node answer.
 
     Raises:
         CheckFailed: they could not be asked.
@@ -69,25 +70,24 @@ def controller(evidence: Any, cluster: Any) -> dict[str, Any]:
         said = cluster.python(PROGRAMS / "controller.py", [cluster.control], arguments=[cluster.slurm.name])
         return said[cluster.control]
 
-    found: dict[str, Any] = evidence.take("controller", fetch)
-    if "error" in found:
-        raise CheckFailed(f"the control node could not be looked at: {found['error']}", code="step-failed")
-    return found
+    answer = evidence.parsed("controller", answers.CONTROLLER, fetch)
+    if isinstance(answer, NoAnswer):
+        raise CheckFailed(f"the control node could not be inspected: {answer.error}", code="step-failed")
+    return answer
 
 
 @pytest.fixture(scope="session")
-def on_hosts(evidence: Any, cluster: Any) -> dict[str, Any]:
-    """What each worker says beside its containers: node -> the answer of programs/host.py, or {"error": why}."""
+def on_hosts(evidence: Evidence, cluster: Any) -> dict[str, NoAnswer | HostAnswer]:
+    """What each worker's host answers, outside the containers."""
 
     def fetch() -> Any:
         return cluster.python(PROGRAMS / "host.py", cluster.workers, arguments=kernel.KEPT)
 
-    found: dict[str, Any] = evidence.take("on_hosts", fetch)
-    return found
+    return evidence.parsed("on_hosts", answers.ON_HOSTS, fetch)
 
 
 @pytest.fixture(scope="session")
-def gpu_jobs(evidence: Any, cluster: Any, controller: dict[str, Any]) -> dict[str, Any]:
+def gpu_jobs(evidence: Evidence, cluster: Any, controller: ControllerAnswer) -> dict[str, Any]:
     """What jobs with GPUs see: as experiments/gpus.py says."""
-    found: dict[str, Any] = evidence.take("gpu_jobs", lambda: gpus.run(cluster, controller))
-    return found
+    jobs: dict[str, Any] = evidence.take("gpu_jobs", lambda: gpus.run(cluster, controller))
+    return jobs

@@ -3,14 +3,15 @@ nodes, and by what each said of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from rocstack.doctor import diagnosis
 from rocstack.doctor.nodes import RULES
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.recorder import Node, Recorder
+from rocstack.verify.answers import NoAnswer
+from rocstack.verify.recorder import CheckedNode, Recorder
 
 
 @cache
@@ -52,28 +53,30 @@ def listed(values: Iterable[object]) -> str:
     return " + ".join(sorted({str(value) for value in values}))
 
 
-def readable(record: Recorder, said: dict[str, Any], key: str) -> list[tuple[Node, Any]]:
-    """The nodes with what they say of `key`. Those that could not be looked at fail; those that lack it are skipped."""
-    found = []
-    for node, own in answers(record, said):
-        if own.get(key) is None:
+def readable(record: Recorder, rows: Mapping[str, Any], key: str) -> list[tuple[CheckedNode, Any]]:
+    """The nodes with what they answer for `key`. Those that gave no answer fail; those that lack it are skipped."""
+    values = []
+    for node, row in answers(record, rows):
+        value = row.get(key) if isinstance(row, Mapping) else getattr(row, key)
+        if value is None:
             record.skipped(node.name, f"{node.name} doesn't let it be read")
         else:
-            found.append((node, own[key]))
-    return found
+            values.append((node, value))
+    return values
 
 
-def answers(record: Recorder, said: dict[str, Any]) -> list[tuple[Node, Any]]:
-    """The nodes with what they say; those that say nothing fail: of what nobody saw nothing is known to be right."""
-    found = []
+def answers(record: Recorder, rows: Mapping[str, Any]) -> list[tuple[CheckedNode, Any]]:
+    """The nodes with their answers; those that gave none fail, as nothing is known to be right there."""
+    given = []
     for node in record.nodes:
-        own = said.get(node.name) or {"error": "no answer"}
-        if "error" in own:
-            record.failed(node.name, f"could not be looked at: {own['error']}")
+        row = rows.get(node.name, NoAnswer(error="no answer"))
+        error = row.error if isinstance(row, NoAnswer) else row.get("error") if isinstance(row, Mapping) else None
+        if error is not None:
+            record.failed(node.name, f"could not be inspected: {error}")
         else:
-            found.append((node, own))
-    return found
+            given.append((node, row))
+    return given
 
 
-def profiles(record: Recorder) -> list[tuple[Node, NodeProfile]]:
+def profiles(record: Recorder) -> list[tuple[CheckedNode, NodeProfile]]:
     return [(node, node.profile) for node in record.nodes if node.profile]

@@ -11,7 +11,7 @@ from experiments import performance
 
 from rocstack.base.errors import CheckFailed
 from rocstack.verify import thresholds
-from rocstack.verify.parsers import rccl, transport
+from rocstack.verify.parsers import rccl
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -106,7 +106,7 @@ def entire(record: Recorder, names: Collection[str], gpus: int) -> bool:
 
 def ways_of(text: str) -> str:
     try:
-        return ", ".join(transport.parse(text).net)
+        return ", ".join(rccl.parse_transport(text).net)
     except CheckFailed:
         return ""
 

@@ -11,7 +11,8 @@ from experiments.rccl import IB, WAYS, astray, functional
 from experiments.rdma import not_for
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.parsers import rccl, transport
+from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.parsers import rccl
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -85,11 +86,11 @@ def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> N
     source="AMD cluster networking guide; RCCL, src/transport/net_ib.cc",
 )
 def test_transport(
-    record: Recorder, collectives: Mapping[str, Any], trained: Mapping[str, Any], described: Mapping[str, Any]
+    record: Recorder, collectives: Mapping[str, Any], trained: Mapping[str, Any], cluster_evidence: ClusterEvidence
 ) -> None:
     """By what RCCL says in training and in rccl-tests, of which an image may have none. Whether they pass host
     memory is said and not judged: no source says which channels of a healthy node don't."""
-    unfit = {why for node in record.nodes if (why := not_for(described, node))}
+    unfit = {why for node in record.nodes if (why := not_for(cluster_evidence, node))}
     said = {name: run["out"] for name, run in collectives["runs"].items() if name == "all_reduce_perf"}
     rows = [row for row in trained["answers"] if row["run"] == "all"]
     if any(row["code"] == 0 for row in rows):
@@ -97,10 +98,10 @@ def test_transport(
     if unfit or not said:
         record.skipped("", *sorted(unfit)[:1] or [trained.get("left_out") or "nothing was summed between nodes"])
         return
-    nic = described["labels"]["io.rocstack.nic"]
+    nic = cluster_evidence.labels["io.rocstack.nic"]
     for name, text in said.items():
         try:
-            found = transport.parse(text)
+            found = rccl.parse_transport(text)
         except CheckFailed as error:
             record.failed("", f"{name}: {error.what}", evidence=text)
             continue

@@ -17,6 +17,7 @@ from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
 from rocstack.image.labels import OWN
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
+from rocstack.verify.evidence import ClusterEvidence
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 from rocstack.verify.thresholds import Threshold
@@ -42,13 +43,13 @@ def nics_only(profile: NodeProfile) -> NodeProfile:
     next_step="`rdma link` and `lspci -d ::0200` on the node; `rocstack doctor INVENTORY` says which card",
     source=f"{LAMINI}; {CVS}, interface names",
 )
-def test_rdma_devices(record: Recorder, described: Any) -> None:
+def test_rdma_devices(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
     """Of the nodes with GPUs, and of those without any, each as most of its kind have. A card must have one that is
     beside a GPU, of the image's kind, or of a model that has one elsewhere; others are for management."""
     seen = {node.name: profile for node, profile in profiles(record)}
     kinds = {name: bool(profile.gpus) for name, profile in seen.items()}
     names = {name: {device.name for device in profile.verbs} for name, profile in seen.items()}
-    image = described["labels"].get(f"{OWN}nic", "")
+    image = cluster_evidence.labels.get(f"{OWN}nic", "")
     used = {nic.device for profile in seen.values() for nic in profile.nics if nic.verbs}
     for node, profile in profiles(record):
         own = names[node.name]

@@ -11,6 +11,8 @@ from rocstack.doctor.diagnosis import few
 from rocstack.image.labels import OWN
 from rocstack.node.gate import TCP
 from rocstack.probe.differences import OWN as OWN_NAMES
+from rocstack.verify.answers import JobAnswer
+from rocstack.verify.evidence import ClusterEvidence
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -27,9 +29,9 @@ LAMINI = "Lamini, multi-node training: the tests of a cluster"
     next_step="`srun ibv_devices`; `rocstack build --nic NIC --profiles FILE` makes the image for this driver",
     source=f"{LAMINI}; linux-rdma/rdma-core libibverbs/init.c",
 )
-def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], described: Any) -> None:
+def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_evidence: ClusterEvidence) -> None:
     """An image for other cards, or for none, has no library for these and need not."""
-    image = described["labels"].get(f"{OWN}nic", "")
+    image = cluster_evidence.labels.get(f"{OWN}nic", "")
     seen = {node.name: profile for node, profile in profiles(record)}
     for node, said in readable(record, gpu_jobs, "all"):
         wanted = {nic.verbs for nic in seen[node.name].nics if nic.nic == image and nic.verbs}
@@ -53,14 +55,14 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], described: Any
     next_step="`srun env | grep -e NCCL -e UCX` beside /etc/rocstack/fabric.env in the worker; `rocstack deploy`",
     source="NCCL user guide, environment variables",
 )
-def test_fabric_env(record: Recorder, in_jobs: dict[str, Any], described: Any) -> None:
+def test_fabric_env(record: Recorder, in_jobs: dict[str, JobAnswer], cluster_evidence: ClusterEvidence) -> None:
     """Its own ports and their indexes a node may have for itself."""
-    computed = {node.name: described["fabric"].get(node.name, {}) for node in record.nodes}
+    computed = {node.name: cluster_evidence.fabric.get(node.name, {}) for node in record.nodes}
     shared = {name: {k: v for k, v in own.items() if k not in OWN_NAMES} for name, own in computed.items()}
     texts = {name: states.listed(f"{key}={value}" for key, value in own.items()) for name, own in shared.items()}
     usual = max(sorted(set(texts.values())), key=list(texts.values()).count, default="")
     for name, own in computed.items():
-        env = in_jobs.get(name, {}).get("env", {})
+        env = in_jobs[name].env if name in in_jobs else {}
         lost = [key for key, value in own.items() if env.get(key) != value]
         count = len(own) - len(lost)
         if not own:

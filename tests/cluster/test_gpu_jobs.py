@@ -8,9 +8,10 @@ from experiments.gpus import gres
 from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed
+from rocstack.verify.answers import ControllerAnswer
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Node, Recorder
+from rocstack.verify.recorder import CheckedNode, Recorder
 
 ACCEPTANCE = "AMD system acceptance guide"
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
@@ -28,8 +29,8 @@ BUSY = "mmediate"  # "Immediate execution impossible": Slurm's word for GPUs tha
     next_step="`rocstack deploy` writes both from the nodes as they are; `scontrol show node NODE | grep Gres`",
     source=LAMINI,
 )
-def test_gres(record: Recorder, controller: dict[str, Any]) -> None:
-    rows = {row["name"]: row.get("gres") or "" for row in controller["nodes"]}
+def test_gres(record: Recorder, controller: ControllerAnswer) -> None:
+    rows = {row.name: row.gres or "" for row in controller.nodes}
     for node, profile in profiles(record):
         if node.name not in rows:
             record.skipped(node.name, "Slurm doesn't know it")
@@ -52,8 +53,8 @@ def test_gres(record: Recorder, controller: dict[str, Any]) -> None:
     next_step="`rocstack deploy`; in the worker: `slurmd -G -f /run/slurm/conf/slurm.conf`",
     source=LAMINI,
 )
-def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: dict[str, Any]) -> None:
-    given = {row["name"]: sum(gres(row.get("gres") or "").values()) for row in controller["nodes"]}
+def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: ControllerAnswer) -> None:
+    given = {row.name: sum(gres(row.gres or "").values()) for row in controller.nodes}
     for node, text in readable(record, gpu_jobs, "detected"):
         lines = [line for line in text.splitlines() if "Gres Name=gpu" in line]
         found = sum(int(line.partition("Count=")[2].split()[0]) for line in lines if "Count=" in line)
@@ -100,8 +101,8 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
     "cgroup` there); with these set right, and `cluster.cgroup: auto` in rocstack.yml, `rocstack deploy`",
     source="Slurm, cgroup.conf(5), ConstrainDevices",
 )
-def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: dict[str, Any]) -> None:
-    settings = controller["settings"]
+def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: ControllerAnswer) -> None:
+    settings = controller.settings
     for node, said in _answers(record, gpu_jobs, "one"):
         seen = {path: why for path, why in said.get("devices", {}).items() if "renderD" in path}
         can = sorted(path for path, why in seen.items() if not why or (node.virtual and why in HARMLESS))
@@ -187,7 +188,9 @@ def test_smi_seconds(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
         record.judge(node.name, said["smi"] and said["smi"]["seconds"], "smi-seconds")
 
 
-def _answers(record: Recorder, gpu_jobs: dict[str, Any], job: str, failing: bool = False) -> list[tuple[Node, Any]]:
+def _answers(
+    record: Recorder, gpu_jobs: dict[str, Any], job: str, failing: bool = False
+) -> list[tuple[CheckedNode, Any]]:
     """Of the jobs that ran. Where none did the nodes are skipped; they fail, once, where it isn't that others have the
     GPUs."""
     found = []

@@ -13,6 +13,7 @@ from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed, RocstackError
 from rocstack.node.profile import NodeProfile
+from rocstack.verify.answers import ControllerAnswer, HostAnswer, NoAnswer
 from rocstack.verify.evidence import NotRecorded
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
@@ -46,7 +47,7 @@ def test_gpu_count(record: Recorder, request: Any) -> None:
         found = node.profile.gpus if node.profile else ()
         wanted = max(usual, len(found)) if found else _known(request, node.name)
         if node.profile is None:
-            record.failed(node.name, "could not be looked at: its profile was not read")
+            record.failed(node.name, "could not be inspected: its profile was not read")
         elif not wanted:
             record.skipped(node.name, f"no GPU on node {node.name}")
         else:
@@ -59,10 +60,10 @@ def test_gpu_count(record: Recorder, request: Any) -> None:
 def _known(request: Any, name: str) -> int:
     """GPUs that Slurm counts on at this node; 0 where it can't be asked: the check slurm-services says that."""
     try:
-        rows = request.getfixturevalue("controller")["nodes"]
+        rows = request.getfixturevalue("controller").nodes
     except RocstackError:
         return 0
-    return sum(sum(gres(row["gres"] or "").values()) for row in rows if row["name"] == name)
+    return sum(sum(gres(row.gres or "").values()) for row in rows if row.name == name)
 
 
 @check(
@@ -201,14 +202,14 @@ def test_gpu_pcie(record: Recorder) -> None:
     next_step="`rocm-smi --showpids` on the node; end what no job owns",
     source="AMD-AGI/Primus, node smoke",
 )
-def test_gpu_idle(record: Recorder, on_hosts: dict[str, Any], controller: dict[str, Any]) -> None:
+def test_gpu_idle(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer], controller: ControllerAnswer) -> None:
     """The suite's own jobs have their nodes for themselves, and none of their steps runs meanwhile."""
-    rows = [row for row in controller["nodes"] if row["name"] not in controller.get("own", ())]
-    used = {row["name"]: sum(gres(row.get("gres_used") or "").values()) for row in rows}
+    rows = [row for row in controller.nodes if row.name not in controller.own]
+    used = {row.name: sum(gres(row.gres_used or "").values()) for row in rows}
     own = {node.name: {gpu.pci for gpu in profile.gpus} for node, profile in profiles(record)}
     for node, vram in readable(record, on_hosts, "vram"):
         sizes = [size for pci, size in vram.items() if pci in own[node.name] and size is not None]
-        running = on_hosts[node.name].get("processes") or {}
+        running = on_hosts[node.name].processes or {}
         if used.get(node.name):
             record.skipped(node.name, f"{used[node.name]} GPUs are given to jobs")
         elif running:

@@ -12,6 +12,8 @@ from rocstack.deploy.plan.plan import short
 from rocstack.image.labels import OWN
 from rocstack.node.image import from_labels
 from rocstack.stack import rules
+from rocstack.verify.answers import ContainerAnswer, NoAnswer
+from rocstack.verify.evidence import ClusterEvidence
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -37,9 +39,9 @@ def seen_secrets(evidence: Any, cluster: Any) -> dict[str, Any]:
     cause="the last deploy did not come to the node, or failed there",
     next_step=DEPLOY,
 )
-def test_worker_image(record: Recorder, described: Any) -> None:
+def test_worker_image(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
     for node in record.nodes:
-        _of_release(record, described, node.name, "worker_id")
+        _of_release(record, cluster_evidence, node.name, "worker")
 
 
 @check(
@@ -50,24 +52,24 @@ def test_worker_image(record: Recorder, described: Any) -> None:
     cause="the last deploy failed there, or the container was made by hand",
     next_step=DEPLOY,
 )
-def test_control_image(record: Recorder, described: Any) -> None:
-    _of_release(record, described, described["control"], "control_id")
+def test_control_image(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
+    _of_release(record, cluster_evidence, cluster_evidence.control, "control")
 
 
-def _of_release(record: Recorder, described: Any, node: str, role: str) -> None:
-    if not described["release"]:
+def _of_release(record: Recorder, cluster_evidence: ClusterEvidence, node: str, role: str) -> None:
+    if not cluster_evidence.release:
         record.skipped(node, "no deploy has ended yet, so there is no release")
         return
-    wanted = described["release"]["images"][role]
-    row = next(each for each in described["nodes"] if each["name"] == node)
-    found = row["image"] if role == "worker_id" else row["control_image"]
-    if not found:
+    images, row = cluster_evidence.release.images, cluster_evidence.node(node)
+    wanted = images.worker_id if role == "worker" else images.control_id
+    image = row.image if role == "worker" else row.control_image
+    if not image:
         record.failed(node, "it has no such container", "", wanted=short(wanted))
     # The ids of containerd's store are other ones, but the name that a deploy gave it says so.
-    elif found != wanted and any(name.endswith(f":{short(wanted)}") for name in row["names"].get(found, ())):
-        record.passed(node, short(wanted), evidence=found)
+    elif image != wanted and any(name.endswith(f":{short(wanted)}") for name in row.names.get(image, ())):
+        record.passed(node, short(wanted), evidence=image)
     else:
-        record.equal(node, short(found), short(wanted))
+        record.equal(node, short(image), short(wanted))
 
 
 @check(
@@ -78,8 +80,8 @@ def _of_release(record: Recorder, described: Any, node: str, role: str) -> None:
     cause="it was not built by rocstack, or by an older one",
     next_step=AGAIN,
 )
-def test_labels(record: Recorder, described: Any) -> None:
-    labels = described["labels"]
+def test_labels(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
+    labels = cluster_evidence.labels
     image = from_labels("the worker image", labels)
     wanted = [*FACTS, *(f"component.{name}" for name in PARTS)]
     missing = [name for name in wanted if not labels.get(OWN + name)]
@@ -113,13 +115,13 @@ def test_labels(record: Recorder, described: Any) -> None:
     next_step="`rocstack probe` the node and `rocstack build --nic NIC --profiles FILE`; `rocstack doctor` says more",
     source="rdma-core, libibverbs/init.c",
 )
-def test_nic_gate(record: Recorder, in_containers: dict[str, Any]) -> None:
-    for node, said in answers(record, in_containers):
-        word, _, why = said["gate"]["said"].rpartition("\n")[2].partition(": ")
-        if said["gate"]["code"] == 0:
-            record.passed(node.name, word, evidence=said["gate"]["said"])
+def test_nic_gate(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer]) -> None:
+    for node, answer in answers(record, in_containers):
+        word, _, why = answer.gate.said.rpartition("\n")[2].partition(": ")
+        if answer.gate.code == 0:
+            record.passed(node.name, word, evidence=answer.gate.said)
         else:
-            record.failed(node.name, why or word, word, wanted="fits", evidence=said["gate"]["said"])
+            record.failed(node.name, why or word, word, wanted="fits", evidence=answer.gate.said)
 
 
 @check(
@@ -131,8 +133,8 @@ def test_nic_gate(record: Recorder, in_containers: dict[str, Any]) -> None:
     next_step="another stack (`rocstack stacks`), or the driver of AMD's table for this ROCm",
     source="AMD, user and kernel-space support matrix",
 )
-def test_driver_rocm(record: Recorder, described: Any) -> None:
-    labels = described["labels"]
+def test_driver_rocm(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
+    labels = cluster_evidence.labels
     rocm, method = labels.get(f"{OWN}component.rocm", ""), labels.get(f"{OWN}rocm.method", "amd")
     matrix = tuple(rule for rule in rules.load() if "driver" in rule.need)
     for node in record.nodes:
@@ -158,14 +160,16 @@ def test_driver_rocm(record: Recorder, described: Any) -> None:
     cause="something in the container was changed or covered by a mount",
     next_step="`rocstack shell NODE -- rocstack-versions`; what is mounted: `docker inspect rocstack-worker`",
 )
-def test_versions(record: Recorder, in_containers: dict[str, Any], described: Any) -> None:
+def test_versions(
+    record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer], cluster_evidence: ClusterEvidence
+) -> None:
     wanted = {
         key.removeprefix(f"{OWN}component."): value
-        for key, value in described["labels"].items()
+        for key, value in cluster_evidence.labels.items()
         if key.startswith(f"{OWN}component.")
     }
-    for node, said in answers(record, in_containers):
-        found = said["versions"]
+    for node, answer in answers(record, in_containers):
+        found = answer.versions
         wrong = [
             f"{name} {found.get(name, 'not there')}, the label says {version}"
             for name, version in wanted.items()
@@ -186,13 +190,13 @@ def test_versions(record: Recorder, in_containers: dict[str, Any], described: An
     cause="a library is missing, or of a kind that this node doesn't run; a mount covers it",
     next_step="`rocstack shell NODE -- ldd FILE` names what is missing",
 )
-def test_parts(record: Recorder, in_containers: dict[str, Any]) -> None:
-    for node, said in answers(record, in_containers):
-        wrong = [why for each in said["parts"].values() for why in each]
+def test_parts(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer]) -> None:
+    for node, answer in answers(record, in_containers):
+        wrong = [why for each in answer.parts.values() for why in each]
         if wrong:
-            record.failed(node.name, "; ".join(wrong), len(said["parts"]), "components", evidence="\n".join(wrong))
+            record.failed(node.name, "; ".join(wrong), len(answer.parts), "components", evidence="\n".join(wrong))
         else:
-            record.passed(node.name, len(said["parts"]), "components")
+            record.passed(node.name, len(answer.parts), "components")
 
 
 @check(
@@ -203,21 +207,16 @@ def test_parts(record: Recorder, in_containers: dict[str, Any]) -> None:
     next_step=AGAIN,
     source="Slurm, MPI and UPC users guide: PMIx",
 )
-def test_pmix(record: Recorder, in_containers: dict[str, Any]) -> None:
-    for node, said in answers(record, in_containers):
-        found = said["pmix"]
-        wanted = f"pmix_v{found['major']}"
-        offers = ", ".join(found["offers"]) or "none"
-        if not found["major"] or wanted not in found["offers"]:
-            record.failed(
-                node.name,
-                f"srun offers {offers}, the image has PMIx {found['major'] or '?'}",
-                offers,
-                wanted=wanted,
-            )
+def test_pmix(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer]) -> None:
+    for node, answer in answers(record, in_containers):
+        pmix = answer.pmix
+        wanted, offers = f"pmix_v{pmix.major}", ", ".join(pmix.offers) or "none"
+        if not pmix.major or wanted not in pmix.offers:
+            why = f"srun offers {offers}, the image has PMIx {pmix.major or '?'}"
+            record.failed(node.name, why, offers, wanted=wanted)
         else:
             record.passed(node.name, wanted, evidence=offers)
-        record.equal(node.name, found["slurm"] or None, found["openmpi"] or "the one that OpenMPI loads")
+        record.equal(node.name, pmix.slurm or None, pmix.openmpi or "the one that OpenMPI loads")
 
 
 @check(

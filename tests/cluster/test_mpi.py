@@ -14,15 +14,16 @@ from experiments.mpi import PARTS, TASKS, launched, others, seconds, wanted
 from experiments.performance import whole
 from experiments.rdma import not_for
 
+from rocstack.verify.evidence import ClusterEvidence
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Node, Recorder
+from rocstack.verify.recorder import CheckedNode, Recorder
 
 RDMA = ("rc", "dc", "ud", "gga", "srd")  # UCX's transports over verbs: rc_verbs, dc_mlx5, ...
 LAUNCH = "MPI does not start"
 
 
 @pytest.fixture(scope="session")
-def mpi(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
+def mpi(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> dict[str, Any]:
     """What the ranks of programs/mpi.py answered; `others`: the nodes on which jobs of others ran meanwhile."""
 
     def fetch() -> dict[str, Any]:
@@ -200,8 +201,8 @@ def test_collectives(record: Recorder, mpi: dict[str, Any]) -> None:
     next_step="`ucx_info -d` in the worker's container; UCX_TLS and UCX_NET_DEVICES must name the RDMA ports",
     source="OpenMPI's pml_ucx_devices and pml_ucx_tls: what they don't list is left to ob1",
 )
-def test_transport(record: Recorder, mpi: dict[str, Any], described: Any) -> None:
-    unfit = {node.name: why for node in record.nodes if (why := not_for(described, node))}
+def test_transport(record: Recorder, mpi: dict[str, Any], cluster_evidence: ClusterEvidence) -> None:
+    unfit = {node.name: why for node in record.nodes if (why := not_for(cluster_evidence, node))}
     for name, why in unfit.items():
         record.skipped(name, why)
     for name, answers in taking_part(record, mpi, "end"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 import kernel
 import states
 from states import readable
 
 from rocstack.doctor import logscan
+from rocstack.verify.answers import HostAnswer, JobAnswer, NoAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -140,9 +140,9 @@ def test_memory(record: Recorder) -> None:
     next_step="LimitMEMLOCK=infinity for the engine (the playbook host-nic.yml), then `rocstack deploy`",
     source=f"{NETWORKING}, resource limits",
 )
-def test_memlock(record: Recorder, in_jobs: dict[str, Any]) -> None:
+def test_memlock(record: Recorder, in_jobs: dict[str, JobAnswer]) -> None:
     for node in record.nodes:
-        value = in_jobs.get(node.name, {}).get("memlock")
+        value = in_jobs[node.name].memlock if node.name in in_jobs else None
         if value is not None and value < 0:
             record.passed(node.name, "unlimited", wanted="unlimited")
         elif node.virtual:
@@ -160,9 +160,9 @@ def test_memlock(record: Recorder, in_jobs: dict[str, Any]) -> None:
     next_step="`rocstack deploy` starts it with the host's; `df /dev/shm` on the host",
     source="AMD-AGI/Primus, node smoke",
 )
-def test_shm(record: Recorder, in_jobs: dict[str, Any]) -> None:
+def test_shm(record: Recorder, in_jobs: dict[str, JobAnswer]) -> None:
     for node in record.nodes:
-        value = in_jobs.get(node.name, {}).get("shm")
+        value = in_jobs[node.name].shm if node.name in in_jobs else None
         if node.virtual and value is not None:
             record.measured(node.name, value / 1e9, "GB", evidence="of the machine under the virtual node")
         else:
@@ -177,7 +177,7 @@ def test_shm(record: Recorder, in_jobs: dict[str, Any]) -> None:
     next_step="`rocstack doctor --log FILE` explains lines of `dmesg`; a GPU that failed once wants RVS before jobs",
     source=f"{ACCEPTANCE}, dmesg; {CVS}, err_patterns",
 )
-def test_kernel_log(record: Recorder, on_hosts: dict[str, Any]) -> None:
+def test_kernel_log(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
     for node, lines in readable(record, on_hosts, "log"):
         if node.virtual:
             record.skipped(node.name, "virtual node: its kernel's log is another machine's")
@@ -188,7 +188,7 @@ def test_kernel_log(record: Recorder, on_hosts: dict[str, Any]) -> None:
         found = [finding for finding in scanned if finding.id in entries]
         bad = [line for line in lines if kernel.bad(line)]
         bad += [line for finding in found for line in finding.seen if line not in bad]
-        now, started = on_hosts[node.name].get("now"), kernel.before_up(lines)
+        now, started = on_hosts[node.name].now, kernel.before_up(lines)
         past = [line for line in bad if line in started or (kernel.LINK.search(line) and _age(line, now) > RECENT)]
         bad = [line for line in bad if line not in past]
         why = "; ".join(dict.fromkeys(finding.means for finding in found)) or f"{len(bad)} lines tell of errors"
@@ -212,11 +212,11 @@ def _age(line: str, now: float | None) -> float:
     next_step="`ufw disable`, `systemctl disable --now firewalld`, or a rule that lets the cluster's networks through",
     source=NETWORKING,
 )
-def test_firewall(record: Recorder, on_hosts: dict[str, Any]) -> None:
+def test_firewall(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
     """Whether one that lets some packets in lets in the right ones is what MPI's checks tell."""
     for node, tools in readable(record, on_hosts, "firewall"):
         refusing = [f"{tool}: {what}" for tool, what in tools.items() if what]
-        letting = [f"{tool}: {what}" for tool, what in on_hosts[node.name].get("filters", {}).items()]
+        letting = [f"{tool}: {what}" for tool, what in on_hosts[node.name].filters.items()]
         if refusing:
             record.failed(node.name, "; ".join(refusing), len(refusing), wanted="off")
         elif letting:

@@ -14,24 +14,25 @@ from experiments import rdma
 from experiments.performance import whole
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.parsers import perftest, pingpong
+from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.parsers import rdma_tools
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Node, Recorder
+from rocstack.verify.recorder import CheckedNode, Recorder
 
 NO_RAIL = "none of its RDMA ports that can be used is on a rail of the other's"
 PROVED = re.compile(r"(\S+): (?:device, PD, CQ and )?(\d+)(?: of \d+)? queue pairs?")
 
 
 @pytest.fixture(scope="session")
-def between(evidence: Any, cluster: Any, described: Any, all_nodes: tuple[Node, ...]) -> Any:
+def between(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[CheckedNode, ...]) -> Any:
     """What a tool said between the nodes: takes its name in rdma.MORE."""
 
     def take(tool: str) -> Mapping[str, Any]:
         def fetch() -> dict[str, Any]:
             free = set(cluster.allocated())
-            nodes = [node for node in rdma.fit(all_nodes, described) if node.name in free]
+            nodes = [node for node in rdma.fit(all_nodes, cluster_evidence) if node.name in free]
             whole(cluster, math.ceil(rdma.seconds(len(nodes)) / 60) + 1)
-            return rdma.between(cluster.slurm, rdma.of_cluster(described, nodes), tool)
+            return rdma.between(cluster.slurm, rdma.of_cluster(cluster_evidence, nodes), tool)
 
         found: Mapping[str, Any] = evidence.take(tool, fetch)
         return found
@@ -40,7 +41,7 @@ def between(evidence: Any, cluster: Any, described: Any, all_nodes: tuple[Node, 
 
 
 def pairs(
-    record: Recorder, found: Mapping[str, Any], described: Mapping[str, Any]
+    record: Recorder, found: Mapping[str, Any], cluster_evidence: ClusterEvidence
 ) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
     """Two nodes that met, with what both ends of each rail said. Nodes that could not meet, or not on all rails, are
     written down."""
@@ -48,8 +49,8 @@ def pairs(
     usual = max(sorted(counts.values(), reverse=True), key=list(counts.values()).count, default=0)
     able = []
     for node in record.nodes:
-        name, wanted = node.name, max(usual, rdma.rails_of_gpus(described, node))
-        if why := rdma.not_for(described, node):
+        name, wanted = node.name, max(usual, rdma.rails_of_gpus(cluster_evidence, node))
+        if why := rdma.not_for(cluster_evidence, node):
             record.skipped(name, why)
         elif name not in counts:
             record.skipped(name, "Slurm gave it to others")
@@ -83,13 +84,13 @@ def words(said: Sequence[Mapping[str, Any]], rail: int) -> str:
     next_step="`rocstack probe` shows ports and GIDs; `ibv_rc_pingpong -d DEVICE -g INDEX` between the two by hand",
     source="cvs, preflight: RDMA connectivity",
 )
-def test_reachability(record: Recorder, between: Any, described: Any) -> None:
+def test_reachability(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
     """A measure for each pair that doesn't, and for each node that reaches all."""
     found = between(rdma.PINGPONG)
     apart: set[str] = set()
     together: Counter[str] = Counter()
     untried: Counter[str] = Counter()
-    for one, other, said in pairs(record, found, described):
+    for one, other, said in pairs(record, found, cluster_evidence):
         common = rdma.shared(found["rails"][one], found["rails"][other])
         if not common:
             record.skipped(one, NO_RAIL, peer=other)
@@ -135,7 +136,7 @@ def unreached(said: Sequence[Mapping[str, Any]], rail: int) -> str:
         if each["server"]:
             continue
         try:
-            pingpong.parse(each["said"])
+            rdma_tools.parse_pingpong(each["said"])
         except CheckFailed as error:
             return error.what
     return ended(ends)
@@ -156,8 +157,8 @@ def ended(ends: Sequence[Mapping[str, Any]]) -> str:
     next_step="look at the checks of PCIe links and MTU; `ib_write_bw` between the two by hand, in both directions",
     source="AMD cluster networking guide, ib_write_bw",
 )
-def test_write_bandwidth(record: Recorder, between: Any, described: Any) -> None:
-    bandwidth(record, between(rdma.WRITE), described, "rdma-write-bandwidth")
+def test_write_bandwidth(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
+    bandwidth(record, between(rdma.WRITE), cluster_evidence, "rdma-write-bandwidth")
 
 
 @check(
@@ -170,15 +171,15 @@ def test_write_bandwidth(record: Recorder, between: Any, described: Any) -> None
     next_step="look at the check of one direction first; then `ib_write_bw -b` between the two by hand",
     source="AMD cluster networking guide, ib_write_bw -b",
 )
-def test_write_both_ways(record: Recorder, between: Any, described: Any) -> None:
-    bandwidth(record, between(rdma.BOTH_WAYS), described, "rdma-write-both-ways")
+def test_write_both_ways(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
+    bandwidth(record, between(rdma.BOTH_WAYS), cluster_evidence, "rdma-write-both-ways")
 
 
-def bandwidth(record: Recorder, found: Mapping[str, Any], described: Mapping[str, Any], quantity: str) -> None:
+def bandwidth(record: Recorder, found: Mapping[str, Any], cluster_evidence: ClusterEvidence, quantity: str) -> None:
     """The slowest rail of a pair is judged."""
     tried: set[str] = set()
     missed: dict[str, str] = {}
-    for one, other, said in pairs(record, found, described):
+    for one, other, said in pairs(record, found, cluster_evidence):
         tried |= {one, other} if said else set()
         values: dict[int, float] = {}
         wanted = rdma.shared(found["rails"][one], found["rails"][other]) if said else []
@@ -194,7 +195,7 @@ def bandwidth(record: Recorder, found: Mapping[str, Any], described: Mapping[str
             rail = min(values, key=lambda each: values[each])
             rates = ", ".join(f"rail {each}: {value:.0f}" for each, value in sorted(values.items()))
             record.judge(one, values[rail], quantity, peer=other, evidence=f"Gb/s of {rates}")
-    able = [node.name for node in record.nodes if not rdma.not_for(described, node)]
+    able = [node.name for node in record.nodes if not rdma.not_for(cluster_evidence, node)]
     missed |= {name: "it was not tried" for name in able if name not in tried and any(found["rails"].get(name, ()))}
     left_over(record, found, missed)
 
@@ -206,18 +207,20 @@ def written(ends: Sequence[Mapping[str, Any]]) -> float:
         CheckFailed: it wasn't measured, or an end failed.
     """
     client = next(each for each in ends if not each["server"])
-    rate = perftest.parse(client["said"]).best.average
+    rate = rdma_tools.parse_perftest(client["said"]).best.average
     if why := ended(ends):
         raise CheckFailed(why, code="bad-output")
     return rate
 
 
 @pytest.fixture(scope="session")
-def queue_pairs(evidence: Any, cluster: Any, described: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
+def queue_pairs(
+    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[CheckedNode, ...]
+) -> dict[str, Any]:
     """node -> what `rocstack-node prove --many` said in a job there."""
 
     def fetch() -> dict[str, Any]:
-        names = [node.name for node in rdma.fit(all_nodes, described)]
+        names = [node.name for node in rdma.fit(all_nodes, cluster_evidence)]
         return rdma.queue_pairs(cluster.slurm, [name for name in cluster.allocated() if name in names] if names else [])
 
     found: dict[str, Any] = evidence.take("queue_pairs", fetch)
@@ -233,14 +236,14 @@ def queue_pairs(evidence: Any, cluster: Any, described: Any, all_nodes: tuple[No
     next_step="`rocstack-node prove --many` in the worker's container; `rocstack doctor` knows its errors",
     source="ROCm/MAD, pull request 200",
 )
-def test_queue_pairs(record: Recorder, queue_pairs: dict[str, Any], described: Any) -> None:
+def test_queue_pairs(record: Recorder, queue_pairs: dict[str, Any], cluster_evidence: ClusterEvidence) -> None:
     for node in record.nodes:
-        if why := rdma.not_for(described, node):
+        if why := rdma.not_for(cluster_evidence, node):
             record.skipped(node.name, why)
             continue
         said = queue_pairs.get(node.name, {"code": -1, "said": "no answer from the node"})
         counts = {device: int(count) for device, count in PROVED.findall(said["said"])}
-        lacking = sorted(rdma.devices(described, node) - counts.keys()) if counts else []
+        lacking = sorted(rdma.devices(cluster_evidence, node) - counts.keys()) if counts else []
         if lacking and not said["code"]:
             why = f"nothing is said of {', '.join(lacking)}"
             record.failed(node.name, why, len(counts), "devices", evidence=said["said"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from experiments import accounting, qos, scheduling
 
+from rocstack.verify.answers import ControllerAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -20,7 +21,7 @@ SLURM = (
 
 
 @pytest.fixture(scope="session")
-def tried(evidence: Any, cluster: Any, controller: dict[str, Any]) -> Iterator[dict[str, Future[Any]]]:
+def tried(evidence: Any, cluster: Any, controller: ControllerAnswer) -> Iterator[dict[str, Future[Any]]]:
     """Both experiments at once: they mostly wait."""
     if evidence.replayed:
         yield {}
@@ -29,11 +30,11 @@ def tried(evidence: Any, cluster: Any, controller: dict[str, Any]) -> Iterator[d
     if cluster.slurm.gpus:
         cluster.slurm.release()  # it has the nodes as a whole
     scheduling.clear(cluster.slurm)
-    rows = controller["nodes"]
-    counted = "gres/gpu" in controller["settings"].get("AccountingStorageTRES", "").split(",")
-    gpus = counted and any("gpu" in (row["gres"] or "") for row in rows)
-    exclude = [row["name"] for row in rows if row["name"] not in cluster.ready]
-    threads = max((row["threads"] or 1 for row in rows), default=1)
+    rows = controller.nodes
+    counted = "gres/gpu" in controller.settings.get("AccountingStorageTRES", "").split(",")
+    gpus = counted and any("gpu" in (row.gres or "") for row in rows)
+    exclude = [row.name for row in rows if row.name not in cluster.ready]
+    threads = max((row.threads or 1 for row in rows), default=1)
     with ThreadPoolExecutor(2) as pool:
         yield {
             "competed": pool.submit(scheduling.run, cluster.slurm, cluster.ready),
@@ -73,8 +74,8 @@ def recorded(evidence: Any, cluster: Any, competed: Any) -> dict[str, Any]:
     next_step=f"`priorities` of rocstack.yml; {SLURM}",
     source=LAMINI,
 )
-def test_scheduling(record: Recorder, competed: dict[str, Any], controller: dict[str, Any]) -> None:
-    kind = controller["settings"].get("PriorityType")
+def test_scheduling(record: Recorder, competed: dict[str, Any], controller: ControllerAnswer) -> None:
+    kind = controller.settings.get("PriorityType")
     if "problem" not in competed or kind != MULTIFACTOR:  # the setting alone proves nothing
         record.equal("", kind, MULTIFACTOR)
     if _untried(record, competed):

@@ -11,11 +11,11 @@ import pytest
 from experiments import performance
 
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Node, Recorder
+from rocstack.verify.recorder import CheckedNode, Recorder
 
 
 @pytest.fixture(scope="session")
-def soaked(evidence: Any, cluster: Any, all_nodes: tuple[Node, ...]) -> dict[str, Any]:
+def soaked(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> dict[str, Any]:
     def fetch() -> dict[str, Any]:
         virtual = any(node.virtual for node in all_nodes)
         return performance.soak(cluster, performance.minutes(virtual, os.environ.get(performance.VARIABLE)))

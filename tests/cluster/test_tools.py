@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from experiments import performance
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.parsers import babelstream, rocblas, rvs, transferbench
+from rocstack.verify.parsers import gpu_tools, rvs
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Node, Recorder
+from rocstack.verify.recorder import CheckedNode, Recorder
 
 T = TypeVar("T")
 NEEDS = ("jobs", "gpu", "real")
@@ -65,7 +65,7 @@ def gpus(record: Recorder) -> int:
     return min(len(node.profile.gpus) for node in record.nodes if node.profile)
 
 
-def model(node: Node) -> str:
+def model(node: CheckedNode) -> str:
     """ "MI300X" of "AMD Instinct MI300X OAM"."""
     named = (re.search(r"\bMI\d+\w*", gpu.name or "") for gpu in (node.profile.gpus if node.profile else ()))
     return next((found[0] for found in named if found), "")
@@ -142,16 +142,16 @@ def test_transferbench(record: Recorder, evidence: Any, cluster: Any) -> None:
     )
     for node in got(record, ran):
         said = ran.get(node, {})
-        every = read(record, node, said.get("a2a"), transferbench.all_to_all, "TransferBench a2a")
+        every = read(record, node, said.get("a2a"), gpu_tools.all_to_all, "TransferBench a2a")
         if every:
             slowest = min(every.pairs, key=lambda pair: every.pairs[pair], default=None)
             evidence_ = f"slowest: GPU {slowest[0]} to {slowest[1]}, {every.pairs[slowest]} GB/s" if slowest else ""
             record.judge(node, every.average, "transferbench-a2a", evidence=evidence_)
-        peers = read(record, node, said.get("p2p"), transferbench.peer_to_peer, "TransferBench p2p")
+        peers = read(record, node, said.get("p2p"), gpu_tools.peer_to_peer, "TransferBench p2p")
         if peers:
             record.judge(node, peers.one_way.get("GPU->GPU"), "transferbench-p2p")
             record.judge(node, peers.both_ways.get("GPU->GPU"), "transferbench-p2p-bidirectional")
-        tests = read(record, node, said.get("example"), transferbench.configured, "TransferBench example.cfg")
+        tests = read(record, node, said.get("example"), gpu_tools.configured, "TransferBench example.cfg")
         if tests:
             judge_tests(record, node, tests)
 
@@ -181,7 +181,7 @@ def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
     ran = evidence.take("babelstream", fetch)
     for node in got(record, ran):
         for name, said in sorted(ran.get(node, {"GPU 0": None}).items()):
-            found = read(record, node, said, babelstream.parse, f"hip-stream, {name}")
+            found = read(record, node, said, gpu_tools.parse_babelstream, f"hip-stream, {name}")
             for function, speed in found.gb.items() if found else ():
                 record.judge(node, speed, f"stream-{function.lower()}", evidence=f"{name}, {function}")
 
@@ -210,7 +210,7 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
     for node in got(record, ran):
         for name, said in sorted(ran.get(node, {"rocblas-fp32 GPU 0": None}).items()):
             quantity, _, gpu = name.partition(" ")
-            found = read(record, node, said, rocblas.parse, f"rocblas-bench, {gpu}")
+            found = read(record, node, said, gpu_tools.parse_rocblas, f"rocblas-bench, {gpu}")
             if found:
                 record.judge(node, found.tflops, quantity, evidence=gpu)
 

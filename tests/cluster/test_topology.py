@@ -12,6 +12,7 @@ from states import profiles, readable
 from rocstack.base.errors import CheckFailed
 from rocstack.doctor.diagnosis import few
 from rocstack.node.profile import NodeProfile
+from rocstack.verify.answers import HostAnswer, NoAnswer
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
@@ -42,10 +43,10 @@ def above(profile: NodeProfile) -> set[str]:
     next_step="`lspci -vvv` (DevSta) and `dmesg | grep AER`; reseat the card; start the node cold",
     source=f"{ACCEPTANCE}, DevSta",
 )
-def test_pci_errors(record: Recorder, on_hosts: dict[str, Any]) -> None:
+def test_pci_errors(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
     names = {node.name: cards(profile) for node, profile in profiles(record)}
     for node, pci in readable(record, on_hosts, "pci"):
-        seen = {names[node.name][at]: each["fatal"] for at, each in pci.items() if at in names.get(node.name, {})}
+        seen = {names[node.name][at]: each.fatal for at, each in pci.items() if at in names.get(node.name, {})}
         read = {name: fatal for name, fatal in seen.items() if fatal is not None}
         if not read:
             record.skipped(node.name, "no GPU and no NIC whose PCIe status can be read")
@@ -63,12 +64,12 @@ def test_pci_errors(record: Recorder, on_hosts: dict[str, Any]) -> None:
     next_step="off in the BIOS, or `setpci -s BRIDGE ECAP_ACS+0x6.w=0000` for each bridge after every start",
     source=f"{NETWORKING}; ROCm/cvs, pci_acs",
 )
-def test_acs(record: Recorder, on_hosts: dict[str, Any]) -> None:
+def test_acs(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
     bridges = {node.name: above(profile) for node, profile in profiles(record)}
     for node, pci in readable(record, on_hosts, "pci"):
         own = {at: each for at, each in pci.items() if at in bridges.get(node.name, set())}
-        read = {at: each["acs"] for at, each in own.items() if each["acs"] is not None}
-        if not any(each["bytes"] > 256 for each in own.values()):
+        read = {at: each.acs for at, each in own.items() if each.acs is not None}
+        if not any(each.bytes > 256 for each in own.values()):
             record.skipped(node.name, "PCIe's extended registers can't be read there")
         else:
             on = [at for at, control in sorted(read.items()) if control & SOURCE_VALIDATION]

@@ -12,6 +12,16 @@ from states import answers
 
 from rocstack.image.labels import OWN
 from rocstack.stack import rules
+from rocstack.verify.answers import (
+    CREDENTIALS,
+    ContainerAnswer,
+    ControllerAnswer,
+    CredentialAnswer,
+    CredentialAnswers,
+    NoAnswer,
+    SlurmNode,
+)
+from rocstack.verify.evidence import ClusterEvidence, Evidence, NodeEvidence
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -24,16 +34,15 @@ LOGS = "`rocstack logs NODE` says why; `rocstack deploy` starts its container ag
 
 
 @pytest.fixture(scope="session")
-def exchanged(evidence: Any, cluster: Any) -> dict[str, Any]:
-    found: dict[str, Any] = evidence.take("credentials", lambda: credentials.run(cluster))
-    return found
+def exchanged(evidence: Evidence, cluster: Any) -> dict[str, CredentialAnswers]:
+    return evidence.parsed("credentials", CREDENTIALS, lambda: credentials.run(cluster))
 
 
 @pytest.fixture(scope="session")
-def health(evidence: Any, cluster: Any, described: Any) -> dict[str, str]:
+def health(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> dict[str, str]:
     """Node -> that of its containers; those that had just started are asked again."""
-    said = {node["name"]: node["health"] for node in described["nodes"]}
-    starting = [name for name, word in said.items() if re.search(r"\bstarting", word or "")]  # not: restarting
+    said = {node.name: node.health or "" for node in cluster_evidence.nodes}
+    starting = [name for name, word in said.items() if re.search(r"\bstarting", word)]  # not: restarting
     return {**said, **(evidence.take("settled", lambda: containers.settle(cluster, starting)) if starting else {})}
 
 
@@ -47,51 +56,51 @@ def health(evidence: Any, cluster: Any, described: Any) -> dict[str, str]:
     next_step="`rocstack status`; drained: `scontrol update nodename=NODE state=resume`, when it is right",
     source="Lamini, multi-node training: the tests of a cluster",
 )
-def test_workers(record: Recorder, described: Any, controller: dict[str, Any]) -> None:
-    rows = {row["name"]: row for row in controller["nodes"]}
-    workers = [node for node in described["nodes"] if "worker" in node["roles"]]
-    slurm = rules.upstream(described["labels"].get(f"{OWN}component.slurm", ""))
+def test_workers(record: Recorder, cluster_evidence: ClusterEvidence, controller: ControllerAnswer) -> None:
+    rows = {row.name: row for row in controller.nodes}
+    workers = [node for node in cluster_evidence.nodes if node.is_worker]
+    slurm = rules.upstream(cluster_evidence.labels.get(f"{OWN}component.slurm", ""))
     for node in workers:
-        row = rows.get(node["name"])
-        if node["absent"]:
-            record.failed(node["name"], f"could not be reached: {node['absent']}", "absent", wanted="idle")
+        row = rows.get(node.name)
+        if node.absent:
+            record.failed(node.name, f"could not be reached: {node['absent']}", "absent", wanted="idle")
         elif row is None:
-            record.failed(node["name"], "Slurm doesn't know it", "unknown", wanted="idle")
+            record.failed(node.name, "Slurm doesn't know it", "unknown", wanted="idle")
         else:
-            _state(record, node["name"], row)
-            seen = rules.upstream(row["version"] or "")
-            wanted = str(slurm or row["version"])
-            record.equal(node["name"], str(seen or ""), wanted, why=f"its slurmd is of {row['version']}, not {wanted}")
-    reached = {node["name"]: node for node in workers if node["name"] in rows and not node["absent"]}
+            _state(record, node.name, row)
+            seen = rules.upstream(row.version or "")
+            wanted = str(slurm or row.version)
+            record.equal(node.name, str(seen or ""), wanted, why=f"its slurmd is of {row.version}, not {wanted}")
+    reached = {node.name: node for node in workers if node.name in rows and not node.absent}
     for name, node in reached.items():
         _size(record, node, rows[name])
-    others = sorted(set(rows) - {node["name"] for node in workers} - set(described.get("unnamed") or ()))
+    others = sorted(set(rows) - {node.name for node in workers} - set(cluster_evidence.unnamed or ()))
     for name in others:
         record.failed("", f"Slurm has the worker {name}, the inventory doesn't", name)
 
 
-def _state(record: Recorder, name: str, row: dict[str, Any]) -> None:
-    state = set(row["state"])
-    words = "+".join(row["state"]).lower()
+def _state(record: Recorder, name: str, row: SlurmNode) -> None:
+    state = set(row.state)
+    words = "+".join(row.state).lower()
     if state & GOOD and not state & BAD:
         record.passed(name, words, wanted="idle, mixed or allocated")
     else:
-        why = f"Slurm starts no jobs there: {words}" + (f" ({row['reason']})" if row["reason"] else "")
+        why = f"Slurm starts no jobs there: {words}" + (f" ({row.reason})" if row.reason else "")
         record.failed(name, why, words, wanted="idle, mixed or allocated")
 
 
-def _size(record: Recorder, node: dict[str, Any], row: dict[str, Any]) -> None:
+def _size(record: Recorder, node: NodeEvidence, row: SlurmNode) -> None:
     """No more than the node has, and no less than half: the system keeps some, and Slurm may count cores, not threads.
     A virtual node says more than the machine under it has."""
-    if node["virtual"] or node["cpus"] is None:
+    if node.virtual or node.cpus is None or node.memory is None:
         return
-    sizes = ((node["cpus"], row["cpus"], "CPUs"), (node["memory"] >> 20, row["real_memory"], "MiB"))
+    sizes = ((node.cpus, row.cpus, "CPUs"), (node.memory >> 20, row.real_memory, "MiB"))
     for has, given, unit in sizes:
         wanted = f"{has // 2} to {has} {unit}"
         if has // 2 <= given <= has:
-            record.passed(node["name"], given, unit, wanted=wanted)
+            record.passed(node.name, given, unit, wanted=wanted)
         else:
-            record.failed(node["name"], f"Slurm counts on {given} {unit}, it has {has}", given, unit, wanted=wanted)
+            record.failed(node.name, f"Slurm counts on {given} {unit}, it has {has}", given, unit, wanted=wanted)
 
 
 @check(
@@ -102,30 +111,28 @@ def _size(record: Recorder, node: dict[str, Any], row: dict[str, Any]) -> None:
     next_step=LOGS,
     source="dun/munge wiki, troubleshooting",
 )
-def test_munge(record: Recorder, exchanged: dict[str, Any], described: Any) -> None:
+def test_munge(record: Recorder, exchanged: dict[str, CredentialAnswers], cluster_evidence: ClusterEvidence) -> None:
     for node in record.nodes:
-        here, there = (
-            exchanged.get(node.name, {}).get(key) or {"status": None, "said": ""} for key in ("here", "there")
-        )
+        credentials_of = exchanged.get(node.name, CredentialAnswers())
+        here, there = credentials_of.here, credentials_of.there
         offset = _offset(here, there)
         for said, peer, where in (
-            (there, described["control"], "at the control node"),
+            (there, cluster_evidence.control, "at the control node"),
             (here, "", "of the control node"),
         ):
-            if said["status"] not in (0, EXPIRED, REWOUND):
-                why = said["said"].splitlines()[0] if said["said"] else "no answer"
-                record.failed(node.name, f"its credential {where}: {why}", peer=peer, evidence=said["said"])
+            if said.status not in (0, EXPIRED, REWOUND):
+                why = said.said.splitlines()[0] if said.said else "no answer"
+                record.failed(node.name, f"its credential {where}: {why}", peer=peer, evidence=said.said)
                 break
         else:
-            record.judge(node.name, offset, "munge-seconds", peer=described["control"], evidence=there["said"])
+            record.judge(node.name, offset, "munge-seconds", peer=cluster_evidence.control, evidence=there.said)
 
 
-def _offset(here: dict[str, Any], there: dict[str, Any]) -> float | None:
+def _offset(here: CredentialAnswer, there: CredentialAnswer) -> float | None:
     """Seconds between both clocks, to a second; None where a credential was not read."""
-    times = [said.get(key) for said in (here, there) for key in ("encoded", "decoded")]
-    if None in times:
+    if here.encoded is None or here.decoded is None or there.encoded is None or there.decoded is None:
         return None
-    return abs((here["decoded"] - here["encoded"]) - (there["decoded"] - there["encoded"])) / 2
+    return abs((here.decoded - here.encoded) - (there.decoded - there.encoded)) / 2
 
 
 @check(
@@ -135,13 +142,13 @@ def _offset(here: dict[str, Any], there: dict[str, Any]) -> float | None:
     cause="the host's munged doesn't run, or has another key than the cluster",
     next_step="copy /etc/rocstack/keys/munge.key to the host's /etc/munge, or stop its munged if nothing needs it",
 )
-def test_munge_host(record: Recorder, exchanged: dict[str, Any]) -> None:
+def test_munge_host(record: Recorder, exchanged: dict[str, CredentialAnswers]) -> None:
     for node in record.nodes:
-        said = exchanged.get(node.name, {"host": None})["host"]
+        said = exchanged[node.name].host if node.name in exchanged else None
         if said is None:
             record.skipped(node.name, f"no MUNGE runs on the host {node.name}")
         else:
-            record.equal(node.name, said["status"], 0, evidence=said["said"])
+            record.equal(node.name, said.status, 0, evidence=said.said)
 
 
 @check(
@@ -152,11 +159,9 @@ def test_munge_host(record: Recorder, exchanged: dict[str, Any]) -> None:
     cause="no time service runs on the node, or it doesn't reach its servers",
     next_step="`chronyc tracking`, or `timedatectl`, on the node",
 )
-def test_clock_skew(record: Recorder, described: Any) -> None:
+def test_clock_skew(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
     """What is certain: how far apart the bounds are within which each clock must be, of which most share a moment."""
-    bounds = {
-        node["name"]: (node["behind"], node["ahead"]) for node in described["nodes"] if node["behind"] is not None
-    }
+    bounds = {node.name: (node.behind, node.ahead) for node in cluster_evidence.nodes if node.behind is not None}
     for node in record.nodes:
         if node.name not in bounds:
             record.skipped(node.name, "its clock was not read")
@@ -164,7 +169,9 @@ def test_clock_skew(record: Recorder, described: Any) -> None:
         low, high = bounds[node.name]
         others = [_between((low, high), other) for name, other in bounds.items() if name != node.name]
         certain = (
-            sorted(others)[len(others) // 2] if len(others) > 2 else _between((low, high), bounds[described["control"]])
+            sorted(others)[len(others) // 2]
+            if len(others) > 2
+            else _between((low, high), bounds[cluster_evidence.control])
         )
         record.judge(
             node.name, certain, "clock-skew", evidence=f"{low:+.3f} to {high:+.3f} s beside the asking machine"
@@ -183,10 +190,9 @@ def _between(one: tuple[float, float], other: tuple[float, float]) -> float:
     cause="a service ended, or its health check fails",
     next_step=LOGS,
 )
-def test_containers(record: Recorder, described: Any, health: dict[str, str]) -> None:
-    nodes = {node["name"]: node for node in described["nodes"]}
+def test_containers(record: Recorder, cluster_evidence: ClusterEvidence, health: dict[str, str]) -> None:
     for node in record.nodes:
-        word, restarts = health[node.name], nodes[node.name]["restarts"]
+        word, restarts = health[node.name], cluster_evidence.node(node.name).restarts
         record.equal(node.name, word, "healthy", why=word, evidence=f"{restarts} restarts")
         record.measured(node.name, restarts, "restarts")
 
@@ -199,19 +205,19 @@ def test_containers(record: Recorder, described: Any, health: dict[str, str]) ->
     cause="a daemon of the control container has ended, or its key is another",
     next_step="`rocstack logs CONTROL --service controller`, and `--service db`",
 )
-def test_slurm_services(record: Recorder, described: Any, controller: dict[str, Any]) -> None:
-    node, ping, database, rest = described["control"], controller["ping"], controller["database"], controller["rest"]
-    up = ping["code"] == 0 and " is UP" in ping["out"]
-    record.equal(node, up, True, why=f"slurmctld: {ping['err'] or ping['out']}", evidence=ping["out"])
-    known = database["code"] == 0 and bool(database["out"])
-    record.equal(node, known, True, why=f"slurmdbd: {database['err'] or 'knows no cluster'}", evidence=database["out"])
-    record.equal(
-        node, rest["with"], 200, why=f"slurmrestd answers {rest['with']} to a token", evidence=rest.get("api", "")
-    )
-    if rest["without"] in (401, 403):
-        record.passed(node, rest["without"], wanted="refused without a token")
+def test_slurm_services(record: Recorder, cluster_evidence: ClusterEvidence, controller: ControllerAnswer) -> None:
+    node, ping, database, rest = cluster_evidence.control, controller.ping, controller.database, controller.rest
+    up = ping.code == 0 and " is UP" in ping.out
+    record.equal(node, up, True, why=f"slurmctld: {ping.err or ping.out}", evidence=ping.out)
+    known = database.code == 0 and bool(database.out)
+    record.equal(node, known, True, why=f"slurmdbd: {database.err or 'knows no cluster'}", evidence=database.out)
+    why = f"slurmrestd answers {rest.with_token} to a token"
+    record.equal(node, rest.with_token, 200, why=why, evidence=rest.api)
+    if rest.without_token in (401, 403):
+        record.passed(node, rest.without_token, wanted="refused without a token")
     else:
-        record.failed(node, f"slurmrestd answers {rest['without']} without a token", rest["without"], wanted="401")
+        why = f"slurmrestd answers {rest.without_token} without a token"
+        record.failed(node, why, rest.without_token, wanted="401")
 
 
 @check(
@@ -222,10 +228,12 @@ def test_slurm_services(record: Recorder, described: Any, controller: dict[str, 
     cause="DNS or /etc/hosts lacks nodes; MPI and torch find each other by name",
     next_step="`getent hosts NAME` in the worker: `rocstack shell NODE -- getent hosts NAME`",
 )
-def test_names(record: Recorder, in_containers: dict[str, Any], controller: dict[str, Any]) -> None:
+def test_names(
+    record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer], controller: ControllerAnswer
+) -> None:
     addresses = _addresses(record, controller)
-    for node, said in answers(record, in_containers):
-        judged = {name: _wrong(name, found, node.name, addresses) for name, found in said["names"].items()}
+    for node, answer in answers(record, in_containers):
+        judged = {name: _wrong(name, found, node.name, addresses) for name, found in answer.names.items()}
         wrong = [f"{name}: {why}" for name, why in judged.items() if why]
         count = len(judged) - len(wrong)
         if wrong:
@@ -235,7 +243,7 @@ def test_names(record: Recorder, in_containers: dict[str, Any], controller: dict
             record.passed(node.name, count, "names")
 
 
-def _addresses(record: Recorder, controller: dict[str, Any]) -> dict[str, set[str]]:
+def _addresses(record: Recorder, controller: ControllerAnswer) -> dict[str, set[str]]:
     """Of each node: as Slurm has it, and those of all its networks that no other node has, too."""
     own = {
         node.name: {each.address.partition("/")[0] for each in node.profile.addresses}
@@ -244,8 +252,8 @@ def _addresses(record: Recorder, controller: dict[str, Any]) -> dict[str, set[st
     }
     times = Counter(address for some in own.values() for address in some)
     found = {name: {address for address in some if times[address] == 1} for name, some in own.items()}
-    for row in controller["nodes"]:
-        found.setdefault(row["name"], set()).add(row["address"])
+    for row in controller.nodes:
+        found.setdefault(row.name, set()).add(row.address)
     return found
 
 

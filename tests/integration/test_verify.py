@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from deployed import INVENTORY, Deployed
 
-from rocstack.verify.check import ITEMS
-from rocstack.verify.result import Run, read
+from rocstack.verify.result import ITEMS, Run, read
 
 pytestmark = pytest.mark.engine
 OTHERS = "rocm_?smi_|runc-process"  # what rocm-smi and amd-smi leave, whoever calls them; the engine at work

@@ -107,7 +107,7 @@ def test_a_container_that_is_stopped(deployed: Deployed, tmp_path: Path) -> None
     with worker_restarted(deployed):
         deployed.ssh("n2", "docker stop --time 1 rocstack-worker")
         found = verify(deployed, tmp_path, IMAGE, WORKERS)
-    unseen = {"nic-gate", "versions", "parts", "pmix", "names"}  # could not be looked at
+    unseen = {"nic-gate", "versions", "parts", "pmix", "names"}  # could not be inspected
     assert red(found).keys() - {"workers"} == {"munge", "containers", *unseen}  # Slurm may not have noticed yet
     assert set().union(*red(found).values()) == {"n2"}
     assert {"munge", "containers", "parts", "nic-gate"} <= passed(found, "n1")

@@ -19,8 +19,7 @@ from rocstack.deploy.read import journal, verified
 from rocstack.deploy.read.journal import Verified
 from rocstack.edge import ssh
 from rocstack.verify import drain, proved
-from rocstack.verify.check import Check
-from rocstack.verify.result import CheckResult, Measure, NodeSeen, Run, State
+from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State
 
 pytestmark = pytest.mark.engine
 

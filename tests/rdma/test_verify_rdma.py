@@ -19,7 +19,7 @@ from verbs import DEVICE, NETDEV, VLAN_ADDRESS, index_of
 from rocstack.node.nic_settings import SOFT_ROCE
 from rocstack.node.profile import Nic, NodeProfile
 from rocstack.verify.result import CheckResult
-from rocstack.verify.slurm_steps import Step
+from rocstack.verify.slurm_steps import StepOutput
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))
@@ -37,7 +37,7 @@ class Mpirun:
 
     def step(
         self, *words: str, nodes: Sequence[str], tasks: int = 1, seconds: float, env: Mapping[str, str] | None = None
-    ) -> Step:
+    ) -> StepOutput:
         python, _, source, *arguments = words
         chosen = [machine for machine in self.machines if machine.name in nodes]
         for machine in chosen:
@@ -49,7 +49,7 @@ class Mpirun:
             f" --mca oob_tcp_if_include {NETDEV} {exported} {python} /run/program.py {shlex.join(arguments)}",
             seconds=int(seconds),
         )
-        return Step(done.code, done.out, done.err)
+        return StepOutput(done.code, done.out, done.err)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rocstack.verify.check import Check
-from rocstack.verify.result import CheckResult, Measure, NodeSeen, Run, State, state_of
+from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, state_of
 
 MODEL = "8 × MI300X, 8 × broadcom 400G"
 IMAGE, DIGEST = "sha256:" + "bb0a1b73" * 8, "sha256:" + "f57a8125" * 8

@@ -13,7 +13,7 @@ from rocstack.cli.ui import escape, out, print_json, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rocstack.verify.compare import Change, Comparison, ValueChange
+    from rocstack.verify.compare import CheckChange, Comparison, ValueChange
 
 Report = Annotated[
     Path | None, typer.Argument(metavar="PATH", help="report.json, or its folder; default: of the last run here.")
@@ -121,7 +121,7 @@ def _show(found: Comparison) -> None:
     out.print("nothing changed" if found.same else words)
 
 
-def _changes(title: str, changes: Sequence[Change]) -> None:
+def _changes(title: str, changes: Sequence[CheckChange]) -> None:
     if changes:
         out.print(f"\n[bold]{title}[/]")
         rows = [(each.check, each.node or "the cluster", each.before, each.after, each.why) for each in changes[:MOST]]

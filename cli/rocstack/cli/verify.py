@@ -16,7 +16,7 @@ from rocstack.steps.options import Inventory as Nodes
 
 if TYPE_CHECKING:
     from rocstack.verify.result import Run
-    from rocstack.verify.suite import Wish
+    from rocstack.verify.suite import VerifyOptions
 
 BUSY = 75  # sysexits.h: try again later
 
@@ -71,7 +71,7 @@ def verify(
     is verified. Exit code 1: a check failed; 75: all workers were busy with jobs, and nothing is proved or taken back.
     """
     from rocstack.cli import verify_after
-    from rocstack.verify.suite import Wish
+    from rocstack.verify.suite import VerifyOptions
 
     _refuse(
         (evidence, inventory, "--evidence judges without the cluster: leave the inventory away"),
@@ -92,7 +92,7 @@ def verify(
     default = 1 if watch else 3
     asked = default if level is None else level
     folder = report or _folder(out, "" if path else "replay-")
-    wish = Wish(folder, path, evidence, asked, only, user, _seconds(wait), out if path else None)
+    wish = VerifyOptions(folder, path, evidence, asked, only, user, _seconds(wait), out if path else None)
     if watch and path:
         verify_after.watch(lambda: _quiet(wish, out), path, out, every=every, drain=drain_failing, force=force)
     found = _run(wish, json)
@@ -113,7 +113,7 @@ def _refuse(*pairs: tuple[object, object, str]) -> None:
             raise BadInput(f"options that don't go together: {why}", code="bad-value")
 
 
-def _run(wish: Wish, json: bool) -> Run:
+def _run(wish: VerifyOptions, json: bool) -> Run:
     from rocstack.cli.verify_report import progress, show
     from rocstack.verify import suite
 
@@ -131,7 +131,7 @@ def _run(wish: Wish, json: bool) -> Run:
     return found
 
 
-def _quiet(wish: Wish, out: Path) -> tuple[Run, Path]:
+def _quiet(wish: VerifyOptions, out: Path) -> tuple[Run, Path]:
     """One of several runs, in a folder of its own."""
     from rocstack.cli.verify_report import aside
     from rocstack.verify import suite

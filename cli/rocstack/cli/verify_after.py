@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from rocstack.settings.settings import Settings
-    from rocstack.verify.history import Entry
+    from rocstack.verify.history import HistoryEntry
     from rocstack.verify.result import Run
 
 
@@ -141,7 +141,7 @@ def export_cvs(inventory: Path, folder: Path, chosen: Settings) -> None:
     out.print(escape(f"next: {line}"))
 
 
-def _result(each: Entry) -> tuple[str, str, str]:
+def _result(each: HistoryEntry) -> tuple[str, str, str]:
     word = "passed" if each.passed else "failed" if each.complete else "interrupted"
     virtual = ", virtual" if each.virtual else ""
     failing = ", ".join([name or "cluster" for name in each.failing] + [f"{name} absent" for name in each.absent])

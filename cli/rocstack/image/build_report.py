@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any, Literal
 
+from rocstack.base import junit
 from rocstack.base.words import Value
 from rocstack.image.build_failure import Failure
 from rocstack.stack.lock import Drift
@@ -85,42 +84,24 @@ class BuildReport(Value):
         return {"ok": self.ok, **self.model_dump()}
 
     def to_junit(self) -> str:
-        """One test case an image, and one for each component's smoke test."""
-        suite = ET.Element("testsuite", name=f"rocstack build {self.stack} {self.nic}", time=f"{self.seconds:.1f}")
-        count = failed = skipped = 0
+        """One test case for each image, and one for each component's smoke test."""
+        name = f"{self.stack}.{self.nic}"
+        cases = []
         for image in self.images:
-            case = ET.SubElement(
-                suite,
-                "testcase",
-                classname=f"{self.stack}.{self.nic}",
-                name=image.role,
-                time=f"{image.seconds:.1f}",
-            )
-            count += 1
             if image.failure:
-                failed += 1
                 where = f" ({image.failure.template})" if image.failure.template else ""
                 message = f"{image.failure.stage}: {image.failure.error}{where}"
-                node = ET.SubElement(case, "failure", message=xml_text(message))
-                node.text = xml_text("\n".join([*image.failure.context, "", f"reproduce: {image.failure.reproduce}"]))
+                text = "\n".join([*image.failure.context, "", f"reproduce: {image.failure.reproduce}"])
+                case = junit.case(name, image.role, image.seconds, result="failure", message=message, text=text)
             elif image.status == "blocked":
-                skipped += 1
-                ET.SubElement(case, "skipped", message=f"blocked by {image.blocked_by}")
+                blocked = f"blocked by {image.blocked_by}"
+                case = junit.case(name, image.role, image.seconds, result="skipped", message=blocked)
+            else:
+                case = junit.case(name, image.role, image.seconds)
+            cases.append(case)
             for component, seen in image.smoke.items():
-                count += 1
-                smoke = ET.SubElement(
-                    suite, "testcase", classname=f"{self.stack}.{self.nic}.{image.role}.smoke", name=component
-                )
-                ET.SubElement(smoke, "system-out").text = xml_text("\n".join(seen))
-        suite.set("tests", str(count))
-        suite.set("failures", str(failed))
-        suite.set("skipped", str(skipped))
-        return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
-
-
-def xml_text(text: str) -> str:
-    """Without what XML can't hold: a log has colours and other control characters."""
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text)
+                cases.append(junit.case(f"{name}.{image.role}.smoke", component, output="\n".join(seen)))
+        return junit.text_of(junit.suite(f"rocstack build {self.stack} {self.nic}", cases, seconds=self.seconds))
 
 
 def failure_report(failure: Failure, reproduce: str) -> FailureReport:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from junitparser import TestCase
+
+from rocstack.base import junit
 from rocstack.probe import schema as profile_schema
-from rocstack.verify import check, junit, outliers, result, verdict
+from rocstack.verify import outliers, result, verdict
 from rocstack.verify.report import page
-from rocstack.verify.result import Run
+from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
 JSON, SCHEMA, JUNIT, HTML = "report.json", "report.schema.json", "junit.xml", "report.html"
 PASSING, FAILING, SLOW = "passing_nodes.txt", "failing_nodes.txt", "slow_nodes.txt"
+CLUSTER = "cluster"  # the JUnit name of a case about the cluster as a whole
 NAMES = (JSON, SCHEMA, JUNIT, HTML, PASSING, FAILING, SLOW)
 
 
@@ -25,7 +29,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
     texts = {
         JSON: run.dumps(),
         SCHEMA: schema_text(),
-        JUNIT: junit.junit(run),
+        JUNIT: junit_xml(run),
         HTML: page.html(run, previous),
         PASSING: _lines(found.names("passing", "worker")),
         FAILING: _lines(found.names("failing", "worker")),
@@ -38,7 +42,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
 def schema() -> dict[str, Any]:
     """JSON schema of report.json, with the comments behind the fields."""
     found = Run.model_json_schema(by_alias=True, mode="serialization")
-    comments = profile_schema.comments(result) | profile_schema.comments(check)
+    comments = profile_schema.comments(result)
     for name, part in (*found.get("$defs", {}).items(), ("Run", found)):
         for field, about in part.get("properties", {}).items():
             about.pop("title", None)
@@ -55,3 +59,46 @@ def schema_text() -> str:
 
 def _lines(names: Iterable[str]) -> str:
     return "".join(f"{name}\n" for name in names)
+
+
+def junit_xml(run: Run) -> str:
+    """JUnit XML: a suite for each level, in it a class for each check and a case for each node."""
+    suites = []
+    for level in sorted({each.check.level for each in run.results}):
+        results = [each for each in run.results if each.check.level == level]
+        cases = [case for each in results for case in _cases(each)]
+        seconds = sum(each.seconds for each in results)
+        suites.append(junit.suite(f"level {level}", cases, seconds=seconds, timestamp=run.when.removesuffix("Z")))
+    return junit.report(f"rocstack verify {run.cluster}", suites, seconds=run.seconds)
+
+
+def _cases(result: CheckResult) -> Iterator[TestCase]:
+    by_node, states = verdict.by_node(result), verdict.states(result)
+    seconds = result.seconds / len(states)
+    for node, state in states.items():
+        classname, name = f"level{result.check.level}.{result.check.name}", node or CLUSTER
+        measures = [measure for measure in by_node.get(node, ()) if measure.state == state]
+        why = "; ".join(dict.fromkeys(measure.why for measure in measures if measure.why)) or result.why
+        if state in BAD:
+            text = _failure_text(result, measures)
+            tag: Literal["error", "failure"] = "error" if state == "error" else "failure"
+            yield junit.case(classname, name, seconds, result=tag, message=why, text=text)
+        elif state == "skipped":
+            yield junit.case(classname, name, seconds, result="skipped", message=why)
+        else:
+            values = [_value(measure) for measure in measures if measure.value is not None]
+            yield junit.case(classname, name, seconds, output="\n".join(values))
+
+
+def _failure_text(result: CheckResult, measures: list[Measure]) -> str:
+    about = [f"not so: {result.check.title}", f"cause: {result.check.cause}", f"next: {result.check.next_step}"]
+    lines = [*about, *(_value(measure) for measure in measures), *(measure.evidence for measure in measures)]
+    return "\n".join(filter(None, lines))
+
+
+def _value(measure: Measure) -> str:
+    """ "n2: 31.5 GB/s (at least 304 GB/s; virtual)"."""
+    value = "" if measure.value is None else f"{measure.value} {measure.unit}".strip()
+    notes = "; ".join(filter(None, (measure.wanted, "virtual" if measure.virtual else "")))
+    pair = f"{measure.node} to {measure.peer}: " if measure.peer else ""
+    return f"{pair}{value}{f' ({notes})' if notes else ''}".strip()

@@ -14,7 +14,7 @@ LOSS = 0.3  # a value that got worse by more is a regression, as is a check that
 SECOND = 1.0  # what programs take to start varies by less, however short it is
 
 
-class Change(Value):
+class CheckChange(Value):
     """Of a check on a node; an empty `node` is the cluster as a whole."""
 
     check: str
@@ -44,7 +44,7 @@ class ValueChange(Value):
         return ", ".join(filter(None, (word, "virtual" if self.virtual else "")))
 
 
-class Difference(Value):
+class RunDifference(Value):
     """What is different about the runs themselves, such as the image."""
 
     what: str
@@ -58,13 +58,13 @@ class Comparison(Value):
 
     before: str
     after: str
-    regressions: tuple[Change, ...] = ()
-    fixes: tuple[Change, ...] = ()
-    unjudged: tuple[Change, ...] = ()
+    regressions: tuple[CheckChange, ...] = ()
+    fixes: tuple[CheckChange, ...] = ()
+    unjudged: tuple[CheckChange, ...] = ()
     new: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     values: tuple[ValueChange, ...] = ()
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RunDifference, ...] = ()
 
     @property
     def worse(self) -> int:
@@ -102,7 +102,7 @@ def compare(before: Run, after: Run) -> Comparison:
     )
 
 
-def _changes(before: CheckResult, after: CheckResult) -> Iterator[Change]:
+def _changes(before: CheckResult, after: CheckResult) -> Iterator[CheckChange]:
     old, now = verdict.states(before), verdict.states(after)
     measures = verdict.by_node(after)
     for node, state in now.items():
@@ -110,7 +110,7 @@ def _changes(before: CheckResult, after: CheckResult) -> Iterator[Change]:
         then = old.get(node) or (before.state if whole else None)
         if then is not None and then != state:
             why = next((measure.why for measure in measures.get(node, ()) if measure.state == state), "")
-            yield Change(check=after.check.name, node=node, before=then, after=state, why=why or after.why)
+            yield CheckChange(check=after.check.name, node=node, before=then, after=state, why=why or after.why)
 
 
 def _values(before: CheckResult, after: CheckResult, virtual: Collection[str]) -> Iterator[ValueChange]:
@@ -151,26 +151,26 @@ def _worst(then: list[float], now: list[float], unit: str, *, alike: bool) -> tu
     return min(zip(then, now, strict=True), key=lambda pair: sign * (pair[1] - pair[0]) / (abs(pair[0]) or 1.0))
 
 
-def _differences(before: Run, after: Run) -> Iterator[Difference]:
+def _differences(before: Run, after: Run) -> Iterator[RunDifference]:
     plain = ("cluster", "level", "only", "image", "digest", "control_image", "rocstack", "who", "complete")
     for what in plain:
         old, new = str(getattr(before, what)), str(getattr(after, what))
         if old != new:
-            yield Difference(what=what.replace("_", " "), before=old, after=new)
+            yield RunDifference(what=what.replace("_", " "), before=old, after=new)
     yield from _keys("version of ", before.versions, after.versions)
     old_nodes, new_nodes = ({node.name: node for node in run.nodes} for run in (before, after))
     for name in sorted({*old_nodes, *new_nodes}):
         then, now = old_nodes.get(name), new_nodes.get(name)
         if then is None or now is None:
-            yield Difference(what=f"node {name}", before="there" if then else "", after="there" if now else "")
+            yield RunDifference(what=f"node {name}", before="there" if then else "", after="there" if now else "")
             continue
         for what in ("model", "virtual", "absent"):
             one, two = getattr(then, what) or "", getattr(now, what) or ""
             if one != two and not (what == "model" and (then.absent or now.absent)):
-                yield Difference(what=f"{name} {what}", before=one, after=two)
+                yield RunDifference(what=f"{name} {what}", before=one, after=two)
 
 
-def _keys(prefix: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Difference]:
+def _keys(prefix: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[RunDifference]:
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
-            yield Difference(what=prefix + name, before=before.get(name, ""), after=after.get(name, ""))
+            yield RunDifference(what=prefix + name, before=before.get(name, ""), after=after.get(name, ""))

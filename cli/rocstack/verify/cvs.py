@@ -53,7 +53,7 @@ docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec
 
 
 @dataclass(frozen=True)
-class Host:
+class CvsHost:
     """A worker as cvs reaches it, and as the others do. `login` is the ssh options that it knows of: User, Port,
     IdentityFile."""
 
@@ -65,7 +65,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Said:
+class CvsFacts:
     """What one worker said beside its profile; empty where it said nothing."""
 
     bios: str = ""
@@ -75,14 +75,14 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Exported:
+class CvsExport:
     """`notes`: what cvs can't know from the files, or a person must fill in."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
 
 
-def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | None = None) -> Exported:
+def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | None = None) -> CvsExport:
     """Reads the cluster and writes the files.
 
     Raises:
@@ -102,10 +102,10 @@ def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | N
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     absent = [failure.node for failure in state.gathered.failures]
-    return Exported(tuple(folder / name for name in texts), tuple(_notes(hosts, said, absent, made)))
+    return CvsExport(tuple(folder / name for name in texts), tuple(_notes(hosts, said, absent, made)))
 
 
-def documents(hosts: tuple[Host, ...], said: Said, rocm: str, overlay: Path | None = None) -> dict[str, Any]:
+def documents(hosts: tuple[CvsHost, ...], said: CvsFacts, rocm: str, overlay: Path | None = None) -> dict[str, Any]:
     """The files' contents, by name. `overlay`: the site's folder, whose thresholds go before ours."""
     profile = hosts[0].profile
     hardware = thresholds.hardware(profile)
@@ -148,7 +148,7 @@ def documents(hosts: tuple[Host, ...], said: Said, rocm: str, overlay: Path | No
     return {f"{name}.json": value for name, value in {"cluster": _cluster(hosts), **texts}.items()}
 
 
-def _cluster(hosts: tuple[Host, ...]) -> dict[str, Any]:
+def _cluster(hosts: tuple[CvsHost, ...]) -> dict[str, Any]:
     login = hosts[0].login
     return {
         "username": login.get("User", "{user-id}"),
@@ -159,7 +159,7 @@ def _cluster(hosts: tuple[Host, ...]) -> dict[str, Any]:
     }
 
 
-def _host(profiles: list[NodeProfile], said: Said, rocm: str) -> dict[str, Any]:
+def _host(profiles: list[NodeProfile], said: CvsFacts, rocm: str) -> dict[str, Any]:
     """What is so on most nodes is wanted of all; links as fast as they can be."""
     gpus = [gpu for each in profiles for gpu in each.gpus]
     nics = [nic for each in profiles for nic in each.nics if nic.nic]
@@ -196,7 +196,7 @@ def _model(profile: NodeProfile) -> str:
     return next((word for word in words if word.startswith("MI")), "")
 
 
-def _netdev(host: Host) -> str:
+def _netdev(host: CvsHost) -> str:
     """The one with its address."""
     found = (each.netdev for each in host.profile.addresses if each.address.partition("/")[0] == host.address)
     return next(found, FILL_IN)
@@ -207,7 +207,7 @@ def _fixed() -> dict[str, Any]:
     return found
 
 
-def _notes(hosts: tuple[Host, ...], said: Said, absent: Iterable[str], made: Mapping[str, Any]) -> Iterable[str]:
+def _notes(hosts: tuple[CvsHost, ...], said: CvsFacts, absent: Iterable[str], made: Mapping[str, Any]) -> Iterable[str]:
     yield f"copy {ENV} to the head node's home; cvs wants ROCm, rccl-tests and Open MPI on the hosts"
     if models := {each.profile.virtual for each in hosts if each.profile.virtual}:
         yield f"virtual nodes ({', '.join(sorted(models))}): cvs would measure hardware that isn't there"
@@ -231,12 +231,12 @@ def _open(value: Mapping[str, Any]) -> Iterable[str]:
             yield key
 
 
-def _hosts(state: ClusterState) -> Iterable[Host]:
+def _hosts(state: ClusterState) -> Iterable[CvsHost]:
     for each in state.inventory.workers:
         facts = state.gathered.node(each.name)
         if facts:
             inside = addresses.node_address(each.variables, each.name, facts.profile)
-            yield Host(each.name, each.host, inside, facts.profile, login(state.gathered.reaches[each.name]))
+            yield CvsHost(each.name, each.host, inside, facts.profile, login(state.gathered.reaches[each.name]))
 
 
 def login(reach: Reach) -> dict[str, str]:
@@ -245,7 +245,7 @@ def login(reach: Reach) -> dict[str, str]:
     return {match[1]: match[2] for match in reversed([each for each in found if each])}
 
 
-def _ask(reach: Reach, virtual: bool) -> Said:
+def _ask(reach: Reach, virtual: bool) -> CvsFacts:
     done = service_target.run(reach, ["sh", "-c", _ASK])
     bios, memory, firmware, fabric = (text.strip() for text in (*done.stdout.split(_MARK), "", "", "")[:4])
     size = re.search(r"Total online memory: *(\S+)", memory)
@@ -253,7 +253,7 @@ def _ask(reach: Reach, virtual: bool) -> Said:
         env = parse_env(fabric)
     except ValueError:
         env = {}
-    return Said(bios, size[1] if size else "", {} if virtual else read_firmware(firmware), env)
+    return CvsFacts(bios, size[1] if size else "", {} if virtual else read_firmware(firmware), env)
 
 
 def read_firmware(text: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
 from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
@@ -28,12 +27,9 @@ from rocstack.node import slurm_state
 from rocstack.node.commands import ENV_FILES
 from rocstack.node.engine_facts import SERVICE, SPEC
 from rocstack.node.envfile import parse_env
-from rocstack.node.profile import NodeProfile
 from rocstack.verify import hosts
-from rocstack.verify.recorder import Node
-from rocstack.verify.slurm_steps import KILLED, USER, Busy, Slurm, bounded
+from rocstack.verify.slurm_steps import KILLED, USER, Busy, SlurmSession, bounded
 
-_PROFILE = TypeAdapter(NodeProfile)
 _FACTS = ("behind", "ahead", "cpus", "memory")  # as NodeFacts has them
 _BREAK = "\x1e"
 # The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
@@ -44,7 +40,7 @@ timeout 5 munge -n | timeout 5 unmunge >/dev/null'"""
 
 
 @dataclass(frozen=True)
-class WorkerSaid:
+class WorkerState:
     """What a worker's container has and says. `wrong` is why no job can start in it."""
 
     labels: Mapping[str, str]
@@ -53,14 +49,14 @@ class WorkerSaid:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class DeployedCluster:
     """`hosts` are the nodes that were reached, as root; `settings` what rocstack.yml says of the cluster; `unnamed` the
     inventory's workers that are not to be judged."""
 
     state: ClusterState
     settings: Settings
     hosts: Mapping[str, Host]
-    slurm: Slurm
+    slurm: SlurmSession
     level: int = 0  # up to which checks are run
     unnamed: tuple[str, ...] = ()
 
@@ -79,7 +75,7 @@ class Cluster:
         return tuple(name for name in self.workers if not self._no_jobs(name))
 
     @cached_property
-    def said(self) -> Mapping[str, WorkerSaid]:
+    def said(self) -> Mapping[str, WorkerState]:
         """By worker that was reached. Slurm itself notices a broken container after minutes only."""
         return {name: _said(done) for name, done in self.everywhere(_SAID, self.workers, seconds=30).items()}
 
@@ -160,8 +156,8 @@ class Cluster:
             for name, node in nodes.items()
         }
 
-    def described(self) -> dict[str, Any]:
-        """The evidence "cluster": what the run is about, in JSON values."""
+    def evidence(self) -> dict[str, Any]:
+        """The evidence "cluster" (ClusterEvidence), in JSON values."""
         found = status.status(self.state)
         rows = {node.name: node for node in found.nodes}
         usual = found.images[0].id if found.images else ""
@@ -194,7 +190,7 @@ class Cluster:
         }
 
 
-def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wait: float = 300) -> Cluster:
+def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wait: float = 300) -> DeployedCluster:
     """
     Raises:
         BadInput, Missing, CheckFailed: as `look`; the control node wasn't reached.
@@ -210,7 +206,7 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
             next_step=f"`rocstack status {path}`",
         )
     found = hosts.of_reaches(reached)
-    return Cluster(state, settings, found, Slurm(found[inventory.control.name], user, wait), level)
+    return DeployedCluster(state, settings, found, SlurmSession(found[inventory.control.name], user, wait), level)
 
 
 def usual(counts: Iterable[int]) -> int:
@@ -219,30 +215,15 @@ def usual(counts: Iterable[int]) -> int:
     return max(times, key=lambda count: (times[count], count), default=0)
 
 
-def nodes(described: Mapping[str, Any]) -> tuple[Node, ...]:
-    """Of the evidence "cluster", those that were reached."""
-    return tuple(
-        Node(
-            each["name"],
-            tuple(each["roles"]),
-            each["virtual"],
-            _PROFILE.validate_json(json.dumps(each["profile"])) if each["profile"] else None,
-            each["no_jobs"],
-        )
-        for each in described["nodes"]
-        if not each["absent"]
-    )
-
-
-def _said(done: CommandResult) -> WorkerSaid:
+def _said(done: CommandResult) -> WorkerState:
     labels, env, _ = (*done.stdout.split(_BREAK), "", "", "")[:3]
     lines = _named(done.stderr).splitlines()
     wrong = f"its worker's container is not fit for jobs: {lines[0] if lines else f'exit status {done.rc}'}"
     try:
         known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
-        found = WorkerSaid(known, parse_env(env))
+        found = WorkerState(known, parse_env(env))
     except ValueError as error:
-        return WorkerSaid({}, {}, wrong if done.rc else f"{error}")
+        return WorkerState({}, {}, wrong if done.rc else f"{error}")
     return replace(found, wrong=wrong) if done.rc else found
 
 

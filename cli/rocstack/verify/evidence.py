@@ -1,32 +1,143 @@
-"""What was read off the cluster, by name, as plain JSON values: checks judge it and never fetch anything themselves.
+"""What was read off the cluster, by name, as JSON values: checks judge it and fetch nothing themselves. So a run can be
+judged again from its file, without the cluster: `rocstack verify --evidence FILE`.
 
-So a run can be judged again from its file, without the cluster: `rocstack verify --evidence FILE`.
+Each kind of evidence that has a model here or in `answers` is validated by `parse` before a check sees it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from rocstack.verify.result import NOT_RECORDED
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from rocstack.base.errors import BadInput, CheckFailed, Where
+from rocstack.node.profile import NodeProfile
+from rocstack.verify.recorder import CheckedNode
+from rocstack.verify.result import NOT_RECORDED, CheckResult, NodeSeen, Run
+
+FILE = "evidence.json"
+_COMPONENT = "io.rocstack.component."
+T = TypeVar("T")
 
 
 class NotRecorded(LookupError):
     """The file that is replayed hasn't this."""
 
 
-class Evidence:
-    """`given`: what is replayed; then nothing is fetched."""
+class EvidenceRow(BaseModel):
+    """One row of evidence; keys that this version doesn't know are left out."""
 
-    def __init__(self, given: dict[str, Any] | None = None) -> None:
-        self.replayed = given is not None
-        self._known: dict[str, Any] = dict(given or {})
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class ImageEvidence(EvidenceRow):
+    role: str
+    id: str
+    digest: str
+
+
+class ReleaseImages(EvidenceRow):
+    worker_id: str
+    control_id: str
+    worker_reference: str = ""
+    control_reference: str = ""
+
+
+class ReleaseEvidence(EvidenceRow):
+    """The release that was deployed last."""
+
+    images: ReleaseImages
+
+
+class NodeEvidence(EvidenceRow):
+    """A node of the inventory. `absent` is why it wasn't reached; then most of the rest is unknown. `no_jobs` is why
+    Slurm starts no job there; `behind` and `ahead` bound its clock, in seconds; `memory` is in bytes."""
+
+    name: str
+    roles: tuple[str, ...]
+    virtual: str | None
+    absent: str
+    image: str
+    digest: str = ""
+    health: str | None = None
+    slurm: str | None = None
+    reason: str | None = None
+    no_jobs: str
+    restarts: int = 0
+    behind: float | None = None
+    ahead: float | None = None
+    cpus: int | None = None
+    memory: int | None = None
+    control_image: str = ""
+    names: Mapping[str, tuple[str, ...]] = {}  # of the images that run there, by id
+    profile: NodeProfile | None
+
+    @property
+    def is_worker(self) -> bool:
+        return "worker" in self.roles
+
+
+class ClusterEvidence(EvidenceRow):
+    """What the run is about. `unnamed` are the inventory's workers that are not to be judged; `labels` those of the
+    worker image; `fabric` is node -> environment."""
+
+    cluster: str
+    control: str
+    unnamed: tuple[str, ...] | None = ()
+    release: ReleaseEvidence | None = None
+    images: tuple[ImageEvidence, ...]
+    labels: Mapping[str, str] = {}
+    fabric: Mapping[str, Mapping[str, str]] = {}
+    nodes: tuple[NodeEvidence, ...]
+
+    def node(self, name: str) -> NodeEvidence:
+        return next(node for node in self.nodes if node.name == name)
+
+    @property
+    def checked_nodes(self) -> tuple[CheckedNode, ...]:
+        """Those that were reached."""
+        reached = (node for node in self.nodes if not node.absent)
+        return tuple(CheckedNode(node.name, node.roles, node.virtual, node.profile, node.no_jobs) for node in reached)
+
+
+CLUSTER: TypeAdapter[ClusterEvidence] = TypeAdapter(ClusterEvidence)
+
+
+def parse(name: str, shape: TypeAdapter[T], value: Any) -> T:
+    """
+    Raises:
+        CheckFailed: the value has another shape; it says where.
+    """
+    try:
+        return shape.validate_json(json.dumps(value))  # as a strict NodeProfile wants it
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, (name, *first["loc"])))
+        raise CheckFailed(
+            f"evidence {path}: {first['msg']}",
+            code="bad-evidence",
+            cause="a node answered something unexpected, or another version of rocstack recorded it",
+            next_step="run `rocstack verify INVENTORY` again",
+        ) from None
+
+
+class Evidence:
+    """`recorded`: what is replayed; then nothing is fetched."""
+
+    def __init__(self, recorded: dict[str, Any] | None = None) -> None:
+        self.replayed = recorded is not None
+        self._known: dict[str, Any] = dict(recorded or {})
+        self._parsed: dict[str, Any] = {}
         self._failed: dict[str, Exception] = {}
 
     def take(self, name: str, fetch: Callable[[], Any]) -> Any:
-        """The value called `name`, fetched once.
+        """The JSON value called `name`, fetched once.
 
         Raises:
             NotRecorded: a file is replayed that hasn't it.
@@ -44,5 +155,87 @@ class Evidence:
                 raise
         return self._known[name]
 
+    def parsed(self, name: str, shape: TypeAdapter[T], fetch: Callable[[], Any]) -> T:
+        """The evidence called `name` as a model.
+
+        Raises:
+            CheckFailed: as `parse`.
+            NotRecorded, Exception: as `take`.
+        """
+        if name not in self._parsed:
+            self._parsed[name] = parse(name, shape, self.take(name, fetch))
+        value: T = self._parsed[name]
+        return value
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self._known, indent=1) + "\n", encoding="utf-8")
+
+
+def file_of(path: Path) -> Path:
+    """The file, or that in the folder of a run."""
+    return path / FILE if path.is_dir() else path
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A recorded run's evidence; it holds at least that of the cluster.
+
+    Raises:
+        BadInput: the file isn't there, or is something else.
+    """
+    path = file_of(path)
+    try:
+        recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        parse("cluster", CLUSTER, recorded["cluster"])
+    except FileNotFoundError:
+        raise _bad(path, "there is no such file") from None
+    except (ValueError, KeyError, TypeError, CheckFailed):  # a report is JSON, too
+        raise _bad(path, "this is not the evidence of a run") from None
+    return recorded
+
+
+def _bad(path: Path, what: str) -> BadInput:
+    where, next_step = Where(str(path)), "give the evidence.json of a run's folder"
+    return BadInput(what, code="bad-evidence", where=where, next_step=next_step)
+
+
+def run_of(cluster: ClusterEvidence, *, started: float, results: tuple[CheckResult, ...], **about: Any) -> Run:
+    """The run as a value. `about` is the rest of what `Run` has."""
+    when = datetime.fromtimestamp(started, UTC)
+    worker, control = (_image(cluster.images, role) for role in ("worker", "control"))
+    return Run(
+        id=when.strftime("%Y%m%d-%H%M%S"),
+        cluster=cluster.cluster,
+        control=cluster.control,
+        when=when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=round(time.time() - started, 1),
+        nodes=tuple(_node_seen(node) for node in cluster.nodes),
+        image=worker.id if worker else "",
+        digest=worker.digest if worker else "",
+        control_image=control.id if control else "",
+        labels=cluster.labels,
+        versions={
+            name.removeprefix(_COMPONENT): text for name, text in cluster.labels.items() if name.startswith(_COMPONENT)
+        },
+        fabric=cluster.fabric,
+        results=results,
+        **about,
+    )
+
+
+def _image(images: Sequence[ImageEvidence], role: str) -> ImageEvidence | None:
+    """The image of most nodes in this role."""
+    return next((image for image in images if image.role == role), None)
+
+
+def _node_seen(node: NodeEvidence) -> NodeSeen:
+    gpus = Counter(_short(gpu.name) or gpu.gfx or "GPU" for gpu in (node.profile.gpus if node.profile else ()))
+    nics = Counter(nic.nic for nic in (node.profile.nics if node.profile else ()) if nic.nic)
+    model = ", ".join(f"{count} × {name}" for name, count in (*gpus.items(), *nics.items()))
+    return NodeSeen(
+        name=node.name, roles=node.roles, virtual=node.virtual, absent=node.absent, image=node.image, model=model
+    )
+
+
+def _short(name: str | None) -> str:
+    """MI300X of "AMD Instinct MI300X OAM"."""
+    return next((word for word in (name or "").split() if word.startswith("MI")), "")

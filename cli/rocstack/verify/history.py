@@ -22,7 +22,7 @@ JSON, LOG = "report.json", "pytest.log"  # in the folder of a run
 REPORTS, FAILURES = 100, 30  # of --watch, that stay: of runs that passed, and of others
 
 
-class Entry(Value):
+class HistoryEntry(Value):
     """One run. `failing` is node -> why, with "" for the cluster as a whole; `absent` node -> why."""
 
     id: str
@@ -43,7 +43,7 @@ class Entry(Value):
     digest: str = ""
     folder: str = ""  # of the report, if it is one below that of the runs
 
-    def like(self, other: Entry) -> bool:
+    def like(self, other: HistoryEntry) -> bool:
         """Whether both asked the same of one cluster."""
         mine, theirs = ((each.cluster, each.control, each.level, each.only) for each in (self, other))
         return mine == theirs
@@ -55,12 +55,12 @@ class Entry(Value):
         return "-" if node in self.absent or (node and node not in self.nodes) else "."
 
 
-def entry(run: Run) -> Entry:
+def entry(run: Run) -> HistoryEntry:
     found = verdict.judge(run)
     failing = {each.node.name: each.reasons[0] for each in found.nodes if each.state == "failing"}
     if found.cluster:
         failing[""] = found.cluster[0]
-    return Entry(
+    return HistoryEntry(
         id=run.id,
         when=run.when,
         seconds=run.seconds,
@@ -80,7 +80,7 @@ def entry(run: Run) -> Entry:
     )
 
 
-def note(run: Run, out: Path, folder: Path | None = None) -> Entry:
+def note(run: Run, out: Path, folder: Path | None = None) -> HistoryEntry:
     """Adds the run; several may at once. `out` is the folder of the runs, `folder` that of the report."""
     below = folder.name if folder and folder.resolve().parent == out.resolve() else ""
     made, file = entry(run).model_copy(update={"folder": below}), out / FILE
@@ -98,7 +98,7 @@ def note(run: Run, out: Path, folder: Path | None = None) -> Entry:
     return made
 
 
-def read(out: Path) -> tuple[Entry, ...]:
+def read(out: Path) -> tuple[HistoryEntry, ...]:
     """From the oldest; a line that can't be read is left out.
 
     Raises:
@@ -109,19 +109,19 @@ def read(out: Path) -> tuple[Entry, ...]:
     return tuple(_newest_first(out))[::-1]
 
 
-def _newest_first(out: Path) -> Iterator[Entry]:
+def _newest_first(out: Path) -> Iterator[HistoryEntry]:
     with suppress(FileNotFoundError):
         for line in reversed((out / FILE).read_text(encoding="utf-8", errors="replace").splitlines()):
             with suppress(ValidationError):
-                yield Entry.model_validate_json(line)
+                yield HistoryEntry.model_validate_json(line)
 
 
-def before(out: Path, now: Entry) -> Entry | None:
+def before(out: Path, now: HistoryEntry) -> HistoryEntry | None:
     """The run before `now` that asked the same."""
     return next((each for each in _newest_first(out) if each.id != now.id and each.like(now)), None)
 
 
-def report(out: Path, now: Entry) -> Path | None:
+def report(out: Path, now: HistoryEntry) -> Path | None:
     """The folder of the last whole run before `now` that asked the same, if its report is still there. Runs that only
     judged recorded evidence are not in the history."""
     older = (each for each in _newest_first(out) if each.id != now.id and each.when <= now.when)
@@ -137,7 +137,7 @@ def previous(out: Path, run: Run) -> Run | None:
     return None
 
 
-def changes(before: Entry | None, now: Entry) -> list[str]:
+def changes(before: HistoryEntry | None, now: HistoryEntry) -> list[str]:
     """What is otherwise than in the run before, in words."""
     if before is None:
         return [_fails(name, why) for name, why in now.failing.items()] + [
@@ -153,7 +153,7 @@ def changes(before: Entry | None, now: Entry) -> list[str]:
     return said
 
 
-def flapping(entries: Sequence[Entry]) -> dict[str, str]:
+def flapping(entries: Sequence[HistoryEntry]) -> dict[str, str]:
     """Node ("": the cluster as a whole) -> a mark a run, for those that failed or were away at least once; those that
     came and went most often first."""
     names = dict.fromkeys(name for each in entries for name in (*each.failing, *each.absent))

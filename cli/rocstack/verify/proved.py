@@ -15,7 +15,7 @@ from rocstack.verify.result import BAD, Run
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredProof:
     """What was stored, and where, or why it wasn't; `news`: whether something else is proved than before."""
 
     sentence: str
@@ -34,20 +34,20 @@ def after(before: Verified | None, run: Run) -> Verified | None:
     return Verified(level=proved, when=run.when, virtual=run.virtual, report=run.id)
 
 
-def keep(run: Run, inventory: Path, out: Path) -> Kept:
+def keep(run: Run, inventory: Path, out: Path) -> StoredProof:
     """Stores what `run` proved. `out` is the folder of the runs.
 
     Raises:
         BadInput, Missing, CheckFailed: the control node isn't reached, or has a journal that can't be read.
     """
     if why := _unfit(run):
-        return Kept(f"nothing is stored: {why}")
+        return StoredProof(f"nothing is stored: {why}")
     reach = ssh.reaches(inventory, [run.control])[run.control]
     try:
         with lock.hold(reach) as held:
             known = journal.loads(held.journal)
             if why := _others(run, known):
-                return Kept(f"nothing is stored: {why}")
+                return StoredProof(f"nothing is stored: {why}")
             images, before = known.releases[-1].images, known.releases[-1].verified
             now = after(before, run)
             if now != before:
@@ -56,10 +56,10 @@ def keep(run: Run, inventory: Path, out: Path) -> Kept:
         if error.code != "deploy-running":
             raise
         file = _note(run, out, run.image, run.control_image)
-        return Kept(f"stored in {file} only, not on {run.control}: {error.what}")
+        return StoredProof(f"stored in {file} only, not on {run.control}: {error.what}")
     file = _note(run, out, images.worker_id, images.control_id)
     same = (before.text if before else "") == (now.text if now else "")
-    return Kept(f"{_said(before, now)}: on {run.control}, and in {file}", not same)
+    return StoredProof(f"{_said(before, now)}: on {run.control}, and in {file}", not same)
 
 
 def _unfit(run: Run) -> str:

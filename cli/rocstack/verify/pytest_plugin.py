@@ -21,11 +21,9 @@ import pytest
 from rocstack.base.errors import RocstackError
 from rocstack.base.levels import HARDWARE, LEVELS
 from rocstack.verify import result, thresholds
-from rocstack.verify.check import MARK, Check
-from rocstack.verify.deployed import nodes
 from rocstack.verify.evidence import Evidence, NotRecorded
-from rocstack.verify.recorder import Node, Recorder, sort_out
-from rocstack.verify.result import CheckResult, Measure, State
+from rocstack.verify.recorder import CheckedNode, Recorder, sort_out
+from rocstack.verify.result import MARK, Check, CheckResult, Measure, State
 from rocstack.verify.session import Suite
 from rocstack.verify.slurm_steps import USER
 
@@ -87,7 +85,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         return
     suite = session.config.stash[_SUITE]
     try:
-        suite.described()
+        suite.cluster_evidence()
     except RocstackError as error:
         suite.event("stopped", error=error.as_dict())
         pytest.exit(f"{error.what}\n{error.next_step or ''}", returncode=error.exit_code)
@@ -112,7 +110,7 @@ def evidence(suite: Suite) -> Evidence:
     return suite.evidence
 
 
-class _Later:
+class _LazyCluster:
     """The cluster, connected to when something of it is asked for: what is replayed never does."""
 
     def __init__(self, suite: Suite) -> None:
@@ -124,22 +122,22 @@ class _Later:
 
 @pytest.fixture(scope="session")
 def cluster(suite: Suite) -> Any:
-    return _Later(suite)
+    return _LazyCluster(suite)
 
 
 @pytest.fixture(scope="session")
-def all_nodes(suite: Suite) -> tuple[Node, ...]:
+def all_nodes(suite: Suite) -> tuple[CheckedNode, ...]:
     """Those that were reached."""
-    return nodes(suite.described())
+    return suite.cluster_evidence().checked_nodes
 
 
 @pytest.fixture
-def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[Node, ...]) -> Recorder:
+def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[CheckedNode, ...]) -> Recorder:
     """For the nodes that have what the check needs."""
     about = of_item(request.node)
     assert about, "only a check records"
     if "jobs" in about.needs:
-        left_out = suite.left_out() if any(not node.no_jobs for node in all_nodes if node.works) else {}
+        left_out = suite.left_out() if any(not node.no_jobs for node in all_nodes if node.is_worker) else {}
         all_nodes = tuple(replace(node, no_jobs=node.no_jobs or left_out.get(node.name, "")) for node in all_nodes)
     tools: Mapping[str, list[str]] = {}
     if any(need.startswith("tool:") for need in about.needs):
@@ -152,9 +150,9 @@ def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[Node, 
 
 
 def record_for(
-    about: Check, known: tuple[Node, ...], tools: Mapping[str, list[str]], overlay: Path | None = None
+    about: Check, known: tuple[CheckedNode, ...], tools: Mapping[str, list[str]], overlay: Path | None = None
 ) -> Recorder | str:
-    judged = known if about.scope == "cluster" else tuple(node for node in known if node.works)
+    judged = known if about.scope == "cluster" else tuple(node for node in known if node.is_worker)
     found = sort_out(judged, about.needs, tools, hardware=about.level >= HARDWARE)
     if isinstance(found, Recorder):
         found.quantities = thresholds.load(overlay)

@@ -18,7 +18,7 @@ Scalar = float | int | str | bool | None
 
 
 @dataclass(frozen=True)
-class Node:
+class CheckedNode:
     """A node that a check judges; its `profile` is None where it wasn't read."""
 
     name: str
@@ -28,7 +28,7 @@ class Node:
     no_jobs: str = ""  # why Slurm starts none there
 
     @property
-    def works(self) -> bool:
+    def is_worker(self) -> bool:
         return "worker" in self.roles
 
 
@@ -38,8 +38,8 @@ class Recorder:
     goes through `nodes` only. `all_nodes` is what the run has of nodes at all. `hardware`: whether the check is about
     it, so that a virtual node's answer is called virtual."""
 
-    nodes: tuple[Node, ...]
-    all_nodes: tuple[Node, ...]
+    nodes: tuple[CheckedNode, ...]
+    all_nodes: tuple[CheckedNode, ...]
     hardware: bool = True
     measures: list[Measure] = field(default_factory=list)
     drawings: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Recorder:
         self.drawings[kind] = value
 
     @cached_property
-    def _named(self) -> dict[str, Node]:
+    def _named(self) -> dict[str, CheckedNode]:
         return {node.name: node for node in self.all_nodes}
 
     @cached_property
@@ -127,11 +127,15 @@ class Recorder:
         self.measures.append(Measure(state=state, node=node, value=value, unit=unit, virtual=virtual, **more))
 
 
-Has = Callable[[Node], str]  # why the node has it not; "" where it has
+Has = Callable[[CheckedNode], str]  # why the node has it not; "" where it has
 
 
 def sort_out(
-    nodes: Collection[Node], needs: Collection[str], tools: Mapping[str, Collection[str]], *, hardware: bool = True
+    nodes: Collection[CheckedNode],
+    needs: Collection[str],
+    tools: Mapping[str, Collection[str]],
+    *,
+    hardware: bool = True,
 ) -> Recorder | str:
     """A recorder for the nodes that have what is needed; or why the check as a whole is skipped.
 
@@ -154,12 +158,12 @@ def sort_out(
     return recorder
 
 
-def _lacks(node: Node, needs: Collection[str], tools: Mapping[str, Collection[str]]) -> str:
+def _lacks(node: CheckedNode, needs: Collection[str], tools: Mapping[str, Collection[str]]) -> str:
     for need in needs:
         kind, _, what = need.partition(":")
         if kind == "real" and node.virtual:
             return f"virtual node ({node.virtual}): it computes and carries nothing"
-        if kind == "jobs" and not node.works:
+        if kind == "jobs" and not node.is_worker:
             return f"no job is meant for {node.name}: it is no worker"
         if kind == "jobs" and node.no_jobs:
             return node.no_jobs if BUSY in node.no_jobs else f"{NO_JOBS} on {node.name}: {node.no_jobs}"

@@ -18,9 +18,9 @@ from rocstack import __version__
 from rocstack.base.errors import BadInput
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.settings.settings import Settings, load
-from rocstack.verify import artifacts, describe, given_evidence, history, hosts
-from rocstack.verify.deployed import Cluster, connect
-from rocstack.verify.evidence import Evidence, NotRecorded
+from rocstack.verify import artifacts, evidence, history, hosts
+from rocstack.verify.deployed import DeployedCluster, connect
+from rocstack.verify.evidence import ClusterEvidence, Evidence, NotRecorded
 from rocstack.verify.result import CheckResult
 from rocstack.verify.suite_lock import turn
 
@@ -35,12 +35,12 @@ class Suite:
         self.folder = Path(str(config.getoption("rocstack_report"))) if config.getoption("rocstack_report") else None
         replayed = config.getoption("rocstack_evidence")
         try:
-            self.evidence = Evidence(given_evidence.load(Path(replayed)) if replayed else None)
+            self.evidence = Evidence(evidence.load(Path(replayed)) if replayed else None)
         except BadInput as error:
             raise pytest.UsageError(f"{error.where}: {error.what}") from None
         self.results: list[CheckResult] = []
         self.interrupted = False
-        self._cluster: Cluster | None = None
+        self._cluster: DeployedCluster | None = None
         self._open = ExitStack()
 
     @cached_property
@@ -48,7 +48,7 @@ class Suite:
         return load({}, os.environ, Path.cwd())[0]
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> DeployedCluster:
         if self.evidence.replayed:
             raise NotRecorded("the evidence is replayed, there is no cluster")
         if self._cluster is None:
@@ -62,9 +62,8 @@ class Suite:
             self._cluster.slurm.heal()
         return self._cluster
 
-    def described(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.evidence.take("cluster", lambda: self.cluster.described())
-        return found
+    def cluster_evidence(self) -> ClusterEvidence:
+        return self.evidence.parsed("cluster", evidence.CLUSTER, lambda: self.cluster.evidence())
 
     def left_out(self) -> Mapping[str, str]:
         """Node -> why the suite's jobs can't run there, though jobs do."""
@@ -100,8 +99,8 @@ class Suite:
         if self.folder is None or not self.results:
             return
         option = self.config.getoption
-        run = describe.run(
-            self.described(),
+        run = evidence.run_of(
+            self.cluster_evidence(),
             rocstack=__version__,
             who=self.who,
             started=self.started,
@@ -111,11 +110,11 @@ class Suite:
             results=tuple(self.results),
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.evidence.write(self.folder / given_evidence.FILE)
+        self.evidence.write(self.folder / evidence.FILE)
         runs = option("rocstack_runs")
         artifacts.write(run, self.folder, history.previous(Path(runs), run) if runs else None)
 
-    def _named(self, cluster: Cluster) -> Cluster:
+    def _named(self, cluster: DeployedCluster) -> DeployedCluster:
         """With those of the inventory's nodes that `--hosts` names."""
         named = self.config.getoption("hosts")
         if not named or not self._file:

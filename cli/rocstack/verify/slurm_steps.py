@@ -49,7 +49,7 @@ class Busy(NotRecorded):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepOutput:
     """What a step said."""
 
     code: int
@@ -81,7 +81,7 @@ class Step:
 
 
 @dataclass
-class Slurm:
+class SlurmSession:
     """`wait` is how many seconds a job may wait for its turn. With `gpus` the allocation takes so many on each node,
     and the node for itself; it lasts `minutes`."""
 
@@ -175,7 +175,7 @@ class Slurm:
         env: Mapping[str, str] | None = None,
         options: Iterable[str] = (),
         alone: bool = False,
-    ) -> Step:
+    ) -> StepOutput:
         """A step on `nodes` (default: all that are allocated), `tasks` on each. `allocate` must have been called.
         `alone`: no task waits for another, so none ends with another; else all end when one fails, and 10 s after the
         first that is through."""
@@ -186,9 +186,9 @@ class Slurm:
         # Not --export: a value may hold a comma.
         more = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
         done = self.run(*words, *more, *command, seconds=seconds + GRACE)
-        return Step(done.rc, _whole(done.stdout), _whole(done.stderr))
+        return StepOutput(done.rc, _whole(done.stdout), _whole(done.stderr))
 
-    def python(self, program: Path, *arguments: str, **more: Any) -> Step:
+    def python(self, program: Path, *arguments: str, **more: Any) -> StepOutput:
         """A program of ours as a step: its source travels in the command line, so nothing is left on a node."""
         return self.step("python3", "-c", program.read_text(encoding="utf-8"), *arguments, **more)
 

@@ -19,11 +19,10 @@ from typing import Any
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError, Where, did_you_mean
 from rocstack.base.levels import LEVELS
-from rocstack.verify import given_evidence, result
-from rocstack.verify.check import Check
+from rocstack.verify import evidence, result
 from rocstack.verify.history import JSON as REPORT
 from rocstack.verify.history import LOG
-from rocstack.verify.result import Run
+from rocstack.verify.result import Check, Run
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 PATIENCE = 60  # seconds for an interrupted run to cancel its jobs
@@ -32,7 +31,7 @@ _USER = re.compile("[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Wish:
+class VerifyOptions:
     """What is to be run. `inventory` or `evidence` is given; `wait` is seconds; `runs` is the folder of the runs so
     far: the report compares with the last one like it."""
 
@@ -59,7 +58,7 @@ def checks() -> Path:
     return paths.data_root() / "tests/cluster"
 
 
-def run(wish: Wish, on_event: OnEvent) -> Run:
+def run(wish: VerifyOptions, on_event: OnEvent) -> Run:
     """
     Raises:
         BadInput: no check has such a name, the evidence is none, jobs of root.
@@ -72,7 +71,7 @@ def run(wish: Wish, on_event: OnEvent) -> Run:
             next_step="name a user that the cluster knows, or leave it to rocstack-verify, which deploy makes",
         )
     if wish.evidence:
-        given_evidence.load(wish.evidence)
+        evidence.load(wish.evidence)
     _clear(wish)
     stopped: list[Mapping[str, Any]] = []
 
@@ -97,7 +96,7 @@ def run(wish: Wish, on_event: OnEvent) -> Run:
     return result.read(wish.folder / REPORT)
 
 
-def _pytest(wish: Wish, on_event: OnEvent, *more: str) -> int:
+def _pytest(wish: VerifyOptions, on_event: OnEvent, *more: str) -> int:
     reader, writer = os.pipe()
     line = [
         sys.executable,
@@ -134,14 +133,14 @@ def _pytest(wish: Wish, on_event: OnEvent, *more: str) -> int:
             raise
 
 
-def _clear(wish: Wish) -> None:
+def _clear(wish: VerifyOptions) -> None:
     """What an older run left in the folder is never taken for this one's."""
     from rocstack.verify import artifacts
 
     wish.folder.mkdir(parents=True, exist_ok=True)
-    names = {*artifacts.NAMES, given_evidence.FILE, LOG}
+    names = {*artifacts.NAMES, evidence.FILE, LOG}
     for path in (wish.folder / name for name in names):
-        if not (wish.evidence and path.exists() and path.samefile(given_evidence.place(wish.evidence))):
+        if not (wish.evidence and path.exists() and path.samefile(evidence.file_of(wish.evidence))):
             path.unlink(missing_ok=True)
 
 
@@ -158,7 +157,7 @@ def listed() -> list[Check]:
             found.extend(Check.model_validate_json(json.dumps(each)) for each in event["checks"])
 
     with tempfile.TemporaryDirectory() as folder:
-        _pytest(Wish(Path(folder), level=max(LEVELS)), on_event, "--collect-only")
+        _pytest(VerifyOptions(Path(folder), level=max(LEVELS)), on_event, "--collect-only")
     return found
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rocstack.verify.slurm_steps import Slurm
+from rocstack.verify.slurm_steps import SlurmSession
 
 PATIENCE = 10.0  # seconds: slurmctld tells slurmdbd in bundles
 OPEN = frozenset({"", "PENDING", "RUNNING", "REQUEUED", "SUSPENDED"})
 
 
-def run(slurm: Slurm, jobs: dict[str, str]) -> dict[str, Any]:
+def run(slurm: SlurmSession, jobs: dict[str, str]) -> dict[str, Any]:
     """Name -> {"job": its number, "state": how it ended, empty where that isn't recorded}."""
     deadline = time.monotonic() + PATIENCE
     while jobs:

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rocstack.verify.slurm_steps import ALONE, Step
+from rocstack.verify.answers import ControllerAnswer
+from rocstack.verify.slurm_steps import ALONE, StepOutput
 
 PROGRAM = Path(__file__).parent.parent / "programs/gpus.py"
 SECONDS = 90
@@ -25,9 +26,9 @@ def gres(text: str) -> dict[str, int]:
     return dict(found)
 
 
-def run(cluster: Any, controller: dict[str, Any]) -> dict[str, Any]:
+def run(cluster: Any, controller: ControllerAnswer) -> dict[str, Any]:
     """Node -> {"all", "one": the answer of programs/gpus.py, or {"error": why}; "detected": what slurmd -G says}."""
-    given = {row["name"]: sum(gres(row["gres"] or "").values()) for row in controller["nodes"]}
+    given = {row.name: sum(gres(row.gres or "").values()) for row in controller.nodes}
     alike = defaultdict(list)
     for name in cluster.allocated():
         alike[given.get(name, 0)].append(name)
@@ -56,6 +57,6 @@ def _job(cluster: Any, names: list[str], count: int, words: tuple[str, ...]) -> 
         line += [f"--partition={cluster.slurm.partition}"] if cluster.slurm.partition else []
         source = PROGRAM.read_text(encoding="utf-8")
         done = cluster.slurm.run(*line, "python3", "-c", source, *words, seconds=WAIT + SECONDS)
-        step = Step(done.rc, done.stdout, done.stderr)
+        step = StepOutput(done.rc, done.stdout, done.stderr)
     why = step.said or f"it ended with {step.code} and said nothing"
     return {"error": why, **{answer["node"]: answer for answer in step.answers}}

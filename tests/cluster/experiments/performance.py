@@ -17,7 +17,7 @@ from typing import Any
 import kernel
 
 from rocstack.base.errors import BadInput
-from rocstack.verify.parsers import transport
+from rocstack.verify.parsers import rccl as rccl_parser
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 RCCL = "all_reduce_perf"
@@ -137,7 +137,7 @@ def short(text: str) -> str:
     own = [line for line in text.splitlines() if "NCCL INFO" not in line]
     ranks = [found[0] for line in own if (found := RANK.match(line))]
     rest = "\n".join(line for line in own if not RANK.match(line))
-    return "\n".join([*transport.brief(text), *ranks, rest[-KEPT:]])
+    return "\n".join([*rccl_parser.brief(text), *ranks, rest[-KEPT:]])
 
 
 def minutes(virtual: bool, said: str | None) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 from experiments.scheduling import end, remove_qos, started, watch
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.slurm_steps import Slurm
+from rocstack.verify.slurm_steps import SlurmSession
 
 
-def run(slurm: Slurm, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -> dict[str, Any]:
+def run(slurm: SlurmSession, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -> dict[str, Any]:
     """{"over", "over_gpus", "within_gpus": why a job that asks for so much was refused, "" where it was accepted;
     "first", "second": two jobs that are within the limits one by one, together beyond; "then": the second when the
     first had ended}.
@@ -29,7 +29,7 @@ def run(slurm: Slurm, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -
         remove_qos(slurm, slurm.name)
 
 
-def _try(slurm: Slurm, where: list[str], gpus: bool, threads: int) -> dict[str, Any]:
+def _try(slurm: SlurmSession, where: list[str], gpus: bool, threads: int) -> dict[str, Any]:
     jobs: dict[str, str] = {}
 
     def job(name: str, script: str, *options: str, cpus: int = threads) -> str:
@@ -65,7 +65,7 @@ def _try(slurm: Slurm, where: list[str], gpus: bool, threads: int) -> dict[str, 
         end(slurm, jobs)
 
 
-def _make(slurm: Slurm, threads: int) -> None:
+def _make(slurm: SlurmSession, threads: int) -> None:
     do = "sacctmgr --immediate"
     limits = f"GrpTRES=cpu={threads} MaxTRESPerUser=gres/gpu=1 Flags=DenyOnLimit"
     lines = [

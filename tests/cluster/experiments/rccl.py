@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.performance import shares, short, whole
 
-from rocstack.verify.parsers import transport
+from rocstack.verify.parsers import rccl as rccl_parser
 
 TOOLS = (
     "all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "broadcast_perf", "reduce_perf", "alltoall_perf",
@@ -34,7 +34,7 @@ def functional(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str,
     return {"nodes": list(nodes), "gpus": gpus, "runs": runs}
 
 
-def astray(found: transport.Transport, nic: str) -> list[str]:
+def astray(found: rccl_parser.Transport, nic: str) -> list[str]:
     """What between nodes isn't RDMA of such cards; where ranks of several nodes have no way to another node, that."""
     ways = found.net or (("no network",) if found.ways else found.networks)
     return [way for way in ways if not re.fullmatch(WAYS.get(nic, IB), way.removeprefix("NET/"))]

@@ -16,7 +16,8 @@ from rocstack.node.hcas import OWN_GPU, Hca, choose
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
 from rocstack.stack.component import NicProfile, library, validate_head
-from rocstack.verify.recorder import Node
+from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.recorder import CheckedNode
 
 PINGPONG, WRITE, BOTH_WAYS = "ibv_rc_pingpong", "ib_write_bw", "ib_write_bw -b"
 ROUNDS = 4  # of bandwidth: each NIC with some peers, however many nodes there are
@@ -33,27 +34,27 @@ Rail = Sequence[Any]  # device, port, GID index, MTU
 Rails = Mapping[str, Sequence[Rail | None]]
 
 
-def fit(nodes: Sequence[Node], described: Mapping[str, Any]) -> list[Node]:
+def fit(nodes: Sequence[CheckedNode], cluster_evidence: ClusterEvidence) -> list[CheckedNode]:
     """Those that RDMA can go between for real, by this image."""
-    real = [node for node in nodes if node.works and not node.virtual and node.profile and node.profile.verbs]
-    return [node for node in real if not not_for(described, node)]
+    real = [node for node in nodes if node.is_worker and not node.virtual and node.profile and node.profile.verbs]
+    return [node for node in real if not not_for(cluster_evidence, node)]
 
 
-def devices(described: Mapping[str, Any], node: Node) -> set[str]:
+def devices(cluster_evidence: ClusterEvidence, node: CheckedNode) -> set[str]:
     """The node's RDMA devices that the image is for."""
-    image = described["labels"].get("io.rocstack.nic")
+    image = cluster_evidence.labels.get("io.rocstack.nic")
     return {nic.verbs for nic in node.profile.nics if nic.nic == image and nic.verbs} if node.profile else set()
 
 
-def rails_of_gpus(described: Mapping[str, Any], node: Node) -> int:
+def rails_of_gpus(cluster_evidence: ClusterEvidence, node: CheckedNode) -> int:
     """How many of these are there for a GPU's data: on its PCIe switch."""
     near = {link.nic for link in node.profile.affinity if link.via == OWN_GPU} if node.profile else set()
-    return len(near & devices(described, node))
+    return len(near & devices(cluster_evidence, node))
 
 
-def not_for(described: Mapping[str, Any], node: Node) -> str:
+def not_for(cluster_evidence: ClusterEvidence, node: CheckedNode) -> str:
     """Why the image is not for the node's RDMA; empty where it is."""
-    image = described["labels"].get("io.rocstack.nic") or "tcp"
+    image = cluster_evidence.labels.get("io.rocstack.nic") or "tcp"
     if node.profile and any(nic.nic == image for nic in node.profile.nics):
         return ""
     return f"the image {'has no RDMA' if image == 'tcp' else f'is for {image} cards, which the node has not'}"
@@ -84,9 +85,9 @@ def mtu(own: Hca | None) -> int | None:
     return max((size for size in MTUS if size <= room), default=None)
 
 
-def of_cluster(described: Mapping[str, Any], nodes: Sequence[Node]) -> Rails:
-    nic = nic_of(described["labels"].get("io.rocstack.nic") or "tcp")
-    fabric = described["fabric"]
+def of_cluster(cluster_evidence: ClusterEvidence, nodes: Sequence[CheckedNode]) -> Rails:
+    nic = nic_of(cluster_evidence.labels.get("io.rocstack.nic") or "tcp")
+    fabric = cluster_evidence.fabric
     known = {node.name: node.profile for node in nodes if node.profile}
     return placed({name: rails(profile, fabric.get(name, {}), nic) for name, profile in known.items()}, known)
 

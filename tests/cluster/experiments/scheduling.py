@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.slurm_steps import NAME, Slurm
+from rocstack.verify.slurm_steps import NAME, SlurmSession
 
 MINUTES = 5
 STARTED = frozenset({"RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED", "FAILED", "TIMEOUT"})
@@ -26,7 +26,7 @@ _COLUMNS = ("job", "state", "reason", "started", "priority")
 Jobs = dict[str, dict[str, str]]
 
 
-def run(slurm: Slurm, nodes: Sequence[str]) -> dict[str, Any]:
+def run(slurm: SlurmSession, nodes: Sequence[str]) -> dict[str, Any]:
     """{"qos": those that the user may name, "low", "high"}, and where they differ in priority: {"priorities": of the
     two jobs, "jobs": what became of each, "made_room": whether the low one was preempted by another high one}. Or
     {"problem": why it could not be tried}.
@@ -45,7 +45,7 @@ def run(slurm: Slurm, nodes: Sequence[str]) -> dict[str, Any]:
         return {**found, **({"problem": problem} if problem else _compete(slurm, low["name"], high["name"]))}
 
 
-def ranks(slurm: Slurm) -> list[dict[str, Any]]:
+def ranks(slurm: SlurmSession) -> list[dict[str, Any]]:
     """The QoS that the user may name."""
     mine = slurm.admin("sacctmgr", "-nP", "show", "assoc", f"user={slurm.user}", "format=QOS").stdout
     rows = slurm.admin("sacctmgr", "-nP", "show", "qos", "format=Name,Priority,Preempt").stdout
@@ -58,7 +58,7 @@ def ranks(slurm: Slurm) -> list[dict[str, Any]]:
     ]
 
 
-def _compete(slurm: Slurm, low: str, high: str) -> dict[str, Any]:
+def _compete(slurm: SlurmSession, low: str, high: str) -> dict[str, Any]:
     def job(qos: str, script: str) -> str:
         return slurm.submit(
             script, f"--reservation={slurm.name}", f"--qos={qos}", "--ntasks=1", "--no-requeue", "--time=5"
@@ -82,7 +82,7 @@ def _compete(slurm: Slurm, low: str, high: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _slot(slurm: Slurm, nodes: Iterable[str]) -> Iterator[str]:
+def _slot(slurm: SlurmSession, nodes: Iterable[str]) -> Iterator[str]:
     """One free core of one of `nodes`; gives why there is none."""
     said = "no node takes jobs"
     for node in list(nodes)[:8]:
@@ -99,7 +99,7 @@ def _slot(slurm: Slurm, nodes: Iterable[str]) -> Iterator[str]:
             _remove(slurm, slurm.name)
 
 
-def _remove(slurm: Slurm, name: str) -> None:
+def _remove(slurm: SlurmSession, name: str) -> None:
     """Its jobs take a moment to end, and their epilogs."""
     deadline = time.monotonic() + EPILOG
     while slurm.admin("scontrol", "delete", f"ReservationName={name}").rc:
@@ -112,11 +112,11 @@ def _remove(slurm: Slurm, name: str) -> None:
         time.sleep(0.5)
 
 
-def remove_qos(slurm: Slurm, name: str) -> None:
+def remove_qos(slurm: SlurmSession, name: str) -> None:
     slurm.admin("sacctmgr", "--immediate", "delete", "qos", f"name={name}")
 
 
-def clear(slurm: Slurm) -> None:
+def clear(slurm: SlurmSession) -> None:
     """What runs that were killed have left. One run at a time is at work on a cluster, so nothing of this is in use."""
 
     def left(*command: str) -> list[list[str]]:
@@ -138,14 +138,14 @@ def started(job: dict[str, str]) -> bool:
     return job["state"] in STARTED and job["reason"] != PROLOG
 
 
-def end(slurm: Slurm, jobs: dict[str, str]) -> None:
+def end(slurm: SlurmSession, jobs: dict[str, str]) -> None:
     """Cancels them, but none in its prolog: Slurm may then drain the node as one that can't end a job."""
     if jobs:
         watch(slurm, jobs, lambda now: all(job["reason"] != PROLOG for job in now.values()))
         slurm.run("scancel", *jobs.values())
 
 
-def watch(slurm: Slurm, jobs: dict[str, str], done: Callable[[Jobs], bool], seconds: float = PATIENCE) -> Jobs:
+def watch(slurm: SlurmSession, jobs: dict[str, str], done: Callable[[Jobs], bool], seconds: float = PATIENCE) -> Jobs:
     """Looks until `done`, or for so many seconds; job -> _COLUMNS of it."""
     deadline = time.monotonic() + seconds
     words = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs.values())}"]

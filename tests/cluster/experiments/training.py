@@ -15,7 +15,7 @@ from experiments import rccl
 from experiments.performance import whole
 
 from rocstack.container.mount import parse_mount
-from rocstack.verify.slurm_steps import Step
+from rocstack.verify.slurm_steps import StepOutput
 
 PROGRAM = Path(__file__).parents[1] / "programs/training.py"
 RANKS = 2  # of a node, on CPUs
@@ -96,13 +96,15 @@ def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str 
     return found | {"every": EVERY, "kill": KILL}
 
 
-def _launch(slurm: Any, nodes: Sequence[str], ranks: int, runs: Sequence[dict[str, Any]], env: dict[str, str]) -> Step:
+def _launch(
+    slurm: Any, nodes: Sequence[str], ranks: int, runs: Sequence[dict[str, Any]], env: dict[str, str]
+) -> StepOutput:
     """A task on each node, which starts the node's ranks. That one dies ends no other: they have to notice."""
     seconds = SECONDS + sum(each["seconds"] for each in runs)
     options = [f"--cpus-per-task={ranks}", "--kill-on-bad-exit=0", f"--wait={SECONDS}"]
     plan = json.dumps({"ranks": ranks, "runs": runs})
     env = {"OMP_NUM_THREADS": "1", **rccl.ENV, **env}  # RCCL says which way data take
-    found: Step = slurm.python(PROGRAM, plan, nodes=nodes, seconds=seconds, env=env, options=options)
+    found: StepOutput = slurm.python(PROGRAM, plan, nodes=nodes, seconds=seconds, env=env, options=options)
     return found
 
 

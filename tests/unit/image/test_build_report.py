@@ -90,6 +90,7 @@ def test_junit() -> None:
         "time": "2.5",
         "tests": "4",
         "failures": "1",
+        "errors": "0",
         "skipped": "1",
     }
     cases = {(case.get("classname"), case.get("name")): case for case in suite}

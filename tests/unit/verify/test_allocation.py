@@ -12,7 +12,7 @@ from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
 from rocstack.verify import slurm_steps
-from rocstack.verify.slurm_steps import Busy, Slurm
+from rocstack.verify.slurm_steps import Busy, SlurmSession
 
 GRANTED = "salloc: Granted job allocation {}\nsalloc: Nodes n[1-2] are ready for job"
 TIMED_OUT = "salloc: job 9 queued\nsalloc: error: Unable to allocate resources: Connection timed out"
@@ -68,8 +68,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Controller:
     return Controller({"n1": "idle 0/8/0/8", "n2": "idle 0/8/0/8"})
 
 
-def made(node: Controller, **more: Any) -> Slurm:
-    return Slurm(cast(Host, node), **more)
+def made(node: Controller, **more: Any) -> SlurmSession:
+    return SlurmSession(cast(Host, node), **more)
 
 
 def test_it_is_taken_once(node: Controller) -> None:

@@ -15,12 +15,12 @@ from rocstack.node import parse
 from rocstack.node.profile import Address, Gpu, Netdev, Nic, NodeProfile, Pcie, System
 from rocstack.probe import recordings
 from rocstack.verify import cvs
-from rocstack.verify.cvs import FILL_IN, Host, Said
+from rocstack.verify.cvs import FILL_IN, CvsFacts, CvsHost
 from rocstack.virtual import machine, model, tree
 
 DATA = Path(__file__).parents[1] / "data/cvs"
 SHAPES = {name: each["shape"] for name, each in json.loads((DATA / "shapes.json").read_text())["files"].items()}
-SAID = Said(
+SAID = CvsFacts(
     "20171212",
     "1.5T",
     {"CP_MEC1": "32945", "VCN": "09.11.70.09"},
@@ -28,7 +28,7 @@ SAID = Said(
 )
 
 
-def host(number: int, **more: Any) -> Host:
+def host(number: int, **more: Any) -> CvsHost:
     fast = Pcie(16.0, 8, 32.0, 16)
     gpus = tuple(
         Gpu(n, f"0000:{n:02x}:00.0", "1002:74a1", "gfx942", "AMD Instinct MI300X OAM", pcie=fast) for n in range(8)
@@ -43,13 +43,13 @@ def host(number: int, **more: Any) -> Host:
         addresses=(Address("eno1", f"10.0.0.{number}/24"),),
     )
     login = {"User": "ann", "IdentityFile": "/home/ann/.ssh/cluster"}
-    return Host(f"n{number}", f"192.0.2.{number}", f"10.0.0.{number}", replace(profile, **more), login)
+    return CvsHost(f"n{number}", f"192.0.2.{number}", f"10.0.0.{number}", replace(profile, **more), login)
 
 
 HOSTS = (host(1), host(2))
 
 
-def made(hosts: tuple[Host, ...] = HOSTS, said: Said = SAID, rocm: str = "7.0.2") -> dict[str, Any]:
+def made(hosts: tuple[CvsHost, ...] = HOSTS, said: CvsFacts = SAID, rocm: str = "7.0.2") -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(cvs.documents(hosts, said, rocm)))
     return found
 
@@ -121,12 +121,12 @@ def test_our_thresholds() -> None:
     assert made()["health_config.json"]["rvs"]["config_path_mi300x"].endswith("/conf/MI300X")
 
 
-def mi250x() -> Host:
+def mi250x() -> CvsHost:
     profile = parse.parse(tree.record(machine.expand(model.load("mi250x-slingshot"), 1)), recordings.kinds())
     return replace(HOSTS[0], profile=profile)
 
 
-def results(hosts: tuple[Host, ...], overlay: Path | None = None) -> dict[str, str]:
+def results(hosts: tuple[CvsHost, ...], overlay: Path | None = None) -> dict[str, str]:
     """TransferBench's, and what a pair of nodes must reach."""
     found = json.loads(json.dumps(cvs.documents(hosts, SAID, "7.0.2", overlay)))
     bounds: dict[str, str] = found["health_config.json"]["transferbench"]["results"]
@@ -176,7 +176,7 @@ def test_a_sites_own_thresholds_are_exported(tmp_path: Path) -> None:
 
 def test_unknown_hardware_is_judged_by_nothing() -> None:
     bare = (host(1, gpus=(), nics=()),)
-    found = made(bare, Said())
+    found = made(bare, CvsFacts())
     rccl = found["rccl_config.json"]["rccl"]
     assert (rccl["results"], rccl["cvs_params"]["verify_bus_bw"], rccl["cvs_params"]["nic_model"]) == (
         {},
@@ -195,7 +195,7 @@ def test_a_name_with_signs_of_a_pattern_finds_itself() -> None:
 
 
 def test_what_nobody_could_read_is_to_be_filled_in() -> None:
-    wanted = made(said=Said(), rocm="")["host_config.json"]["host"]
+    wanted = made(said=CvsFacts(), rocm="")["host_config.json"]["host"]
     assert {wanted[key] for key in ("bios_version", "online_memory", "rocm_version")} == {FILL_IN}
 
 
@@ -219,7 +219,7 @@ def test_firmware() -> None:
 
 def test_what_a_person_must_know() -> None:
     virtual = (host(1, virtual="mi300x-thor2"), replace(host(2), login={"Port": "2222"}))
-    said = " ".join(cvs._notes(virtual, Said(), ["n3"], made(virtual, Said())))
+    said = " ".join(cvs._notes(virtual, CvsFacts(), ["n3"], made(virtual, CvsFacts())))
     for text in ("virtual nodes (mi300x-thor2)", "bios_version", FILL_IN, "fw_dict", "port 22", "n3 was not reached"):
         assert text in said
     assert len(list(cvs._notes(HOSTS, SAID, [], made()))) == 1

@@ -16,8 +16,7 @@ from rocstack.deploy.state.cluster_state import SlurmState
 from rocstack.edge import ssh
 from rocstack.node import slurm_state
 from rocstack.verify import drain
-from rocstack.verify.check import Check
-from rocstack.verify.result import CheckResult, Measure, NodeSeen, Run
+from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run
 
 NAMES = ("n1", "n2", "n3", "n4")
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from test_verdict import on
 
-from rocstack.verify.report import curves, drawings, heatmap, matrix, topology
+from rocstack.verify.report import charts, drawings, matrix, topology
 from rocstack.verify.result import Measure
 
 
-def quantity(values: list[list[float | None]], better: Any = "low") -> drawings.Quantity:
+def quantity(values: list[list[float | None]], better: Any = "low") -> drawings.MatrixQuantity:
     nodes = tuple(f"n{i}" for i in range(len(values)))
-    return drawings.Quantity(name="q", unit="us", better=better, nodes=nodes, values=tuple(map(tuple, values)))
+    return drawings.MatrixQuantity(name="q", unit="us", better=better, nodes=nodes, values=tuple(map(tuple, values)))
 
 
 def test_the_worst_pair_has_the_strongest_colour() -> None:
-    found = heatmap.heatmap(quantity([[None, 1.0, 1.0], [1.02, None, 9.0], [1.0, 1.0, None]]))
+    found = charts.heatmap(quantity([[None, 1.0, 1.0], [1.02, None, 9.0], [1.0, 1.0, None]]))
     assert found is not None
     assert [tile.step for tile in found.tiles] == [0, 0, 0, 8, 0, 0]
     assert found.pairs[0] == ("n1", "n2", "9.00 us")
@@ -26,23 +26,23 @@ def test_the_worst_pair_has_the_strongest_colour() -> None:
 
 
 def test_noise_does_not_look_like_a_fault() -> None:
-    found = heatmap.heatmap(quantity([[None, 100.0], [103.0, None]], "high"))
+    found = charts.heatmap(quantity([[None, 100.0], [103.0, None]], "high"))
     assert found is not None
     assert {tile.step for tile in found.tiles} == {0}
 
 
 def test_a_pair_that_was_not_measured_is_marked_and_the_diagonal_is_not() -> None:
-    found = heatmap.heatmap(quantity([[7.0, None], [1.0, None]]))
+    found = charts.heatmap(quantity([[7.0, None], [1.0, None]]))
     assert found is not None
     assert [(tile.step, tile.text) for tile in found.tiles] == [(None, "×"), (0, "1.00")]
     assert found.missing == 1
-    assert heatmap.heatmap(quantity([[None, None], [None, None]])) is None
+    assert charts.heatmap(quantity([[None, None], [None, None]])) is None
 
 
 def test_many_nodes_are_tiles_of_the_worst() -> None:
     values: list[list[float | None]] = [[None if i == j else 1.0 for j in range(100)] for i in range(100)]
     values[70][99] = 2.0
-    found = heatmap.heatmap(quantity(values))
+    found = charts.heatmap(quantity(values))
     assert found is not None
     assert (found.tiled, len(found.tiles)) == (3, 34 * 34 - 1)  # the last tile on the diagonal is one node with itself
     (bad,) = [tile for tile in found.tiles if tile.step]
@@ -56,16 +56,16 @@ def test_curves_stand_below_or_above_the_threshold_of_an_older_report() -> None:
             drawings.Series(name="a", points=((1024, 1.0), (2**33, 350.0))),
             drawings.Series(name="b", points=((1024, 1.0), (2**33, 349.0))),
         ),
-        threshold=drawings.Line(value=304, text="at least 304"),
+        threshold=drawings.ThresholdLine(value=304, text="at least 304"),
     )
-    found = curves.chart(given)
+    found = charts.chart(given)
     assert found is not None
     assert found.tables[0].rows[1] == ("8 GiB", "", "350")
     assert found.threshold is not None
     assert all(curve.end[1] < found.threshold.at for curve in found.curves)
-    assert abs(found.curves[0].label - found.curves[1].label) >= curves.APART
+    assert abs(found.curves[0].label - found.curves[1].label) >= charts.APART
     assert [tick.text for tick in found.xs][:2] == ["1 KiB", "8 KiB"]
-    assert curves.chart(drawings.Curves(unit="x", series=())) is None
+    assert charts.chart(drawings.Curves(unit="x", series=())) is None
 
 
 def test_each_curve_has_its_own_threshold_and_a_table_of_both_bandwidths() -> None:
@@ -81,7 +81,7 @@ def test_each_curve_has_its_own_threshold_and_a_table_of_both_bandwidths() -> No
             for name, (busbw, algbw, least) in known.items()
         ],
     }
-    found = curves.chart(drawings.Curves.model_validate_json(json.dumps(given)))
+    found = charts.chart(drawings.Curves.model_validate_json(json.dumps(given)))
     assert found is not None
     lines = {curve.name: curve for curve in found.curves}
     assert {curve.text for curve in found.curves} == {
@@ -90,19 +90,19 @@ def test_each_curve_has_its_own_threshold_and_a_table_of_both_bandwidths() -> No
     for name in ("all_reduce", "alltoall"):
         assert lines[name].end[1] < (lines[name].bound or 0) < lines[name].end[1] + 40
     assert (lines["mine"].bound, found.threshold) == (None, None)
-    assert found.tables[1] == curves.Table(
+    assert found.tables[1] == charts.SizeTable(
         "alltoall", "at least 45: s", (("1 KiB", "0.25", "0.5"), ("8 GiB", "50.1", "47"))
     )
     assert not found.long
     many = {**given, "series": [{"name": "a", "points": [[size, 1, 1] for size in range(1, 14)]}] * 30}
-    long = curves.chart(drawings.Curves.model_validate_json(json.dumps(many)))
+    long = charts.chart(drawings.Curves.model_validate_json(json.dumps(many)))
     assert long is not None
-    assert (long.long, len(long.tables), long.unsaid) == (True, curves.TABLES, 30 - curves.TABLES)
+    assert (long.long, len(long.tables), long.unsaid) == (True, charts.TABLES, 30 - charts.TABLES)
 
 
 @pytest.mark.parametrize("points", [((8.0, 0.0),), ((8.0, 5.0),), ((1.0, 1e-9), (3.0, 2e-9))])
 def test_curves_of_few_and_small_values(points: Any) -> None:
-    assert curves.chart(drawings.Curves(unit="x", series=(drawings.Series(name="a", points=points),)))
+    assert charts.chart(drawings.Curves(unit="x", series=(drawings.Series(name="a", points=points),)))
 
 
 def devices(**about: Any) -> dict[str, Any]:

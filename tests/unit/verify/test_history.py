@@ -17,11 +17,11 @@ from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.cli import verify_after
 from rocstack.cli.ui import Interrupted
 from rocstack.verify import drain, history, proved
-from rocstack.verify.proved import Kept
+from rocstack.verify.proved import StoredProof
 from rocstack.verify.result import NodeSeen, Run, SlowNode
 
 
-def entries(*runs: Run) -> tuple[history.Entry, ...]:
+def entries(*runs: Run) -> tuple[history.HistoryEntry, ...]:
     return tuple(history.entry(each) for each in runs)
 
 
@@ -143,7 +143,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(verify_after, "say", lines.append)
     monkeypatch.setattr(verify_after.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(proved, "keep", lambda run, inventory, runs: Kept("level 1 stays proved", news=False))
+    monkeypatch.setattr(proved, "keep", lambda run, inventory, runs: StoredProof("level 1 stays proved", news=False))
     return lines
 
 

@@ -21,7 +21,7 @@ from rocstack.deploy.read.facts import Failure, Gathered
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
 from rocstack.verify import hosts, suite
-from rocstack.verify.deployed import Cluster
+from rocstack.verify.deployed import DeployedCluster
 from rocstack.verify.session import Suite
 
 BOTH, WORKER = ("/rocstack-control n1", "/rocstack-worker n1"), ("/rocstack-worker n2",)
@@ -162,7 +162,7 @@ def test_pytest_reaches_the_named_ones_only(looked: ClusterState) -> None:
     config: Any = SimpleNamespace(getoption=given.get)
     reached: Any = dict.fromkeys(("head", "n1", "n3"), "host")
     nothing: Any = None
-    every = Cluster(looked, nothing, reached, nothing)
+    every = DeployedCluster(looked, nothing, reached, nothing)
     named = Suite(config)._named(every)
     assert {*named.hosts} == {"head", "n1"}
     assert {*named.unnamed} == {"n3"}, "n2 is of that rack and was not reached"

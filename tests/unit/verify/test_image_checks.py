@@ -137,7 +137,7 @@ def test_a_container_that_says_nothing_has_failed() -> None:
     evidence["secrets"]["n2"] = {"error": "python3: not found"}
     found = replay(evidence, level=0)
     assert red(found) == {"nic-gate", "versions", "parts", "pmix", "secrets"}
-    assert found["parts"].why == "could not be looked at: it is not running"
+    assert found["parts"].why == "could not be inspected: it is not running"
 
 
 def test_without_a_release_nothing_is_compared() -> None:

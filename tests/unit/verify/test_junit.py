@@ -7,12 +7,12 @@ import xml.etree.ElementTree as ET
 from simulated import simulated_run
 from test_verdict import on, pairs, result, run
 
-from rocstack.verify.junit import junit
+from rocstack.verify.artifacts import junit_xml
 from rocstack.verify.result import Measure, Run
 
 
 def parsed(found: Run) -> ET.Element:
-    return ET.fromstring(junit(found).encode())
+    return ET.fromstring(junit_xml(found).encode())
 
 
 def case(root: ET.Element, check: str, node: str) -> ET.Element:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from replay import good, red, replay, states
 
-from rocstack.verify.recorder import Node, Recorder
-from rocstack.verify.slurm_steps import MARK, Step
+from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.slurm_steps import MARK, StepOutput
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))
@@ -308,7 +308,7 @@ def test_one_bad_node_is_found_and_noise_is_not(what: str, count: int) -> None:
             for b in names
             if a != b
         ]
-        nodes = tuple(map(Node, names))
+        nodes = tuple(map(CheckedNode, names))
         record = Recorder(nodes, nodes)
         links.judge(record, pairs, what)
         failed = [{m.node, m.peer} for m in record.measures if m.state == "failed"]
@@ -324,11 +324,11 @@ class Srun:
         self.hangs, self.ill, self.apart = hangs, ill, apart
         self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
-    def step(self, *words: str, nodes: Sequence[str], **_: Any) -> Step:
+    def step(self, *words: str, nodes: Sequence[str], **_: Any) -> StepOutput:
         parts = words[4:]
         self.asked.append((tuple(nodes), tuple(parts)))
         if set(nodes) & set(self.ill) or (self.apart and len(nodes) > 1):
-            return Step(1, "", "srun: error: PMIx")
+            return StepOutput(1, "", "srun: error: PMIx")
         done = parts[: parts.index(self.hangs)] if self.hangs in parts else parts
         rows = [
             f'{MARK}{{"part": "{part}", "node": "{node}", "code": 0}}'
@@ -336,7 +336,7 @@ class Srun:
             for node in nodes
             for _ in range(mpi.wanted(part))
         ]
-        return Step(int(len(done) < len(parts)), "\n".join(rows), HANGS)
+        return StepOutput(int(len(done) < len(parts)), "\n".join(rows), HANGS)
 
 
 class Sshd(Srun):
@@ -347,14 +347,14 @@ class Sshd(Srun):
         self.open, self.most = 0, 0
         self.dropped: set[str] = set()
 
-    def step(self, *words: str, nodes: Sequence[str], **more: Any) -> Step:
+    def step(self, *words: str, nodes: Sequence[str], **more: Any) -> StepOutput:
         (first, *others), self.open = nodes, self.open + 1
         self.most = max(self.most, self.open)
         time.sleep(0.02)
         self.open -= 1
         if not others and first not in self.dropped:
             self.dropped.add(first)
-            return Step(255, "", "kex_exchange_identification: Connection reset by peer")
+            return StepOutput(255, "", "kex_exchange_identification: Connection reset by peer")
         return super().step(*words, nodes=nodes, **more)
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from rocstack.node.envfile import parse_env
 from rocstack.verify import suite
-from rocstack.verify.slurm_steps import Step
+from rocstack.verify.evidence import Evidence
+from rocstack.verify.slurm_steps import StepOutput
 
 sys.path.append(str(suite.checks()))
 import kernel
@@ -200,7 +201,7 @@ def test_a_task_says_the_variables_it_is_asked_for_and_no_others() -> None:
     done = subprocess.run(
         [sys.executable, program, *env, "UCX_TLS"], env=given, capture_output=True, text=True, check=True
     )
-    (answer,) = Step(0, done.stdout, "").answers
+    (answer,) = StepOutput(0, done.stdout, "").answers
     assert answer["env"] == env
     assert "secret" not in done.stdout
 
@@ -213,12 +214,12 @@ def test_each_task_is_asked_for_all_that_the_fabric_of_a_node_has() -> None:
     spec.loader.exec_module(conftest)
     asked: list[str] = []
 
-    def python(program: Path, *names: str, **_: Any) -> Step:
+    def python(program: Path, *names: str, **_: Any) -> StepOutput:
         asked.extend(names)
-        return Step(0, '@rocstack {"node": "n1"}', "")
+        return StepOutput(0, '@rocstack {"node": "n1"}', "")
 
     cluster = SimpleNamespace(allocated=lambda: ("n1",), slurm=SimpleNamespace(python=python))
-    evidence = SimpleNamespace(take=lambda name, fetch: fetch())
-    described = {"fabric": {"n1": {"FI_MR_CACHE_MONITOR": "x"}, "n2": {"FI_MR_CACHE_MONITOR": "x", "OURS": "1"}}}
-    assert conftest.in_jobs.__wrapped__(evidence, cluster, described) == {"n1": {"node": "n1"}}
+    fabric = {"n1": {"FI_MR_CACHE_MONITOR": "x"}, "n2": {"FI_MR_CACHE_MONITOR": "x", "OURS": "1"}}
+    found = conftest.in_jobs.__wrapped__(Evidence(), cluster, SimpleNamespace(fabric=fabric))
+    assert {name: answer.node for name, answer in found.items()} == {"n1": "n1"}
     assert asked == ["FI_MR_CACHE_MONITOR", "OURS"]

@@ -17,8 +17,7 @@ from rocstack.deploy.read import journal, verified
 from rocstack.deploy.read.journal import Deploy, Journal, Release, ReleaseImages, Verified
 from rocstack.edge import ssh
 from rocstack.verify import proved as store
-from rocstack.verify.check import Check
-from rocstack.verify.result import CheckResult, NodeSeen, Run, State
+from rocstack.verify.result import Check, CheckResult, NodeSeen, Run, State
 
 WORKER, CONTROL, OTHER = (f"sha256:{digit * 64}" for digit in "abc")
 

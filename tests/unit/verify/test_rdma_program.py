@@ -25,7 +25,7 @@ from testinfra.host import Host
 
 from rocstack.node.hcas import Hca, choose
 from rocstack.node.profile import Affinity, NodeProfile
-from rocstack.verify.slurm_steps import Slurm, Step
+from rocstack.verify.slurm_steps import SlurmSession, StepOutput
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))
@@ -177,7 +177,7 @@ def test_of_a_thousand_nodes_the_command_line_is_short_enough() -> None:
             lines.append(line)
             return CommandResult(cast(Any, None), 0, line, "", "")
 
-    rdma.between(Slurm(cast(Host, Control())), ends, rdma.PINGPONG)
+    rdma.between(SlurmSession(cast(Host, Control())), ends, rdma.PINGPONG)
     (line,) = lines
     assert len(line) < 100_000, len(line)
     request = json.loads(zlib.decompress(base64.b64decode(shlex.split(line)[-1])))
@@ -187,9 +187,9 @@ def test_of_a_thousand_nodes_the_command_line_is_short_enough() -> None:
 
 def test_both_directions_are_measured_by_the_same_tool() -> None:
     class Srun:
-        def step(self, *words: str, **_: Any) -> Step:
+        def step(self, *words: str, **_: Any) -> StepOutput:
             asked.append(json.loads(zlib.decompress(base64.b64decode(words[-1]))))
-            return Step(0, "", "")
+            return StepOutput(0, "", "")
 
     asked: list[dict[str, Any]] = []
     for tool in (rdma.WRITE, rdma.BOTH_WAYS):
@@ -265,10 +265,10 @@ def test_the_mtu_of_rdma_is_the_largest_that_fits(device: int | None, wanted: in
 
 def test_no_node_s_queue_pairs_end_with_another_s() -> None:
     class Srun:
-        def step(self, *words: str, nodes: Sequence[str], **more: Any) -> Step:
+        def step(self, *words: str, nodes: Sequence[str], **more: Any) -> StepOutput:
             asked.append(more)
             said = [f'@rocstack {{"node": "{name}", "code": 0, "said": ""}}' for name in nodes]
-            return Step(0, "\n".join(said), "")
+            return StepOutput(0, "\n".join(said), "")
 
     asked: list[Mapping[str, Any]] = []
     assert rdma.queue_pairs(Srun(), ["n1", "n2"]).keys() == {"n1", "n2"}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstack.verify.recorder import Node, Recorder, sort_out
+from rocstack.verify.recorder import CheckedNode, Recorder, sort_out
 from rocstack.verify.result import plain
 
-NODES = (Node("n1"), Node("n2", virtual="mi300x-thor2"), Node("c1", roles=("control",)))
+NODES = (CheckedNode("n1"), CheckedNode("n2", virtual="mi300x-thor2"), CheckedNode("c1", roles=("control",)))
 
 
 @pytest.mark.parametrize(("hardware", "virtual"), [(True, {"n2"}), (False, set())])
@@ -51,7 +51,7 @@ def test_plain_text_has_nothing_but_lines_and_tabs(text: str) -> None:
 
 
 def test_a_thousand_nodes_are_judged_as_quickly_as_a_few() -> None:
-    nodes = tuple(Node(f"n{number}") for number in range(1000))
+    nodes = tuple(CheckedNode(f"n{number}") for number in range(1000))
     found = Recorder(nodes, nodes)
     began = time.process_time()
     for node in nodes:
@@ -61,7 +61,7 @@ def test_a_thousand_nodes_are_judged_as_quickly_as_a_few() -> None:
 
 
 def test_of_a_node_that_gave_no_answer_no_tool_is_known() -> None:
-    nodes = [Node(name, ("worker",), None, None, "") for name in ("n1", "n2", "n3")]
+    nodes = [CheckedNode(name, ("worker",), None, None, "") for name in ("n1", "n2", "n3")]
     found = sort_out(nodes, ("jobs", "tool:rvs"), {"n1": ["rvs"], "n2": []})
     assert isinstance(found, Recorder)
     assert [node.name for node in found.nodes] == ["n1"]

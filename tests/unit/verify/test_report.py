@@ -17,9 +17,8 @@ from test_verdict import on, result, run
 
 from rocstack.base import paths
 from rocstack.verify import artifacts, outliers
-from rocstack.verify.check import ITEMS
-from rocstack.verify.report import drawings, kinds, matrix, page
-from rocstack.verify.result import Measure, NodeSeen, Run, read
+from rocstack.verify.report import drawings, matrix, page
+from rocstack.verify.result import ITEMS, Measure, NodeSeen, Run, read
 
 VOID = {"meta", "br"}
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'>&{{191*49}}"
@@ -211,7 +210,7 @@ def test_the_kinds_of_test_with_their_states() -> None:
         made = result(on("n1", state, "w"), name=name)
         return made.model_copy(update={"check": made.check.model_copy(update={"item": item})})
 
-    found = kinds.kinds(run(of(1, "passed", "a"), of(1, "skipped", "b"), of(2, "failed", "c"), of(2, "passed", "d")))
+    found = matrix.kinds(run(of(1, "passed", "a"), of(1, "skipped", "b"), of(2, "failed", "c"), of(2, "passed", "d")))
     assert [kind.state for kind in found[:3]] == ["passed", "failed", None]
     assert found[0].skipped == ("b",), "tested in part"
     assert len(found) == ITEMS

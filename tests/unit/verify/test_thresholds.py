@@ -15,8 +15,10 @@ from rocstack.doctor.rdma_states import active, data_ports, slingshot
 from rocstack.node import parse
 from rocstack.node.profile import NodeProfile, Pcie
 from rocstack.probe import recordings
-from rocstack.verify import deployed, suite, thresholds
-from rocstack.verify.parsers import babelstream
+from rocstack.verify import suite, thresholds
+from rocstack.verify.evidence import CLUSTER
+from rocstack.verify.evidence import parse as parse_evidence
+from rocstack.verify.parsers import gpu_tools
 from rocstack.verify.recorder import Recorder
 from rocstack.verify.thresholds import Quantity, Threshold
 from rocstack.virtual import machine, model, tree
@@ -68,7 +70,7 @@ def test_a_threshold_that_says_two_things_or_none_is_refused(wrong: dict[str, fl
 
 def test_every_quantity_is_measured_by_a_check() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in suite.checks().rglob("*.py"))
-    named = {*re.findall(r'"([a-z0-9-]+)"', text), *(f"stream-{each.lower()}" for each in babelstream.FUNCTIONS)}
+    named = {*re.findall(r'"([a-z0-9-]+)"', text), *(f"stream-{each.lower()}" for each in gpu_tools.FUNCTIONS)}
     assert not thresholds.load().keys() - named
 
 
@@ -113,11 +115,15 @@ def test_a_sites_file_that_is_wrong_is_refused_with_its_line(
 
 
 def test_infiniband_without_ipoib_has_the_speed_of_its_ports() -> None:
-    described = good()["cluster"]
-    for node in described["nodes"]:
+    recorded = good()["cluster"]
+    for node in recorded["nodes"]:
         for nic in node["profile"]["nics"]:
             nic["netdevs"] = []
-    (profile, *_) = [node.profile for node in deployed.nodes(described) if node.works and node.profile]
+    (profile, *_) = [
+        node.profile
+        for node in parse_evidence("cluster", CLUSTER, recorded).checked_nodes
+        if node.is_worker and node.profile
+    ]
     assert thresholds.hardware(profile) == (("8 × AMD Instinct MI300X OAM gfx942",), ("broadcom 400G",))
 
 
@@ -186,7 +192,7 @@ def test_a_site_says_how_fast_its_ports_are_meant_to_be(tmp_path: Path) -> None:
 
 
 def test_recorded_nodes_are_judged_by_their_models() -> None:
-    nodes = deployed.nodes(good()["cluster"])
+    nodes = parse_evidence("cluster", CLUSTER, good()["cluster"]).checked_nodes
     record = Recorder(nodes, nodes)
     record.judge("n1", 310.0, "all-reduce-busbw")
     record.judge("n1", 300.0, "all-reduce-busbw")

@@ -80,7 +80,7 @@ def test_of_many_ranks_one_line_a_way_is_kept_and_the_ranks() -> None:
     kept = rccl.short("\n".join([*ranks, *ways * 8000, sample("rccl/mi300x-one-node")]))
     assert len(kept) < 300_000
     assert kept.count(" via NET/IB") == 2
-    assert rccl.transport.parse(kept).net == ("NET/IB",)
+    assert parsers_rccl.parse_transport(kept).net == ("NET/IB",)
     assert parsers_rccl.parse(kept).ranks == 8000
 
 

@@ -17,7 +17,7 @@ from replay import good, replay
 
 from rocstack.base.errors import BadInput
 from rocstack.verify import suite
-from rocstack.verify.slurm_steps import ALONE, Step
+from rocstack.verify.slurm_steps import ALONE, StepOutput
 
 SAMPLES = Path(__file__).parents[1] / "data/verify/parsers"
 PROGRAM = suite.checks() / "programs/tools.py"
@@ -40,7 +40,7 @@ performance = module("experiments/performance.py")
 class Slurm:
     """Answers each step by its program's name."""
 
-    def __init__(self, gpus: int, answers: dict[str, Step]) -> None:
+    def __init__(self, gpus: int, answers: dict[str, StepOutput]) -> None:
         self.gpus, self.minutes, self.released = gpus, 30, 0
         self.left = 1800.0
         self.answers, self.steps = answers, list[tuple[str, tuple[str, ...], dict[str, Any]]]()
@@ -53,15 +53,15 @@ class Slurm:
     def kept(self, nodes: Sequence[str]) -> list[str]:
         return [name for name in nodes if name not in self.dead]
 
-    def step(self, *command: str, **more: Any) -> Step:
+    def step(self, *command: str, **more: Any) -> StepOutput:
         self.steps.append((Path(command[0]).name, command[1:], more))
         return self.answers[Path(command[0]).name]
 
-    def python(self, program: Path, *arguments: str, **more: Any) -> Step:
+    def python(self, program: Path, *arguments: str, **more: Any) -> StepOutput:
         return self.step(program.name, *arguments, **more)
 
 
-def fake(gpus: int, answers: dict[str, Step]) -> Any:
+def fake(gpus: int, answers: dict[str, StepOutput]) -> Any:
     node = SimpleNamespace(profile=SimpleNamespace(virtual=None, gpus=[SimpleNamespace(memory=206e9)] * gpus))
     state = SimpleNamespace(
         slurm=SimpleNamespace(nodes={name: {"cpus": 192} for name in NODES}),
@@ -79,10 +79,10 @@ def test_collectives_on_gpus_from_the_start_to_the_verdict() -> None:
     one = {"all_reduce_perf": {"code": 0, "out": text("rccl/mi300x-one-node")}}
     each = "".join(f"@rocstack {json.dumps({'node': node, 'said': one})}\n" for node in NODES)
     answers = {
-        "tools.py": Step(0, each, ""),
-        "sh": Step(0, "/opt/rccl-tests/alltoall_perf\n", ""),
-        "all_reduce_perf": Step(0, text("rccl/mi300x-two-nodes"), ""),
-        "alltoall_perf": Step(0, text("rccl/alltoall-two-nodes"), ""),
+        "tools.py": StepOutput(0, each, ""),
+        "sh": StepOutput(0, "/opt/rccl-tests/alltoall_perf\n", ""),
+        "all_reduce_perf": StepOutput(0, text("rccl/mi300x-two-nodes"), ""),
+        "alltoall_perf": StepOutput(0, text("rccl/alltoall-two-nodes"), ""),
     }
     cluster = fake(8, answers)
     found = performance.collectives(cluster, {node: ["all_reduce_perf"] for node in NODES})
@@ -102,7 +102,7 @@ def test_collectives_on_gpus_from_the_start_to_the_verdict() -> None:
 
 @pytest.mark.parametrize(("gpus", "tools", "ranks"), [(0, ["all_reduce_perf"], 2), (8, [], 8)])
 def test_without_gpus_or_rccl_tests_it_is_our_own_benchmark(gpus: int, tools: list[str], ranks: int) -> None:
-    cluster = fake(gpus, {"python3": Step(0, "{}", "")})
+    cluster = fake(gpus, {"python3": StepOutput(0, "{}", "")})
     found = performance.collectives(cluster, dict.fromkeys(NODES, tools))
     assert (found["tool"], found["ranks"], found["gpus"]) == ("bench", 2 * ranks, bool(gpus))
     assert [words[1] for _, words, _ in cluster.slurm.steps] == ["rocstack_trainer.bench"] * (2 if gpus else 1)
@@ -122,7 +122,7 @@ def test_what_takes_longer_than_is_left_has_an_allocation_of_its_own() -> None:
 @pytest.mark.parametrize("dead", [{"n2"}, {"n1", "n2"}])
 def test_a_node_that_died_takes_no_answers_of_others(dead: set[str]) -> None:
     said = '@rocstack {"node": "n1", "said": {"x": {"code": 0, "out": ""}}, "gpus": [], "error": ""}\n'
-    cluster = fake(8, dict.fromkeys(("tools.py", "gemm.py"), Step(1, said, "")))
+    cluster = fake(8, dict.fromkeys(("tools.py", "gemm.py"), StepOutput(1, said, "")))
     cluster.slurm.dead = dead
     tools = performance.tools(cluster, NODES, [{"x": ["x"]}], seconds=1, minutes=5)
     gemm = performance.gemm(cluster, NODES)
@@ -136,7 +136,7 @@ def test_a_node_that_died_takes_no_answers_of_others(dead: set[str]) -> None:
 
 def test_jobs_with_gpus_do_not_wait_for_each_other() -> None:
     program, lines = module("experiments/gpus.py"), list[tuple[str, ...]]()
-    cluster = fake(8, {"gpus.py": Step(1, '@rocstack {"node": "n1"}\n', "")})
+    cluster = fake(8, {"gpus.py": StepOutput(1, '@rocstack {"node": "n1"}\n', "")})
     assert program._job(cluster, list(NODES), 8, ())["n1"] == {"node": "n1"}
     assert cluster.slurm.steps[0][2]["alone"]
     done = SimpleNamespace(rc=1, stdout='@rocstack {"node": "n1"}\n', stderr="")
@@ -151,7 +151,7 @@ def test_training_cleans_the_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(training, "run", lambda *_: {})
     monkeypatch.setattr(training, "scratch", lambda *_: ("/tmp/x", False))
     for dead, left in (({"n2"}, [["n1"]]), (set(NODES), [])):
-        cluster = fake(0, dict.fromkeys(("mkdir", "rm"), Step(0, "", "")))
+        cluster = fake(0, dict.fromkeys(("mkdir", "rm"), StepOutput(0, "", "")))
         cluster.allocated = lambda: NODES
         cluster.slurm.dead = dead
         training.on_cpus(cluster)
@@ -161,7 +161,7 @@ def test_training_cleans_the_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch
 def soaking(answers: Sequence[str] = ("n1", "n2")) -> Any:
     """On CPUs, of two ranks each."""
     lines = [f'@rocstack {{"node": "{node}"}}\n' for node in answers for _ in range(2)]
-    cluster = fake(0, {"soak.py": Step(0, "".join(lines), "")})
+    cluster = fake(0, {"soak.py": StepOutput(0, "".join(lines), "")})
     cluster.everywhere = lambda command, names: {}
     return cluster
 
@@ -207,7 +207,7 @@ def test_a_soak_goes_in_steps_in_an_allocation_that_lasts() -> None:
     chatter = "".join(f"[  111.0] audit: type={number}\n" for number in range(2000))
     log = f"[   90.0] amdgpu: GPU reset\n[  110.5] amdgpu: GPU reset\n{chatter}[  120.0] eth0: link is up\nno time\n"
     lines = [f'@rocstack {{"node": "{node}"}}\n' for node in NODES for _ in range(8)]
-    cluster = fake(8, {"soak.py": Step(0, "".join(lines), "")})
+    cluster = fake(8, {"soak.py": StepOutput(0, "".join(lines), "")})
     said = {"cat /proc/uptime": "100.25 800.0\n", "dmesg": log}
     done = {command: SimpleNamespace(rc=0, stdout=out) for command, out in said.items()}
     cluster.everywhere = lambda command, names: dict.fromkeys(names, done[command])
@@ -219,7 +219,7 @@ def test_a_soak_goes_in_steps_in_an_allocation_that_lasts() -> None:
 
 def run(**asked: Any) -> dict[str, Any]:
     done = subprocess.run([sys.executable, PROGRAM, json.dumps(asked)], capture_output=True, text=True, check=True)
-    (answer,) = Step(0, done.stdout, "").answers
+    (answer,) = StepOutput(0, done.stdout, "").answers
     said: dict[str, Any] = answer["said"]
     return said
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from simulated import simulated_run
 
 from rocstack.verify import verdict
-from rocstack.verify.check import Check
-from rocstack.verify.result import CheckResult, Measure, NodeSeen, Run, State, state_of
+from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, state_of
 
 
 def check(name: str = "one", level: int = 1) -> Check:

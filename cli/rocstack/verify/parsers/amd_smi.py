@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rocstack.verify.parsers.bad_output import bad
+from rocstack.verify.parsers import bad
 
 T = TypeVar("T")
 NONE = "N/A"

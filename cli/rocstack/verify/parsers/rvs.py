@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.bad_output import bad
+from rocstack.verify.parsers import bad
 
 _ERROR = re.compile(r"\[ERROR\s*\]|RVS-ERROR")
 _RESULT = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?\[(?P<action>[^\]]+)\] (?P<said>.*)$")
@@ -26,7 +26,7 @@ _UNITS = {"GFLOPS": "GFLOPS", "GBps": "GB/s", "Power(W)": "W"}
 
 
 @dataclass(frozen=True)
-class Statement:
+class RvsResult:
     """One result: the `action` of the configuration file, what it is `about` (a GPU, a pair, a test), whether it is as
     it should be, and the number it gives, if any (`unit`: GFLOPS, W, GB/s)."""
 
@@ -39,8 +39,8 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Report:
-    statements: tuple[Statement, ...]
+class RvsReport:
+    statements: tuple[RvsResult, ...]
     errors: tuple[str, ...]  # lines of RVS' own complaints
 
     @property
@@ -52,7 +52,7 @@ class Report:
         return [each.value for each in self.statements if each.unit == unit and each.value is not None]
 
 
-def parse(text: str, tool: str = "rvs") -> Report:
+def parse(text: str, tool: str = "rvs") -> RvsReport:
     """
     Raises:
         CheckFailed: no result; or the transfers of an action aren't all there.
@@ -78,10 +78,10 @@ def parse(text: str, tool: str = "rvs") -> Report:
     for action, count in wanted.items():
         if not errors and len(got[action]) < count:
             raise bad(tool, text, f"action {action} ended after {len(got[action])} of {count} transfers")
-    return Report(tuple(statements), tuple(errors))
+    return RvsReport(tuple(statements), tuple(errors))
 
 
-def _statement(action: str, said: str, line: str) -> Statement | None:
+def _statement(action: str, said: str, line: str) -> RvsResult | None:
     ends = [*_CPU.findall(said), *_GPU.findall(said)]
     if not ends and (numbers := _NUMBERS.match(said)):
         ends = [*numbers.groups()]
@@ -89,19 +89,19 @@ def _statement(action: str, said: str, line: str) -> Statement | None:
     if moved := _MOVED.search(said):
         speed = _GBPS.search(moved["rest"]) or _GBPS.search(said)
         value = float(speed[1]) if speed else None
-        return Statement(action, about, bool(value), value, "GB/s", line)
+        return RvsResult(action, about, bool(value), value, "GB/s", line)
     if peers := _PEERS.match(said):
-        return None if len(set(ends)) == 1 else Statement(action, about, peers[1] == "true", None, "", line)
+        return None if len(set(ends)) == 1 else RvsResult(action, about, peers[1] == "true", None, "", line)
     if met := _MET.search(said):
         load = _LOAD.search(said)
         value, unit = (float(load["value"]), _UNITS[load["unit"]]) if load else (None, "")
-        return Statement(action, about, met[1].upper() == "TRUE", value, unit, line)
+        return RvsResult(action, about, met[1].upper() == "TRUE", value, unit, line)
     if mem := _MEM_SPEED.match(said):
-        return Statement(action, f"test {mem[1]}", float(mem[2]) > 0, float(mem[2]), "GB/s", line)
+        return RvsResult(action, f"test {mem[1]}", float(mem[2]) > 0, float(mem[2]), "GB/s", line)
     if mem := _MEM.match(said):
-        return Statement(action, f"test {mem[1]}", mem[2] == "PASS", None, "", line)
+        return RvsResult(action, f"test {mem[1]}", mem[2] == "PASS", None, "", line)
     if peqt := _PEQT.match(said):
-        return Statement(action, "PCIe", peqt[1] == "true", None, "", line)
+        return RvsResult(action, "PCIe", peqt[1] == "true", None, "", line)
     if gm := _GM.match(said):
-        return Statement(action, f"{gm[1]} {gm[2]}", gm[3] == "0", float(gm[3]), "violations", line)
+        return RvsResult(action, f"{gm[1]} {gm[2]}", gm[3] == "0", float(gm[3]), "violations", line)
     return None

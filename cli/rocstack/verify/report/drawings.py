@@ -13,7 +13,7 @@ from rocstack.base.words import Value
 from rocstack.verify.result import CheckResult, Run
 
 
-class Quantity(Value):
+class MatrixQuantity(Value):
     """`values[i][j]` is from `nodes[i]` to `nodes[j]`; None where it wasn't measured, as on the diagonal."""
 
     name: str
@@ -26,10 +26,10 @@ class Quantity(Value):
 class Matrix(Value):
     """Kind "matrix"."""
 
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[MatrixQuantity, ...]
 
 
-class Line(Value):
+class ThresholdLine(Value):
     value: float
     text: str
 
@@ -39,7 +39,7 @@ class Series(Value):
 
     name: str
     points: tuple[tuple[float, float] | tuple[float, float, float], ...]
-    threshold: Line | None = None
+    threshold: ThresholdLine | None = None
 
 
 class Curves(Value):
@@ -47,7 +47,7 @@ class Curves(Value):
 
     unit: str
     series: tuple[Series, ...]
-    threshold: Line | None = None
+    threshold: ThresholdLine | None = None
 
 
 class DrawnGpu(Value):

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rocstack.verify import verdict
-from rocstack.verify.check import Check
-from rocstack.verify.result import BAD, CheckResult, Measure, Run, State
+from rocstack.verify.result import BAD, Check, CheckResult, Measure, Run, State
 
 MOST = 12  # reasons of one check
 WORDS = 3  # pieces of evidence of one reason
@@ -16,7 +15,7 @@ LONGEST = 200  # characters of a list of nodes
 
 
 @dataclass(frozen=True)
-class Group:
+class FailureGroup:
     """Nodes with one reason. `evidence` is (node, what was said there)."""
 
     where: str
@@ -29,10 +28,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ReportedFailure:
     check: Check
     state: State
-    groups: tuple[Group, ...]
+    groups: tuple[FailureGroup, ...]
     unsaid: int  # reasons that aren't shown
 
 
@@ -44,18 +43,18 @@ class _Place:
     measures: list[Measure] = field(default_factory=list)
 
 
-def failures(run: Run) -> tuple[Failure, ...]:
+def failures(run: Run) -> tuple[ReportedFailure, ...]:
     """Those on the lowest level first: what is above them often fails for the same reason."""
     found = [_failure(result) for result in run.results if result.state in BAD]
     return tuple(sorted(found, key=lambda each: each.check.level))
 
 
-def _failure(result: CheckResult) -> Failure:
+def _failure(result: CheckResult) -> ReportedFailure:
     groups = list(_groups(result))
-    return Failure(result.check, result.state, tuple(groups[:MOST]), max(len(groups) - MOST, 0))
+    return ReportedFailure(result.check, result.state, tuple(groups[:MOST]), max(len(groups) - MOST, 0))
 
 
-def _groups(result: CheckResult) -> Iterator[Group]:
+def _groups(result: CheckResult) -> Iterator[FailureGroup]:
     places: dict[str, _Place] = defaultdict(_Place)
     seen: set[int] = set()
     for node, measures in verdict.by_node(result).items():
@@ -71,7 +70,7 @@ def _groups(result: CheckResult) -> Iterator[Group]:
         said = {measure.evidence: _names(measure) for measure in reversed(place.measures) if measure.evidence}
         shown = list(reversed(said.items()))
         first = place.measures[0]
-        yield Group(
+        yield FailureGroup(
             where=_where(place.nodes),
             why=why,
             wanted=first.wanted,
@@ -81,7 +80,7 @@ def _groups(result: CheckResult) -> Iterator[Group]:
             unsaid=max(len(shown) - WORDS, 0),
         )
     if result.state not in {measure.state for measure in result.measures}:  # it broke off
-        yield Group("the check itself", result.why, "", "", False, (), 0)
+        yield FailureGroup("the check itself", result.why, "", "", False, (), 0)
 
 
 def _where(nodes: dict[str, list[str]]) -> str:

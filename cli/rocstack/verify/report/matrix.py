@@ -1,4 +1,5 @@
-"""Checks by nodes: a row for each check, a column for each node, or for those that are alike. Pure."""
+"""Checks by nodes: a row for each check, a column for each node or for a group of equal ones; and the kinds of test
+that a training cluster must pass. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +10,8 @@ from statistics import median, median_low
 
 from rocstack.probe.summary import count
 from rocstack.verify import verdict
-from rocstack.verify.check import Check
 from rocstack.verify.recorder import Scalar
-from rocstack.verify.result import Measure, Run, State
+from rocstack.verify.result import Check, Measure, Run, State
 
 FEW = 8  # nodes that have a column each
 MOST = 24  # columns
@@ -21,7 +21,7 @@ WORST: tuple[State, ...] = ("failed", "error", "skipped", "measured", "passed")
 
 
 @dataclass(frozen=True)
-class Column:
+class NodeColumn:
     """`label` is the node, or how many there are; `names` is the hostlist of those."""
 
     label: str
@@ -30,7 +30,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """`cells` are the states by column, None where the check said nothing of those nodes. Without cells `whole` says
     what the state is of."""
 
@@ -43,12 +43,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+class CheckTable:
+    columns: tuple[NodeColumn, ...]
+    rows: tuple[CheckRow, ...]
 
 
-def table(run: Run) -> Table:
+def table(run: Run) -> CheckTable:
     states = {result.check.name: verdict.states(result) for result in run.results}
     looks = {
         node.name: tuple(states[result.check.name].get(node.name) for result in run.results)
@@ -68,10 +68,10 @@ def table(run: Run) -> Table:
         if rest:
             worst = tuple(_worst(states) for states in zip(*(look for look, _ in rest), strict=True))
             columns.append((tuple(name for _, names in rest for name in names), worst))
-    return Table(
+    return CheckTable(
         columns=tuple(_column(names, len(looks)) for names, _ in columns),
         rows=tuple(
-            Row(
+            CheckRow(
                 check=result.check,
                 state=result.state,
                 lines=lines(result.measures),
@@ -130,8 +130,56 @@ def _worst(states: Iterable[State | None]) -> State | None:
     return next((state for state in WORST if state in there), None)
 
 
-def _column(names: tuple[str, ...], nodes: int) -> Column:
+def _column(names: tuple[str, ...], nodes: int) -> NodeColumn:
     if len(names) == 1:
-        return Column(names[0], "", names)
+        return NodeColumn(names[0], "", names)
     every = "all " if len(names) == nodes else ""
-    return Column(f"{every}{count(len(names), 'node')}", verdict.listed(names, 40), names)
+    return NodeColumn(f"{every}{count(len(names), 'node')}", verdict.listed(names, 40), names)
+
+
+KINDS = (
+    "enumerating the GPUs",
+    "enumerating the finetuning workers",
+    "Slurm GRES",
+    "network interfaces",
+    "network topology",
+    "simple MPI job launch",
+    "communication between MPI ranks",
+    "latency and bandwidth on MPI links",
+    "collectives: functional",
+    "collectives: performance",
+    "scheduling and prioritization",
+    "QoS enforcement",
+    "checkpoint and restart",
+    "model distribution among ranks",
+    "training on one GPU",
+    "training on several GPUs of a node",
+    "training on several nodes",
+    "data partitioning among nodes",
+)
+
+
+@dataclass(frozen=True)
+class AcceptanceItem:
+    """`state` is None where no check of the run was of this kind; `skipped` are its checks that were, while others
+    weren't: it was tested in part."""
+
+    number: int
+    name: str
+    state: State | None
+    skipped: tuple[str, ...]
+
+
+def kinds(run: Run) -> tuple[AcceptanceItem, ...]:
+    """The worst of each kind's checks; one that was skipped doesn't hide that another passed."""
+    return tuple(_kind(run, number, name) for number, name in enumerate(KINDS, 1))
+
+
+def _kind(run: Run, number: int, name: str) -> AcceptanceItem:
+    results = [result for result in run.results if result.check.item == number]
+    states = {result.state for result in results}
+    if len(states) > 1:
+        states -= {"skipped"}
+    state = next((state for state in WORST if state in states), None)
+    gone = () if state == "skipped" else (each.check.name for each in results if each.state == "skipped")
+    return AcceptanceItem(number, name, state, tuple(gone))

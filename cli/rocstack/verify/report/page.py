@@ -14,7 +14,7 @@ from rocstack.base import paths
 from rocstack.base.levels import LEVELS
 from rocstack.probe.summary import count
 from rocstack.verify import compare, outliers, verdict
-from rocstack.verify.report import curves, drawings, failures, heatmap, kinds, matrix, topology
+from rocstack.verify.report import charts, drawings, failures, matrix, topology
 from rocstack.verify.result import Run
 from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
@@ -42,14 +42,14 @@ def html(run: Run, previous: Run | None = None) -> str:
             passing=verdict.listed(found.names("passing"), 2000),
             slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
             table=matrix.table(run),
-            kinds=kinds.kinds(run),
+            kinds=matrix.kinds(run),
             heatmaps=[
                 (result, map)
                 for result, each in drawn.matrices
                 for quantity in each.quantities
-                if (map := heatmap.heatmap(quantity))
+                if (map := charts.heatmap(quantity))
             ],
-            charts=[(result, chart) for result, each in drawn.curves if (chart := curves.chart(each))],
+            charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
             pictures=[(result, each) for result, drawing in drawn.topologies for each in topology.pictures(drawing)],
             unreadable=drawn.unreadable,
             comparison=compare.compare(previous, run) if previous else None,

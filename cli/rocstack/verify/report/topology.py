@@ -27,7 +27,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Wire:
+class DrawnWire:
     """`kind` is how near: switch, root, numa or system; or "link" between GPUs."""
 
     path: str
@@ -49,7 +49,7 @@ class Picture:
     height: float
     zones: tuple[Zone, ...]
     boxes: tuple[Box, ...]
-    wires: tuple[Wire, ...]
+    wires: tuple[DrawnWire, ...]
     links: str
     bus: tuple[float, float, tuple[float, ...]] | None  # every GPU with every other: from, to, and the GPUs
     near: tuple[tuple[str, str], ...]  # kinds of wires that are drawn, and what they mean
@@ -89,7 +89,7 @@ def _picture(names: list[str], devices: Devices) -> Picture:
             boxes.append(Box(nics[nic.name], NIC_Y, nic.name, below, bad))
         left += width + GAP
     wires = [
-        Wire(
+        DrawnWire(
             _down(gpus[each.gpu], nics[each.nic]),
             _kind(each.via),
             f"GPU {each.gpu}, {each.nic}: {VIA.get(_kind(each.via), '')}",
@@ -102,7 +102,7 @@ def _picture(names: list[str], devices: Devices) -> Picture:
     middles = tuple(place + CELL / 2 for place in gpus.values())
     if not full:
         wires += [
-            Wire(_arc(gpus[link.a], gpus[link.b]), "link", f"GPU {link.a}, GPU {link.b}: {link.kind}")
+            DrawnWire(_arc(gpus[link.a], gpus[link.b]), "link", f"GPU {link.a}, GPU {link.b}: {link.kind}")
             for link in devices.links
             if link.a in gpus and link.b in gpus
         ]

@@ -1,11 +1,12 @@
-"""perftest's bandwidth tests: `ib_write_bw` and its like (github.com/linux-rdma/perftest)."""
+"""RDMA's own tools: perftest's bandwidth tests, `ib_write_bw` and its like (github.com/linux-rdma/perftest), and
+rdma-core's `ibv_rc_pingpong` (libibverbs/examples/rc_pingpong.c)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.bad_output import bad
+from rocstack.verify.parsers import bad
 
 _TITLE = re.compile(r"^\w+ (Bidirectional )?BW Test$")
 _HEADER = re.compile(r"#bytes\s+#iterations\s+BW peak\[(\w+)/sec\]\s+BW average\[\w+/sec\]")
@@ -16,7 +17,7 @@ _MIB = 1024 * 1024 * 8 / 1e9  # perftest's MB is 2^20 bytes
 
 
 @dataclass(frozen=True)
-class Row:
+class BandwidthRow:
     """`size` in bytes, `peak` and `average` in Gb/s (10^9 bits), `mpps` in million messages a second."""
 
     size: int
@@ -36,20 +37,20 @@ class Bandwidth:
     mtu: int | None
     queue_pairs: int | None
     gid_index: int | None
-    rows: tuple[Row, ...]
+    rows: tuple[BandwidthRow, ...]
 
     @property
-    def best(self) -> Row:
+    def best(self) -> BandwidthRow:
         return max(self.rows, key=lambda row: row.average)
 
 
-def parse(text: str, tool: str = "ib_write_bw") -> Bandwidth:
+def parse_perftest(text: str, tool: str = "ib_write_bw") -> Bandwidth:
     """
     Raises:
         CheckFailed: no table, a row of it that isn't understood, or no end of it.
     """
     scale, both, ended = 0.0, False, False
-    rows: list[Row] = []
+    rows: list[BandwidthRow] = []
     about: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
@@ -67,7 +68,9 @@ def parse(text: str, tool: str = "ib_write_bw") -> Bandwidth:
             continue
         elif _ROW.match(line):
             size, iterations, peak, average, mpps = line.split()[:5] if len(line.split()) > 4 else (*line.split(), "0")
-            rows.append(Row(int(size), int(iterations), float(peak) * scale, float(average) * scale, float(mpps)))
+            rows.append(
+                BandwidthRow(int(size), int(iterations), float(peak) * scale, float(average) * scale, float(mpps))
+            )
         else:
             raise bad(tool, text, "this row isn't understood", number)
     if not rows:
@@ -88,3 +91,36 @@ def parse(text: str, tool: str = "ib_write_bw") -> Bandwidth:
 def _number(text: str | None) -> int | None:
     found = re.match(r"\d+", text or "")
     return int(found[0]) if found else None
+
+
+_GID = re.compile(r"(local|remote) address: .*GID (\S+)")
+_BYTES = re.compile(r"(\d+) bytes in [\d.]+ seconds = ([\d.]+) Mbit/sec")
+_ITERATIONS = re.compile(r"(\d+) iters in [\d.]+ seconds = ([\d.]+) usec/iter")
+_INVALID = re.compile(r"invalid data in page", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Pingpong:
+    """`mbits` in Mb/s (10^6 bits), `us` of a round trip; the GIDs of both ends."""
+
+    local: str
+    remote: str
+    transferred: int
+    mbits: float
+    iterations: int
+    us: float
+
+
+def parse_pingpong(text: str, tool: str = "ibv_rc_pingpong") -> Pingpong:
+    """
+    Raises:
+        CheckFailed: it didn't come to its end, or what arrived isn't what was sent (-c).
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        if _INVALID.search(line):
+            raise bad(tool, text, "what arrived isn't what was sent", number)
+    carried, rounds = _BYTES.search(text), _ITERATIONS.search(text)
+    ends = dict(_GID.findall(text))
+    if not carried or not rounds or len(ends) < 2:
+        raise bad(tool, text, "the two ends didn't come to a result" if ends else "it didn't begin")
+    return Pingpong(ends["local"], ends["remote"], int(carried[1]), float(carried[2]), int(rounds[1]), float(rounds[2]))

@@ -1,4 +1,6 @@
-"""TransferBench: presets a2a and p2p, and configuration files (github.com/ROCm/TransferBench). All in GB/s."""
+"""Benchmarks of GPUs: TransferBench's presets a2a and p2p and its configuration files (github.com/ROCm/TransferBench;
+all in GB/s), BabelStream's `hip-stream` (github.com/UoB-HPC/BabelStream, src/main.cpp), and `rocblas-bench`, which
+prints lines of comma-separated names and values (github.com/ROCm/rocBLAS, clients)."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocstack.verify.parsers.bad_output import bad
+from rocstack.verify.parsers import bad
 
 _ERROR = re.compile(r"^\[ERROR\]")
 _AVERAGE = re.compile(r"^(Average|Aggregate) +bandwidth \((GPU|CPU) Timed\): +([\d.]+) GB/s")
@@ -96,3 +98,89 @@ def _lines(text: str, tool: str) -> list[str]:
         if _ERROR.match(line):
             raise bad(tool, text, "it complains", number)
     return lines
+
+
+FUNCTIONS = ("Copy", "Mul", "Add", "Triad", "Dot")
+_ABOUT = re.compile(r"^(Version|Implementation|Precision): (.+)$|^Using \w+ device (.+)$")
+_HEADER = re.compile(r"^Function +(MBytes|MiBytes|GBytes)/sec ")
+_ROW = re.compile(rf"^({'|'.join(FUNCTIONS)}) +(\S+) +\S+ +\S+ +\S+$")
+_WRONG = re.compile(r"^Validation failed")
+_GB = {"MBytes": 1e-3, "MiBytes": 1024 * 1024 / 1e9, "GBytes": 1.0}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`gb` by function, in GB/s (10^9 bytes): the best run of each."""
+
+    version: str
+    implementation: str
+    precision: str
+    device: str
+    gb: Mapping[str, float]
+
+
+def parse_babelstream(text: str, tool: str = "hip-stream") -> Stream:
+    """
+    Raises:
+        CheckFailed: its sums were wrong, a row isn't understood, or a function is missing.
+    """
+    about: dict[str, str] = {}
+    found: dict[str, float] = {}
+    scale = 0.0
+    for number, line in enumerate((raw.strip() for raw in text.splitlines()), 1):
+        if _WRONG.match(line):
+            raise bad(tool, text, "what it computed is wrong", number)
+        if match := _ABOUT.match(line):
+            about[match[1] or "Device"] = match[2] or match[3]
+        elif match := _HEADER.match(line):
+            scale = _GB[match[1]]
+        elif scale and (match := _ROW.match(line)):
+            try:
+                found[match[1]] = round(float(match[2]) * scale, 6)
+            except ValueError:
+                raise bad(tool, text, "this row isn't understood", number) from None
+    missing = [name for name in FUNCTIONS if name not in found]
+    if missing:
+        raise bad(tool, text, f"it has no {missing[0]}")
+    return Stream(
+        version=about.get("Version", ""),
+        implementation=about.get("Implementation", ""),
+        precision=about.get("Precision", ""),
+        device=about.get("Device", ""),
+        gb=found,
+    )
+
+
+_SPEED, _TIME = "rocblas-Gflops", "us"
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`tflops` (10^12) and `us` of a call; its sizes."""
+
+    m: int
+    n: int
+    k: int
+    tflops: float
+    us: float
+
+
+def parse_rocblas(text: str, tool: str = "rocblas-bench") -> Gemm:
+    """The last result.
+
+    Raises:
+        CheckFailed: there is none, or it isn't understood.
+    """
+    lines = text.splitlines()
+    at = max((number for number, line in enumerate(lines, 1) if _SPEED in line), default=0)
+    if not at:
+        raise bad(tool, text, "no result")
+    if at >= len(lines) or not lines[at].strip():
+        raise bad(tool, text, "nothing follows the names", at)
+    names, words = (lines[at - 1 + i].strip().split(",") for i in (0, 1))
+    row = {name.strip(): word.strip() for name, word in zip(names, words, strict=False)}
+    try:
+        m, n, k = (int(row[name]) for name in ("M", "N", "K"))
+        return Gemm(m, n, k, tflops=float(row[_SPEED]) / 1e3, us=float(row[_TIME]))
+    except (KeyError, ValueError):
+        raise bad(tool, text, "this row isn't understood", at + 1) from None

@@ -27,12 +27,12 @@ import docker
 from testbed import Site, each, run, timed
 
 from rocstack.deploy.plan import tls
-from rocstack.registry.http import Login, Wire
-from rocstack.registry.image_archive import Archive
-from rocstack.registry.load import Target, load
+from rocstack.registry.image_archive import ImageArchive
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import publish
+from rocstack.registry.registry_http import RegistryHttp, RegistryLogin
 from rocstack.registry.repository import Repository
+from rocstack.registry.send_archive import LoadTarget, load
 
 Result = dict[str, Any]
 USER = "rocstack"
@@ -66,8 +66,11 @@ class Bench:
         key = tls.make_key()
         pem = tls.certificate(ca, ca_key, key, [site.address[site.head]], now)
         (self.work / "ca.pem").write_text(ca)
-        with LocalImage.find(self.client, control) as image, Archive.make(image, control, folder=self.work) as archive:
-            (done,) = load(archive, [Target(site.head, site.ssh(site.head))])
+        with (
+            LocalImage.find(self.client, control) as image,
+            ImageArchive.make(image, control, folder=self.work) as archive,
+        ):
+            (done,) = load(archive, [LoadTarget(site.head, site.ssh(site.head))])
             assert not done.error, done.error
         for path, text in (("registry/server.pem", pem), ("registry/server.key", key), ("password", self.password)):
             site.on(
@@ -92,15 +95,17 @@ class Bench:
             )
             site.on(worker, "sh", "-c", "umask 077; mkdir -p /root/.bench; cat >/root/.bench/config.json", stdin=login)
 
-    def wire(self, port: int) -> Wire:
-        return Wire(self.registry, Login(USER, self.password), self.work / "ca.pem", connect_to=("127.0.0.1", port))
+    def http(self, port: int) -> RegistryHttp:
+        return RegistryHttp(
+            self.registry, RegistryLogin(USER, self.password), self.work / "ca.pem", connect_to=("127.0.0.1", port)
+        )
 
     def rocstack(self, image: str, tag: str) -> Result:
         """zstd layers to the head's registry through a tunnel, then all workers pull by digest at once."""
 
         def send() -> str:
             with self.site.tunnel(5000) as end, LocalImage.find(self.client, image) as found:
-                return publish(found, Repository(self.wire(end.port), f"rocstack-worker-{self.link}"), tag).reference
+                return publish(found, Repository(self.http(end.port), f"rocstack-worker-{self.link}"), tag).reference
 
         publish_s, reference = timed(send)
         pull_s, _ = timed(lambda: each(lambda node: self.pull(node, reference), self.site.workers))
@@ -110,9 +115,9 @@ class Bench:
         """zstd archives over ssh, without what the nodes have."""
         have = frozenset(self.layers(self.image) if image != self.image else ())
         with LocalImage.find(self.client, image) as found:
-            pack_s, archive = timed(lambda: Archive.make(found, f"{self.name}:{tag}", have, folder=self.work))
+            pack_s, archive = timed(lambda: ImageArchive.make(found, f"{self.name}:{tag}", have, folder=self.work))
             with archive:
-                targets = [Target(node, self.site.ssh(node), have=have) for node in self.site.workers]
+                targets = [LoadTarget(node, self.site.ssh(node), have=have) for node in self.site.workers]
                 load_s, done = timed(lambda: load(archive, targets))
         assert not [one.error for one in done if one.error], done
         return {"pack_s": pack_s, "load_s": load_s, "id": self.ids(f"{self.name}:{tag}")}

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -18,8 +19,10 @@ from place import Built, Place, inspect
 from site_registry import USER, Registry, engine, free_port, running
 
 from rocstack.base.errors import CheckFailed, Missing
-from rocstack.registry.push import Pushed, push
-from rocstack.registry.pusher import Event
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.push import Pushed, PushEvent, push
+from rocstack.registry.registry_http import as_engine
+from rocstack.registry.repository import Repository
 
 pytestmark = pytest.mark.engine
 
@@ -55,17 +58,23 @@ class Site:
         self.made.append(found)
         return found
 
-    def push(self, image: str, tags: tuple[str, ...] = (WEEK,), **options: object) -> tuple[Pushed, list[Event]]:
-        events: list[Event] = []
-        done = push(
-            self.client,
-            image,
-            self.repository,
-            CONTENT,
-            tags,
-            on_event=events.append,
-            **{"attempts": 1, **options},  # type: ignore[arg-type]
-        )
+    def push(
+        self,
+        image: str,
+        tags: tuple[str, ...] = (WEEK,),
+        content_tag: str = CONTENT,
+        *,
+        move_tags: bool = False,
+        repository: str = "",
+        **options: Any,
+    ) -> tuple[Pushed, list[PushEvent]]:
+        """As `rocstack build --push` does: with what `docker login` left, and by the engine's rules for the host."""
+        events: list[PushEvent] = []
+        host, _, name = (repository or self.repository).partition("/")
+        target = Repository(as_engine(self.client.info(), host), name, **{"attempts": 1, **options})
+        with LocalImage.find(self.client, image) as source:
+            done = push(source, target, content_tag, tags, move_tags=move_tags, on_event=events.append)
+        target.http.close()
         return done, events
 
     def digest(self, tag: str) -> str:
@@ -110,25 +119,25 @@ def test_bytes_of_a_real_layer_are_counted(site: Site, tmp_path: Path) -> None:
 def test_existing_tag_is_not_moved_unless_asked(site: Site) -> None:
     first = site.push(site.image("one"))[0].digest
     other = site.image("two")
-    second_content = {"content_tag": "c-fedcba9876543210"}
+    second_content = "c-fedcba9876543210"
     with pytest.raises(CheckFailed) as caught:
-        push(site.client, other, site.repository, second_content["content_tag"], (WEEK,))
+        site.push(other, content_tag=second_content)
     assert caught.value.code == "tag-exists"
     assert first in caught.value.what
     assert site.digest(WEEK) == first
     with pytest.raises(NotFound):  # nothing was sent
-        site.digest(second_content["content_tag"])
+        site.digest(second_content)
 
-    push(site.client, other, site.repository, second_content["content_tag"], (WEEK,), move_tags=True)
-    assert site.digest(WEEK) == site.digest(second_content["content_tag"]) != first
+    site.push(other, content_tag=second_content, move_tags=True)
+    assert site.digest(WEEK) == site.digest(second_content) != first
 
 
 def test_same_content_built_twice_stays_the_first_image(site: Site) -> None:
     image = site.image("elsewhere")
     first = site.push(image)[0].digest
     engine("rmi", "--force", image)
-    done, events = site.push(site.image("here"), (WEEK, "2026.48"))
-    assert any("fetching" in event.text for event in events)
+    done, _ = site.push(site.image("here"), (WEEK, "2026.48"))
+    assert done.bytes_sent == 0
     assert done.digest == site.digest("2026.48") == first
     assert done.sent == ("2026.48",)
 
@@ -147,7 +156,7 @@ def test_registry_that_is_not_there(site: Site) -> None:
     waits: list[float] = []
     nowhere = f"127.0.0.1:{free_port()}/a/rocstack-worker"
     with pytest.raises(Missing, match=r"can't be reached \(3 attempts\)") as caught:
-        push(site.client, site.image("one"), nowhere, CONTENT, (WEEK,), attempts=3, sleep=waits.append)
+        site.push(site.image("one"), repository=nowhere, attempts=3, sleep=waits.append)
     assert (caught.value.code, caught.value.exit_code) == ("registry-unreachable", 3)
     assert waits == [2, 4]
 
@@ -174,22 +183,16 @@ def test_registry_that_comes_back_between_attempts(site: Site) -> None:
 def test_a_build_is_pushed_under_its_release_tags(site: Site, built: Built, place: Place) -> None:
     target = site.repository.rpartition("/")[0]
     here = place.with_env(DOCKER_CONFIG=str(site.config.parent))
-    try:
-        done = here.build("--role", "control", "--push", target, "--tag", WEEK)
-        pushed = done.image("control")["pushed"]
-        repository = f"{target}/rocstack-control"
-        content = inspect(here.reference("control"))["Config"]["Labels"]["io.rocstack.content"]
-        names = {f"c-{content[:16]}", WEEK, f"debian-13-tcp-{WEEK}"}
-        assert set(pushed) == {f"{repository}:{name}" for name in names}
-        for reference, digest in pushed.items():
-            assert site.client.images.get_registry_data(reference).id == digest
-        report = json.loads((here.folder / ".rocstack/debian-13-tcp/report.json").read_text())
-        assert report["images"][0]["pushed"] == pushed
-        again = here.build("--role", "control", "--push", target, "--tag", WEEK)
-        assert again.image("control")["pushed"] == pushed
-        assert "is there already" in again.err
-    finally:
-        for image in site.client.images.list(f"{target}/rocstack-control"):
-            for tag in image.tags:
-                if tag.startswith(target):
-                    engine("rmi", tag)
+    done = here.build("--role", "control", "--push", target, "--tag", WEEK)
+    pushed = done.image("control")["pushed"]
+    repository = f"{target}/rocstack-control"
+    content = inspect(here.reference("control"))["Config"]["Labels"]["io.rocstack.content"]
+    names = {f"c-{content[:16]}", WEEK, f"debian-13-tcp-{WEEK}"}
+    assert set(pushed) == {f"{repository}:{name}" for name in names}
+    for reference, digest in pushed.items():
+        assert site.client.images.get_registry_data(reference).id == digest
+    report = json.loads((here.folder / ".rocstack/debian-13-tcp/report.json").read_text())
+    assert report["images"][0]["pushed"] == pushed
+    again = here.build("--role", "control", "--push", target, "--tag", WEEK)
+    assert again.image("control")["pushed"] == pushed
+    assert "is there already" in again.err

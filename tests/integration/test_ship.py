@@ -15,13 +15,13 @@ from docker import DockerClient
 from site_registry import USER, Registry, certificate, engine, running
 
 from rocstack.base.errors import Missing
-from rocstack.registry.http import Login, Wire, docker_login
-from rocstack.registry.image_archive import Archive
-from rocstack.registry.load import Target, load
+from rocstack.registry.image_archive import ImageArchive
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import ZSTD_LAYER
-from rocstack.registry.publish import Memory, Published, publish
+from rocstack.registry.publish import PackedLayers, Published, publish
+from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, docker_login
 from rocstack.registry.repository import Repository
+from rocstack.registry.send_archive import LoadTarget, load
 
 pytestmark = pytest.mark.engine
 INSIDE = "10.0.0.11:5000"  # what nodes call it; from here it is at the end of a tunnel
@@ -54,8 +54,8 @@ class Shop:
         return self.made[-1]
 
     def repository(self, **options: object) -> Repository:
-        wire = Wire(self.registry.host, Login(USER, self.registry.password), plain=True)
-        return Repository(wire, self.name, **options)  # type: ignore[arg-type]
+        http = RegistryHttp(self.registry.host, RegistryLogin(USER, self.registry.password), plain=True)
+        return Repository(http, self.name, **options)  # type: ignore[arg-type]
 
     def publish(self, image: str, tag: str = "one", **options: object) -> Published:
         memory = options.pop("memory", None)
@@ -155,17 +155,17 @@ def test_registry_killed_for_good_is_said_and_the_second_run_goes_on(shop: Shop,
     def kill(layer: str, done: int, total: int) -> None:
         if done == total:
             done_layers.add(layer)
-        elif done_layers and shop.repository().wire.host:
+        elif done_layers and shop.repository().http.host:
             subprocess.run(["docker", "kill", shop.registry.container], capture_output=True)
 
     try:
         with pytest.raises(Missing) as caught:
-            shop.publish(image, progress=kill, memory=Memory(memory), sleep=lambda seconds: None)
+            shop.publish(image, progress=kill, packed_layers=PackedLayers(memory), sleep=lambda seconds: None)
     finally:
         shop.registry.start()
     assert caught.value.code == "registry-unreachable"
     assert shop.repository().manifest("one") is None
-    done = shop.publish(image, memory=Memory(memory))
+    done = shop.publish(image, packed_layers=PackedLayers(memory))
     assert len(done.skipped) == len(done_layers) == 1
     assert done.bytes_sent < done.bytes_total - 900_000
 
@@ -177,19 +177,22 @@ def test_tls_by_the_nodes_name_through_a_tunnel(base: str, client: DockerClient,
     with running(base, tls=tmp_path / "good") as registry:
         shop = Shop(client, registry, tmp_path / "context")
         image = shop.image(b"something")
-        login, end = Login(USER, registry.password), ("127.0.0.1", registry.port)
+        login, end = RegistryLogin(USER, registry.password), ("127.0.0.1", registry.port)
 
-        def send(wire: Wire) -> Published:
+        def send(http: RegistryHttp) -> Published:
             with LocalImage.find(client, image) as found:
-                return publish(found, Repository(wire, "rocstack-worker", attempts=1), "one")
+                return publish(found, Repository(http, "rocstack-worker", attempts=1), "one")
 
         try:
-            done = send(Wire(INSIDE, login, ca, connect_to=end))
+            done = send(RegistryHttp(INSIDE, login, ca, connect_to=end))
             assert done.reference.startswith(f"{INSIDE}/rocstack-worker@sha256:")
             assert {layer.media_type for layer in done.layers} == {ZSTD_LAYER}
-            for wire in (Wire(INSIDE, login, other, connect_to=end), Wire("10.0.0.12:5000", login, ca, connect_to=end)):
+            for http in (
+                RegistryHttp(INSIDE, login, other, connect_to=end),
+                RegistryHttp("10.0.0.12:5000", login, ca, connect_to=end),
+            ):
                 with pytest.raises(Missing) as caught:
-                    send(wire)
+                    send(http)
                 assert caught.value.code == "registry-untrusted"
         finally:
             shop.remove(image)
@@ -203,14 +206,14 @@ def test_what_docker_login_wrote_is_used(shop: Shop, tmp_path: Path, monkeypatch
         ["docker", "login", "--username", USER, "--password-stdin", host],
         input=shop.registry.password, text=True, check=True, capture_output=True,
     )  # fmt: skip
-    assert docker_login(host) == Login(USER, shop.registry.password)
+    assert docker_login(host) == RegistryLogin(USER, shop.registry.password)
 
 
 def test_an_archive_loads_and_leaves_out_what_is_there(shop: Shop, tmp_path: Path) -> None:
     image = shop.image(secrets.token_bytes(500_000), b"top")
     name = f"{shop.name}:deployed"
-    here = Target("here", ["sh", "-c"])
-    with LocalImage.find(shop.client, image) as found, Archive.make(found, name, folder=tmp_path) as archive:
+    here = LoadTarget("here", ["sh", "-c"])
+    with LocalImage.find(shop.client, image) as found, ImageArchive.make(found, name, folder=tmp_path) as archive:
         shop.remove(image)
         (done,) = load(archive, [here], attempts=1)
         assert (done.error, archive.id) == (None, image)
@@ -218,6 +221,6 @@ def test_an_archive_loads_and_leaves_out_what_is_there(shop: Shop, tmp_path: Pat
         assert client_inspect(name)["Id"] == image
         graph = frozenset(archive.diff_ids)
         if found.how == "overlay2":
-            (again,) = load(archive, [Target("here", ["sh", "-c"], have=graph)], attempts=1)
+            (again,) = load(archive, [LoadTarget("here", ["sh", "-c"], have=graph)], attempts=1)
             assert again.error is None
             assert again.bytes < 20_000

@@ -14,7 +14,7 @@ from cluster import Node, until
 from place import Built, Place, engine
 
 from rocstack.deploy.plan import tls
-from rocstack.registry.http import Login, Wire
+from rocstack.registry.registry_http import RegistryHttp, RegistryLogin
 from rocstack.registry.repository import Repository
 
 USER, NAME = "rocstack", "rocstack-worker"
@@ -33,7 +33,7 @@ class Registry:
         return {"host": self.host, "user": USER, "password": self.password, "ca": self.ca.read_text(), **changes}
 
     def repository(self) -> Repository:
-        return Repository(Wire(self.host, Login(USER, self.password), ca=self.ca), NAME)
+        return Repository(RegistryHttp(self.host, RegistryLogin(USER, self.password), ca=self.ca), NAME)
 
 
 def start(name: str, image: str, folder: Path, address: str, port: int, *flags: str) -> Registry:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -80,7 +81,8 @@ class Handler(BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         store.requests.append(f"{self.command} {self.path}")
         if self.path.startswith("/token") and store.token:
-            return self._token(query)
+            form = {key: values[0] for key, values in parse_qs(self.body().decode()).items()}
+            return self._token(query, form)
         if not self._allowed():
             self.body()
             return self._deny()
@@ -106,9 +108,10 @@ class Handler(BaseHTTPRequestHandler):
         realm = f'Bearer realm="http://{self.store.host}/token",service="here"' if self.store.token else "Basic realm=x"
         self.answer(401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', WWW_Authenticate=realm)
 
-    def _token(self, query: dict[str, str]) -> None:
+    def _token(self, query: dict[str, str], form: dict[str, str]) -> None:
         wanted = "Basic " + base64.b64encode(f"ada:{self.store.password}".encode()).decode()
-        good = self.headers.get("Authorization") == wanted and query.get("scope", "").endswith(":pull,push")
+        named = self.headers.get("Authorization") == wanted or form.get("refresh_token") == self.store.password
+        good = named and {**query, **form}.get("scope", "").endswith(":pull,push")
         self.answer(200 if good else 401, json.dumps({"token": self.store.token}).encode() if good else b"")
 
     def tags(self, name: str, rest: str, query: dict[str, str]) -> None:
@@ -162,11 +165,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving() -> Iterator[Store]:
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Store]:
     store = Store()
     handler = type("Here", (Handler,), {"store": store})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     store.port = server.server_address[1]
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.02))
     thread.start()

@@ -11,10 +11,10 @@ import zstandard
 from docker import DockerClient
 from fake_registry import Store
 
-from rocstack.registry.http import Wire
 from rocstack.registry.layers import checked, sha256
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import Published, publish
+from rocstack.registry.registry_http import RegistryHttp
 from rocstack.registry.repository import Repository
 
 NAME = "rocstack-worker"
@@ -61,12 +61,12 @@ BASE, MIDDLE, TOP = layer(300_000, 1), layer(70_000, 2), layer(2_000, 3)
 
 def repository(store: Store, name: str = NAME, **options: Any) -> Repository:
     options.setdefault("sleep", lambda seconds: None)
-    wire = Wire(store.host, options.pop("login", None), plain=True, connect_to=options.pop("connect_to", None))
-    return Repository(wire, name, **options)
+    http = RegistryHttp(store.host, options.pop("login", None), plain=True, connect_to=options.pop("connect_to", None))
+    return Repository(http, name, **options)
 
 
 def send(store: Store, source: Layers, tag: str = "t", name: str = NAME, **options: Any) -> Published:
-    more = {key: options.pop(key) for key in ("siblings", "memory", "progress") if key in options}
+    more = {key: options.pop(key) for key in ("siblings", "packed_layers", "progress") if key in options}
     return publish(source.image(), repository(store, name, **options), tag, **more)
 
 

@@ -27,7 +27,7 @@ def demo(
     from rocstack.edge import engine
 
     chosen = options.settings(stack=stack, nic=nic)
-    reference = f"{chosen.image_prefix}/worker:{chosen.stack_name()}-{chosen.nic}"
+    reference = chosen.image_name("worker")
     if engine.find_image(engine.connect(), reference) is None:
         raise Missing(f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it")
     inside = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]

@@ -143,10 +143,7 @@ def _built(chosen: Settings, image: str | None, control_image: str | None) -> tu
     from rocstack.registry.local_image import LocalImage as Source
 
     client = engine.connect()
-    names = {
-        role: given or f"{chosen.image_prefix}/{role}:{chosen.stack_name()}-{chosen.nic}"
-        for role, given in (("worker", image), ("control", control_image))
-    }
+    names = {role: given or chosen.image_name(role) for role, given in (("worker", image), ("control", control_image))}
     images = {role: local_image(client, name, role) for role, name in names.items()}
     sources = [Source.find(client, each.id) for each in images.values()]
     return (lambda journal: images), {layer: each.size(layer) for each in sources for layer in each.diff_ids}

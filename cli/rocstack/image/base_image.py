@@ -14,6 +14,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
+from rocstack.base import image_names
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.base.words import Value
 from rocstack.edge.engine import find_image
@@ -35,7 +36,7 @@ def local_name(stack: Stack, settings: Settings) -> str:
     """The name of a base made here; it holds a hash of all that goes into making one."""
     inputs = [stack.base.model_dump(), stack.exclude, settings.apt_mirror]
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]
-    return f"{settings.image_prefix}/base:{stack.base.os}-{digest}"
+    return image_names.local_name(settings.image_prefix, "base", f"{stack.base.os}-{digest}")
 
 
 def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, say: Say) -> BaseImage:

@@ -18,6 +18,7 @@ from typing import Any
 import docker
 
 from rocstack import __version__
+from rocstack.base import image_names
 from rocstack.edge.retry import Retry
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build_failure import Failure, explain
@@ -263,7 +264,7 @@ class Build:
 
 def image_name(settings: Settings, resolved: Resolved, role: Role) -> str:
     """What an image is called on this host."""
-    return f"{settings.image_prefix}/{role}:{resolved.stack.name}-{resolved.nic.name}"
+    return image_names.built_name(settings.image_prefix, role, resolved.stack.name, resolved.nic.name)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from rocstack.registry.layers import BLOCK, Unreadable, sha256
+from rocstack.registry.layers import BLOCK, UnreadableLayer, sha256
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import MANIFEST, Blob, Packer, as_json, config_blob, manifest
 
@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Archive:
+class ImageArchive:
     """An image's packed layers in a folder of its own. Close it."""
 
     folder: Path
@@ -41,7 +41,7 @@ class Archive:
         have: Collection[str] = (),
         progress: Progress = lambda layer, done, total: None,
         folder: Path | None = None,
-    ) -> Archive:
+    ) -> ImageArchive:
         """Packs the layers that are not in `have` (diff ids) into a temporary folder under `folder`.
 
         Raises:
@@ -60,7 +60,7 @@ class Archive:
             shutil.rmtree(to)
             raise
 
-    def __enter__(self) -> Archive:
+    def __enter__(self) -> ImageArchive:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -125,7 +125,7 @@ def _pack(image: LocalImage, diff_id: str, to: Path, progress: Progress) -> Blob
                 for chunk in packer:
                     file.write(chunk)
                     progress(diff_id, min(packer.read, total), total)
-        except Unreadable:  # the next time it comes from the fallback, which ends with a CheckFailed
+        except UnreadableLayer:  # the next time it comes from the fallback, which ends with a CheckFailed
             continue
         part.rename(to / packer.blob.digest.removeprefix("sha256:"))
         return packer.blob

@@ -19,12 +19,12 @@ from typing import Protocol
 BLOCK = 1 << 20  # bytes: large enough that hashing and compressing leave Python's lock alone
 
 
-class Unreadable(Exception):
+class UnreadableLayer(Exception):
     """A source that gives no layer, or another one than the image's id promises."""
 
 
 class Source(Protocol):
-    """Where the layers come from. `open` raises Unreadable or OSError, before or while it is read."""
+    """Where the layers come from. `open` raises UnreadableLayer or OSError, before or while it is read."""
 
     @property
     def config(self) -> bytes: ...
@@ -47,13 +47,13 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 def checked(stream: Iterable[bytes | bytearray], diff_id: str) -> Iterator[bytes | bytearray]:
-    """The stream; at its end it raises Unreadable if it was not `diff_id`."""
+    """The stream; at its end it raises UnreadableLayer if it was not `diff_id`."""
     summed = hashlib.sha256()
     for block in stream:
         summed.update(block)
         yield block
     if f"sha256:{summed.hexdigest()}" != diff_id:
-        raise Unreadable(f"layer {diff_id[:19]} reads as sha256:{summed.hexdigest()[:12]}")
+        raise UnreadableLayer(f"layer {diff_id[:19]} reads as sha256:{summed.hexdigest()[:12]}")
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytearray]:
@@ -82,7 +82,7 @@ class GraphStore:
             config = (root / "image/overlay2/imagedb/content/sha256" / image_id.removeprefix("sha256:")).read_bytes()
             if sha256(config) != image_id:
                 return None
-            diff_ids = json.loads(config)["rootfs"]["diff_ids"]
+            diff_ids = json.loads(config)["rootfs"].get("diff_ids") or []
             found = cls(root, config, dict(zip(diff_ids, chain_ids(diff_ids), strict=True)))
             for diff_id in diff_ids:
                 found._files(diff_id)

@@ -12,8 +12,8 @@ from docker import DockerClient
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge.engine import find_image
-from rocstack.registry.layers import GraphStore, Source, Unreadable, sha256
-from rocstack.registry.saved import Saved
+from rocstack.registry.docker_save import SavedImage
+from rocstack.registry.layers import GraphStore, Source, UnreadableLayer, sha256
 
 
 @dataclass
@@ -29,7 +29,7 @@ class LocalImage:
     wanted: Collection[str] | None = None
     _engine_id: str = ""
     _source: Source | None = None
-    _saved: Saved | None = None
+    _saved: SavedImage | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -38,16 +38,16 @@ class LocalImage:
         Raises:
             BadInput: no such image.
         """
-        found = find_image(client, reference)
-        if found is None:
+        image = find_image(client, reference)
+        if image is None:
             raise BadInput(
                 f"there is no image '{reference}' on this machine", code="no-image", next_step="build it first"
             )
         info = client.info()
-        image = cls(client, reference, tuple(found.attrs["RootFS"]["Layers"]), _engine_id=str(found.id))
+        local = cls(client, reference, tuple(image.attrs["RootFS"].get("Layers") or ()), _engine_id=str(image.id))
         if info.get("Driver") == "overlay2":
-            image._source = GraphStore.find(Path(str(info.get("DockerRootDir"))), image._engine_id)
-        return image
+            local._source = GraphStore.find(Path(str(info.get("DockerRootDir"))), local._engine_id)
+        return local
 
     def __enter__(self) -> LocalImage:
         return self
@@ -78,14 +78,14 @@ class LocalImage:
         return self._source.size(diff_id) if self._source else 0
 
     def open(self, diff_id: str) -> Iterator[bytes | bytearray]:
-        """The tar stream of one layer, in blocks. Raises Unreadable at its end if it was another.
+        """The tar stream of one layer, in blocks. Raises UnreadableLayer at its end if it was another.
 
         After that the next call takes the fallback; when that can't be read either it is a CheckFailed.
         """
         source = self._ready()
         try:
             yield from source.open(diff_id)
-        except (Unreadable, OSError, ValueError) as error:
+        except (UnreadableLayer, OSError, ValueError) as error:
             if self._saved is not None:
                 raise CheckFailed(
                     f"the engine does not give the layers of {self.reference} as they were built",
@@ -96,11 +96,11 @@ class LocalImage:
             with self._lock:
                 if source is self._source:
                     self._source = None
-            raise Unreadable(str(error)) from None
+            raise UnreadableLayer(str(error)) from None
 
     def _ready(self) -> Source:
         with self._lock:
             if self._source is None:
-                self._saved = Saved.make(self.client, self._engine_id, self.diff_ids, self.wanted)
+                self._saved = SavedImage.make(self.client, self._engine_id, self.diff_ids, self.wanted)
                 self._source = self._saved
             return self._source

@@ -65,6 +65,12 @@ def parse_manifest(data: bytes) -> tuple[str, tuple[Blob, ...]]:
         raise ValueError(f"no manifest: {error}") from None
 
 
+def media_type(data: bytes) -> str:
+    """Of a manifest or index; OCI's own may leave it out."""
+    found = json.loads(data)
+    return str(found.get("mediaType") or (INDEX if "manifests" in found else MANIFEST))
+
+
 def require_zstd(data: bytes, where: str) -> None:
     """Two well-known tools push gzip when they are asked for zstd, and say nothing; so it is looked at.
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import Field
+
 from rocstack.base.words import Value
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
@@ -29,6 +31,7 @@ class Published(Value):
 
     reference: str  # by digest: what a node pulls
     id: str  # the image's id on a node
+    manifest: bytes = Field(exclude=True, repr=False)
     layers: tuple[Blob, ...]
     bytes_sent: int  # what was sent twice counts twice
     bytes_total: int
@@ -37,7 +40,7 @@ class Published(Value):
 
 
 @dataclass
-class Memory:
+class PackedLayers:
     """What each layer became when it was packed: a file, so that a publish that was cut off goes on.
 
     A line that tells a lie does no harm: a node compares every layer with the image's configuration."""
@@ -73,22 +76,22 @@ def publish(
     tag: str,
     *,
     siblings: Sequence[str] = (),
-    memory: Memory | None = None,
+    packed_layers: PackedLayers | None = None,
     progress: Progress = lambda layer, done, total: None,
 ) -> Published:
     """Brings `image` into `repository` and names it `tag` there.
 
-    Layers that it has are found by its manifests and by `memory`; those that a repository of `siblings` has are taken
-    over from there. A failure, or Ctrl-C, leaves nothing but complete blobs, and the next call goes on with them.
+    Layers that it has are found by its manifests and by `packed_layers`; those that a repository of `siblings` has are
+    taken over from there. A failure, or Ctrl-C, leaves nothing but complete blobs, and the next call goes on with them.
 
     Raises:
-        CheckFailed: the registry fails for longer than patience lasts, holds other bytes than were sent, or
+        CheckFailed: the registry fails for longer than the attempts last, holds other bytes than were sent, or
             layers that are not zstd; or the engine gives other layers than the image's id promises.
         Missing: no login, no registry, or no room for a copy of the image where one is needed.
     """
     started = time.monotonic()
-    work = _Work(image, repository, memory or Memory(None), progress)
-    there = repository.manifest(tag)
+    work = _Work(image, repository, packed_layers or PackedLayers(None), progress)
+    there = repository.manifest(tag, denied_is_absent=True)
     if there and _is(there, image.known_id):
         data = there
     else:
@@ -99,6 +102,7 @@ def publish(
     return Published(
         reference=f"{repository.reference}@{sha256(data)}",
         id=image_id,
+        manifest=data,
         layers=layers,
         bytes_sent=work.sent,
         bytes_total=sum(layer.size for layer in layers),
@@ -137,7 +141,7 @@ class _Work:
 
     image: LocalImage
     repository: Repository
-    memory: Memory
+    memory: PackedLayers
     progress: Progress
     sent: int = 0
     made: set[str] = field(default_factory=set)

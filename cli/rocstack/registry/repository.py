@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rocstack.base.errors import CheckFailed
-from rocstack.registry.http import Body, Transient, Wire
-from rocstack.registry.layers import Unreadable, sha256
+from rocstack.registry.layers import UnreadableLayer, sha256
 from rocstack.registry.oci import CHUNK, INDEX, MANIFEST, Blob, Packer
-from rocstack.registry.patience import ATTEMPTS, Patience
+from rocstack.registry.registry_http import Body, PushStopped, RegistryHttp, TransientFailure
 
 ACCEPT = ", ".join(
     (
@@ -27,6 +26,8 @@ ACCEPT = ", ".join(
         "application/vnd.docker.distribution.manifest.list.v2+json",
     )
 )
+ATTEMPTS = 5
+LONGEST_WAIT = 30.0  # seconds between two attempts
 OCTETS = {"Content-Type": "application/octet-stream"}
 Result = TypeVar("Result")
 Count = Callable[[int], None]
@@ -36,43 +37,54 @@ class _Lost(Exception):
     """The registry doesn't know this upload any more."""
 
 
+def wait_before(attempt: int) -> float:
+    """Seconds before attempt 2, 3, ...: 2, 4, 8, ... up to LONGEST_WAIT."""
+    return min(2.0 ** (attempt - 1), LONGEST_WAIT)
+
+
 @dataclass
 class Repository:
-    """`name` is the path at the registry. All methods raise CheckFailed or Missing when patience has ended."""
+    """`name` is the path at the registry. What may pass is tried `attempts` times; all methods raise CheckFailed or
+    Missing after that."""
 
-    wire: Wire
+    http: RegistryHttp
     name: str
     attempts: int = ATTEMPTS
     sleep: Callable[[float], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    on_retry: Callable[[str], None] = lambda text: None
 
     @property
     def reference(self) -> str:
-        return f"{self.wire.host}/{self.name}"
+        return f"{self.http.host}/{self.name}"
 
     def tags(self) -> list[str]:
-        """All tags; none if there is no such repository yet."""
+        """All tags; none if there is no such repository yet, or this account may not list them."""
         answer = self._again(
-            lambda: self.wire.request("GET", self._path("tags/list"), good={200, 404}, repository=self.name)
+            lambda: self.http.request(
+                "GET", self._path("tags/list"), good={200, 401, 403, 404, 405}, repository=self.name
+            )
         )
         return list(answer.json().get("tags") or []) if answer.status_code == 200 else []
 
-    def manifest(self, name: str) -> bytes | None:
-        """The manifest of a tag or digest, its bytes; None where there is none.
+    def manifest(self, name: str, *, denied_is_absent: bool = False) -> bytes | None:
+        """The manifest of a tag or digest, its bytes; None where there is none. Some registries deny reading what
+        does not exist yet: before a push this may count as absent, as the push will report a real denial.
 
         Raises:
             CheckFailed: bytes that are not those of the digest.
         """
+        absent = {404, 401, 403} if denied_is_absent else {404}
         answer = self._again(
-            lambda: self.wire.request(
+            lambda: self.http.request(
                 "GET",
                 self._path(f"manifests/{name}"),
-                good={200, 404},
+                good={200, *absent},
                 repository=self.name,
                 headers={"Accept": ACCEPT},
             )
         )
-        if answer.status_code == 404:
+        if answer.status_code in absent:
             return None
         said = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest")
         self._same(said, sha256(answer.content), f"manifest {name}")
@@ -81,7 +93,7 @@ class Repository:
     def put_manifest(self, name: str, data: bytes, media_type: str = MANIFEST) -> str:
         """Stores it under a tag or digest, reads it back, and returns its digest."""
         answer = self._again(
-            lambda: self.wire.request(
+            lambda: self.http.request(
                 "PUT",
                 self._path(f"manifests/{name}"),
                 good={201},
@@ -92,21 +104,21 @@ class Repository:
         )
         digest = sha256(data)
         self._same(answer.headers.get("Docker-Content-Digest"), digest, "manifest")
-        back = self.manifest(digest)
+        back = self.manifest(name)
         self._same(sha256(back) if back else "nothing", digest, f"manifest {name}")
         return digest
 
     def has(self, blob: Blob) -> bool:
         """Is it there, with this size?"""
         answer = self._again(
-            lambda: self.wire.request("HEAD", self._path(f"blobs/{blob.digest}"), good={200, 404}, repository=self.name)
+            lambda: self.http.request("HEAD", self._path(f"blobs/{blob.digest}"), good={200, 404}, repository=self.name)
         )
         return answer.status_code == 200 and answer.headers.get("Content-Length") in (None, str(blob.size))
 
     def blob(self, digest: str) -> bytes | None:
         """A small blob, whole."""
         answer = self._again(
-            lambda: self.wire.request("GET", self._path(f"blobs/{digest}"), good={200, 404}, repository=self.name)
+            lambda: self.http.request("GET", self._path(f"blobs/{digest}"), good={200, 404}, repository=self.name)
         )
         if answer.status_code == 404:
             return None
@@ -117,30 +129,39 @@ class Repository:
         """Takes over a blob of another repository of this registry, if it allows that."""
         params = {"mount": blob.digest, "from": origin}
         answer = self._again(
-            lambda: self.wire.request(
+            lambda: self.http.request(
                 "POST", self._path("blobs/uploads/"), good={201, 202}, repository=self.name, params=params
             )
         )
         return answer.status_code == 201
 
+    def check_access(self) -> None:
+        """Begins an upload and cancels it: an account that may not push is refused before layers are read and packed.
+
+        Raises:
+            CheckFailed, Missing: it may not.
+        """
+        location = self._again(self._begin)
+        self.http.request("DELETE", location, good=range(200, 600), repository=self.name)
+
     def upload(self, make: Callable[[], Packer], on_bytes: Count = lambda count: None) -> Blob:
         """Sends a layer while it is compressed. `make` starts it anew where the registry lost it."""
-        patience, lost = self._patience(), 0
+        tries, lost = self._tries(), 0
         while True:
             packer = make()
             try:
-                return self._upload(packer, patience, on_bytes)
-            except (_Lost, Unreadable) as error:
+                return self._upload(packer, tries, on_bytes)
+            except (_Lost, UnreadableLayer) as error:
                 lost += 1
                 if lost >= self.attempts:
-                    raise self.wire.error(f"the upload broke off: {error}", self.name, lost) from None
-                patience.wait(error)
+                    raise self.http.error(f"the upload broke off: {error}", self.name, lost) from None
+                tries.wait(error)
 
     def put_blob(self, data: bytes, on_bytes: Count = lambda count: None) -> None:
         """Sends a small blob, whole."""
         self._again(lambda: self._commit(self._begin(), sha256(data), data, on_bytes), lost_too=True)
 
-    def _upload(self, packer: Packer, patience: Patience, on_bytes: Count) -> Blob:
+    def _upload(self, packer: Packer, tries: _Tries, on_bytes: Count) -> Blob:
         location: str | None = None
         offset = 0
         for chunk in _ahead(iter(packer)):
@@ -149,40 +170,40 @@ class Repository:
                 if len(chunk) < CHUNK:  # all of it
                     try:
                         self._commit(location, packer.blob.digest, chunk, on_bytes)
-                    except Transient as failure:
+                    except TransientFailure as failure:
                         raise _Lost(str(failure)) from None
                     return packer.blob
-            location = self._send(location, offset, chunk, patience, on_bytes)
+            location = self._send(location, offset, chunk, tries, on_bytes)
             offset += len(chunk)
-            patience.failed = 0
+            tries.failed = 0
         assert location is not None
         try:
             self._commit(location, packer.blob.digest, b"", on_bytes)
-        except Transient as failure:
-            patience.wait(failure)
+        except TransientFailure as failure:
+            tries.wait(failure)
             if not self.has(packer.blob):  # it may have been stored, and only the answer got lost
                 raise _Lost(str(failure)) from None
         return packer.blob
 
     def _begin(self) -> str:
         path = self._path("blobs/uploads/")
-        return self._location(self.wire.request("POST", path, good={202}, repository=self.name))
+        return self._location(self.http.request("POST", path, good={202}, repository=self.name))
 
-    def _send(self, location: str, start: int, chunk: bytes, patience: Patience, on_bytes: Count) -> str:
+    def _send(self, location: str, start: int, chunk: bytes, tries: _Tries, on_bytes: Count) -> str:
         """One chunk, in as many attempts as it takes; returns where the next one goes."""
         at = start
         while at < start + len(chunk):
             rest = Body(chunk[at - start :], self.stop, on_bytes)
             span = {"Content-Range": f"{at}-{start + len(chunk) - 1}", **OCTETS}
             try:
-                answer = self.wire.request(
+                answer = self.http.request(
                     "PATCH", location, good={202, 400, 404, 416}, repository=self.name, data=rest, headers=span
                 )
                 if answer.status_code != 202:
                     raise _Lost(f"HTTP status: {answer.status_code}")
                 location, at = self._location(answer), start + len(chunk)
-            except Transient as failure:
-                patience.wait(failure)
+            except TransientFailure as failure:
+                tries.wait(failure)
                 location, at = self._where(location)
                 if not start <= at <= start + len(chunk):
                     raise _Lost(str(failure)) from None
@@ -191,7 +212,7 @@ class Repository:
     def _where(self, location: str) -> tuple[str, int]:
         """Where an upload stands: its next Location, and how many bytes of it arrived."""
         answer = self._again(
-            lambda: self.wire.request("GET", location, good={204, 400, 404, 416}, repository=self.name)
+            lambda: self.http.request("GET", location, good={204, 400, 404, 416}, repository=self.name)
         )
         span = re.fullmatch(r"(?:bytes=)?0-(\d+)", answer.headers.get("Range", ""))
         if answer.status_code != 204 or not span:
@@ -201,7 +222,7 @@ class Repository:
 
     def _commit(self, location: str, digest: str, data: bytes, on_bytes: Count) -> None:
         body = Body(data, self.stop, on_bytes) if data else b""
-        answer = self.wire.request(
+        answer = self.http.request(
             "PUT",
             location,
             good={201, 404},
@@ -217,7 +238,7 @@ class Repository:
     def _location(self, answer: object, otherwise: str = "") -> str:
         found = str(getattr(answer, "headers", {}).get("Location") or otherwise)
         if not found:
-            raise self.wire.error("the registry names no place for the upload", self.name)
+            raise self.http.error("the registry names no place for the upload", self.name)
         return found
 
     def _same(self, found: str | None, wanted: str, what: str) -> None:
@@ -232,20 +253,45 @@ class Repository:
     def _path(self, end: str) -> str:
         return f"/v2/{self.name}/{end}"
 
-    def _patience(self) -> Patience:
-        return Patience(self.wire, self.name, self.stop, self.attempts, self.sleep)
+    def _tries(self) -> _Tries:
+        return _Tries(self)
 
     def _again(self, action: Callable[[], Result], *, lost_too: bool = False) -> Result:
-        patience = self._patience()
+        tries = self._tries()
         while True:
             try:
                 return action()
-            except Transient as failure:
-                patience.wait(failure)
+            except TransientFailure as failure:
+                tries.wait(failure)
             except _Lost as failure:
                 if not lost_too:
                     raise
-                patience.wait(failure)
+                tries.wait(failure)
+
+
+@dataclass
+class _Tries:
+    """Counts the failures in a row of one request or upload, waits longer after each, and gives up."""
+
+    repository: Repository
+    failed: int = 0
+
+    def wait(self, failure: Exception) -> None:
+        """
+        Raises:
+            CheckFailed, Missing: that was the last attempt.
+            PushStopped: something else failed meanwhile.
+        """
+        here = self.repository
+        self.failed += 1
+        if self.failed >= here.attempts:
+            raise here.http.error(str(failure), here.name, self.failed) from None
+        seconds = wait_before(self.failed + 1)
+        here.on_retry(f"{failure}; attempt {self.failed + 1} of {here.attempts} in {seconds:.0f} s")
+        if here.sleep:
+            here.sleep(seconds)
+        elif here.stop.wait(seconds):
+            raise PushStopped
 
 
 def _ahead(chunks: Iterator[bytes]) -> Iterable[bytes]:

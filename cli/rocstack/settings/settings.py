@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rocstack.base import document
+from rocstack.base import document, image_names
 from rocstack.base.errors import BadInput, Where, did_you_mean
 from rocstack.base.words import ImageRef, Line, Name, Url, Value
 from rocstack.cluster.settings import ClusterSettings
@@ -77,6 +77,10 @@ class Settings(Value):
 
     def overlay_folder(self) -> Path | None:
         return Path(self.overlay).expanduser() if self.overlay else None
+
+    def image_name(self, role: str) -> str:
+        """The image that `rocstack build` makes with these settings."""
+        return image_names.built_name(self.image_prefix, role, self.stack_name(), self.nic)
 
     def stack_name(self) -> str:
         """The stack's name, also where a file is set."""

@@ -78,11 +78,11 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     plan.render()
     events.planned(plan)
     if chosen.push:
-        from rocstack.registry.release import wanted_tags
-        from rocstack.registry.tags import parse_registry
+        from rocstack.base.image_names import parse_registry
+        from rocstack.registry.push import release_tags
 
         parse_registry(chosen.push)
-        wanted_tags(plan.resolved.stack.name, plan.resolved.nic.name, chosen)
+        release_tags(plan.resolved.stack.name, plan.resolved.nic.name, chosen)
     engine.require_buildx()
     client = engine.connect()
     engine.require_version(client)
@@ -109,7 +109,7 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         on_note=events.note,
     ).run()
     if report.ok and chosen.push:
-        from rocstack.registry.release import push_images
+        from rocstack.registry.push import push_images
 
         report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)
         write_report(plan.folder, report)

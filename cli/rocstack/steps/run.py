@@ -67,7 +67,7 @@ def plan_run(
     chosen = settings(options)
     if options.role not in ROLES:
         raise BadInput(f"no role '{options.role}': known: {', '.join(ROLES)}", code="unknown-role")
-    reference = options.image or f"{chosen.image_prefix}/{options.role}:{chosen.stack_name()}-{chosen.nic}"
+    reference = options.image or chosen.image_name(options.role)
     variables = parse_env(options.env, os.environ)
     own = [parse_mount(text, base=Path.cwd(), home=Path.home()) for text in options.mount]
     gpus = parse_gpus(options.gpus)

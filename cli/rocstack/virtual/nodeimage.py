@@ -10,7 +10,7 @@ from pathlib import Path
 
 import docker
 
-from rocstack.base import paths
+from rocstack.base import image_names, paths
 from rocstack.base.errors import CheckFailed
 from rocstack.edge.engine import find_image
 from rocstack.edge.retry import Retry
@@ -45,7 +45,7 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
     start = base_image.ensure(client, stack, settings, say)
     made = context(start.reference)
     key = f"{made.digest()}{start.digest}"
-    name = f"{settings.image_prefix}/node:{stack.base.os}-{_short(key)}"
+    name = image_names.local_name(settings.image_prefix, "node", f"{stack.base.os}-{_short(key)}")
     if find_image(client, name):
         return name
     say(f"building the image of virtual nodes, {name}")

@@ -13,19 +13,19 @@ import zstandard
 from docker import DockerClient
 from test_layers import CONFIG, DIFF_IDS, LOWER, UPPER, engine, modern
 
-from rocstack.registry.image_archive import Archive, _full
+from rocstack.registry.image_archive import ImageArchive, _full
 from rocstack.registry.layers import sha256
-from rocstack.registry.load import Target, load
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import ZSTD_LAYER
+from rocstack.registry.send_archive import LoadTarget, load
 
 NAME = "rocstack/worker:deployed-x"
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
+def archive(tmp_path: Path) -> ImageArchive:
     with LocalImage(cast(DockerClient, engine(modern())), "x", tuple(DIFF_IDS), _engine_id="sha256:x") as image:
-        return Archive.make(image, NAME, folder=tmp_path)
+        return ImageArchive.make(image, NAME, folder=tmp_path)
 
 
 def files(data: bytes) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def files(data: bytes) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
-def test_both_readers_find_the_image(archive: Archive) -> None:
+def test_both_readers_find_the_image(archive: ImageArchive) -> None:
     found = files(b"".join(archive.stream()))
     (legacy,) = json.loads(found["manifest.json"])
     assert found[legacy["Config"]] == CONFIG
@@ -51,7 +51,7 @@ def test_both_readers_find_the_image(archive: Archive) -> None:
     assert all(sha256(data)[7:] == path[13:] for path, data in found.items() if path.startswith("blobs/"))
 
 
-def test_what_a_node_has_is_left_out(archive: Archive) -> None:
+def test_what_a_node_has_is_left_out(archive: ImageArchive) -> None:
     found = files(b"".join(archive.stream({DIFF_IDS[0]})))
     (legacy,) = json.loads(found["manifest.json"])
     assert legacy["Layers"][0] not in found
@@ -73,20 +73,20 @@ def test_full_names(name: str, full: str) -> None:
     assert _full(name) == full
 
 
-def node(folder: Path, name: str, docker: str) -> Target:
+def node(folder: Path, name: str, docker: str) -> LoadTarget:
     """A shell in which `docker` is a script: $NODE is its folder."""
     home = folder / name
     home.mkdir()
     script = home / "docker"
     script.write_text(f"#!/bin/sh\nNODE={home}\necho run >>$NODE/calls\n{docker}")
     script.chmod(0o755)
-    return Target(name, ["sh", "-c"], engine=(str(script),))
+    return LoadTarget(name, ["sh", "-c"], engine=(str(script),))
 
 
 LOADS = 'case $1 in load) cat >"$NODE/got";; image) echo {id};; esac'
 
 
-def test_nodes_get_it_and_say_its_id(archive: Archive, tmp_path: Path) -> None:
+def test_nodes_get_it_and_say_its_id(archive: ImageArchive, tmp_path: Path) -> None:
     seen: dict[str, int] = {}
     targets = [node(tmp_path, name, LOADS.format(id=archive.id)) for name in ("n1", "n2", "n3")]
     done = load(archive, targets, at_once=2, progress=lambda name, at, total: seen.update({name: at}))
@@ -98,12 +98,12 @@ def test_nodes_get_it_and_say_its_id(archive: Archive, tmp_path: Path) -> None:
     assert set(seen.values()) == {archive.size()}
 
 
-def test_one_node_fails_and_the_others_go_on(archive: Archive, tmp_path: Path) -> None:
+def test_one_node_fails_and_the_others_go_on(archive: ImageArchive, tmp_path: Path) -> None:
     waits: list[float] = []
     good = node(tmp_path, "good", LOADS.format(id=archive.id))
     full = node(tmp_path, "full", "head -c 100 >/dev/null; echo no space left on device >&2; exit 1")
     other = node(tmp_path, "other", LOADS.format(id="sha256:" + "0" * 64))
-    gone = Target("gone", ["/nonexistent/ssh"])
+    gone = LoadTarget("gone", ["/nonexistent/ssh"])
     found = {one.node: one for one in load(archive, [good, full, other, gone], attempts=2, sleep=waits.append)}
     assert found["good"].error is None
     assert found["full"].error == "exit 1: no space left on device"
@@ -113,10 +113,10 @@ def test_one_node_fails_and_the_others_go_on(archive: Archive, tmp_path: Path) -
     assert waits == [2, 2, 2]
 
 
-def test_a_node_that_had_less_than_was_thought_gets_everything(archive: Archive, tmp_path: Path) -> None:
+def test_a_node_that_had_less_than_was_thought_gets_everything(archive: ImageArchive, tmp_path: Path) -> None:
     script = f'case $1 in load) cat >"$NODE/got"; grep -q index.json "$NODE/got";; image) echo {archive.id};; esac'
     target = node(tmp_path, "n1", script)
-    target = Target("n1", target.reach, target.engine, frozenset({DIFF_IDS[0]}))
+    target = LoadTarget("n1", target.reach, target.engine, frozenset({DIFF_IDS[0]}))
     (done,) = load(archive, [target], sleep=lambda seconds: None)
     assert (done.error, done.attempts) == (None, 2)
     assert (tmp_path / "n1/got").read_bytes() == b"".join(archive.stream())

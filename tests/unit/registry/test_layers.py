@@ -16,9 +16,9 @@ import pytest
 import zstandard
 
 from rocstack.base.errors import CheckFailed, Missing
-from rocstack.registry.layers import BLOCK, GraphStore, Unreadable, chain_ids, sha256
+from rocstack.registry.docker_save import SavedImage
+from rocstack.registry.layers import BLOCK, GraphStore, UnreadableLayer, chain_ids, sha256
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.saved import Saved
 
 FILES: dict[str, bytes] = {"etc/a": b"a" * 700, "big": b"0123456789" * 200_000, "none": b"", "n\udcff": b"odd"}
 
@@ -100,7 +100,7 @@ def test_a_layer_is_put_together_to_the_byte(root: Path) -> None:
 def test_a_changed_file_is_found_out(root: Path) -> None:
     file = root / "overlay2/cache0/diff/etc/a"
     file.write_bytes(b"b" * 700)
-    with pytest.raises(Unreadable, match="reads as"):
+    with pytest.raises(UnreadableLayer, match="reads as"):
         list(find(root).open(DIFF_IDS[0]))
 
 
@@ -165,7 +165,7 @@ def test_every_layout_of_docker_save_gives_the_layers(
     layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    saved = Saved.make(engine(layout()), "sha256:x", DIFF_IDS)
+    saved = SavedImage.make(engine(layout()), "sha256:x", DIFF_IDS)
     assert saved.config == CONFIG
     assert [b"".join(saved.open(diff_id)) for diff_id in DIFF_IDS] == [LOWER, UPPER]
     saved.close()
@@ -177,15 +177,15 @@ def test_old_engines_link_equal_layers() -> None:
     files.pop("f1/layer.tar")
     diff_ids = [DIFF_IDS[0]] * 2
     files["c.json"] = json.dumps({"rootfs": {"diff_ids": diff_ids}}).encode()
-    saved = Saved.make(engine(files, ("f1/layer.tar", "../f0/layer.tar")), "sha256:x", diff_ids)
+    saved = SavedImage.make(engine(files, ("f1/layer.tar", "../f0/layer.tar")), "sha256:x", diff_ids)
     assert b"".join(saved.open(DIFF_IDS[0])) == LOWER
     saved.close()
 
 
 def test_layers_that_nobody_wants_are_not_kept() -> None:
-    saved = Saved.make(engine(modern()), "sha256:x", DIFF_IDS, wanted=[DIFF_IDS[1]])
+    saved = SavedImage.make(engine(modern()), "sha256:x", DIFF_IDS, wanted=[DIFF_IDS[1]])
     assert set(saved.files) == {DIFF_IDS[1]}
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableLayer):
         list(saved.open(DIFF_IDS[0]))
     saved.close()
 
@@ -206,7 +206,7 @@ def test_an_archive_that_is_none_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(CheckFailed) as caught:
-        Saved.make(engine(files), "sha256:x", DIFF_IDS)
+        SavedImage.make(engine(files), "sha256:x", DIFF_IDS)
     assert caught.value.code == "damaged-image"
     assert not list(tmp_path.iterdir())
 
@@ -218,7 +218,7 @@ def test_no_room_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("shutil.copyfileobj", full)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(Missing, match="no room") as caught:
-        Saved.make(engine(modern()), "sha256:x", DIFF_IDS)
+        SavedImage.make(engine(modern()), "sha256:x", DIFF_IDS)
     assert "TMPDIR" in (caught.value.next_step or "")
 
 
@@ -226,7 +226,7 @@ def test_a_damaged_folder_falls_back_to_docker_save(root: Path) -> None:
     (root / "overlay2/cache0/diff/etc/a").write_bytes(b"b" * 700)
     with LocalImage(engine(modern()), "x", tuple(DIFF_IDS), _engine_id="sha256:x", _source=find(root)) as image:
         assert image.how == "overlay2"
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableLayer):
             list(image.open(DIFF_IDS[0]))
         assert b"".join(image.open(DIFF_IDS[0])) == LOWER
         assert image.how == "docker save"

@@ -113,7 +113,7 @@ def test_gzip_where_zstd_was_sent_is_refused() -> None:
 
 def test_registry_that_changes_a_manifest_is_found_out(store: Store) -> None:
     def fault(handler: Handler) -> bool:
-        if handler.command != "GET" or "manifests/sha256:" not in handler.path:
+        if handler.command != "GET" or (NAME, "t") not in store.manifests:
             return False
         handler.answer(200, b'{"config":{"digest":""},"layers":[]}')
         return True

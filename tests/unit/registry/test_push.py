@@ -1,239 +1,223 @@
-"""Publishing: what engines' messages mean, and the order of things against a registry in memory."""
+"""Pushing to a registry in this process: which tags are compared, made and moved, and in what order."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import yaml
 from docker import DockerClient
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from requests.exceptions import ConnectionError as EngineGone
+from fake_registry import Handler, Store, failing, serving
+from ship_support import BASE, NAME, TOP, Layers, repository
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
-from rocstack.registry.failures import TRANSIENT, classify, registry_error
-from rocstack.registry.push import Pushed, push
-from rocstack.registry.pusher import Event, wait_before
+from rocstack.image.build_report import BuildReport, ImageReport
+from rocstack.registry.layers import sha256
+from rocstack.registry.local_image import LocalImage
+from rocstack.registry.oci import INDEX, MANIFEST, media_type
+from rocstack.registry.push import Pushed, PushEvent, push, push_images
+from rocstack.registry.registry_http import RegistryLogin
+from rocstack.registry.repository import wait_before
+from rocstack.settings.settings import Settings
 
-TEXTS = yaml.safe_load((Path(__file__).parents[1] / "data/registry-errors.yml").read_text())
-REPOSITORY = "registry.example/a/rocstack-worker"
-OURS, THEIRS = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 CONTENT = "c-0123456789abcdef"
 TAGS = ("debian-13-tcp-2026.47", "2026.47")
 
 
-@pytest.mark.parametrize("case", TEXTS, ids=lambda case: f"{case['kind']}: {case['from']}")
-def test_classify(case: dict[str, str]) -> None:
-    assert classify(case["text"]) == case["kind"]
-    error = registry_error(case["text"], host="registry.example", reference=f"{REPOSITORY}:x")
-    assert error.next_step
-    assert error.cause == case["text"]
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with serving() as store:
+        yield store
 
 
-def test_only_what_may_pass_is_transient() -> None:
-    assert {"busy", "unreachable"} == TRANSIENT
+def publish(store: Store, source: Layers | None = None, **options: Any) -> tuple[Pushed, list[PushEvent], list[float]]:
+    events: list[PushEvent] = []
+    slept: list[float] = []
+    more = {key: options.pop(key) for key in ("move_tags", "siblings") if key in options}
+    target = repository(store, sleep=slept.append, **options)
+    done = push((source or Layers(BASE)).image(), target, CONTENT, TAGS, on_event=events.append, **more)
+    return done, events, slept
 
 
-def test_signed_addresses_are_not_shown() -> None:
-    message = 'Put "https://store.example/x?Signature=s3cret&Expires=1": EOF'
-    error = registry_error(message, host="registry.example", reference="x")
-    assert error.cause == 'Put "https://store.example/x?...": EOF'
+def digest(store: Store, tag: str) -> str:
+    return sha256(store.manifests[NAME, tag][1])
+
+
+def taken(store: Store, tag: str = TAGS[1]) -> str:
+    """Another image's manifest under a tag."""
+    store.manifests[NAME, tag] = (
+        MANIFEST,
+        b'{"mediaType":"%s","config":{"digest":"x"},"layers":[]}' % MANIFEST.encode(),
+    )
+    return digest(store, tag)
+
+
+def manifests(store: Store) -> list[str]:
+    """The requests for manifests: the verb, and the tag."""
+    return [f"{r.split()[0]} {r.rpartition('/')[2]}" for r in store.requests if "/manifests/" in r]
 
 
 def test_wait_doubles_up_to_half_a_minute() -> None:
     assert [wait_before(attempt) for attempt in range(2, 9)] == [2, 4, 8, 16, 30, 30, 30]
 
 
-class Registry:
-    """Enough of the SDK's client for `push`: one local image, a registry as a dict, and planned failures."""
-
-    def __init__(self, tags: dict[str, str] | None = None, *, fails: list[Any] | None = None) -> None:
-        self.tags = dict(tags or {})
-        self.fails = list(fails or [])  # one for each call to the registry; None is success
-        self.calls: list[str] = []
-        self.known = [f"{REPOSITORY}@{OURS}"]
-        self.digest = OURS
-        self.images = self.api = self
-
-    def client(self) -> DockerClient:
-        return cast(DockerClient, self)
-
-    def _call(self, call: str) -> None:
-        self.calls.append(call)
-        failure = self.fails.pop(0) if self.fails else None
-        if failure is not None:
-            raise APIError("500", explanation=failure) if isinstance(failure, str) else failure
-
-    def get(self, image: str) -> Any:
-        if image == "gone":
-            raise ImageNotFound("404", explanation="No such image: gone")
-
-        def tag(repository: str, tag: str) -> bool:
-            self.digest = image.partition("@")[2] or OURS
-            return True
-
-        return SimpleNamespace(attrs={"RepoDigests": self.known}, tag=tag)
-
-    def get_registry_data(self, name: str) -> Any:
-        tag = name.rpartition(":")[2]
-        self._call(f"look {tag}")
-        if tag not in self.tags:
-            raise NotFound("404", explanation="manifest unknown: manifest unknown")
-        return SimpleNamespace(id=self.tags[tag])
-
-    def push(self, repository: str, tag: str, **_: Any) -> Iterator[dict[str, Any]]:
-        self._call(f"push {tag}")
-        yield {"status": "Pushing", "progressDetail": {"current": 2048, "total": 29}, "id": "e38c1741f148"}
-        yield {"status": "Pushed", "progressDetail": {}, "id": "e38c1741f148"}
-        self.tags[tag] = self.digest
-        yield {"status": f"{tag}: digest: {self.digest} size: 523"}
-
-    def pull(self, repository: str, digest: str, **_: Any) -> Iterator[dict[str, Any]]:
-        self._call(f"pull {digest}")
-        yield {"status": "Pull complete", "progressDetail": {}, "id": "e38c1741f148"}
-
-
-def publish(registry: Registry, **options: Any) -> tuple[Pushed, list[Event], list[float]]:
-    events: list[Event] = []
-    slept: list[float] = []
-    done = push(
-        registry.client(),
-        "ours",
-        REPOSITORY,
-        CONTENT,
-        TAGS,
-        sleep=slept.append,
-        on_event=events.append,
-        **options,
-    )
-    return done, events, slept
-
-
-def test_content_first_then_all_tags_are_looked_at_then_named() -> None:
-    registry = Registry()
-    done, events, slept = publish(registry)
-    looked = [f"look {tag}" for tag in TAGS]
-    named = [f"{verb} {tag}" for tag in TAGS for verb in ("push", "look")]
-    assert registry.calls == [f"look {CONTENT}", *looked, f"push {CONTENT}", f"look {CONTENT}", *looked, *named]
-    assert registry.tags == dict.fromkeys((CONTENT, *TAGS), OURS)
-    assert done.reference == f"{REPOSITORY}@{OURS}"
+def test_content_first_then_all_tags_are_compared_then_named(store: Store) -> None:
+    done, events, slept = publish(store)
+    compared = [f"GET {tag}" for tag in TAGS]
+    named = [f"{verb} {tag}" for tag in TAGS for verb in ("PUT", "GET")]
+    first = f"GET {CONTENT}"
+    assert manifests(store) == [first, *compared, first, f"PUT {CONTENT}", first, *compared, *named]
+    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {done.digest}
+    assert done.reference == f"{store.host}/{NAME}@{done.digest}"
     assert done.tags == done.sent == (CONTENT, *TAGS)
-    assert done.bytes_sent == 3 * 2048
-    assert [event.kind for event in events if event.kind != "layer"] == ["push", "done"] * 3
+    assert len(BASE) < done.bytes_sent < len(BASE) + 1000
+    assert [event.kind for event in events if event.kind != "layer"] == ["push", "done", "done", "done"]
+    assert [event.total for event in events if event.kind == "layer"][-1] == len(BASE)
     assert slept == []
 
 
-def test_second_push_sends_nothing() -> None:
-    registry = Registry(dict.fromkeys((CONTENT, *TAGS), OURS))
-    done, events, _ = publish(registry)
-    assert not [call for call in registry.calls if not call.startswith("look")]
-    assert (done.sent, done.bytes_sent, done.digest) == ((), 0, OURS)
+def test_second_push_sends_nothing(store: Store) -> None:
+    first = publish(store)[0]
+    store.requests.clear()
+    done, events, _ = publish(store)
+    assert {request.split()[0] for request in store.requests} == {"GET"}
+    assert (done.sent, done.bytes_sent, done.digest) == ((), 0, first.digest)
     assert {event.kind for event in events} == {"kept"}
 
 
-def test_taken_tag_stops_before_anything_is_sent() -> None:
-    registry = Registry({TAGS[1]: THEIRS})
+def test_taken_tag_stops_before_anything_is_sent(store: Store) -> None:
+    theirs = taken(store)
     with pytest.raises(CheckFailed, match=r"2026\.47 is") as caught:
-        publish(registry)
+        publish(store)
     assert caught.value.code == "tag-exists"
-    assert THEIRS in caught.value.what
-    assert registry.tags == {TAGS[1]: THEIRS}
+    assert theirs in caught.value.what
+    assert store.blobs == {}
+    assert list(store.manifests) == [(NAME, TAGS[1])]
 
 
-def test_taken_tag_is_moved_when_asked() -> None:
-    registry = Registry({TAGS[1]: THEIRS})
-    _, events, _ = publish(registry, move_tags=True)
-    assert registry.tags[TAGS[1]] == OURS
+def test_taken_tag_is_moved_when_asked(store: Store) -> None:
+    taken(store)
+    done, events, _ = publish(store, move_tags=True)
+    assert digest(store, TAGS[1]) == done.digest
     assert [event.tag for event in events if event.kind == "moved"] == [TAGS[1]]
 
 
-def test_same_content_built_elsewhere_gets_the_tags() -> None:
-    registry = Registry({CONTENT: THEIRS})
-    done, _, _ = publish(registry)
-    assert f"pull {THEIRS}" in registry.calls
-    assert done.digest == THEIRS
-    assert registry.tags == dict.fromkeys((CONTENT, *TAGS), THEIRS)
+@pytest.mark.parametrize("kind", [MANIFEST, INDEX, "application/vnd.docker.distribution.manifest.v2+json"])
+def test_same_content_built_elsewhere_gets_the_tags(store: Store, kind: str) -> None:
+    """Whatever its type: docker's own push, of an earlier rocstack, made another."""
+    theirs = publish(store)[0]
+    for tag in TAGS:
+        del store.manifests[NAME, tag]
+    data = json.dumps({**json.loads(store.manifests[NAME, CONTENT][1]), "mediaType": kind}).encode()
+    store.manifests[NAME, CONTENT] = (kind, data)
+    source = Layers(TOP)
+    done, _, _ = publish(store, source)
+    assert done.digest == sha256(data) != theirs.digest
+    assert {store.manifests[NAME, tag] for tag in TAGS} == {(kind, data)}
+    assert (source.read, done.bytes_sent) == ([], 0)
 
 
-def test_transient_failures_are_waited_out() -> None:
-    refused, busy = "connect: connection refused", "received unexpected HTTP status: 503 Service Unavailable"
-    done, events, slept = publish(Registry(fails=[refused, busy, None, "EOF"]), attempts=3)
+def test_media_type_that_a_manifest_leaves_out() -> None:
+    assert media_type(b'{"manifests":[]}') == INDEX
+    assert media_type(b'{"layers":[]}') == MANIFEST
+
+
+def test_transient_failures_are_waited_out(store: Store) -> None:
+    store.faults += [failing(503, "GET", 2), failing(502, "PUT", 1)]
+    done, events, slept = publish(store, attempts=3)
     assert done.sent == (CONTENT, *TAGS)
     assert slept == [2, 4, 2]
     assert "attempt 2 of 3 in 2 s" in next(event.text for event in events if event.kind == "retry")
 
 
-def test_transient_failure_that_stays() -> None:
-    registry = Registry(fails=["connect: connection refused"] * 9)
-    with pytest.raises(Missing, match=r"registry.example can't be reached \(3 attempts\)"):
-        publish(registry, attempts=3)
-    assert registry.calls == [f"look {CONTENT}"] * 3
+def test_transient_failure_that_stays(store: Store) -> None:
+    store.faults.append(failing(503, "GET", 99))
+    with pytest.raises(CheckFailed, match=r"can't serve now \(3 attempts\)"):
+        publish(store, attempts=3)
+    assert manifests(store) == [f"GET {CONTENT}"] * 3
 
 
-def test_permanent_failure_is_told_at_once() -> None:
-    registry = Registry(fails=["x509: certificate signed by unknown authority"] * 9)
-    with pytest.raises(Missing, match="does not trust"):
-        publish(registry)
-    assert len(registry.calls) == 1
-
-
-def test_denied_lookup_of_what_may_not_exist_yet_is_left_to_the_push() -> None:
-    denied = "denied: requested access to the resource is denied"
-    assert publish(Registry(fails=[denied]))[0].sent == (CONTENT, *TAGS)
-    registry = Registry(fails=[denied, None, None, denied])
+@pytest.mark.parametrize("code", [401, 403])
+def test_denied_lookup_of_what_may_not_exist_yet_is_left_to_the_push(store: Store, code: int) -> None:
+    store.faults.append(failing(code, "GET", 2))
+    assert publish(store)[0].sent == (CONTENT, *TAGS)
+    source = Layers(TOP)
+    store.manifests.clear()
+    store.faults[:] = [failing(code, "GET", 99), failing(code, "POST", 99)]
     with pytest.raises(Missing, match="does not let you") as caught:
-        publish(registry)
+        publish(store, source)
     assert caught.value.next_step is not None
-    assert "docker login registry.example`" in caught.value.next_step
-    assert registry.calls == [f"look {CONTENT}", *(f"look {tag}" for tag in TAGS), f"push {CONTENT}"]
+    assert f"docker login {store.host}`" in caught.value.next_step
+    assert source.read == [], "no layer is packed for a registry that refuses"
 
 
-def test_denied_lookup_of_a_tag_is_never_taken_for_a_free_name() -> None:
+def test_denied_lookup_of_a_tag_is_never_taken_for_a_free_name(store: Store) -> None:
+    def fault(handler: Handler) -> bool:
+        if handler.command == "GET" and handler.path.endswith(TAGS[0]):
+            handler.answer(403)
+            return True
+        return False
+
+    taken(store, TAGS[0])
+    store.faults.append(fault)
     with pytest.raises(Missing, match="does not let you"):
-        publish(Registry({TAGS[0]: THEIRS}, fails=[*[None] * 5, "denied"]), move_tags=True)
+        publish(store, move_tags=True)
 
 
-def test_engine_that_stops_in_the_middle_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry()
-    whole, streams = registry.push, [iter([{"status": "Preparing", "id": "x"}])]
-    monkeypatch.setattr(registry, "push", lambda *a, **k: streams.pop() if streams else whole(*a, **k))
-    done, _, slept = publish(registry)
-    assert done.sent == (CONTENT, *TAGS)
-    assert slept == [2]
+def test_registry_that_answers_with_another_digest(store: Store) -> None:
+    def fault(handler: Handler) -> bool:
+        if handler.command == "GET" and (NAME, TAGS[0]) in store.manifests:
+            taken(store, TAGS[0])
+        return False
 
-
-def test_registry_that_answers_with_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry()
-    whole = registry.push
-
-    def race(repository: str, tag: str, **_: Any) -> Iterator[dict[str, Any]]:
-        yield from whole(repository, tag)
-        registry.tags[tag] = THEIRS
-
-    monkeypatch.setattr(registry, "push", race)
-    with pytest.raises(CheckFailed, match=f"holds {THEIRS} after {OURS} was pushed") as caught:
-        publish(registry)
+    store.faults.append(fault)
+    with pytest.raises(CheckFailed, match=r"another manifest debian-13-tcp-2026\.47 than was sent") as caught:
+        publish(store)
     assert caught.value.code == "digest-differs"
 
 
-@pytest.mark.parametrize(
-    ("failure", "code"),
-    [
-        (EngineGone("Connection aborted"), "no-engine"),
-        (DockerException("Credentials store error"), "no-credentials"),
-    ],
-)
-def test_engine_or_credentials_gone(failure: Exception, code: str) -> None:
-    with pytest.raises(Missing) as caught:
-        publish(Registry(fails=[failure]))
-    assert (caught.value.code, caught.value.exit_code) == (code, 3)
+def engine() -> DockerClient:
+    def get(name: str) -> Any:
+        return SimpleNamespace(labels={"io.rocstack.content": "ab" * 32})
+
+    return cast(DockerClient, SimpleNamespace(images=SimpleNamespace(get=get), info=dict))
 
 
-def test_no_local_image() -> None:
-    registry = Registry()
-    with pytest.raises(BadInput, match="there is no image 'gone'"):
-        push(registry.client(), "gone", REPOSITORY, CONTENT, TAGS)
-    assert registry.calls == []
+def report(*roles: str) -> BuildReport:
+    images = [
+        ImageReport(role=role, reference=f"rocstack/{role}:x", status="built", seconds=0, log="") for role in roles
+    ]
+    return BuildReport.model_construct(stack="debian-13", nic="tcp", images=tuple(images))
+
+
+def test_every_image_of_a_report_is_pushed_and_layers_are_sent_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the login of `docker login`, over http, which a loopback address may speak."""
+    sources = {"rocstack/worker:x": Layers(BASE, TOP), "rocstack/control:x": Layers(BASE)}
+    monkeypatch.setattr(LocalImage, "find", lambda client, name: sources[name].image())
+    monkeypatch.setattr(
+        "rocstack.registry.registry_http.docker_login",
+        lambda host: RegistryLogin("ada", "s3cret") if host == store.host else None,
+    )
+    store.password = "s3cret"
+    said: list[str] = []
+    settings = Settings(push=f"{store.host}/hpc", tag="2026.47", out=str(tmp_path))
+    done = push_images(engine(), report("worker", "control"), settings, move_tags=False, say=said.append)
+    for image in done.images:
+        name = f"hpc/rocstack-{image.role}"
+        expected = {f"{store.host}/{name}:{tag}" for tag in (f"c-{'ab' * 8}", "2026.47", "debian-13-tcp-2026.47")}
+        assert set(image.pushed) == expected
+        assert set(image.pushed.values()) == {sha256(store.manifests[name, "2026.47"][1])}
+    assert sources["rocstack/control:x"].read == [], "the worker's repository has this layer"
+    assert "s3cret" not in " ".join((*said, *store.requests))
+
+
+def test_no_local_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rocstack.registry.local_image.find_image", lambda client, name: None)
+    settings = Settings(push="127.0.0.1:9", tag="x", out=str(tmp_path))
+    with pytest.raises(BadInput, match="there is no image 'rocstack/worker:x'"):
+        push_images(engine(), report("worker"), settings, move_tags=False, say=print)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rocstack.base.errors import BadInput, Missing
+from rocstack.base.image_names import name_on_node
 from rocstack.deploy.nodes.node_spec import ImageSpec
 from rocstack.node.image import OWN, from_labels
 from rocstack.node.image import Image as Judged
@@ -53,11 +54,6 @@ class DesiredImage:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DesiredImage:
         return cls(**{**data, "layers": tuple(data.get("layers", ()))})
-
-
-def name_on_node(role: str, ident: str) -> str:
-    """What a deploy calls the image `ident` there, whatever id the node's engine has for it."""
-    return f"rocstack/{role}:{ident.removeprefix('sha256:')[:12]}"
 
 
 def of_release(images: ReleaseImages) -> dict[str, DesiredImage]:

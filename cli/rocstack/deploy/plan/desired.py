@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from rocstack.base.image_names import name_on_node
 from rocstack.cluster import cgroup, hostlist, slurm_files
 from rocstack.cluster.cgroup import cgroup_flags
 from rocstack.cluster.settings import ClusterSettings
@@ -18,7 +19,7 @@ from rocstack.cluster.slurm_node import SlurmNode, slurm_node
 from rocstack.container.environment import Environment
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.container.run_line import RunProfile
-from rocstack.deploy.nodes.image import DesiredImage, name_on_node
+from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
 from rocstack.deploy.plan.secrets import Secrets

@@ -9,9 +9,9 @@ from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.edge.ssh import Reach
-from rocstack.registry.image_archive import Archive
-from rocstack.registry.load import Loaded, Target, load
+from rocstack.registry.image_archive import ImageArchive
 from rocstack.registry.local_image import LocalImage
+from rocstack.registry.send_archive import LoadedImage, LoadTarget, load
 
 if TYPE_CHECKING:
     import docker
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def send(
     client: docker.DockerClient, image: DesiredImage, nodes: Mapping[str, tuple[Reach, NodeFacts]], events: DeployEvents
-) -> list[Loaded]:
+) -> list[LoadedImage]:
     """Only layers that a node lacks travel to it; a node that fails is a result.
 
     Raises:
@@ -32,13 +32,13 @@ def send(
     there = {name: _layers(facts) for name, (_, facts) in nodes.items()}
     everywhere = frozenset.intersection(*there.values())
     targets = [
-        Target(name, _shell(reach), (*reach.become, "docker"), there[name]) for name, (reach, _) in nodes.items()
+        LoadTarget(name, _shell(reach), (*reach.become, "docker"), there[name]) for name, (reach, _) in nodes.items()
     ]
     for name in nodes:
         events.step(name, f"waiting while the {image.role} image is packed")
     with (
         LocalImage.find(client, image.id) as source,
-        Archive.make(source, image.on_node.name, have=everywhere) as archive,
+        ImageArchive.make(source, image.on_node.name, have=everywhere) as archive,
     ):
         rows = load(archive, targets, progress=progress)
     for row in rows:

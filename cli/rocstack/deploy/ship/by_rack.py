@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from rocstack.base.image_names import id_tag
 from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
 from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.plan.outcome import of_services
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.deploy.read.addresses import RackRegistry
-from rocstack.deploy.ship.by_registry import account, home, tag
+from rocstack.deploy.ship.by_registry import account, home
 
 
 def fill(
@@ -112,7 +113,7 @@ class _Work:
                     "source": f"{copy.source}/{path}",
                     "target": f"{copy.target}/{path}",
                     "digest": digest,
-                    "tag": tag(self.image),
+                    "tag": id_tag(self.image.id),
                 }
                 for copy in copies
             ],

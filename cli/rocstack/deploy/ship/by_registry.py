@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocstack.base.errors import Missing
+from rocstack.base.image_names import id_tag, parse_registry, repository_name
 from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.nodes.node_spec import RegistrySpec
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
@@ -19,17 +20,14 @@ from rocstack.deploy.plan.outcome import Shipped, of_services
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.edge import ssh
 from rocstack.edge.ansible import HostRun
-from rocstack.registry.http import Login, Wire, docker_login
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import parse_manifest, require_zstd
-from rocstack.registry.publish import Memory, Published, publish
+from rocstack.registry.publish import PackedLayers, Published, publish
+from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, docker_login
 from rocstack.registry.repository import Repository
-from rocstack.registry.tags import parse_registry
 
 if TYPE_CHECKING:
     import docker
-
-NAME = "rocstack-worker"
 
 
 def home(desired: DesiredCluster) -> str:
@@ -66,23 +64,27 @@ def repository(prepared: Prepared, desired: DesiredCluster) -> Iterator[Reposito
     ship = desired.cluster.ship
     if ship.registry:
         target = parse_registry(ship.registry)
-        wire = Wire(target.host, login=docker_login(target.host))
-        yield Repository(wire, target.repository("worker").partition("/")[2], attempts=ship.attempts)
-        wire.close()
+        http = RegistryHttp(target.host, login=docker_login(target.host))
+        yield Repository(http, target.path("worker"), attempts=ship.attempts)
+        http.close()
         return
     reach = prepared.gathered.reaches[desired.inventory.control.name]
     with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
         ca = Path(folder) / "ca.pem"
         ca.write_text(desired.keys.registry_ca)
         with ssh.tunnel(reach, "127.0.0.1", ship.port) as tunnel:
-            login = Login(USER, desired.keys.registry_password)
-            wire = Wire(desired.registry_address, login=login, ca=ca, connect_to=(tunnel.address, tunnel.port))
-            yield Repository(wire, NAME, attempts=ship.attempts)
-            wire.close()
+            login = RegistryLogin(USER, desired.keys.registry_password)
+            http = RegistryHttp(desired.registry_address, login=login, ca=ca, connect_to=(tunnel.address, tunnel.port))
+            yield Repository(http, repository_name("worker"), attempts=ship.attempts)
+            http.close()
 
 
 def bring(
-    prepared: Prepared, image: DesiredImage, client: docker.DockerClient | None, memory: Memory, events: DeployEvents
+    prepared: Prepared,
+    image: DesiredImage,
+    client: docker.DockerClient | None,
+    packed_layers: PackedLayers,
+    events: DeployEvents,
 ) -> Published:
     """Publishes the image; nothing is sent where the registry has it.
 
@@ -106,7 +108,7 @@ def bring(
             if client is None:
                 raise nobody(image)
             with LocalImage.find(client, image.id) as source:
-                found = publish(source, target, tag(image), memory=memory, progress=progress)
+                found = publish(source, target, id_tag(image.id), packed_layers=packed_layers, progress=progress)
     seconds = time.monotonic() - began
     sent = f"{found.bytes_sent / 1e6:.1f} of {found.bytes_total / 1e6:.0f} MB sent"
     events.end(control, f"registry has {found.reference.rpartition('@')[2][:19]} ({sent}, {seconds:.1f} s)")
@@ -131,7 +133,14 @@ def there(target: Repository, image: DesiredImage) -> Published | None:
     skipped = tuple(layer.digest for layer in layers)
     total = sum(layer.size for layer in layers)
     return Published(
-        reference=reference, id=image_id, layers=layers, bytes_sent=0, bytes_total=total, seconds=0.0, skipped=skipped
+        reference=reference,
+        id=image_id,
+        manifest=data,
+        layers=layers,
+        bytes_sent=0,
+        bytes_total=total,
+        seconds=0.0,
+        skipped=skipped,
     )
 
 
@@ -153,10 +162,6 @@ def pull(
 def at_host(image: DesiredImage, host: str) -> str:
     """The same image, in the same repository of another registry."""
     return f"{host}/{(image.reference or '').partition('/')[2]}"
-
-
-def tag(image: DesiredImage) -> str:
-    return image.id.removeprefix("sha256:")[:16]
 
 
 def nobody(image: DesiredImage) -> Missing:

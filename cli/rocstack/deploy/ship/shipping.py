@@ -13,8 +13,8 @@ from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.outcome import Shipped
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.deploy.ship import by_archive, by_rack, by_registry
-from rocstack.registry.load import Loaded
-from rocstack.registry.publish import Memory
+from rocstack.registry.publish import PackedLayers
+from rocstack.registry.send_archive import LoadedImage
 
 if TYPE_CHECKING:
     import docker
@@ -69,7 +69,7 @@ class Shipping:
             rows = self._archives(prepared, image, lacking, events)
             came = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
             return Came(image, came, {each.node: each.error for each in rows if each.error}, {"method": "archive"})
-        published = by_registry.bring(prepared, image, self.client, Memory(self.folder / "layers"), events)
+        published = by_registry.bring(prepared, image, self.client, PackedLayers(self.folder / "layers"), events)
         ready = image.at(published.reference)
         hosts = dict.fromkeys(lacking, by_registry.home(desired))
         if method == "rack":
@@ -82,7 +82,7 @@ class Shipping:
 
     def _archives(
         self, prepared: Prepared, image: DesiredImage, names: Sequence[str], events: DeployEvents
-    ) -> list[Loaded]:
+    ) -> list[LoadedImage]:
         if not names:
             return []
         if self.client is None:

@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 from rocstack.base.errors import BadInput
-from rocstack.registry.tags import Registry, content_tag, parse_registry, release_tags, week_tag
+from rocstack.base.image_names import RegistryAddress, content_tag, parse_registry, release_tags, week_tag
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ from rocstack.registry.tags import Registry, content_tag, parse_registry, releas
         ("head:5000/ml/team_a/x--y", "head:5000", "ml/team_a/x--y"),
         ("127.0.0.1:5066", "127.0.0.1:5066", ""),
         ("[fd00::1]:5000/a", "[fd00::1]:5000", "a"),
-        ("Registry.Example/a", "Registry.Example", "a"),
+        ("RegistryAddress.Example/a", "RegistryAddress.Example", "a"),
     ],
 )
 def test_registry(text: str, host: str, prefix: str) -> None:
     found = parse_registry(text)
-    assert found == Registry(host, prefix)
+    assert found == RegistryAddress(host, prefix)
     assert found.repository("worker") == text.rstrip("/") + "/rocstack-worker"
 
 

@@ -11,15 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rocstack.base.words import Value
-from rocstack.registry.image_archive import Archive
-from rocstack.registry.pusher import wait_before
+from rocstack.registry.image_archive import ImageArchive
+from rocstack.registry.repository import wait_before
 
 AT_ONCE = 8
 ATTEMPTS = 3
 Progress = Callable[[str, int, int], None]  # node, bytes done, bytes in all
 
 
-class Loaded(Value):
+class LoadedImage(Value):
     """How one node got the image; `error` says why it did not."""
 
     node: str
@@ -30,7 +30,7 @@ class Loaded(Value):
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """A node. `reach` is the command to which a shell line is added: ssh with its options and the host."""
 
     node: str
@@ -40,14 +40,14 @@ class Target:
 
 
 def load(
-    archive: Archive,
-    targets: Sequence[Target],
+    archive: ImageArchive,
+    targets: Sequence[LoadTarget],
     *,
     at_once: int = AT_ONCE,
     attempts: int = ATTEMPTS,
     sleep: Callable[[float], None] | None = None,
     progress: Progress = lambda node, done, total: None,
-) -> list[Loaded]:
+) -> list[LoadedImage]:
     """Loads the archive on every target; a node that fails is a result, not an error. Ctrl-C ends all of them."""
     senders = [_Sender(archive, target, attempts, sleep, progress) for target in targets]
     with ThreadPoolExecutor(max(1, at_once)) as pool:
@@ -63,8 +63,8 @@ def load(
 
 @dataclass
 class _Sender:
-    archive: Archive
-    target: Target
+    archive: ImageArchive
+    target: LoadTarget
     attempts: int
     sleep: Callable[[float], None] | None
     progress: Progress
@@ -72,7 +72,7 @@ class _Sender:
     _stopped: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> Loaded:
+    def run(self) -> LoadedImage:
         started, error, attempt = time.monotonic(), "stopped", 0
         while attempt < self.attempts and not self._stopped.is_set():
             attempt += 1
@@ -82,7 +82,7 @@ class _Sender:
             error = self._once(self.target.have if attempt == 1 else frozenset())
             if not error:
                 break
-        return Loaded(
+        return LoadedImage(
             node=self.target.node,
             bytes=self.sent,
             seconds=round(time.monotonic() - started, 3),

@@ -1,7 +1,13 @@
-"""HTTP to one registry: login, tokens, its certificate, and a tunnel where it is not reached by its own name."""
+"""HTTP to one registry: login, tokens, its certificate, and a tunnel where it is not reached by its own name.
+
+`as_engine` reaches a registry by the rules of `docker push`, so what the engine pushes to, rocstack pushes to.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,32 +16,37 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
-from requests.exceptions import RequestException
+from requests.exceptions import RequestException, SSLError
 from requests.utils import parse_dict_header
 
 from rocstack.base.errors import Missing
-from rocstack.registry.failures import TRANSIENT, classify, registry_error, without_query
+from rocstack.registry.registry_errors import TRANSIENT, classify, registry_error, without_query
 
 TIMEOUT = (10.0, 300.0)  # seconds to connect, and of silence: a registry is silent while it stores a large layer
+CERTIFICATES = Path("/etc/docker/certs.d")
+API_HOSTS = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 PIECE = 256 << 10  # bytes written at once: how finely progress is seen and Ctrl-C is heard
 
 
-class Transient(Exception):
+class TransientFailure(Exception):
     """A failure that may pass."""
 
 
-class Stopped(Exception):
+class PushStopped(Exception):
     """The person, or a failure elsewhere, ended this."""
 
 
 @dataclass(frozen=True)
-class Login:
+class RegistryLogin:
+    """A user's password, or a token that the registry gives access tokens for (then `user` is empty)."""
+
     user: str
     password: str = field(repr=False)
 
 
-def docker_login(host: str) -> Login | None:
+def docker_login(host: str) -> RegistryLogin | None:
     """What `docker login HOST` left behind, or its helper knows.
 
     Raises:
@@ -53,8 +64,36 @@ def docker_login(host: str) -> Login | None:
             cause=str(error),
             next_step="see credHelpers and credsStore in docker's config.json, and run `docker login` again",
         ) from None
+    if token := found.get("IdentityToken"):
+        return RegistryLogin("", str(token))
     user, password = found.get("username", found.get("Username")), found.get("password", found.get("Password"))
-    return Login(str(user), str(password)) if user and password else None
+    return RegistryLogin(str(user), str(password)) if user and password else None
+
+
+def as_engine(engine_info: Mapping[str, Any], host: str) -> RegistryHttp:
+    """A registry as an engine with this `docker info` pushes to it, with the login of `docker login`.
+
+    Raises:
+        Missing: as `docker_login`.
+    """
+    return RegistryHttp(host, docker_login(host), insecure=is_insecure(engine_info, host))
+
+
+def is_insecure(engine_info: Mapping[str, Any], host: str) -> bool:
+    """Whether the engine would use this registry without a certificate it trusts: on loopback addresses, and where
+    `insecure-registries` names the host or its network (docs.docker.com/reference/cli/dockerd)."""
+    config = engine_info.get("RegistryConfig") or {}
+    index = (config.get("IndexConfigs") or {}).get(host)
+    if index:
+        return not index.get("Secure", True)
+    networks = [ipaddress.ip_network(text) for text in (*(config.get("InsecureRegistryCIDRs") or ()), "127.0.0.0/8")]
+    name = str(urlsplit(f"//{host}").hostname)
+    try:
+        found = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in found]
+    return any(address.is_loopback or address in network for address in addresses for network in networks)
 
 
 class Body:
@@ -71,7 +110,7 @@ class Body:
 
     def read(self, size: int = -1) -> bytes:
         if self._stop.is_set():
-            raise Stopped
+            raise PushStopped
         size = PIECE if size < 0 else size
         piece = bytes(self._data[self._at : self._at + size])
         self._at += len(piece)
@@ -82,12 +121,15 @@ class Body:
 class _Adapter(HTTPAdapter):
     """Connects to `to`, and lets the certificate be that of `name`."""
 
-    def __init__(self, name: str, to: tuple[str, int] | None, tls: bool) -> None:
-        self.name, self.to, self.tls = name, to, tls
+    def __init__(self, name: str, to: tuple[str, int] | None, trust: ssl.SSLContext | None) -> None:
+        self.name, self.to, self.trust = name, to, trust
+        self.direct = bool(to) or _is_loopback(name)  # no proxy stands between here and there
         super().__init__(pool_maxsize=8)
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        if self.to and self.tls:
+        if self.trust:
+            options["ssl_context"] = self.trust
+        if self.to and self.trust:
             options.update(server_hostname=self.name, assert_hostname=self.name)
         super().init_poolmanager(*args, **options, blocksize=PIECE)
 
@@ -98,31 +140,42 @@ class _Adapter(HTTPAdapter):
         return host, pool
 
     def send(self, request: Any, *args: Any, **options: Any) -> Any:
-        if self.to:  # no proxy stands between here and a tunnel
+        if self.to:
             request.headers["Host"] = urlsplit(request.url).netloc
+        if self.direct:
             options["proxies"] = {}
         return super().send(request, *args, **options)
 
 
 @dataclass
-class Wire:
+class RegistryHttp:
     """`host` is the registry's name as references have it. Its certificate is checked against the CA file `ca`, or
-    against docker's own for that host, or the system's. `plain` is http, for a registry on this machine."""
+    as the engine does: against the system's authorities and those of certs.d. An `insecure` registry may speak http,
+    or https with any certificate; `plain` is http."""
 
     host: str
-    login: Login | None = None
+    login: RegistryLogin | None = None
     ca: Path | None = None
     connect_to: tuple[str, int] | None = None
     plain: bool = False
+    insecure: bool = False
     _session: requests.Session = field(default_factory=requests.Session, repr=False)
     _tokens: dict[str, str] = field(default_factory=dict, repr=False)  # scope -> Authorization
 
     def __post_init__(self) -> None:
-        self.base = f"{'http' if self.plain else 'https'}://{self.host}/"
+        self._api_host = API_HOSTS.get(self.host, self.host)
         name = str(urlsplit(self.base).hostname)
-        self._session.mount(self.base, _Adapter(name, self.connect_to, not self.plain))
-        known = Path("/etc/docker/certs.d") / self.host / "ca.crt"
-        self._verify: str | bool = str(self.ca) if self.ca else str(known) if known.is_file() else True
+        trust = _trust(self)
+        self._session.mount("https://", _Adapter("", None, trust))  # where it asks for a token, or keeps its layers
+        for scheme, context in (("https", trust), ("http", None)):
+            self._session.mount(f"{scheme}://{self._api_host}/", _Adapter(name, self.connect_to, context))
+        self._verify: str | bool = str(self.ca) if self.ca else not self.insecure
+        self._settled = not self.insecure or self.plain
+        self._settling = threading.Lock()
+
+    @property
+    def base(self) -> str:
+        return f"{'http' if self.plain else 'https'}://{self._api_host}/"
 
     def close(self) -> None:
         self._session.close()
@@ -141,11 +194,12 @@ class Wire:
         """One request, with a login where the registry asks for one. `address` is a path or a Location.
 
         Raises:
-            Transient: it may work a little later.
+            TransientFailure: it may work a little later.
             CheckFailed, Missing: it won't. Answers in `good` are returned.
         """
+        self._settle_scheme(repository)
         url = urljoin(self.base, address)
-        ours = urlsplit(url).netloc == self.host
+        ours = urlsplit(url).netloc == self._api_host
         scope = f"repository:{repository}:pull,push" if repository else ""
         for last in (False, True):
             extra = {**(headers or {})}
@@ -168,18 +222,37 @@ class Wire:
             raise self._judged(f"HTTP status: {answer.status_code} {answer.reason}: {words}", repository)
         raise AssertionError
 
+    def _settle_scheme(self, repository: str) -> None:
+        """An insecure registry is asked by https first, and by http where it speaks no TLS."""
+        with self._settling:
+            if self._settled:
+                return
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+            try:
+                self._session.get(f"{self.base}v2/", verify=False, timeout=TIMEOUT)
+            except SSLError:
+                self.plain = True
+            except RequestException as error:
+                raise self._judged(str(error), repository) from None
+            self._settled = True
+
     def _authorize(self, challenge: str, scope: str) -> str:
         kind, _, rest = challenge.partition(" ")
-        if kind.lower() == "basic" and self.login:
+        if kind.lower() == "basic" and self.login and self.login.user:
             return str(requests.auth._basic_auth_str(self.login.user, self.login.password))
         asked = parse_dict_header(rest)  # type: ignore[no-untyped-call]
         realm = str(asked.get("realm", ""))
         if kind.lower() != "bearer" or not realm.startswith(("https:", "http:") if self.plain else "https:"):
             return ""
         params = {key: value for key, value in (("service", asked.get("service")), ("scope", scope)) if value}
-        basic = (self.login.user, self.login.password) if self.login else None
+        options: dict[str, Any] = {"verify": self._verify, "timeout": TIMEOUT}
         try:
-            answer = self._session.get(realm, params=params, auth=basic, verify=self._verify, timeout=TIMEOUT)
+            if self.login and not self.login.user:  # distribution.github.io/distribution/spec/auth/oauth
+                grant = {"grant_type": "refresh_token", "refresh_token": self.login.password, "client_id": "rocstack"}
+                answer = self._session.post(realm, data={**params, **grant}, **options)
+            else:
+                basic = (self.login.user, self.login.password) if self.login else None
+                answer = self._session.get(realm, params=params, auth=basic, **options)
             found = answer.json() if answer.ok else {}
         except RequestException as error:
             raise self._judged(str(error), scope) from None
@@ -188,8 +261,30 @@ class Wire:
 
     def _judged(self, message: str, reference: str) -> Exception:
         if classify(message) in TRANSIENT:
-            return Transient(without_query(message))
+            return TransientFailure(without_query(message))
         return self.error(message, reference)
 
     def error(self, message: str, reference: str, attempts: int = 1) -> Exception:
         return registry_error(message, host=self.host, reference=f"{self.host}/{reference}", attempts=attempts)
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _trust(http: RegistryHttp) -> ssl.SSLContext:
+    """The given authority alone; else the system's, and the host's own authorities and client certificates in certs.d
+    (docs.docker.com/engine/security/certificates)."""
+    context = ssl.create_default_context(cafile=http.ca)
+    if http.ca:
+        return context
+    if http.insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for authority in (CERTIFICATES / http.host).glob("*.crt"):
+        context.load_verify_locations(authority)
+    for certificate in (CERTIFICATES / http.host).glob("*.cert"):
+        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    return context

@@ -1,4 +1,4 @@
-"""What went wrong with a registry, told from the engine's words: will it pass, and what can the person do?"""
+"""What went wrong with a registry, read from its answer or the connection's error: may it pass, and what to do."""
 
 from __future__ import annotations
 
@@ -7,52 +7,30 @@ from typing import Literal
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 
-Kind = Literal[
-    "absent",
-    "bad-name",
-    "busy",
-    "denied",
-    "full",
-    "no-host",
-    "no-image",
-    "plain-http",
-    "unknown",
-    "unreachable",
-    "untrusted",
+RegistryFailure = Literal[
+    "bad-name", "busy", "denied", "full", "no-host", "plain-http", "unknown", "unreachable", "untrusted"
 ]
-TRANSIENT: frozenset[Kind] = frozenset({"busy", "unreachable"})
+TRANSIENT: frozenset[RegistryFailure] = frozenset({"busy", "unreachable"})
 
 # The first that matches counts, so what is sure to stay stands above what passes.
-_WORDS: tuple[tuple[Kind, str], ...] = (
-    ("no-image", r"does not exist locally|No such image"),
-    ("bad-name", r"invalid reference format|invalid tag format|must be lowercase|invalid repository name"),
-    (
-        "untrusted",
-        r"x509:|tls: (failed to verify|bad certificate|unknown certificate)|certificate verify failed|CertificateError",
-    ),
-    (
-        "plain-http",
-        r"first record does not look like a TLS handshake|gave HTTP response to HTTPS client|WRONG_VERSION_NUMBER",
-    ),
-    ("no-host", r"no such host|Name or service not known|No address associated"),
-    ("full", r"no space left|Insufficient Storage|quota exceeded|Request Entity Too Large"),
-    ("absent", r"manifest unknown|name unknown|repository name not known"),
-    ("busy", r"too ?many ?requests|HTTP (status|response)[^0-9]{0,8}(429|500|502|503|504|52\d)\b"),
-    (
-        "denied",
-        r"no basic auth credentials|unauthorized|authentication required|denied|insufficient_scope"
-        r"|status:? 40[13]\b",
-    ),
+_WORDS: tuple[tuple[RegistryFailure, str], ...] = (
+    ("untrusted", r"certificate verify failed|CertificateError|x509:|tls: failed to verify"),
+    ("plain-http", r"WRONG_VERSION_NUMBER|record layer failure"),
+    ("no-host", r"Name or service not known|No address associated|no such host"),
+    ("full", r"no space left|Insufficient Storage|quota exceeded|Entity Too Large|status: (413|507)"),
+    ("bad-name", r"invalid (reference format|repository name|tag)|(NAME|TAG)_INVALID"),
+    ("busy", r"too ?many ?requests|status: (429|5\d\d)\b"),
+    ("denied", r"unauthorized|authentication required|denied|insufficient_scope|status: 40[13]\b"),
     (
         "unreachable",
-        r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out|deadline exceeded"
-        r"|no route to host|network is unreachable|server misbehaving|temporary failure|closed network connection",
+        r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out"
+        r"|no route to host|network is unreachable|temporary failure",
     ),
 )
 
 
-def classify(message: str) -> Kind:
-    """The kind of failure behind an engine's message (Docker's wording; see the tests' recorded texts)."""
+def classify(message: str) -> RegistryFailure:
+    """The kind of failure behind a message (see the tests' recorded texts)."""
     return next((kind for kind, words in _WORDS if re.search(words, message, re.IGNORECASE)), "unknown")
 
 
@@ -97,7 +75,7 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
             )
         case "plain-http":
             return Missing(
-                f"the registry {host} speaks http and the engine wants https",
+                f"the registry {host} speaks http instead of https",
                 code="registry-plain-http",
                 cause=cause,
                 next_step=f"give it a certificate, or name '{host}' in the engine's insecure-registries",
@@ -109,8 +87,8 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
                 cause=cause,
                 next_step="free space there, or raise its limit on uploads",
             )
-        case "no-image" | "bad-name":
-            return BadInput(f"{reference} can't be pushed", code=kind, cause=cause, next_step="check the name")
+        case "bad-name":
+            return BadInput(f"{reference} can't be pushed", code="bad-name", cause=cause, next_step="check the name")
         case _:
             return CheckFailed(
                 f"push of {reference} failed",

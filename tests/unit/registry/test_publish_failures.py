@@ -14,9 +14,9 @@ from ship_support import BASE, NAME, TOP, Layers, send, unpacked
 
 from rocstack.base.errors import CheckFailed, Missing, RocstackError
 from rocstack.registry import oci
-from rocstack.registry.http import Login, Stopped, Wire
 from rocstack.registry.layers import sha256
-from rocstack.registry.publish import Memory, publish
+from rocstack.registry.publish import PackedLayers, publish
+from rocstack.registry.registry_http import PushStopped, RegistryHttp, RegistryLogin
 from rocstack.registry.repository import Repository
 
 
@@ -40,7 +40,7 @@ def test_failures_that_pass_are_waited_out(store: Store, method: str) -> None:
     store.faults.append(failing(503, method, times=2))
     done = send(store, Layers(BASE, TOP), sleep=waits.append)
     assert unpacked(store, done) == [BASE, TOP]
-    assert waits[:1] == [1]
+    assert waits[:1] == [2]
 
 
 def test_what_arrived_before_a_cut_is_not_sent_again(store: Store, chunk: int) -> None:
@@ -72,24 +72,24 @@ def test_second_run_goes_on_with_complete_layers(store: Store, tmp_path: Path) -
     file = tmp_path / "here/layers"
     store.faults.append(cutting(after=10, times=100))  # only the layer with several chunks uses PATCH
     with pytest.raises(RocstackError):
-        send(store, Layers(BASE, TOP), memory=Memory(file))
+        send(store, Layers(BASE, TOP), packed_layers=PackedLayers(file))
     store.faults.clear()
     if not any(name == NAME for name, _ in store.blobs):
         pytest.fail("the small layer should have arrived")
     with file.open("a") as out:
         out.write("sha256:cut o")
     source = Layers(BASE, TOP)
-    done = send(store, source, memory=Memory(file))
+    done = send(store, source, packed_layers=PackedLayers(file))
     assert source.read == [sha256(BASE)]
     assert unpacked(store, done) == [BASE, TOP]
 
 
 def test_memory_of_a_layer_that_is_gone_is_not_believed(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "layers"
-    send(store, Layers(TOP), memory=Memory(file))
+    send(store, Layers(TOP), packed_layers=PackedLayers(file))
     store.blobs.clear()
     store.manifests.clear()
-    assert unpacked(store, send(store, Layers(TOP), memory=Memory(file))) == [TOP]
+    assert unpacked(store, send(store, Layers(TOP), packed_layers=PackedLayers(file))) == [TOP]
 
 
 def test_stop_ends_it_and_leaves_no_manifest(store: Store) -> None:
@@ -101,7 +101,7 @@ def test_stop_ends_it_and_leaves_no_manifest(store: Store) -> None:
         return False
 
     store.faults.append(fault)
-    with pytest.raises(Stopped):
+    with pytest.raises(PushStopped):
         send(store, Layers(BASE), stop=stop)
     assert not store.manifests
 
@@ -109,7 +109,7 @@ def test_stop_ends_it_and_leaves_no_manifest(store: Store) -> None:
 def test_a_layer_that_reads_wrong_comes_from_the_fallback(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Layers(BASE)
     source.lies = 1
-    monkeypatch.setattr("rocstack.registry.saved.Saved.make", lambda *args: source)
+    monkeypatch.setattr("rocstack.registry.docker_save.SavedImage.make", lambda *args: source)
     done = send(store, source)
     assert unpacked(store, done) == [BASE]
     assert source.read == [sha256(BASE)] * 2
@@ -119,7 +119,7 @@ def test_a_layer_that_reads_wrong_comes_from_the_fallback(store: Store, monkeypa
 def test_a_layer_that_always_reads_wrong_is_a_damaged_image(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Layers(BASE)
     source.lies = 100
-    monkeypatch.setattr("rocstack.registry.saved.Saved.make", lambda *args: source)
+    monkeypatch.setattr("rocstack.registry.docker_save.SavedImage.make", lambda *args: source)
     with pytest.raises(CheckFailed) as caught:
         send(store, source)
     assert caught.value.code == "damaged-image"
@@ -147,19 +147,19 @@ def test_what_stays_is_told_in_words(store: Store, fault: Any, code: str) -> Non
 
 def test_password_is_sent_only_where_it_is_asked_for(store: Store) -> None:
     store.password = "s3cret"
-    done = send(store, Layers(BASE), login=Login("ada", "s3cret"))
+    done = send(store, Layers(BASE), login=RegistryLogin("ada", "s3cret"))
     assert unpacked(store, done) == [BASE]
     with pytest.raises(Missing) as caught:
-        send(store, Layers(TOP), login=Login("ada", "wrong-one"))
+        send(store, Layers(TOP), login=RegistryLogin("ada", "wrong-one"))
     assert caught.value.code == "registry-denied"
-    assert "wrong-one" not in json.dumps(caught.value.as_dict()) + repr(Login("ada", "wrong-one"))
+    assert "wrong-one" not in json.dumps(caught.value.as_dict()) + repr(RegistryLogin("ada", "wrong-one"))
 
 
 def test_token_of_a_site_registry(store: Store) -> None:
     store.password, store.token = "s3cret", "t0ken"
-    assert unpacked(store, send(store, Layers(BASE), login=Login("ada", "s3cret"))) == [BASE]
+    assert unpacked(store, send(store, Layers(BASE), login=RegistryLogin("ada", "s3cret"))) == [BASE]
     store.token = "renewed"
-    assert unpacked(store, send(store, Layers(BASE), "u", login=Login("ada", "s3cret"))) == [BASE]
+    assert unpacked(store, send(store, Layers(BASE), "u", login=RegistryLogin("ada", "s3cret"))) == [BASE]
 
 
 def test_through_a_tunnel_the_registry_keeps_its_name(store: Store) -> None:
@@ -170,8 +170,8 @@ def test_through_a_tunnel_the_registry_keeps_its_name(store: Store) -> None:
         return False
 
     store.faults.append(fault)
-    wire = Wire("10.0.0.11:5000", plain=True, connect_to=("127.0.0.1", store.port))
-    done = publish(Layers(BASE).image(), Repository(wire, NAME), "t")
+    http = RegistryHttp("10.0.0.11:5000", plain=True, connect_to=("127.0.0.1", store.port))
+    done = publish(Layers(BASE).image(), Repository(http, NAME), "t")
     assert done.reference.startswith(f"10.0.0.11:5000/{NAME}@sha256:")
     assert hosts == {"10.0.0.11:5000"}
 

@@ -1,4 +1,6 @@
-"""What a release is called in a registry: repository by role, tags by week, stack, NIC and content."""
+"""What images are called on the machine that builds them, on nodes, and in registries.
+
+A registry has one repository a role, with tags by week, stack, NIC and content."""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True)
-class Registry:
+class RegistryAddress:
     """`host[:port][/prefix]`. `host` keeps its port: it is what `docker login` is told."""
 
     host: str
@@ -24,12 +26,21 @@ class Registry:
     def __str__(self) -> str:
         return f"{self.host}/{self.prefix}" if self.prefix else self.host
 
+    def path(self, role: str) -> str:
+        """The repository of this role's images, as the registry has it; tags don't name the role."""
+        name = repository_name(role)
+        return f"{self.prefix}/{name}" if self.prefix else name
+
     def repository(self, role: str) -> str:
-        """Where images of this role go; one repository a role, because the tags don't name it."""
-        return f"{self}/rocstack-{role}"
+        """The same with the host: what a node pulls from."""
+        return f"{self.host}/{self.path(role)}"
 
 
-def parse_registry(text: str) -> Registry:
+def repository_name(role: str) -> str:
+    return f"rocstack-{role}"
+
+
+def parse_registry(text: str) -> RegistryAddress:
     """Reads `host[:port][/prefix]`. The host needs a dot or a port, as docker would otherwise take it for a
     folder of its default registry.
 
@@ -40,7 +51,7 @@ def parse_registry(text: str) -> Registry:
     found = _REGISTRY.fullmatch(plain)
     port = re.search(r":(\d+)(?:/|$)", plain)
     if found and (not port or 0 < int(port[1]) < 65536):
-        return Registry(found["host"], found["prefix"].lstrip("/"))
+        return RegistryAddress(found["host"], found["prefix"].lstrip("/"))
     raise BadInput(
         f"'{text.rpartition('@')[2]}' is not a registry: {_complaint(plain)}",  # before @ stand secrets
         code="bad-registry",
@@ -61,6 +72,26 @@ def _complaint(text: str) -> str:
     if host and not re.search(r"[.:]", host):
         return f"'{host}' has neither a dot nor a port, so it is not a host"
     return "it does not read as host[:port][/prefix]"
+
+
+def local_name(prefix: str, kind: str, variant: str) -> str:
+    """An image on the machine that built it. `kind` is a role, `base`, or `node` (a virtual node's)."""
+    return f"{prefix}/{kind}:{variant}"
+
+
+def built_name(prefix: str, role: str, stack: str, nic: str) -> str:
+    """A stack's image for a NIC on the machine that built it."""
+    return local_name(prefix, role, f"{stack}-{nic}")
+
+
+def name_on_node(role: str, image_id: str) -> str:
+    """The name that a deploy gives an image there, whatever id the node's engine has for it."""
+    return local_name("rocstack", role, image_id.removeprefix("sha256:")[:12])
+
+
+def id_tag(image_id: str) -> str:
+    """The tag under which a deploy publishes an image."""
+    return image_id.removeprefix("sha256:")[:16]
 
 
 def week_tag(day: date) -> str:

@@ -22,13 +22,13 @@ from docker.errors import APIError
 from requests.exceptions import RequestException
 
 from rocstack.base.errors import CheckFailed, Missing
-from rocstack.registry.layers import BLOCK, Unreadable, checked
+from rocstack.registry.layers import BLOCK, UnreadableLayer, checked
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedImage:
     folder: Path
     config: bytes
     files: dict[str, Path]  # diff id -> its file; those that nobody wanted are missing
@@ -36,7 +36,7 @@ class Saved:
     @classmethod
     def make(
         cls, client: DockerClient, image: str, diff_ids: Sequence[str], wanted: Collection[str] | None = None
-    ) -> Saved:
+    ) -> SavedImage:
         """Saves `image` and keeps the wanted layers (all, if None).
 
         Raises:
@@ -85,7 +85,7 @@ class Saved:
 
     def open(self, diff_id: str) -> Iterator[bytes | bytearray]:
         if diff_id not in self.files:
-            raise Unreadable(f"layer {diff_id[:19]} was not saved")
+            raise UnreadableLayer(f"layer {diff_id[:19]} was not saved")
         return checked(_plain(self.files[diff_id]), diff_id)
 
 
@@ -114,9 +114,9 @@ def _unpack(stream: IO[bytes], folder: Path, skip: Collection[str]) -> dict[str,
 def _sorted(folder: Path, links: dict[str, str], diff_ids: Sequence[str]) -> tuple[bytes, dict[str, Path]]:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())[0]
     config = (folder / _inside(manifest["Config"])).read_bytes()
-    if tuple(json.loads(config)["rootfs"]["diff_ids"]) != tuple(diff_ids):
+    if tuple(json.loads(config)["rootfs"].get("diff_ids") or ()) != tuple(diff_ids):
         raise ValueError("it holds another image")
-    paths = [_inside(links.get(name, name)) for name in manifest["Layers"]]
+    paths = [_inside(links.get(name, name)) for name in manifest["Layers"] or ()]
     named = dict(zip(diff_ids, paths, strict=True))
     return config, {diff_id: folder / path for diff_id, path in named.items() if (folder / path).is_file()}
 

@@ -1,0 +1,123 @@
+"""Reaching a registry as an engine would: which may speak http, whom it trusts, what `docker login` left."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_registry import Store, serving
+from ship_support import NAME
+
+from rocstack.base.errors import Missing
+from rocstack.deploy.plan import tls
+from rocstack.registry import registry_http
+from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, as_engine, docker_login, is_insecure
+from rocstack.registry.repository import Repository
+
+LOOPBACK: dict[str, Any] = {"RegistryConfig": {"InsecureRegistryCIDRs": ["127.0.0.0/8"], "IndexConfigs": {}}}
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
+    """A registry with TLS, and the CA that no system knows."""
+    now = datetime.now(UTC)
+    ca, ca_key = tls.make_ca(now)
+    key = tls.make_key()
+    (tmp_path / "server.pem").write_text(tls.certificate(ca, ca_key, key, ["127.0.0.1"], now))
+    (tmp_path / "server.key").write_text(key)
+    (tmp_path / "ca.pem").write_text(ca)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    with serving(context) as store:
+        yield store, tmp_path / "ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("host", "insecure"),
+    [
+        ("127.0.0.1:5000", True),
+        ("127.1.2.3", True),
+        ("localhost:5000", True),
+        ("[::1]:5000", True),
+        ("10.0.0.5:5000", False),
+        ("10.1.0.5:5000", True),
+        ("registry.example:5000", True),
+        ("registry.example", False),
+        ("docker.io", False),
+    ],
+)
+def test_registries_that_an_engine_takes_for_insecure(host: str, insecure: bool) -> None:
+    named = {"registry.example:5000": {"Secure": False}, "docker.io": {"Secure": True}}
+    info = {"RegistryConfig": {"InsecureRegistryCIDRs": ["10.1.0.0/16", "127.0.0.0/8"], "IndexConfigs": named}}
+    assert is_insecure(info, host) is insecure
+
+
+def test_a_registry_on_loopback_may_speak_http_or_have_any_certificate(signed: tuple[Store, Path]) -> None:
+    with serving() as plain:
+        for store, scheme in ((plain, "http"), (signed[0], "https")):
+            http = as_engine(LOOPBACK, store.host)
+            assert Repository(http, NAME).tags() == []
+            assert http.base == f"{scheme}://{store.host}/"
+
+
+def test_any_other_must_be_trusted_by_the_system_or_certs_d(
+    signed: tuple[Store, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, ca = signed
+    monkeypatch.setattr(registry_http, "CERTIFICATES", tmp_path / "certs.d")
+    with pytest.raises(Missing) as caught:
+        Repository(RegistryHttp(store.host), NAME, attempts=1).tags()
+    assert caught.value.code == "registry-untrusted"
+    (tmp_path / "certs.d" / store.host).mkdir(parents=True)
+    (tmp_path / "certs.d" / store.host / "company.crt").write_text(ca.read_text())
+    assert Repository(RegistryHttp(store.host), NAME).tags() == []
+
+
+def test_http_where_https_is_due_is_refused() -> None:
+    with serving() as store, pytest.raises(Missing) as caught:
+        Repository(RegistryHttp(store.host), NAME, attempts=1).tags()
+    assert caught.value.code == "registry-plain-http"
+
+
+def test_loopback_is_reached_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    with serving() as store:
+        assert Repository(as_engine(LOOPBACK, store.host), NAME, attempts=1).tags() == []
+
+
+def test_docker_hub_is_asked_by_its_api_name() -> None:
+    assert RegistryHttp("docker.io").base == "https://registry-1.docker.io/"
+
+
+@pytest.mark.filterwarnings("ignore:docker-credential-gone")
+def test_what_docker_login_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert docker_login("r:5000") is None
+    auths = {"r:5000": {"auth": base64.b64encode(b"ada:se:cret").decode()}}
+    (tmp_path / "config.json").write_text(json.dumps({"auths": auths}))
+    assert docker_login("r:5000") == RegistryLogin("ada", "se:cret")
+    helper = tmp_path / "docker-credential-test"
+    helper.write_text('#!/bin/sh\necho \'{"ServerURL": "r:5000", "Username": "<token>", "Secret": "t0k"}\'\n')
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "config.json").write_text('{"credHelpers": {"r:5000": "test"}}')
+    assert docker_login("r:5000") == RegistryLogin("", "t0k")
+    (tmp_path / "config.json").write_text('{"credHelpers": {"r:5000": "gone"}}')
+    with pytest.raises(Missing) as caught:
+        docker_login("r:5000")
+    assert caught.value.code == "no-credentials"
+
+
+def test_an_identity_token_is_changed_for_an_access_token() -> None:
+    with serving() as store:
+        store.password, store.token = "t0k", "access"
+        http = RegistryHttp(store.host, RegistryLogin("", "t0k"), plain=True)
+        assert Repository(http, NAME).manifest("x") is None
+        assert "t0k" not in " ".join(store.requests)

@@ -22,7 +22,8 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from rocstack.base import errors, paths, words
+from rocstack.base import errors, finding_texts, paths, words
+from rocstack.base.words import Value
 from rocstack.cli.main import app
 from rocstack.cluster import settings as cluster
 from rocstack.container import run_line, ulimit
@@ -191,6 +192,10 @@ def comments(model: type) -> dict[str, tuple[str, str]]:
     return found
 
 
+def own_comments(model: type) -> dict[str, tuple[str, str]]:
+    return comments(model) if issubclass(model, Value) and model is not Value else {}
+
+
 def kind(node: ast.expr) -> str:
     """An annotation in words: tuple[Gfx, ...] -> list of Gfx."""
     match node:
@@ -225,12 +230,12 @@ def models() -> str:
     out = ["## Files\n"]
     for title, kinds in MODELS.items():
         for model in kinds:
-            notes = comments(model)
+            notes = {name: note for each in reversed(model.__mro__) for name, note in own_comments(each).items()}
             about = " ".join(inspect.cleandoc(model.__doc__ or "").split()) if "__doc__" in vars(model) else ""
             rows = [
                 (code(name), notes[name][0], default(info), info.description or notes[name][1])
                 for name, info in model.model_fields.items()
-                if name not in ("id",) and not (name == "name" and model in (stack.Stack, *heads()))
+                if name not in ("code",) and not (name == "name" and model in (stack.Stack, *heads()))
             ]
             name = title if model is kinds[0] else f"{title}: {model.__name__}"
             out += [
@@ -330,6 +335,24 @@ def checks() -> str:
     )
 
 
+def findings() -> str:
+    """What doctor, precheck and the rules can find, and what to do about it."""
+    kinds = {"log": "a log", "deploy": "before a deploy", "node": "nodes", "rules": "a stack"}
+    rows = []
+    for file in sorted((paths.images() / "findings").glob("*.yml")):
+        entries: Iterable[finding_texts.Entry]
+        entries = (
+            rules.load() if file.name == finding_texts.RULES else finding_texts.read(file, finding_texts.TextEntry)
+        )
+        for each in entries:
+            what = each.cause if file.name == finding_texts.RULES else each.what
+            rows.append((code(each.code), each.level, kinds[file.stem.partition("-")[0]], what, each.next))
+    about = (
+        "By code, from `images/findings/*.yml`. What stands in braces is filled in. `source` and cause are shown too.\n"
+    )
+    return "## Findings\n\n" + about + "\n" + table(("code", "level", "found in", "what", "next step"), sorted(rows))
+
+
 def trainer() -> str:
     """Every setting of a training run, and the table by which gradients are compressed."""
     about = "As the sections of its TOML file; `--section.key=value` on the command line goes before.\n"
@@ -366,6 +389,7 @@ def render() -> str:
         kinds_of_text(),
         all_labels(),
         checks(),
+        findings(),
         trainer(),
     )
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from rocstack.doctor import diagnosis
+from rocstack.base import finding_texts
 from rocstack.doctor.nodes import RULES
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.answers import NoAnswer
@@ -15,8 +15,8 @@ from rocstack.verify.recorder import CheckedNode, Recorder
 
 
 @cache
-def known() -> diagnosis.Table:
-    return diagnosis.load()
+def known() -> finding_texts.Table:
+    return finding_texts.load()
 
 
 def judge(
@@ -34,7 +34,7 @@ def judge(
             record.skipped(node.name, "its profile was not read")
             continue
         seen = part(node.profile)
-        found = [known()[name].means.format_map(values) for name in names for values in RULES[name](seen)]
+        found = [known()[name].filled("what", values) for name in names for values in RULES[name](seen)]
         if found:
             record.failed(node.name, "; ".join(found), value(seen), wanted=wanted)
         elif value(seen) is None:

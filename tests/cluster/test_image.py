@@ -146,7 +146,7 @@ def test_driver_rocm(record: Recorder, cluster_evidence: ClusterEvidence) -> Non
         elif not driver or driver == "in-tree":
             record.skipped(node.name, f"the driver is {driver or 'not known'}: AMD's table is silent on it")
         elif broken:
-            record.failed(node.name, f"ROCm {rocm}: {broken[0].rule.reason}", driver, source=broken[0].rule.source)
+            record.failed(node.name, f"ROCm {rocm}: {broken[0].rule.cause}", driver, source=broken[0].rule.source)
         elif any(verdict.state == "holds" for verdict in verdicts):
             record.passed(node.name, driver, wanted=f"one for ROCm {rocm}")
         else:

@@ -41,7 +41,8 @@ def installed(wheel: Path, built: Built, tmp_path_factory: pytest.TempPathFactor
 
 def test_wheel_holds_its_data_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("images/stacks/debian-13.yml", "images/rules.yml", "templates/Dockerfile.j2", "images/check/smoke"):
+    data = ("stacks/debian-13.yml", "findings/rules.yml", "check/smoke")
+    for wanted in (*(f"images/{name}" for name in data), "templates/Dockerfile.j2"):
         assert f"rocstack/data/{wanted}" in names
     assert any(name.startswith("rocstack/data/images/trainer/rocstack_trainer/") for name in names)
     unwanted = ("__pycache__", ".pyc", "_cache/", "/.")

@@ -35,6 +35,18 @@ class Document:
             loc = loc[:-1]
         return Where(self.path, self.lines.get(loc))
 
+    def part(self, name: str) -> Document:
+        """What stands under a key of the top, as a document of its own.
+
+        Raises:
+            BadInput: that is no mapping.
+        """
+        if not isinstance(self.data[name], dict):
+            raise BadInput(f"'{name}' must be a mapping", code="bad-value", where=self.where((name,)))
+        return Document(
+            self.path, self.data[name], {loc[1:]: at for loc, at in self.lines.items() if loc[:1] == (name,)}
+        )
+
     def texts(self, start: Path_) -> dict[Path_, str]:
         """Every text at or under `start`, by its key path."""
         out: dict[Path_, str] = {}
@@ -57,7 +69,7 @@ class Document:
             for key in extra or {}:
                 if key in self.data:
                     raise BadInput(f"'{key}' is the file's own name", code="unknown-key", where=self.where((key,)))
-            return model.model_validate({**self.data, **(extra or {})})
+            return model.model_validate({**tuples(self.data), **(extra or {})})
         except ValidationError as error:
             raise self.explain(model, error) from None
 
@@ -231,3 +243,12 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
     if not isinstance(root, yaml.MappingNode):
         raise refuse("the file must hold a mapping (key: value)", first_line)
     return Document(path, value(root, ()), lines)
+
+
+def tuples(value: Any) -> Any:
+    """YAML gives lists; the frozen models hold tuples."""
+    if isinstance(value, dict):
+        return {key: tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(tuples(item) for item in value)
+    return value

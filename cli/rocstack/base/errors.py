@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rocstack.base.findings import Finding
+
 
 @dataclass(frozen=True)
 class Where:
@@ -42,11 +44,14 @@ class RocstackError(Exception):
         self.cause = cause
         self.next_step = next_step
 
+    @property
+    def finding(self) -> Finding:
+        return Finding(self.code, "error", self.what, self.cause or "", self.next_step or "")
+
     def as_dict(self) -> dict[str, object]:
         """The shape printed by `--json`."""
         return {
-            "code": self.code,
-            "what": self.what,
+            **self.finding.as_dict(),
             "where": str(self.where) if self.where else None,
             "cause": self.cause,
             "next": self.next_step,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rocstack.base.findings import LEVELS, Finding
+from rocstack.cli import findings as display
 from rocstack.cli.ui import escape, out, print_json, table
 from rocstack.deploy.plan.outcome import Outcome
 from rocstack.deploy.plan.plan import Change, NodePlan, Plan
 from rocstack.deploy.plan.prepare import Prepared
-from rocstack.deploy.plan.scope import Finding
 from rocstack.deploy.work.deploy import refused
-from rocstack.doctor.diagnosis import LEVELS, few
+from rocstack.doctor.diagnosis import few
 from rocstack.probe.summary import count
-
-_COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 def show_plan(prepared: Prepared, json: bool) -> None:
@@ -74,19 +72,10 @@ def _show_findings(plan: Plan) -> None:
     for finding in plan.findings:
         groups.setdefault(finding, [])
     for finding, names in sorted(groups.items(), key=lambda item: LEVELS.index(item[0].level)):
-        show_finding(finding, names)
+        out.print()
+        display.show(finding, few(names, 8))
     for note in plan.notes:
         out.print(f"\n[bold]note[/] {escape(note)}")
-
-
-def show_finding(finding: Finding, nodes: Sequence[str] = ()) -> None:
-    """`nodes` are those that have it, where it is not one alone."""
-    names = nodes or [finding.node] if finding.node else nodes
-    where = f"{few(names, 8)}: " if names else ""
-    out.print(f"\n[{_COLOUR[finding.level]}]{finding.level}[/] {finding.code}: {escape(where + finding.what)}")
-    for label, text in (("cause", finding.cause), ("next", finding.next_step)):
-        if text:
-            out.print(f"  {label:<6}{escape(text)}")
 
 
 def show_outcome(outcome: Outcome, log: Path, json: bool) -> None:

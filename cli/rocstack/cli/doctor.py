@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from rocstack.cli import options
+from rocstack.base.findings import LEVELS, FindingLevel
+from rocstack.cli import findings, options
 from rocstack.cli.ui import escape, out, print_json
 from rocstack.steps.doctor import DoctorOptions
 
 if TYPE_CHECKING:
-    from rocstack.doctor.diagnosis import Finding, Level
+    from rocstack.doctor.diagnosis import Diagnosis
     from rocstack.doctor.logscan import LogReport
     from rocstack.doctor.nodes import NodeReport
-
-_COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +35,7 @@ def doctor(choice: DoctorOptions, json: options.Json = False) -> None:
     report = step(choice)
     failed = any(finding.level == "error" for finding in report.findings)
     if json:
-        print_json({"ok": not failed, **report.model_dump()})
+        print_json({"ok": not failed, **report.to_dict()})
     elif isinstance(report, LogReport):
         _show_log(report, str(choice.log))
     else:
@@ -70,7 +68,9 @@ def _show_nodes(report: NodeReport) -> None:
         _show(finding, share if len(report.nodes) > 1 else "")
     for node, what in report.unread.items():
         out.print()
-        _paragraph("unread", f"{node}: {len(what)} things could not be read, so nothing is said of them: {few(what)}")
+        findings.paragraph(
+            "unread", f"{node}: {len(what)} things could not be read, so nothing is said of them: {few(what)}"
+        )
     known = [finding for finding in report.findings if finding.level != "note"]
     _sum_up(report.findings, f"nothing known found on {few(report.nodes, 8)}" if not known else "")
 
@@ -79,7 +79,7 @@ def _lines(report: LogReport) -> str:
     return f"{report.lines} line{'s' * (report.lines != 1)}"
 
 
-def _place(finding: Finding) -> str:
+def _place(finding: Diagnosis) -> str:
     parts = [] if finding.line is None else [f"line {finding.line}"]
     if finding.count > 1:
         parts.append(f"{finding.count} times" if finding.line else f"{finding.count} processes")
@@ -91,33 +91,14 @@ def _place(finding: Finding) -> str:
     return ", ".join(parts)
 
 
-def _show(finding: Finding, place: str) -> None:
-    from rocstack.doctor.diagnosis import few
-
-    colour = _COLOUR[finding.level]
+def _show(finding: Diagnosis, where: str) -> None:
+    differ = finding.line is None and len(finding.seen) > 1  # then each names the nodes that show it
     out.print()
-    out.print(f"[{colour}]{finding.level}[/] {finding.id}" + (escape(f" ({place})") if place else ""))
-    differ = finding.line is None and len(finding.seen) > 1  # then each says which nodes show it, unless all do
-    for text in finding.seen if differ else (finding.means,):
-        _paragraph("what", text.removeprefix(f"{few(finding.nodes)}: ") if differ else text)
-    for line in finding.seen if finding.line else ():
-        _paragraph("seen", line)
-    for label in ("cause", "next", "source"):
-        _paragraph(label, getattr(finding, label))
+    findings.show(finding, where, finding.seen if finding.line or differ else ())
 
 
-def _paragraph(label: str, text: str) -> None:
-    """A label and its text: wrapped under itself on a terminal, one line without one, for those who grep."""
-    width = max(out.width, 40) if out.is_terminal else 1 << 20
-    lines = textwrap.wrap(text, width - 10, break_long_words=False, break_on_hyphens=False) or [""]
-    for index, line in enumerate(lines):
-        out.print(escape(f"  {label if index == 0 else '':<8}{line}"))
-
-
-def _sum_up(findings: tuple[Finding, ...], nothing: str) -> None:
-    from rocstack.doctor.diagnosis import LEVELS
-
-    def count(level: Level) -> str:
+def _sum_up(findings: tuple[Diagnosis, ...], nothing: str) -> None:
+    def count(level: FindingLevel) -> str:
         number = sum(finding.level == level for finding in findings)
         return f"{number} {level}{'s' * (number != 1)}" if number else ""
 

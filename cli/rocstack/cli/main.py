@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 
 from rocstack import __version__
 from rocstack.base.errors import BadInput, Missing, RocstackError, Where
-from rocstack.cli.ui import Interrupted, State, err, escape, print_error, print_json
+from rocstack.cli.findings import print_error
+from rocstack.cli.ui import Interrupted, State, err, escape, print_json
 
 # Each command: the module that registers it, and its line in `rocstack --help`.
 COMMANDS = {

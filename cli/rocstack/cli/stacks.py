@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rocstack.cli import options
+from rocstack.cli import findings, options
 from rocstack.cli.ui import escape, out, print_json, say, table
 from rocstack.steps.explain import ExplainOptions, StacksOptions
 
 if TYPE_CHECKING:
-    from rocstack.steps.explain import Explanation
+    from rocstack.steps.explain import Explanation, ImageFit
 
 
 def register(app: typer.Typer) -> None:
@@ -43,9 +43,7 @@ def explain(choice: ExplainOptions, json: options.Json = False) -> None:
     elif isinstance(result, Explanation):
         _show(result)
     else:
-        for verdict in result.verdicts:
-            colour = {"fits": "green", "doesn't fit": "red"}.get(verdict.result, "yellow")
-            out.print(f"[{colour}]{escape(verdict.result)}[/]: {escape(verdict.says)}")
+        _show_fit(result)
     if not result.ok:
         raise typer.Exit(1)
 
@@ -54,11 +52,22 @@ def _show(result: Explanation) -> None:
     for verdict in result.verdicts:
         if verdict.state == "does not apply":
             continue
-        colour = {"holds": "green", "broken": "red", "unknown": "yellow"}[verdict.state]
-        out.print(f"[{colour}]{verdict.state:8}[/] {escape(verdict.rule.id)}: {escape(verdict.text)}")
-        out.print(f"         why: {escape(verdict.rule.reason)}")
-        out.print(f"         source: {escape(verdict.rule.source)}")
+        findings.show(verdict.finding, label=verdict.state)
     idle, broken = (sum(v.state == state for v in result.verdicts) for state in ("does not apply", "broken"))
     for fact in result.stack_facts:
-        out.print(f"fact     {escape(fact.says)}\n         source: {escape(fact.source)}")
+        out.print(f"[bold]fact[/] {escape(fact.says)}")
+        findings.paragraph("source", fact.source)
     out.print(f"{'allowed' if result.ok else 'refused'}: {broken} broken, {idle} rules do not apply")
+
+
+def _show_fit(fit: ImageFit) -> None:
+    from rocstack.base import finding_texts
+    from rocstack.doctor.diagnosis import of_gate
+
+    texts = finding_texts.load()
+    for verdict in fit.verdicts:
+        if finding := of_gate(verdict, texts):
+            virtual = f", virtual {verdict.virtual}" if verdict.virtual else ""
+            findings.show(finding, verdict.node + virtual, label=verdict.result)
+        else:
+            out.print(f"[green]{verdict.result}[/]: {escape(verdict.sentence)}")

@@ -85,7 +85,7 @@ def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: fl
 
 
 def _show(found: Status) -> None:
-    from rocstack.cli.deploy_report import show_finding
+    from rocstack.cli.findings import show as show_finding
 
     models = sorted({node.virtual for node in found.nodes if node.virtual})
     virtual = f" (virtual: {', '.join(models)})" if models else ""
@@ -107,7 +107,8 @@ def _show(found: Status) -> None:
     heads = [head for head in cells[0] if wide or head not in ("ROLES", "DIGEST", "REASON")]
     table(heads, [[row[head] for head in heads] for row in cells])
     for finding in found.findings:
-        show_finding(finding)
+        out.print()
+        show_finding(finding, finding.node or "")
 
 
 def _cells(node: NodeStatus) -> dict[str, str]:

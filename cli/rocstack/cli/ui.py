@@ -1,4 +1,4 @@
-"""What the person sees: errors, tables, progress. Colour and live display on a terminal, plain lines without one."""
+"""What the person sees: tables, lines, progress. Colour and live display on a terminal, plain lines without one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from rocstack.base.errors import RocstackError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,18 +48,6 @@ class State:
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
-
-
-def print_error(error: RocstackError) -> None:
-    """what, where, cause, next; or the same as JSON when the command was asked for JSON."""
-    if State.json:
-        print_json({"error": error.as_dict()})
-        return
-    place = f"{error.where}: " if error.where else ""
-    err.print(f"[bold red]error:[/] {escape(place + error.what)}")
-    for label, text in (("cause", error.cause), ("next", error.next_step)):
-        if text:
-            err.print(f"  {label}: {escape(text)}")
 
 
 def say(text: str) -> None:

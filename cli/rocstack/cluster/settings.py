@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from rocstack.base import document
 from rocstack.base.levels import Level
 from rocstack.base.words import (
     Address,
@@ -25,7 +26,6 @@ from rocstack.base.words import (
 )
 from rocstack.cluster import hostlist
 from rocstack.cluster.operation import Count, Health, RolloutSettings, Ship, Some, Timeouts
-from rocstack.stack.stack import _tuples
 
 ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes
@@ -192,7 +192,7 @@ class ClusterSettings(Value):
     @model_validator(mode="before")
     @classmethod
     def _empty(cls, value: object) -> object:
-        return {} if value is None else _tuples(value)  # `cluster:` with all lines below it commented out
+        return {} if value is None else document.tuples(value)  # `cluster:` with all lines below it commented out
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClusterSettings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from rocstack.doctor.diagnosis import registering
+from rocstack.base.finding_texts import registering
 from rocstack.doctor.rdma_states import active, by_driver, data_mtu, slingshot
 from rocstack.doctor.states import Values, grouped
 from rocstack.node.profile import NodeProfile

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from rocstack.base.finding_texts import Table, TextEntry
+from rocstack.base.findings import in_order
 from rocstack.base.words import Value
-from rocstack.doctor.diagnosis import Entry, Finding, Table, few, in_order
+from rocstack.doctor.diagnosis import Diagnosis, diagnosis, few
 from rocstack.doctor.origin import LogOrigin, origin
 
 RULES = ("tcp-fallback", "tcp-mixed", "tcp-one-node", "transport-unknown")  # found by what all lines say together
@@ -25,7 +28,10 @@ class LogReport(Value):
     lines: int
     bytes: int
     transports: dict[str, int]  # "IB", "Socket" ... -> processes that use it
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnosis, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.model_dump(exclude={"findings"}), "findings": [each.as_dict() for each in self.findings]}
 
 
 def scan(pieces: Iterable[bytes], table: Table) -> LogReport:
@@ -46,10 +52,10 @@ def scan(pieces: Iterable[bytes], table: Table) -> LogReport:
         for key, entries in texts:
             for number, line in _holding(piece, key):
                 for entry in entries:
-                    if (entry.id, number) in seen or (values := entry.read(line)) is None:
+                    if (entry.code, number) in seen or (values := entry.read(line)) is None:
                         continue
-                    seen.add((entry.id, number))
-                    tally = tallies.setdefault(entry.id, _Tally(entry, lines + number, _excerpt(line, key), values))
+                    seen.add((entry.code, number))
+                    tally = tallies.setdefault(entry.code, _Tally(entry, lines + number, _excerpt(line, key), values))
                     tally.add(origin(line), lines + number, line, key, values)
         net.look(piece)
         lines += piece.count(b"\n")
@@ -87,7 +93,7 @@ def _excerpt(line: str, key: bytes) -> str:
 
 @dataclass
 class _Tally:
-    entry: Entry
+    entry: TextEntry
     line: int
     excerpt: str
     values: dict[str, str]
@@ -104,8 +110,9 @@ class _Tally:
         if place.rank is not None and len(self.ranks) < _NAMES:
             self.ranks[place.rank] = None
 
-    def finding(self) -> Finding:
-        return self.entry.found(
+    def finding(self) -> Diagnosis:
+        return diagnosis(
+            self.entry,
             self.values,
             count=self.count,
             line=self.line,
@@ -141,14 +148,14 @@ class _Network:
         kinds = list(self.processes.values())
         return {kind: kinds.count(kind) for kind in sorted({*kinds, *self.via})}
 
-    def findings(self, table: Table) -> list[Finding]:
+    def findings(self, table: Table) -> list[Diagnosis]:
         sockets = [name for name, kind in self.processes.items() if kind == "Socket"]
         others = {*self.processes.values(), *self.via} - {"Socket"}
         if not sockets and "Socket" not in self.via:
             if others:
                 return []
             why = "RCCL's start isn't in it" if self.info else "it has no NCCL INFO line"
-            return [table["transport-unknown"].found({"why": why})]
+            return [diagnosis(table["transport-unknown"], {"why": why})]
         hosts = tuple(dict.fromkeys(name.partition(":")[0] for name in sockets)) or ("some ranks",)
         if others:
             name = "tcp-mixed"
@@ -156,7 +163,7 @@ class _Network:
             name = "tcp-fallback" if "Socket" in self.via or len(self.hosts) != 1 else "tcp-one-node"
         count = f"{len(sockets)} processes on " if len(sockets) > 1 else ""
         who = count + few(hosts)
-        return [table[name].found({"who": who}, count=max(len(sockets), 1), nodes=hosts[:_NAMES])]
+        return [diagnosis(table[name], {"who": who}, count=max(len(sockets), 1), nodes=hosts[:_NAMES])]
 
 
 def _family(net: str) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from rocstack.base.finding_texts import Entry, Table
+from rocstack.base.findings import in_order
 from rocstack.base.words import Value
 from rocstack.doctor import fleet, rdma_states, states
-from rocstack.doctor.diagnosis import Entry, Finding, Table, few, in_order
+from rocstack.doctor.diagnosis import Diagnosis, diagnosis, few
 from rocstack.node.profile import NodeProfile
 from rocstack.node.verbs import SOFT_ROCE
 
@@ -21,14 +24,17 @@ class NodeReport(Value):
     virtual: dict[str, str]  # node -> its node model, where the hardware is not real
     software: dict[str, tuple[str, ...]]  # node -> its RDMA devices that are the kernel's own, without a card
     unread: dict[str, tuple[str, ...]]  # node -> what could not be read and why
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnosis, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.model_dump(exclude={"findings"}), "findings": [each.as_dict() for each in self.findings]}
 
 
 def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, str] | None = None) -> NodeReport:
     """Every state of the table, on each node and between them. `failures`: nodes that could not be read, and why."""
-    silent: list[tuple[states.Values, tuple[str, ...]]]
-    silent = [({"reason": reason}, (name,)) for name, reason in (failures or {}).items()]
-    findings = _findings(table[UNREACHED], silent)
+    unreached: list[tuple[states.Values, tuple[str, ...]]]
+    unreached = [({"reason": reason}, (name,)) for name, reason in (failures or {}).items()]
+    findings = _findings(table[UNREACHED], unreached)
     for name, rule in RULES.items():
         findings += _findings(table[name], ((values, (node.name,)) for node in nodes for values in rule(node)))
     for name, compare in fleet.RULES.items() if len(nodes) > 1 else ():
@@ -46,14 +52,14 @@ def _soft(node: NodeProfile) -> tuple[str, ...]:
     return tuple(device.name for device in node.verbs if device.driver == SOFT_ROCE)
 
 
-def _findings(entry: Entry, found: Iterable[tuple[states.Values, tuple[str, ...]]]) -> list[Finding]:
+def _findings(entry: Entry, cases: Iterable[tuple[states.Values, tuple[str, ...]]]) -> list[Diagnosis]:
     """One finding for all nodes that show the state; what most of them show stands on top."""
-    said: dict[str, tuple[states.Values, dict[str, None]]] = {}
-    for values, names in found:
-        said.setdefault(entry.means.format_map(values), (values, {}))[1].update(dict.fromkeys(names))
-    if not said:
+    by_text: dict[str, tuple[states.Values, dict[str, None]]] = {}
+    for values, names in cases:
+        by_text.setdefault(entry.filled("what", values), (values, {}))[1].update(dict.fromkeys(names))
+    if not by_text:
         return []
-    order = sorted(said.items(), key=lambda item: -len(item[1][1]))
+    order = sorted(by_text.items(), key=lambda item: -len(item[1][1]))
     nodes = tuple(dict.fromkeys(name for _, (_, names) in order for name in names))
     seen = tuple(f"{few(names)}: {text}" for text, (_, names) in order)
-    return [entry.found(order[0][1][0], count=len(nodes), nodes=nodes, seen=seen)]
+    return [diagnosis(entry, order[0][1][0], count=len(nodes), nodes=nodes, seen=seen)]

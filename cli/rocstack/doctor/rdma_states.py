@@ -7,7 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from rocstack.doctor.diagnosis import few, registering
+from rocstack.base.finding_texts import registering
+from rocstack.doctor.diagnosis import few
 from rocstack.doctor.states import Rule, Values, grouped
 from rocstack.node import gids
 from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs

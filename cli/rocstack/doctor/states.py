@@ -1,6 +1,6 @@
 """What can be wrong with one node, found on its profile. Pure.
 
-A rule has the name of its entry in images/doctor/state.yml and yields, each time the state is there, the values that
+A rule has the name of its entry in images/findings/node.yml and yields, each time the state is there, the values that
 the entry's sentence shows. What could not be read (None) is never a finding. Those about RDMA are in rdma_states.py.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from rocstack.doctor.diagnosis import few, registering
+from rocstack.base.finding_texts import registering
+from rocstack.doctor.diagnosis import few
 from rocstack.node.profile import NodeProfile, Pcie
 from rocstack.stack import rules
 
@@ -124,7 +125,7 @@ def driver_rocm(node: NodeProfile) -> Iterator[Values]:
         return
     for verdict in rules.judge(_matrix(), facts):
         if verdict.state == "broken" and "driver" in verdict.rule.need:
-            yield {"driver": node.amdgpu, "rocm": facts["rocm"], "reason": verdict.rule.reason}
+            yield {"driver": node.amdgpu, "rocm": facts["rocm"], "reason": verdict.rule.cause, "level": "warning"}
 
 
 @rule

@@ -234,7 +234,7 @@ class Build:
     def _gate(self, reference: str, manifest: dict[str, Any]) -> tuple[GateResult, ...]:
         image = from_manifest(reference, manifest)
         verdicts = [judge(image, node) for node in self.nodes]
-        return tuple(GateResult(node=each.node, result=each.result, says=each.says) for each in verdicts)
+        return tuple(GateResult(node=each.node, result=each.result, says=each.sentence) for each in verdicts)
 
     def _refusal(self, report: ImageReport) -> Failure | None:
         """What makes a whole image unwanted: drift under --frozen, a node that it doesn't fit, and its size."""

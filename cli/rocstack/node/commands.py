@@ -95,7 +95,7 @@ def judged(image: Image, node: NodeProfile) -> GateVerdict:
         return verdict
     plugins = [str(path) for path in sorted(PLUGIN_FOLDER.glob("*.so"))]
     wrong = unloadable([NAMES["cxi"], NAMES["libfabric"], *plugins])
-    finding = GateFinding(FITS, f"{verdict.findings[0].says}, and the host's libfabric loads")
+    finding = GateFinding(FITS, f"{verdict.findings[0].what}, and the host's libfabric loads")
     if wrong:
         finding = GateFinding(
             UNFIT, "; ".join(wrong), "start it with `rocstack run`, which mounts the host's libfabric"
@@ -149,7 +149,7 @@ def start(*, daemons: bool) -> int:
     by_name = link(image, verdict.place) if verdict.place else ""
     verdict = provider_link.checked(image, verdict, os.environ)
     if asked.gate != OFF and (daemons or verdict.result != FITS):
-        say(f"{verdict.result}: {verdict.says}")
+        say(f"{verdict.result}: {verdict.sentence}")
     computed = environment(node, image, manifest, os.environ, asked)
     text = render_env(computed) + (f"\n{provider_link.BY_NAME}={by_name}\n" if by_name else "")
     print(text, end="", flush=True)  # before the trial: a provider's own fault may end this program
@@ -166,7 +166,7 @@ def start(*, daemons: bool) -> int:
 def decided(gate: str, image: Image, node: NodeProfile, verdict: GateVerdict) -> int:
     """For the daemons: 0 start, 1 don't."""
     if gate == OFF:
-        made = gate_decision.GateDecision(OFF, verdict.says)
+        made = gate_decision.GateDecision(OFF, verdict.sentence)
     else:
         tried = trial(image, node) if verdict.result != UNFIT else Trial(None)
         for line in tried.says if image.providers else ():
@@ -198,7 +198,7 @@ def gate() -> int:
     """Asked again, of the node as it is now."""
     image, _ = read_image()
     verdict = provider_link.checked(image, judged(image, read_node()), {**read_env(), **os.environ})
-    print(f"{verdict.result}: {verdict.says}")
+    print(f"{verdict.result}: {verdict.sentence}")
     made = gate_decision.read()
     if verdict.result == UNKNOWN and made and made.word == PROVED:
         print("every device was tried when the daemons started, and worked")

@@ -28,11 +28,11 @@ _HIDES = re.compile(r"/sys/(.*/)?infiniband(_verbs)?(/[^/]+(/(node_type|ibdev))?
 
 @dataclass(frozen=True)
 class GateFinding:
-    """One reason. `says` is a sentence without the node's name, `then` the next step, `place` the provider meant."""
+    """One reason. `what` is a sentence without the node's name, `next` the next step, `place` the provider meant."""
 
     result: str
-    says: str
-    then: str = ""
+    what: str
+    next: str = ""
     place: str | None = None
 
 
@@ -48,10 +48,10 @@ class GateVerdict:
     virtual: str | None
 
     @property
-    def says(self) -> str:
-        """The sentence a person needs."""
+    def sentence(self) -> str:
+        """What a person needs to know."""
         worst = [finding for finding in self.findings if finding.result == self.result]
-        text = "; ".join(f.says + (f"; {f.then}" if f.then else "") for f in worst)
+        text = "; ".join(f.what + (f"; {f.next}" if f.next else "") for f in worst)
         return f"{self.node}{f' (virtual {self.virtual})' if self.virtual else ''}: {text}"
 
 

@@ -34,10 +34,12 @@ class GateDecision:
 def decide(gate: str, verdict: GateVerdict, tried: Trial) -> GateDecision:
     """Unknown is not fitting, unless every device was tried and works; what fits must not fail its trial."""
     if verdict.result == FITS and tried.works is not False:
-        return GateDecision(FIT, verdict.says)
+        return GateDecision(FIT, verdict.sentence)
     if verdict.result == UNKNOWN and tried.works:
-        return GateDecision(PROVED, verdict.says)
-    return GateDecision(gate, verdict.says if verdict.result != FITS else f"{verdict.node}: {'; '.join(tried.says)}")
+        return GateDecision(PROVED, verdict.sentence)
+    return GateDecision(
+        gate, verdict.sentence if verdict.result != FITS else f"{verdict.node}: {'; '.join(tried.says)}"
+    )
 
 
 def write(decision: GateDecision) -> bool:

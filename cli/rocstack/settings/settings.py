@@ -122,7 +122,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         elif env.get(variable):
             value, source = env[variable], variable
         elif name in own:
-            value = stack._tuples(own[name]) if isinstance(own[name], dict) else own[name]
+            value = document.tuples(own[name]) if isinstance(own[name], dict) else own[name]
             source = str(doc.where((name,)))
         else:
             value, source = info.default, "default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ from rocstack.base.words import (
     Value,
     Version,
 )
-from rocstack.stack.stack import Method, _tuples
+from rocstack.stack.stack import Method
 
 Role = Literal["worker", "control"]
 ROLES: tuple[Role, ...] = ("worker", "control")
@@ -145,9 +145,7 @@ def read_template(path: Path) -> TemplateFile:
 
 
 def validate_head(file: TemplateFile, model: type[Head]) -> Head:
-    doc = file.head
-    plain: dict[str, Any] = _tuples(doc.data)
-    return document.Document(doc.path, plain, doc.lines).validate(model, extra={"name": file.name})
+    return file.head.validate(model, extra={"name": file.name})
 
 
 @dataclass(frozen=True)

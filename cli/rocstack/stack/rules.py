@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, model_validator
 
-from rocstack.base import document, paths
+from rocstack.base import finding_texts, paths
 from rocstack.base.errors import BadInput
+from rocstack.base.finding_texts import Entry
+from rocstack.base.findings import Finding, FindingLevel
 from rocstack.base.words import Line, Name, Value
-from rocstack.stack.stack import _tuples
 
 RuleState = Literal["holds", "broken", "unknown", "does not apply"]
 Truth = bool | None  # None: not known
@@ -44,12 +45,12 @@ def _condition(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
 Condition = Annotated[str | tuple[str, ...], AfterValidator(_condition)]
 
 
-class Rule(Value):
+class Rule(Entry):
     """When all of `when` is so, all of `need` must be, and the facts in `same` agree in major.minor."""
 
-    id: Name
-    reason: Line = Field(min_length=1)
-    source: Line = Field(min_length=1)
+    level: FindingLevel = "error"  # where it is broken
+    what: Line = "{text}"  # which facts decided it
+    next: Line = "choose other versions or another stack; `rocstack explain` shows every rule"
     when: dict[Name, Condition] = {}
     need: dict[Name, Condition] = {}
     same: tuple[Name, Name] | None = None
@@ -68,6 +69,24 @@ class RuleVerdict(Value):
     state: RuleState
     text: str
 
+    @property
+    def finding(self) -> Finding:
+        """With the rule's level where it is broken; a rule that holds is a note without a next step."""
+        levels: dict[RuleState, FindingLevel] = {"broken": self.rule.level, "unknown": "warning"}
+        level = levels.get(self.state, "note")
+        rule = self.rule
+        return Finding(rule.code, level, self.text, rule.cause, "" if level == "note" else rule.next, rule.source)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The shape printed by `--json`."""
+        rule = self.rule.model_dump()
+        return {
+            "rule": {"id": self.rule.code, "reason": self.rule.cause, **rule},
+            "state": self.state,
+            "text": self.text,
+            **self.finding.as_dict(),
+        }
+
 
 def load(path: Path | None = None) -> tuple[Rule, ...]:
     """The rules of `path`, or those that ship with rocstack.
@@ -75,15 +94,7 @@ def load(path: Path | None = None) -> tuple[Rule, ...]:
     Raises:
         BadInput: the file can't be read or a rule is malformed (with file:line).
     """
-    doc = document.read(path or paths.images() / "rules.yml", code="no-rules")
-    return tuple(_rule(doc, name, body) for name, body in doc.data.items())
-
-
-def _rule(doc: document.Document, name: str, body: Any) -> Rule:
-    if not isinstance(body, dict):
-        raise BadInput(f"rule '{name}' must be a mapping", code="bad-value", where=doc.where((name,)))
-    lines = {loc[1:]: line for loc, line in doc.lines.items() if loc[:1] == (name,)}
-    return document.Document(doc.path, _tuples(body), lines).validate(Rule, extra={"id": name})
+    return finding_texts.read(path or paths.images() / "findings" / finding_texts.RULES, Rule, code="no-rules")
 
 
 def judge(rules: tuple[Rule, ...], facts: Mapping[str, object]) -> tuple[RuleVerdict, ...]:
@@ -103,10 +114,10 @@ def refuse_broken(verdicts: tuple[RuleVerdict, ...]) -> None:
         first = broken[0]
         more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
         raise BadInput(
-            f"rule {first.rule.id} is broken: {first.text}{more}",
+            f"rule {first.rule.code} is broken: {first.text}{more}",
             code="rule-broken",
-            cause=f"{first.rule.reason} (source: {first.rule.source})",
-            next_step="`rocstack explain` shows every rule; choose other versions or another stack",
+            cause=f"{first.rule.cause} (source: {first.rule.source})",
+            next_step=first.rule.next,
         )
 
 

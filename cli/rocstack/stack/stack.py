@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -216,14 +216,4 @@ def read(name: str, overlay: Path | None = None) -> document.Document:
 
 
 def from_document(doc: document.Document, *, name: str) -> Stack:
-    lists_to_tuples: dict[str, Any] = _tuples(doc.data)
-    return document.Document(doc.path, lists_to_tuples, doc.lines).validate(Stack, extra={"name": name})
-
-
-def _tuples(value: Any) -> Any:
-    """YAML gives lists; the frozen models hold tuples."""
-    if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
-    return value
+    return doc.validate(Stack, extra={"name": name})

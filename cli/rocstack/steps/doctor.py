@@ -35,13 +35,14 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> LogReport | NodeReport:
         BadInput: two sources; a file or inventory that can't be read.
         Missing, CheckFailed: Ansible is missing, or could not run at all.
     """
-    from rocstack.doctor import diagnosis, logfile, logscan, nodes
+    from rocstack.base import finding_texts
+    from rocstack.doctor import logfile, logscan, nodes
 
     sources = (("INVENTORY", options.inventory), ("--log", options.log), ("--profiles", options.profiles))
     names = [name for name, value in sources if value]
     if len(names) > 1:
         raise BadInput(f"{' and '.join(names)}: one at a time", code="one-source", next_step="run it once for each")
-    table = diagnosis.load()
+    table = finding_texts.load()
     if options.log:
         with logfile.opened(options.log) as stream:
             return logscan.scan(logfile.pieces(stream), table)

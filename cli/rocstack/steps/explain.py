@@ -85,7 +85,7 @@ class Explanation:
         return not any(verdict.state == "broken" for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
-        verdicts = [verdict.model_dump() for verdict in self.verdicts]
+        verdicts = [verdict.as_dict() for verdict in self.verdicts]
         return {"allowed": self.ok, "facts": self.facts, "verdicts": verdicts}
 
 
@@ -103,7 +103,7 @@ class ImageFit:
         return all(verdict.result == FITS for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [{"node": v.node, "virtual": v.virtual, "result": v.result, "says": v.says} for v in self.verdicts]
+        rows = [{"node": v.node, "virtual": v.virtual, "result": v.result, "says": v.sentence} for v in self.verdicts]
         return {"image": self.image, "fits": self.ok, "nodes": rows}
 
 

@@ -167,9 +167,9 @@ def _refuse_unfit(nic: NicProfile, plan: ProviderPlan, nodes: Sequence[NodeProfi
     unfit = [verdict for verdict in verdicts if verdict.result == UNFIT]
     if unfit:
         raise CheckFailed(
-            f"the image would not fit {unfit[0].says}{_more(len(unfit) - 1)}",
+            f"the image would not fit {unfit[0].sentence}{_more(len(unfit) - 1)}",
             code="unfit",
-            cause="; ".join(verdict.says for verdict in unfit[1:4]) or None,
+            cause="; ".join(verdict.sentence for verdict in unfit[1:4]) or None,
             next_step="nothing was built; build for these nodes' NIC and driver, or leave them out",
         )
 

@@ -133,7 +133,7 @@ def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
     verdict = judge(image, node)
     if verdict.result != FITS:
         raise CheckFailed(
-            f"{verdict.result}: {verdict.says}",
+            f"{verdict.result}: {verdict.sentence}",
             code="unfit",
             cause="the image takes a library of this host, which must fit the image's own libibverbs and libc",
             next_step="`rocstack doctor` examines this host",

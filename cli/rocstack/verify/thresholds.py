@@ -16,7 +16,6 @@ from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.words import Value
 from rocstack.doctor.rdma_states import active, slingshot
 from rocstack.node.profile import Nic, NodeProfile
-from rocstack.stack.stack import _tuples
 
 
 def _pattern(text: str) -> str:
@@ -94,8 +93,7 @@ def load(overlay: Path | None = None) -> dict[str, Quantity]:
 
 
 def _quantity(doc: document.Document, name: str) -> Quantity:
-    below = {loc[1:]: line for loc, line in doc.lines.items() if loc[:1] == (name,)}
-    return document.Document(doc.path, _tuples(doc.data[name]), below).validate(Quantity)
+    return doc.part(name).validate(Quantity)
 
 
 def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:

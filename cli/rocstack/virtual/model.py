@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field, model_validator
 from rocstack.base import document, paths
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.words import Driver, Gfx, Line, Name, Value, Version
-from rocstack.stack.stack import _tuples
 
 
 def _matches(pattern: str, meaning: str) -> AfterValidator:
@@ -208,4 +207,4 @@ def parse(doc: document.Document, name: str) -> NodeModel:
     Raises:
         BadInput: with file:line.
     """
-    return document.Document(doc.path, _tuples(doc.data), doc.lines).validate(NodeModel, extra={"name": name})
+    return doc.validate(NodeModel, extra={"name": name})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import re
 import subprocess
@@ -19,12 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import Cli
 
+from rocstack.base import finding_texts
 from rocstack.base.errors import BadInput
-from rocstack.doctor import diagnosis, fleet, logfile, logscan
+from rocstack.deploy.plan import scope
+from rocstack.deploy.plan.precheck import RULES as PRECHECKS
+from rocstack.doctor import fleet, logfile, logscan
 from rocstack.doctor import nodes as core
 from rocstack.doctor.origin import LogOrigin, origin
 
-TABLE = diagnosis.load()
+TABLE = finding_texts.load()
+assert PRECHECKS  # importing them fills the tables of scope
 TEXTS = [entry for entry in TABLE.values() if entry.text]
 DATA = Path(__file__).parents[1] / "data" / "doctor"
 LOGS = sorted(DATA.glob("*.log"))
@@ -36,7 +41,7 @@ def scan(data: bytes, size: int = logfile.PIECE) -> logscan.LogReport:
 
 
 def ids(data: bytes) -> set[str]:
-    return {finding.id for finding in scan(data).findings} - ALONE
+    return {finding.code for finding in scan(data).findings} - ALONE
 
 
 def test_there_are_enough() -> None:
@@ -44,38 +49,39 @@ def test_there_are_enough() -> None:
     assert len(TABLE) - len(TEXTS) >= 25
 
 
-@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.id)
-def test_each_text_is_found_in_its_example_only(entry: diagnosis.Entry) -> None:
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.code)
+def test_each_text_is_found_in_its_example_only(entry: finding_texts.TextEntry) -> None:
     found = ids(f"before\n{entry.example}\nafter\n".encode())
-    assert entry.id in found
-    assert found - {entry.id} <= set(entry.also)
+    assert entry.code in found
+    assert found - {entry.code} <= set(entry.also)
 
 
-@pytest.mark.parametrize("entry", TABLE.values(), ids=lambda entry: entry.id)
-def test_each_entry_names_a_public_source_and_no_place_of_ours(entry: diagnosis.Entry) -> None:
-    words = " ".join((entry.means, entry.cause, entry.next, entry.source))
+@pytest.mark.parametrize("entry", TABLE.values(), ids=lambda entry: entry.code)
+def test_each_entry_names_a_public_source_and_no_place_of_ours(entry: finding_texts.TextEntry) -> None:
+    words = " ".join((entry.what, entry.cause, entry.next, entry.source))
     assert not re.search(r"https?://|/work\b|/tmp\b|\bshared/", words)
     assert set(entry.also) <= set(TABLE)
 
 
-@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.id)
-def test_a_sentence_has_no_empty_place(entry: diagnosis.Entry) -> None:
-    finding = next(f for f in scan(str(entry.example).encode()).findings if f.id == entry.id)
-    assert "{" not in finding.means + finding.next
-    assert "  " not in finding.means
-    assert not re.search(r"\(\)| ,|: ;", finding.means)
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.code)
+def test_a_sentence_has_no_empty_place(entry: finding_texts.TextEntry) -> None:
+    finding = next(f for f in scan(str(entry.example).encode()).findings if f.code == entry.code)
+    assert "{" not in finding.what + finding.next
+    assert "  " not in finding.what
+    assert not re.search(r"\(\)| ,|: ;", finding.what)
 
 
 def test_every_state_has_its_rule_and_every_rule_its_entry() -> None:
     states = {name for name, entry in TABLE.items() if not entry.text}
-    assert states == {*core.RULES, *fleet.RULES, *logscan.RULES, core.UNREACHED}
+    states -= set(scope.NODE_RULES) | set(scope.CLUSTER_RULES)
+    assert states | {"memlock-low", "driver-rocm"} == {*core.RULES, *fleet.RULES, *logscan.RULES, core.UNREACHED}
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
 def test_a_log(path: Path) -> None:
     want = yaml.safe_load(path.with_suffix(".yml").read_text())
     report = scan(path.read_bytes())
-    got = {finding.id: finding.model_dump(mode="json") for finding in report.findings}
+    got = {finding.code: json.loads(json.dumps(finding.as_dict())) for finding in report.findings}
     assert set(got) == set(want["findings"])
     for name, expected in want["findings"].items():
         assert {key: got[name][key] for key in expected} == expected, name
@@ -132,14 +138,14 @@ def test_any_bytes_are_read(data: bytes) -> None:
 
 
 @given(st.text(max_size=300), st.sampled_from(TEXTS), st.text(max_size=300))
-def test_a_text_is_found_amid_anything(before: str, entry: diagnosis.Entry, after: str) -> None:
+def test_a_text_is_found_amid_anything(before: str, entry: finding_texts.TextEntry, after: str) -> None:
     noise = f"{before} {entry.example} {after}".replace("\n", " ").replace("\r", " ").replace("\x1b", " ")
-    assert entry.id in ids(noise.encode("utf-8", "replace"))
+    assert entry.code in ids(noise.encode("utf-8", "replace"))
 
 
 def test_an_excerpt_is_short_and_harmless() -> None:
     line = b"x" * 5000 + b" Unable to create QP. \x1b[2J\x07" + b"y" * 5000
-    (finding,) = [f for f in scan(line).findings if f.id == "perftest-create-qp"]
+    (finding,) = [f for f in scan(line).findings if f.code == "perftest-create-qp"]
     assert "Unable to create QP" in finding.seen[0]
     assert len(finding.seen[0]) < 220
     assert finding.seen[0].isprintable()
@@ -159,7 +165,7 @@ def test_a_line_without_end_is_not_kept_whole() -> None:
 
 def test_names_are_bounded() -> None:
     data = b"".join(b"n%d: Unable to create QP.\n" % i for i in range(1000))
-    (finding,) = [f for f in scan(data).findings if f.id == "perftest-create-qp"]
+    (finding,) = [f for f in scan(data).findings if f.code == "perftest-create-qp"]
     assert finding.count == 1000
     assert len(finding.nodes) == 64
 
@@ -236,26 +242,26 @@ def test_one_thing_at_a_time(cli: Cli) -> None:
     assert (done.code, done.json()["error"]["code"]) == (2, "one-source")
 
 
-WHOLE_ENTRY = "x:\n  level: error\n  means: m\n  cause: c\n  next: n\n  source: s\n"
+WHOLE_ENTRY = "x:\n  level: error\n  what: m\n  cause: c\n  next: n\n  source: s\n"
 TEXT_ENTRY = WHOLE_ENTRY + "  text: t\n  example: t\n"
 
 
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        ("x:\n  level: error\n", "means"),
+        ("x:\n  level: error\n", "what"),
         ("x: [1]\n", "mapping"),
         (WHOLE_ENTRY.replace("error", "bad"), "level"),
         (WHOLE_ENTRY + "  text: t\n", "example"),
         (WHOLE_ENTRY + "  txet: t\n", "text"),
-        (TEXT_ENTRY.replace("means: m", "means: '{a}'"), "fills a"),
+        (TEXT_ENTRY.replace("what: m", "what: '{a}'"), "fills a"),
         (TEXT_ENTRY + "  match: '('\n", "regular expression"),
     ],
 )
 def test_a_bad_table_is_refused_with_its_line(tmp_path: Path, body: str, word: str) -> None:
     (tmp_path / "x.yml").write_text(body)
     with pytest.raises(BadInput, match=word) as caught:
-        diagnosis.load(tmp_path)
+        finding_texts.load(tmp_path)
     assert caught.value.where
 
 
@@ -263,14 +269,15 @@ def test_an_entry_stands_once(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.yml").write_text(WHOLE_ENTRY)
     with pytest.raises(BadInput, match="two files"):
-        diagnosis.load(tmp_path)
+        finding_texts.load(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_log_of_a_gigabyte_fits_into_little_memory(tmp_path: Path) -> None:
     program = """
 import io, re
-from rocstack.doctor import diagnosis, logfile, logscan
+from rocstack.doctor import logfile, logscan
+from rocstack.base import finding_texts
 line = b"2026-08-22 10:11:12,123 [rank0] step 123 loss 2.3456 tokens/s 12345 mem 120GiB\\n" * 12000
 class Log(io.RawIOBase):
     left = 1_000_000_000
@@ -278,7 +285,7 @@ class Log(io.RawIOBase):
     def readinto(self, buffer):
         count = min(len(buffer), self.left, len(line)); self.left -= count
         buffer[:count] = line[:count]; return count
-report = logscan.scan(logfile.pieces(io.BufferedReader(Log(), 1 << 20)), diagnosis.load())
+report = logscan.scan(logfile.pieces(io.BufferedReader(Log(), 1 << 20)), finding_texts.load())
 assert report.bytes == 1_000_000_000
 print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss starts at the parent's
 """

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from support import Cli
 
-from rocstack.base import paths
-from rocstack.doctor import diagnosis, fleet
+from rocstack.base import finding_texts, paths
+from rocstack.base.findings import LEVELS
+from rocstack.doctor import fleet
 from rocstack.doctor import nodes as doctor
 from rocstack.node import parse
 from rocstack.node.nics import NicKind
@@ -21,7 +22,7 @@ from rocstack.node.profile import Address, Library, Netdev, NodeProfile, Pcie, U
 from rocstack.probe import profiles
 from rocstack.virtual import faults, machine, model, tree
 
-TABLE = diagnosis.load()
+TABLE = finding_texts.load()
 KINDS = [
     NicKind("broadcom", ("14e4:1750", "14e4:1760"), ("bnxt_en", "bnxt_re"), "bnxt_re"),
     NicKind("mellanox", ("15b3:1021", "15b3:101d"), ("mlx5_core", "mlx5_ib"), "mlx5"),
@@ -51,7 +52,7 @@ def node(*broken: str, kind: str = "mi300x-thor2", number: int = 1, **changes: A
 
 
 def ids(*nodes: NodeProfile) -> set[str]:
-    return {finding.id for finding in doctor.examine(nodes, TABLE).findings}
+    return {finding.code for finding in doctor.examine(nodes, TABLE).findings}
 
 
 def system(profile: NodeProfile, **changes: Any) -> NodeProfile:
@@ -169,8 +170,8 @@ def test_a_state_is_found(name: str) -> None:
     along = ALONG.get(name, set())
     assert along is None or found - {name} <= along
     report = doctor.examine(nodes, TABLE)
-    finding = next(finding for finding in report.findings if finding.id == name)
-    assert "{" not in finding.means + finding.next
+    finding = next(finding for finding in report.findings if finding.code == name)
+    assert "{" not in finding.what + finding.next
     assert finding.nodes
     assert set(finding.nodes) <= set(report.nodes)
     assert len(finding.seen) >= 1
@@ -234,7 +235,7 @@ def test_a_sound_model_is_without_fault(kind: str) -> None:
     nodes = [
         parse.parse(tree.record(faults.apply(machine.expand(model.load(kind), number), [])), KINDS) for number in (1, 2)
     ]
-    found = {finding.id: finding.level for finding in doctor.examine(nodes, TABLE).findings}
+    found = {finding.code: finding.level for finding in doctor.examine(nodes, TABLE).findings}
     assert found == ({} if kind == "mi250x-slingshot" else {"no-provider": "note"})
 
 
@@ -256,16 +257,16 @@ def test_slingshot(fault: str, alone: set[str], among_others: set[str]) -> None:
 
 def test_nodes_with_the_same_finding_stand_together() -> None:
     nodes = [node("pcie=bnxt_re1:x8", number=number) for number in (1, 2, 3)] + [node("pcie=bnxt_re2:x4", number=4)]
-    (finding,) = [f for f in doctor.examine(nodes, TABLE).findings if f.id == "pcie-width"]
+    (finding,) = [f for f in doctor.examine(nodes, TABLE).findings if f.code == "pcie-width"]
     assert finding.nodes == ("n1", "n2", "n3", "n4")
     assert finding.seen[0].startswith("n1, n2, n3: ")
     assert finding.seen[1].startswith("n4: ")
 
 
 def test_the_odd_node_is_named() -> None:
-    (finding,) = [f for f in doctor.examine(CASES["nodes-differ"](), TABLE).findings if f.id == "nodes-differ"]
+    (finding,) = [f for f in doctor.examine(CASES["nodes-differ"](), TABLE).findings if f.code == "nodes-differ"]
     assert finding.nodes == ("n3",)
-    assert "6.8.0-45-generic (n3)" in finding.means
+    assert "6.8.0-45-generic (n3)" in finding.what
 
 
 def test_virtual_hardware_is_called_so() -> None:
@@ -276,8 +277,8 @@ def test_virtual_hardware_is_called_so() -> None:
 def test_a_node_that_does_not_answer_is_a_finding() -> None:
     report = doctor.examine(TWO, TABLE, {"n3": "No route to host", "n4": "No route to host"})
     (finding,) = report.findings
-    assert (finding.id, finding.level, finding.nodes) == ("node-unreached", "error", ("n3", "n4"))
-    assert finding.seen == ("n3, n4: it could not be examined: No route to host",)
+    assert (finding.code, finding.level, finding.nodes) == ("node-unreached", "error", ("n3", "n4"))
+    assert finding.seen == ("n3, n4: can't be read: No route to host",)
     assert report.nodes == ("n1", "n2", "n3", "n4")
 
 
@@ -290,7 +291,7 @@ def test_saved_profiles(cli: Cli, tmp_path: Path) -> None:
     done = cli("doctor", "--profiles", str(file))
     assert done.code == 1
     assert "virtual, no real hardware (mi300x-thor2): n1, n2, n3" in done.out
-    assert re.search(r"^error port-down \(1 of 3 nodes: n3\)$", done.out, re.MULTILINE)
+    assert re.search(r"^error port-down \(1 of 3 nodes: n3\): bnxt_re2 port 1 ", done.out, re.MULTILINE)
     assert "bnxt_re2 port 1" in done.out
     said = cli("doctor", "--profiles", str(file), "--json").json()
     assert said["ok"] is False
@@ -308,13 +309,12 @@ def test_what_differs_is_said_once_with_its_nodes(cli: Cli, tmp_path: Path) -> N
     nodes = [node("pcie=bnxt_re1:x8", number=number) for number in (1, 2)]
     profiles.write_profiles(file, nodes)
     alike = cli("doctor", "--profiles", str(file)).out
-    assert "(2 of 2 nodes: n1, n2)\n  what    PCIe width below what the card can: bnxt_re1 x8 of x16\n  cause" in alike
+    assert "(2 of 2 nodes: n1, n2): PCIe width below what the card can: bnxt_re1 x8 of x16\n  cause" in alike
     profiles.write_profiles(file, [*nodes, node("pcie=bnxt_re2:x4", number=3)])
     differing = cli("doctor", "--profiles", str(file)).out
-    assert "  what    n1, n2: PCIe width below what the card can: bnxt_re1 x8 of x16\n  what    n3: PCIe" in differing
-    assert "  seen" not in differing
+    assert "  seen    n1, n2: PCIe width below what the card can: bnxt_re1 x8 of x16\n  seen    n3: PCIe" in differing
     profiles.write_profiles(file, [node(kind="mixed-broken", number=number, libraries=()) for number in (1, 2)])
-    assert "  what    no provider library for bnxt_re" in cli("doctor", "--profiles", str(file)).out
+    assert "(2 of 2 nodes: n1, n2): no provider library for bnxt_re" in cli("doctor", "--profiles", str(file)).out
 
 
 def test_a_playbook_is_named_as_one_types_it(cli: Cli, tmp_path: Path) -> None:
@@ -348,4 +348,4 @@ def test_an_inventory_that_is_not_there(cli: Cli) -> None:
 
 def test_errors_come_first() -> None:
     levels = [finding.level for finding in doctor.examine([node(kind="mixed-broken")], TABLE).findings]
-    assert levels == sorted(levels, key=diagnosis.LEVELS.index)
+    assert levels == sorted(levels, key=LEVELS.index)

@@ -44,7 +44,7 @@ def row(way: str, abi: int | None, supports: tuple[int, int] | None = None, plac
 )
 def test_planned(name: str, case: str, rows: list[ProviderRow], result: str, says: str) -> None:
     verdict = judge(planned(nic(name), plan(*rows)), profile({**plain(case), "name": "n1"}))
-    assert (verdict.result, says in verdict.says) == (result, True), verdict.says
+    assert (verdict.result, says in verdict.sentence) == (result, True), verdict.sentence
 
 
 def test_variants() -> None:

@@ -133,7 +133,7 @@ def test_the_file_that_libibverbs_loads_is_the_one_that_was_judged(files: Image,
     assert provider_link.checked(files, verdict(), {}) == verdict()
     wrong = provider_link.checked(files, verdict(place="abi-6"), {})
     assert wrong.result == UNFIT
-    assert f"libibverbs would load {own.resolve()}, the node needs {files.providers[1].path}" in wrong.says
+    assert f"libibverbs would load {own.resolve()}, the node needs {files.providers[1].path}" in wrong.sentence
     by_name = {"RDMAV_DRIVERS": f"mlx5;{str(files.providers[1].path).rpartition('-rdmav')[0]}"}
     assert provider_link.checked(files, verdict(place="abi-6"), by_name).result == FITS
 
@@ -144,9 +144,9 @@ def test_another_file_in_its_place_does_not_fit(result: str, files: Image, own: 
     own.resolve().write_bytes(b"of the host")
     found = provider_link.checked(one, verdict(result), {})
     assert found.result == UNFIT
-    assert f"would load {own.resolve()}, which is not the bnxt_re that the image was built with" in found.says
+    assert f"would load {own.resolve()}, which is not the bnxt_re that the image was built with" in found.sentence
     own.unlink()
-    assert f"libibverbs' folder has no {NAME}" in provider_link.checked(one, verdict(result), {}).says
+    assert f"libibverbs' folder has no {NAME}" in provider_link.checked(one, verdict(result), {}).sentence
 
 
 def test_what_is_in_no_manifest_is_not_compared(files: Image, own: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_newer_rdma_core_has_its_own_folder(files: Image, tmp_path: Path) -> N
     newer.parent.mkdir(parents=True)
     (newer.parents[1] / "libibverbs.so.1").touch()
     newer.write_bytes(b"another")
-    assert f"would load {newer}" in provider_link.checked(files, verdict(), {}).says
+    assert f"would load {newer}" in provider_link.checked(files, verdict(), {}).sentence
 
 
 def computed(environ: dict[str, str], nic: str = "tcp") -> Fabric:

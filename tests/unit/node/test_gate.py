@@ -18,7 +18,7 @@ from rocstack.node.profile import SCHEMA, NodeProfile
 def test_verdict(row: gates.Row) -> None:
     name, node, *expected = row
     verdict = gate.judge(image.from_labels(name, gates.labels(name)), gates.node(node))
-    assert [verdict.result, verdict.says, verdict.place] == expected
+    assert [verdict.result, verdict.sentence, verdict.place] == expected
     assert (verdict.node, verdict.image, verdict.virtual) == ("n1", name, gates.node(node).virtual)
 
 
@@ -45,8 +45,8 @@ def test_no_pair_of_them_all_is_accepted_wrongly(name: str) -> None:
     for node in gates.nodes():
         verdict = gate.judge(judged, gates.node(node))
         assert verdict.result != gate.FITS or works(labels, gates.plain(node), verdict.place), node
-        assert verdict.says.startswith("n1: " if verdict.virtual is None else f"n1 (virtual {verdict.virtual}): ")
-        assert verdict.says.isprintable()
+        assert verdict.sentence.startswith("n1: " if verdict.virtual is None else f"n1 (virtual {verdict.virtual}): ")
+        assert verdict.sentence.isprintable()
 
 
 def test_a_verdict_names_every_reason_of_its_result_and_no_other() -> None:
@@ -55,7 +55,7 @@ def test_a_verdict_names_every_reason_of_its_result_and_no_other() -> None:
     verdict = gate.judge(image.from_labels("i", gates.labels("broadcom 232")), gates.profile(node))
     assert verdict.result == gate.UNFIT
     assert [finding.result for finding in verdict.findings] == [gate.UNFIT, gate.UNKNOWN, gate.UNFIT]
-    assert verdict.says == (
+    assert verdict.sentence == (
         "n1: no /dev/infiniband node for uverbs1; `modprobe ib_uverbs` on the host; "
         "its devices speak several kernel ABIs (1, 6); one driver for all cards"
     )

@@ -72,7 +72,7 @@ def test_chance_makes_pairs_of_every_kind() -> None:
         pairs = [make(random) for _ in range(1500)]
         said = [found for found in (verdict(*pair) for pair in pairs) if found]
         real = [labels.get(OWN + "nic") == "broadcom" for labels, _ in pairs]
-        fits = sum(v.result == FITS and "supports" in v.says for v in said)
+        fits = sum(v.result == FITS and "supports" in v.sentence for v in said)
         assert fits > 50, (make.__name__, fits)
         assert sum(real) > 300
         assert sum(v.result != FITS for v in said) > 300
@@ -152,7 +152,7 @@ def test_what_each_fact_is_worth(image: str, node: str, listed: list[str]) -> No
             changed = strangers.put(both, at, None, gone=gone)
             result = verdict(strangers.closed(changed["labels"]), changed["node"])
             if result is not None and (result.result == FITS) == needed and value is not None:
-                wrong.append(f"{name}{' gone' if gone else ''}: {result.says}")
+                wrong.append(f"{name}{' gone' if gone else ''}: {result.sentence}")
     assert wrong == []
     unused = [pattern for pattern in [*ALWAYS, *listed] if not any(matters(name, [pattern]) for name in seen)]
     assert unused == []

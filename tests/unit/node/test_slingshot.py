@@ -72,7 +72,7 @@ def test_in_the_image_they_are_loaded(
     image, unread = Image("i", "slingshot"), (Unread(LIBRARIES, "the image has its own"),)
     verdict = commands.judged(image, NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread))
     assert verdict.result == result
-    assert says in verdict.says
+    assert says in verdict.sentence
     assert commands.judged(image, NodeProfile(1, "n1", unread=unread)).result == UNFIT
     assert commands.judged(Image("i", "ainic"), NodeProfile(1, "n1", unread=unread)).result == UNKNOWN
 
@@ -84,4 +84,4 @@ def test_in_the_image_the_plugin_is_loaded_with_them(monkeypatch: pytest.MonkeyP
     unread = (Unread(LIBRARIES, "the image has its own"),)
     verdict = commands.judged(Image("i", "slingshot"), NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread))
     assert verdict.result == UNFIT
-    assert "librccl-net.so: file too short; start it with `rocstack run`" in verdict.says
+    assert "librccl-net.so: file too short; start it with `rocstack run`" in verdict.sentence

@@ -14,7 +14,7 @@ from rocstack.base.errors import BadInput
 from rocstack.stack import component, overlay, resolve, rules, stack
 
 RULES = rules.load()
-BY_ID = {rule.id: rule for rule in RULES}
+BY_ID = {rule.code: rule for rule in RULES}
 STACKS = list(stack.names())
 NICS = list(component.library("nic").files)
 
@@ -130,7 +130,7 @@ def test_shipped_stacks_break_no_rule(name: str, nic: str) -> None:
     rules.refuse_broken(verdicts)
     # What is not known is only what a stack can't know: the host's driver.
     assert all("driver" in v.rule.need for v in verdicts if v.state == "unknown")
-    assert {"same-pmix", "openmpi-pmix"} <= {v.rule.id for v in verdicts if v.state == "holds"}
+    assert {"same-pmix", "openmpi-pmix"} <= {v.rule.code for v in verdicts if v.state == "holds"}
 
 
 def test_a_distributions_rocm_is_not_judged_by_amds_matrix() -> None:
@@ -164,7 +164,7 @@ def test_facts_that_shipped_rules_name_exist() -> None:
             ).facts()
         )
     for rule in RULES:
-        assert {*rule.when, *rule.need, *(rule.same or ())} <= known, rule.id
+        assert {*rule.when, *rule.need, *(rule.same or ())} <= known, rule.code
 
 
 facts = st.dictionaries(
@@ -229,7 +229,7 @@ def write(path: Path, text: str) -> Path:
     return file
 
 
-GOOD = "a:\n  reason: because\n  source: there\n"
+GOOD = "a:\n  cause: because\n  source: there\n"
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ GOOD = "a:\n  reason: because\n  source: there\n"
         (f"{GOOD}  neds: {{rocm: '>=6'}}\n", 4, "did you mean 'need'"),
         (f"{GOOD}  same: [slurm.pmix]\n", 4, "same"),
         (GOOD, None, "needs 'need' or 'same'"),
-        ("a:\n  reason: because\n  need: {rocm: '>=6'}\n", None, "source"),
-        ("a:\n  reason: ''\n  source: there\n  need: {rocm: '>=6'}\n", 2, "reason"),
+        ("a:\n  cause: because\n  need: {rocm: '>=6'}\n", None, "source"),
+        ("a:\n  cause: ''\n  source: there\n  need: {rocm: '>=6'}\n", 2, "cause"),
         (f"{GOOD}  need: {{rocm: '>=6'}}\n{GOOD}  need: {{rocm: '>=7'}}\n", 5, "stands twice"),
         ("a: [1]\n", 1, "must be a mapping"),
-        ("Big Rule:\n  reason: r\n  source: s\n  need: {rocm: '>=6'}\n", None, "id"),
+        ("Big Rule:\n  cause: r\n  source: s\n  need: {rocm: '>=6'}\n", None, "code"),
     ],
 )
 def test_bad_rules_are_refused(tmp_path: Path, text: str, line: int | None, message: str) -> None:

@@ -16,7 +16,7 @@ from replay import GOOD
 from support import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
-from rocstack.cli import ui, verify_report
+from rocstack.cli import findings, ui, verify_report
 from rocstack.edge.ssh import Reach
 from rocstack.verify import history, suite, suite_lock
 from rocstack.verify.result import Measure, read
@@ -198,6 +198,7 @@ def test_options_that_do_not_go_together(line: str, cli: Cli) -> None:
 def test_an_error_of_the_other_process_is_as_it_was() -> None:
     where = "inventory.yml:3"
     said = {"code": "x", "what": "w", "where": where, "cause": "c", "next": "n", "exit_code": 3}
+    said |= {"level": "error", "source": "", "node": None}
     found = suite._again(said)
     assert isinstance(found, Missing)
     assert found.as_dict() == said
@@ -227,7 +228,7 @@ def test_what_a_node_says_does_not_rule_the_terminal(capsys: pytest.CaptureFixtu
     plain = "a[2J]0;titleb31mc\nd\te"
     assert ui.clean(said) == ui.escape(said).replace("\\", "") == plain
     ui.say(said)
-    ui.print_error(CheckFailed(said, code="x", cause=said))
+    findings.print_error(CheckFailed(said, code="x", cause=said))
     ui.table(("A",), [(said,)])
     found = capsys.readouterr()
     assert not {*found.out, *found.err} & {"\x1b", "\x07", "\x9b", "\r"}

@@ -1,5 +1,5 @@
 """What is wrong when nodes stand side by side, and with the network between them: rules as scope.py says, texts in
-images/precheck/cluster.yml. Pure."""
+images/findings/deploy-cluster.yml. Pure."""
 
 from __future__ import annotations
 

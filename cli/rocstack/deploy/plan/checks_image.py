@@ -1,4 +1,4 @@
-"""Whether the wanted images fit a node and each other: rules as scope.py says, texts in images/precheck/image.yml."""
+"""Whether the images fit a node and each other: rules as scope.py says, texts in images/findings/deploy-image.yml."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rocstack.base.levels import HARDWARE
 from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
+from rocstack.doctor.diagnosis import gate_values
 from rocstack.node.gate import FITS, UNFIT, UNKNOWN, judge
 from rocstack.node.image import OWN
 from rocstack.stack import rules
@@ -28,10 +29,8 @@ def _judged(node: NodeFacts, scope: Scope, result: str) -> Iterator[Values]:
         return
     verdict = judge(image.judged, node.profile)
     if verdict.result == result != FITS:
-        worst = [finding for finding in verdict.findings if finding.result == result]
-        then = next((finding.then for finding in worst if finding.then), "`rocstack doctor` says more of the node")
         level: Values = {"level": "warning"} if scope.gate == "warn" else {}
-        yield {"says": "; ".join(finding.says for finding in worst), "then": then, **level}
+        yield {**gate_values(verdict), **level}
 
 
 @node_rule
@@ -64,7 +63,7 @@ def driver_rocm(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     for verdict in rules.judge(_matrix(), facts):
         if verdict.state == "broken":
             level: Values = {"level": "warning"} if node.profile.virtual else {}
-            yield {"driver": driver, "rocm": facts["rocm"], "reason": verdict.rule.reason, **level}
+            yield {"driver": driver, "rocm": facts["rocm"], "reason": verdict.rule.cause, **level}
 
 
 @node_rule

@@ -1,4 +1,4 @@
-"""What can be wrong with one node before a deploy: rules as scope.py says, texts in images/precheck/node.yml. Pure."""
+"""What can be wrong with one node before a deploy: rules as scope.py says, texts in images/findings/deploy-node.yml."""
 
 from __future__ import annotations
 

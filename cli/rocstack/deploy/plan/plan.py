@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from rocstack.base.findings import Finding
 from rocstack.deploy.nodes.node_spec import ContainerSpec, ImageSpec, NodeSpec
 
 if TYPE_CHECKING:
-    from rocstack.deploy.plan.precheck import Finding
     from rocstack.deploy.read.facts import NodeFacts, NodeImage
 
 Kind = Literal["ship", "file", "start", "replace", "restart", "remove"]
@@ -64,12 +64,17 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "nodes": [asdict(node) for node in self.nodes],
-            "findings": [asdict(finding) for finding in self.findings],
+            "nodes": [{**asdict(node), "findings": as_rows(node.findings)} for node in self.nodes],
+            "findings": as_rows(self.findings),
             "ship": dict(self.ship),
             "notes": list(self.notes),
             "changes": sum(len(node.changes) for node in self.nodes),
         }
+
+
+def as_rows(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """As `--json` prints them; `next_step` is the older name of `next`."""
+    return [{**finding.as_dict(), "next_step": finding.next} for finding in findings]
 
 
 def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:

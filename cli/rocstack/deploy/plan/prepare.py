@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rocstack.base.findings import Finding
 from rocstack.cluster.operation import RolloutSettings
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
@@ -17,7 +18,7 @@ from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.plan import plan, precheck, secrets, tls
 from rocstack.deploy.plan.desired import SLURM_UID, DesiredCluster, keys_there
 from rocstack.deploy.plan.plan import NodePlan, Plan
-from rocstack.deploy.plan.precheck import Finding, Scope
+from rocstack.deploy.plan.precheck import Scope
 from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read import facts, journal, verified
 from rocstack.deploy.read.facts import Gathered, NodeFacts

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
+from rocstack.base.finding_texts import registering
 from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.read import addresses
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Verified
-from rocstack.doctor.diagnosis import Level, registering
 
 Gate = Literal["refuse", "warn", "off"]
 Values = dict[str, object]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong before anything was changed: on one node, or (`node` is None) between them."""
-
-    node: str | None
-    level: Level
-    code: str
-    what: str
-    cause: str
-    next_step: str
-    source: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,7 @@ class Scope:
         return addresses.node_address(host.variables, name, found.profile) if found else host.address
 
 
-# A rule has the name of its entry in images/precheck and yields the values that the entry's sentences show. `level`
+# A rule has the name of its entry in images/findings and yields the values that the entry's sentences show. `level`
 # among them takes the place of the entry's.
 NodeRule = Callable[[NodeFacts, Scope], Iterator[Values]]
 ClusterRule = Callable[[Scope], Iterator[Values]]

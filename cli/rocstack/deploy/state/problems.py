@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rocstack.base.findings import Finding, FindingLevel
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
-from rocstack.deploy.plan.scope import Finding
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.state.cluster_state import WORDS, ClusterState, is_image, wrong
-from rocstack.doctor.diagnosis import Level
 from rocstack.node import slurm_state
 from rocstack.node.engine import Row
 
@@ -174,6 +173,6 @@ def _not_ready(state: ClusterState, name: str, row: Row | None, why: str) -> Fin
 
 
 def _finding(
-    node: str | None, code: str, what: str, cause: str = "", next_step: str = "", level: Level = "error"
+    node: str | None, code: str, what: str, cause: str = "", next_step: str = "", level: FindingLevel = "error"
 ) -> Finding:
-    return Finding(node, level, code, what, cause, next_step, "")
+    return Finding(code, level, what, cause, next_step, node=node)

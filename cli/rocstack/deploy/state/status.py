@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rocstack.base.findings import Finding
 from rocstack.deploy.plan import services
-from rocstack.deploy.plan.scope import Finding
+from rocstack.deploy.plan.plan import as_rows
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.journal import Deploy, Release
 from rocstack.deploy.state import problems
@@ -75,7 +76,7 @@ class Status:
             "deploying": self.deploying,
             "images": [asdict(image) for image in self.images],
             "nodes": [asdict(node) for node in self.nodes],
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": as_rows(self.findings),
         }
 
 

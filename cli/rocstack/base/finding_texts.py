@@ -1,0 +1,128 @@
+"""The texts of all findings, as images/findings/*.yml has them: one entry a code, and each code once."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from rocstack.base import document, paths
+from rocstack.base.errors import BadInput
+from rocstack.base.findings import Finding, FindingLevel
+from rocstack.base.words import Line, Name, Value
+
+RULES = "rules.yml"  # entries with conditions: rocstack.stack.rules reads them
+Texts = Annotated[tuple[Line, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Registered = TypeVar("Registered", bound=Callable[..., Any])
+
+
+class Entry(Value):
+    """What a finding with this code says. The values of a finding fill the {places} of its sentences."""
+
+    code: Name
+    level: FindingLevel
+    what: Line = Field(min_length=1)
+    cause: Line = Field(min_length=1)
+    next: Line = Field(min_length=1)
+    source: Line = Field(min_length=1)
+
+    def filled(self, name: str, values: Mapping[str, object]) -> str:
+        """The sentence called `name`. Paths are as one types them here, and what nobody knows stands for itself."""
+        known = {"playbooks": _from_here(paths.playbooks()), "inventory": "INVENTORY", "node": "NODE", **values}
+        return str(getattr(self, name)).format_map(known)
+
+    def finding(self, values: Mapping[str, object] | None = None, node: str | None = None) -> Finding:
+        """The finding that this entry becomes. `level` among the values takes the place of the entry's."""
+        return Finding(**self.fields(values), node=node)
+
+    def fields(self, values: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Of the finding, without a node."""
+        known = values or {}
+        texts = {name: self.filled(name, known) for name in ("what", "cause", "next")}
+        return {"code": self.code, "level": known.get("level", self.level), "source": self.source, **texts}
+
+
+class TextEntry(Entry):
+    """An entry that is also found in logs, where it has `text`. A state has none: a function of the same name finds it.
+
+    `text` is literal, any of them; `match` narrows it, and its named groups fill the {places}.
+    """
+
+    text: Texts = ()
+    match: Line | None = None
+    example: str | None = None
+    also: tuple[Name, ...] = ()  # entries that may stand on the same line
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> TextEntry:
+        if bool(self.text) != bool(self.example):
+            raise ValueError("a known text needs an 'example', and a state has neither")
+        try:
+            groups = set(re.compile(self.match).groupindex) if self.match else set()
+        except re.error as error:
+            raise ValueError(f"match: not a regular expression: {error}") from None
+        if self.text and self.places - groups:
+            raise ValueError(f"what: no group in 'match' fills {', '.join(sorted(self.places - groups))}")
+        return self
+
+    @property
+    def places(self) -> set[str]:
+        """The names that its sentences want filled."""
+        texts = (self.what, self.cause, self.next)
+        return {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name} - {"playbooks"}
+
+    def read(self, line: str) -> dict[str, str] | None:
+        """What `match` reads off a line that holds one of the texts; None where it doesn't fit."""
+        if self.match is None:
+            return {}
+        match = re.search(self.match, line)
+        return None if match is None else {name: text or "" for name, text in match.groupdict().items()}
+
+
+Table = Mapping[str, TextEntry]
+SomeEntry = TypeVar("SomeEntry", bound=Entry)
+
+
+def load(folder: Path | None = None) -> dict[str, TextEntry]:
+    """The entries of all files but `rules.yml`, by code.
+
+    Raises:
+        BadInput: an entry that is incomplete or stands twice, with its line.
+    """
+    entries: dict[str, TextEntry] = {}
+    for path in sorted((folder or paths.images() / "findings").glob("*.yml")):
+        for entry in read(path, TextEntry) if path.name != RULES else ():
+            if entry.code in entries:
+                where = document.read(path).where((entry.code,))
+                raise BadInput(f"'{entry.code}' stands in two files", code="duplicate-key", where=where)
+            entries[entry.code] = entry
+    return entries
+
+
+def read(path: Path, model: type[SomeEntry], code: str = "bad-value") -> tuple[SomeEntry, ...]:
+    """The entries of one file. `code` is the error's where it can't be read.
+
+    Raises:
+        BadInput: the file can't be read or an entry is malformed (with file:line).
+    """
+    doc = document.read(path, code=code)
+    return tuple(doc.part(name).validate(model, extra={"code": name}) for name in doc.data)
+
+
+def _from_here(path: Path) -> Path:
+    """The path as one types it in this folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def registering(rules: dict[str, Registered]) -> Callable[[Registered], Registered]:
+    """A decorator that puts a function into `rules` under the code of its entry: memlock_low is memlock-low."""
+
+    def register(function: Registered) -> Registered:
+        rules[function.__name__.replace("_", "-")] = function
+        return function
+
+    return register

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rocstack.edge.ssh import Reach, Tunnel, tunnel
+from rocstack.edge.ssh import SshHost, Tunnel, tunnel
 
 LOCAL = ".rocstack/local"
 CONFIG = f"{LOCAL}/ssh_config"
@@ -57,8 +57,8 @@ class Site:
 
     @contextmanager
     def tunnel(self, port: int) -> Iterator[Tunnel]:
-        reach = Reach(self.head, ("ssh", "-F", str(self.folder / CONFIG)), self.head)
-        with tunnel(reach, "127.0.0.1", port) as end:
+        ssh_host = SshHost(self.head, ("ssh", "-F", str(self.folder / CONFIG)), self.head)
+        with tunnel(ssh_host, "127.0.0.1", port) as end:
             yield end
 
     def shape(self, mbit: int) -> None:

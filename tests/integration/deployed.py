@@ -97,7 +97,7 @@ class Deployed:
 
     def unverify(self) -> None:
         """Nothing is proved of its images, as before."""
-        with lock.hold(ssh.reaches(self.place.folder / INVENTORY, ["n1"])["n1"]) as held:
+        with lock.hold(ssh.ssh_hosts(self.place.folder / INVENTORY, ["n1"])["n1"]) as held:
             held.write(journal.loads(held.journal).verified(None).dumps())
         for file in (self.place.folder / ".rocstack/verify" / verified.FOLDER).glob("*"):
             file.unlink()

@@ -99,8 +99,8 @@ def test_backup_and_restore(deployed: Deployed) -> None:
 
 
 def test_two_at_once(deployed: Deployed) -> None:
-    reach = ssh.reaches(deployed.place.folder / INVENTORY, ["n1"])["n1"]
-    with lock.hold(reach):
+    ssh_host = ssh.ssh_hosts(deployed.place.folder / INVENTORY, ["n1"])["n1"]
+    with lock.hold(ssh_host):
         assert deployed.refused("down") == (1, "deploy-running")
         assert deployed.findings(0) == [(None, "deploy-running")]
 

@@ -21,15 +21,15 @@ from place import REPO, Place, engine
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.edge import ssh
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 
 FOLDER = "/var/lib/rocstack/test"
 HOLDER = """
 import sys, time
 from pathlib import Path
 from rocstack.deploy import lock, ssh
-reach = ssh.reaches(Path(sys.argv[1]))["n1"]
-with lock.hold(reach, folder=sys.argv[2]) as held, ssh.tunnel(reach, "127.0.0.1", 22):
+ssh_host = ssh.ssh_hosts(Path(sys.argv[1]))["n1"]
+with lock.hold(ssh_host, folder=sys.argv[2]) as held, ssh.tunnel(ssh_host, "127.0.0.1", 22):
     held.write("from the first")
     print("held", flush=True)
     time.sleep(300)
@@ -79,8 +79,8 @@ all:
 
 
 @pytest.fixture(scope="module")
-def reaches(inventory: Path) -> dict[str, Reach]:
-    return ssh.reaches(inventory)
+def ssh_hosts(inventory: Path) -> dict[str, SshHost]:
+    return ssh.ssh_hosts(inventory)
 
 
 def node(name: str, place: Place, script: str) -> str:
@@ -97,28 +97,28 @@ def until(true: Callable[[], object], seconds: float) -> float:
 
 
 @pytest.mark.parametrize("host", ["n1", "joe", "far"])
-def test_one_holds_and_writes_and_the_other_hears_who(host: str, reaches: dict[str, Reach], place: Place) -> None:
+def test_one_holds_and_writes_and_the_other_hears_who(host: str, ssh_hosts: dict[str, SshHost], place: Place) -> None:
     there = "n2" if host == "far" else "n1"
     folder = f"{FOLDER}/{host}"
-    with lock.hold(reaches[host], folder=folder) as held:
+    with lock.hold(ssh_hosts[host], folder=folder) as held:
         assert (held.journal, held.lost) == ("", "")
         held.write("1")
         for number in range(200):
             held.write(f"{number} " + "x" * 100_000, wait=False)
         with (
             pytest.raises(CheckFailed, match=f"{lock.me()} .process {os.getpid()}. since 20") as refused,
-            lock.hold(reaches["n2" if host == "far" else "n1"], folder=folder),
+            lock.hold(ssh_hosts["n2" if host == "far" else "n1"], folder=folder),
         ):
             pytest.fail("two hold it")
         assert refused.value.code == "deploy-running"
     assert node(there, place, f"head -c 4 {folder}/deploy.json; stat -c %a:%u {folder}/deploy.json") == "199 600:0\n"
-    with lock.hold(reaches[host], folder=folder) as held:
+    with lock.hold(ssh_hosts[host], folder=folder) as held:
         assert held.journal.startswith("199 ")
 
 
-def test_a_full_disk_is_said_and_the_old_journal_stays(reaches: dict[str, Reach], place: Place) -> None:
+def test_a_full_disk_is_said_and_the_old_journal_stays(ssh_hosts: dict[str, SshHost], place: Place) -> None:
     node("n1", place, "mkdir -p /full; mount -t tmpfs -o size=64k full /full")
-    with lock.hold(reaches["n1"], folder="/full") as held:
+    with lock.hold(ssh_hosts["n1"], folder="/full") as held:
         held.write("before")
         with pytest.raises(CheckFailed, match="No space left") as refused:
             held.write("x" * 200_000)
@@ -142,7 +142,7 @@ def start(inventory: Path, folder: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_whoever_dies_leaves_no_lock_and_no_ssh(
-    number: signal.Signals, reaches: dict[str, Reach], inventory: Path, place: Place
+    number: signal.Signals, ssh_hosts: dict[str, SshHost], inventory: Path, place: Place
 ) -> None:
     folder = f"{FOLDER}/{number}"
     first = start(inventory, folder)
@@ -153,7 +153,7 @@ def test_whoever_dies_leaves_no_lock_and_no_ssh(
 
     def free() -> bool:
         try:
-            with lock.hold(reaches["n1"], folder=folder) as held:
+            with lock.hold(ssh_hosts["n1"], folder=folder) as held:
                 return held.journal == "from the first"
         except CheckFailed:
             return False
@@ -162,13 +162,13 @@ def test_whoever_dies_leaves_no_lock_and_no_ssh(
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ours), 10)
 
 
-def test_cut_off_we_know_before_anybody_else_can_have_it(reaches: dict[str, Reach], place: Place) -> None:
+def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, SshHost], place: Place) -> None:
     """The link goes down, as with a laptop that is carried away."""
     folder, silence = f"{FOLDER}/cut", 9
     holding = f"exec 9<>{folder}/deploy.lock; flock -n 9 && echo free || true"
     device = node("n1", place, "cat /sys/devices/virtual/rocstack/netdev").strip()
     try:
-        with lock.hold(reaches["n1"], folder=folder, silence=silence) as held:
+        with lock.hold(ssh_hosts["n1"], folder=folder, silence=silence) as held:
             held.write("before")
             node("n1", place, f"ip link set {device} down")
             cut = time.monotonic()
@@ -186,8 +186,8 @@ def test_cut_off_we_know_before_anybody_else_can_have_it(reaches: dict[str, Reac
     assert node("n1", place, f"cat {folder}/deploy.json") == "before"
 
 
-def test_if_ssh_dies_it_is_lost_at_once(reaches: dict[str, Reach]) -> None:
-    with lock.hold(reaches["n1"], folder=f"{FOLDER}/dies") as held:
+def test_if_ssh_dies_it_is_lost_at_once(ssh_hosts: dict[str, SshHost]) -> None:
+    with lock.hold(ssh_hosts["n1"], folder=f"{FOLDER}/dies") as held:
         held._process.kill()
         until(lambda: held.lost, 2)
         with pytest.raises(CheckFailed, match="has ended"):
@@ -202,17 +202,17 @@ def test_if_ssh_dies_it_is_lost_at_once(reaches: dict[str, Reach]) -> None:
         ("closed", "Connection refused"),
     ],
 )
-def test_why_there_is_no_lock(host: str, why: str, reaches: dict[str, Reach]) -> None:
-    with pytest.raises(CheckFailed, match=why) as refused, lock.hold(reaches[host], folder=FOLDER):
+def test_why_there_is_no_lock(host: str, why: str, ssh_hosts: dict[str, SshHost]) -> None:
+    with pytest.raises(CheckFailed, match=why) as refused, lock.hold(ssh_hosts[host], folder=FOLDER):
         pytest.fail("no lock without a log-in")
     assert refused.value.code == "ssh-failed"
 
 
 @pytest.mark.parametrize("host", ["n1", "far"])
-def test_a_tunnel_to_what_only_the_node_reaches(host: str, reaches: dict[str, Reach], place: Place) -> None:
+def test_a_tunnel_to_what_only_the_node_reaches(host: str, ssh_hosts: dict[str, SshHost], place: Place) -> None:
     there = "n2" if host == "far" else "n1"
     node(there, place, "cd /etc && nohup python3 -m http.server --bind 127.0.0.1 5999 >/dev/null 2>&1 & sleep 1")
-    with ssh.tunnel(reaches[host], "127.0.0.1", 5999) as near:
+    with ssh.tunnel(ssh_hosts[host], "127.0.0.1", 5999) as near:
         web = http.client.HTTPConnection(near.address, near.port, timeout=10)
         web.request("GET", "/hostname")
         assert web.getresponse().read().decode().strip() == there
@@ -221,21 +221,21 @@ def test_a_tunnel_to_what_only_the_node_reaches(host: str, reaches: dict[str, Re
         http.client.HTTPConnection(near.address, near.port, timeout=1).connect()
 
 
-def test_why_a_tunnel_leads_nowhere(reaches: dict[str, Reach]) -> None:
-    with ssh.tunnel(reaches["n1"], "127.0.0.1", 1) as near:
+def test_why_a_tunnel_leads_nowhere(ssh_hosts: dict[str, SshHost]) -> None:
+    with ssh.tunnel(ssh_hosts["n1"], "127.0.0.1", 1) as near:
         with socket.create_connection((near.address, near.port), timeout=10) as through:
             assert through.recv(1) == b""
         until(lambda: "Connection refused" in near.said(), 5)
     with (
         pytest.raises(CheckFailed, match=r"no tunnel to nobody: .*Permission denied"),
-        ssh.tunnel(reaches["nobody"], "127.0.0.1", 22),
+        ssh.tunnel(ssh_hosts["nobody"], "127.0.0.1", 22),
     ):
         pytest.fail("no tunnel without a log-in")
 
 
 def test_this_machine_may_be_the_control_node(tmp_path: Path) -> None:
     (tmp_path / "inventory").write_text("here ansible_connection=local\n")
-    here = ssh.reaches(tmp_path / "inventory")["here"]
+    here = ssh.ssh_hosts(tmp_path / "inventory")["here"]
     with lock.hold(here, folder=str(tmp_path)) as held:
         held.write(json.dumps({"schema": 1}))
         with pytest.raises(CheckFailed, match="another deploy"), lock.hold(here, folder=str(tmp_path)):

@@ -100,14 +100,14 @@ def test_only_what_was_verified_is_deployed(deployed: Deployed, inventory: Path,
 @pytest.mark.usefixtures("unverified")
 def test_a_claim_that_was_brought_from_elsewhere_counts(deployed: Deployed, inventory: Path, runs: Path) -> None:
     proved.keep(made(deployed, 1).model_copy(update={"cluster": "test"}), inventory, runs)
-    with lock.hold(ssh.reaches(inventory, ["n1"])["n1"]) as held:
+    with lock.hold(ssh.ssh_hosts(inventory, ["n1"])["n1"]) as held:
         held.write(journal.loads(held.journal).verified(None).dumps())
     assert deployed.json("deploy", "--require", "1", "--plan")["refused"] == ""
 
 
 @pytest.mark.usefixtures("unverified")
 def test_while_somebody_deploys(deployed: Deployed, inventory: Path, runs: Path) -> None:
-    with lock.hold(ssh.reaches(inventory, ["n1"])["n1"]):
+    with lock.hold(ssh.ssh_hosts(inventory, ["n1"])["n1"]):
         said = proved.keep(made(deployed, 1), inventory, runs).sentence
     assert "only, not on n1: another deploy of this cluster is running" in said
     assert release(deployed).verified is None

@@ -40,9 +40,9 @@ def logs(
     command = ["docker", "logs", f"--tail={lines}", *(["--follow"] if follow else []), target.container]
     try:
         if not follow:
-            line = target.reach.argv(command, options=["-T", "-q"])
+            line = target.ssh_host.argv(command, options=["-T", "-q"])
             raise typer.Exit(subprocess.call(line, stdin=subprocess.DEVNULL))
-        line = target.reach.argv(["sh", "-c", _FOLLOW, "sh", *command], options=["-T", "-q"])
+        line = target.ssh_host.argv(["sh", "-c", _FOLLOW, "sh", *command], options=["-T", "-q"])
         with subprocess.Popen(line, stdin=subprocess.PIPE) as process:
             raise typer.Exit(process.wait())
     except Interrupted:
@@ -59,5 +59,5 @@ def enter(node: str, command: list[str], inventory: Path | None, service: str | 
     name = os.environ.get("TERM", "")
     kind = [f"--env=TERM={name}"] if terminal and re.fullmatch(r"[A-Za-z0-9._+-]{1,40}", name) else []
     words = ["docker", "exec", "--interactive", *(["--tty"] if terminal else []), *kind, target.container]
-    line = target.reach.argv([*words, *(command or ["bash"])], options=["-t" if terminal else "-T", "-q"])
+    line = target.ssh_host.argv([*words, *(command or ["bash"])], options=["-t" if terminal else "-T", "-q"])
     return subprocess.call(line)

@@ -32,7 +32,7 @@ def backup(inventory: Inventory, file: File, json: options.Json = False) -> None
     began = time.monotonic()
     nodes = inventories.load(options.inventory(options.settings(), inventory))
     target = service_target.target(nodes.path, nodes.control.name, "controller")
-    found = backups.backup(target.reach, file)
+    found = backups.backup(target.ssh_host, file)
     if json:
         print_json({"file": str(file), **found.__dict__})
         return
@@ -61,9 +61,9 @@ def restore(
         f"Slurm's queue and accounting become those of the backup, {_of(found)}: what came since is lost.", yes
     )
     target = service_target.target(nodes.path, nodes.control.name, "controller")
-    with lock.hold(target.reach):
-        blocking_jobs.end(target.reach, force)
-        cancelled = backups.restore(target.reach, file)
+    with lock.hold(target.ssh_host):
+        blocking_jobs.end(target.ssh_host, force)
+        cancelled = backups.restore(target.ssh_host, file)
     if json:
         print_json({"file": str(file), **found.__dict__, "cancelled": cancelled})
         return

@@ -18,7 +18,8 @@ from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.edge import ansible
 
 PLAYBOOK, TASK = "connection.yml", "Connection"
-PATIENCE = 60  # seconds until ssh must be through
+TIMEOUT_S = 60.0  # until ssh is through, and for the answer to a plain command
+FAILED = 255  # the exit status of ssh itself
 _LOCAL = ("local", "ansible.builtin.local")
 _SSH = ("ssh", "smart", "ansible.builtin.ssh")
 _SUDO = ("sudo", "ansible.builtin.sudo")
@@ -37,7 +38,7 @@ _NOISE = re.compile(r"^$|^\*\* |^Warning: Permanently added|^Connection to .* cl
 
 
 @dataclass(frozen=True)
-class Reach:
+class SshHost:
     """How commands reach one host. `program` is ssh with all its options, empty where the host is this machine."""
 
     host: str
@@ -62,11 +63,11 @@ class Reach:
             f"{what} {self.host}: {lines[-1] if lines else 'ssh gave no reason'}",
             code="ssh-failed",
             cause=cause,
-            next_step=f"make `ssh {self.address}`, and root there, work without a question",
+            next_step=f"set up passwordless ssh and sudo for {self.address}",
         )
 
 
-def reaches(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, Reach]:
+def ssh_hosts(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, SshHost]:
     """By host of the inventory; connects to none.
 
     Raises:
@@ -83,7 +84,7 @@ def reaches(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, Re
     return {run.host: resolve(run.host, run.results[TASK]["msg"]) for run in runs}
 
 
-def resolve(host: str, said: Mapping[str, Any]) -> Reach:
+def resolve(host: str, said: Mapping[str, Any]) -> SshHost:
     """From what the task "Connection" said.
 
     Raises:
@@ -97,11 +98,32 @@ def resolve(host: str, said: Mapping[str, Any]) -> Reach:
         become = ("sudo", "-n", "-u", str(said["become_user"] or "root"))
     python = str(said["python"]) if str(said["python"]).startswith("/") else "python3"
     if said["connection"] in _LOCAL:
-        return Reach(host, become=become, python=python)
+        return SshHost(host, become=become, python=python)
     if said["connection"] not in _SSH:
         raise _unfit(f"{host} is reached by '{said['connection']}'", "a node needs sshd; remove ansible_connection")
     program = (*_program(said),)
-    return Reach(host, program, str(said["host"]), become, python, password=_yes(said["password"]))
+    return SshHost(host, program, str(said["host"]), become, python, password=_yes(said["password"]))
+
+
+def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """As root there, without a terminal or input. How it ended is the caller's to judge; 255 is ssh's own failure.
+
+    Raises:
+        CheckFailed: no answer in time.
+    """
+    line = ssh_host.argv(command, options=["-T"])
+    try:
+        return subprocess.run(
+            line,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s") from None
 
 
 def _program(said: Mapping[str, Any]) -> Iterator[str]:
@@ -154,25 +176,25 @@ class Tunnel:
 
 
 @contextmanager
-def tunnel(reach: Reach, address: str, port: int) -> Iterator[Tunnel]:
+def tunnel(ssh_host: SshHost, address: str, port: int) -> Iterator[Tunnel]:
     """A tunnel to `address`:`port` as the host sees it; it listens when the block begins and is gone after it, also
     when this process is killed.
 
     Raises:
         CheckFailed: ssh doesn't get through.
     """
-    if not reach.program:
+    if not ssh_host.program:
         yield Tunnel(address, port)
         return
     with tempfile.TemporaryFile() as log:
-        process, near = _forward(reach, address, port, log)
+        process, near = _forward(ssh_host, address, port, log)
         try:
             yield Tunnel("127.0.0.1", near, log)
         finally:
             end(process)
 
 
-def _forward(reach: Reach, address: str, port: int, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+def _forward(ssh_host: SshHost, address: str, port: int, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
     """ssh runs `cat` there, so that it ends when its input does; by then it listens."""
     far = f"[{address}]" if ":" in address else address
     for _ in range(3):  # somebody may take the port first
@@ -180,7 +202,7 @@ def _forward(reach: Reach, address: str, port: int, log: IO[bytes]) -> tuple[sub
         log.truncate()
         near = _free_port()
         options = ["-a", "-x", "-T", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{near}:{far}:{port}"]
-        command = [*reach.program, *options, reach.address, f"echo {_READY} && exec cat"]
+        command = [*ssh_host.program, *options, ssh_host.address, f"echo {_READY} && exec cat"]
         process = start(command, log)
         if _said(process, _READY):
             return process, near
@@ -189,7 +211,7 @@ def _forward(reach: Reach, address: str, port: int, log: IO[bytes]) -> tuple[sub
         said = log.read().decode(errors="replace")
         if "cannot listen to port" not in said:
             break
-    raise reach.error("no tunnel to", said)
+    raise ssh_host.error("no tunnel to", said)
 
 
 def start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -216,7 +238,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def _said(process: subprocess.Popen[bytes], wanted: str) -> bool:
     """Whether the process says this line, before it ends and before our patience does."""
     assert process.stdout
-    timer = threading.Timer(PATIENCE, process.kill)
+    timer = threading.Timer(TIMEOUT_S, process.kill)
     timer.start()
     try:
         return any(line.strip() == wanted.encode() for line in iter(process.stdout.readline, b""))

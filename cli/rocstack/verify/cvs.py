@@ -18,9 +18,10 @@ from rocstack.base.errors import CheckFailed
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import addresses, inventory
-from rocstack.deploy.state import read_state, service_target
+from rocstack.deploy.state import read_state
 from rocstack.deploy.state.cluster_state import ClusterState
-from rocstack.edge.ssh import Reach
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
 from rocstack.node.envfile import PATH, parse_env
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
@@ -94,7 +95,7 @@ def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | N
         raise CheckFailed("no worker was reached", code="no-worker", next_step=f"`rocstack status {path}`")
     release = state.release
     labels = release.images.labels if release else {}
-    said = _ask(state.gathered.reaches[hosts[0].name], bool(hosts[0].profile.virtual))
+    said = _ask(state.gathered.ssh_hosts[hosts[0].name], bool(hosts[0].profile.virtual))
     made = documents(hosts, said, labels.get("io.rocstack.component.rocm", ""), overlay)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
@@ -236,17 +237,17 @@ def _hosts(state: ClusterState) -> Iterable[CvsHost]:
         facts = state.gathered.node(each.name)
         if facts:
             inside = addresses.node_address(each.variables, each.name, facts.profile)
-            yield CvsHost(each.name, each.host, inside, facts.profile, login(state.gathered.reaches[each.name]))
+            yield CvsHost(each.name, each.host, inside, facts.profile, login(state.gathered.ssh_hosts[each.name]))
 
 
-def login(reach: Reach) -> dict[str, str]:
+def login(ssh_host: SshHost) -> dict[str, str]:
     """Of ssh's options those that cvs takes; a password is not among them."""
-    found = (re.fullmatch(r'(User|Port|IdentityFile)="?([^"]*)"?', word) for word in reach.program)
+    found = (re.fullmatch(r'(User|Port|IdentityFile)="?([^"]*)"?', word) for word in ssh_host.program)
     return {match[1]: match[2] for match in reversed([each for each in found if each])}
 
 
-def _ask(reach: Reach, virtual: bool) -> CvsFacts:
-    done = service_target.run(reach, ["sh", "-c", _ASK])
+def _ask(ssh_host: SshHost, virtual: bool) -> CvsFacts:
+    done = ssh.run(ssh_host, ["sh", "-c", _ASK])
     bios, memory, firmware, fabric = (text.strip() for text in (*done.stdout.split(_MARK), "", "", "")[:4])
     size = re.search(r"Total online memory: *(\S+)", memory)
     try:

@@ -197,7 +197,7 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
     """
     inventory = inventories.load(path)
     state = read_state.read_state(inventory, settings, forks=settings.ship.forks)
-    reached = {node.name: state.gathered.reaches[node.name] for node in state.gathered.nodes}
+    reached = {node.name: state.gathered.ssh_hosts[node.name] for node in state.gathered.nodes}
     if inventory.control.name not in reached:
         reason = next((f.reason for f in state.gathered.failures if f.node == inventory.control.name), "not there")
         raise CheckFailed(
@@ -205,7 +205,7 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
             code="control-unreached",
             next_step=f"`rocstack status {path}`",
         )
-    found = hosts.of_reaches(reached)
+    found = hosts.by_ssh(reached)
     return DeployedCluster(state, settings, found, SlurmSession(found[inventory.control.name], user, wait), level)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.plan import services
-from rocstack.deploy.state import read_state, service_target
+from rocstack.deploy.state import read_state
 from rocstack.edge import ssh
 from rocstack.node import slurm_state
 from rocstack.verify import verdict
@@ -72,7 +72,7 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
     """
     Raises:
         CheckFailed: as `decide`; the controller doesn't answer.
-        BadInput, Missing: as `ssh.reaches`.
+        BadInput, Missing: as `ssh.ssh_hosts`.
     """
     found = verdict.judge(run)
     failing = {
@@ -80,8 +80,8 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
         for each in found.nodes
         if each.state == "failing" and "worker" in each.node.roles
     }
-    reach = ssh.reaches(inventory, [run.control])[run.control]
-    said = read_state.slurm(reach)
+    ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
+    said = read_state.slurm(ssh_host)
     if said.nodes is None:
         raise _silent(run.control, said.why)
     decided = decide(failing, found.names("passing", "worker"), said.nodes, force)
@@ -94,7 +94,7 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
     ]
     for first in range(0, len(lines), AT_ONCE):
         script = " && ".join(lines[first : first + AT_ONCE])
-        done = service_target.run(reach, ["docker", "exec", services.CONTROL, "sh", "-c", script])
+        done = ssh.run(ssh_host, ["docker", "exec", services.CONTROL, "sh", "-c", script])
         if done.returncode:
             raise _silent(run.control, (done.stderr.strip() or done.stdout.strip() or "no reason").splitlines()[-1])
     return decided

@@ -19,7 +19,7 @@ from testinfra.host import Host
 from rocstack.base.errors import BadInput
 from rocstack.deploy.plan import services
 from rocstack.deploy.state.cluster_state import ClusterState
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 
 AT_ONCE = 64
 GONE = 255  # ssh's own failure
@@ -30,21 +30,21 @@ _ASK = (
 )
 
 
-class ReachBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no types
+class SshBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no types
     """As root on a node, by plain ssh as Ansible would go there."""
 
     NAME = "rocstack"
 
-    def __init__(self, reach: Reach) -> None:
-        super().__init__(reach.host)
-        self.reach = reach
+    def __init__(self, ssh_host: SshHost) -> None:
+        super().__init__(ssh_host.host)
+        self.ssh_host = ssh_host
 
     def run(self, command: str, *args: str, **kwargs: Any) -> base.CommandResult:
         """A connection that fails is an exit status of 255, and ssh's words are on its error output."""
         seconds = float(kwargs.get("seconds", 60))
         line = self.get_command(command, *args)
         bounded = ["timeout", "--kill-after=5", f"{seconds:.0f}", "sh", "-c", line]
-        words = self.reach.argv(bounded, options=["-T"] if self.reach.program else [])
+        words = self.ssh_host.argv(bounded, options=["-T"] if self.ssh_host.program else [])
         try:
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds + 30, check=False
@@ -55,10 +55,10 @@ class ReachBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no 
         return self.result(done.returncode, line.encode(), done.stdout, done.stderr)
 
 
-def of_reaches(reaches: Mapping[str, Reach]) -> dict[str, Host]:
+def by_ssh(ssh_hosts: Mapping[str, SshHost]) -> dict[str, Host]:
     found = {}
-    for name, reach in reaches.items():
-        backend = ReachBackend(reach)
+    for name, ssh_host in ssh_hosts.items():
+        backend = SshBackend(ssh_host)
         found[name] = Host(backend)
         backend.set_host(found[name])
     return found

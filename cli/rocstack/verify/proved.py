@@ -42,9 +42,9 @@ def keep(run: Run, inventory: Path, out: Path) -> StoredProof:
     """
     if why := _unfit(run):
         return StoredProof(f"nothing is stored: {why}")
-    reach = ssh.reaches(inventory, [run.control])[run.control]
+    ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
     try:
-        with lock.hold(reach) as held:
+        with lock.hold(ssh_host) as held:
             known = journal.loads(held.journal)
             if why := _others(run, known):
                 return StoredProof(f"nothing is stored: {why}")

@@ -55,8 +55,8 @@ class Suite:
             option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
             more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
             found, asked = self._named(connect(path, settings, **more)), time.monotonic()
-            reach, wait = found.state.gathered.reaches[found.control], found.slurm.wait
-            self._open.enter_context(turn(reach, wait, lambda: self.event("waiting", seconds=wait)))
+            ssh_host, wait = found.state.gathered.ssh_hosts[found.control], found.slurm.wait
+            self._open.enter_context(turn(ssh_host, wait, lambda: self.event("waiting", seconds=wait)))
             late = time.monotonic() > asked + STALE
             self._cluster = self._named(connect(path, settings, **more)) if late else found
             self._cluster.slurm.heal()

@@ -16,7 +16,8 @@ from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import read_state, service_target
 from rocstack.deploy.state.cluster_state import ABSENT, SlurmState
 from rocstack.deploy.work import backup, blocking_jobs
-from rocstack.edge.ssh import Reach
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
 
 HOSTS = (InventoryHost("n1", "10.0.0.1", "10.0.0.1"), InventoryHost("n2", "10.0.0.2", "10.0.0.2"))
 BOTH = Inventory(Path("inventory.yml"), HOSTS[0], HOSTS)
@@ -67,7 +68,7 @@ def test_no_backup(data: bytes, tmp_path: Path) -> None:
 
 def test_a_backup_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """This machine as the node, without such a container or without docker."""
-    here = Reach("here")
+    here = SshHost("here")
     with pytest.raises((CheckFailed, FileNotFoundError)):
         backup.backup(here, tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
@@ -122,17 +123,17 @@ def test_jobs_in_the_way(
 ) -> None:
     ran: list[tuple[str, ...]] = []
 
-    def run(reach: Reach, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    def run(ssh_host: SshHost, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         ran.append(command)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(read_state, "slurm", lambda reach: said)
-    monkeypatch.setattr(service_target, "run", run)
+    monkeypatch.setattr(read_state, "slurm", lambda ssh_host: said)
+    monkeypatch.setattr(ssh, "run", run)
     if refused:
         with pytest.raises(CheckFailed, match=refused):
-            blocking_jobs.end(Reach("n1"), force)
+            blocking_jobs.end(SshHost("n1"), force)
     else:
-        blocking_jobs.end(Reach("n1"), force)
+        blocking_jobs.end(SshHost("n1"), force)
     assert ran == ([blocking_jobs.CANCEL] if cancelled else [])
 
 
@@ -153,19 +154,19 @@ def test_an_engine_that_is_silent_is_not_one_without_a_controller(
     docker.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit 1\n")
     docker.chmod(0o755)
 
-    def run(reach: Reach, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def run(ssh_host: SshHost, command: list[str]) -> subprocess.CompletedProcess[str]:
         path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
         return subprocess.run(command, env=path, capture_output=True, text=True, check=False)
 
-    monkeypatch.setattr(service_target, "run", run)
-    said = read_state.slurm(Reach("n1"))
+    monkeypatch.setattr(ssh, "run", run)
+    said = read_state.slurm(SshHost("n1"))
     assert said.nodes is None
     assert said.why.startswith(why)
     if why == ABSENT:
-        blocking_jobs.end(Reach("n1"), force=False)
+        blocking_jobs.end(SshHost("n1"), force=False)
     else:
         with pytest.raises(CheckFailed):
-            blocking_jobs.end(Reach("n1"), force=False)
+            blocking_jobs.end(SshHost("n1"), force=False)
 
 
 def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

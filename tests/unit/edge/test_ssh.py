@@ -36,30 +36,30 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def reaches(place: Path, hosts: dict[str, str]) -> dict[str, ssh.Reach]:
+def ssh_hosts(place: Path, hosts: dict[str, str]) -> dict[str, ssh.SshHost]:
     rows = "\n".join(f"{host} {variables}" for host, variables in hosts.items())
     (place / "inventory").write_text(f"[all]\n{rows}\n[all:vars]\nsite=example\n")
-    return ssh.reaches(Path("inventory"))
+    return ssh.ssh_hosts(Path("inventory"))
 
 
-def understood(reach: ssh.Reach) -> dict[str, str]:
+def understood(host: ssh.SshHost) -> dict[str, str]:
     """What ssh itself makes of the options."""
-    shown = subprocess.run([*reach.program, "-G", reach.address], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([*host.program, "-G", host.address], capture_output=True, text=True, check=True).stdout
     return {line.partition(" ")[0]: line.partition(" ")[2] for line in reversed(shown.splitlines())}
 
 
 def test_ssh_understands_what_ansible_resolved(place: Path) -> None:
-    found = reaches(place, HOSTS)
+    found = ssh_hosts(place, HOSTS)
     full = understood(found["full"])
     assert (full["hostname"], full["port"], full["user"]) == ("full.example", "2222", "joe")
     assert full["identityfile"] == f"{place}/my key"
     jump = understood(found["jump"])
     assert (jump["proxyjump"], jump["userknownhostsfile"], jump["addressfamily"]) == ("joe@example", "/a b", "inet")
     assert (found["old"].program[0], found["old"].address) == ("/opt/ssh", "1.2.3.4")
-    old = understood(ssh.Reach("old", ("ssh", *found["old"].program[1:]), "1.2.3.4"))
+    old = understood(ssh.SshHost("old", ("ssh", *found["old"].program[1:]), "1.2.3.4"))
     assert (old["port"], old["user"]) == ("23", "me")
-    for reach in (found["plain"], found["full"], found["jump"]):
-        said = understood(reach)
+    for ssh_host in (found["plain"], found["full"], found["jump"]):
+        said = understood(ssh_host)
         assert {said.get(name, "none") for name in ("controlmaster", "controlpath", "compression")} <= {
             "false",
             "no",
@@ -69,13 +69,13 @@ def test_ssh_understands_what_ansible_resolved(place: Path) -> None:
 
 
 def test_as_root_and_by_which_python(place: Path) -> None:
-    found = reaches(place, HOSTS)
+    found = ssh_hosts(place, HOSTS)
     assert found["plain"].argv(["echo", "a b"])[-2:] == ["plain", "echo 'a b'"]
     assert found["full"].argv(["id"], options=["-t"])[-3:] == ["-t", "full.example", "sudo -n -u root id"]
     assert found["word"].argv(["id"])[-1] == "sudo -n -u admin id"
     assert found["here"].argv(["echo", "a b"]) == ["sudo", "-n", "-u", "root", "echo", "a b"]
     assert (found["full"].python, found["plain"].python) == ("/opt/python3", "python3")
-    assert [host for host, reach in found.items() if reach.password] == ["word"]
+    assert [host for host, ssh_host in found.items() if ssh_host.password] == ["word"]
     assert "pass-word" not in repr(found["word"])
 
 
@@ -86,7 +86,7 @@ def test_the_persons_own_settings_count(place: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setenv("ANSIBLE_PRIVATE_KEY_FILE", "/env/key")
     monkeypatch.setenv("ANSIBLE_SSH_COMMON_ARGS", "-o HostKeyAlias=alias")
-    plain = reaches(place, {"plain": ""})["plain"]
+    plain = ssh_hosts(place, {"plain": ""})["plain"]
     said = understood(plain)
     names = ("user", "identityfile", "hostkeyalias", "ciphers", "connecttimeout", "stricthostkeychecking")
     assert [said[name] for name in names] == ["cfg", "/env/key", "alias", "aes128-ctr", "3", "false"]
@@ -97,13 +97,13 @@ def test_the_persons_own_settings_count(place: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("host", UNFIT)
 def test_what_deploy_can_not_use(host: str, place: Path) -> None:
     with pytest.raises(BadInput, match=host) as refused:
-        reaches(place, {host: UNFIT[host]})
+        ssh_hosts(place, {host: UNFIT[host]})
     assert refused.value.code == "bad-connection"
 
 
 def test_a_variable_that_can_not_be_resolved_is_named(place: Path) -> None:
     with pytest.raises(BadInput, match="nowhere") as refused:
-        reaches(place, {"n1": "ansible_host='{{ nowhere }}'"})
+        ssh_hosts(place, {"n1": "ansible_host='{{ nowhere }}'"})
     assert refused.value.code == "bad-inventory"
 
 
@@ -117,11 +117,11 @@ SAID = {
 
 @pytest.mark.parametrize("said", SAID)
 def test_why_it_failed_is_one_line(said: str) -> None:
-    error = ssh.Reach("n1", ("ssh",), "10.0.0.1").error("no tunnel to", said)
+    error = ssh.SshHost("n1", ("ssh",), "10.0.0.1").error("no tunnel to", said)
     assert error.what == f"no tunnel to n1: {SAID[said]}"
     assert bool(error.cause) == ("sudo" in said)
 
 
 def test_a_password_that_only_ansible_can_use_is_the_cause() -> None:
-    error = ssh.Reach("n1", ("ssh",), "10.0.0.1", password=True).error("no lock on", "Permission denied (publickey).")
+    error = ssh.SshHost("n1", ("ssh",), "10.0.0.1", password=True).error("no lock on", "Permission denied (publickey).")
     assert "only Ansible" in str(error.cause)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 from rocstack.node import parse
 from rocstack.node.profile import Address, Gpu, Netdev, Nic, NodeProfile, Pcie, System
 from rocstack.probe import recordings
@@ -201,10 +201,10 @@ def test_what_nobody_could_read_is_to_be_filled_in() -> None:
 
 def test_of_the_way_in_only_what_cvs_takes() -> None:
     options = ("-o", "BatchMode=yes", "-o", "Port=2222", "-o", 'IdentityFile="/k/id"', "-o", 'User="ann"')
-    found = cvs.login(Reach("n1", ("ssh", *options), "192.0.2.1", password=True))
+    found = cvs.login(SshHost("n1", ("ssh", *options), "192.0.2.1", password=True))
     assert found == {"Port": "2222", "IdentityFile": "/k/id", "User": "ann"}
     first = ("ssh", "-o", "User=first", "-o", "User=second")
-    assert cvs.login(Reach("n1", first)) == {"User": "first"}, "as ssh has it"
+    assert cvs.login(SshHost("n1", first)) == {"User": "first"}, "as ssh has it"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '[{"fw_list": 3}]', "no such command"])

@@ -11,7 +11,7 @@ import pytest
 from test_proved import run
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.state import read_state, service_target
+from rocstack.deploy.state import read_state
 from rocstack.deploy.state.cluster_state import SlurmState
 from rocstack.edge import ssh
 from rocstack.node import slurm_state
@@ -84,11 +84,11 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, known: Mapping[str, Any] | None, code: int = 0) -> None:
         self.commands: list[list[str]] = []
         self.code = code
-        monkeypatch.setattr(ssh, "reaches", lambda inventory, hosts: dict.fromkeys(hosts, "reach"))
-        monkeypatch.setattr(read_state, "slurm", lambda reach: SlurmState(known, "no answer"))
-        monkeypatch.setattr(service_target, "run", self.run)
+        monkeypatch.setattr(ssh, "ssh_hosts", lambda inventory, hosts: dict.fromkeys(hosts, "n1"))
+        monkeypatch.setattr(read_state, "slurm", lambda ssh_host: SlurmState(known, "no answer"))
+        monkeypatch.setattr(ssh, "run", self.run)
 
-    def run(self, reach: Any, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def run(self, ssh_host: Any, command: list[str]) -> subprocess.CompletedProcess[str]:
         self.commands.append(command)
         return subprocess.CompletedProcess(command, self.code, "", "slurm_update error: no\n")
 

@@ -82,12 +82,12 @@ def test_they_are_reached_as_they_were_named(
     monkeypatch.setenv("HOME", str(tmp_path))
     edge |= {"gate": BOTH, "far": WORKER}
     path = hosts.inventory_of("ssh://ann@gate:2201?sudo=true,ssh://root@far", tmp_path, "my config", "~/key")
-    reaches = ssh.reaches(path)
-    words = reaches["n1"].argv(["true"])
+    ssh_hosts = ssh.ssh_hosts(path)
+    words = ssh_hosts["n1"].argv(["true"])
     assert words[-2:] == ["gate", "sudo -n -u root true"]
     assert {f'IdentityFile="{tmp_path / "key"}"', 'User="ann"', "Port=2201"} <= {*words}
     assert words[words.index("-F") + 1] == str(tmp_path / "my config")
-    assert reaches["n2"].argv(["true"])[-2:] == ["far", "true"]
+    assert ssh_hosts["n2"].argv(["true"])[-2:] == ["far", "true"]
     assert {"Port=2201", "-i", str(tmp_path / "key"), str(tmp_path / "my config")} <= {*edge["asked"]["gate"]}
 
 

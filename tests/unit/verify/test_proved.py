@@ -75,13 +75,13 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     found = Node(Journal(releases=(Release(images=images, when="t", who="w", healthy=True),)).dumps())
 
     @contextmanager
-    def hold(reach: Any) -> Iterator[Node]:
+    def hold(ssh_host: Any) -> Iterator[Node]:
         if found.refuses:
             raise found.refuses
         yield found
 
     monkeypatch.setattr(lock, "hold", hold)
-    monkeypatch.setattr(ssh, "reaches", lambda inventory, hosts: dict.fromkeys(hosts, "reach"))
+    monkeypatch.setattr(ssh, "ssh_hosts", lambda inventory, hosts: dict.fromkeys(hosts, "n1"))
     return found
 
 

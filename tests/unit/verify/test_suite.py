@@ -17,7 +17,7 @@ from support import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.cli import findings, ui, verify_report
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 from rocstack.verify import history, suite, suite_lock
 from rocstack.verify.result import Measure, read
 from rocstack.verify.suite import VerifyOptions
@@ -206,12 +206,12 @@ def test_an_error_of_the_other_process_is_as_it_was() -> None:
 
 def test_who_waits_for_another_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_lock, "_TAKE", suite_lock._TAKE.replace(suite_lock.PATH, str(tmp_path / "lock")))
-    reach, told = Reach("n1"), list[str]()
-    first, second = (suite_lock.turn(reach, 1, lambda name=name: told.append(name)) for name in ("first", "second"))
+    ssh_host, told = SshHost("n1"), list[str]()
+    first, second = (suite_lock.turn(ssh_host, 1, lambda name=name: told.append(name)) for name in ("first", "second"))
     with first, pytest.raises(CheckFailed) as refused, second:
         pass
     assert (refused.value.code, told) == ("verify-running", ["second"])
-    with suite_lock.turn(reach, 1, lambda: told.append("third")):
+    with suite_lock.turn(ssh_host, 1, lambda: told.append("third")):
         assert told == ["second"]
 
 

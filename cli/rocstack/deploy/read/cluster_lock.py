@@ -23,7 +23,7 @@ from typing import IO, Any
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.read import journal
 from rocstack.edge import ssh
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 from rocstack.node import cluster_lock as node_hold
 
 SILENCE = 30  # seconds without a word from us after which the node gives the lock away
@@ -122,7 +122,7 @@ class Held:
 
 
 @contextmanager
-def hold(reach: Reach, *, folder: str = str(Path(journal.PATH).parent), silence: int = SILENCE) -> Iterator[Held]:
+def hold(ssh_host: SshHost, *, folder: str = str(Path(journal.PATH).parent), silence: int = SILENCE) -> Iterator[Held]:
     """The cluster's lock, on its control node, for the length of the block.
 
     Raises:
@@ -130,7 +130,7 @@ def hold(reach: Reach, *, folder: str = str(Path(journal.PATH).parent), silence:
     """
     who = {"who": me(), "since": journal.now(), "pid": os.getpid()}
     with tempfile.TemporaryFile() as log:
-        process, first = _begin(reach, {"folder": folder, "silence": silence, "who": who}, log)
+        process, first = _begin(ssh_host, {"folder": folder, "silence": silence, "who": who}, log)
         held = Held(first, process, silence)
         stop = threading.Event()
         talk = threading.Thread(target=held._converse, args=(stop,), daemon=True)
@@ -155,26 +155,26 @@ def me() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _begin(reach: Reach, first: dict[str, Any], log: IO[bytes]) -> tuple[Popen[bytes], str]:
+def _begin(ssh_host: SshHost, first: dict[str, Any], log: IO[bytes]) -> tuple[Popen[bytes], str]:
     source = Path(node_hold.__file__).read_bytes()
-    command = reach.argv([reach.python, "-u", "-c", _START.format(size=len(source))], options=["-a", "-x", "-T"])
+    command = ssh_host.argv([ssh_host.python, "-u", "-c", _START.format(size=len(source))], options=["-a", "-x", "-T"])
     process = ssh.start(command, log)
-    timer = threading.Timer(ssh.PATIENCE, process.kill)
+    timer = threading.Timer(ssh.TIMEOUT_S, process.kill)
     timer.start()
     try:
         with suppress(OSError):
             _send(process, source + json.dumps(first).encode() + b"\n")
         said = _answer(process)
         if "held_by" in said:
-            raise _running(reach, said["held_by"])
+            raise _running(ssh_host, said["held_by"])
         if "error" in said:
-            raise reach.error("no lock on", said["error"])
+            raise ssh_host.error("no lock on", said["error"])
         return process, str(said["journal"])
     except BaseException as error:
         ssh.end(process)
         if isinstance(error, EOFError | ValueError):
             log.seek(0)
-            raise reach.error("no lock on", log.read().decode(errors="replace")) from None
+            raise ssh_host.error("no lock on", log.read().decode(errors="replace")) from None
         raise
     finally:
         timer.cancel()
@@ -189,11 +189,11 @@ def holder(text: str) -> str:
         return "somebody who began this moment"
 
 
-def _running(reach: Reach, text: str) -> CheckFailed:
+def _running(ssh_host: SshHost, text: str) -> CheckFailed:
     return CheckFailed(
         f"another deploy of this cluster is running: {holder(text)}",
         code="deploy-running",
-        cause=f"it holds the lock on {reach.host}",
+        cause=f"it holds the lock on {ssh_host.host}",
         next_step=f"wait for it. If its machine is lost, the lock is free {SILENCE} s after its last word",
     )
 

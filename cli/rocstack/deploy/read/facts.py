@@ -143,11 +143,11 @@ class NodeFacts(FactsAnswer):
 
 @dataclass(frozen=True)
 class Gathered:
-    """Sorted by node. A node is in one of both; `reaches` has all of them: how plain ssh gets there."""
+    """Sorted by node. A node is in one of both; `ssh_hosts` has all of them: how plain ssh gets there."""
 
     nodes: tuple[NodeFacts, ...]
     failures: tuple[Failure, ...] = ()
-    reaches: Mapping[str, ssh.Reach] = field(default_factory=dict)
+    ssh_hosts: Mapping[str, ssh.SshHost] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeFacts | None:
         return next((node for node in self.nodes if node.name == name), None)
@@ -178,10 +178,10 @@ def gather(
 
     variables = {**questions(inventory, uids, users, registry_port), "rocstack_facts_timeout": timeout}
     nodes, failures = [], []
-    reaches: dict[str, ssh.Reach] = {}
+    ssh_hosts: dict[str, ssh.SshHost] = {}
     for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
         if ssh.TASK in run.results:
-            reaches[run.host] = ssh.resolve(run.host, run.results[ssh.TASK]["msg"])
+            ssh_hosts[run.host] = ssh.resolve(run.host, run.results[ssh.TASK]["msg"])
         if run.state != "ok":
             failures.append(Failure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason))
             continue
@@ -192,7 +192,7 @@ def gather(
     return Gathered(
         tuple(sorted(nodes, key=lambda node: natural(node.name))),
         tuple(sorted(failures, key=lambda failure: natural(failure.node))),
-        reaches,
+        ssh_hosts,
     )
 
 

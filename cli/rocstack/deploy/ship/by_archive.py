@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.read.facts import NodeFacts
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 from rocstack.registry.image_archive import ImageArchive
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.send_archive import LoadedImage, LoadTarget, load
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def send(
-    client: docker.DockerClient, image: DesiredImage, nodes: Mapping[str, tuple[Reach, NodeFacts]], events: DeployEvents
+    client: docker.DockerClient, image: DesiredImage, nodes: Mapping[str, tuple[SshHost, NodeFacts]], events: DeployEvents
 ) -> list[LoadedImage]:
     """Only layers that a node lacks travel to it; a node that fails is a result.
 
@@ -32,7 +32,7 @@ def send(
     there = {name: _layers(facts) for name, (_, facts) in nodes.items()}
     everywhere = frozenset.intersection(*there.values())
     targets = [
-        LoadTarget(name, _shell(reach), (*reach.become, "docker"), there[name]) for name, (reach, _) in nodes.items()
+        LoadTarget(name, _shell(ssh_host), (*ssh_host.become, "docker"), there[name]) for name, (ssh_host, _) in nodes.items()
     ]
     for name in nodes:
         events.step(name, f"waiting while the {image.role} image is packed")
@@ -54,6 +54,6 @@ def _layers(facts: NodeFacts) -> frozenset[str]:
     return frozenset(layer for image in facts.images for layer in image.layers)
 
 
-def _shell(reach: Reach) -> list[str]:
+def _shell(ssh_host: SshHost) -> list[str]:
     """To which a line for the shell there is added."""
-    return [*reach.program, "-T", reach.address] if reach.program else ["sh", "-c"]
+    return [*ssh_host.program, "-T", ssh_host.address] if ssh_host.program else ["sh", "-c"]

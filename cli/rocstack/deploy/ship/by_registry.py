@@ -68,11 +68,11 @@ def repository(prepared: Prepared, desired: DesiredCluster) -> Iterator[Reposito
         yield Repository(http, target.path("worker"), attempts=ship.attempts)
         http.close()
         return
-    reach = prepared.gathered.reaches[desired.inventory.control.name]
+    ssh_host = prepared.gathered.ssh_hosts[desired.inventory.control.name]
     with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
         ca = Path(folder) / "ca.pem"
         ca.write_text(desired.keys.registry_ca)
-        with ssh.tunnel(reach, "127.0.0.1", ship.port) as tunnel:
+        with ssh.tunnel(ssh_host, "127.0.0.1", ship.port) as tunnel:
             login = RegistryLogin(USER, desired.keys.registry_password)
             http = RegistryHttp(desired.registry_address, login=login, ca=ca, connect_to=(tunnel.address, tunnel.port))
             yield Repository(http, repository_name("worker"), attempts=ship.attempts)

@@ -87,5 +87,5 @@ class Shipping:
             return []
         if self.client is None:
             raise by_registry.nobody(image)
-        nodes = {name: (prepared.gathered.reaches[name], prepared.facts(name)) for name in names}
+        nodes = {name: (prepared.gathered.ssh_hosts[name], prepared.facts(name)) for name in names}
         return by_archive.send(self.client, image, nodes, events)

@@ -12,10 +12,9 @@ from rocstack.deploy.plan import services
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.state import service_target
 from rocstack.deploy.state.cluster_state import ClusterState, SlurmState
-from rocstack.edge import ansible
-from rocstack.edge.ssh import Reach
+from rocstack.edge import ansible, ssh
+from rocstack.edge.ssh import SshHost
 from rocstack.node import slurm_control, slurm_state
 
 _MARK = "rocstack-answer"  # a login shell may say things of its own
@@ -45,7 +44,7 @@ def read_state(
     return ClusterState(
         inventory,
         gathered,
-        slurm(gathered.reaches[inventory.control.name])
+        slurm(gathered.ssh_hosts[inventory.control.name])
         if control
         else SlurmState(why="the control node wasn't reached"),
         journal.loads_dict(control.journal) if control else journal.Journal(),
@@ -54,10 +53,10 @@ def read_state(
     )
 
 
-def slurm(reach: Reach) -> SlurmState:
+def slurm(ssh_host: SshHost) -> SlurmState:
     """What Slurm says of its nodes and jobs, and who is deploying. That it says nothing is an answer."""
     try:
-        done = service_target.run(reach, ["sh", "-c", _SCRIPT, slurm_control.STATE])
+        done = ssh.run(ssh_host, ["sh", "-c", _SCRIPT, slurm_control.STATE])
     except CheckFailed as error:
         return SlurmState(why=error.what)
     _, holder, answer = (*done.stdout.split(f"{_MARK}\n"), "", "", "")[:3]

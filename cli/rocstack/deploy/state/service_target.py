@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +11,7 @@ from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.state.cluster_state import CONTAINERS, SERVICES, WORDS
 from rocstack.edge import ssh
-from rocstack.edge.ssh import Reach
-
-TIMEOUT_S = 60.0  # seconds for an answer
-_SSH_FAILED = 255
+from rocstack.edge.ssh import SshHost
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class Target:
     """A container on a node."""
 
     node: str
-    reach: Reach
+    ssh_host: SshHost
     container: str
 
     @property
@@ -40,12 +35,12 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
         CheckFailed: ssh doesn't get through, or the container isn't there.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:  # both take Ansible a second
-        reaches = pool.submit(ssh.reaches, path, [node])
+        ssh_hosts = pool.submit(ssh.ssh_hosts, path, [node])
         name = container(inventories.load(path), node, service)
-        reach = reaches.result()[node]
-    done = run(reach, ["docker", "container", "inspect", "--format", "{{.State.Status}}", name])
-    if done.returncode == _SSH_FAILED:
-        raise reach.error("no way to", done.stderr)
+        ssh_host = ssh_hosts.result()[node]
+    done = ssh.run(ssh_host, ["docker", "container", "inspect", "--format", "{{.State.Status}}", name])
+    if done.returncode == ssh.FAILED:
+        raise ssh_host.error("no way to", done.stderr)
     if done.returncode:
         raise CheckFailed(
             f"no container of {node}'s {WORDS[name]}: {_last(done.stderr)}",
@@ -53,7 +48,7 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
             cause="it was never deployed there, or taken down",
             next_step=f"`rocstack status {path}` shows what is there; `rocstack deploy {path}` makes what is not",
         )
-    return Target(node, reach, name)
+    return Target(node, ssh_host, name)
 
 
 def container(inventory: Inventory, node: str, service: str | None) -> str:
@@ -82,27 +77,6 @@ def container(inventory: Inventory, node: str, service: str | None) -> str:
             next_step=f"its services are {', '.join(known)}",
         )
     return SERVICES[service]
-
-
-def run(reach: Reach, command: Sequence[str], seconds: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """As root there, without a terminal or input. How it ended is the caller's to judge; 255 is ssh's own failure.
-
-    Raises:
-        CheckFailed: no answer in time.
-    """
-    line = reach.argv(command, options=["-T"])
-    try:
-        return subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise reach.error("no answer from", f"nothing within {seconds:.0f} s") from None
 
 
 def _last(text: str) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rocstack.base.errors import BadInput, CheckFailed, Where
 from rocstack.deploy.plan import services
-from rocstack.deploy.state import service_target
 from rocstack.deploy.work import blocking_jobs
-from rocstack.edge.ssh import Reach
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
 
 PIECE = 1 << 20
 HEALTHY_WITHIN = 120  # seconds
@@ -46,7 +46,7 @@ class BackupInfo:
     size: int
 
 
-def backup(reach: Reach, file: Path) -> BackupInfo:
+def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
     """Of the running cluster. The file is there as a whole or not at all, and for this user only.
 
     Raises:
@@ -62,12 +62,12 @@ def backup(reach: Reach, file: Path) -> BackupInfo:
     part.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            line = reach.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
+            line = ssh_host.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
             done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
             os.fsync(out.fileno())
         if done.returncode:
             raise _failed(
-                "backup-failed", reach, done.stderr, "`rocstack status` shows whether controller and database run"
+                "backup-failed", ssh_host, done.stderr, "`rocstack status` shows whether controller and database run"
             )
         found = about(part)
         part.rename(file)
@@ -76,7 +76,7 @@ def backup(reach: Reach, file: Path) -> BackupInfo:
         part.unlink(missing_ok=True)
 
 
-def restore(reach: Reach, file: Path) -> list[int]:
+def restore(ssh_host: SshHost, file: Path) -> list[int]:
     """The controller is stopped for it, and healthy again in the end. Jobs that ran when the backup was made can't run
     any more, and are cancelled: which.
 
@@ -84,17 +84,19 @@ def restore(reach: Reach, file: Path) -> list[int]:
         CheckFailed: the backup was refused, or the controller doesn't come back.
     """
     with file.open("rb") as data:
-        line = reach.argv(["sh", "-c", _RESTORE], options=["-T"])
+        line = ssh_host.argv(["sh", "-c", _RESTORE], options=["-T"])
         done = subprocess.run(line, stdin=data, capture_output=True, check=False)
-    back = service_target.run(reach, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + service_target.TIMEOUT_S)
+    back = ssh.run(ssh_host, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + ssh.TIMEOUT_S)
     if done.returncode:
-        raise _failed("restore-failed", reach, done.stderr, "the controller was started again; set right what it says")
+        raise _failed(
+            "restore-failed", ssh_host, done.stderr, "the controller was started again; set right what it says"
+        )
     if back.returncode:
         raise _failed(
             "restore-failed",
-            reach,
+            ssh_host,
             f"everything is restored, but the controller isn't healthy: {back.stderr}".encode(),
-            f"`rocstack logs {reach.host} --service controller` says why",
+            f"`rocstack logs {ssh_host.host} --service controller` says why",
         )
     return sorted({int(word) for word in back.stdout.split()})
 
@@ -144,7 +146,7 @@ def _no_backup(file: Path, why: str) -> BadInput:
     )
 
 
-def _failed(code: str, reach: Reach, said: bytes, next_step: str) -> CheckFailed:
+def _failed(code: str, ssh_host: SshHost, said: bytes, next_step: str) -> CheckFailed:
     text = said.decode(errors="replace").strip()
     last = text.splitlines()[-1] if text else "no reason given"
-    return CheckFailed(f"no {code.partition('-')[0]} of {reach.host}: {last}", code=code, next_step=next_step)
+    return CheckFailed(f"no {code.partition('-')[0]} of {ssh_host.host}: {last}", code=code, next_step=next_step)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.plan import services
-from rocstack.deploy.state import read_state, service_target
+from rocstack.deploy.state import read_state
 from rocstack.deploy.state.cluster_state import ABSENT
-from rocstack.edge.ssh import Reach
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
 
 # A worker's container that goes away takes its jobs along, and Slurm would take them for running half an hour longer.
 CANCEL = ("docker", "exec", services.CONTROL, "scancel", "--state=RUNNING")
 
 
-def end(reach: Reach, force: bool) -> None:
+def end(ssh_host: SshHost, force: bool) -> None:
     """With `force` jobs that run are cancelled; those that wait stay in the queue.
 
     Raises:
         CheckFailed: jobs run, or whether any do can't be told; not with `force`, nor without a controller.
     """
-    said = read_state.slurm(reach)
+    said = read_state.slurm(ssh_host)
     if said.nodes is None and (force or said.why == ABSENT):
         return
     if said.nodes is None:
@@ -35,4 +36,4 @@ def end(reach: Reach, force: bool) -> None:
             next_step="wait, `scancel` them, or go on with --force: they end",
         )
     if said.jobs:
-        service_target.run(reach, CANCEL)
+        ssh.run(ssh_host, CANCEL)

@@ -14,7 +14,7 @@ from rocstack.cluster import accounts, slurm_records
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.nodes.runs import NodeRuns
 from rocstack.deploy.plan import services
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 
 PLAYBOOK, TASK = "slurm.yml", "Slurm"
 TIMEOUT_S = 120.0  # seconds for a question
@@ -32,7 +32,7 @@ class Controller:
     """`node` is the control node's name in the inventory."""
 
     node_runs: NodeRuns
-    reach: Reach
+    ssh_host: SshHost
     node: str
 
     def work(self, *steps: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ class Controller:
         Raises:
             CheckFailed: it failed, or ssh did.
         """
-        line = self.reach.argv(["docker", "exec", service, *command], options=["-T"])
+        line = self.ssh_host.argv(["docker", "exec", service, *command], options=["-T"])
         try:
             done = subprocess.run(
                 line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -20,7 +20,7 @@ from rocstack.deploy.work.controller import Controller
 from rocstack.deploy.work.journal_writer import JournalWriter
 from rocstack.deploy.work.rolling import READY_WITHIN, REASON, Rolling
 from rocstack.edge.ansible import HostRun
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 
 CONTROL_SERVICES = ("registry", "db", "controller")
 WORKERS_TASK = "Containers"  # of start.yml; it follows when the control node's own services run
@@ -36,7 +36,7 @@ def deploy(request: Request, shipping: Shipping, node_runs: NodeRuns, events: De
     began = time.monotonic()
     prepared = prepare(request, events)
     if not refused(prepared):
-        control = prepared.gathered.reaches[request.inventory.control.name]
+        control = prepared.gathered.ssh_hosts[request.inventory.control.name]
         with lock.hold(control) as cluster_lock:
             if journal.loads(cluster_lock.journal) != prepared.journal:
                 events.say("another deploy has just ended; reading the nodes again")
@@ -70,7 +70,7 @@ class _Work:
     node_runs: NodeRuns
     events: DeployEvents
     cluster_lock: Held
-    reach: Reach
+    ssh_host: SshHost
     shipped: tuple[Shipped, ...] = ()
     notes: list[str] = field(default_factory=list)
     published: Mapping[str, Any] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Work:
     def __post_init__(self) -> None:
         self.request = self.prepared.request
         self.control = self.request.inventory.control.name
-        self.slurm = Controller(self.node_runs, self.reach, self.control)
+        self.slurm = Controller(self.node_runs, self.ssh_host, self.control)
         self.record = JournalWriter(self.prepared.journal, self.cluster_lock, self.events)
         self.rollout = self.request.rollout(self.prepared.journal)
 

@@ -15,7 +15,7 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.work import blocking_jobs
 from rocstack.edge import ssh
 from rocstack.edge.ansible import HostRun
-from rocstack.edge.ssh import Reach
+from rocstack.edge.ssh import SshHost
 from rocstack.node.pull import CERTS
 
 PLAYBOOK, TASK = "down.yml", "Down"
@@ -40,9 +40,9 @@ def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dic
         CheckFailed: jobs run, or another deploy does; the control node doesn't answer.
         BadInput, Missing: as `remote.run`.
     """
-    reach = ssh.reaches(inventory.path, [inventory.control.name])[inventory.control.name]
-    with _held(reach, options.force) as text:
-        blocking_jobs.end(reach, options.force)
+    ssh_host = ssh.ssh_hosts(inventory.path, [inventory.control.name])[inventory.control.name]
+    with _held(ssh_host, options.force) as text:
+        blocking_jobs.end(ssh_host, options.force)
         variables = {
             "rocstack_volumes": list(services.VOLUMES) if options.data else [],
             "rocstack_images": options.images,
@@ -52,9 +52,9 @@ def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dic
 
 
 @contextmanager
-def _held(reach: Reach, force: bool) -> Iterator[str]:
+def _held(ssh_host: SshHost, force: bool) -> Iterator[str]:
     """The cluster's lock; gives the journal."""
-    holding = lock.hold(reach)
+    holding = lock.hold(ssh_host)
     try:
         held = holding.__enter__()
     except CheckFailed as error:

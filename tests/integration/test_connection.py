@@ -27,7 +27,8 @@ FOLDER = "/var/lib/rocstack/test"
 HOLDER = """
 import sys, time
 from pathlib import Path
-from rocstack.deploy import lock, ssh
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.edge import ssh
 ssh_host = ssh.ssh_hosts(Path(sys.argv[1]))["n1"]
 with lock.hold(ssh_host, folder=sys.argv[2]) as held, ssh.tunnel(ssh_host, "127.0.0.1", 22):
     held.write("from the first")

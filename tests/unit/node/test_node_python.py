@@ -20,7 +20,7 @@ import rocstack.node
 for module in pkgutil.iter_modules(rocstack.node.__path__):
     importlib.import_module("rocstack.node." + module.name)
 from rocstack.node.collect import collect
-from rocstack.node.read import parse
+from rocstack.node.parse import parse
 from rocstack.node.recording import Recording
 parse(Recording.from_dict(collect()))
 cases = json.load(sys.stdin)

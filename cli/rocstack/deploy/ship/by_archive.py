@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def send(
-    client: docker.DockerClient, image: DesiredImage, nodes: Mapping[str, tuple[SshHost, NodeFacts]], events: DeployEvents
+    client: docker.DockerClient,
+    image: DesiredImage,
+    nodes: Mapping[str, tuple[SshHost, NodeFacts]],
+    events: DeployEvents,
 ) -> list[LoadedImage]:
     """Only layers that a node lacks travel to it; a node that fails is a result.
 
@@ -32,7 +35,8 @@ def send(
     there = {name: _layers(facts) for name, (_, facts) in nodes.items()}
     everywhere = frozenset.intersection(*there.values())
     targets = [
-        LoadTarget(name, _shell(ssh_host), (*ssh_host.become, "docker"), there[name]) for name, (ssh_host, _) in nodes.items()
+        LoadTarget(name, _shell(ssh_host), (*ssh_host.become, "docker"), there[name])
+        for name, (ssh_host, _) in nodes.items()
     ]
     for name in nodes:
         events.step(name, f"waiting while the {image.role} image is packed")

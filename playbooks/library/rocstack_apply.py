@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.rocstack_node.apply import apply
-from ansible.module_utils.rocstack_node.engine import Failed
+from ansible.module_utils.rocstack_node.engine import NodeError
 
 DOCUMENTATION = r"""
 module: rocstack_apply
@@ -135,7 +135,7 @@ def main() -> None:
     done = {}
     try:
         apply(module.params, done, heal=module.params["heal"])
-    except Failed as failed:
+    except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind, **done)
     module.exit_json(**done)
 

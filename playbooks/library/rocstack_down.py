@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rocstack_node.engine import Failed
-from ansible.module_utils.rocstack_node.teardown import down
+from ansible.module_utils.rocstack_node.engine import NodeError
+from ansible.module_utils.rocstack_node.removal import take_down
 
 DOCUMENTATION = r"""
 module: rocstack_down
@@ -55,8 +55,8 @@ def main() -> None:
     module = AnsibleModule({"volumes": names, "images": {"type": "bool", "default": False}, "files": names})
     done = {}
     try:
-        down(module.params["volumes"], module.params["images"], module.params["files"], done)
-    except Failed as failed:
+        take_down(module.params["volumes"], module.params["images"], module.params["files"], done)
+    except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind, **done)
     module.exit_json(**done)
 

@@ -8,7 +8,7 @@ import gzip
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rocstack_node.deploy_facts import facts
+from ansible.module_utils.rocstack_node.deploy_facts import collect_facts
 
 DOCUMENTATION = r"""
 module: rocstack_facts
@@ -65,7 +65,7 @@ def main() -> None:
     numbers = {"type": "list", "elements": "int", "default": []}
     options = {"names": texts, "reach": texts, "ports": numbers, "uids": numbers, "users": texts}
     module = AnsibleModule({**options, "asked": {"type": "float"}}, supports_check_mode=True)
-    found = facts(**{name: module.params[name] for name in options})
+    found = collect_facts(**{name: module.params[name] for name in options})
     packed = base64.b64encode(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 5)).decode()
     module.exit_json(changed=False, facts=packed, asked=module.params["asked"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.rocstack_node.apply import write_state
-from ansible.module_utils.rocstack_node.engine import Failed
+from ansible.module_utils.rocstack_node.engine import NodeError
 from ansible.module_utils.rocstack_node.pull import pull
 
 DOCUMENTATION = r"""
@@ -80,7 +80,7 @@ def main() -> None:
     try:
         images = pull(given["images"], given["registry"], given["patience"])
         write_state(given["state"])
-    except Failed as failed:
+    except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)
     module.exit_json(changed=any(image["changed"] for image in images), images=images)
 

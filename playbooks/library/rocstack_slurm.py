@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rocstack_node.engine import Failed
-from ansible.module_utils.rocstack_node.exclusive import alone
-from ansible.module_utils.rocstack_node.slurm_control import CONTAINER, work
+from ansible.module_utils.rocstack_node.engine import NodeError
+from ansible.module_utils.rocstack_node.node_lock import node_lock
+from ansible.module_utils.rocstack_node.slurm_control import CONTAINER, run_steps
 
-PATIENCE = 90  # seconds; less than the task has
+TIMEOUT_S = 90  # seconds; less than the task has
 
 DOCUMENTATION = r"""
 module: rocstack_slurm
@@ -53,9 +53,9 @@ def main() -> None:
         }
     )
     try:
-        with alone(within=PATIENCE):
-            steps = work(module.params["steps"], module.params["container"])
-    except Failed as failed:
+        with node_lock(within=TIMEOUT_S):
+            steps = run_steps(module.params["steps"], module.params["container"])
+    except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)
     module.exit_json(changed=any(step["do"] != "state" for step in module.params["steps"]), steps=steps)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rocstack_node.engine import Failed
+from ansible.module_utils.rocstack_node.engine import NodeError
 from ansible.module_utils.rocstack_node.registry_copy import warm
 
 DOCUMENTATION = r"""
@@ -91,7 +91,7 @@ def main() -> None:
         row = {"target": each["target"], "changed": False, "seconds": 0.0, "error": ""}
         try:
             row.update(warm(each, given["logins"], given["image"]))
-        except Failed as failed:
+        except NodeError as failed:
             row["error"] = failed.what
         done.append(row)
     module.exit_json(changed=any(row["changed"] for row in done), copies=done)

@@ -10,7 +10,7 @@ from states import answers
 
 from rocstack.deploy.plan.plan import short
 from rocstack.image.labels import OWN
-from rocstack.node.image import from_labels
+from rocstack.node.image_facts import from_labels
 from rocstack.stack import rules
 from rocstack.verify.answers import ContainerAnswer, NoAnswer
 from rocstack.verify.evidence import ClusterEvidence

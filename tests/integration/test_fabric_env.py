@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from place import engine
 
-from rocstack.node.envfile import parse_env, render_env
-from rocstack.node.fabric import Fabric, Line
+from rocstack.node.fabric import Fabric, FabricVariable, parse_env, render_env
 
 pytestmark = pytest.mark.engine
 
@@ -16,10 +15,10 @@ FABRIC = Fabric(
     node="n1",
     nic="slingshot",
     lines=(
-        Line("NCCL_NET", "AWS Libfabric", "a space"),
-        Line("NCCL_IB_HCA", "=bnxt_re0:1,bnxt_re1:1", "an equals sign first"),
-        Line("SITE_NOTE", "it's a $HOME of \\ its own # not a comment", "all that a shell would touch"),
-        Line("EMPTY", "", "nothing"),
+        FabricVariable("NCCL_NET", "AWS Libfabric", "a space"),
+        FabricVariable("NCCL_IB_HCA", "=bnxt_re0:1,bnxt_re1:1", "an equals sign first"),
+        FabricVariable("SITE_NOTE", "it's a $HOME of \\ its own # not a comment", "all that a shell would touch"),
+        FabricVariable("EMPTY", "", "nothing"),
     ),
 )
 

@@ -16,7 +16,7 @@ from rocstack.deploy.plan.precheck import Finding, Scope
 from rocstack.deploy.read import facts, inventory
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.node.image import OWN
+from rocstack.node.image_facts import LABEL_PREFIX
 
 INVENTORY = ".rocstack/local/inventory.yml"
 pytestmark = [
@@ -46,7 +46,7 @@ def on(place: Place, node: str, command: str) -> str:
 
 
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
-    labels = {OWN + "nic": nic, OWN + "gfx": "gfx942", OWN + "stack": "debian-13"}
+    labels = {LABEL_PREFIX + "nic": nic, LABEL_PREFIX + "gfx": "gfx942", LABEL_PREFIX + "stack": "debian-13"}
     images = {role: DesiredImage(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
     return list(precheck.precheck(Scope(listed, found.nodes, images), found.failures))
 

@@ -19,7 +19,7 @@ from site_registry import USER, Registry, running
 
 from rocstack.deploy.plan import tls
 from rocstack.node import pull
-from rocstack.node.engine import Failed
+from rocstack.node.engine import NodeError
 
 pytestmark = [
     pytest.mark.engine,
@@ -108,7 +108,7 @@ def test_pulled_checked_and_named(site: Site, image: dict[str, Any]) -> None:
     [({"password": "wrong-word"}, "denied"), ({"user": ""}, "denied"), ({"ca": ""}, "certificate")],
 )
 def test_refused_at_once_and_said(site: Site, image: dict[str, Any], change: dict[str, str], kind: str) -> None:
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(NodeError) as caught:
         pull.pull([image], site.login(**change), sleep=pytest.fail)
     assert caught.value.kind == kind
     assert site.inside in caught.value.cause
@@ -117,14 +117,14 @@ def test_refused_at_once_and_said(site: Site, image: dict[str, Any], change: dic
 
 def test_the_certificate_of_another_cluster(site: Site, image: dict[str, Any]) -> None:
     other, _ = tls.make_ca(tls.utc_now())
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(NodeError) as caught:
         pull.pull([image], site.login(ca=other), sleep=pytest.fail)
     assert caught.value.kind == "certificate"
     pull.pull([image], site.login())
 
 
 def test_not_the_image_that_was_meant(site: Site, image: dict[str, Any]) -> None:
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(NodeError) as caught:
         pull.pull([{**image, "id": "sha256:" + "0" * 64}], site.login())
     assert caught.value.kind == "wrong-image"
     assert engine("image", "inspect", image["id"], check=False).returncode, "it stays nowhere"

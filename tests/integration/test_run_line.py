@@ -12,7 +12,7 @@ from rocstack.container.environment import parse_env
 from rocstack.container.host import read_host
 from rocstack.container.mount import check_mounts, parse_mount
 from rocstack.container.run_line import RunLine, RunProfile, run_line
-from rocstack.node.refused_limit import refused_ulimit
+from rocstack.node.limits import refused_ulimit
 
 pytestmark = pytest.mark.engine
 

@@ -19,7 +19,7 @@ import pytest
 from place import Built, Place, engine, inspect
 from ways import NAME, USER, Cloud, Registry, start
 
-from rocstack.node.engine import Failed
+from rocstack.node.engine import NodeError
 from rocstack.node.registry_copy import warm
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import publish
@@ -75,13 +75,13 @@ def test_a_mirror_that_refuses_is_a_failure(
     built: Built, pair: tuple[Registry, Registry], published: str, wrong: dict[str, str]
 ) -> None:
     other = {**copy(pair, published), "target": f"{pair[1].host}/other"}
-    with pytest.raises(Failed, match=r"unauthorized|authentication required|certificate") as caught:
+    with pytest.raises(NodeError, match=r"unauthorized|authentication required|certificate") as caught:
         warm(other, [pair[0].row(), pair[1].row(**wrong)], inspect(built.control)["Id"])
     assert pair[1].password not in caught.value.what
 
 
 def test_an_image_that_was_never_published_is_a_failure(built: Built, pair: tuple[Registry, Registry]) -> None:
-    with pytest.raises(Failed, match="manifest unknown"):
+    with pytest.raises(NodeError, match="manifest unknown"):
         warm(copy(pair, "sha256:" + 64 * "0"), [each.row() for each in pair], inspect(built.control)["Id"])
 
 
@@ -105,7 +105,7 @@ def test_gzip_layers_are_refused(built: Built, pair: tuple[Registry, Registry]) 
         "layers": [blob("layer.v1.tar+gzip", layer)],
     }
     digest = where.put_manifest("gzip", json.dumps(manifest).encode(), kind)
-    with pytest.raises(Failed, match=r"tar\+gzip, not zstd"):
+    with pytest.raises(NodeError, match=r"tar\+gzip, not zstd"):
         warm(copy(pair, digest), [each.row() for each in pair], control)
 
 

@@ -9,8 +9,8 @@ import pytest
 from cluster import Cluster, Node, until
 from place import Built
 
-from rocstack.node.engine import Failed
-from rocstack.node.slurm_control import Slurm, work
+from rocstack.node.engine import NodeError
+from rocstack.node.slurm_control import SlurmController, run_steps
 
 pytestmark = pytest.mark.engine
 SETTINGS = """\
@@ -34,14 +34,14 @@ def control(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def slurm(control: Node) -> Slurm:
-    slurm = Slurm(control.name)
+def slurm(control: Node) -> SlurmController:
+    slurm = SlurmController(control.name)
     ready = slurm.wait_ready(ALL, 60)
     assert ready["ready"] == ALL, ready
     return slurm
 
 
-def test_a_node_is_freed_and_given_back(slurm: Slurm, control: Node) -> None:
+def test_a_node_is_freed_and_given_back(slurm: SlurmController, control: Node) -> None:
     control.run("sbatch", "--nodelist=n1", "--wrap=sleep 4")
     control.run("sbatch", "--nodelist=n2", "--wrap=sleep 400")
     control.run("bash", "-c", "until squeue -h -t running | grep -q n2; do sleep 0.2; done")
@@ -57,7 +57,7 @@ def test_a_node_is_freed_and_given_back(slurm: Slurm, control: Node) -> None:
     assert slurm.resume(ALL) == {"resumed": ALL, "kept": {}}
 
 
-def test_what_somebody_else_drained_stays_drained(slurm: Slurm, control: Node) -> None:
+def test_what_somebody_else_drained_stays_drained(slurm: SlurmController, control: Node) -> None:
     control.run("scontrol", "update", "nodename=n1", "state=drain", "reason=bad fan")
     try:
         assert slurm.drain(ALL, "rocstack: update") == {"drained": ["n2"], "kept": {"n1": "bad fan"}}
@@ -72,27 +72,29 @@ def test_what_somebody_else_drained_stays_drained(slurm: Slurm, control: Node) -
         control.run("scontrol", "update", "nodename=n1", "state=resume")
 
 
-def test_a_node_that_a_deploy_set_down_comes_back(slurm: Slurm, control: Node) -> None:
+def test_a_node_that_a_deploy_set_down_comes_back(slurm: SlurmController, control: Node) -> None:
     control.run("scontrol", "update", "nodename=n2", "state=down", "reason=rocstack: not healthy")
     ready = slurm.wait_ready(ALL, 20)
     assert (ready["ready"], ready["resumed"]) == (ALL, ["n2"])
 
 
-def test_steps_one_after_the_other(slurm: Slurm, control: Node) -> None:
+def test_steps_one_after_the_other(slurm: SlurmController, control: Node) -> None:
     lines = [["scontrol", "ping"], ["bash", "-c", "echo ' Nothing new added.'; exit 1"], ["true", "it's $HOME"]]
     steps = [{"do": "reconfigure"}, {"do": "run", "commands": lines}, {"do": "state"}]
-    done = work(steps, control.name)
+    done = run_steps(steps, control.name)
     assert done[:2] == [{}, {"ran": 3}]
     assert list(done[2]["nodes"]) == ALL
     bad = ["scontrol", "update", "partitionname=no such", "state=up"]
-    with pytest.raises(Failed, match=r"`scontrol update 'partitionname=no such' state=up` failed: .*Invalid partition"):
-        work([{"do": "run", "commands": [["scontrol", "ping"], bad, ["scontrol", "ping"]]}], control.name)
-    with pytest.raises(Failed, match="no step 'reboot'"):
-        work([{"do": "reconfigure"}, {"do": "reboot"}], control.name)
+    with pytest.raises(
+        NodeError, match=r"`scontrol update 'partitionname=no such' state=up` failed: .*Invalid partition"
+    ):
+        run_steps([{"do": "run", "commands": [["scontrol", "ping"], bad, ["scontrol", "ping"]]}], control.name)
+    with pytest.raises(NodeError, match="no step 'reboot'"):
+        run_steps([{"do": "reconfigure"}, {"do": "reboot"}], control.name)
 
 
 def test_no_controller() -> None:
-    slurm = Slurm("rocstack-test-no-such-container")
-    with pytest.raises(Failed, match="the controller doesn't answer: No such container"):
+    slurm = SlurmController("rocstack-test-no-such-container")
+    with pytest.raises(NodeError, match="the controller doesn't answer: No such container"):
         slurm.state()
     assert list(slurm.wait_ready(["n1"], 0)["waiting"]) == ["n1"]

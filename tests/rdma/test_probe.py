@@ -10,8 +10,7 @@ from mpi import SETTINGS, Pair, allreduce, assert_over_rdma, assert_summed, rdma
 from rootfs import inspect
 from verbs import DEVICE, NETDEV, VLAN_ADDRESS, gids, index_of
 
-from rocstack.node.envfile import render_env
-from rocstack.node.fabric import Fabric, fabric
+from rocstack.node.fabric import Fabric, fabric, render_env
 from rocstack.node.nic_settings import SOFT_ROCE
 from rocstack.node.profile import NodeProfile
 from rocstack.probe.recordings import probe_inventory

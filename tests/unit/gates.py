@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from rocstack.node.image import OWN
+from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.node.profile import NodeProfile
 
 DATA = Path(__file__).parent / "data/gate"
@@ -60,7 +60,7 @@ def labels(image: str) -> dict[str, str]:
     if providers is not None:
         text = providers if isinstance(providers, str) else json.dumps(providers)
         facts["nic.providers"] = DAMAGED.get(text, text)
-    return {"org.opencontainers.image.title": image, **{OWN + key: value for key, value in facts.items()}}
+    return {"org.opencontainers.image.title": image, **{LABEL_PREFIX + key: value for key, value in facts.items()}}
 
 
 @cache

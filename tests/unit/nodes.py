@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from rocstack.node.nics import NicKind
+from rocstack.node.parse_cards import NicKind
 from rocstack.node.profile import NodeProfile
-from rocstack.node.recording import Answer, Node, Recording
+from rocstack.node.recording import CommandAnswer, DeviceNode, Recording
 
 CASES = Path(__file__).parent / "data/nodes"
 PROFILE = TypeAdapter(NodeProfile)
@@ -58,7 +58,7 @@ def recording(name: str) -> Recording:
         links=data["links"],
         folders=tuple(data.get("folders", ())),
         devices={path: _node(text) for path, text in data["devices"].items()},
-        commands={line: Answer(0, text) for line, text in data["commands"].items()},
+        commands={line: CommandAnswer(0, text) for line, text in data["commands"].items()},
         unread=data["unread"],
     )
 
@@ -85,6 +85,6 @@ def _flat(folder: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield path, item
 
 
-def _node(text: str) -> Node:
+def _node(text: str) -> DeviceNode:
     kind, major, minor, gid, mode = text.split()
-    return Node(kind, int(major), int(minor), int(gid), int(mode, 8))
+    return DeviceNode(kind, int(major), int(minor), int(gid), int(mode, 8))

@@ -10,7 +10,7 @@ from typing import Any
 
 import gates
 
-from rocstack.node.image import OWN
+from rocstack.node.image_facts import LABEL_PREFIX
 
 Pair = tuple[dict[str, str], dict[str, Any]]
 Leaf = tuple[str | int, ...]
@@ -63,7 +63,7 @@ def put(value: Any, at: Leaf, new: Any, *, gone: bool = False) -> Any:
 
 def opened(labels: dict[str, str]) -> dict[str, Any]:
     """Labels with their JSON read, so that what is inside can be changed; `closed` turns it back."""
-    key = OWN + "nic.providers"
+    key = LABEL_PREFIX + "nic.providers"
     return {**labels, key: json.loads(labels[key])} if key in labels else dict(labels)
 
 
@@ -102,7 +102,7 @@ def made(random: Random) -> Pair:
         "cxi": pick(([], ["/dev/cxi0"])),
         "unread": [{"what": unread, "why": "permission denied"}],
     }
-    return {OWN + key: text for key, text in labels.items() if text is not None}, node
+    return {LABEL_PREFIX + key: text for key, text in labels.items() if text is not None}, node
 
 
 def _mostly(random: Random, usual: Any, *others: Any) -> Any:

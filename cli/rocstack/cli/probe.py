@@ -136,7 +136,7 @@ def _show_unread(found: Iterable[NodeProfile]) -> None:
 
 
 def _show_env(nodes: Iterable[NodeProfile], environment: FabricEnvironment) -> None:
-    from rocstack.node.envfile import render_env
+    from rocstack.node.fabric import render_env
 
     for node in nodes:
         if node.name in environment.fabrics:

@@ -59,7 +59,7 @@ def shell(
 def start(choice: RunOptions, command: tuple[str, ...], show: bool, json: bool) -> None:
     """Prints the line, or replaces this command by it; its exit code is ours."""
     from rocstack.container.run_line import shell_quote
-    from rocstack.node.refused_limit import refused_ulimit
+    from rocstack.node.limits import refused_ulimit
     from rocstack.steps.run import plan_run
 
     terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -13,7 +13,7 @@ from pydantic import Field
 from rocstack.base.words import Value
 from rocstack.node.limits import hard_limits, pairs, raises_limits
 from rocstack.node.profile import NodeProfile
-from rocstack.node.recording import Recording, natural
+from rocstack.node.recording import Recording, natural_key
 
 
 class Device(Value):
@@ -105,7 +105,7 @@ def of_node(recording: Recording, profile: NodeProfile) -> Host:
     its /dev/shm is not recorded; a limit that its engine can't raise is met when the container starts."""
 
     def devices(pattern: str) -> tuple[Device, ...]:
-        paths = sorted((path for path in recording.devices if re.fullmatch(pattern, path)), key=natural)
+        paths = sorted((path for path in recording.devices if re.fullmatch(pattern, path)), key=natural_key)
         return tuple(Device(path=p, gid=recording.devices[p].gid, mode=recording.devices[p].mode) for p in paths)
 
     return Host(

@@ -17,7 +17,7 @@ from rocstack.container import ulimit
 from rocstack.container.environment import NOTHING, Environment
 from rocstack.container.mount import Mount
 from rocstack.container.ulimit import Ulimits
-from rocstack.node import refused_limit
+from rocstack.node import limits
 
 if TYPE_CHECKING:
     from rocstack.container.host import Device, Host
@@ -54,7 +54,7 @@ class RunLine:
     def without_ulimit(self, name: str) -> RunLine:
         """The same line for an engine that refused this limit."""
         flags = tuple(flag for flag in self.flags if not flag.startswith(f"--ulimit={name}="))
-        return replace(self, flags=flags, notes=(*self.notes, refused_limit.left_out(name, None)))
+        return replace(self, flags=flags, notes=(*self.notes, limits.limit_note(name, None)))
 
 
 def parse_gpus(text: str) -> tuple[int, ...] | None:

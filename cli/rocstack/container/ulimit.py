@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from rocstack.node.refused_limit import NUMBERS, left_out
+from rocstack.node.limits import RLIMIT_NUMBERS, limit_note
 
 if TYPE_CHECKING:
     from rocstack.container.host import Host
@@ -33,8 +33,8 @@ def parse_limit(value: Any) -> str:
 
 
 def _known(name: Any) -> Any:
-    if name not in NUMBERS:
-        raise ValueError(f"no limit {name!r}; known: {', '.join(sorted(NUMBERS))}")
+    if name not in RLIMIT_NUMBERS:
+        raise ValueError(f"no limit {name!r}; known: {', '.join(sorted(RLIMIT_NUMBERS))}")
     return name
 
 
@@ -59,7 +59,7 @@ def choose(host: Host, wanted: Ulimits) -> tuple[dict[str, str], tuple[str, ...]
     known = {name: AUTO[name] if limit == "auto" else limit for name, limit in asked.items()}
     out = [name for name, limit in asked.items() if limit == "auto" and not _allowed(host, name, known[name])]
     given = {name: limit for name, limit in known.items() if name not in out}
-    return given, tuple(left_out(name, host.limits.get(name)) for name in out)
+    return given, tuple(limit_note(name, host.limits.get(name)) for name in out)
 
 
 def _allowed(host: Host, name: str, limit: str) -> bool:

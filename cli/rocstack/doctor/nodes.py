@@ -10,8 +10,8 @@ from rocstack.base.findings import in_order
 from rocstack.base.words import Value
 from rocstack.doctor import fleet, rdma_states, states
 from rocstack.doctor.diagnosis import Diagnosis, diagnosis, few
+from rocstack.node.parse_network import SOFT_ROCE_MODULE
 from rocstack.node.profile import NodeProfile
-from rocstack.node.verbs import SOFT_ROCE
 
 RULES = {**rdma_states.RULES, **states.RULES}
 UNREACHED = "node-unreached"
@@ -49,7 +49,7 @@ def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, s
 
 
 def _soft(node: NodeProfile) -> tuple[str, ...]:
-    return tuple(device.name for device in node.verbs if device.driver == SOFT_ROCE)
+    return tuple(device.name for device in node.verbs if device.driver == SOFT_ROCE_MODULE)
 
 
 def _findings(entry: Entry, cases: Iterable[tuple[states.Values, tuple[str, ...]]]) -> list[Diagnosis]:

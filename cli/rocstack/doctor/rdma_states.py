@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from rocstack.base.finding_texts import registering
 from rocstack.doctor.diagnosis import few
 from rocstack.doctor.states import Rule, Values, grouped
-from rocstack.node import gids
+from rocstack.node import rdma_ports
 from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs
 
 RULES: dict[str, Rule] = {}
@@ -70,12 +70,12 @@ def slingshot(node: NodeProfile) -> list[Netdev]:
     return [netdev for netdev in node.netdevs if netdev.name in names]
 
 
-def gid_rows(node: NodeProfile) -> Iterator[tuple[Verbs, list[gids.Choice]]]:
+def gid_rows(node: NodeProfile) -> Iterator[tuple[Verbs, list[rdma_ports.GidChoice]]]:
     """Every active Ethernet port's device, and the rows of its GID table that may carry data, best first."""
     vlans = [netdev.name for netdev in node.netdevs if netdev.kind == "vlan"]
     for device, port in active(node):
         if port.link_layer == "Ethernet":
-            yield device, gids.usable(port, device.netdevs, vlans, ())
+            yield device, rdma_ports.usable_gids(port, device.netdevs, vlans, ())
 
 
 def _takes(library: Library, abi: int) -> bool:
@@ -236,7 +236,7 @@ def gid_none(node: NodeProfile) -> Iterator[Values]:
 
 @rule
 def gid_no_ipv4(node: NodeProfile) -> Iterator[Values]:
-    bad = [device.name for device, rows in gid_rows(node) if rows and rows[0].family != gids.IPV4]
+    bad = [device.name for device, rows in gid_rows(node) if rows and rows[0].family != rdma_ports.IPV4]
     if bad:
         yield {"devices": few(bad)}
 

@@ -28,7 +28,7 @@ from rocstack.image.buildkit import Builder, Request
 from rocstack.image.context import Context
 from rocstack.image.labels import content_digest, labels
 from rocstack.node.gate import FITS, judge
-from rocstack.node.image import from_manifest
+from rocstack.node.image_facts import from_manifest
 from rocstack.node.profile import NodeProfile
 from rocstack.settings.settings import Settings
 from rocstack.settings.site import Site

@@ -11,7 +11,7 @@ from rocstack.node.nic_settings import NicSettings
 from rocstack.stack.component import NicProfile, TemplateLibrary, validate_head
 
 FOLDER = "rootfs/worker/usr/local/lib/rocstack/python"
-MAIN = "import sys\n\nfrom rocstack.node.commands import main\n\nsys.exit(main(sys.argv[1:]))\n"
+MAIN = "import sys\n\nfrom rocstack.node.node_command import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
 def files(nics: TemplateLibrary) -> dict[str, File]:

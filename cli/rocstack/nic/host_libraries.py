@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rocstack.container.mount import Mount
-from rocstack.node import slingshot
+from rocstack.node import gate
 from rocstack.node.gate import SLINGSHOT, mountable
-from rocstack.node.image import Image
+from rocstack.node.image_facts import ImageFacts
 from rocstack.node.profile import NodeProfile
 from rocstack.stack.provider import ROOT
 
@@ -13,7 +13,7 @@ from rocstack.stack.provider import ROOT
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
-def host_mounts(image: Image, node: NodeProfile) -> tuple[Mount, ...]:
+def host_mounts(image: ImageFacts, node: NodeProfile) -> tuple[Mount, ...]:
     """What is mounted on a node that the gate found fitting. A file that isn't there is not named: docker would
     make a folder of that name on the host."""
     out = []
@@ -22,7 +22,7 @@ def host_mounts(image: Image, node: NodeProfile) -> tuple[Mount, ...]:
         if library and image.private_abi is not None:
             name = f"lib{provider.driver}-rdmav{image.private_abi}.so"
             out.append(Mount(source=library.path, target=f"{ROOT}/{provider.place}/{name}", read_only=True))
-    for driver, library in slingshot.taken(node.libraries).items() if image.nic == SLINGSHOT else ():
-        target = f"{LIBRARIES}/{slingshot.NAMES[driver]}"
+    for driver, library in gate.slingshot_libraries(node.libraries).items() if image.nic == SLINGSHOT else ():
+        target = f"{LIBRARIES}/{gate.SLINGSHOT_FILES[driver]}"
         out.append(Mount(source=library.path, target=target, read_only=True))
     return tuple(out)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rocstack.nic.ways import ProviderPlan
-from rocstack.node.image import Image, ImageProvider
+from rocstack.node.image_facts import ImageFacts, ImageProvider
 from rocstack.stack.component import NicProfile
 from rocstack.stack.provider import ROOT
 
 
-def planned(nic: NicProfile, plan: ProviderPlan) -> Image:
+def planned(nic: NicProfile, plan: ProviderPlan) -> ImageFacts:
     """Without private ABIs, which are measured in the image: the gate finds it unfit or unknown, never fitting."""
     providers = tuple(
         ImageProvider(
@@ -23,4 +23,4 @@ def planned(nic: NicProfile, plan: ProviderPlan) -> Image:
         )
         for row in plan.rows
     )
-    return Image("planned", nic.name, "worker", nic.modules, nic.pci, providers=providers if nic.provider else ())
+    return ImageFacts("planned", nic.name, "worker", nic.modules, nic.pci, providers=providers if nic.provider else ())

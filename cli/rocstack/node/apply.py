@@ -6,9 +6,9 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from . import containers, files, image_prune, pull
-from .engine import Failed, Row, docker
-from .exclusive import STATE, alone
+from . import containers, files, pull, removal
+from .engine import NodeError, Row, docker
+from .node_lock import STATE, node_lock
 
 # There while an order is under way: what has to follow a change follows it in the next run, if this one is cut off. An
 # order without a state is only a part of one.
@@ -31,28 +31,28 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
         Failed: with `done` at what happened until then.
     """
     done.update(files=[], removed=[], containers={}, exec=[], pruned=[], changed=False)
-    with alone(folder):
+    with node_lock(folder):
         _apply(order, done, heal, folder)
 
 
 def _apply(order: Row, done: Row, heal: bool, folder: str) -> None:
     mark = os.path.join(folder, _UNDER_WAY)
     rest = os.path.exists(mark)
-    before = files.before(order["files"])
+    before = files.read_before(order["files"])
     if before and not rest:
         _touch(mark)
     try:
         done["files"] = files.ensure(order["files"])
-    except Failed:
+    except NodeError:
         files.put_back(before)
         raise
     done["removed"] = containers.remove(order.get("remove", []))
     _containers(order, done, heal, mark, before)
-    acted = bool(_up(done))
+    acted = bool(_started(done))
     if rest or acted or done["files"]:
         _commands(order, done, before)
     if order.get("keep") is not None:
-        done["pruned"] = image_prune.prune(order["keep"])
+        done["pruned"] = removal.prune_images(order["keep"])
     write_state(order.get("state"), folder)
     if order.get("state") and os.path.exists(mark):
         os.unlink(mark)
@@ -81,7 +81,7 @@ def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row])
             list(pool.map(containers.undo, failed))
     for each in failed:
         done["containers"][each.done.name] = each.done.as_dict()
-    if _up(done):
+    if _started(done):
         _touch(mark)
     for job in jobs:
         job.result()
@@ -94,11 +94,11 @@ def _container(
     row = next((image for image in images if image["id"] == wanted["image"]), {"id": wanted["image"]})
     image = pull.local_id(row)
     if image is None:
-        raise Failed("image {} of {} isn't on this node".format(wanted["image"], wanted["name"]), kind="not-found")
+        raise NodeError("image {} of {} isn't on this node".format(wanted["image"], wanted["name"]), kind="not-found")
     try:
-        one = containers.attempt(wanted, image, heal)
+        one = containers.try_container(wanted, image, heal)
     except containers.NotHealthy as error:
-        if _mounted(wanted, before):
+        if _mounted_files(wanted, before):
             failed.append(error)
         else:
             containers.undo(error)
@@ -112,9 +112,9 @@ def _commands(order: Row, done: Row, before: list[Row]) -> None:
     for command in order.get("exec", []):
         try:
             _exec(command)
-        except Failed as failed:
+        except NodeError as failed:
             # One that has just been started with the files runs with them, whatever this command says.
-            if _put_back(order, done, before, {command[0]} - _up(done)):
+            if _put_back(order, done, before, {command[0]} - _started(done)):
                 again = [_why(line) for line in [*done["exec"], command]]
                 failed.cause = "its files are as they were" + "".join(f"; {why}" for why in again if why)
             raise
@@ -123,11 +123,11 @@ def _commands(order: Row, done: Row, before: list[Row]) -> None:
 
 def _put_back(order: Row, done: Row, before: list[Row], failed: set[str]) -> list[Row]:
     """The files that apply speaks of; gives them."""
-    up = _up(done) - failed
+    up = _started(done) - failed
     paths: dict[bool, set[str]] = {True: set(), False: set()}
     for one in order["containers"]:
         if one["name"] in failed | up:
-            paths[one["name"] in failed].update(file["path"] for file in _mounted(one, before))
+            paths[one["name"] in failed].update(file["path"] for file in _mounted_files(one, before))
     back = [file for file in before if file["path"] in paths[True] - paths[False]]
     files.put_back(back)
     gone = {file["path"] for file in back}
@@ -135,11 +135,11 @@ def _put_back(order: Row, done: Row, before: list[Row], failed: set[str]) -> lis
     return back
 
 
-def _up(done: Row) -> set[str]:
+def _started(done: Row) -> set[str]:
     return {name for name, one in done["containers"].items() if one["action"] != "kept"}
 
 
-def _mounted(wanted: Row, written: list[Row]) -> list[Row]:
+def _mounted_files(wanted: Row, written: list[Row]) -> list[Row]:
     """Those files of the node that the container has."""
     sources = [arg[len(_VOLUME) :].partition(":")[0] for arg in wanted["args"] if arg.startswith(_VOLUME)]
     return [file for file in written if any(f"{file['path']}/".startswith(f"{place}/") for place in sources)]
@@ -147,7 +147,7 @@ def _mounted(wanted: Row, written: list[Row]) -> list[Row]:
 
 def _exec(command: list[str]) -> None:
     if why := _why(command):
-        raise Failed(why, kind="exec")
+        raise NodeError(why, kind="exec")
 
 
 def _why(command: list[str]) -> str:

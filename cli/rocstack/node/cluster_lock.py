@@ -50,7 +50,7 @@ def read(path: str) -> str:
         return ""
 
 
-def hold(stream: BinaryIO) -> None:
+def serve_lock(stream: BinaryIO) -> None:
     first = json.loads(stream.readline())
     folder = first["folder"]
     lock, journal = os.path.join(folder, LOCK), os.path.join(folder, JOURNAL)
@@ -77,6 +77,6 @@ def hold(stream: BinaryIO) -> None:
 
 if __name__ == "__main__":
     try:
-        hold(sys.stdin.buffer)
+        serve_lock(sys.stdin.buffer)
     except OSError as error:
         answer(error=f"{error.filename}: {error.strerror}")

@@ -15,15 +15,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from . import sources  # relative: Ansible ships this folder below another name
-from .programs import COMMANDS, ask, ask_kernel
-from .sources import OURS
+from . import (
+    collect_paths,  # relative: Ansible ships this folder below another name
+)
+from .collect_commands import COMMANDS, ask_kernel, run_command
+from .collect_paths import MODEL_FOLDER
 
 SCHEMA = 1  # of the recording
 LARGEST_TEXT = 1 << 20
 LARGEST_LIBRARY = 4 << 20
 # Answers of the kernel that mean "there is no such thing here", as speed does of a port that is down.
-NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP)
+ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP)
 BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 NO_GID = re.compile(r"[0:\s]*$")
 
@@ -38,11 +40,11 @@ def collect(root: str = "/", *, run: bool = True, libraries: bool = True, tree: 
     run = run and live
     node = _Node(root)
     with ThreadPoolExecutor(max_workers=len(COMMANDS)) as pool:
-        running = [pool.submit(ask, line) for line in COMMANDS] if run else []
+        running = [pool.submit(run_command, line) for line in COMMANDS] if run else []
         node.read(libraries)
         answers = [job.result() for job in running]
     if run and node.blobs:
-        answers.append(ask("rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))))
+        answers.append(run_command("rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))))
     if live:
         answers += ask_kernel(node.netdevs())
     for asked in answers:
@@ -79,27 +81,27 @@ class _Node:
 
     def read(self, libraries: bool) -> None:
         self.host = (self._load("/proc/sys/kernel/hostname") or "").strip()
-        for pattern in sources.PATTERNS:
+        for pattern in collect_paths.PATTERNS:
             self.take(pattern)
-        for pattern, keep in sources.KEEP.items():
+        for pattern, keep in collect_paths.LINES_KEPT.items():
             self.take(pattern, keep)
         for name in ("all", "default", *self.netdevs()):
-            self.take("/proc/sys/net/ipv4/conf/" + name + "/" + sources.ARP)
+            self.take("/proc/sys/net/ipv4/conf/" + name + "/" + collect_paths.ARP)
         engine = (self._load("/run/docker.pid") or "").strip()
         if engine.isdigit():
             self.take("/run/docker.pid")
             self.take("/proc/" + engine + "/limits")
-        for name in self.names(sources.PCI):
-            self._pci(sources.PCI + "/" + name)
-        for port in self.find(sources.IB + "/ports/*"):
+        for name in self.names(collect_paths.PCI):
+            self._pci(collect_paths.PCI + "/" + name)
+        for port in self.find(collect_paths.IB + "/ports/*"):
             self._gids(self.real(port))
-        for pattern in sources.ONLY_LINKS:
+        for pattern in collect_paths.ONLY_LINKS:
             for path in self.find(pattern):
                 self.real(path)  # notes the links
-        for folder in sources.LIBRARY_FOLDERS if libraries else ():
-            for path in (*self.find(folder + "/libibverbs.so.1"), *self.find(folder + "/" + sources.PROVIDERS)):
+        for folder in collect_paths.LIBRARY_FOLDERS if libraries else ():
+            for path in (*self.find(folder + "/libibverbs.so.1"), *self.find(folder + "/" + collect_paths.PROVIDERS)):
                 self._library(self.real(path))
-        for pattern in sources.FABRIC:
+        for pattern in collect_paths.FABRIC:
             for path in self.find(pattern):
                 real = self.real(path)  # notes the links, whose names tell the release
                 if libraries and self._is(real) and any(self.find("/dev/cxi*")):
@@ -107,36 +109,38 @@ class _Node:
 
     def read_ours(self) -> None:
         """What a virtual node's model says beyond /sys."""
-        for found in list(self._below(OURS + "/root")):
-            path, text = found[len(OURS + "/root") :], self._load(found)
+        for found in list(self._below(MODEL_FOLDER + "/root")):
+            path, text = found[len(MODEL_FOLDER + "/root") :], self._load(found)
             if text is not None:
                 rows = text.partition("\n")[2]  # without the table's head
-                self.files[path] = self.files[path] + rows if path in sources.TABLES and path in self.files else text
+                self.files[path] = (
+                    self.files[path] + rows if path in collect_paths.ADDED_TABLES and path in self.files else text
+                )
                 if path == "/proc/1/limits":  # the model's word, also for an engine of this machine
                     self.files.pop("/run/docker.pid", None)
-        for line in self.names(OURS + "/commands"):
-            text = self._load(OURS + "/commands/" + line)
+        for line in self.names(MODEL_FOLDER + "/commands"):
+            text = self._load(MODEL_FOLDER + "/commands/" + line)
             if text is not None:
-                known = self.commands.get(line, {"out": ""})["out"] if line in sources.TABLES else ""
+                known = self.commands.get(line, {"out": ""})["out"] if line in collect_paths.ADDED_TABLES else ""
                 self.commands[line] = {"code": 0, "out": known + text}
 
     def read_tree(self) -> None:
-        for pattern in sources.TREE:
+        for pattern in collect_paths.TREE:
             self.take(pattern)
-        for path in [path for path in self.links if path.startswith(sources.PCI + "/")]:
+        for path in [path for path in self.links if path.startswith(collect_paths.PCI + "/")]:
             self._registers(self.real(path))
             above = self.real(path).rpartition("/")[0]
             while BDF.search(above):
-                self.links[sources.PCI + "/" + above.rpartition("/")[2]] = above  # lspci goes by them
+                self.links[collect_paths.PCI + "/" + above.rpartition("/")[2]] = above  # lspci goes by them
                 self._registers(above)
                 above = above.rpartition("/")[0]
 
     def _registers(self, function: str) -> None:
-        for pattern in sources.PCI_TREE:
+        for pattern in collect_paths.PCI_TREE:
             self.take(function + "/" + pattern)
         try:
             with open(self.root + function + "/config", "rb") as file:
-                self.blobs[function + "/config"] = _packed(file.read(sources.PCI_HEADER))
+                self.blobs[function + "/config"] = _packed(file.read(collect_paths.PCI_HEADER))
         except OSError as error:
             self._missed(function + "/config", error)
 
@@ -232,7 +236,7 @@ class _Node:
     def _missed(self, what: str, error: OSError) -> None:
         if error.errno in (errno.EACCES, errno.EPERM):
             self.unread[what] = "permission denied" + (": needs root" if os.geteuid() else "")
-        elif error.errno not in NOTHING:
+        elif error.errno not in ABSENT_ERRNOS:
             self.unread[what] = error.strerror or str(error)
 
     def _pci(self, path: str) -> None:
@@ -243,10 +247,10 @@ class _Node:
         if not gpu and kind >> 16 != 0x02 and vendor != 0x17DB:  # Cray's Cassini
             self.links.pop(path, None)
             return
-        self.take(real + "/" + sources.PCI_FUNCTION)
+        self.take(real + "/" + collect_paths.PCI_FUNCTION)
         above = real.rpartition("/")[0]
         while BDF.search(above):
-            self.take(above + "/" + sources.PCI_BRIDGE)
+            self.take(above + "/" + collect_paths.PCI_BRIDGE)
             above = above.rpartition("/")[0]
 
     def _gids(self, port: str) -> None:

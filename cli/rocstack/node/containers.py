@@ -1,4 +1,4 @@
-"""Containers of an order: each is as it is described, or the node is as it was. Standard library only."""
+"""Containers of a node: each is as it is described and healthy, or the one before runs again. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,21 +8,84 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 
-from .engine import Failed, Row, Said, docker, there
+from .engine import CommandOutput, NodeError, Row, docker, inspect_existing
 from .engine_facts import SERVICE, SPEC
-from .health import health, until_healthy
-from .refused_limit import left_out, refused_ulimit
+from .limits import limit_note, refused_ulimit
+
+POLL_S = 0.3  # seconds between two looks
+MIN_UPTIME_S = 1.5  # seconds that it must run: one that ends again and again passes many a check for a moment
+CHECK_TIMEOUT_S = 30.0  # seconds
+MOST_RESTARTS = 5  # after that many it won't come up
+
+
+def health(row: Row) -> str:
+    """healthy, unhealthy or starting as the engine saw it last; "" for a container without a check. One that
+    ends again and again is unhealthy."""
+    if row["State"]["Status"] == "restarting":
+        return "unhealthy"
+    found = str((row["State"].get("Health") or {}).get("Status") or "")
+    return "" if found == "none" else found
+
+
+def wait_healthy(name: str, within: float) -> str:
+    """Waits; why it isn't healthy after `within` seconds, or never will be."""
+    began = time.monotonic()
+    start, since = "", began
+    while True:
+        row = next(iter(json.loads(inspect_existing("container", name))), None)
+        now = time.monotonic()
+        if row is None:
+            return "is gone"
+        if row["State"]["StartedAt"] != start:  # it ended and was started again
+            start, since = row["State"]["StartedAt"], now
+        why = _failure(row)
+        if why is None and now - since >= MIN_UPTIME_S:
+            return ""
+        if why and _hopeless(row):
+            return why
+        if now - began >= within:
+            return f"isn't healthy after {within:g} s ({why or 'it has just started'})"
+        time.sleep(POLL_S)
+
+
+def _failure(row: Row) -> str | None:
+    state = row["State"]
+    if state["Status"] != "running":
+        again = f" {row['RestartCount'] + 1} times" if row.get("RestartCount") else ""
+        error = f": {state['Error']}" if state.get("Error") else ""
+        return f"ended{again} with exit code {state.get('ExitCode')}{error}"
+    check = _check(row["Config"])
+    if not check:
+        return None
+    try:
+        said = docker("exec", row["Id"], *check, check=False, seconds=CHECK_TIMEOUT_S)
+    except NodeError as failed:
+        return failed.what
+    return said.why if said.code else None
+
+
+def _check(config: Row) -> list[str]:
+    test = (config.get("Healthcheck") or {}).get("Test") or ["NONE"]
+    if test[0] == "CMD-SHELL":
+        return [*(config.get("Shell") or ["/bin/sh", "-c"]), *test[1:]]
+    return list(test[1:]) if test[0] == "CMD" else []
+
+
+def _hopeless(row: Row) -> bool:
+    status, again = row["State"]["Status"], int(row.get("RestartCount") or 0)
+    return status in ("exited", "dead") or (status == "restarting" and again >= MOST_RESTARTS)
+
 
 OLD = "-old"  # what is replaced has its name with this until the new one is healthy
-GRACE = 10  # seconds that the engine gives a container to end which doesn't say otherwise
+GRACE_S = 10  # seconds that the engine gives a container to end which doesn't say otherwise
 LOG_LINES = 20
-CREATED = 600.0  # seconds for the engine to make and start a container: its disk may be slow
-ASKED = 5.0  # seconds for one to show that it is healthy after all
-BACK = 60.0  # seconds for the one before to be healthy again
+CREATE_S = 600.0  # seconds for the engine to make and start a container: its disk may be slow
+RECHECK_S = 5.0  # seconds for one to show that it is healthy after all
+BACK_S = 60.0  # seconds for the one before to be healthy again
 
 
 @dataclass
-class Done:
+class ContainerResult:
     """What became of a container. `action`: kept, started, restarted, created or replaced; for one that failed it is
     what was tried, and `log` its last lines. `health`: healthy, unhealthy, starting, or "" for one without a check."""
 
@@ -37,15 +100,15 @@ class Done:
         return {**asdict(self), "seconds": round(self.seconds, 2)}
 
 
-class NotHealthy(Failed):
+class NotHealthy(NodeError):
     """A container that doesn't come up; `done` says which and what it logged. `new`: it is to go."""
 
-    def __init__(self, done: Done, what: str, new: bool) -> None:
+    def __init__(self, done: ContainerResult, what: str, new: bool) -> None:
         super().__init__(f"{done.name} {what}", " ".join(done.notes[-1:]), "container")
         self.done, self.new = done, new
 
 
-def ensure(wanted: Row, image: str, heal: bool = False) -> Done:
+def ensure(wanted: Row, image: str, heal: bool = False) -> ContainerResult:
     """
     Args:
         wanted: {"name", "service", "args", "command", "spec", "reads": paths, "healthy_within": seconds}.
@@ -57,17 +120,17 @@ def ensure(wanted: Row, image: str, heal: bool = False) -> Done:
         Failed: the engine refuses something else; nothing was stopped.
     """
     try:
-        return attempt(wanted, image, heal)
+        return try_container(wanted, image, heal)
     except NotHealthy as failed:
         undo(failed)
         raise
 
 
-def attempt(wanted: Row, image: str, heal: bool = False) -> Done:
+def try_container(wanted: Row, image: str, heal: bool = False) -> ContainerResult:
     """The same; after NotHealthy all is as it failed, until `undo`."""
-    began, done = time.monotonic(), Done(wanted["name"])
+    began, done = time.monotonic(), ContainerResult(wanted["name"])
     row, old = _settle(wanted, image)
-    new = row is None or not _is(row, wanted, image)
+    new = row is None or not _is_current(row, wanted, image)
     if new:
         done.action = "replaced" if row else "created"
     try:
@@ -77,13 +140,13 @@ def attempt(wanted: Row, image: str, heal: bool = False) -> Done:
             old = row
         why = _run(wanted, image, done.notes) if row is None or new else _keep(row, done, heal, unsure=old is not None)
         if not why and done.action != "kept":
-            why = until_healthy(done.name, float(wanted["healthy_within"]))
+            why = wait_healthy(done.name, float(wanted["healthy_within"]))
             done.health = "" if why else "healthy"
-    except Failed as failed:  # an engine that doesn't answer
+    except NodeError as failed:  # an engine that doesn't answer
         why = failed.what
     done.seconds = time.monotonic() - began
     if why:
-        raise _lost(done, why, new or old is not None)
+        raise _not_healthy(done, why, new or old is not None)
     if old:
         docker("rm", "--volumes", done.name + OLD)
     return done
@@ -96,7 +159,7 @@ def undo(failed: NotHealthy) -> None:
     done = failed.done
     try:
         why = _bring_back(done)
-    except Failed as error:
+    except NodeError as error:
         why = error.what
     if why is not None:
         done.notes.append(f"the one before doesn't come up either: {why}" if why else "the one before runs again")
@@ -114,7 +177,7 @@ def remove(names: list[str]) -> list[str]:
 
 def find(*names: str) -> list[Row]:
     """Those of these containers that are there, as the engine describes them, their names without a slash."""
-    rows: list[Row] = json.loads(there("container", *names))
+    rows: list[Row] = json.loads(inspect_existing("container", *names))
     return [{**row, "Name": row["Name"].lstrip("/")} for row in rows]
 
 
@@ -124,7 +187,7 @@ def _settle(wanted: Row, image: str) -> tuple[Row | None, Row | None]:
     name = wanted["name"]
     found = {row["Name"]: row for row in find(name, name + OLD)}
     now, old = found.get(name), found.get(name + OLD)
-    if old is None or (now and _is(now, wanted, image)):
+    if old is None or (now and _is_current(now, wanted, image)):
         return now, old
     if now and _runs(now) and health(now) == "healthy":
         docker("rm", "--force", "--volumes", old["Id"])
@@ -135,7 +198,7 @@ def _settle(wanted: Row, image: str) -> tuple[Row | None, Row | None]:
     return old, None
 
 
-def _is(row: Row, wanted: Row, image: str) -> bool:
+def _is_current(row: Row, wanted: Row, image: str) -> bool:
     spec = (row["Config"].get("Labels") or {}).get(SPEC)
     same = bool(spec == wanted["spec"] and row["Image"].endswith(image.rpartition(":")[2]))
     return same and not _stale(row, wanted.get("reads", []))
@@ -154,7 +217,7 @@ def _runs(row: Row) -> bool:
     return row["State"]["Status"] in ("running", "restarting", "paused")
 
 
-def _keep(now: Row, done: Done, heal: bool, unsure: bool) -> str:
+def _keep(now: Row, done: ContainerResult, heal: bool, unsure: bool) -> str:
     """What is to be done with a container that is as described; why it failed."""
     done.health = health(now)
     if now["State"]["Status"] == "paused":
@@ -168,7 +231,7 @@ def _keep(now: Row, done: Done, heal: bool, unsure: bool) -> str:
     ill = done.health == "unhealthy" or (now.get("RestartCount") and done.health != "healthy")
     if heal and ill:
         # The engine's word may be half a minute old, and with a worker its jobs would end.
-        if not until_healthy(done.name, ASKED):
+        if not wait_healthy(done.name, RECHECK_S):
             done.health = "healthy"
             return ""
         done.action = "restarted"
@@ -185,26 +248,26 @@ def _run(wanted: Row, image: str, notes: list[str]) -> str:
     line = ["run", "--detach", "--pull=never", "--restart=always", "--name=" + wanted["name"]]
     line += ["--label={}={}".format(SERVICE, wanted["service"]), "--label={}={}".format(SPEC, wanted["spec"])]
     while True:
-        said = docker(*line, *args, image, *wanted.get("command", []), check=False, seconds=CREATED)
+        said = docker(*line, *args, image, *wanted.get("command", []), check=False, seconds=CREATE_S)
         limit = refused_ulimit(said.err) if said.code else None
         less = [arg for arg in args if not arg.startswith(f"--ulimit={limit}=")]
         if not limit or less == args:
             return said.why if said.code else ""
         docker("rm", "--force", wanted["name"])
         args = less
-        notes.append(left_out(limit, None))
+        notes.append(limit_note(limit, None))
 
 
-def _lost(done: Done, why: str, new: bool) -> NotHealthy:
+def _not_healthy(done: ContainerResult, why: str, new: bool) -> NotHealthy:
     try:
         said = docker("logs", "--tail", str(LOG_LINES), done.name, check=False)
-    except Failed as failed:
-        said = Said(1, "", failed.what)
+    except NodeError as failed:
+        said = CommandOutput(1, "", failed.what)
     done.log = [line.rstrip() for line in (said.out + said.err).splitlines() if line.strip()] if not said.code else []
     return NotHealthy(done, why + (": " + done.log[-1].strip() if done.log else ""), new)
 
 
-def _bring_back(done: Done) -> str | None:
+def _bring_back(done: ContainerResult) -> str | None:
     """Why the one before isn't healthy; None where there is none. As the engine has them now: it may have failed
     anywhere between the stop of the one and the start of the other."""
     found = {row["Name"]: row for row in find(done.name, done.name + OLD)}
@@ -217,7 +280,7 @@ def _bring_back(done: Done) -> str | None:
             return None
         docker("rename", old["Id"], done.name)
     said = docker("start", done.name, check=False)
-    return said.why if said.code else until_healthy(done.name, BACK)
+    return said.why if said.code else wait_healthy(done.name, BACK_S)
 
 
 def _stop(row: Row) -> None:
@@ -228,4 +291,4 @@ def _stop(row: Row) -> None:
 
 
 def _grace(row: Row) -> int:
-    return int(row["Config"].get("StopTimeout") or GRACE)
+    return int(row["Config"].get("StopTimeout") or GRACE_S)

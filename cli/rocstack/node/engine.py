@@ -9,13 +9,13 @@ import socket
 import subprocess
 from typing import Any, Dict, NamedTuple  # noqa: UP035
 
-from .engine_facts import PLACES
+from .engine_facts import PROGRAM_FOLDERS
 
 Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
-PATIENCE = 60.0  # seconds for a command that has nothing to wait for
+TIMEOUT_S = 60.0  # seconds for a command that has nothing to wait for
 
 
-class Failed(Exception):
+class NodeError(Exception):
     """What can't be done on this node, in one line, and what probably led to it. `kind` is a word for programs."""
 
     def __init__(self, what: str, cause: str = "", kind: str = "engine") -> None:
@@ -23,7 +23,7 @@ class Failed(Exception):
         self.what, self.cause, self.kind = what, cause, kind
 
 
-class Said(NamedTuple):
+class CommandOutput(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -39,36 +39,38 @@ class Said(NamedTuple):
         return text.strip() or f"exit status {self.code}"
 
 
-def docker(*words: str, stdin: str = "", seconds: float = PATIENCE, check: bool = True) -> Said:
+def docker(*words: str, stdin: str = "", seconds: float = TIMEOUT_S, check: bool = True) -> CommandOutput:
     """
     Raises:
         Failed: there is no docker command, no answer within `seconds`, or (with `check`) its complaint.
     """
     try:
         done = subprocess.run(
-            [_program(), *words], input=stdin.encode(), capture_output=True, timeout=seconds, env=_environment(),
+            [_docker_path(), *words], input=stdin.encode(), capture_output=True, timeout=seconds, env=_environment(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Failed(
+        raise NodeError(
             f"the engine didn't answer `docker {words[0]}` within {seconds:g} s",
             "the engine or its disk hangs: see its log on the node",
         ) from None
-    said = Said(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+    said = CommandOutput(
+        done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    )
     if check and said.code:
-        raise Failed(said.why)
+        raise NodeError(said.why)
     return said
 
 
-def there(kind: str, *names: str) -> str:
+def inspect_existing(kind: str, *names: str) -> str:
     """What `docker <kind> inspect` says of those that exist: a JSON list."""
     said = docker(kind, "inspect", *names, check=False)
     complaints = [line for line in said.err.lower().splitlines() if line and "no such" not in line]
     if said.code and complaints:
-        raise Failed(said.why)
+        raise NodeError(said.why)
     return said.out if said.out.strip() else "[]"
 
 
-class Api(http.client.HTTPConnection):
+class EngineApi(http.client.HTTPConnection):
     """The engine's own API, through the docker command: whatever that one reaches, this does."""
 
     def __init__(self, silence: float) -> None:
@@ -81,7 +83,7 @@ class Api(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
         with theirs:
             self._process = subprocess.Popen(
-                [_program(), "system", "dial-stdio"], stdin=theirs.fileno(), stdout=theirs.fileno(),
+                [_docker_path(), "system", "dial-stdio"], stdin=theirs.fileno(), stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL, env=_environment(),
             )  # fmt: skip
 
@@ -94,10 +96,10 @@ class Api(http.client.HTTPConnection):
             self._process = None
 
 
-def _program() -> str:
-    found = shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PLACES)
+def _docker_path() -> str:
+    found = shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PROGRAM_FOLDERS)
     if not found:
-        raise Failed("there is no docker command", "no container engine is installed", "no-engine")
+        raise NodeError("there is no docker command", "no container engine is installed", "no-engine")
     return found
 
 

@@ -13,8 +13,8 @@ from typing import Any, Dict  # noqa: UP035
 
 from .limits import hard_limits, raises_limits
 
-PATIENCE = 10.0  # seconds for one answer of the engine
-PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
+TIMEOUT_S = 10.0  # seconds for one answer of the engine
+PROGRAM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 SERVICE, SPEC, OWN = "io.rocstack.service", "io.rocstack.spec", "io.rocstack."
 ABSENT, DENIED, SILENT, FAILED = "absent", "denied", "silent", "failed"
 # What docker and podman say, and which of the above it is.
@@ -26,11 +26,11 @@ _WHY = (
 Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
 
 
-class Engine:
+class EngineCommand:
     """Asks the `docker` command."""
 
     def __init__(self, program: str | None = None) -> None:
-        self.program = program or shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PLACES)
+        self.program = program or shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PROGRAM_FOLDERS)
 
     def ask(self, *words: str) -> tuple[str, str, str]:
         """The answer, or else a word of ABSENT ... FAILED and the sentence that was said."""
@@ -38,11 +38,11 @@ class Engine:
             return "", ABSENT, "there is no docker command"
         try:
             done = subprocess.run(
-                [self.program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE,
+                [self.program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S,
                 env={**os.environ, "LC_ALL": "C"},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return "", SILENT, f"no answer within {PATIENCE:g} s"
+            return "", SILENT, f"no answer within {TIMEOUT_S:g} s"
         except OSError as error:
             return "", FAILED, f"{self.program}: {error.strerror or error}"
         said = done.stderr.decode("utf-8", "replace").strip()
@@ -70,7 +70,7 @@ def engine_facts(program: str | None = None) -> Row:
 
     `engine` has "problem" ("" or a word of ABSENT ...) and "error", what was said.
     """
-    engine = Engine(program)
+    engine = EngineCommand(program)
     with ThreadPoolExecutor(max_workers=3) as pool:
         info = pool.submit(engine.ask, "info", "--format", "{{json .}}")
         containers = pool.submit(_try, engine, "container", ("ps", "-aq", "--no-trunc", "--filter", "label=" + SERVICE))
@@ -96,7 +96,7 @@ def engine_facts(program: str | None = None) -> Row:
     }
 
 
-def _try(engine: Engine, kind: str, listing: tuple[str, ...]) -> Any:
+def _try(engine: EngineCommand, kind: str, listing: tuple[str, ...]) -> Any:
     try:
         return engine.inspect(kind, listing)
     except OSError as error:
@@ -167,7 +167,7 @@ def _container(row: Row) -> Row:
     health = state.get("Health") or {}
     return {
         "name": str(row.get("Name", "")).lstrip("/"), "id": str(row.get("Id", "")),
-        "service": str(labels.get(SERVICE, "")), "image": _sha(row.get("Image")), "spec": str(labels.get(SPEC, "")),
+        "service": str(labels.get(SERVICE, "")), "image": image_id(row.get("Image")), "spec": str(labels.get(SPEC, "")),
         "status": str(state.get("Status", "")), "health": str(health.get("Status") or ""),
         "restarts": int(row.get("RestartCount") or 0), "started": str(state.get("StartedAt", "")),
         "pid": int(state.get("Pid") or 0), "error": str(state.get("Error") or ""),
@@ -177,7 +177,7 @@ def _container(row: Row) -> Row:
 def _image(row: Row) -> Row:
     labels = (row.get("Config") or {}).get("Labels") or {}
     return {
-        "id": _sha(row.get("Id")), "names": list(row.get("RepoTags") or []),
+        "id": image_id(row.get("Id")), "names": list(row.get("RepoTags") or []),
         "digests": list(row.get("RepoDigests") or []),
         "layers": list((row.get("RootFS") or {}).get("Layers") or []), "size": int(row.get("Size") or 0),
         "created": str(row.get("Created") or ""),
@@ -185,7 +185,7 @@ def _image(row: Row) -> Row:
     }  # fmt: skip
 
 
-def _sha(ident: Any) -> str:
+def image_id(ident: Any) -> str:
     """podman says an id without the name of its hash."""
     text = str(ident or "")
     return "sha256:" + text if re.fullmatch("[0-9a-f]{64}", text) else text

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from . import gids, sockets
-from .hcas import ETHERNET, Excluded, Hca, choose
-from .nic_settings import NicSettings, Setting, holds, lacking, names
+from . import rdma_ports, sockets
+from .nic_settings import NicSetting, NicSettings, condition_names, holds, missing_plugin
 from .profile import Affinity, NodeProfile, Port
+from .rdma_ports import ETHERNET, ExcludedPort, Hca, choose_ports
 
 NET_IB = "RCCL, src/transport/net_ib.cc"
 NCCL_DOC = "NCCL user guide, environment variables"
@@ -24,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Line:
+class FabricVariable:
     """One variable. `source` is empty where the reason says all."""
 
     name: str
@@ -39,9 +40,9 @@ class Fabric:
 
     node: str
     nic: str
-    lines: tuple[Line, ...]
+    lines: tuple[FabricVariable, ...]
     hcas: tuple[Hca, ...] = ()
-    excluded: tuple[Excluded, ...] = ()
+    excluded: tuple[ExcludedPort, ...] = ()
     affinity: tuple[Affinity, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -56,12 +57,12 @@ class _Draft:
     """Lines, notes and warnings while they come together."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, FabricVariable] = {}
         self.notes: list[str] = []
         self.warnings: list[str] = []
 
     def set(self, name: str, value: str, reason: str, source: str = "") -> None:
-        self.lines[name] = Line(name, value, reason, source)
+        self.lines[name] = FabricVariable(name, value, reason, source)
 
 
 def fabric(
@@ -89,14 +90,14 @@ def fabric(
     if dscp is not None and not 0 <= dscp <= 63:
         raise ValueError(f"DSCP {dscp}: it is a number from 0 to 63")
     subnets = tuple(ipaddress.ip_network(subnet) for subnet in data_subnets)
-    hcas, excluded = choose(profile, nic, subnets) if nic.provider else ((), ())
+    hcas, excluded = choose_ports(profile, nic, subnets) if nic.provider else ((), ())
     known = {**(versions or {}), **({PORTS: str(len(hcas))} if hcas else {})}
     draft = _Draft()
     _ports(draft, profile, nic, hcas, excluded)
     _gid(draft, profile, hcas, known, subnets)
     _traffic_class(draft, nic, hcas, dscp)
     _settings(draft, nic.env, known)
-    draft.warnings += lacking(nic, versions or {})
+    draft.warnings += missing_plugin(nic, versions or {})
     _sockets(draft, profile, nic, hcas, control_address)
     _overrides(draft, overrides or {})
     return Fabric(
@@ -115,7 +116,7 @@ def fabric(
 def likely(profile: NodeProfile, known: Sequence[NicSettings]) -> NicSettings | None:
     """The NIC profile that a node's own hardware suggests, where no image says: the one with the most usable ports,
     else one whose cards are there without verbs (Slingshot)."""
-    ports = [(len(choose(profile, nic)[0]), nic) for nic in known if nic.provider]
+    ports = [(len(choose_ports(profile, nic)[0]), nic) for nic in known if nic.provider]
     most = max((count for count, _ in ports), default=0)
     if most:
         return next(nic for count, nic in ports if count == most)
@@ -124,11 +125,11 @@ def likely(profile: NodeProfile, known: Sequence[NicSettings]) -> NicSettings | 
 
 
 def _ports(
-    draft: _Draft, profile: NodeProfile, nic: NicSettings, hcas: Sequence[Hca], excluded: Sequence[Excluded]
+    draft: _Draft, profile: NodeProfile, nic: NicSettings, hcas: Sequence[Hca], excluded: Sequence[ExcludedPort]
 ) -> None:
     draft.warnings += [f"{port.name} is left out: {port.why}" for port in excluded if port.matters]
     if not nic.provider:
-        draft.warnings += sockets.missing(profile, nic)
+        draft.warnings += sockets.missing_devices(profile, nic)
         return
     if not hcas:
         draft.warnings.append(
@@ -138,7 +139,7 @@ def _ports(
         return
     draft.set(
         "NCCL_IB_HCA",
-        sockets.listed([hca.name for hca in hcas]),
+        sockets.whole_names([hca.name for hca in hcas]),
         f"the {_count(len(hcas), 'active port')} of the data network in the order of their GPUs; '=' means whole names",
         f"{NET_IB}; {NCCL_DOC}",
     )
@@ -157,7 +158,7 @@ def _gid(
     profile: NodeProfile,
     hcas: Sequence[Hca],
     versions: Mapping[str, str],
-    subnets: Sequence[gids.Network],
+    subnets: Sequence[rdma_ports.IpNetwork],
 ) -> None:
     chosen = {hca.name: hca.gid for hca in hcas if hca.gid}
     if not chosen:
@@ -165,12 +166,12 @@ def _gid(
             draft.notes.append("InfiniBand: no GID index and no traffic class are needed")
         return
     family = next(iter(chosen.values())).family
-    if family == gids.LINK_LOCAL:
+    if family == rdma_ports.LINK_LOCAL:
         draft.warnings.append("the ports have link-local addresses only: they don't reach beyond one layer-2 network")
     indexes = {hca.gid.index if hca.gid else None for hca in hcas}
     if len(indexes) == 1:
         index = str(next(iter(chosen.values())).index)
-        reason = f"{gids.V2} with an {family} address: index {index} in the GID table of every port used"
+        reason = f"{rdma_ports.ROCE_V2} with an {family} address: index {index} in the GID table of every port used"
         draft.set("NCCL_IB_GID_INDEX", index, reason, NCCL_DOC)
         draft.set("UCX_IB_GID_INDEX", index, reason, f"{UCX_CONFIG}/ib_md.c")
         return
@@ -184,10 +185,10 @@ def _gid(
 
 def _by_itself(
     draft: _Draft,
-    chosen: Mapping[str, tuple[Port, gids.Choice]],
+    chosen: Mapping[str, tuple[Port, rdma_ports.GidChoice]],
     family: str,
     versions: Mapping[str, str],
-    subnets: Sequence[gids.Network],
+    subnets: Sequence[rdma_ports.IpNetwork],
 ) -> None:
     """RCCL and UCX choose per port; here is said what they go by, and whether they arrive at the same indexes."""
     able = holds(f"rccl>={CHOOSES}", versions)
@@ -203,12 +204,15 @@ def _by_itself(
             f"RCCL must be {CHOOSES} (ROCm 6.3) or newer to choose a GID per port; it is not known here"
         )
     draft.set("NCCL_IB_ROCE_VERSION_NUM", "2", "by it RCCL chooses each port's GID", NET_IB)
-    if family != gids.IPV4:
+    if family != rdma_ports.IPV4:
         draft.set("NCCL_IB_ADDR_FAMILY", "AF_INET6", "the data network has no IPv4 addresses", NET_IB)
-    ranges: list[gids.Network | None] = [None, *(s for s in subnets if (s.version == 4) == (family == gids.IPV4))]
+    ranges: list[rdma_ports.IpNetwork | None] = [
+        None,
+        *(s for s in subnets if (s.version == 4) == (family == rdma_ports.IPV4)),
+    ]
     wrong: dict[str, int] = {}
     for subnet in ranges:
-        own = {name: gids.of_rccl(port, family, subnet) for name, (port, _) in chosen.items()}
+        own = {name: rdma_ports.rccl_gid(port, family, subnet) for name, (port, _) in chosen.items()}
         wrong = {name: own[name] for name, (_, gid) in chosen.items() if own[name] != gid.index}
         if not wrong:
             if subnet:
@@ -218,9 +222,9 @@ def _by_itself(
         texts = (f"{name} {row} instead of {chosen[name][1].index}" for name, row in wrong.items())
         draft.warnings.append(f"RCCL would choose other GID indexes by itself ({', '.join(texts)}): {remedy}")
     texts = (
-        f"{name} {gids.of_ucx(port)} instead of {gid.index}"
+        f"{name} {rdma_ports.ucx_gid(port)} instead of {gid.index}"
         for name, (port, gid) in chosen.items()
-        if gids.of_ucx(port) != gid.index
+        if rdma_ports.ucx_gid(port) != gid.index
     )
     others = ", ".join(texts)
     if others:
@@ -241,7 +245,7 @@ def _traffic_class(draft: _Draft, nic: NicSettings, hcas: Sequence[Hca], dscp: i
     draft.set("UCX_IB_TRAFFIC_CLASS", str(value * 4), "as NCCL_IB_TC", f"{UCX_CONFIG}/ib_iface.c")
 
 
-def _settings(draft: _Draft, settings: Sequence[Setting], versions: Mapping[str, str]) -> None:
+def _settings(draft: _Draft, settings: Sequence[NicSetting], versions: Mapping[str, str]) -> None:
     for name in dict.fromkeys(setting.name for setting in settings):
         same = [setting for setting in settings if setting.name == name]
         first = next((setting for setting in same if holds(setting.when, versions)), None)
@@ -249,7 +253,7 @@ def _settings(draft: _Draft, settings: Sequence[Setting], versions: Mapping[str,
             draft.set(name, first.value, first.why, first.source)
             continue
         whens = [setting.when for setting in same if setting.when]
-        asked = dict.fromkeys(part for when in whens for part in names(when))
+        asked = dict.fromkeys(part for when in whens for part in condition_names(when))
         if PORTS in asked and PORTS not in versions:  # said already
             continue
         have = ", ".join(f"{part} is {versions.get(part, 'not known')}" for part in asked)
@@ -259,12 +263,12 @@ def _settings(draft: _Draft, settings: Sequence[Setting], versions: Mapping[str,
 def _sockets(
     draft: _Draft, profile: NodeProfile, nic: NicSettings, hcas: Sequence[Hca], control_address: str | None
 ) -> None:
-    netdev, why = sockets.interface(profile, control_address)
-    data = () if nic.provider or not nic.modules else sockets.own(profile, nic)
+    netdev, why = sockets.control_device(profile, control_address)
+    data = () if nic.provider or not nic.modules else sockets.nic_devices(profile, nic)
     if data:
-        draft.set("NCCL_SOCKET_IFNAME", sockets.listed(data), f"the node's {nic.nic} network devices", NCCL_DOC)
+        draft.set("NCCL_SOCKET_IFNAME", sockets.whole_names(data), f"the node's {nic.nic} network devices", NCCL_DOC)
     elif netdev:
-        draft.set("NCCL_SOCKET_IFNAME", sockets.listed([netdev]), why, NCCL_DOC)
+        draft.set("NCCL_SOCKET_IFNAME", sockets.whole_names([netdev]), why, NCCL_DOC)
     if netdev:
         draft.set("GLOO_SOCKET_IFNAME", netdev, why, "PyTorch, ProcessGroupGloo: whole names, no '='")
     else:
@@ -297,3 +301,46 @@ def _overrides(draft: _Draft, overrides: Mapping[str, str | None]) -> None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+ENV_PATH = "/etc/rocstack/fabric.env"
+_BARE = re.compile(r"[A-Za-z0-9_.,:/=@%^+-]*")
+
+
+def render_env(fabric: Fabric, *, shell: bool = True) -> str:
+    """The file's text: what is to know as comments, then each variable under its reason."""
+    head = [f"Environment of {fabric.node}'s fabric for NIC profile {fabric.nic}, computed from the node's profile."]
+    if fabric.virtual:
+        head.append(f"Virtual node, model {fabric.virtual}: the hardware is simulated.")
+    head += [f"GPU {link.gpu}: {link.nic} ({link.via})" for link in fabric.affinity]
+    head += [f"{port.name} is left out: {port.why}" for port in fabric.excluded if not port.matters]
+    head += [f"Note: {note}" for note in fabric.notes]
+    head += [f"WARNING: {warning}" for warning in fabric.warnings]
+    text = [_comment(line) for line in head]
+    for line in fabric.lines:
+        value = shlex.quote(line.value) if shell and not _BARE.fullmatch(line.value) else line.value
+        text += ["", _comment(line.reason + (f" [{line.source}]" if line.source else "")), f"{line.name}={value}"]
+    return "\n".join(text) + "\n"
+
+
+def parse_env(text: str) -> dict[str, str]:
+    """The variables of the shell's form.
+
+    Raises:
+        ValueError: a line that is neither a comment nor one variable.
+    """
+    env = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        words = shlex.split(line)
+        name, equals, value = words[0].partition("=")
+        if len(words) != 1 or not equals:
+            raise ValueError(f"line {number} is no variable: {line}")
+        env[name] = value
+    return env
+
+
+def _comment(text: str) -> str:
+    """One line of comment, whatever a node's names hold."""
+    return "# " + "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 
-from .engine import Failed, Row
+from .engine import NodeError, Row
 
 Entry = Row  # {"path", "content": base64, "mode": "0600", "uid", "gid"}
 
@@ -28,7 +28,7 @@ def ensure(wanted: list[Entry]) -> list[str]:
     return [file["path"] for file in wanted if _ensure(file)]
 
 
-def before(wanted: list[Entry]) -> list[Entry]:
+def read_before(wanted: list[Entry]) -> list[Entry]:
     """What is there instead of those that are not as they should be; without "content" where nothing is.
 
     Raises:
@@ -38,9 +38,9 @@ def before(wanted: list[Entry]) -> list[Entry]:
     for file in wanted:
         path = str(file["path"])
         try:
-            found = _there(path)
+            found = _read_entry(path)
         except OSError as error:
-            raise Failed(f"{path} can't be read: {error.strerror or error}", kind="file") from None
+            raise NodeError(f"{path} can't be read: {error.strerror or error}", kind="file") from None
         if found is None or _values(found) != _values(file):
             there.append(found or {"path": path})
     return there
@@ -61,7 +61,7 @@ def put_back(there: list[Entry]) -> None:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
-            raise Failed("{} can't be removed: {}".format(file["path"], error.strerror), kind="file") from None
+            raise NodeError("{} can't be removed: {}".format(file["path"], error.strerror), kind="file") from None
 
 
 def _ensure(file: Entry) -> bool:
@@ -69,15 +69,15 @@ def _ensure(file: Entry) -> bool:
     try:
         if _same(file):
             return False
-        folder(os.path.dirname(path))
+        make_folder(os.path.dirname(path))
         write(path, base64.b64decode(file["content"]), int(file["mode"], 8), int(file["uid"]), int(file["gid"]))
     except OSError as error:
-        raise Failed(f"{path} can't be written: {error.strerror or error}", kind="file") from None
+        raise NodeError(f"{path} can't be written: {error.strerror or error}", kind="file") from None
     return True
 
 
 def _same(file: Entry) -> bool:
-    found = _there(str(file["path"]))
+    found = _read_entry(str(file["path"]))
     return found is not None and _values(found) == _values(file)
 
 
@@ -85,7 +85,7 @@ def _values(file: Entry) -> tuple[int, int, int, bytes]:
     return int(file["mode"], 8), int(file["uid"]), int(file["gid"]), base64.b64decode(file["content"])
 
 
-def _there(path: str) -> Entry | None:
+def _read_entry(path: str) -> Entry | None:
     try:
         # Nothing of ours is a link; one that somebody put there could lead to any file.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -101,11 +101,11 @@ def _there(path: str) -> Entry | None:
     return {"path": path, "content": text, "mode": f"{mode:o}", "uid": found.st_uid, "gid": found.st_gid}
 
 
-def folder(path: str) -> None:
+def make_folder(path: str) -> None:
     """Makes a folder for files; one for keys is closed to others, also where somebody opened it."""
     mode = 0o700 if os.path.basename(path) == "keys" else 0o755
     if not os.path.isdir(path):
-        folder(os.path.dirname(path))
+        make_folder(os.path.dirname(path))
         os.mkdir(path, mode)
         os.chmod(path, mode)  # whatever the umask
     elif mode == 0o700 and stat.S_IMODE(os.stat(path).st_mode) != mode:

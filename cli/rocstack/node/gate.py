@@ -8,20 +8,65 @@ at all, without an error. So `fits` is said only where every number was read and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rocstack.node.image import ImageProvider
-
-from . import slingshot
-from .image import Image
+from .image_facts import ImageFacts, ImageProvider
 from .profile import Library, NodeProfile, Verbs
+
+# Names in the image, under which its loader finds them. json-c is that of SLES 15, which no image has (as OLCF's guide
+# to containers on Frontier mounts it).
+SLINGSHOT_FILES = {"libfabric": "libfabric.so.1", "cxi": "libcxi.so.1", "json-c": "libjson-c.so.3"}
+_RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
+
+
+def slingshot_libraries(libraries: Sequence[Library]) -> dict[str, Library]:
+    """Driver -> the library that is mounted: HPE's newest, since the distribution's libfabric lacks cxi."""
+    found = {driver: [library for library in libraries if library.driver == driver] for driver in SLINGSHOT_FILES}
+    return {driver: max(several, key=_library_rank) for driver, several in found.items() if several}
+
+
+def slingshot_misfits(image: ImageFacts, libraries: Sequence[Library]) -> Iterator[tuple[bool, str, str]]:
+    """What speaks against mounting them: whether that is certain or just not known, a sentence, the next step."""
+    own = slingshot_libraries(libraries)
+    for name in (SLINGSHOT_FILES[driver] for driver in ("libfabric", "cxi") if driver not in own):
+        yield True, f"no {name} on the host to mount", "install HPE's Slingshot host software"
+    for library in own.values():
+        wants, has = release_numbers(library.glibc), release_numbers(image.glibc)
+        if wants is None or has is None:
+            yield False, f"which glibc {library.path} or the image needs could not be read", ""
+        elif wants > has:
+            says = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
+            yield True, says, "build on a newer base"
+    if image.fabric is not None and "libfabric" in own:
+        library = own["libfabric"]
+        wants, has = release_numbers(image.fabric), release_numbers(library.fabric)
+        if wants is None:
+            yield False, "the image does not say which symbol versions RCCL's plugin needs", "build the image again"
+        elif has is None:
+            yield False, f"which symbol versions {library.path} has could not be read", ""
+        elif wants > has:
+            says = f"RCCL's plugin needs FABRIC_{image.fabric}, {library.path} has FABRIC_{library.fabric}"
+            yield True, says, "build on a stack with an older libfabric (Ubuntu 24.04 has 1.17)"
+
+
+def _library_rank(library: Library) -> tuple[bool, list[int], str]:
+    """HPE's folders are called by the release: /opt/cray/libfabric/1.22.0."""
+    return library.path.startswith("/opt/cray/"), list(map(int, re.findall(r"[0-9]+", library.path))), library.path
+
+
+def release_numbers(version: str | None) -> tuple[int, ...] | None:
+    """2, 34 of "2.34"."""
+    if not version or not _RELEASE.fullmatch(version):
+        return None
+    return tuple(map(int, version.split(".")))
+
 
 FITS, UNFIT, UNKNOWN = "fits", "doesn't fit", "unknown"
 TCP, SLINGSHOT = "tcp", "slingshot"
 HOST = "host"  # the way by which the node's own library is mounted
 LIBRARIES = "libraries"  # what a node's profile has unread where its libraries were not looked for
-AGAIN = "build the image again"
+REBUILD = "build the image again"
 # What hides a device, or that the kernel offers it to programs; what else is unread stays None in the device.
 _HIDES = re.compile(r"/sys/(.*/)?infiniband(_verbs)?(/[^/]+(/(node_type|ibdev))?)?")
 
@@ -55,16 +100,16 @@ class GateVerdict:
         return f"{self.node}{f' (virtual {self.virtual})' if self.virtual else ''}: {text}"
 
 
-def judge(image: Image, node: NodeProfile) -> GateVerdict:
+def judge(image: ImageFacts, node: NodeProfile) -> GateVerdict:
     """Whether `image` fits `node`."""
-    findings = _findings(image, node)
+    findings = _reasons(image, node)
     results = {finding.result for finding in findings}
     result = UNFIT if UNFIT in results else FITS if results == {FITS} else UNKNOWN
     place = next((finding.place for finding in findings if result == FITS), None)
     return GateVerdict(node.name, image.name, result, tuple(findings), place, node.virtual)
 
 
-def _findings(image: Image, node: NodeProfile) -> list[GateFinding]:
+def _reasons(image: ImageFacts, node: NodeProfile) -> list[GateFinding]:
     if not image.nic:
         return [GateFinding(UNKNOWN, "the image has no rocstack labels", "build it with `rocstack build`")]
     if image.nic == TCP:
@@ -72,10 +117,10 @@ def _findings(image: Image, node: NodeProfile) -> list[GateFinding]:
         unused = f"{count} RDMA device{'s stay' if count > 1 else ' stays'} unused: the image is built for TCP"
         return [GateFinding(FITS, unused if count else "no RDMA is used")]
     if image.nic == SLINGSHOT:
-        return _cxi(image, node)
+        return _cxi_reasons(image, node)
     if not image.modules:
-        return [GateFinding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", AGAIN)]
-    unseen = hidden(node)
+        return [GateFinding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", REBUILD)]
+    unseen = unread_devices(node)
     if unseen:
         return [
             GateFinding(UNKNOWN, f"there may be RDMA devices that could not be read: {unseen}", "probe again as root")
@@ -85,28 +130,28 @@ def _findings(image: Image, node: NodeProfile) -> list[GateFinding]:
     if strangers:
         unread = [GateFinding(UNKNOWN, f"the driver of {', '.join(strangers)} could not be read")]
     else:
-        unread = [] if devices else [_absent(image, node)]
-    return [*unread, *_nodes_missing(devices), *_spoken(image, node, devices)]
+        unread = [] if devices else [_no_device(image, node)]
+    return [*unread, *_missing_device_nodes(devices), *_abi_reasons(image, node, devices)]
 
 
-def hidden(node: NodeProfile) -> str:
+def unread_devices(node: NodeProfile) -> str:
     """What could not be read where devices may be, and why."""
     return ", ".join(f"{item.what} ({item.why})" for item in node.unread if _HIDES.fullmatch(item.what))
 
 
-def candidates(image: Image, node: NodeProfile) -> tuple[list[Verbs], list[Verbs]]:
+def candidates(image: ImageFacts, node: NodeProfile) -> tuple[list[Verbs], list[Verbs]]:
     """The node's RDMA devices that the image is for, and those of which that could not be read."""
     devices = [device for device in node.verbs if _is_of(device, image, node)]
     return devices, [device for device in node.verbs if not device.driver and device not in devices]
 
 
-def _is_of(device: Verbs, image: Image, node: NodeProfile) -> bool:
+def _is_of(device: Verbs, image: ImageFacts, node: NodeProfile) -> bool:
     if device.driver:
         return device.driver in image.modules
     return any(nic.verbs == device.name and nic.device in image.pci for nic in node.nics)
 
 
-def _absent(image: Image, node: NodeProfile) -> GateFinding:
+def _no_device(image: ImageFacts, node: NodeProfile) -> GateFinding:
     """Why there is no device for the image to use."""
     cards = _cards(image, node)
     if cards:
@@ -126,30 +171,30 @@ def _absent(image: Image, node: NodeProfile) -> GateFinding:
     return GateFinding(UNFIT, f"no {image.nic} NIC", "`rocstack build --nic tcp` makes an image that needs none")
 
 
-def _cards(image: Image, node: NodeProfile) -> int:
+def _cards(image: ImageFacts, node: NodeProfile) -> int:
     return sum(nic.device in image.pci or nic.nic == image.nic for nic in node.nics)
 
 
-def _cxi(image: Image, node: NodeProfile) -> list[GateFinding]:
+def _cxi_reasons(image: ImageFacts, node: NodeProfile) -> list[GateFinding]:
     if not node.cxi:
         return [_no_cxi(image, node)]
     found = [GateFinding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")]
     if any(item.what == LIBRARIES for item in node.unread):
         return [*found, GateFinding(UNKNOWN, "whether the host's libfabric fits can't be read here")]
-    for certain, says, then in slingshot.against(image, node.libraries):
+    for certain, says, then in slingshot_misfits(image, node.libraries):
         found.append(GateFinding(UNFIT if certain else UNKNOWN, says, then))
     return found
 
 
-def _no_cxi(image: Image, node: NodeProfile) -> GateFinding:
+def _no_cxi(image: ImageFacts, node: NodeProfile) -> GateFinding:
     if any(item.what == "/dev" or item.what.startswith("/dev/cxi") for item in node.unread):
         return GateFinding(UNKNOWN, "/dev could not be read")
     if _cards(image, node):
         return GateFinding(UNFIT, "no /dev/cxi*", "load the Slingshot driver (cxi_ss1) on the host")
-    return _absent(image, node)
+    return _no_device(image, node)
 
 
-def _nodes_missing(devices: Sequence[Verbs]) -> list[GateFinding]:
+def _missing_device_nodes(devices: Sequence[Verbs]) -> list[GateFinding]:
     """libibverbs drops a device without its device node silently."""
     findings = []
     lacking = [device for device in devices if not device.uverbs or device.device_node is False]
@@ -162,7 +207,7 @@ def _nodes_missing(devices: Sequence[Verbs]) -> list[GateFinding]:
     return findings
 
 
-def _spoken(image: Image, node: NodeProfile, devices: Sequence[Verbs]) -> list[GateFinding]:
+def _abi_reasons(image: ImageFacts, node: NodeProfile, devices: Sequence[Verbs]) -> list[GateFinding]:
     """The kernel ABI of the node's devices: one, since one driver makes them."""
     findings = []
     unread = [device.name for device in devices if device.kernel_abi is None]
@@ -175,21 +220,21 @@ def _spoken(image: Image, node: NodeProfile, devices: Sequence[Verbs]) -> list[G
             GateFinding(UNFIT, f"its devices speak several kernel ABIs ({which})", "one driver for all cards")
         )
         return findings
-    return [*findings, *(finding for abi in abis for finding in _library(image, node, abi))]
+    return [*findings, *(finding for abi in abis for finding in _provider_reasons(image, node, abi))]
 
 
-def _library(image: Image, node: NodeProfile, abi: int) -> list[GateFinding]:
+def _provider_reasons(image: ImageFacts, node: NodeProfile, abi: int) -> list[GateFinding]:
     """Of the providers as they are in a container on that node."""
     drivers = {provider.driver for provider in image.providers}
     if len(drivers) != 1 or "" in drivers:
-        return [GateFinding(UNKNOWN, "the image does not say which provider it holds", AGAIN)]
+        return [GateFinding(UNKNOWN, "the image does not say which provider it holds", REBUILD)]
     findings: list[GateFinding] = []
     there = [_from_host(provider, image, node, findings) for provider in image.providers]
     known = [provider for provider in there if provider is not None]
     return [*findings, _choose(image, known, abi)] if known else findings
 
 
-def _choose(image: Image, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
+def _choose(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
     """The provider whose range holds the node's ABI, if it is the one that libibverbs loads then."""
     holding = [(p, span) for p in providers for span in [p.kernel_abi] if span and span[0] <= abi <= span[1]]
     if not holding:
@@ -198,27 +243,27 @@ def _choose(image: Image, providers: Sequence[ImageProvider], abi: int) -> GateF
     chosen, (low, high) = min(holding, key=lambda item: item[0].place != f"abi-{abi}")
     same = [p for p in image.providers if p.place == chosen.place or p.path == chosen.path]
     if len(image.providers) > 1 and (len(same) > 1 or not chosen.place or not chosen.path):
-        return GateFinding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not told", AGAIN)
+        return GateFinding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not told", REBUILD)
     if image.private_abi is None or chosen.private_abi is None:
         return GateFinding(
-            UNKNOWN, f"the private ABI of {_whose(chosen)} or of the image's libibverbs could not be read"
+            UNKNOWN, f"the private ABI of {_owner(chosen)} or of the image's libibverbs could not be read"
         )
     if image.private_abi != chosen.private_abi:
-        says = f"{_whose(chosen)} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
+        says = f"{_owner(chosen)} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
         return GateFinding(UNFIT, says, f"`rocstack build --nic {image.nic}` puts one that fits into the image")
     wanted = f"lib{chosen.driver}-rdmav{image.private_abi}.so"
     name = (chosen.path or wanted).rpartition("/")[2]
     if name != wanted:
-        return GateFinding(UNFIT, f"libibverbs loads {wanted}, the image has {name}", AGAIN)
+        return GateFinding(UNFIT, f"libibverbs loads {wanted}, the image has {name}", REBUILD)
     version = f" {chosen.version}" if chosen.version else ""
     return GateFinding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {low}-{high}", place=chosen.place)
 
 
-def _outside(image: Image, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
+def _outside(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
     ranges = sorted({p.kernel_abi for p in providers if p.kernel_abi})
     if not all(p.kernel_abi for p in providers):
-        return GateFinding(UNKNOWN, f"kernel ABI {abi}; the range of {_whose(providers[0])} could not be read")
-    says = f"kernel ABI {abi}, {_whose(providers[0])} supports {', '.join(f'{low}-{high}' for low, high in ranges)}"
+        return GateFinding(UNKNOWN, f"kernel ABI {abi}; the range of {_owner(providers[0])} could not be read")
+    says = f"kernel ABI {abi}, {_owner(providers[0])} supports {', '.join(f'{low}-{high}' for low, high in ranges)}"
     if providers[0].way == HOST:
         return GateFinding(UNFIT, says, "install the library of the driver's own release there")
     inbox = any(low <= 1 <= high for low, high in ranges)
@@ -226,12 +271,12 @@ def _outside(image: Image, providers: Sequence[ImageProvider], abi: int) -> Gate
     return GateFinding(UNFIT, says, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or load {load}")
 
 
-def _whose(provider: ImageProvider) -> str:
+def _owner(provider: ImageProvider) -> str:
     return f"{'the host' if provider.way == HOST else 'the image'}'s {provider.driver}"
 
 
 def _from_host(
-    provider: ImageProvider, image: Image, node: NodeProfile, findings: list[GateFinding]
+    provider: ImageProvider, image: ImageFacts, node: NodeProfile, findings: list[GateFinding]
 ) -> ImageProvider | None:
     """For way `host` the library is the node's own: it must fit the image's libibverbs and libc."""
     if provider.way != HOST:
@@ -244,7 +289,7 @@ def _from_host(
         says = f"no {provider.driver} library on the host to mount"
         findings.append(GateFinding(UNFIT, says, "install the vendor's library there, or build without `--way host`"))
         return None
-    wants, has = slingshot.numbers(library.glibc), slingshot.numbers(image.glibc)
+    wants, has = release_numbers(library.glibc), release_numbers(image.glibc)
     if wants is None or has is None:
         findings.append(GateFinding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read"))
     elif wants > has:

@@ -12,7 +12,7 @@ _CONDITION = re.compile(r"([a-z][a-z0-9_-]*)(?:(>=|<=|==|>|<)([0-9]+(?:\.[0-9]+)
 
 
 @dataclass(frozen=True)
-class Setting:
+class NicSetting:
     """One environment variable, why it is set and who says so. `when` is what `holds` reads; of several settings of
     one name the first that holds is taken."""
 
@@ -42,7 +42,7 @@ class NicSettings:
     provider: str | None = None  # libibverbs' name of the driver
     dscp: int | None = None  # of RoCE traffic
     dscp_source: str | None = None
-    env: tuple[Setting, ...] = ()
+    env: tuple[NicSetting, ...] = ()
     plugin: PluginSettings | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class NicSettings:
         """
         try:
             parts: dict[str, Any] = {key: tuple(data.get(key, ())) for key in ("modules", "pci")}
-            parts["env"] = tuple(Setting(**line) for line in data.get("env", ()))
+            parts["env"] = tuple(NicSetting(**line) for line in data.get("env", ()))
             parts["plugin"] = PluginSettings(**data["plugin"]) if data.get("plugin") else None
             settings = NicSettings(**{**data, **parts})
             for when in (*(each.when for each in settings.env), settings.plugin.when if settings.plugin else None):
@@ -92,7 +92,7 @@ def holds(when: str | None, versions: Mapping[str, str]) -> bool | None:
     return answer
 
 
-def lacking(nic: NicSettings, versions: Mapping[str, str]) -> list[str]:
+def missing_plugin(nic: NicSettings, versions: Mapping[str, str]) -> list[str]:
     """Where an image is known: that it has no plugin though RCCL needs one."""
     plugin = nic.plugin
     if plugin is None or not versions or PLUGIN in versions or holds(plugin.when, versions) is False:
@@ -101,13 +101,13 @@ def lacking(nic: NicSettings, versions: Mapping[str, str]) -> list[str]:
     return [f"{text}; `rocstack build --nic-plugin` compiles it in"]
 
 
-def names(when: str) -> list[str]:
+def condition_names(when: str) -> list[str]:
     """The names that the conditions speak of."""
     return [found.group(1) for found in _CONDITION.finditer(when) if found.group(1)]
 
 
 def _compare(version: str | None, how: str, wanted: str) -> bool | None:
-    have, want = numbers(version or ""), numbers(wanted)
+    have, want = version_numbers(version or ""), version_numbers(wanted)
     if not have:
         return None
     length = max(len(have), len(want))
@@ -115,7 +115,7 @@ def _compare(version: str | None, how: str, wanted: str) -> bool | None:
     return {">=": left >= right, "<=": left <= right, "==": left == right, ">": left > right, "<": left < right}[how]
 
 
-def numbers(version: str) -> list[int]:
+def version_numbers(version: str) -> list[int]:
     """7.2.1 of `7.2.1-43~24.04`; nothing where it doesn't begin with a number."""
     found = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
     return [int(part) for part in found.group(1).split(".")] if found else []

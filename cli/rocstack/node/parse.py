@@ -2,17 +2,148 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 
-from .affinity import affinity
-from .gpus import gpus
-from .libraries import ReadLibrary, driver_files, libraries
-from .network import addresses, netdevs, routes
-from .nics import NicKind, module_version, nics
-from .profile import SCHEMA, NodeProfile, Unread
-from .recording import Recording, natural
-from .system import cxi, groups, limits, modules, sysctl, system, tools
-from .verbs import verbs
+from .limits import hard_limits
+from .parse_cards import NicKind, affinity, gpus, module_version, nics
+from .parse_libraries import ReadLibrary, driver_files, libraries, package_versions
+from .parse_network import addresses, netdevs, routes, verbs
+from .profile import SCHEMA, NodeProfile, System, Unread
+from .recording import Recording, natural_key
+
+VERSION_COMMANDS = {  # by the command that says its version
+    "slurm": "slurmd -V",
+    "munge": "munged --version",
+    "pmix": "pmix_info --version",
+    "docker": "docker --version",
+    "podman": "podman --version",
+    "apptainer": "apptainer --version",
+    "ofed": "ofed_info -s",
+    "niccli": "niccli --version",
+    "nicctl": "nicctl version",
+}
+VERSION_PACKAGES = {  # where no command said it; the first that is installed
+    "slurm": ("slurmd", "slurm-slurmd"),
+    "munge": ("munge",),
+    "pmix": ("libpmix2t64", "libpmix2", "pmix"),
+    "rdma-core": ("rdma-core", "libibverbs1", "libibverbs"),
+    "bnxt-rocelib": ("bnxt-rocelib", "libbnxt_re"),
+    "libionic": ("libionic1", "libionic"),
+}
+SHARED_DEVICES = ("/dev/kfd", "/dev/dri/renderD*", "/dev/dri/card*", "/dev/infiniband/uverbs*", "/dev/cxi*")
+_SYSCTL_SWAP = str.maketrans("/.", "./")  # sysctl(8) writes the dot of eth1.100 as a slash
+_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+~-]*")
+
+
+def system(rec: Recording) -> System:
+    release = _assignments(rec.text("/etc/os-release"))
+    memory = re.search(r"^MemTotal:\s+(\d{1,15}) kB", rec.text("/proc/meminfo") or "", re.MULTILINE)
+    glibc = _VERSION.search(_answer(rec, "getconf GNU_LIBC_VERSION"))
+    return System(
+        os="-".join(filter(None, (release.get("ID"), release.get("VERSION_ID")))) or None,
+        os_name=release.get("PRETTY_NAME"),
+        kernel=rec.text("/proc/sys/kernel/osrelease") or None,
+        cmdline=rec.text("/proc/cmdline"),
+        glibc=glibc[0] if glibc else None,
+        arch=_answer(rec, "uname -m") or None,
+        cpus=_number(_answer(rec, "getconf _NPROCESSORS_ONLN")),
+        numa_nodes=_count(rec.text("/sys/devices/system/node/online")),
+        memory=int(memory[1]) * 1024 if memory else None,
+        numa_balancing=rec.number("/proc/sys/kernel/numa_balancing"),
+        cgroup=_cgroup(rec),
+        clock=_clock(_answer(rec, "date +%s.%N")),
+    )
+
+
+def groups(rec: Recording) -> dict[str, int]:
+    """Groups by name, and the group that owns each kind of device node; where nodes of one kind differ, each one's."""
+    found = {}
+    for line in (rec.text("/etc/group") or "").splitlines():
+        words = line.split(":")
+        gid = _number(words[2]) if len(words) > 2 else None
+        if gid is not None:
+            found[words[0]] = gid
+    for kind in SHARED_DEVICES:
+        pattern = re.compile(kind.replace("*", r"\d+"))
+        owners = {path: node.gid for path, node in rec.devices.items() if pattern.fullmatch(path)}
+        gids = set(owners.values())
+        found.update({kind: gids.pop()} if len(gids) == 1 else owners)
+    return found
+
+
+def limits(rec: Recording) -> dict[str, int]:
+    """Hard limits of the process that starts containers: dockerd, or else PID 1."""
+    engine = rec.text(f"/proc/{rec.text('/run/docker.pid') or 1}/limits")
+    return hard_limits(engine or rec.text("/proc/1/limits") or "")
+
+
+def sysctl(rec: Recording) -> dict[str, str]:
+    """Kernel settings by their dotted names."""
+    found = {"kernel.numa_balancing": rec.text("/proc/sys/kernel/numa_balancing")}
+    for folder in ("net/core", *(f"net/ipv4/conf/{name}" for name in rec.names("/proc/sys/net/ipv4/conf"))):
+        for name in rec.names(f"/proc/sys/{folder}"):
+            key = f"{folder}/{name}".translate(_SYSCTL_SWAP)
+            found[key] = rec.text(f"/proc/sys/{folder}/{name}")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def modules(rec: Recording) -> dict[str, str]:
+    versions = {name: module_version(rec, name) for name in rec.names("/sys/module")}
+    return {name: version for name, version in versions.items() if version}
+
+
+def tools(rec: Recording) -> dict[str, str]:
+    """Versions, as far as somebody said them."""
+    packages = package_versions(rec)
+    texts = {name: _answer(rec, line) for name, line in VERSION_COMMANDS.items()}
+    texts["rocm"] = rec.text("/opt/rocm/.info/version") or ""
+    found = {name: match[0] for name, match in ((n, _VERSION.search(text)) for n, text in texts.items()) if match}
+    for name, candidates in VERSION_PACKAGES.items():
+        version = next((packages[package] for package in candidates if package in packages), None)
+        if version:
+            found.setdefault(name, version)
+    return found
+
+
+def cxi(rec: Recording) -> tuple[str, ...]:
+    return tuple(f"/dev/{name}" for name in rec.names("/dev") if re.fullmatch(r"cxi\d+", name))
+
+
+def _answer(rec: Recording, line: str) -> str:
+    answer = rec.commands.get(line)
+    return answer.out.strip() if answer and answer.code == 0 else ""
+
+
+def _assignments(text: str | None) -> dict[str, str]:
+    return {name: value.strip("\"'") for name, value in re.findall(r"^(\w+)=(.*)$", text or "", re.MULTILINE)}
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
+
+
+def _count(ranges: str | None) -> int | None:
+    """How many numbers "0-3,8" names."""
+    if not ranges or not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", ranges):
+        return None
+    ends = (part.split("-") for part in ranges.split(","))
+    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
+
+
+def _cgroup(rec: Recording) -> int | None:
+    if rec.exists("/sys/fs/cgroup/cgroup.controllers"):
+        return 2
+    return 1 if rec.exists("/sys/fs/cgroup/memory") else None
+
+
+def _clock(text: str) -> float | None:
+    try:
+        clock = float(text)
+    except ValueError:
+        return None
+    return clock if math.isfinite(clock) else None
 
 
 def parse(rec: Recording, kinds: Sequence[NicKind] = (), read_library: ReadLibrary | None = None) -> NodeProfile:
@@ -42,5 +173,5 @@ def parse(rec: Recording, kinds: Sequence[NicKind] = (), read_library: ReadLibra
         sysctl=sysctl(rec),
         tools=tools(rec),
         cxi=cxi(rec),
-        unread=tuple(Unread(what, rec.unread[what]) for what in sorted(rec.unread, key=natural)),
+        unread=tuple(Unread(what, rec.unread[what]) for what in sorted(rec.unread, key=natural_key)),
     )

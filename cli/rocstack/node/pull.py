@@ -7,22 +7,68 @@ are counted, and a connection over which nothing comes any more is noticed.
 from __future__ import annotations
 
 import base64
+import binascii
 import http.client
 import json
 import os
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Optional, Tuple  # noqa: UP035
 from urllib.parse import urlencode
 
-from . import files, login
-from .engine import Api, Failed, Row, docker, there
-from .engine_facts import _sha
+from . import files
+from .engine import EngineApi, NodeError, Row, docker, inspect_existing
+from .engine_facts import image_id
+
+Login = Tuple[str, str]  # noqa: UP006  (evaluated by Python 3.8)
+
+
+def stored_login(host: str) -> Optional[Login]:  # noqa: UP045
+    """User and password of this user's login for a registry (HOST:PORT), None where there is none.
+
+    Raises:
+        Failed: it is in a helper that doesn't give it.
+    """
+    folder = os.environ.get("DOCKER_CONFIG") or os.path.join(os.path.expanduser("~"), ".docker")
+    try:
+        with open(os.path.join(folder, "config.json")) as file:
+            config: Row = json.load(file)
+    except (OSError, ValueError):
+        return None
+    helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
+    if helper:
+        return _ask_helper(str(helper), host)
+    auths = config.get("auths") or {}
+    entry = auths.get(host) or auths.get("https://" + host) or {}
+    try:
+        user, _, password = base64.b64decode(str(entry.get("auth") or "")).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return (user, password) if user and password else None
+
+
+def _ask_helper(helper: str, host: str) -> Optional[Login]:  # noqa: UP045
+    """As docs.docker.com/reference/cli/docker/login has it: the host on its input, JSON on its output."""
+    program = shutil.which("docker-credential-" + helper)
+    if not program:
+        raise NodeError(f"docker-credential-{helper}, which has the login for {host}, isn't there", kind="denied")
+    try:
+        done = subprocess.run([program, "get"], input=host.encode(), capture_output=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        raise NodeError(f"docker-credential-{helper} gives no login for {host}", kind="denied") from None
+    if done.returncode:  # it knows none for this host
+        return None
+    found = json.loads(done.stdout)
+    return str(found["Username"]), str(found["Secret"])
+
 
 CERTS = "/etc/docker/certs.d"  # the engine reads it at every pull (docs.docker.com/engine/security/certificates)
-SILENCE = 90.0  # seconds; an engine that loads or unpacks speaks several times a second
-LONGEST_WAIT = 15.0  # seconds between attempts
+SILENCE_S = 90.0  # seconds; an engine that loads or unpacks speaks several times a second
+LONGEST_WAIT_S = 15.0  # seconds between attempts
 # What trying again doesn't change: kind, what is said of it, the likely cause.
 _FINAL = (
     ("disk-full", r"no space left on device|disk quota exceeded", "%(root)s has too little room: %(free)s free now"),
@@ -84,14 +130,16 @@ def _pull(image: Row, registry: Row | None, patience: float, sleep: Callable[[fl
     if found is None:
         reference = image.get("reference")
         if not reference:
-            raise Failed("image {} isn't on this node and no registry has it".format(image["name"]), kind="not-found")
+            raise NodeError(
+                "image {} isn't on this node and no registry has it".format(image["name"]), kind="not-found"
+            )
         if registry and registry.get("ca"):
-            _trust(reference, registry["ca"])
-        _until(patience, reference, registry, done, sleep)
+            _trust_ca(reference, registry["ca"])
+        _retry(patience, reference, registry, done, sleep)
         found = local_id(image)
         if found is None:
             docker("image", "rm", reference, check=False)
-            raise Failed(
+            raise NodeError(
                 "{} is not image {}".format(reference, image["id"]),
                 "somebody pushed another image meanwhile",
                 "wrong-image",
@@ -111,7 +159,7 @@ def local_id(image: Row) -> str | None:
     """
     reference = image.get("reference") or ""
     for row in _inspect(image["id"], *filter(None, [reference, image.get("name")])):
-        same = _sha(row["Id"]) in (image["id"], reference.partition("@")[2])
+        same = image_id(row["Id"]) in (image["id"], reference.partition("@")[2])
         containerd = (row.get("GraphDriver") or {}).get("Name", "overlayfs") == "overlayfs"
         if same or (containerd and not reference and image.get("name") in row["RepoTags"]):  # it came by archive
             return str(row["Id"])
@@ -119,32 +167,32 @@ def local_id(image: Row) -> str | None:
 
 
 def _inspect(*names: str) -> list[Row]:
-    found: list[Row] = json.loads(there("image", *names))
+    found: list[Row] = json.loads(inspect_existing("image", *names))
     return found
 
 
-def _trust(reference: str, ca: str) -> None:
+def _trust_ca(reference: str, ca: str) -> None:
     files.ensure([files.entry(os.path.join(CERTS, reference.partition("/")[0], "ca.crt"), ca.encode(), 0o644)])
 
 
-def _until(patience: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:
+def _retry(patience: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:
     wait, deadline = 1.0, 0.0
     while True:
         done.attempts += 1
         try:
             return _attempt(reference, registry, done)
-        except Failed as failed:
-            why = _judge(failed.what, reference)
+        except NodeError as failed:
+            why = _explain(failed.what, reference)
             now = time.monotonic()
             deadline = deadline or now + patience
             left = deadline - now
             if why.kind != "network" or left <= 0:
                 tries = "" if done.attempts == 1 else f" ({done.attempts} attempts)"
-                raise Failed(why.what + tries, why.cause, why.kind) from None
+                raise NodeError(why.what + tries, why.cause, why.kind) from None
             if failed.what not in done.retried[-1:]:
                 done.retried.append(failed.what)
             sleep(min(wait, left))
-            wait = min(2 * wait, LONGEST_WAIT)
+            wait = min(2 * wait, LONGEST_WAIT_S)
 
 
 def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
@@ -152,7 +200,7 @@ def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
     try:
         for event in _events(reference, registry):
             if "error" in event:
-                raise Failed(str(event["error"]))
+                raise NodeError(str(event["error"]))
             layer, status = str(event.get("id", "")), str(event.get("status", ""))
             if status == "Downloading":
                 total = int((event.get("progressDetail") or {}).get("total") or 0)
@@ -163,23 +211,23 @@ def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
                 done.layers[layer] = "pulled"
                 done.bytes += sizes.pop(layer, 0)
     except TimeoutError:
-        raise Failed(f"nothing came for {SILENCE:g} s") from None
+        raise NodeError(f"nothing came for {SILENCE_S:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         docker("version")  # it says why it can't be reached
-        raise Failed("the engine broke off: %s" % (error or "no answer")) from None
+        raise NodeError("the engine broke off: %s" % (error or "no answer")) from None
 
 
 def _events(reference: str, registry: Row | None) -> Iterator[Row]:
     """POST /images/create of the engine's API: one JSON object a line."""
     repository, _, digest = reference.partition("@")
     if not digest:
-        raise Failed(f"invalid reference {reference}: it names no digest")
+        raise NodeError(f"invalid reference {reference}: it names no digest")
     headers, host = {}, reference.partition("/")[0]
-    given = (registry["user"], registry["password"]) if registry and registry.get("user") else login.own(host)
+    given = (registry["user"], registry["password"]) if registry and registry.get("user") else stored_login(host)
     if given:
         account = {"username": given[0], "password": given[1], "serveraddress": host}
         headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(account).encode()).decode()
-    api = Api(SILENCE)
+    api = EngineApi(SILENCE_S)
     try:
         api.request("POST", "/images/create?" + urlencode({"fromImage": repository, "tag": digest}), headers=headers)
         answer = api.getresponse()
@@ -190,18 +238,18 @@ def _events(reference: str, registry: Row | None) -> Iterator[Row]:
         api.close()
 
 
-def _judge(said: str, reference: str) -> Failed:
+def _explain(said: str, reference: str) -> NodeError:
     """An engine's complaint as a person reads it; kind `network` is worth another attempt."""
     host, text = reference.partition("/")[0], re.sub(r"\s+", " ", said).strip()
     for kind, pattern, cause in _FINAL:
         if re.search(pattern, text, re.IGNORECASE):
-            facts = {"host": host, **(_room() if "%(root)s" in cause else {})}
-            return Failed(f"{reference} can't be pulled: {text}", cause % facts, kind)
+            facts = {"host": host, **(_disk_facts() if "%(root)s" in cause else {})}
+            return NodeError(f"{reference} can't be pulled: {text}", cause % facts, kind)
     cause = f"{host} can't be reached, or breaks off"
-    return Failed(f"{reference} can't be pulled: {text}", cause, "network")
+    return NodeError(f"{reference} can't be pulled: {text}", cause, "network")
 
 
-def _room() -> dict[str, str]:
+def _disk_facts() -> dict[str, str]:
     root = docker("info", "--format", "{{.DockerRootDir}}", check=False).out.strip() or "/var/lib/docker"
     try:
         room = os.statvfs(root)

@@ -23,7 +23,7 @@ MODEL_FILE = "/sys/devices/virtual/rocstack/model"  # only a virtual node has it
 
 
 @dataclass(frozen=True)
-class Node:
+class DeviceNode:
     """A device node under /dev. `kind` is c or b; `mode` holds the permission bits."""
 
     kind: str
@@ -34,7 +34,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandAnswer:
     """What a command said."""
 
     code: int
@@ -48,8 +48,8 @@ class Recording:
     blobs: Mapping[str, bytes] = field(default_factory=dict)  # what is not text: libraries, PCI config space
     links: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()  # empty ones, which no file speaks of
-    devices: Mapping[str, Node] = field(default_factory=dict)
-    commands: Mapping[str, Answer] = field(default_factory=dict)
+    devices: Mapping[str, DeviceNode] = field(default_factory=dict)
+    commands: Mapping[str, CommandAnswer] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)  # path or command -> why it could not be read
     _children: dict[str, dict[str, None]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -94,7 +94,7 @@ class Recording:
 
     def names(self, folder: str) -> list[str]:
         """What lies in a folder, in the order in which people count (uverbs2 before uverbs10)."""
-        return sorted(self._children.get(self.real(folder), {}), key=natural)
+        return sorted(self._children.get(self.real(folder), {}), key=natural_key)
 
     def exists(self, path: str) -> bool:
         real = self.real(path)
@@ -163,7 +163,7 @@ class Recording:
                 link.symlink_to(os.path.relpath(str(aim), str(link.parent)))
 
 
-def natural(name: str) -> tuple[str, int, str]:
+def natural_key(name: str) -> tuple[str, int, str]:
     """Sorts numbers at the end of a name by value."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :] or 0), name
@@ -200,9 +200,9 @@ def _texts(table: Any) -> dict[str, str]:
     return {_text(name): _text(text) for name, text in table.items()}
 
 
-def _node(kind: Any, **numbers: Any) -> Node:
-    return Node(_text(kind), **{name: _of(int, number) for name, number in numbers.items()})
+def _node(kind: Any, **numbers: Any) -> DeviceNode:
+    return DeviceNode(_text(kind), **{name: _of(int, number) for name, number in numbers.items()})
 
 
-def _answer(code: Any, out: Any) -> Answer:
-    return Answer(_of(int, code), _text(out))
+def _answer(code: Any, out: Any) -> CommandAnswer:
+    return CommandAnswer(_of(int, code), _text(out))

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 
-from .engine import Failed, Row, Said, docker
+from .engine import CommandOutput, NodeError, Row, docker
 
 CERTS = "/etc/docker/certs.d"  # skopeo reads it too: containers-certs.d(5)
 MEMORY = "/dev/shm"  # a password doesn't reach a disk where there is one
@@ -45,7 +45,7 @@ def warm(copy: Row, logins: list[Row], image: str) -> Row:
             options = ("--all", "--preserve-digests", "--retry-times=3")
             said = _skopeo(folder, image, COPY, "copy", "--quiet", *options, source, target)
             if said.code:
-                raise Failed(
+                raise NodeError(
                     "{} can't be copied to {}: {}".format(copy["source"], copy["target"], _last(said)), kind="mirror"
                 )
             found = _skopeo(folder, image, LOOK, "inspect", "--raw", reference)
@@ -75,7 +75,7 @@ def _write(folder: str, logins: list[Row]) -> None:
         json.dump({"auths": auths}, file)
 
 
-def _skopeo(folder: str, image: str, seconds: float, command: str, *words: str) -> Said:
+def _skopeo(folder: str, image: str, seconds: float, command: str, *words: str) -> CommandOutput:
     return docker(
         "run", "--rm", "--network=host", f"--volume={folder}:{INSIDE}:ro", f"--volume={folder}/certs.d:{CERTS}:ro",
         "--entrypoint=skopeo", image, command, f"--authfile={INSIDE}/auth.json", *words,
@@ -83,24 +83,24 @@ def _skopeo(folder: str, image: str, seconds: float, command: str, *words: str) 
     )  # fmt: skip
 
 
-def _check(copy: Row, found: Said) -> None:
+def _check(copy: Row, found: CommandOutput) -> None:
     if found.code:
-        raise Failed(
+        raise NodeError(
             "{} has not got {}: {}".format(copy["target"], copy["digest"][:19], _last(found)),
             "its registry does not keep what it is given, or doesn't answer",
             "mirror",
         )
     data = found.out.encode()
     if "sha256:" + hashlib.sha256(data).hexdigest() != copy["digest"]:
-        raise Failed("{} has other bytes under {}".format(copy["target"], copy["digest"][:19]), kind="mirror")
+        raise NodeError("{} has other bytes under {}".format(copy["target"], copy["digest"][:19]), kind="mirror")
     kinds = {layer["mediaType"] for layer in json.loads(data).get("layers", [])}
     if kinds != {ZSTD}:
-        raise Failed(
+        raise NodeError(
             "{} holds layers of type {}, not zstd".format(copy["target"], ", ".join(sorted(kinds))), kind="mirror"
         )
 
 
-def _last(said: Said) -> str:
+def _last(said: CommandOutput) -> str:
     """The engine's and skopeo's words end with the reason."""
     lines = [line for line in said.err.strip().splitlines() if line.strip()]
     text = lines[-1].partition("msg=")[2].strip('"') or lines[-1] if lines else f"exit status {said.code}"

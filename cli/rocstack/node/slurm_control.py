@@ -12,9 +12,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterable
 
-from .engine import Failed, Row, docker
-from .exclusive import abandoned
-from .slurm_state import OURS, not_back, not_empty, not_ready, ours, say, table
+from .engine import NodeError, Row, docker
+from .node_lock import caller_left
+from .slurm_state import OURS, drained_by_deploy, not_back, not_empty, not_ready, slurm_nodes, state_text
 
 CONTAINER = "rocstack-control"
 PAUSE = 5.0  # seconds between two looks: each costs the controller a listing of all jobs
@@ -26,7 +26,7 @@ STATE = "scontrol show nodes --json && echo '\x1e' && squeue --json"
 _NOTHING = '*"othing new added"*|*"othing modified"*|*"othing deleted"*'
 
 
-class Slurm:
+class SlurmController:
     """`container` holds the controller."""
 
     def __init__(self, container: str = CONTAINER) -> None:
@@ -41,9 +41,9 @@ class Slurm:
         """
         nodes, _, queue = self._ask("bash", "-c", STATE).partition("\x1e")
         try:
-            return table(json.loads(nodes), json.loads(queue))
+            return slurm_nodes(json.loads(nodes), json.loads(queue))
         except ValueError as error:
-            raise Failed(f"Slurm's answer can't be read: {error}", kind="slurm") from None
+            raise NodeError(f"Slurm's answer can't be read: {error}", kind="slurm") from None
 
     def drain(self, nodes: list[str], reason: str) -> Row:
         """No new job starts there. {"drained": names, "kept": {name: reason} of those that somebody else drained}."""
@@ -79,7 +79,7 @@ class Slurm:
         """Jobs may start again where a deploy had drained. {"resumed": names, "kept": {name: reason}}"""
         now = self.state()
         shut = [name for name in nodes if name in now and set(now[name]["state"]) & {"DRAIN", "DOWN", "FAIL"}]
-        names = [name for name in shut if ours(now[name])]
+        names = [name for name in shut if drained_by_deploy(now[name])]
         if names:
             self._update(names, "resume")
         return {"resumed": names, "kept": {name: now[name]["reason"] for name in shut if name not in names}}
@@ -96,11 +96,11 @@ class Slurm:
 
         def look(now: dict[str, Row]) -> None:
             shut.clear()
-            shut.update({name: f"is {say(now[name])}" for name in nodes if name in now and _others(now[name])})
+            shut.update({name: f"is {state_text(now[name])}" for name in nodes if name in now and _others(now[name])})
             names = [
                 name
                 for name in nodes
-                if name in now and name not in resumed and ours(now[name]) and _closed(now[name], since)
+                if name in now and name not in resumed and drained_by_deploy(now[name]) and _closed(now[name], since)
             ]
             if names and resume:
                 self._update(names, "resume")
@@ -137,7 +137,7 @@ class Slurm:
         if said.code:
             number = said.out.split()[-1:] or [""]
             line = shlex.join(commands[int(number[0])]) if number[0].isdigit() else "the controller's container"
-            raise Failed(f"`{line}` failed: {said.why}", kind="slurm")
+            raise NodeError(f"`{line}` failed: {said.why}", kind="slurm")
         return {"ran": len(commands)}
 
     def _wait(
@@ -160,13 +160,13 @@ class Slurm:
                 now = self.state()
                 look(now)
                 left = {name: said for name in nodes if (said := why(now.get(name)))}
-            except Failed as failed:  # a controller that starts
+            except NodeError as failed:  # a controller that starts
                 left = dict.fromkeys(nodes, failed.what)
             passed = time.monotonic()
             if not left or passed >= deadline:
                 return left
-            if abandoned(self._parent):
-                raise Failed("nobody waits for the answer any more", kind="abandoned")
+            if caller_left(self._parent):
+                raise NodeError("nobody waits for the answer any more", kind="abandoned")
             time.sleep(min(SOON if passed - began < quick else PAUSE, deadline - passed))
 
     def _update(self, nodes: list[str], state: str, reason: str = "") -> None:
@@ -177,18 +177,18 @@ class Slurm:
         said = docker("exec", self.container, *words, check=False)
         if said.code:
             why = re.sub("[0-9a-f]{64}", self.container, said.why)
-            raise Failed(f"the controller doesn't answer: {why}", kind="slurm")
+            raise NodeError(f"the controller doesn't answer: {why}", kind="slurm")
         return said.out
 
 
-def work(steps: list[Row], container: str = CONTAINER) -> list[Row]:
+def run_steps(steps: list[Row], container: str = CONTAINER) -> list[Row]:
     """Steps {"do": one of state, drain, wait_drained, resume, wait_ready, reconfigure, run; its arguments}, one result
     each.
 
     Raises:
         Failed: a step that nobody knows, or one that failed; those after it are not done.
     """
-    slurm = Slurm(container)
+    slurm = SlurmController(container)
     known: dict[str, Callable[..., Row]] = {
         "state": lambda: {"nodes": slurm.state()},
         **{
@@ -198,12 +198,12 @@ def work(steps: list[Row], container: str = CONTAINER) -> list[Row]:
     }
     for step in steps:
         if step.get("do") not in known:
-            raise Failed(f"no step '{step.get('do')}' with Slurm", kind="slurm")
+            raise NodeError(f"no step '{step.get('do')}' with Slurm", kind="slurm")
     return [known[step["do"]](**{key: value for key, value in step.items() if key != "do"}) for step in steps]
 
 
 def _others(node: Row) -> bool:
-    return bool(set(node["state"]) & {"DRAIN", "FAIL"} and node["reason"] and not ours(node))
+    return bool(set(node["state"]) & {"DRAIN", "FAIL"} and node["reason"] and not drained_by_deploy(node))
 
 
 def _closed(node: Row, since: float) -> bool:

@@ -18,7 +18,7 @@ _ENDED = frozenset({"PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "N
                     "DEADLINE", "OUT_OF_MEMORY"})  # fmt: skip
 
 
-def table(nodes: Row, queue: Row) -> dict[str, Row]:
+def slurm_nodes(nodes: Row, queue: Row) -> dict[str, Row]:
     """Name -> {"state": words, "reason", "jobs": ids, "cpus", "busy_cpus", "gres", "busy_gres", "last_busy": epoch
     seconds, "started": when its slurmd did}, from the two answers in JSON."""
     jobs: dict[str, list[int]] = {}
@@ -26,7 +26,7 @@ def table(nodes: Row, queue: Row) -> dict[str, Row]:
         states = set(_words(job.get("job_state")))
         if states & _ENDED and "COMPLETING" not in states:
             continue
-        for name in hosts(str(job.get("nodes") or "")):
+        for name in expand_hosts(str(job.get("nodes") or "")):
             jobs.setdefault(name, []).append(int(job["job_id"]))
     return {
         str(node["name"]): {
@@ -53,7 +53,7 @@ def not_empty(node: Row | None) -> str:
         return f"runs job {', '.join(map(str, node['jobs']))}"
     if state & {"ALLOCATED", "MIXED", "COMPLETING"}:
         return "a job ends there"
-    return "" if state & {"DRAIN", "DOWN"} else f"is {say(node)}"
+    return "" if state & {"DRAIN", "DOWN"} else f"is {state_text(node)}"
 
 
 def not_ready(node: Row | None, since: float = 0) -> str:
@@ -62,33 +62,33 @@ def not_ready(node: Row | None, since: float = 0) -> str:
         return "Slurm doesn't know it"
     if away := not_back(node, since):
         return away
-    return f"is {say(node)}" if set(node["state"]) & {"DRAIN", "FAIL"} else ""
+    return f"is {state_text(node)}" if set(node["state"]) & {"DRAIN", "FAIL"} else ""
 
 
 def not_back(node: Row, since: float = 0) -> str:
     """Why its slurmd counts as away; "" where it answers, drained or not."""
     state = set(node["state"])
     if state & _AWAY or not state & _BASE:
-        return f"is {say(node)}"
+        return f"is {state_text(node)}"
     return "its slurmd has not started anew" if node["started"] < since else ""
 
 
-def ours(node: Row) -> bool:
+def drained_by_deploy(node: Row) -> bool:
     return bool(node["reason"].startswith(OURS))
 
 
-def say(node: Row) -> str:
+def state_text(node: Row) -> str:
     """Its state as people read it."""
     words = "+".join(node["state"]).lower() or "unknown"
     return f"{words} ({node['reason']})" if node["reason"] else words
 
 
-def gpus(gres: str) -> int:
+def gres_gpus(gres: str) -> int:
     """How many of `gpu:mi300x:8(S:0-1),nic:2` are GPUs."""
     return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
 
 
-def hosts(text: str) -> list[str]:
+def expand_hosts(text: str) -> list[str]:
     """Names of a Slurm host list: `n[1-2,7],m1` -> n1 n2 n7 m1."""
     return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expanded(part)]
 

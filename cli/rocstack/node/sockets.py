@@ -6,10 +6,10 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from .hcas import LISTABLE
 from .nic_settings import NicSettings
 from .profile import NodeProfile
-from .recording import natural
+from .rdma_ports import LISTABLE
+from .recording import natural_key
 
 _INNER = re.compile(
     r"lo|(?:docker|podman|virbr|veth|cni|flannel|cali|cilium|kube|lxc|tunl|dummy|ifb).*|br-[0-9a-f]{12}"
@@ -18,14 +18,14 @@ _DOWN = ("down", "lowerlayerdown", "notpresent")
 _DEFAULT = "0.0.0.0/0"
 
 
-def interface(profile: NodeProfile, control_address: str | None = None) -> tuple[str | None, str]:
+def control_device(profile: NodeProfile, control_address: str | None = None) -> tuple[str | None, str]:
     """The network device towards `control_address`, and why it is that one.
 
     Raises:
         ValueError: `control_address` is no IP address.
     """
     routes = sorted(
-        (r for r in profile.routes if _length(r.to) >= 0 and usable(profile, r.netdev)),
+        (r for r in profile.routes if _length(r.to) >= 0 and usable_device(profile, r.netdev)),
         key=lambda r: (-_length(r.to), r.metric, r.netdev),
     )
     if control_address is not None:
@@ -39,24 +39,24 @@ def interface(profile: NodeProfile, control_address: str | None = None) -> tuple
         if route.to == _DEFAULT:
             towards = f"; no IPv4 route is known to {control_address}" if control_address else ""
             return route.netdev, f"holds the default route{towards}"
-    alone = sorted({a.netdev for a in profile.addresses if usable(profile, a.netdev)}, key=natural)
+    alone = sorted({a.netdev for a in profile.addresses if usable_device(profile, a.netdev)}, key=natural_key)
     if len(alone) == 1:
         return alone[0], "the only network device with an address"
     return None, "no route to the control node and no default route" if control_address else "no default route"
 
 
-def own(profile: NodeProfile, nic: NicSettings) -> tuple[str, ...]:
+def nic_devices(profile: NodeProfile, nic: NicSettings) -> tuple[str, ...]:
     """The network devices of the NIC profile's own cards (hsn0 ...), those that can be used."""
-    return tuple(name for name in _of_cards(profile, nic) if usable(profile, name))
+    return tuple(name for name in _of_cards(profile, nic) if usable_device(profile, name))
 
 
-def missing(profile: NodeProfile, nic: NicSettings) -> list[str]:
+def missing_devices(profile: NodeProfile, nic: NicSettings) -> list[str]:
     """What a NIC profile without verbs lacks on this node, as sentences."""
     if not nic.modules:  # plain TCP
         return []
-    down = [name for name in _of_cards(profile, nic) if not usable(profile, name)]
+    down = [name for name in _of_cards(profile, nic) if not usable_device(profile, name)]
     found = [f"{name} is left out: it is down" for name in down]
-    if not own(profile, nic):
+    if not nic_devices(profile, nic):
         found.append(f"no usable network device of a {nic.nic} card, for which the image is built")
     if not profile.cxi:
         found.append("no /dev/cxi*: libfabric can't reach the card")
@@ -65,16 +65,16 @@ def missing(profile: NodeProfile, nic: NicSettings) -> list[str]:
 
 def _of_cards(profile: NodeProfile, nic: NicSettings) -> list[str]:
     cards = [card for card in profile.nics if card.nic == nic.nic or card.device in nic.pci]
-    return sorted({name for card in cards for name in card.netdevs}, key=natural)
+    return sorted({name for card in cards for name in card.netdevs}, key=natural_key)
 
 
-def usable(profile: NodeProfile, netdev: str) -> bool:
+def usable_device(profile: NodeProfile, netdev: str) -> bool:
     """Not the loopback, not of containers or virtual machines, not down, and with a name that a list can hold."""
     down = any(device.name == netdev and device.state in _DOWN for device in profile.netdevs)
     return bool(LISTABLE.fullmatch(netdev)) and not _INNER.fullmatch(netdev) and not down
 
 
-def listed(devices: Sequence[str]) -> str:
+def whole_names(devices: Sequence[str]) -> str:
     """As RCCL reads it: '=' at the start means whole names."""
     return "=" + ",".join(devices)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocstack.node.profile import Library, NodeProfile, Pcie
-from rocstack.node.recording import natural
+from rocstack.node.recording import natural_key
 
 UNREAD = "not read"
 NONE = "none"
@@ -43,8 +43,8 @@ def classes(profiles: Iterable[NodeProfile]) -> tuple[NodeClass, ...]:
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for profile in profiles:
         found.setdefault(tuple(traits(profile).items()), []).append(profile.name)
-    alike = [NodeClass(tuple(sorted(nodes, key=natural)), dict(own)) for own, nodes in found.items()]
-    return tuple(sorted(alike, key=lambda group: (-len(group.nodes), natural(group.nodes[0]))))
+    alike = [NodeClass(tuple(sorted(nodes, key=natural_key)), dict(own)) for own, nodes in found.items()]
+    return tuple(sorted(alike, key=lambda group: (-len(group.nodes), natural_key(group.nodes[0]))))
 
 
 def differences(groups: Sequence[NodeClass]) -> tuple[Difference, ...]:
@@ -55,7 +55,7 @@ def differences(groups: Sequence[NodeClass]) -> tuple[Difference, ...]:
         for group in groups:
             values.setdefault(group.traits.get(trait, NONE), []).extend(group.nodes)
         if len(values) > 1:
-            sides = ((value, tuple(sorted(nodes, key=natural))) for value, nodes in values.items())
+            sides = ((value, tuple(sorted(nodes, key=natural_key))) for value, nodes in values.items())
             found.append(Difference(trait, tuple(sorted(sides, key=lambda side: (len(side[1]), side[0])))))
     return tuple(sorted(found, key=lambda difference: len(difference.values[0][1])))
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rocstack.base.errors import BadInput, Where, did_you_mean
 from rocstack.node.profile import SCHEMA, NodeProfile
-from rocstack.node.recording import natural
+from rocstack.node.recording import natural_key
 from rocstack.probe import schema as profile_schema
 
 MAX_BYTES = 200_000_000  # a profile of an 8-GPU node has about 30 kB
@@ -37,7 +37,7 @@ class Profiles:
 
 def to_dict(profiles: Iterable[NodeProfile]) -> dict[str, Any]:
     """The file's content."""
-    return {"schema": SCHEMA, "profiles": [asdict(p) for p in sorted(profiles, key=lambda p: natural(p.name))]}
+    return {"schema": SCHEMA, "profiles": [asdict(p) for p in sorted(profiles, key=lambda p: natural_key(p.name))]}
 
 
 def write_profiles(path: Path, profiles: Iterable[NodeProfile]) -> None:

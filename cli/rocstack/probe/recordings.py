@@ -15,10 +15,10 @@ from rocstack.base.errors import BadInput, Where
 from rocstack.edge import ansible
 from rocstack.nic.elf import LibraryAbi, read_libibverbs, read_provider
 from rocstack.node import collect, parse
-from rocstack.node.libraries import ReadLibrary
-from rocstack.node.nics import NicKind
+from rocstack.node.parse_cards import NicKind
+from rocstack.node.parse_libraries import ReadLibrary
 from rocstack.node.profile import NodeProfile
-from rocstack.node.recording import Recording, natural
+from rocstack.node.recording import Recording, natural_key
 from rocstack.stack import component
 
 PLAYBOOK, TASK = "probe.yml", "Collect"
@@ -124,7 +124,7 @@ def read_recordings(path: Path) -> tuple[Recording, ...]:
     Raises:
         BadInput: none there, or something that is no recording.
     """
-    files = sorted(path.glob("*.json"), key=lambda file: natural(file.stem)) if path.is_dir() else [path]
+    files = sorted(path.glob("*.json"), key=lambda file: natural_key(file.stem)) if path.is_dir() else [path]
     if not files:
         raise BadInput(
             f"no recording in {path}", code="no-file", next_step=f"`rocstack probe --record {path}` makes one"
@@ -176,4 +176,4 @@ def _read_library() -> ReadLibrary:
 
 
 def _sorted(items: list[Any], name: str) -> list[Any]:
-    return sorted(items, key=lambda item: natural(getattr(item, name)))
+    return sorted(items, key=lambda item: natural_key(getattr(item, name)))

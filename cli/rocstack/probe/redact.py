@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from rocstack.node.recording import Answer, Recording
+from rocstack.node.recording import CommandAnswer, Recording
 from rocstack.probe.redact_ipv4 import move
 
 ROUTES, ADDRESSES = "/proc/net/route", "ip -o -4 addr"
@@ -69,7 +69,7 @@ def _blob(path: str, data: bytes) -> bytes:
     return data[:256] if path.endswith("/config") else b""
 
 
-def _answer(line: str, answer: Answer, secrets: _Secrets) -> Answer:
+def _answer(line: str, answer: CommandAnswer, secrets: _Secrets) -> CommandAnswer:
     return replace(answer, out=secrets.words(secrets.text(answer.out), any_address=line == ADDRESSES))
 
 
@@ -87,7 +87,7 @@ class _Secrets:
             for path, content in recording.files.items():
                 if SERIALS.search(path) and len(content.strip()) > 3:
                     self._words[content.strip()] = self._like(content.strip())
-            known = recording.commands.get(ADDRESSES, Answer(0, "")).out
+            known = recording.commands.get(ADDRESSES, CommandAnswer(0, "")).out
             self._addresses.update(IPV4.findall(known))
         alternatives = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True)) or "(?!)"
         self._pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{alternatives})(?![A-Za-z0-9_])")
@@ -209,7 +209,7 @@ def _parameter(word: str) -> str:
 def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
     """The networks that a recording speaks of, but no single host and not the whole internet."""
     found = []
-    out = recording.commands.get(ADDRESSES, Answer(0, "")).out
+    out = recording.commands.get(ADDRESSES, CommandAnswer(0, "")).out
     for text in re.findall(r"inet (\d+(?:\.\d+){3}/\d+)", out):
         found.append(text)
     for line in recording.files.get(ROUTES, "").splitlines()[1:]:

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from rocstack.node import slingshot
+from rocstack.node import gate
+from rocstack.node.parse_network import SOFT_ROCE_MODULE
 from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
-from rocstack.node.verbs import SOFT_ROCE
 from rocstack.probe.classes import classes, differences
 from rocstack.probe.diagram import bits, speed
 
@@ -132,7 +132,7 @@ def _nic(profile: NodeProfile, nic: Nic) -> str:
 def _rdma(verbs: Iterable[Verbs]) -> Iterator[str]:
     kinds = Counter((device.driver or UNKNOWN, device.kernel_abi) for device in verbs)
     for (driver, abi), many in kinds.items():
-        software = " (RDMA in software)" if driver == SOFT_ROCE else ""
+        software = " (RDMA in software)" if driver == SOFT_ROCE_MODULE else ""
         yield f"{many} × {driver}{software}, kernel ABI {UNKNOWN if abi is None else abi}"
     if not kinds:
         yield "none"
@@ -143,7 +143,7 @@ def _library(library: Library) -> str:
     if library.driver is None:
         abi = UNKNOWN if library.private_abi is None else library.private_abi
         return f"libibverbs {version} (private ABI {abi})"
-    if library.driver in slingshot.NAMES:  # no provider of libibverbs
+    if library.driver in gate.SLINGSHOT_FILES:  # no provider of libibverbs
         return f"{library.driver} {version}"
     low, high = library.kernel_abi or (None, None)
     span = UNKNOWN if low is None else f"{low}" if low == high else f"{low}-{high}"
@@ -159,7 +159,7 @@ def _state(profile: NodeProfile) -> Iterator[str]:
     slow = sum(map(_degraded, [g.pcie for g in profile.gpus] + [n.pcie for n in profile.nics if n.nic]))
     if slow:
         yield f"{count(slow, 'PCIe link')} below what the device can"
-    software = [device.name for device in profile.verbs if device.driver == SOFT_ROCE]
+    software = [device.name for device in profile.verbs if device.driver == SOFT_ROCE_MODULE]
     if software:
         yield f"RDMA in software: {listed(software)}"
     if profile.unread:

@@ -130,7 +130,7 @@ def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> 
 def _fit(reference: str, profiles: Path | None, inventory: Path | None, note: Note) -> ImageFit:
     from rocstack.edge import engine
     from rocstack.node.gate import judge
-    from rocstack.node.image import from_labels
+    from rocstack.node.image_facts import from_labels
     from rocstack.steps.image_plan import nodes_of
 
     local = engine.find_image(engine.connect(), reference)

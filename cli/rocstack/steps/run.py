@@ -117,7 +117,7 @@ def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
     from rocstack.edge import engine
     from rocstack.nic.host_libraries import host_mounts
     from rocstack.node.gate import FITS, SLINGSHOT, judge
-    from rocstack.node.image import from_labels
+    from rocstack.node.image_facts import from_labels
     from rocstack.probe.recordings import probe_host
 
     try:

@@ -22,7 +22,7 @@ from rocstack.deploy.state import read_state
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
-from rocstack.node.envfile import PATH, parse_env
+from rocstack.node.fabric import ENV_PATH, parse_env
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
 from rocstack.verify.thresholds import Quantity, Threshold
@@ -50,7 +50,7 @@ PAIRWISE = "pairwise_min_bw"
 NICS = {"broadcom": "thor", "ainic": "ainic", "mellanox": "connectx"}  # of ours -> cvs' nic_model
 _MARK = "rocstack-answer"
 _ASK = f"""cat /sys/class/dmi/id/bios_version; echo {_MARK}; lsmem --summary=only; echo {_MARK}
-docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec {services.WORKER} cat {PATH}"""
+docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec {services.WORKER} cat {ENV_PATH}"""
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.state import read_state, status
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.node import slurm_state
-from rocstack.node.commands import ENV_FILES
 from rocstack.node.engine_facts import SERVICE, SPEC
-from rocstack.node.envfile import parse_env
+from rocstack.node.fabric import parse_env
+from rocstack.node.node_command import ENV_FILES
 from rocstack.verify import hosts
 from rocstack.verify.slurm_steps import KILLED, USER, Busy, SlurmSession, bounded
 
@@ -245,7 +245,7 @@ def _shut(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "Slurm doesn't know it, or its controller doesn't answer"
     bad = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & set(row["state"])
-    return slurm_state.say(dict(row)) if bad else ""
+    return slurm_state.state_text(dict(row)) if bad else ""
 
 
 def _named(text: str) -> str:

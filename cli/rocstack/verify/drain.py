@@ -49,7 +49,7 @@ def decide(
     """
     states = {name: set(row["state"]) for name, row in rows.items()}
     kept = {
-        name: f"it is {slurm_state.say(dict(rows[name]))}" if name in rows else "Slurm doesn't know it"
+        name: f"it is {slurm_state.state_text(dict(rows[name]))}" if name in rows else "Slurm doesn't know it"
         for name in failing
         if name not in rows or states[name] & _SHUT
     }

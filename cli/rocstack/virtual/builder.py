@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from rocstack.node.recording import Answer, Node, Recording
+from rocstack.node.recording import CommandAnswer, DeviceNode, Recording
 from rocstack.virtual.machine import Function
 
 PCI = "/sys/bus/pci/devices"
@@ -19,8 +19,8 @@ class Builder:
     blobs: dict[str, bytes] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
-    devices: dict[str, Node] = field(default_factory=dict)
-    commands: dict[str, Answer] = field(default_factory=dict)
+    devices: dict[str, DeviceNode] = field(default_factory=dict)
+    commands: dict[str, CommandAnswer] = field(default_factory=dict)
 
     def put(self, folder: str, values: dict[str, object]) -> None:
         """Files of one value each, as the kernel writes them: with a newline."""
@@ -31,7 +31,7 @@ class Builder:
         self.links[path] = to
 
     def char(self, path: str, major: int, minor: int, gid: int = 0, mode: int = 0o660) -> None:
-        self.devices[path] = Node("c", major, minor, gid, mode)
+        self.devices[path] = DeviceNode("c", major, minor, gid, mode)
 
     def module(self, name: str, version: str | None, uses: str = "0") -> None:
         """A loaded kernel module. The kernel's own have no version."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocstack.node.recording import Answer
+from rocstack.node.recording import CommandAnswer
 from rocstack.virtual.builder import Builder
 from rocstack.virtual.machine import Machine, VirtualPort
 
@@ -54,7 +54,7 @@ def _netdev(tree: Builder, machine: Machine, port: VirtualPort, home: str) -> No
         "firmware-version": port.firmware or "", "bus-info": port.pci.address,
     }  # fmt: skip
     answer = "".join(f"{key}: {value}\n" for key, value in said.items())
-    tree.commands[f"ethtool -i {port.netdev}"] = Answer(0, answer)
+    tree.commands[f"ethtool -i {port.netdev}"] = CommandAnswer(0, answer)
 
 
 def _bond(tree: Builder, name: str, ports: list[VirtualPort]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ipaddress import IPv4Address
 from typing import Any
 
-from rocstack.node.recording import MODEL_FILE, Answer, Node, Recording
+from rocstack.node.recording import MODEL_FILE, CommandAnswer, DeviceNode, Recording
 from rocstack.virtual import gpu_files, nic_files
 from rocstack.virtual.builder import Builder
 from rocstack.virtual.machine import Machine
@@ -58,7 +58,10 @@ def shown(recording: Recording) -> Recording:
 
 
 def _outside(
-    files: Mapping[str, str], commands: Mapping[str, Answer], devices: Mapping[str, Node], groups: Mapping[str, int]
+    files: Mapping[str, str],
+    commands: Mapping[str, CommandAnswer],
+    devices: Mapping[str, DeviceNode],
+    groups: Mapping[str, int],
 ) -> dict[str, str]:
     """What lies outside /sys, as files below OURS. A command whose line names a path can't be one."""
     nodes = (f"{path} {n.kind} {n.major} {n.minor} {n.gid} {n.mode:o}\n" for path, n in sorted(devices.items()))
@@ -97,12 +100,12 @@ def _etc(machine: Machine) -> dict[str, str]:
 def _commands(tree: Builder, machine: Machine, live: bool) -> None:
     cpu = machine.model.cpu
     said = [(p.interface, p.address) for p in machine.ports if p.address and not (live and p.spec.management)]
-    tree.commands["getconf _NPROCESSORS_ONLN"] = Answer(0, f"{cpu.sockets * cpu.cores * cpu.threads}\n")
-    tree.commands["ip -o -4 addr"] = Answer(
+    tree.commands["getconf _NPROCESSORS_ONLN"] = CommandAnswer(0, f"{cpu.sockets * cpu.cores * cpu.threads}\n")
+    tree.commands["ip -o -4 addr"] = CommandAnswer(
         0, "".join(f"{number}: {name}    inet {address}\n" for number, (name, address) in enumerate(said, 101))
     )
     if not live:
-        tree.commands["uname -m"] = Answer(0, "x86_64\n")
+        tree.commands["uname -m"] = CommandAnswer(0, "x86_64\n")
 
 
 def _routes(machine: Machine, live: bool) -> str:

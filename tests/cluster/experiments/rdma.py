@@ -12,9 +12,9 @@ from typing import Any
 from experiments.mpi import source
 
 from rocstack.image import node_package
-from rocstack.node.hcas import OWN_GPU, Hca, choose
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
+from rocstack.node.rdma_ports import OWN_GPU, Hca, choose_ports
 from rocstack.stack.component import NicProfile, library, validate_head
 from rocstack.verify.evidence import ClusterEvidence
 from rocstack.verify.recorder import CheckedNode
@@ -68,7 +68,7 @@ def nic_of(name: str) -> NicSettings:
 def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> list[list[Any]]:
     """[device, port, GID index, MTU of RDMA in bytes] of the ports that the worker itself uses, in the order of its
     GPUs, and with its GID index: `env` is its fabric environment. InfiniBand has none, and its MTU isn't known."""
-    ports = {hca.name: hca for hca in choose(profile, nic)[0]}
+    ports = {hca.name: hca for hca in choose_ports(profile, nic)[0]}
     listed = [name for name in env.get("NCCL_IB_HCA", "").removeprefix("=").split(",") if name] or list(ports)
     found: list[list[Any]] = []
     for name in listed:

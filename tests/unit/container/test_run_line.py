@@ -17,7 +17,7 @@ from rocstack.container.environment import parse_env
 from rocstack.container.host import Host, read_host
 from rocstack.container.mount import check_mounts, parse_mount
 from rocstack.container.run_line import RunLine, RunProfile, parse_gpus, run_line, shell_quote
-from rocstack.node.refused_limit import refused_ulimit
+from rocstack.node.limits import refused_ulimit
 
 CASES = sorted((Path(__file__).parents[1] / "data/hosts").glob("*.yml"))
 DOCKERD = "347"

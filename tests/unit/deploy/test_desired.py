@@ -21,12 +21,12 @@ from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.work import journal_writer
-from rocstack.node.image import OWN
+from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.probe.recordings import Failure
 
 DATA = Path(__file__).parents[1] / "data"
 HOSTS = tuple(InventoryHost(f"n{number}", f"10.0.0.{number}", f"10.0.0.{number}") for number in (1, 2, 3))
-LABELS = {OWN + "nic": "tcp", OWN + "component.slurm": "24.11.5"}
+LABELS = {LABEL_PREFIX + "nic": "tcp", LABEL_PREFIX + "component.slurm": "24.11.5"}
 IMAGES = {role: DesiredImage(role, f"sha256:{role}", role, LABELS) for role in ("worker", "control")}
 SILENT = {"problem": "silent", "error": "no answer within 10 s", "cgroup": 0, "cgroup_writable": False}
 

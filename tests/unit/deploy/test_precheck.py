@@ -24,7 +24,7 @@ from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import Verified
-from rocstack.node.image import OWN
+from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.probe.recordings import Failure
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,9 +91,9 @@ def placed(value: Any) -> Any:
 
 
 def image(role: str, given: Any, labels: dict[str, str]) -> DesiredImage:
-    nic = gates.labels(given) if isinstance(given, str) else {OWN + "nic": "tcp"}
+    nic = gates.labels(given) if isinstance(given, str) else {LABEL_PREFIX + "nic": "tcp"}
     own = given if isinstance(given, dict) else {}
-    all_labels = {**nic, **{OWN + key: value for key, value in {**LABELS, "role": role, **labels}.items()}}
+    all_labels = {**nic, **{LABEL_PREFIX + key: value for key, value in {**LABELS, "role": role, **labels}.items()}}
     return DesiredImage(
         role, f"sha256:{role}", f"rocstack/{role}:1", all_labels, own.get("size", 0), tuple(own.get("layers", ()))
     )

@@ -24,8 +24,8 @@ from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.ship import by_rack, by_registry
 from rocstack.edge.ansible import HostRun
-from rocstack.node import login
-from rocstack.node.engine import Failed
+from rocstack.node import pull
+from rocstack.node.engine import NodeError
 
 DIGEST = "sha256:" + 64 * "a"
 IMAGE = DesiredImage("worker", "sha256:" + 64 * "b", "w", {}, reference=f"h:5000/rocstack-worker@{DIGEST}")
@@ -211,12 +211,12 @@ def test_login_of_the_node_itself(
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert login.own("r:5000") == found
+    assert pull.stored_login("r:5000") == found
 
 
 def test_a_helper_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    assert login.own("r:5000") is None
+    assert pull.stored_login("r:5000") is None
     (tmp_path / "config.json").write_text('{"credsStore": "gone"}')
-    with pytest.raises(Failed, match="docker-credential-gone, which has the login for r:5000"):
-        login.own("r:5000")
+    with pytest.raises(NodeError, match="docker-credential-gone, which has the login for r:5000"):
+        pull.stored_login("r:5000")

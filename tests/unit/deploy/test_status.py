@@ -115,7 +115,7 @@ def test_a_cluster_in_order() -> None:
     ],
 )
 def test_gpus_of_slurm(gres: str, count: int) -> None:
-    assert slurm_state.gpus(gres) == count
+    assert slurm_state.gres_gpus(gres) == count
 
 
 def test_services_and_containers_are_the_same() -> None:

@@ -17,7 +17,7 @@ from rocstack.base.findings import LEVELS
 from rocstack.doctor import fleet
 from rocstack.doctor import nodes as doctor
 from rocstack.node import parse
-from rocstack.node.nics import NicKind
+from rocstack.node.parse_cards import NicKind
 from rocstack.node.profile import Address, Library, Netdev, NodeProfile, Pcie, Unread
 from rocstack.probe import profiles
 from rocstack.virtual import faults, machine, model, tree

@@ -9,7 +9,7 @@ import pytest
 
 from rocstack.nic.host_libraries import host_mounts
 from rocstack.node.gate import FITS, SLINGSHOT, judge
-from rocstack.node.image import from_labels
+from rocstack.node.image_facts import from_labels
 from rocstack.stack.provider import ROOT
 
 

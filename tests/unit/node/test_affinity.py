@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstack.node.affinity import NEAR, affinity
+from rocstack.node.parse_cards import NEARNESS, affinity
 from rocstack.node.profile import Gpu, Netdev, Nic
 
 
@@ -101,5 +101,5 @@ def test_each_gpu_has_one_and_equals_are_shared_evenly(
     cards = [nic(i, *path, numa=numa) for i, (path, numa) in enumerate(nics)]
     found = affinity([gpu(i, *path, numa=numa) for i, (path, numa) in enumerate(gpus)], cards)
     assert [link.gpu for link in found] == (list(range(len(gpus))) if cards else [])
-    assert {link.via for link in found} <= set(NEAR)
+    assert {link.via for link in found} <= set(NEARNESS)
     assert {link.nic for link in found} <= {card.verbs for card in cards}

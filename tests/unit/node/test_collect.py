@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from rocstack.node import collect as collecting
-from rocstack.node import programs as asking
-from rocstack.node import recording
+from rocstack.node import collect_commands, recording
 from rocstack.node.collect import collect
 from rocstack.node.parse import parse
 from rocstack.node.recording import Recording
@@ -231,7 +230,7 @@ def test_this_machine() -> None:
     """Whatever it has: nobody raises, the words agree with other tools', and nothing was changed."""
     started = time.monotonic()
     found = collect()
-    assert time.monotonic() - started < asking.PATIENCE + 3
+    assert time.monotonic() - started < collect_commands.TIMEOUT_S + 3
     rec = Recording.from_dict(json.loads(json.dumps(found)))
     assert {**found, "blobs": {}} == {**rec.to_dict(), "blobs": {}}
     profile = parse(rec)
@@ -259,16 +258,16 @@ def test_addresses_are_those_of_ip() -> None:
 def test_without_programs_the_kernel_still_answers() -> None:
     found = collect(run=False, libraries=False)["commands"]
     assert set(found) >= {"uname -m", "date +%s.%N", "ip -o -4 addr"}
-    assert not set(found) & set(asking.COMMANDS)
+    assert not set(found) & set(collect_commands.COMMANDS)
 
 
 def test_a_program_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "slurmd"
     program.write_text("#!/bin/sh\nsleep 60 & sleep 60\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(asking, "PLACES", f"{tmp_path}:{asking.PLACES}")
-    monkeypatch.setattr(asking, "PATIENCE", 0.2)
-    asked = asking.ask("slurmd -V")
+    monkeypatch.setattr(collect_commands, "PROGRAM_FOLDERS", f"{tmp_path}:{collect_commands.PROGRAM_FOLDERS}")
+    monkeypatch.setattr(collect_commands, "TIMEOUT_S", 0.2)
+    asked = collect_commands.run_command("slurmd -V")
     assert asked.answer is None
     assert asked.why == "no answer within 0.2 s"
 
@@ -278,10 +277,12 @@ def test_a_program_that_fails_or_is_none(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "slurmd").write_text("#!/bin/sh\nprintf 'no \\377 here' >&2; exit 3\n")
     for name in ("nicctl", "slurmd"):
         (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(asking, "PLACES", f"{tmp_path}:{asking.PLACES}")
-    assert asking.ask("nothing-of-this-name --version") == asking.Asked("nothing-of-this-name --version")
-    assert asking.ask("nicctl version").why == "No such file or directory"
-    assert asking.ask("slurmd -V").answer == {"code": 3, "out": "no \ufffd here"}
+    monkeypatch.setattr(collect_commands, "PROGRAM_FOLDERS", f"{tmp_path}:{collect_commands.PROGRAM_FOLDERS}")
+    assert collect_commands.run_command("nothing-of-this-name --version") == collect_commands.CommandRun(
+        "nothing-of-this-name --version"
+    )
+    assert collect_commands.run_command("nicctl version").why == "No such file or directory"
+    assert collect_commands.run_command("slurmd -V").answer == {"code": 3, "out": "no \ufffd here"}
 
 
 def test_it_changes_nothing(tmp_path: Path) -> None:

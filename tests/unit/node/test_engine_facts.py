@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rocstack.deploy.read.facts import NodeContainer, NodeEngine, NodeImage
-from rocstack.node import engine_facts, host_facts
+from rocstack.node import deploy_facts, engine_facts
 
 DATA = Path(__file__).parents[1] / "data/engines"
 NODE = Path(engine_facts.__file__).parent
@@ -75,12 +75,12 @@ def test_podman_says_health_and_restarts(tmp_path: Path) -> None:
 def test_no_engine(tmp_path: Path) -> None:
     found = engine_facts.engine_facts(str(tmp_path / "docker"))["engine"]
     assert found["problem"] == "failed"
-    found = engine_facts.Engine.ask(_without())
+    found = engine_facts.EngineCommand.ask(_without())
     assert found[1:] == ("absent", "there is no docker command")
 
 
-def _without() -> engine_facts.Engine:
-    engine = engine_facts.Engine("unused")
+def _without() -> engine_facts.EngineCommand:
+    engine = engine_facts.EngineCommand("unused")
     engine.program = None
     return engine
 
@@ -89,7 +89,7 @@ def test_an_engine_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     file = tmp_path / "docker"
     file.write_text("#!/bin/sh\nexec sleep 30\n")
     file.chmod(0o755)
-    monkeypatch.setattr(engine_facts, "PATIENCE", 0.2)
+    monkeypatch.setattr(engine_facts, "TIMEOUT_S", 0.2)
     assert engine_facts.engine_facts(str(file))["engine"]["problem"] == "silent"
 
 
@@ -124,21 +124,21 @@ def test_listening() -> None:
         "   0: 0100007F:1AA1 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n"
         "   1: 0100007F:1AA2 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0\n"
     )
-    assert host_facts.listening([table, ""]) == {6817: {"4711"}}
+    assert deploy_facts.listening([table, ""]) == {6817: {"4711"}}
 
 
 def test_a_taken_port_has_an_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         mine = Path("/proc/self/stat").read_text().partition("(")[2].rpartition(")")[0]
-        assert host_facts.ports([port], {}) == {str(port): {"program": mine, "service": ""}}
-        assert host_facts.ports([port], {os.getppid(): "worker"})[str(port)]["service"] == "worker"
-    assert host_facts.ports([port], {}) == {}
+        assert deploy_facts.listening_services([port], {}) == {str(port): {"program": mine, "service": ""}}
+        assert deploy_facts.listening_services([port], {os.getppid(): "worker"})[str(port)]["service"] == "worker"
+    assert deploy_facts.listening_services([port], {}) == {}
 
 
 def test_processes_of_a_container_are_those_below_its_first() -> None:
     known = {1: ("init", 0), 10: ("tini", 5), 11: ("slurmd", 10), 12: ("slurmstepd", 11), 20: ("slurmd", 1)}
-    assert [host_facts.of_container(pid, known, {10: "worker"}) for pid in (10, 11, 12, 20, 99)] == [
+    assert [deploy_facts.service_of(pid, known, {10: "worker"}) for pid in (10, 11, 12, 20, 99)] == [
         "worker",
         "worker",
         "worker",
@@ -150,20 +150,21 @@ def test_processes_of_a_container_are_those_below_its_first() -> None:
 def test_reach_and_resolve() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         open_port = server.getsockname()[1]
-        found = host_facts.reach([f"127.0.0.1:{open_port}", "127.0.0.1:1", "nonsense", "127.0.0.1:x"])
+        found = deploy_facts.try_addresses([f"127.0.0.1:{open_port}", "127.0.0.1:1", "nonsense", "127.0.0.1:x"])
     assert found[f"127.0.0.1:{open_port}"] == found["127.0.0.1:1"] == "", "a refusal is an answer"
     assert found["nonsense"]
     assert found["127.0.0.1:x"]
-    assert host_facts.resolve(["localhost", "no such name"]) == {"localhost": ["127.0.0.1"], "no such name": []} or (
-        "::1" in host_facts.resolve(["localhost"])["localhost"]
-    )
+    assert deploy_facts.resolve_names(["localhost", "no such name"]) == {
+        "localhost": ["127.0.0.1"],
+        "no such name": [],
+    } or ("::1" in deploy_facts.resolve_names(["localhost"])["localhost"])
 
 
 def test_a_silent_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(host_facts, "PATIENCE", 0.1)
+    monkeypatch.setattr(deploy_facts, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [never.wait(5)][1:])
-    assert host_facts.resolve(["head"]) == {"head": []}
+    assert deploy_facts.resolve_names(["head"]) == {"head": []}
     never.set()
 
 
@@ -171,23 +172,24 @@ def test_files_and_documents(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys/a").write_text("secret")
     unread: dict[str, str] = {}
-    assert list(host_facts.files(unread, str(tmp_path))) == [str(tmp_path / "keys/a")]
-    assert "secret" not in str(host_facts.files(unread, str(tmp_path)))
-    assert host_facts.files(unread, str(tmp_path / "nope")) == {}
+    assert list(deploy_facts.written_files(unread, str(tmp_path))) == [str(tmp_path / "keys/a")]
+    assert "secret" not in str(deploy_facts.written_files(unread, str(tmp_path)))
+    assert deploy_facts.written_files(unread, str(tmp_path / "nope")) == {}
     (tmp_path / "good").write_text('{"image": "x"}')
     (tmp_path / "bad").write_text('{"image": ')
-    assert host_facts.document(str(tmp_path / "good"), unread) == {"image": "x"}
-    assert host_facts.document(str(tmp_path / "nope"), unread) is None
+    assert deploy_facts.json_file(str(tmp_path / "good"), unread) == {"image": "x"}
+    assert deploy_facts.json_file(str(tmp_path / "nope"), unread) is None
     assert unread == {}
-    assert host_facts.document(str(tmp_path / "bad"), unread) is None
+    assert deploy_facts.json_file(str(tmp_path / "bad"), unread) is None
     assert unread == {str(tmp_path / "bad"): "not JSON"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or PYTHON is None, reason="only root can try to be nobody")
 def test_without_root_it_says_what_it_could_not_read() -> None:
     code = (
-        "import json, sys; from node import host_facts, deploy_facts\n"
-        "unread = {}; host_facts.files(unread, 'closed'); found = deploy_facts.facts(ports=[22], uids=[0])\n"
+        "import json, sys; from node import deploy_facts\n"
+        "unread = {}; deploy_facts.written_files(unread, 'closed'); "
+        "found = deploy_facts.collect_facts(ports=[22], uids=[0])\n"
         "print(json.dumps([unread, found['deploy']['user']['uid'], found['deploy']['schema']]))"
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rocstack.image import node_package
-from rocstack.node import gids
-from rocstack.node.envfile import parse_env, render_env
-from rocstack.node.fabric import Fabric, fabric, likely
-from rocstack.node.hcas import MOST
-from rocstack.node.nic_settings import SOFT_ROCE, NicSettings, Setting, holds
+from rocstack.node import rdma_ports
+from rocstack.node.fabric import Fabric, fabric, likely, parse_env, render_env
+from rocstack.node.nic_settings import SOFT_ROCE, NicSetting, NicSettings, holds
 from rocstack.node.profile import Affinity, Gid, Netdev, NodeProfile, Port, Route, Verbs
+from rocstack.node.rdma_ports import MOST_PORTS
 from rocstack.probe.differences import disagreements
 from rocstack.stack import component
 from rocstack.stack.component import NicProfile, library, validate_head
@@ -146,7 +145,7 @@ def test_every_nic_profile_of_ours_can_be_computed_with() -> None:
 
 
 def test_the_first_setting_that_holds_is_taken() -> None:
-    env = tuple(Setting("A", value, "w", "s", when) for value, when in [("1", "x"), ("2", "y"), ("3", None)])
+    env = tuple(NicSetting("A", value, "w", "s", when) for value, when in [("1", "x"), ("2", "y"), ("3", None)])
     made = fabric(NodeProfile(1, "n"), NicSettings("tcp", env=env), versions={"y": "1"})
     assert made.env["A"] == "2"
 
@@ -200,10 +199,10 @@ def test_an_ipv6_control_node_leaves_the_default_route() -> None:
 
 def test_more_ports_than_rccl_knows() -> None:
     profile, nic, _ = load("mi300x-thor2")
-    many = tuple(replace(profile.verbs[0], name=f"bnxt_re{number}") for number in range(MOST + 1))
+    many = tuple(replace(profile.verbs[0], name=f"bnxt_re{number}") for number in range(MOST_PORTS + 1))
     made = fabric(replace(profile, verbs=many, affinity=()), nic)
-    assert len(made.hcas) == MOST
-    assert [port.name for port in made.excluded] == [f"bnxt_re{MOST}:1"]
+    assert len(made.hcas) == MOST_PORTS
+    assert [port.name for port in made.excluded] == [f"bnxt_re{MOST_PORTS}:1"]
 
 
 def test_which_nic_profile_a_node_suggests() -> None:
@@ -396,12 +395,12 @@ def test_the_order_of_the_input_does_not_matter(profile: NodeProfile, args: dict
 
 
 @settings(max_examples=300, deadline=None)
-@given(gid_tables, st.sampled_from([gids.IPV4, gids.IPV6]))
+@given(gid_tables, st.sampled_from([rdma_ports.IPV4, rdma_ports.IPV6]))
 def test_rccl_by_itself_agrees_where_the_table_is_plain(rows: tuple[Gid, ...], family: str) -> None:
     """Without VLANs, and with a table that starts with the card's own link-local row as drivers make it, RCCL's rule
     and ours find the same row."""
-    own = [row for row in rows if row.index > 1 and row.netdev == "e0" and row.type and gids.address(row.gid)]
+    own = [row for row in rows if row.index > 1 and row.netdev == "e0" and row.type and rdma_ports.gid_address(row.gid)]
     port = Port(1, gids=(_gid(0, "fe80::9", "RoCE v2", "e0"), _gid(1, "fe80::9", "RoCE v2", "e0"), *own))
-    wanted = [choice for choice in gids.usable(port, ["e0"], [], []) if choice.family == family]
+    wanted = [choice for choice in rdma_ports.usable_gids(port, ["e0"], [], []) if choice.family == family]
     if wanted:
-        assert gids.of_rccl(port, family) == wanted[0].index
+        assert rdma_ports.rccl_gid(port, family) == wanted[0].index

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rocstack.node import files, image_prune
-from rocstack.node.engine import Failed
+from rocstack.node import files, removal
+from rocstack.node.engine import NodeError
 
 
 def wanted(path: Path, content: bytes = b"one\n", mode: str = "0640") -> dict[str, Any]:
@@ -19,10 +19,10 @@ def wanted(path: Path, content: bytes = b"one\n", mode: str = "0640") -> dict[st
 
 def test_a_file_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "slurm/slurm.conf"
-    assert files.before([wanted(path)]) == [{"path": str(path)}]
+    assert files.read_before([wanted(path)]) == [{"path": str(path)}]
     assert files.ensure([wanted(path)]) == [str(path)]
     before = path.stat()
-    assert files.ensure([wanted(path)]) == files.before([wanted(path)]) == []
+    assert files.ensure([wanted(path)]) == files.read_before([wanted(path)]) == []
     assert path.stat().st_ino == before.st_ino
     assert (path.read_bytes(), before.st_mode & 0o777) == (b"one\n", 0o640)
 
@@ -50,7 +50,7 @@ def test_what_was_there_is_put_back(tmp_path: Path) -> None:
     old, same, new = tmp_path / "old", tmp_path / "same", tmp_path / "new"
     files.ensure([wanted(old, mode="0600"), wanted(same)])
     order = [wanted(old, b"two\n", "0644"), wanted(same), wanted(new)]
-    before = files.before(order)
+    before = files.read_before(order)
     files.ensure(order)
     files.put_back(before)
     files.put_back(before)
@@ -75,7 +75,7 @@ def test_what_cant_be_written_says_where_but_not_what(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for path, why in ((tmp_path / "file/below", "File exists"), (tmp_path / "folder", "Is a directory")):
-        with pytest.raises(Failed, match=why) as caught:
+        with pytest.raises(NodeError, match=why) as caught:
             files.ensure([wanted(path, b"s3cret")])
         assert caught.value.kind == "file"
         assert str(path) in caught.value.what
@@ -106,4 +106,4 @@ IMAGES = [
     ],
 )
 def test_only_images_that_a_deploy_brought_may_go(used: str, keep: set[str], gone: str) -> None:
-    assert image_prune.removable(IMAGES, {ID[name] for name in used}, keep) == [ID[name] for name in gone]
+    assert removal.removable_images(IMAGES, {ID[name] for name in used}, keep) == [ID[name] for name in gone]

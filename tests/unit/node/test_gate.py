@@ -10,14 +10,14 @@ import gates
 import pytest
 from loader import works
 
-from rocstack.node import gate, image
+from rocstack.node import gate, image_facts
 from rocstack.node.profile import SCHEMA, NodeProfile
 
 
 @pytest.mark.parametrize("row", gates.rows(), ids=lambda row: f"{row[0]}-{row[1]}")
 def test_verdict(row: gates.Row) -> None:
     name, node, *expected = row
-    verdict = gate.judge(image.from_labels(name, gates.labels(name)), gates.node(node))
+    verdict = gate.judge(image_facts.from_labels(name, gates.labels(name)), gates.node(node))
     assert [verdict.result, verdict.sentence, verdict.place] == expected
     assert (verdict.node, verdict.image, verdict.virtual) == ("n1", name, gates.node(node).virtual)
 
@@ -41,7 +41,7 @@ def test_the_matrix() -> None:
 @pytest.mark.parametrize("name", gates.images())
 def test_no_pair_of_them_all_is_accepted_wrongly(name: str) -> None:
     labels = gates.labels(name)
-    judged = image.from_labels(name, labels)
+    judged = image_facts.from_labels(name, labels)
     for node in gates.nodes():
         verdict = gate.judge(judged, gates.node(node))
         assert verdict.result != gate.FITS or works(labels, gates.plain(node), verdict.place), node
@@ -52,7 +52,7 @@ def test_no_pair_of_them_all_is_accepted_wrongly(name: str) -> None:
 def test_a_verdict_names_every_reason_of_its_result_and_no_other() -> None:
     node = gates.plain("two abis and one unread")
     node["verbs"][1]["device_node"] = False
-    verdict = gate.judge(image.from_labels("i", gates.labels("broadcom 232")), gates.profile(node))
+    verdict = gate.judge(image_facts.from_labels("i", gates.labels("broadcom 232")), gates.profile(node))
     assert verdict.result == gate.UNFIT
     assert [finding.result for finding in verdict.findings] == [gate.UNFIT, gate.UNKNOWN, gate.UNFIT]
     assert verdict.sentence == (
@@ -64,7 +64,7 @@ def test_a_verdict_names_every_reason_of_its_result_and_no_other() -> None:
 def test_a_node_of_which_nothing_is_known() -> None:
     node = NodeProfile(SCHEMA, "n1")
     for name in gates.images():
-        verdict = gate.judge(image.from_labels(name, gates.labels(name)), node)
+        verdict = gate.judge(image_facts.from_labels(name, gates.labels(name)), node)
         assert (verdict.result == gate.FITS) == (name == "tcp")
 
 
@@ -73,14 +73,16 @@ def test_the_order_of_devices_cards_and_libraries_does_not_matter() -> None:
         profile = gates.node(node)
         turned = replace(profile, verbs=profile.verbs[::-1], nics=profile.nics[::-1], libraries=profile.libraries[::-1])
         labels = gates.labels(name)
-        verdict = gate.judge(image.from_labels(name, labels), turned)
+        verdict = gate.judge(image_facts.from_labels(name, labels), turned)
         assert verdict.result == result
-        assert verdict.place == gate.judge(image.from_labels(name, labels), profile).place
+        assert verdict.place == gate.judge(image_facts.from_labels(name, labels), profile).place
 
 
 def manifest(labels: dict[str, str]) -> dict[str, Any]:
     own: dict[str, Any] = {
-        key.removeprefix(image.OWN): text for key, text in labels.items() if key.startswith(image.OWN)
+        key.removeprefix(image_facts.LABEL_PREFIX): text
+        for key, text in labels.items()
+        if key.startswith(image_facts.LABEL_PREFIX)
     }
     beside = {key: own.pop(key) for key in ("nic", "role") if key in own}
     return {**beside, "facts": own, "versions": {"rdma": "56.1-1"}}
@@ -89,4 +91,4 @@ def manifest(labels: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", gates.images())
 def test_labels_and_manifest_say_the_same(name: str) -> None:
     labels = gates.labels(name)
-    assert image.from_manifest("i", manifest(labels)) == image.from_labels("i", labels)
+    assert image_facts.from_manifest("i", manifest(labels)) == image_facts.from_labels("i", labels)

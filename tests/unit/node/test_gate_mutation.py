@@ -1,4 +1,4 @@
-"""Every slip in the gate's code is noticed: mutants of gate.py, image.py and slingshot.py against the gate's tests, and
+"""Every slip in the gate's code is noticed: mutants of gate.py and image_facts.py against the gate's tests, and
 against pairs that chance makes."""
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ from loader import works
 from mutants import mutants
 from pydantic import ValidationError
 
-from rocstack.node import gate, image, slingshot
+from rocstack.node import gate, image_facts
 
 # Mutants that do what the original does, and why.
 EQUIVALENT: dict[ModuleType, dict[str, str]] = {
     gate: {
         "judge: place = next((finding.place for finding in findings if result == FITS), None) -> without filter 1":
             "only what fits has a place, and it is said last: where anything is wrong, the first finding has none",
+        'module: SLINGSHOT_FILES = {"libfabric": "libfabric.so.1", "cxi": "libcxi.so.1", "json-c": "libjson-c.so.3"} '
+        "-> 'libjson-c.so.3' to another text": "the gate misses no json-c; test_hostlib reads the name",
     },
-    image: {},
-    slingshot: {
-        'module: NAMES = {"libfabric": "libfabric.so.1", "cxi": "libcxi.so.1", "json-c": "libjson-c.so.3"} -> '
-        "'libjson-c.so.3' to another text": "the gate misses no json-c; test_hostlib reads the name",
-    },
+    image_facts: {},
 }  # fmt: skip
-READS = ("MANIFEST", "Image", "Provider", "from_labels", "from_manifest")
+READS = ("MANIFEST", "ImageFacts", "ImageProvider", "from_labels", "from_manifest")
 
 
 def calls(tabled: bool) -> Iterator[Callable[[], Any]]:
@@ -63,7 +61,7 @@ def chance() -> list[tuple[Any, Any, Any]]:
 
 def no_false_accept() -> None:
     for labels, profile, plain in chance():
-        verdict = test_gate.gate.judge(test_gate.image.from_labels("i", labels), profile)
+        verdict = test_gate.gate.judge(test_gate.image_facts.from_labels("i", labels), profile)
         assert verdict.result != gate.FITS or works(labels, plain, verdict.place)
 
 
@@ -88,9 +86,7 @@ def test_the_code_as_it_is_passes() -> None:
     assert not notices(list(TESTS))
 
 
-@pytest.mark.parametrize(
-    ("original", "least"), [(gate, 400), (image, 100), (slingshot, 80)], ids=["gate", "image", "slingshot"]
-)
+@pytest.mark.parametrize(("original", "least"), [(gate, 480), (image_facts, 100)], ids=["gate", "image_facts"])
 def test_no_mutant_survives(original: ModuleType, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tests, count, alive = list(TESTS), 0, set()
     for mutant in mutants(original):
@@ -100,11 +96,8 @@ def test_no_mutant_survives(original: ModuleType, least: int, monkeypatch: pytes
         except Exception:
             continue
         with monkeypatch.context() as patch:
-            if original is slingshot:
-                patch.setattr(gate, "slingshot", module)
-            else:
-                patch.setattr(test_gate, "gate" if original is gate else "image", module)
-            for name in READS if original is image else ():
+            patch.setattr(test_gate, "gate" if original is gate else "image_facts", module)
+            for name in READS if original is image_facts else ():
                 patch.setattr(test_image_facts, name, getattr(module, name, None))
             if not notices(tests):
                 alive.add(mutant.name)

@@ -16,7 +16,7 @@ from loader import works
 from pydantic import ValidationError
 
 from rocstack.node.gate import FITS, GateVerdict, judge
-from rocstack.node.image import OWN, from_labels
+from rocstack.node.image_facts import LABEL_PREFIX, from_labels
 from rocstack.node.profile import NodeProfile
 
 CHANCE = st.randoms(use_true_random=False)
@@ -58,7 +58,7 @@ def test_no_false_accept_among_edited_pairs(random: Random) -> None:
 KEYS = ("nic", "role", "nic.modules", "nic.pci", "verbs.private-abi", "glibc", "nic.providers")
 
 
-@given(st.dictionaries(st.sampled_from([OWN + key for key in KEYS]), st.text(max_size=60)))
+@given(st.dictionaries(st.sampled_from([LABEL_PREFIX + key for key in KEYS]), st.text(max_size=60)))
 @settings(max_examples=200, deadline=None)
 def test_any_label_is_judged(labels: dict[str, str]) -> None:
     for name in ("thor2 abi 6", "cassini and cx7", "host 6"):
@@ -71,7 +71,7 @@ def test_chance_makes_pairs_of_every_kind() -> None:
     for make in (strangers.made, strangers.edited):
         pairs = [make(random) for _ in range(1500)]
         said = [found for found in (verdict(*pair) for pair in pairs) if found]
-        real = [labels.get(OWN + "nic") == "broadcom" for labels, _ in pairs]
+        real = [labels.get(LABEL_PREFIX + "nic") == "broadcom" for labels, _ in pairs]
         fits = sum(v.result == FITS and "supports" in v.sentence for v in said)
         assert fits > 50, (make.__name__, fits)
         assert sum(real) > 300
@@ -108,10 +108,10 @@ PAIRS = [
 
 def named(at: strangers.Leaf, image: str, node: str) -> str:
     """A leaf's name in the lists above: the chosen provider is `this`, the library that is mounted `mounted`."""
-    path = ".".join(map(str, at)).replace(OWN, "")
+    path = ".".join(map(str, at)).replace(LABEL_PREFIX, "")
     if found := re.fullmatch(r"labels\.nic\.providers\.(\d+)\.(.*)", path):
         said = judge(from_labels("i", gates.labels(image)), gates.node(node))
-        rows = strangers.opened(gates.labels(image))[OWN + "nic.providers"]
+        rows = strangers.opened(gates.labels(image))[LABEL_PREFIX + "nic.providers"]
         return f"labels.{'this' if rows[int(found[1])]['place'] == said.place else 'another'}.{found[2]}"
     if found := re.fullmatch(r"node\.libraries\.(\d+)\.(.*)", path):
         libraries = gates.plain(node)["libraries"]
@@ -128,7 +128,7 @@ def facts(image: str, node: str) -> dict[strangers.Leaf, Any]:
     """Every fact of a pair, and the lists that hold some."""
     both = {"labels": strangers.opened(gates.labels(image)), "node": gates.plain(node)}
     found = dict(strangers.leaves(both))
-    found[("labels", OWN + "nic.providers")] = ""
+    found[("labels", LABEL_PREFIX + "nic.providers")] = ""
     for at in list(found):
         if at[-2:-1] == ("kernel_abi",):
             found[at[:-1]] = None
@@ -161,7 +161,7 @@ def test_what_each_fact_is_worth(image: str, node: str, listed: list[str]) -> No
 @pytest.mark.parametrize(("image", "node"), strangers.FITTING)
 def test_one_number_changed(image: str, node: str) -> None:
     both = {"labels": strangers.opened(gates.labels(image)), "node": gates.plain(node)}
-    own = OWN + "verbs.private-abi"
+    own = LABEL_PREFIX + "verbs.private-abi"
     for at, value in strangers.leaves(both):
         private = at == ("labels", own)
         if type(value) is not int and not private:

@@ -10,7 +10,7 @@ import gates
 import pytest
 from support import join
 
-from rocstack.node.image import MANIFEST, Image, ImageProvider, from_labels, from_manifest
+from rocstack.node.image_facts import MANIFEST, ImageFacts, ImageProvider, from_labels, from_manifest
 
 ROW = {"place": "source", "way": "source", "driver": "bnxt_re", "private_abi": 34, "kernel_abi": [6, 8]}
 
@@ -26,12 +26,12 @@ def test_in_full() -> None:
     provider = ImageProvider("source", "source", "bnxt_re", path, "232.0.164.5", 34, (6, 6), "bb")
     cards = ("14e4:1750", "14e4:1760")
     name, modules = "rocstack/worker:x", ("bnxt_en", "bnxt_re")
-    assert found == Image(name, "broadcom", "worker", modules, cards, 34, "2.41", (provider,))
+    assert found == ImageFacts(name, "broadcom", "worker", modules, cards, 34, "2.41", (provider,))
 
 
 def test_labels_of_others_say_nothing() -> None:
     others = {key.replace("io.rocstack.", "org.example."): text for key, text in gates.labels("broadcom 232").items()}
-    assert from_labels("i", others) == Image("i")
+    assert from_labels("i", others) == ImageFacts("i")
 
 
 @pytest.mark.parametrize("value", [6, 6.0, "6", "6-8", True, None, [], [6], [6, 7, 8], [8, 6], [6, None], [None, 6],
@@ -79,13 +79,13 @@ def test_lists() -> None:
 
 @pytest.mark.parametrize("facts", [None, 6, "x", [], [["glibc", "2.41"]]])
 def test_a_manifest_without_facts(facts: object) -> None:
-    assert from_manifest("i", {"nic": "broadcom", "facts": facts}) == Image("i", nic="broadcom")
-    assert from_manifest("i", {}) == Image("i")
+    assert from_manifest("i", {"nic": "broadcom", "facts": facts}) == ImageFacts("i", nic="broadcom")
+    assert from_manifest("i", {}) == ImageFacts("i")
 
 
 def test_a_manifest_whose_facts_are_no_texts() -> None:
     facts = {"nic.modules": ["bnxt_re"], "nic.pci": 6, "glibc": 2.41, "verbs.private-abi": 34, "nic.providers": [ROW]}
-    assert from_manifest("i", {"nic": None, "role": 1, "facts": facts}) == Image("i")
+    assert from_manifest("i", {"nic": None, "role": 1, "facts": facts}) == ImageFacts("i")
 
 
 def test_the_manifests_own_nic_and_role_win() -> None:

@@ -12,7 +12,7 @@ import yaml
 from fake_docker import Fake, stream
 
 from rocstack.node import pull
-from rocstack.node.engine import Failed
+from rocstack.node.engine import NodeError
 
 DATA = Path(__file__).parents[1] / "data"
 ID, DIGEST = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -94,7 +94,7 @@ def test_a_registry_that_is_away_for_a_while(tmp_path: Path) -> None:
 
 def test_patience_ends(tmp_path: Path) -> None:
     script(tmp_path, [ABSENT], [REFUSED])
-    with pytest.raises(Failed, match=r"connection refused$") as caught:
+    with pytest.raises(NodeError, match=r"connection refused$") as caught:
         pull.pull([IMAGE], None, patience=0, sleep=pytest.fail)
     assert caught.value.kind == "network"
 
@@ -103,7 +103,7 @@ def test_another_image_than_meant(tmp_path: Path) -> None:
     fake = script(
         tmp_path, [ABSENT, {"out": json.dumps([{"Id": "sha256:3", "RepoTags": [], "GraphDriver": None}])}], [DONE]
     )
-    with pytest.raises(Failed, match=f"is not image {ID}") as caught:
+    with pytest.raises(NodeError, match=f"is not image {ID}") as caught:
         pull.pull([IMAGE], None)
     assert caught.value.kind == "wrong-image"
     assert ["image", "rm", REFERENCE] in fake.calls
@@ -119,7 +119,7 @@ def test_an_engine_whose_ids_are_those_of_manifests(tmp_path: Path) -> None:
 
 def test_no_registry_has_it(tmp_path: Path) -> None:
     script(tmp_path, [ABSENT], [])
-    with pytest.raises(Failed, match="isn't on this node and no registry has it"):
+    with pytest.raises(NodeError, match="isn't on this node and no registry has it"):
         pull.pull([{**IMAGE, "reference": None}], None)
 
 
@@ -129,7 +129,7 @@ def test_no_registry_has_it(tmp_path: Path) -> None:
 def test_reasons(tmp_path: Path, case: dict[str, Any]) -> None:
     script(tmp_path, [ABSENT], [stream({"error": case["says"]})])
     tries: list[float] = []
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(NodeError) as caught:
         pull.pull([IMAGE], REGISTRY, patience=0 if case["kind"] == "network" else 60, sleep=tries.append)
     failed = caught.value
     assert (failed.kind, tries) == (case["kind"], [])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rocstack.node import commands
+from rocstack.node import node_command
 from rocstack.node.collect import collect
 from rocstack.node.gate import FITS, LIBRARIES, UNFIT, UNKNOWN
-from rocstack.node.image import Image
-from rocstack.node.libraries import libraries
+from rocstack.node.image_facts import ImageFacts
+from rocstack.node.parse_libraries import libraries
 from rocstack.node.profile import Library, NodeProfile, Unread
 from rocstack.node.recording import Recording
 from rocstack.probe.recordings import probe_host
@@ -67,21 +67,23 @@ def test_elsewhere_only_their_names_are(node: Path) -> None:
 def test_in_the_image_they_are_loaded(
     names: dict[str, str], result: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(commands, "NAMES", names)
-    monkeypatch.setattr(commands, "PLUGIN_FOLDER", tmp_path)
-    image, unread = Image("i", "slingshot"), (Unread(LIBRARIES, "the image has its own"),)
-    verdict = commands.judged(image, NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread))
+    monkeypatch.setattr(node_command, "SLINGSHOT_FILES", names)
+    monkeypatch.setattr(node_command, "PLUGIN_FOLDER", tmp_path)
+    image, unread = ImageFacts("i", "slingshot"), (Unread(LIBRARIES, "the image has its own"),)
+    verdict = node_command.read_verdict(image, NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread))
     assert verdict.result == result
     assert says in verdict.sentence
-    assert commands.judged(image, NodeProfile(1, "n1", unread=unread)).result == UNFIT
-    assert commands.judged(Image("i", "ainic"), NodeProfile(1, "n1", unread=unread)).result == UNKNOWN
+    assert node_command.read_verdict(image, NodeProfile(1, "n1", unread=unread)).result == UNFIT
+    assert node_command.read_verdict(ImageFacts("i", "ainic"), NodeProfile(1, "n1", unread=unread)).result == UNKNOWN
 
 
 def test_in_the_image_the_plugin_is_loaded_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "librccl-net.so").write_text("no library")
-    monkeypatch.setattr(commands, "NAMES", {"cxi": "libc.so.6", "libfabric": "libm.so.6"})
-    monkeypatch.setattr(commands, "PLUGIN_FOLDER", tmp_path)
+    monkeypatch.setattr(node_command, "SLINGSHOT_FILES", {"cxi": "libc.so.6", "libfabric": "libm.so.6"})
+    monkeypatch.setattr(node_command, "PLUGIN_FOLDER", tmp_path)
     unread = (Unread(LIBRARIES, "the image has its own"),)
-    verdict = commands.judged(Image("i", "slingshot"), NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread))
+    verdict = node_command.read_verdict(
+        ImageFacts("i", "slingshot"), NodeProfile(1, "n1", cxi=("/dev/cxi0",), unread=unread)
+    )
     assert verdict.result == UNFIT
     assert "librccl-net.so: file too short; start it with `rocstack run`" in verdict.sentence

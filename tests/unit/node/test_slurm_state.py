@@ -18,7 +18,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name: str) -> None:
     case: dict[str, Any] = CASES[name]
-    table = slurm_state.table({"nodes": case["nodes"]}, {"jobs": case["jobs"]})
+    table = slurm_state.slurm_nodes({"nodes": case["nodes"]}, {"jobs": case["jobs"]})
     assert {node: table[node] for node in case["table"]} == case["table"]
     assert {node: slurm_state.not_empty(row) for node, row in table.items()} == case["not_empty"]
     assert {node: slurm_state.not_ready(row) for node, row in table.items()} == case["not_ready"]
@@ -42,4 +42,4 @@ def test_a_slurmd_that_has_not_started_anew() -> None:
     ],
 )
 def test_host_lists(text: str, names: list[str]) -> None:
-    assert slurm_state.hosts(text) == names
+    assert slurm_state.expand_hosts(text) == names

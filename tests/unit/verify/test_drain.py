@@ -50,7 +50,7 @@ def test_what_fails_is_drained_with_the_reason() -> None:
 def test_a_reason_is_never_one_that_a_deploy_takes_back() -> None:
     (reason,) = drain.decide({"n2": "x" * 500}, (), rows()).drained.values()
     assert len(reason) == drain.LENGTH
-    assert not slurm_state.ours({"reason": reason})
+    assert not slurm_state.drained_by_deploy({"reason": reason})
 
 
 def test_what_somebody_drained_stays_so() -> None:

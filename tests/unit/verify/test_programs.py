@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rocstack.node.envfile import parse_env
+from rocstack.node.fabric import parse_env
 from rocstack.verify import suite
 from rocstack.verify.evidence import Evidence
 from rocstack.verify.slurm_steps import StepOutput

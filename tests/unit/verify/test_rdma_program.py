@@ -23,8 +23,8 @@ from replay import good
 from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
-from rocstack.node.hcas import Hca, choose
 from rocstack.node.profile import Affinity, NodeProfile
+from rocstack.node.rdma_ports import Hca, choose_ports
 from rocstack.verify.slurm_steps import SlurmSession, StepOutput
 from rocstack.verify.suite import checks
 
@@ -257,7 +257,7 @@ def test_where_nothing_tells_ports_meet_as_they_come() -> None:
 )
 def test_the_mtu_of_rdma_is_the_largest_that_fits(device: int | None, wanted: int | None) -> None:
     """4096 and 96 bytes of headers are 4192."""
-    gid = next(each.gid for each in choose(profile("n1"), rdma.nic_of("broadcom"))[0])
+    gid = next(each.gid for each in choose_ports(profile("n1"), rdma.nic_of("broadcom"))[0])
     assert rdma.mtu(Hca("bnxt_re0", 1, "Ethernet", mtu=device, gid=gid)) == wanted
     assert rdma.mtu(Hca("mlx5_0", 1, "InfiniBand", mtu=device)) is None
     assert rdma.mtu(None) is None

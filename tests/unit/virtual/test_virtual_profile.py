@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rocstack.node import collect, parse, sources
+from rocstack.node import collect, collect_paths, parse
 from rocstack.node.profile import Affinity, Gid, NodeProfile, Pcie
-from rocstack.node.recording import Answer, Recording
+from rocstack.node.recording import CommandAnswer, Recording
 from rocstack.probe import recordings
 from rocstack.probe.classes import traits
 from rocstack.virtual import faults, machine, model, tree
@@ -53,7 +53,7 @@ def test_the_tree_of_a_recording_reads_like_the_node(name: str, tmp_path: Path) 
     taken = replace(taken, devices=made.devices)
     tree.shown(taken).write_tree(tmp_path / "again/sys")
     for path, told in made.blobs.items():
-        assert (tmp_path / f"again{path}").read_bytes() == told[: sources.PCI_HEADER], "lspci reads it"
+        assert (tmp_path / f"again{path}").read_bytes() == told[: collect_paths.PCI_HEADER], "lspci reads it"
     again = Recording.from_dict(collect.collect(str(tmp_path / "again")))
     seen, straight = (parse.parse(replace(each, devices=made.devices), KINDS) for each in (again, made))
     assert traits(seen) == traits(straight)
@@ -63,7 +63,11 @@ def test_the_tree_of_a_recording_reads_like_the_node(name: str, tmp_path: Path) 
 
 def test_the_tree_of_a_real_node_says_that_it_is_a_recording(tmp_path: Path) -> None:
     real = {path: text for path, text in recording("mi300x-thor2").files.items() if "/rocstack/" not in path}
-    answers = {"uname -m": Answer(0, "x86_64\n"), "which x": Answer(1, ""), "rpm -qf /usr/lib/x": Answer(0, "x\n")}
+    answers = {
+        "uname -m": CommandAnswer(0, "x86_64\n"),
+        "which x": CommandAnswer(1, ""),
+        "rpm -qf /usr/lib/x": CommandAnswer(0, "x\n"),
+    }
     taken = Recording(host="n1", files=real, commands=answers)
     assert taken.virtual is None
     assert tree.shown(taken).virtual == "recording"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rocstack.base.errors import BadInput, Missing
 from rocstack.base.image_names import name_on_node
 from rocstack.deploy.nodes.node_spec import ImageSpec
-from rocstack.node.image import OWN, from_labels
-from rocstack.node.image import Image as Judged
+from rocstack.node.image_facts import LABEL_PREFIX, from_labels
+from rocstack.node.image_facts import ImageFacts as Judged
 
 if TYPE_CHECKING:
     import docker
@@ -39,7 +39,7 @@ class DesiredImage:
     @property
     def slurm(self) -> str:
         """Its version; empty where the labels are not known."""
-        return self.labels.get(f"{OWN}component.slurm", "")
+        return self.labels.get(f"{LABEL_PREFIX}component.slurm", "")
 
     @property
     def on_node(self) -> ImageSpec:
@@ -67,7 +67,7 @@ def of_release(images: ReleaseImages) -> dict[str, DesiredImage]:
             "control",
             control,
             control[7:19],
-            {f"{OWN}role": "control", **images.control_labels},
+            {f"{LABEL_PREFIX}role": "control", **images.control_labels},
             reference=images.control_reference or None,
         ),
     }
@@ -89,8 +89,8 @@ def local_image(client: docker.DockerClient, reference: str, role: str) -> Desir
             code="no-image",
             next_step="`rocstack build` makes it; or name another: --image REFERENCE",
         )
-    labels = {key: value for key, value in (found.labels or {}).items() if key.startswith(OWN)}
-    is_role = labels.get(f"{OWN}role")
+    labels = {key: value for key, value in (found.labels or {}).items() if key.startswith(LABEL_PREFIX)}
+    is_role = labels.get(f"{LABEL_PREFIX}role")
     if is_role != role:
         raise BadInput(
             f"{reference} is {'a ' + is_role + ' image' if is_role else 'no image of rocstack'}, not a {role} image",

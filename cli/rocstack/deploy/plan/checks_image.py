@@ -13,7 +13,7 @@ from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.doctor.diagnosis import gate_values
 from rocstack.node.gate import FITS, UNFIT, UNKNOWN, judge
-from rocstack.node.image import OWN
+from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.stack import rules
 
 IN_TREE = "in-tree"
@@ -50,8 +50,8 @@ def _matrix() -> tuple[rules.Rule, ...]:
 
 def _rocm(image: DesiredImage) -> str:
     """The image's ROCm where it is AMD's own: a distribution's mixes releases, and AMD's table is silent on it."""
-    method = image.labels.get(f"{OWN}rocm.method", "amd")
-    return image.labels.get(f"{OWN}component.rocm", "") if method == "amd" else ""
+    method = image.labels.get(f"{LABEL_PREFIX}rocm.method", "amd")
+    return image.labels.get(f"{LABEL_PREFIX}component.rocm", "") if method == "amd" else ""
 
 
 @node_rule
@@ -76,7 +76,7 @@ def driver_in_tree(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 @node_rule
 def gfx_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     image = _of_worker(node, scope)
-    targets = {target for target in (image.labels.get(f"{OWN}gfx", "") if image else "").split(",") if target}
+    targets = {target for target in (image.labels.get(f"{LABEL_PREFIX}gfx", "") if image else "").split(",") if target}
     odd = Counter(gpu.gfx for gpu in node.profile.gpus if gpu.gfx and gpu.gfx not in targets)
     if targets and odd:
         level: Values = {"level": "warning"} if node.profile.virtual else {}  # nothing computes there
@@ -85,7 +85,7 @@ def gfx_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 
 def _labels(scope: Scope, key: str) -> tuple[str, str]:
-    found = {role: image.labels.get(OWN + key, "") for role, image in scope.images.items()}
+    found = {role: image.labels.get(LABEL_PREFIX + key, "") for role, image in scope.images.items()}
     return found.get("worker", ""), found.get("control", "")
 
 

@@ -23,7 +23,7 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ansible, ssh
 from rocstack.node.deploy_facts import SCHEMA
 from rocstack.node.profile import NodeProfile
-from rocstack.node.recording import Recording, natural
+from rocstack.node.recording import Recording, natural_key
 from rocstack.probe import recordings
 from rocstack.probe.recordings import LARGEST, Failure
 
@@ -190,8 +190,8 @@ def gather(
         except (KeyError, TypeError, ValueError) as error:
             failures.append(Failure(run.host, "failed", f"its answer can't be read: {_short(error)}"))
     return Gathered(
-        tuple(sorted(nodes, key=lambda node: natural(node.name))),
-        tuple(sorted(failures, key=lambda failure: natural(failure.node))),
+        tuple(sorted(nodes, key=lambda node: natural_key(node.name))),
+        tuple(sorted(failures, key=lambda failure: natural_key(failure.node))),
         ssh_hosts,
     )
 

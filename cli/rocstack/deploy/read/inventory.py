@@ -16,7 +16,7 @@ from typing import Any
 
 from rocstack.base.errors import BadInput, Missing, Where, did_you_mean
 from rocstack.edge import ansible
-from rocstack.node.recording import natural
+from rocstack.node.recording import natural_key
 
 CONTROL, WORKERS = "control", "workers"
 VARIABLES = {  # ours, that may stand in an inventory
@@ -132,7 +132,7 @@ def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ())
     for child in listed.get(group, {}).get("children", ()):
         if child not in above:
             found |= dict.fromkeys(_members(listed, child, (*above, group)))
-    yield from sorted(found, key=natural)
+    yield from sorted(found, key=natural_key)
 
 
 def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> None:

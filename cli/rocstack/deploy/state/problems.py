@@ -145,7 +145,7 @@ def _of_slurm(state: ClusterState) -> Iterator[Finding]:
         if why := slurm_state.not_ready(row):
             yield _not_ready(state, host.name, row, why)
         seen = state.gathered.node(host.name)
-        counted = slurm_state.gpus(row["gres"]) if row else None
+        counted = slurm_state.gres_gpus(row["gres"]) if row else None
         if seen and counted is not None and state.offers_gpus and counted != len(seen.profile.gpus):
             yield _finding(
                 host.name,
@@ -163,7 +163,7 @@ def _not_ready(state: ClusterState, name: str, row: Row | None, why: str) -> Fin
     if slurm_state.not_back(row):
         log = f"`rocstack logs {name}` shows slurmd's log"
         return _finding(name, "slurm-away", f"takes no jobs: it {why}", "its slurmd doesn't answer", log)
-    if slurm_state.ours(row):
+    if slurm_state.drained_by_deploy(row):
         cause, next_step = "a deploy drained it and did not get it back", f"`rocstack deploy {path}`"
     else:
         line = f"scontrol update nodename={name} state=resume"

@@ -68,6 +68,6 @@ def slurm(ssh_host: SshHost) -> SlurmState:
         return SlurmState(deploying=deploying)
     nodes, _, queue = answer.partition("\x1e")
     try:
-        return SlurmState(slurm_state.table(json.loads(nodes), json.loads(queue)), "", deploying)
+        return SlurmState(slurm_state.slurm_nodes(json.loads(nodes), json.loads(queue)), "", deploying)
     except ValueError as error:
         return SlurmState(why=f"its answer can't be read: {error}", deploying=deploying)

@@ -114,7 +114,7 @@ def _node(state: ClusterState, name: str) -> NodeStatus:
         "slurm": "+".join(row["state"]).lower() if row else "",
         "reason": row["reason"] if row else "",
         "jobs": tuple(row["jobs"]) if row else (),
-        "gres": slurm_state.gpus(row["gres"]) if row else None,
+        "gres": slurm_state.gres_gpus(row["gres"]) if row else None,
     }
     if facts is None:
         return NodeStatus(name, roles, health="not read", **said)

@@ -16,15 +16,18 @@ from typing import Any
 import pytest
 from support import join
 
-from rocstack.node import commands, controller_address, gate_decision, provider_link, rdma_trial
-from rocstack.node.envfile import parse_env
-from rocstack.node.fabric import Fabric
+from rocstack.node import (
+    node_command,
+    rdma_check,
+    start_gate,
+    start_options,
+)
+from rocstack.node.fabric import Fabric, parse_env
 from rocstack.node.gate import FITS, UNFIT, UNKNOWN, GateFinding, GateVerdict
-from rocstack.node.image import Image, ImageProvider
+from rocstack.node.image_facts import ImageFacts, ImageProvider
 from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile, Unread, Verbs
-from rocstack.node.rdma_proof import Proof
-from rocstack.node.variables import variables
+from rocstack.node.rdma_check import DeviceCheck
 
 FOLDER = "rootfs/worker/usr/local/lib/rocstack/python"
 ROOT, NAME = "/opt/rocstack/nic", "libbnxt_re-rdmav34.so"
@@ -32,7 +35,7 @@ PROVIDERS = (
     ImageProvider("abi-1", "inbox", "bnxt_re", f"{ROOT}/abi-1/{NAME}", "56.1-1", 34, (1, 1), "a"),
     ImageProvider("abi-6", "source", "bnxt_re", f"{ROOT}/abi-6/{NAME}", "232.0.164.5", 34, (6, 6), "b"),
 )
-IMAGE = Image("x", "broadcom", "worker", ("bnxt_en", "bnxt_re"), ("14e4:1760",), 34, "2.41", PROVIDERS)
+IMAGE = ImageFacts("x", "broadcom", "worker", ("bnxt_en", "bnxt_re"), ("14e4:1760",), 34, "2.41", PROVIDERS)
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +81,17 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder.parent / "libibverbs.so.1").touch()
     link = folder / NAME
     link.symlink_to(PROVIDERS[0].path or "")
-    monkeypatch.setattr(provider_link, "LIBRARIES", tmp_path)
-    monkeypatch.setattr(provider_link, "NEWER", tmp_path / "newer")
+    monkeypatch.setattr(start_gate, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(start_gate, "NEWER_RDMA_CORE", tmp_path / "newer")
     monkeypatch.delenv("RDMAV_DRIVERS", raising=False)
     return link
 
 
 def test_the_nodes_provider_is_linked(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.link(IMAGE, "abi-6") == ""
+    assert node_command.link_node_provider(IMAGE, "abi-6") == ""
     assert os.readlink(own) == PROVIDERS[1].path
     assert capsys.readouterr().err == "rocstack: bnxt_re 232.0.164.5 (kernel ABI 6-6) for this node\n"
-    commands.link(IMAGE, "abi-1")
+    node_command.link_node_provider(IMAGE, "abi-1")
     assert os.readlink(own) == PROVIDERS[0].path
     assert sorted(path.name for path in own.parent.iterdir()) == [own.name]
 
@@ -98,12 +101,12 @@ def test_without_the_right_to_link_it_is_named(own: Path, monkeypatch: pytest.Mo
         raise PermissionError
 
     monkeypatch.setattr(Path, "symlink_to", denied)
-    assert provider_link.choose(IMAGE, "abi-6") == "/opt/rocstack/nic/abi-6/libbnxt_re"
+    assert start_gate.link_provider(IMAGE, "abi-6") == "/opt/rocstack/nic/abi-6/libbnxt_re"
     assert os.readlink(own) == PROVIDERS[0].path
 
 
 def test_an_image_with_one_provider_needs_no_choice(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.link(replace(IMAGE, providers=PROVIDERS[:1]), "abi-1") == ""
+    assert node_command.link_node_provider(replace(IMAGE, providers=PROVIDERS[:1]), "abi-1") == ""
     assert capsys.readouterr().err == ""
 
 
@@ -112,7 +115,7 @@ def sha(data: bytes) -> str:
 
 
 @pytest.fixture
-def files(own: Path, tmp_path: Path) -> Image:
+def files(own: Path, tmp_path: Path) -> ImageFacts:
     """An image whose two providers are real files; libibverbs' folder links to the first."""
     made = []
     for provider in PROVIDERS:
@@ -129,48 +132,50 @@ def verdict(result: str = FITS, place: str | None = "abi-1") -> GateVerdict:
     return GateVerdict("n1", "x", result, (GateFinding(result, "as judged"),), place, None)
 
 
-def test_the_file_that_libibverbs_loads_is_the_one_that_was_judged(files: Image, own: Path) -> None:
-    assert provider_link.checked(files, verdict(), {}) == verdict()
-    wrong = provider_link.checked(files, verdict(place="abi-6"), {})
+def test_the_file_that_libibverbs_loads_is_the_one_that_was_judged(files: ImageFacts, own: Path) -> None:
+    assert start_gate.check_loaded_file(files, verdict(), {}) == verdict()
+    wrong = start_gate.check_loaded_file(files, verdict(place="abi-6"), {})
     assert wrong.result == UNFIT
     assert f"libibverbs would load {own.resolve()}, the node needs {files.providers[1].path}" in wrong.sentence
     by_name = {"RDMAV_DRIVERS": f"mlx5;{str(files.providers[1].path).rpartition('-rdmav')[0]}"}
-    assert provider_link.checked(files, verdict(place="abi-6"), by_name).result == FITS
+    assert start_gate.check_loaded_file(files, verdict(place="abi-6"), by_name).result == FITS
 
 
 @pytest.mark.parametrize("result", [FITS, UNKNOWN])
-def test_another_file_in_its_place_does_not_fit(result: str, files: Image, own: Path) -> None:
+def test_another_file_in_its_place_does_not_fit(result: str, files: ImageFacts, own: Path) -> None:
     one = replace(files, providers=files.providers[:1])
     own.resolve().write_bytes(b"of the host")
-    found = provider_link.checked(one, verdict(result), {})
+    found = start_gate.check_loaded_file(one, verdict(result), {})
     assert found.result == UNFIT
     assert f"would load {own.resolve()}, which is not the bnxt_re that the image was built with" in found.sentence
     own.unlink()
-    assert f"libibverbs' folder has no {NAME}" in provider_link.checked(one, verdict(result), {}).sentence
+    assert f"libibverbs' folder has no {NAME}" in start_gate.check_loaded_file(one, verdict(result), {}).sentence
 
 
-def test_what_is_in_no_manifest_is_not_compared(files: Image, own: Path) -> None:
+def test_what_is_in_no_manifest_is_not_compared(files: ImageFacts, own: Path) -> None:
     own.resolve().write_bytes(b"of the host")
     host = replace(files.providers[0], way="host", sha256=None)
-    assert provider_link.checked(replace(files, providers=(host,)), verdict(UNKNOWN), {}) == verdict(UNKNOWN)
+    assert start_gate.check_loaded_file(replace(files, providers=(host,)), verdict(UNKNOWN), {}) == verdict(UNKNOWN)
     unnamed = replace(files.providers[0], sha256=None)
-    assert provider_link.checked(replace(files, providers=(unnamed,)), verdict(), {}).result == UNKNOWN
+    assert start_gate.check_loaded_file(replace(files, providers=(unnamed,)), verdict(), {}).result == UNKNOWN
 
 
-def test_a_newer_rdma_core_has_its_own_folder(files: Image, tmp_path: Path) -> None:
+def test_a_newer_rdma_core_has_its_own_folder(files: ImageFacts, tmp_path: Path) -> None:
     newer = tmp_path / "newer/libibverbs" / NAME
     newer.parent.mkdir(parents=True)
     (newer.parents[1] / "libibverbs.so.1").touch()
     newer.write_bytes(b"another")
-    assert f"would load {newer}" in provider_link.checked(files, verdict(), {}).sentence
+    assert f"would load {newer}" in start_gate.check_loaded_file(files, verdict(), {}).sentence
 
 
 def computed(environ: dict[str, str], nic: str = "tcp") -> Fabric:
-    return commands.environment(NodeProfile(1, "n1"), Image("x", nic), {}, environ, variables(environ))
+    return node_command.environment(
+        NodeProfile(1, "n1"), ImageFacts("x", nic), {}, environ, start_options.read_options(environ)
+    )
 
 
 def test_the_containers_own_variables_win(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "NICS", package / "nics.json")
+    monkeypatch.setattr(node_command, "NICS", package / "nics.json")
     assert computed({}).env == {"NCCL_IB_DISABLE": "1"}
     assert computed({"NCCL_IB_DISABLE": "0", "HOME": "/root"}).env == {"NCCL_IB_DISABLE": "0"}
     assert computed({"NCCL_IB_DISABLE": "0\n1"}).env == {}, "what no file can hold stays as it is"
@@ -179,7 +184,7 @@ def test_the_containers_own_variables_win(package: Path, monkeypatch: pytest.Mon
 
 
 def test_the_controller_is_asked_for_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "NICS", package / "nics.json")
+    monkeypatch.setattr(node_command, "NICS", package / "nics.json")
     asked: list[str] = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda name, *_, **__: asked.append(name) or [])
     warnings = computed({"ROCSTACK_CONTROLLER": "ctl:6817"}).warnings
@@ -190,12 +195,12 @@ def test_the_controller_is_asked_for_once(package: Path, monkeypatch: pytest.Mon
 def test_the_environment_is_written_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     first, second = tmp_path / "file/fabric.env", tmp_path / "run/fabric.env"
-    monkeypatch.setattr(commands, "ENV_FILES", (str(first), str(second)))
-    assert commands.write_env("A=1\n")
-    assert commands.read_env() == {"A": "1"}
+    monkeypatch.setattr(node_command, "ENV_FILES", (str(first), str(second)))
+    assert node_command.write_env("A=1\n")
+    assert node_command.read_env() == {"A": "1"}
     assert second.read_text() == "A=1\n"
-    monkeypatch.setattr(commands, "ENV_FILES", (str(first),))
-    assert not commands.write_env("A=1\n")
+    monkeypatch.setattr(node_command, "ENV_FILES", (str(first),))
+    assert not node_command.write_env("A=1\n")
 
 
 @dataclass
@@ -206,20 +211,20 @@ class Place:
     patch: pytest.MonkeyPatch
     tried: list[str] = field(default_factory=list)
 
-    def is_of(self, image: Image, node: NodeProfile, *proofs: Proof) -> None:
+    def is_of(self, image: ImageFacts, node: NodeProfile, *proofs: DeviceCheck) -> None:
         class Stand:
-            def prove(stand, names: list[str] | None, **_: int) -> list[Proof]:
+            def prove(stand, names: list[str] | None, **_: int) -> list[DeviceCheck]:
                 self.tried.extend(names or ["every"])
                 return list(proofs)
 
-        self.patch.setattr(commands, "read_image", lambda: (image, {}))
-        self.patch.setattr(commands, "read_node", lambda: node)
-        self.patch.setattr(rdma_trial, "Verbs", Stand)
+        self.patch.setattr(node_command, "read_image", lambda: (image, {}))
+        self.patch.setattr(node_command, "read_node", lambda: node)
+        self.patch.setattr(rdma_check, "LibVerbs", Stand)
 
     def start(self, **environ: str) -> int:
         for name, value in environ.items():
             self.patch.setenv(name, value)
-        return commands.main(["start", "--daemons"])
+        return node_command.main(["start", "--daemons"])
 
     @property
     def gate(self) -> str:
@@ -228,16 +233,16 @@ class Place:
 
 @pytest.fixture
 def place(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(commands, "NICS", package / "nics.json")
-    monkeypatch.setattr(commands, "ENV_FILES", (str(tmp_path / "fabric.env"),))
-    monkeypatch.setattr(gate_decision, "PATH", str(tmp_path / "gate"))
+    monkeypatch.setattr(node_command, "NICS", package / "nics.json")
+    monkeypatch.setattr(node_command, "ENV_FILES", (str(tmp_path / "fabric.env"),))
+    monkeypatch.setattr(start_gate, "DECISION_PATH", str(tmp_path / "gate"))
     for name in ("ROCSTACK_GATE", "ROCSTACK_DATA_SUBNETS", "ROCSTACK_CONTROLLER"):
         monkeypatch.delenv(name, raising=False)
     return Place(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def one(files: Image) -> Image:
+def one(files: ImageFacts) -> ImageFacts:
     """Both devices of NODE are its own."""
     return replace(files, providers=files.providers[:1])
 
@@ -245,11 +250,13 @@ def one(files: Image) -> Image:
 MINE = tuple(Verbs(f"bnxt_re{i}", f"uverbs{i}", True, 1, "bnxt_re", None, None, None, (), ()) for i in (0, 1))
 OTHER = replace(MINE[0], name="mlx5_0", driver="mlx5_ib")
 NODE = NodeProfile(1, "n1", verbs=(*MINE, OTHER), unread=(Unread("libraries", "the image has its own"),))
-GOOD = tuple(Proof(device.name, queue_pairs=1, wanted=1) for device in MINE)
-BAD = Proof("bnxt_re1", "it can't be opened: Invalid argument")
+GOOD = tuple(DeviceCheck(device.name, queue_pairs=1, wanted=1) for device in MINE)
+BAD = DeviceCheck("bnxt_re1", "it can't be opened: Invalid argument")
 
 
-def test_daemons_start_where_every_device_works(place: Place, one: Image, capsys: pytest.CaptureFixture[str]) -> None:
+def test_daemons_start_where_every_device_works(
+    place: Place, one: ImageFacts, capsys: pytest.CaptureFixture[str]
+) -> None:
     place.is_of(one, NODE, *GOOD)
     assert place.start() == 0
     assert place.tried == ["bnxt_re0", "bnxt_re1"], "not the card for management"
@@ -263,11 +270,11 @@ def test_daemons_start_where_every_device_works(place: Place, one: Image, capsys
     assert place.gate.startswith("refuse n1: ")
 
 
-def test_start_and_gate_look_at_the_file_itself(place: Place, one: Image, own: Path) -> None:
+def test_start_and_gate_look_at_the_file_itself(place: Place, one: ImageFacts, own: Path) -> None:
     own.resolve().write_bytes(b"of the host")
     place.is_of(one, NODE, *GOOD)
     assert place.start() == 1
-    assert commands.main(["gate"]) == 1
+    assert node_command.main(["gate"]) == 1
     assert place.tried == []
     assert "which is not the bnxt_re that the image was built with" in place.gate
 
@@ -282,7 +289,7 @@ def test_start_and_gate_look_at_the_file_itself(place: Place, one: Image, own: P
     ],
 )
 def test_what_is_not_known_is_not_started(
-    changes: dict[str, Any], says: str, place: Place, one: Image, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], says: str, place: Place, one: ImageFacts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.is_of(replace(one, **changes), NODE, *GOOD)
     assert place.start() == 1
@@ -290,17 +297,17 @@ def test_what_is_not_known_is_not_started(
     assert place.tried == []
 
 
-def test_a_trial_makes_the_unknown_known(place: Place, one: Image, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_makes_the_unknown_known(place: Place, one: ImageFacts, capsys: pytest.CaptureFixture[str]) -> None:
     """The host's library is mounted: only that it works tells that it fits."""
     image = replace(one, providers=(replace(one.providers[0], way="host", path=None, sha256=None),))
     place.is_of(image, NODE, *GOOD)
-    assert commands.main(["gate"]) == 2
+    assert node_command.main(["gate"]) == 2
     assert place.start() == 0
     assert place.gate.startswith("proved n1: ")
-    assert commands.main(["gate"]) == 0
+    assert node_command.main(["gate"]) == 0
     place.is_of(image, NODE, GOOD[0], BAD)
     assert place.start() == 1
-    assert commands.main(["gate"]) == 2
+    assert node_command.main(["gate"]) == 2
     hidden = replace(NODE, unread=(*NODE.unread, Unread("/sys/class/infiniband", "no permission")))
     place.is_of(image, hidden, *GOOD)
     assert place.start() == 1, "of devices that could not be read none was tried"
@@ -310,14 +317,14 @@ def test_a_trial_makes_the_unknown_known(place: Place, one: Image, capsys: pytes
     assert place.tried == ["bnxt_re0"], "whose driver is not known may be the image's"
 
 
-def test_virtual_devices_can_not_be_tried(place: Place, one: Image, capsys: pytest.CaptureFixture[str]) -> None:
+def test_virtual_devices_can_not_be_tried(place: Place, one: ImageFacts, capsys: pytest.CaptureFixture[str]) -> None:
     node = replace(NODE, virtual="m")
     place.is_of(one, node)
     assert place.start() == 0
     assert "virtual m: its devices can't be opened, none was tried" in capsys.readouterr().err
     place.is_of(replace(one, private_abi=None), node)
     assert place.start() == 1
-    assert commands.main(["prove"]) == 1
+    assert node_command.main(["prove"]) == 1
     assert place.tried == []
 
 
@@ -334,7 +341,7 @@ UNFITTING = replace(NODE, verbs=tuple(replace(device, kernel_abi=6) for device i
     ],
 )
 def test_what_the_gate_is_told(
-    gate: str, code: int, word: str, said: str, place: Place, one: Image, capsys: pytest.CaptureFixture[str]
+    gate: str, code: int, word: str, said: str, place: Place, one: ImageFacts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.is_of(one, UNFITTING)
     assert place.start(ROCSTACK_GATE=gate) == code
@@ -342,7 +349,7 @@ def test_what_the_gate_is_told(
     err = capsys.readouterr().err
     assert said in err
     assert bool(said) == ("kernel ABI" in err)
-    assert commands.main(["gate"]) == 1, "the gate itself stays with what it found"
+    assert node_command.main(["gate"]) == 1, "the gate itself stays with what it found"
     assert place.tried == []
 
 
@@ -359,7 +366,7 @@ def test_what_the_gate_is_told(
     ],
 )
 def test_a_wrong_variable_is_refused_by_name(
-    name: str, value: str, says: str, place: Place, one: Image, capsys: pytest.CaptureFixture[str]
+    name: str, value: str, says: str, place: Place, one: ImageFacts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.is_of(one, NODE, *GOOD)
     assert place.start(**{name: value}) == 2
@@ -367,7 +374,7 @@ def test_a_wrong_variable_is_refused_by_name(
     assert name in found.err
     assert says in found.err
     assert found.out == ""
-    assert commands.main(["start"]) == 0, "a command runs"
+    assert node_command.main(["start"]) == 0, "a command runs"
     found = capsys.readouterr()
     assert says in found.err
     assert "GLOO" in found.out or "NCCL" in found.out
@@ -377,9 +384,9 @@ def test_what_fails_does_not_read_as_unfitting(place: Place, capsys: pytest.Capt
     def broken() -> None:
         raise json.JSONDecodeError("Expecting value", "", 0)
 
-    place.patch.setattr(commands, "read_image", broken)
+    place.patch.setattr(node_command, "read_image", broken)
     for arguments in (["start"], ["start", "--daemons"], ["gate"], ["env"], ["prove"]):
-        assert commands.main(arguments) == 3
+        assert node_command.main(arguments) == 3
         err = capsys.readouterr().err
         assert err.startswith("rocstack: this node could not be looked at: JSONDecodeError: Expecting value")
         assert err.count("\n") == 1
@@ -387,18 +394,18 @@ def test_what_fails_does_not_read_as_unfitting(place: Place, capsys: pytest.Capt
 
 @pytest.mark.parametrize("arguments", [["prove", "--all", "--mnay"], ["gate", "--task"], ["start", "now"], ["strat"]])
 def test_unknown_words_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(arguments) == 2
+    assert node_command.main(arguments) == 2
     assert capsys.readouterr().err.startswith(f"rocstack: no {'command' if arguments == ['strat'] else 'option'} ")
 
 
-def test_prove_by_hand(place: Place, one: Image) -> None:
+def test_prove_by_hand(place: Place, one: ImageFacts) -> None:
     place.is_of(one, NODE, *GOOD)
-    assert commands.main(["prove", "--many"]) == 0
+    assert node_command.main(["prove", "--many"]) == 0
     assert place.tried == ["bnxt_re0", "bnxt_re1"]
-    assert commands.main(["prove", "--all"]) == 0
+    assert node_command.main(["prove", "--all"]) == 0
     assert place.tried[2:] == ["every"]
     place.is_of(replace(one, providers=(), nic="tcp"), NODE, *GOOD)
-    assert commands.main(["prove"]) == 1
+    assert node_command.main(["prove"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -415,7 +422,7 @@ def test_prove_by_hand(place: Place, one: Image) -> None:
     ],
 )
 def test_the_controllers_hosts(text: str, hosts: list[str]) -> None:
-    assert controller_address.hosts(text) == hosts
+    assert start_options.controller_hosts(text) == hosts
 
 
 def test_the_first_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,17 +439,17 @@ def test_the_first_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
         return table[name]
 
     monkeypatch.setattr(socket, "getaddrinfo", ask)
-    assert controller_address.address(["gone", "long", "both", "six"]) == "10.0.0.1", "IPv4 first, as Slurm"
-    assert controller_address.address(["six"]) == "fe80::1"
-    assert controller_address.address(["gone", "10.0.0.2"]) == "10.0.0.2"
-    assert controller_address.address(["gone"]) is None
+    assert start_options.resolve_first(["gone", "long", "both", "six"]) == "10.0.0.1", "IPv4 first, as Slurm"
+    assert start_options.resolve_first(["six"]) == "fe80::1"
+    assert start_options.resolve_first(["gone", "10.0.0.2"]) == "10.0.0.2"
+    assert start_options.resolve_first(["gone"]) is None
 
 
 def test_a_dead_name_server_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_address, "LIMIT", 0.1)
+    monkeypatch.setattr(start_options, "RESOLVE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(2) or [])
     began = time.monotonic()
-    assert controller_address.address(["a", "b", "c", "::1"]) == "::1"
+    assert start_options.resolve_first(["a", "b", "c", "::1"]) == "::1"
     assert time.monotonic() - began < 1
 
 
@@ -451,9 +458,9 @@ def test_tasks_get_what_they_did_not_set(
 ) -> None:
     file = tmp_path / "fabric.env"
     file.write_text("# why\nNCCL_NET='AWS Libfabric'\nNCCL_IB_TC=104\n")
-    monkeypatch.setattr(commands, "ENV_FILES", (str(tmp_path / "none"), str(file)))
+    monkeypatch.setattr(node_command, "ENV_FILES", (str(tmp_path / "none"), str(file)))
     monkeypatch.setenv("NCCL_IB_TC", "96")
-    assert commands.main(["env", "--task"]) == 0
+    assert node_command.main(["env", "--task"]) == 0
     assert capsys.readouterr().out == "export NCCL_NET=AWS Libfabric\n"
 
 
@@ -461,11 +468,11 @@ def test_a_task_without_the_file_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "fabric.env"
-    monkeypatch.setattr(commands, "ENV_FILES", (str(file),))
-    assert commands.main(["env", "--task"]) == 0
+    monkeypatch.setattr(node_command, "ENV_FILES", (str(file),))
+    assert node_command.main(["env", "--task"]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert f"there is no {file}" in said.err
     file.write_text("A='\n")
-    assert commands.main(["env", "--task"]) == 0
+    assert node_command.main(["env", "--task"]) == 0
     assert "can't be read" in capsys.readouterr().err

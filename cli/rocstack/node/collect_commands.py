@@ -17,7 +17,7 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
-PATIENCE = 3.0  # seconds for one command
+TIMEOUT_S = 3.0  # seconds for one command
 COMMANDS = (
     "slurmd -V",
     "munged --version",
@@ -31,10 +31,10 @@ COMMANDS = (
     "dpkg-query -W libibverbs1 ibverbs-providers rdma-core bnxt-rocelib libionic1 munge slurmd libpmix2 libpmix2t64",
     "rpm -q --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n libibverbs rdma-core libbnxt_re libionic munge slurm-slurmd pmix",
 )
-PLACES = "/opt/rocm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/niccli"
+PROGRAM_FOLDERS = "/opt/rocm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/niccli"
 
 
-class Asked(NamedTuple):
+class CommandRun(NamedTuple):
     """A command line with its answer ({"code", "out"}), or why there is none; neither: there is no such program."""
 
     line: str
@@ -42,24 +42,24 @@ class Asked(NamedTuple):
     why: str = ""
 
 
-def ask(line: str) -> Asked:
+def run_command(line: str) -> CommandRun:
     words = line.split()
-    program = shutil.which(words[0], path=PLACES)
+    program = shutil.which(words[0], path=PROGRAM_FOLDERS)
     if program is None:
-        return Asked(line)
+        return CommandRun(line)
     try:
         done = subprocess.run(
             [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=PATIENCE, env={"PATH": PLACES, "LC_ALL": "C", "HOME": "/"},
+            timeout=TIMEOUT_S, env={"PATH": PROGRAM_FOLDERS, "LC_ALL": "C", "HOME": "/"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Asked(line, why=f"no answer within {PATIENCE:g} s")
+        return CommandRun(line, why=f"no answer within {TIMEOUT_S:g} s")
     except OSError as error:
-        return Asked(line, why=error.strerror or str(error))
-    return Asked(line, {"code": done.returncode, "out": done.stdout.decode("utf-8", "replace")})
+        return CommandRun(line, why=error.strerror or str(error))
+    return CommandRun(line, {"code": done.returncode, "out": done.stdout.decode("utf-8", "replace")})
 
 
-def ask_kernel(netdevs: list[str]) -> list[Asked]:
+def ask_kernel(netdevs: list[str]) -> list[CommandRun]:
     """What the kernel and the C library tell without a program."""
     answers = {
         "uname -m": os.uname().machine,
@@ -72,7 +72,7 @@ def ask_kernel(netdevs: list[str]) -> list[Asked]:
         answers["ip -o -4 addr"] = _addresses(sock)
         for name in netdevs:
             answers["ethtool -i " + name] = _driver(sock, name)
-    return [Asked(line, {"code": 0, "out": out}) for line, out in answers.items() if out]
+    return [CommandRun(line, {"code": 0, "out": out}) for line, out in answers.items() if out]
 
 
 def _addresses(sock: socket.socket) -> str:

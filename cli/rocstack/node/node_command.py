@@ -18,31 +18,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rocstack.node.gate import GateFinding, GateVerdict
-from rocstack.node.image import ImageProvider
-
-from . import controller_address, gate_decision, provider_link
+from . import start_gate
 from .collect import collect
-from .envfile import PATH, parse_env, render_env
-from .fabric import Fabric, fabric
-from .gate import FITS, LIBRARIES, SLINGSHOT, UNFIT, UNKNOWN, judge
-from .gate_decision import OFF, PROVED
-from .image import MANIFEST, Image, from_manifest
+from .fabric import ENV_PATH, Fabric, fabric, parse_env, render_env
+from .gate import FITS, LIBRARIES, SLINGSHOT, SLINGSHOT_FILES, UNFIT, UNKNOWN, GateFinding, GateVerdict, judge
+from .image_facts import MANIFEST, ImageFacts, ImageProvider, from_manifest
 from .nic_settings import NicSettings
-from .nics import NicKind
 from .parse import parse
+from .parse_cards import NicKind
 from .profile import NodeProfile, Unread
-from .rdma_proof import unloadable
-from .rdma_trial import Trial, opened, trial
+from .rdma_check import RdmaCheck, check_devices, check_rdma, unloadable
 from .recording import Recording
-from .slingshot import NAMES
-from .variables import Variables, variables
+from .start_gate import OFF, PROVED
+from .start_options import RESOLVE_TIMEOUT_S, StartOptions, read_options, resolve_first
 
 NICS = Path(__file__).resolve().parents[2] / "nics.json"
 PLUGIN_FOLDER = Path("/opt/rocstack/nic/plugin")
-ENV_FILES = (PATH, "/run/rocstack/fabric.env")  # the first that may be written
+ENV_FILES = (ENV_PATH, "/run/rocstack/fabric.env")  # the first that may be written
 CODES = {FITS: 0, UNFIT: 1, UNKNOWN: 2}
-BLIND = 3
+UNREADABLE = 3
 OPTIONS = {"start": ("--daemons",), "gate": (), "env": ("--task",), "prove": ("--many", "--all")}
 
 
@@ -53,7 +47,7 @@ def main(arguments: list[str]) -> int:
         return 0
     unknown = [option for option in options if option not in OPTIONS.get(command, options)]
     if command not in OPTIONS or unknown:
-        say(f"no {f'option {unknown[0]} of {command}' if unknown else f'command {command}'}")
+        report(f"no {f'option {unknown[0]} of {command}' if unknown else f'command {command}'}")
         print(__doc__, file=sys.stderr)
         return 2
     if command == "env" and "--task" in options:
@@ -65,15 +59,15 @@ def main(arguments: list[str]) -> int:
             return prove(many="--many" in options, every="--all" in options)
         return gate() if command == "gate" else env()
     except Exception as error:  # a crash would read as "doesn't fit"
-        say(f"this node could not be looked at: {type(error).__name__}: {' '.join(str(error).split())}")
-        return BLIND
+        report(f"this node could not be looked at: {type(error).__name__}: {' '.join(str(error).split())}")
+        return UNREADABLE
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(f"rocstack: {text}", file=sys.stderr)
 
 
-def read_image() -> tuple[Image, Mapping[str, object]]:
+def read_image() -> tuple[ImageFacts, Mapping[str, object]]:
     manifest = json.loads(Path(MANIFEST).read_text())
     return from_manifest("this image", manifest), manifest
 
@@ -88,13 +82,13 @@ def read_node() -> NodeProfile:
     return replace(node, unread=(*node.unread, Unread(LIBRARIES, "the image has its own")))
 
 
-def judged(image: Image, node: NodeProfile) -> GateVerdict:
+def read_verdict(image: ImageFacts, node: NodeProfile) -> GateVerdict:
     """The gate's word. It can't read Slingshot's libraries here, but they can be loaded: those that were mounted."""
     verdict = judge(image, node)
     if image.nic != SLINGSHOT or not node.cxi or verdict.result != UNKNOWN:
         return verdict
     plugins = [str(path) for path in sorted(PLUGIN_FOLDER.glob("*.so"))]
-    wrong = unloadable([NAMES["cxi"], NAMES["libfabric"], *plugins])
+    wrong = unloadable([SLINGSHOT_FILES["cxi"], SLINGSHOT_FILES["libfabric"], *plugins])
     finding = GateFinding(FITS, f"{verdict.findings[0].what}, and the host's libfabric loads")
     if wrong:
         finding = GateFinding(
@@ -104,7 +98,11 @@ def judged(image: Image, node: NodeProfile) -> GateVerdict:
 
 
 def environment(
-    node: NodeProfile, image: Image, manifest: Mapping[str, object], environ: Mapping[str, str], asked: Variables
+    node: NodeProfile,
+    image: ImageFacts,
+    manifest: Mapping[str, object],
+    environ: Mapping[str, str],
+    asked: StartOptions,
 ) -> Fabric:
     """What the container was started with wins."""
     name = image.nic or "tcp"
@@ -112,7 +110,7 @@ def environment(
     if nic is None:
         raise LookupError(f"{NICS} has no NIC profile {name}")
     versions = manifest.get("versions")
-    address = controller_address.address(asked.controllers)
+    address = resolve_first(asked.controllers)
 
     def compute(overrides: Mapping[str, str | None]) -> Fabric:
         return fabric(
@@ -128,9 +126,8 @@ def environment(
     mine = {key: environ[key] if environ[key].isprintable() else None for key in compute({}).env if key in environ}
     computed = compute(mine)
     if asked.controllers and not address:
-        lost = (
-            f"ROCSTACK_CONTROLLER: {', '.join(asked.controllers)} did not resolve within {controller_address.LIMIT:g} s"
-        )
+        names = ", ".join(asked.controllers)
+        lost = f"ROCSTACK_CONTROLLER: {names} did not resolve within {RESOLVE_TIMEOUT_S:g} s"
         return replace(computed, warnings=(*computed.warnings, lost))
     return computed
 
@@ -138,58 +135,59 @@ def environment(
 def start(*, daemons: bool) -> int:
     """Prints the environment for a shell; what it finds it says on standard error. Daemons don't start on a node that
     the image doesn't fit: jobs would run over TCP without an error. A command runs in any case."""
-    asked = variables(os.environ)
+    asked = read_options(os.environ)
     for wrong in asked.wrong:
-        say(wrong)
+        report(wrong)
     if asked.wrong and daemons:
         return 2
     image, manifest = read_image()
     node = read_node()
-    verdict = judged(image, node)
-    by_name = link(image, verdict.place) if verdict.place else ""
-    verdict = provider_link.checked(image, verdict, os.environ)
+    verdict = read_verdict(image, node)
+    by_name = link_node_provider(image, verdict.place) if verdict.place else ""
+    verdict = start_gate.check_loaded_file(image, verdict, os.environ)
     if asked.gate != OFF and (daemons or verdict.result != FITS):
-        say(f"{verdict.result}: {verdict.sentence}")
+        report(f"{verdict.result}: {verdict.sentence}")
     computed = environment(node, image, manifest, os.environ, asked)
-    text = render_env(computed) + (f"\n{provider_link.BY_NAME}={by_name}\n" if by_name else "")
+    text = render_env(computed) + (f"\n{start_gate.DRIVERS_VARIABLE}={by_name}\n" if by_name else "")
     print(text, end="", flush=True)  # before the trial: a provider's own fault may end this program
     written = write_env(text)
     if not daemons:
         return 0
     for warning in computed.warnings:
-        say(f"warning: {warning}")
+        report(f"warning: {warning}")
     if not written:
-        say(f"warning: none of {', '.join(ENV_FILES)} can be written: Slurm's tasks get no fabric environment")
-    return decided(asked.gate, image, node, verdict)
+        report(f"warning: none of {', '.join(ENV_FILES)} can be written: Slurm's tasks get no fabric environment")
+    return decide_start(asked.gate, image, node, verdict)
 
 
-def decided(gate: str, image: Image, node: NodeProfile, verdict: GateVerdict) -> int:
+def decide_start(gate: str, image: ImageFacts, node: NodeProfile, verdict: GateVerdict) -> int:
     """For the daemons: 0 start, 1 don't."""
     if gate == OFF:
-        made = gate_decision.GateDecision(OFF, verdict.sentence)
+        made = start_gate.GateDecision(OFF, verdict.sentence)
     else:
-        tried = trial(image, node) if verdict.result != UNFIT else Trial(None)
+        tried = check_rdma(image, node) if verdict.result != UNFIT else RdmaCheck(None)
         for line in tried.says if image.providers else ():
-            say(line)
-        made = gate_decision.decide(gate, verdict, tried)
-    if not gate_decision.write(made) and made.starts:
-        say(
-            f"warning: {gate_decision.PATH} can't be written: rocstack-prolog does not learn that this is '{made.word}'"
+            report(line)
+        made = start_gate.decide(gate, verdict, tried)
+    if not start_gate.write_decision(made) and made.starts:
+        report(
+            f"warning: {start_gate.DECISION_PATH} can't be written: "
+            f"rocstack-prolog does not learn that this is '{made.word}'"
         )
     return 0 if made.starts else 1
 
 
-def link(image: Image, place: str) -> str:
+def link_node_provider(image: ImageFacts, place: str) -> str:
     """What RDMAV_DRIVERS must say, where no link can be made; the trial here goes by it too."""
-    by_name = provider_link.choose(image, place)
+    by_name = start_gate.link_provider(image, place)
     if by_name:
-        os.environ[provider_link.BY_NAME] = by_name
+        os.environ[start_gate.DRIVERS_VARIABLE] = by_name
     if len(image.providers) > 1:
-        say(f"{_named(next(each for each in image.providers if each.place == place))} for this node")
+        report(f"{_provider_text(next(each for each in image.providers if each.place == place))} for this node")
     return by_name
 
 
-def _named(provider: ImageProvider) -> str:
+def _provider_text(provider: ImageProvider) -> str:
     bounds = provider.kernel_abi or ("?", "?")
     return f"{provider.driver} {provider.version or provider.way} (kernel ABI {bounds[0]}-{bounds[1]})"
 
@@ -197,9 +195,9 @@ def _named(provider: ImageProvider) -> str:
 def gate() -> int:
     """Asked again, of the node as it is now."""
     image, _ = read_image()
-    verdict = provider_link.checked(image, judged(image, read_node()), {**read_env(), **os.environ})
+    verdict = start_gate.check_loaded_file(image, read_verdict(image, read_node()), {**read_env(), **os.environ})
     print(f"{verdict.result}: {verdict.sentence}")
-    made = gate_decision.read()
+    made = start_gate.read_decision()
     if verdict.result == UNKNOWN and made and made.word == PROVED:
         print("every device was tried when the daemons started, and worked")
         return 0
@@ -207,9 +205,9 @@ def gate() -> int:
 
 
 def env() -> int:
-    asked = variables(os.environ)
+    asked = read_options(os.environ)
     for wrong in asked.wrong:
-        say(wrong)
+        report(wrong)
     image, manifest = read_image()
     print(render_env(environment(read_node(), image, manifest, os.environ, asked)), end="")
     return 2 if asked.wrong else 0
@@ -217,9 +215,9 @@ def env() -> int:
 
 def prove(*, many: bool, every: bool) -> int:
     """0 where every device works; 1 where one doesn't or none could be tried."""
-    tried = opened(many=many) if every else trial(read_image()[0], read_node(), many=many)
+    tried = check_devices(many=many) if every else check_rdma(read_image()[0], read_node(), many=many)
     for line in tried.says:
-        say(line)
+        report(line)
     return 0 if tried.works else 1
 
 
@@ -246,10 +244,10 @@ def task() -> int:
     try:
         found = read_env()
     except (OSError, ValueError) as error:
-        say(f"the fabric's environment can't be read: {error}")
+        report(f"the fabric's environment can't be read: {error}")
         return 0
     if not found:
-        say(f"no fabric environment for this task: there is no {' or '.join(ENV_FILES)}")
+        report(f"no fabric environment for this task: there is no {' or '.join(ENV_FILES)}")
     for name, value in found.items():
         if name not in os.environ:
             print(f"export {name}={value}")

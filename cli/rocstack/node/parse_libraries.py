@@ -14,7 +14,7 @@ DRIVER_FILES = "/etc/libibverbs.d"
 _PROVIDER = re.compile(r"lib(.+)-rdmav\d+\.so")
 _VERBS = re.compile(r"libibverbs\.so\.1(\.[0-9.]+)?")
 _NAMED = re.compile(r"lib(cxi|fabric|json-c)\.so(?:\.(\d[0-9.]*))?")  # Slingshot's
-_DRIVERS = {"fabric": "libfabric"}  # as rocstack.node.slingshot calls them; the others by their own name
+_DRIVERS = {"fabric": "libfabric"}  # as SLINGSHOT_FILES has them; the others by their own name
 
 
 class ReadLibrary(Protocol):
@@ -40,14 +40,14 @@ def driver_files(rec: Recording) -> tuple[str, ...] | None:
 
 def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library, ...]:
     """libibverbs first. Without `read` the ABIs stay unread."""
-    packages, names = _packages(rec), _names(rec)
+    packages, names = _packages(rec), _link_names(rec)
     found = []
     for path, data in rec.blobs.items():
         called = [path.rpartition("/")[2], *names.get(path, ())]
         provider = next((match[1] for match in map(_PROVIDER.fullmatch, called) if match), None)
         is_verbs = provider is None and any(map(_VERBS.fullmatch, called))
         if provider or is_verbs:
-            version = _release(called, provider) or packages.get(path)
+            version = _vendor_version(called, provider) or packages.get(path)
             found.append(_library(path, data, provider, version, read))
     linked = {target for link, target in rec.links.items() if _NAMED.fullmatch(link.rpartition("/")[2])}
     for path in sorted({*linked, *rec.blobs}):
@@ -78,7 +78,7 @@ def _library(path: str, data: bytes, driver: str | None, version: str | None, re
     )
 
 
-def _names(rec: Recording) -> Mapping[str, list[str]]:
+def _link_names(rec: Recording) -> Mapping[str, list[str]]:
     """The names of the links that lead to a file."""
     found: dict[str, list[str]] = {}
     for link in rec.links:
@@ -86,7 +86,7 @@ def _names(rec: Recording) -> Mapping[str, list[str]]:
     return found
 
 
-def _release(names: list[str], driver: str | None) -> str | None:
+def _vendor_version(names: list[str], driver: str | None) -> str | None:
     """Of a vendor's own build, whose file holds no version: libbnxt_re-a.b.c.d.so leads to it."""
     pattern = re.compile(rf"lib{re.escape(driver or '')}-(\d+(?:\.\d+){{3}})\.so")
     return next((match[1] for match in map(pattern.fullmatch, names) if match), None)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rocstack.node import rdma_trial
-from rocstack.node.rdma_proof import EACH, THREADS, UNLISTED, Verbs
+from rocstack.node import rdma_check
+from rocstack.node.rdma_check import QUEUE_PAIRS, THREADS, UNLISTED, LibVerbs
 
 
 class Library:
@@ -64,8 +64,8 @@ class Library:
     ibv_close_device = ibv_dealloc_pd = ibv_destroy_cq = ibv_destroy_qp = _end
 
 
-def verbs(library: Library) -> Verbs:
-    made = object.__new__(Verbs)
+def verbs(library: Library) -> LibVerbs:
+    made = object.__new__(LibVerbs)
     made.lib = library  # type: ignore[assignment]
     return made
 
@@ -107,22 +107,22 @@ def test_the_first_step_that_fails_is_said(step: str, says: str) -> None:
 
 def test_some_lost_queue_pairs_are_counted() -> None:
     library = Library(["a"], lost=33)
-    (proof,) = verbs(library).prove(["a"], threads=THREADS, each=EACH)
+    (proof,) = verbs(library).prove(["a"], threads=THREADS, each=QUEUE_PAIRS)
     assert (proof.ok, proof.says) == (False, "a: 479 of 512 queue pairs: Cannot allocate memory (33 times)")
     assert library.open_things == 0
 
 
 def test_the_trial_needs_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_trial, "Verbs", lambda: verbs(Library(["a", "b"], {"b": "pd"})))
-    assert rdma_trial.opened(["a"]).works is True
-    assert rdma_trial.opened(["a", "b"]).works is False
-    assert rdma_trial.opened(["a", "c"]).works is False
-    assert rdma_trial.opened().works is False
-    monkeypatch.setattr(rdma_trial, "Verbs", lambda: verbs(Library([])))
-    assert rdma_trial.opened().works is None
+    monkeypatch.setattr(rdma_check, "LibVerbs", lambda: verbs(Library(["a", "b"], {"b": "pd"})))
+    assert rdma_check.check_devices(["a"]).works is True
+    assert rdma_check.check_devices(["a", "b"]).works is False
+    assert rdma_check.check_devices(["a", "c"]).works is False
+    assert rdma_check.check_devices().works is False
+    monkeypatch.setattr(rdma_check, "LibVerbs", lambda: verbs(Library([])))
+    assert rdma_check.check_devices().works is None
 
 
 def test_without_libibverbs_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_trial, "Verbs", lambda: Verbs("libibverbs.so.none"))
-    assert rdma_trial.opened(["a"]).works is False
-    assert "libibverbs can't be loaded" in rdma_trial.opened(["a"]).says[0]
+    monkeypatch.setattr(rdma_check, "LibVerbs", lambda: LibVerbs("libibverbs.so.none"))
+    assert rdma_check.check_devices(["a"]).works is False
+    assert "libibverbs can't be loaded" in rdma_check.check_devices(["a"]).says[0]

@@ -9,36 +9,36 @@ from typing import Any
 
 import pytest
 
-from rocstack.node import exclusive, slurm_control
-from rocstack.node.engine import Failed
+from rocstack.node import node_lock, slurm_control
+from rocstack.node.engine import NodeError
 
 BUSY = {"n1": {"state": ["ALLOCATED", "DRAIN"], "jobs": [7], "reason": "rocstack: update", "started": 0}}
 
 
 def test_a_second_one_waits_and_then_says_so(tmp_path: Path) -> None:
     folder = str(tmp_path / "state")
-    refused = pytest.raises(Failed, match="still at work on this node after 0 s")
-    with exclusive.alone(folder), refused as caught, exclusive.alone(folder, within=0):
+    refused = pytest.raises(NodeError, match="still at work on this node after 0 s")
+    with node_lock.node_lock(folder), refused as caught, node_lock.node_lock(folder, within=0):
         pass
     assert caught.value.kind == "busy"
-    with exclusive.alone(folder, within=0):
+    with node_lock.node_lock(folder, within=0):
         child = subprocess.run(["sleep", "0"])  # a process that it starts doesn't inherit the lock
     assert child.returncode == 0
 
 
 def test_a_lock_that_cant_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Failed, match="can't be opened"), exclusive.alone(str(tmp_path / "file/below")):
+    with pytest.raises(NodeError, match="can't be opened"), node_lock.node_lock(str(tmp_path / "file/below")):
         pass
 
 
 def test_who_has_left() -> None:
     reader, writer = os.pipe()
     try:
-        assert not exclusive.abandoned(os.getppid(), writer)
-        assert exclusive.abandoned(os.getppid() + 1, writer)
+        assert not node_lock.caller_left(os.getppid(), writer)
+        assert node_lock.caller_left(os.getppid() + 1, writer)
         os.close(reader)
-        assert exclusive.abandoned(os.getppid(), writer)
+        assert node_lock.caller_left(os.getppid(), writer)
     finally:
         os.close(writer)
 
@@ -61,17 +61,17 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When Slurm was asked."""
     clock, times = Clock(), list[float]()
 
-    def state(slurm: slurm_control.Slurm) -> dict[str, Any]:
+    def state(slurm: slurm_control.SlurmController) -> dict[str, Any]:
         times.append(clock.now)
         return BUSY
 
     monkeypatch.setattr(slurm_control, "time", clock)
-    monkeypatch.setattr(slurm_control.Slurm, "state", state)
+    monkeypatch.setattr(slurm_control.SlurmController, "state", state)
     return times
 
 
 def test_slurm_is_not_asked_more_often_than_it_helps(looks: list[float]) -> None:
-    slurm = slurm_control.Slurm()
+    slurm = slurm_control.SlurmController()
     assert slurm.wait_drained(["n1"], 12)["busy"] == {"n1": "runs job 7"}
     assert looks == [0, 5, 10, 12]
     looks.clear()
@@ -80,7 +80,7 @@ def test_slurm_is_not_asked_more_often_than_it_helps(looks: list[float]) -> None
 
 
 def test_nobody_waits_for_a_deploy_that_is_gone(looks: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_control, "abandoned", lambda parent: len(looks) > 2)
-    with pytest.raises(Failed, match="nobody waits"):
-        slurm_control.Slurm().wait_drained(["n1"], 1e9)
+    monkeypatch.setattr(slurm_control, "caller_left", lambda parent: len(looks) > 2)
+    with pytest.raises(NodeError, match="nobody waits"):
+        slurm_control.SlurmController().wait_drained(["n1"], 1e9)
     assert looks == [0, 5, 10]

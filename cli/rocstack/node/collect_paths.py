@@ -8,8 +8,8 @@ in TABLES are added to it, because the machine's own network is real.
 
 from __future__ import annotations
 
-OURS = "/sys/devices/virtual/rocstack"
-TABLES = ("/proc/net/route", "ip -o -4 addr")
+MODEL_FOLDER = "/sys/devices/virtual/rocstack"
+ADDED_TABLES = ("/proc/net/route", "ip -o -4 addr")
 
 IB = "/sys/class/infiniband/*"
 KFD = "/sys/class/kfd/kfd/topology/nodes/*"
@@ -24,7 +24,7 @@ FABRIC = (  # Slingshot's
     "/usr/{lib,lib64,lib/*-linux-gnu}/{libcxi.so.1,libfabric.so.1,libjson-c.so.3}",
 )
 PATTERNS = (
-    OURS + "/model",
+    MODEL_FOLDER + "/model",
     "/opt/rocm/.info/version",
     "/etc/libibverbs.d/*.driver",
     "/proc/{cmdline,version,net/route,sys/kernel/osrelease,sys/kernel/numa_balancing,1/limits}",
@@ -43,7 +43,7 @@ PATTERNS = (
 ONLY_LINKS = (  # whose names tell the release
     *(folder + "/lib{bnxt_re,ionic}*.so" for folder in LIBRARY_FOLDERS),
 )
-KEEP = {  # of these files only such lines
+LINES_KEPT = {  # of these files only such lines
     "/etc/os-release": r"(ID|VERSION_ID|PRETTY_NAME)=",
     "/etc/group": r"(render|video|rdma|docker):",
     "/proc/meminfo": r"MemTotal|Huge",

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from . import files
-from .engine import Failed
+from .engine import NodeError
 
 STATE = "/var/lib/rocstack"
 LOCK = "apply.lock"
-PATIENCE = 300.0  # seconds
+TIMEOUT_S = 300.0  # seconds
 _PAUSE = 0.5  # seconds
 
 
 @contextmanager
-def alone(folder: str = STATE, within: float = PATIENCE) -> Iterator[None]:
+def node_lock(folder: str = STATE, within: float = TIMEOUT_S) -> Iterator[None]:
     """Waits up to `within` seconds for whoever is at work on this node.
 
     Raises:
@@ -28,10 +28,10 @@ def alone(folder: str = STATE, within: float = PATIENCE) -> Iterator[None]:
     """
     path = os.path.join(folder, LOCK)
     try:
-        files.folder(folder)
+        files.make_folder(folder)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise Failed(f"{path} can't be opened: {error.strerror or error}", kind="file") from None
+        raise NodeError(f"{path} can't be opened: {error.strerror or error}", kind="file") from None
     try:
         _lock(handle, time.monotonic() + within, within)
         yield
@@ -39,7 +39,7 @@ def alone(folder: str = STATE, within: float = PATIENCE) -> Iterator[None]:
         os.close(handle)
 
 
-def abandoned(parent: int, answer: int = 1) -> bool:
+def caller_left(parent: int, answer: int = 1) -> bool:
     """Whether whoever asked has left: `parent` (os.getppid() in the beginning) is gone, or nobody reads the descriptor
     `answer` any more, which is how the end of a connection without a terminal shows."""
     poll = select.poll()
@@ -53,7 +53,7 @@ def _lock(handle: int, deadline: float, within: float) -> None:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise Failed(
+                raise NodeError(
                     f"somebody else is still at work on this node after {within:g} s",
                     "a deploy that was cut off finishes here what it had begun: try again when it is through",
                     "busy",

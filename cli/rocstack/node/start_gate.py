@@ -1,4 +1,6 @@
-"""Which file libibverbs loads for the image's NIC: its own folder's, which is a link where rocstack chose one."""
+"""What the start of the daemons does with the gate's verdict: it links the provider that the node needs, and writes
+down what it decided, for Slurm's prolog, whose jobs don't get the container's environment.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +8,71 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rocstack.node.gate import GateFinding, GateVerdict
-from rocstack.node.image import ImageProvider
+from .gate import FITS, HOST, UNFIT, UNKNOWN, GateFinding, GateVerdict
+from .image_facts import ImageFacts, ImageProvider
+from .rdma_check import RdmaCheck
 
-from .gate import FITS, HOST, UNFIT, UNKNOWN
-from .image import Image
+DECISION_PATH = "/run/rocstack/gate"
+REFUSE, WARN, OFF = "refuse", "warn", "off"  # ROCSTACK_GATE
+FIT, PROVED = "fits", "proved"
 
-NEWER = Path("/opt/rdma-core/lib")  # a newer rdma-core, which the loader takes before the distribution's
+
+@dataclass(frozen=True)
+class GateDecision:
+    """`word`: fits; proved (unknown, but every device worked); refuse, or warn and off, which start all the same."""
+
+    word: str
+    says: str
+
+    @property
+    def starts(self) -> bool:
+        return self.word != REFUSE
+
+
+def decide(gate: str, verdict: GateVerdict, tried: RdmaCheck) -> GateDecision:
+    """Unknown is not fitting, unless every device was tried and works; what fits must not fail its trial."""
+    if verdict.result == FITS and tried.works is not False:
+        return GateDecision(FIT, verdict.sentence)
+    if verdict.result == UNKNOWN and tried.works:
+        return GateDecision(PROVED, verdict.sentence)
+    return GateDecision(
+        gate, verdict.sentence if verdict.result != FITS else f"{verdict.node}: {'; '.join(tried.says)}"
+    )
+
+
+def write_decision(decision: GateDecision) -> bool:
+    """False where this container's file system does not let it."""
+    try:
+        Path(DECISION_PATH).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        Path(DECISION_PATH).write_text(f"{decision.word} {decision.says}\n")
+        return True
+    except OSError:
+        return False
+
+
+def read_decision() -> GateDecision | None:
+    try:
+        word, _, says = Path(DECISION_PATH).read_text().strip().partition(" ")
+    except OSError:
+        return None
+    return GateDecision(word, says)
+
+
+NEWER_RDMA_CORE = Path("/opt/rdma-core/lib")  # a newer rdma-core, which the loader takes before the distribution's
 LIBRARIES = Path("/usr/lib")
-BY_NAME = "RDMAV_DRIVERS"  # libibverbs takes those first (libibverbs/dynamic_driver.c); without -rdmavN.so
+DRIVERS_VARIABLE = "RDMAV_DRIVERS"  # libibverbs takes those first (libibverbs/dynamic_driver.c); without -rdmavN.so
 
 
-def choose(image: Image, place: str) -> str:
+def link_provider(image: ImageFacts, place: str) -> str:
     """Lets libibverbs' own folder link to the node's provider, where the image holds several. A user who may not do
     that gets the value of RDMAV_DRIVERS that names it."""
     provider = next(each for each in image.providers if each.place == place)
     if len(image.providers) < 2 or not provider.path:
         return ""
-    own = _own(Path(provider.path).name)
+    own = _linked_file(Path(provider.path).name)
     if own and own.is_symlink() and os.readlink(str(own)) != provider.path:
         fresh = own.with_name(own.name + ".new")
         try:
@@ -37,10 +83,10 @@ def choose(image: Image, place: str) -> str:
     return ""
 
 
-def checked(image: Image, verdict: GateVerdict, environ: Mapping[str, str]) -> GateVerdict:
+def check_loaded_file(image: ImageFacts, verdict: GateVerdict, environ: Mapping[str, str]) -> GateVerdict:
     """The verdict on the image as it is, not as its manifest says: the file that libibverbs loads must be the one
     that was judged, by its sha256. The node's own library (way `host`) is in no manifest."""
-    judged = _judged(image, verdict)
+    judged = _judged_provider(image, verdict)
     if verdict.result == UNFIT or judged is None or judged.way == HOST:
         return verdict
     if not judged.driver or image.private_abi is None:  # unknown already
@@ -49,16 +95,16 @@ def checked(image: Image, verdict: GateVerdict, environ: Mapping[str, str]) -> G
     return replace(verdict, result=finding.result, findings=(finding,)) if finding else verdict
 
 
-def _judged(image: Image, verdict: GateVerdict) -> ImageProvider | None:
+def _judged_provider(image: ImageFacts, verdict: GateVerdict) -> ImageProvider | None:
     """The only one, or the one that the node needs."""
     if len(image.providers) == 1:
         return image.providers[0]
     return next((each for each in image.providers if verdict.result == FITS and each.place == verdict.place), None)
 
 
-def _compare(image: Image, judged: ImageProvider, environ: Mapping[str, str]) -> GateFinding | None:
+def _compare(image: ImageFacts, judged: ImageProvider, environ: Mapping[str, str]) -> GateFinding | None:
     name = f"lib{judged.driver}-rdmav{image.private_abi}.so"
-    path = _named(name, environ) or _own(name)
+    path = _named_file(name, environ) or _linked_file(name)
     if path is None:
         return GateFinding(UNFIT, f"libibverbs' folder has no {name}", "take the image as it was built")
     real = os.path.realpath(str(path))
@@ -78,15 +124,19 @@ def _compare(image: Image, judged: ImageProvider, environ: Mapping[str, str]) ->
     return GateFinding(UNFIT, says, "take the image as it was built, with nothing mounted there")
 
 
-def _named(name: str, environ: Mapping[str, str]) -> Path | None:
+def _named_file(name: str, environ: Mapping[str, str]) -> Path | None:
     abi = name.rpartition("-rdmav")[2]
-    files = (Path(f"{word}-rdmav{abi}") for word in re.split("[:;]", environ.get(BY_NAME, "")) if word.startswith("/"))
+    files = (
+        Path(f"{word}-rdmav{abi}")
+        for word in re.split("[:;]", environ.get(DRIVERS_VARIABLE, ""))
+        if word.startswith("/")
+    )
     return next((file for file in files if file.name == name), None)
 
 
-def _own(name: str) -> Path | None:
+def _linked_file(name: str) -> Path | None:
     """By the libibverbs that the loader takes."""
-    roots = [NEWER, *sorted(LIBRARIES.glob("*-linux-gnu"))]
+    roots = [NEWER_RDMA_CORE, *sorted(LIBRARIES.glob("*-linux-gnu"))]
     root = next((root for root in roots if (root / "libibverbs.so.1").exists()), None)
     own = root / "libibverbs" / name if root else None
     return own if own and os.path.lexists(str(own)) else None

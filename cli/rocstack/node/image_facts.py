@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-OWN = "io.rocstack."
+LABEL_PREFIX = "io.rocstack."
 MANIFEST = "/etc/rocstack/manifest.json"
 _SHOWN = re.compile(r"[ -~]{1,4096}")
 _DIGITS = re.compile(r"[0-9]{1,9}")
@@ -29,7 +29,7 @@ class ImageProvider:
 
 
 @dataclass(frozen=True)
-class Image:
+class ImageFacts:
     """An image as the gate sees it. `private_abi` and `glibc` are those of its own libibverbs and libc."""
 
     name: str
@@ -43,21 +43,21 @@ class Image:
     fabric: str | None = None  # the newest of libfabric's symbol versions that RCCL's plugin needs: "1.8"
 
 
-def from_labels(name: str, labels: Mapping[str, str]) -> Image:
+def from_labels(name: str, labels: Mapping[str, str]) -> ImageFacts:
     """What is missing or damaged stays None, which the gate can't accept."""
-    own = {key[len(OWN) :]: value for key, value in labels.items() if key.startswith(OWN)}
-    return _image(name, own)
+    own = {key[len(LABEL_PREFIX) :]: value for key, value in labels.items() if key.startswith(LABEL_PREFIX)}
+    return _image_facts(name, own)
 
 
-def from_manifest(name: str, manifest: Mapping[str, Any]) -> Image:
+def from_manifest(name: str, manifest: Mapping[str, Any]) -> ImageFacts:
     """The same from the manifest inside the image, which the entrypoint reads."""
     facts = manifest.get("facts")
     own = dict(facts) if isinstance(facts, dict) else {}
-    return _image(name, {**own, **{key: manifest[key] for key in ("nic", "role") if key in manifest}})
+    return _image_facts(name, {**own, **{key: manifest[key] for key in ("nic", "role") if key in manifest}})
 
 
-def _image(name: str, own: Mapping[str, object]) -> Image:
-    return Image(
+def _image_facts(name: str, own: Mapping[str, object]) -> ImageFacts:
+    return ImageFacts(
         name=name,
         nic=_text(own.get("nic")),
         role=_text(own.get("role")),

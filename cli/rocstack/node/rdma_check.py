@@ -1,9 +1,4 @@
-"""Tries for real whether RDMA works here: open device, PD, CQ, QP; and many queue pairs from several threads.
-
-Through the image's own libibverbs, whose exported functions and `struct ibv_qp_init_attr` have been the same since
-1.1 (libibverbs/verbs.h). 33 to 66 of 512 queue pairs fail with the bnxt_re provider of rdma-core 39 and 50
-(ROCm/MAD pull request 200).
-"""
+"""Whether the devices that the image is for work on this node: each is tried, or why that was not possible."""
 
 from __future__ import annotations
 
@@ -13,12 +8,16 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .gate import candidates, unread_devices
+from .image_facts import ImageFacts
+from .profile import NodeProfile
+
 IBV_QPT_RC = 2
-THREADS, EACH = 8, 64
+THREADS, QUEUE_PAIRS = 8, 64
 UNLISTED = "libibverbs does not list it; `IBV_SHOW_WARNINGS=1 ibv_devices` says why"
 
 
-class _Attr(ctypes.Structure):
+class _QpAttributes(ctypes.Structure):
     """struct ibv_qp_init_attr, with its struct ibv_qp_cap in place."""
 
     _fields_ = [
@@ -48,7 +47,7 @@ def unloadable(names: Sequence[str]) -> list[str]:
 
 
 @dataclass
-class Proof:
+class DeviceCheck:
     """One device: `failed` names the first step that did not work, with the kernel's answer."""
 
     device: str
@@ -71,7 +70,7 @@ class Proof:
         return f"{self.device}: device, PD, CQ and {self.wanted} queue pair{'s' if self.wanted > 1 else ''} work"
 
 
-class Verbs:
+class LibVerbs:
     """libibverbs as it is loaded here."""
 
     def __init__(self, library: str = "libibverbs.so.1") -> None:
@@ -87,13 +86,13 @@ class Verbs:
             ("ibv_dealloc_pd", number, [pointer]),
             ("ibv_create_cq", pointer, [pointer, number, pointer, pointer, number]),
             ("ibv_destroy_cq", number, [pointer]),
-            ("ibv_create_qp", pointer, [pointer, ctypes.POINTER(_Attr)]),
+            ("ibv_create_qp", pointer, [pointer, ctypes.POINTER(_QpAttributes)]),
             ("ibv_destroy_qp", number, [pointer]),
         ):
             function = getattr(self.lib, name)
             function.restype, function.argtypes = result, arguments
 
-    def prove(self, names: Sequence[str] | None = None, *, threads: int = 1, each: int = 1) -> list[Proof]:
+    def prove(self, names: Sequence[str] | None = None, *, threads: int = 1, each: int = 1) -> list[DeviceCheck]:
         """The devices called `names`, else every one that libibverbs lists; `threads` x `each` queue pairs at once."""
         count = ctypes.c_int()
         devices = self.lib.ibv_get_device_list(ctypes.byref(count))
@@ -101,21 +100,21 @@ class Verbs:
             listed = {self.lib.ibv_get_device_name(devices[i]).decode(): devices[i] for i in range(count.value)}
             wanted = listed if names is None else names
             return [
-                self._device(name, listed[name], threads, each) if name in listed else Proof(name, UNLISTED)
+                self._device(name, listed[name], threads, each) if name in listed else DeviceCheck(name, UNLISTED)
                 for name in wanted
             ]
         finally:
             if devices:
                 self.lib.ibv_free_device_list(devices)
 
-    def _device(self, name: str, device: int, threads: int, each: int) -> Proof:
+    def _device(self, name: str, device: int, threads: int, each: int) -> DeviceCheck:
         context = self.lib.ibv_open_device(device)
         if not context:
-            return Proof(name, _failed("it can't be opened"))
+            return DeviceCheck(name, _failed("it can't be opened"))
         try:
             pd = self.lib.ibv_alloc_pd(context)
             if not pd:
-                return Proof(name, _failed("no protection domain"))
+                return DeviceCheck(name, _failed("no protection domain"))
             try:
                 return self._pairs(name, context, pd, threads, each)
             finally:
@@ -123,8 +122,8 @@ class Verbs:
         finally:
             self.lib.ibv_close_device(context)
 
-    def _pairs(self, name: str, context: int, pd: int, threads: int, each: int) -> Proof:
-        proof = Proof(name, wanted=threads * each)
+    def _pairs(self, name: str, context: int, pd: int, threads: int, each: int) -> DeviceCheck:
+        proof = DeviceCheck(name, wanted=threads * each)
         made: list[int] = []
         guard = threading.Lock()
         gate = threading.Barrier(threads)
@@ -136,7 +135,7 @@ class Verbs:
         def work() -> None:
             gate.wait()
             for _ in range(each):
-                attr = _Attr(None, queue, queue, None, 1, 1, 1, 1, 0, IBV_QPT_RC, 0)
+                attr = _QpAttributes(None, queue, queue, None, 1, 1, 1, 1, 0, IBV_QPT_RC, 0)
                 pair = self.lib.ibv_create_qp(pd, ctypes.byref(attr))
                 answer = os.strerror(ctypes.get_errno())
                 with guard:
@@ -161,3 +160,40 @@ class Verbs:
 
 def _failed(what: str) -> str:
     return f"{what}: {os.strerror(ctypes.get_errno())}"
+
+
+@dataclass(frozen=True)
+class RdmaCheck:
+    """`works` is None where nothing could be tried; `says` are sentences, one a device."""
+
+    works: bool | None
+    says: tuple[str, ...] = ()
+
+
+def check_rdma(image: ImageFacts, node: NodeProfile, *, many: bool = False) -> RdmaCheck:
+    """Exactly the node's devices of the image's NIC, as the kernel names them: one that libibverbs doesn't list has
+    failed, and others (a card for management) don't count. `many`: several queue pairs from several threads."""
+    if not image.providers:
+        return RdmaCheck(
+            None, (f"there is no provider library to try: the image is built for {image.nic or 'no NIC'}",)
+        )
+    if node.virtual:
+        return RdmaCheck(None, (f"virtual {node.virtual}: its devices can't be opened, none was tried",))
+    unseen = unread_devices(node)
+    if unseen:
+        return RdmaCheck(None, (f"there may be RDMA devices that could not be read: {unseen}",))
+    names = [device.name for devices in candidates(image, node) for device in devices]
+    if not names:
+        return RdmaCheck(None, (f"no device of a {image.nic} NIC to try",))
+    return check_devices(names, many=many)
+
+
+def check_devices(names: list[str] | None = None, *, many: bool = False) -> RdmaCheck:
+    """Without `names` every device that libibverbs lists."""
+    try:
+        proofs = LibVerbs().prove(names, threads=THREADS if many else 1, each=QUEUE_PAIRS if many else 1)
+    except OSError as error:
+        return RdmaCheck(False, (f"libibverbs can't be loaded: {error}",))
+    if not proofs:
+        return RdmaCheck(None, ("libibverbs lists no device; `IBV_SHOW_WARNINGS=1 ibv_devices` says why",))
+    return RdmaCheck(all(proof.ok for proof in proofs), tuple(proof.says for proof in proofs))

@@ -1,0 +1,310 @@
+"""PCI functions of a recording: GPUs, network cards with the NIC profile that knows them, and which of these is
+nearest to each GPU."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .profile import Affinity, Gpu, GpuLink, Netdev, Nic, Pcie, Verbs
+from .recording import Recording
+
+PCI_DEVICES = "/sys/bus/pci/devices"
+ATI = 0x1002
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+@dataclass(frozen=True)
+class PciFunction:
+    """`folder` is its real place in /sys, `kind` the three bytes of the PCI class."""
+
+    address: str
+    folder: str
+    vendor: int
+    device: int
+    kind: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+    @property
+    def is_network(self) -> bool:
+        return self.kind >> 16 == 0x02
+
+    @property
+    def is_gpu(self) -> bool:
+        """An accelerator or a display controller without a display: Instinct cards are either."""
+        return self.vendor == ATI and self.kind >> 8 in (0x1200, 0x0380)
+
+
+def pci_functions(rec: Recording) -> list[PciFunction]:
+    """In the order of their addresses."""
+    found = []
+    for name in sorted(rec.names(PCI_DEVICES)):
+        folder = rec.real(f"{PCI_DEVICES}/{name}")
+        vendor, device, kind = (rec.number(f"{folder}/{item}", 16) for item in ("vendor", "device", "class"))
+        if _ADDRESS.fullmatch(name) and vendor is not None and device is not None and kind is not None:
+            found.append(PciFunction(name, folder, vendor, device, kind))
+    return found
+
+
+def pci_path(folder: str) -> tuple[str, ...]:
+    """PCI addresses on the way to a folder of /sys, the root port first."""
+    return tuple(name for name in folder.split("/") if _ADDRESS.fullmatch(name))
+
+
+def pci_address(folder: str) -> str | None:
+    """The PCI function that a folder of /sys belongs to."""
+    return (pci_path(folder) or (None,))[-1]
+
+
+def numa_node(rec: Recording, folder: str) -> int | None:
+    node = rec.number(folder + "/numa_node")
+    return node if node is not None and node >= 0 else None  # -1: the firmware doesn't say
+
+
+def pcie_link(rec: Recording, folder: str) -> Pcie:
+    """The link towards the root. Some AMD cards hold a switch of their own whose inner link always runs at full speed:
+    what counts is the outermost bridge of the card, as amdgpu has it (amdgpu_device_gpu_bandwidth)."""
+    above = folder.rpartition("/")[0]
+    while rec.number(above + "/vendor", 16) == ATI:
+        folder = above if rec.text(above + "/current_link_speed") else folder
+        above = above.rpartition("/")[0]
+    return Pcie(
+        _link_speed(rec.text(folder + "/current_link_speed")),
+        _link_width(rec.number(folder + "/current_link_width")),
+        _link_speed(rec.text(folder + "/max_link_speed")),
+        _link_width(rec.number(folder + "/max_link_width")),
+    )
+
+
+def _link_speed(text: str | None) -> float | None:
+    """ "32.0 GT/s PCIe"; "Unknown" where the kernel doesn't know the speed."""
+    found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text or "")
+    return float(found[1]) if found else None
+
+
+def _link_width(lanes: int | None) -> int | None:
+    return lanes if lanes is not None and 0 < lanes <= 32 else None  # 0: no link, 255: unknown
+
+
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+LINK_KINDS = {2: "pcie", 11: "xgmi"}  # HSA_IOLINKTYPE_*, linux/drivers/gpu/drm/amd/amdkfd/kfd_crat.h
+
+
+def gpus(rec: Recording) -> tuple[Gpu, ...]:
+    """Those that the driver drives, then those that only PCI knows (`kfd_node` is None)."""
+    cards = {function.address: function for function in pci_functions(rec)}
+    nodes = [(int(name), properties(rec, f"{KFD_NODES}/{name}")) for name in rec.names(KFD_NODES) if _is_number(name)]
+    driven = [
+        (node, facts) for node, facts in sorted(nodes, key=lambda item: item[0]) if facts.get("simd_count", 0) > 0
+    ]
+    index = {node: number for number, (node, _) in enumerate(driven)}
+    found = []
+    for node, facts in driven:
+        address = _gpu_address(facts)
+        card = cards.get(address)
+        found.append(
+            _gpu(
+                rec,
+                card,
+                index=index[node],
+                pci=address,
+                device=card.id if card else f"{facts.get('vendor_id', 0):04x}:{facts.get('device_id', 0):04x}",
+                gfx=gfx(facts.get("gfx_target_version", 0)),
+                name=_gpu_name(rec, node, card),
+                render_minor=facts.get("drm_render_minor") or None,
+                kfd_node=node,
+                links=_gpu_links(rec, node, index),
+            )
+        )
+    known = {gpu.pci for gpu in found}
+    for card in cards.values():
+        if card.is_gpu and card.address not in known:
+            name = rec.text(card.folder + "/product_name") or None
+            found.append(_gpu(rec, card, index=len(found), pci=card.address, device=card.id, name=name))
+    return tuple(found)
+
+
+def _gpu(rec: Recording, card: PciFunction | None, **facts: object) -> Gpu:
+    if card is None:
+        return Gpu(**facts)  # type: ignore[arg-type]
+    return Gpu(
+        numa=numa_node(rec, card.folder),
+        memory=rec.number(card.folder + "/mem_info_vram_total"),
+        firmware=rec.text(card.folder + "/vbios_version") or None,
+        pcie=pcie_link(rec, card.folder),
+        path=pci_path(card.folder),
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def properties(rec: Recording, folder: str) -> dict[str, int]:
+    """`name number` lines."""
+    rows = (line.split() for line in (rec.text(folder + "/properties") or "").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and _is_number(row[1])}
+
+
+def gfx(version: int) -> str | None:
+    """90402 -> gfx942, 90010 -> gfx90a: the last two numbers are hex digits."""
+    major, minor, stepping = version // 10000, version // 100 % 100, version % 100
+    return f"gfx{major}{minor:x}{stepping:x}" if version > 0 else None
+
+
+def _gpu_address(facts: dict[str, int]) -> str:
+    """location_id is bus, device, function; in partition modes its upper bits count the partitions."""
+    place = facts.get("location_id", 0) & 0xFFFF
+    return f"{facts.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+
+
+def _gpu_name(rec: Recording, node: int, card: PciFunction | None) -> str | None:
+    """KFD's own name is a code name, or says only how the driver found the GPU."""
+    product = rec.text(card.folder + "/product_name") if card else None
+    code = rec.text(f"{KFD_NODES}/{node}/name")
+    return product or (code if code != "ip discovery" else None) or None
+
+
+def _gpu_links(rec: Recording, node: int, index: dict[int, int]) -> tuple[GpuLink, ...]:
+    found = {}
+    for kind in ("p2p_links", "io_links"):  # a direct link says more than a path through the CPU
+        for number in rec.names(f"{KFD_NODES}/{node}/{kind}"):
+            facts = properties(rec, f"{KFD_NODES}/{node}/{kind}/{number}")
+            to, word = index.get(facts.get("node_to", -1)), LINK_KINDS.get(facts.get("type", 0))
+            if to is not None and to != index[node] and word:
+                found[to] = GpuLink(to, word, facts.get("weight"))
+    return tuple(found[to] for to in sorted(found))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 40
+
+
+IN_TREE = "in-tree"  # a module without a version: it came with the kernel
+
+
+@dataclass(frozen=True)
+class NicKind:
+    """What a NIC profile says of its hardware: PCI ids ("14e4:1760"), kernel modules (the one for RDMA last) and
+    the name of its libibverbs driver."""
+
+    name: str
+    pci: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    provider: str | None = None
+
+
+def kind_of(device: str, kinds: Iterable[NicKind]) -> NicKind | None:
+    return next((kind for kind in kinds if device in kind.pci), None)
+
+
+def nics(
+    rec: Recording, kinds: Sequence[NicKind], netdevs: Sequence[Netdev], verbs: Sequence[Verbs]
+) -> tuple[Nic, ...]:
+    found = []
+    for card in pci_functions(rec):
+        kind = kind_of(card.id, kinds)
+        if not card.is_network and kind is None:
+            continue
+        own = tuple(netdev.name for netdev in netdevs if netdev.pci == card.address)
+        device = next((device for device in verbs if device.pci == card.address), None)
+        driver = driver_of(rec, card.folder)
+        told = _ethtool(rec, own)
+        found.append(
+            Nic(
+                pci=card.address,
+                device=card.id,
+                nic=kind.name if kind else None,
+                driver=driver,
+                driver_version=_driver_version(rec, driver, told.get("version")),
+                firmware=told.get("firmware-version") or (device.firmware if device else None),
+                numa=numa_node(rec, card.folder),
+                pcie=pcie_link(rec, card.folder),
+                path=pci_path(card.folder),
+                netdevs=own,
+                verbs=device.name if device else None,
+            )
+        )
+    return tuple(found)
+
+
+def driver_of(rec: Recording, folder: str) -> str | None:
+    """The name of the kernel driver that holds a device."""
+    link = f"{rec.real(folder)}/driver"
+    return rec.real(link).rpartition("/")[2] if link in rec.links else None
+
+
+def module_version(rec: Recording, module: str) -> str | None:
+    """None: not loaded."""
+    folder = f"/sys/module/{module}"
+    return rec.text(folder + "/version") or IN_TREE if rec.exists(folder) else None
+
+
+def _ethtool(rec: Recording, netdevs: Iterable[str]) -> dict[str, str]:
+    """What `ethtool -i` says of the first network device that answers."""
+    for name in netdevs:
+        answer = rec.commands.get(f"ethtool -i {name}")
+        if answer and answer.code == 0:
+            return dict(re.findall(r"^([a-z-]+): *(\S.*?) *$", answer.out, re.MULTILINE))
+    return {}
+
+
+def _driver_version(rec: Recording, driver: str | None, told: str | None) -> str | None:
+    """A driver without a version of its own gives the kernel's (net/ethtool/ioctl.c, since 5.7)."""
+    release = rec.text("/proc/sys/kernel/osrelease")
+    if told and told != release:
+        return told
+    return module_version(rec, driver) if driver and rec.exists(f"/sys/module/{driver}") else told and IN_TREE
+
+
+NEARNESS = ("switch", "root", "numa", "system")  # the nearest first
+
+
+def affinity(gpus: Sequence[Gpu], nics: Sequence[Nic], netdevs: Sequence[Netdev] = ()) -> tuple[Affinity, ...]:
+    """By the longest way that both share from the root; where several NICs are equally near, each is used as often
+    as the others, in the order of PCI addresses."""
+    choices = _candidates(nics, netdevs)
+    used: Counter[str] = Counter()
+    found = []
+    for gpu in gpus:
+        nearest = min(choices, key=lambda nic: (*_distance(gpu, nic), used[nic.pci], nic.pci), default=None)
+        if nearest is not None:
+            used[nearest.pci] += 1
+            name = nearest.verbs or nearest.netdevs[0]
+            found.append(Affinity(gpu.index, name, NEARNESS[_distance(gpu, nearest)[0]]))
+    return tuple(found)
+
+
+def _candidates(nics: Sequence[Nic], netdevs: Sequence[Netdev]) -> list[Nic]:
+    """Cards for training: of a NIC profile before others, with RDMA before those without, no bonds if there are
+    others. A card in a bond carries the management network as a rule."""
+    named = [nic for nic in nics if nic.verbs or (nic.nic and nic.netdevs)]
+    bonded = {netdev.name for netdev in netdevs if netdev.master}
+    for better in (
+        [nic for nic in named if nic.nic],
+        [nic for nic in named if nic.verbs],
+        [nic for nic in named if not bonded.intersection(nic.netdevs)],
+    ):
+        named = [nic for nic in named if nic in better] or named
+    return named
+
+
+def _distance(gpu: Gpu, nic: Nic) -> tuple[int, int]:
+    """Rank of NEAR, then the shared steps, most first."""
+    shared = 0
+    for ours, theirs in zip(gpu.path[:-1], nic.path[:-1]):  # noqa: B905
+        if ours != theirs:
+            break
+        shared += 1
+    if shared:
+        return 0, -shared
+    if gpu.path and nic.path and _root_complex(gpu.path[0]) == _root_complex(nic.path[0]):
+        return 1, 0
+    return (2, 0) if gpu.numa is not None and gpu.numa == nic.numa else (3, 0)
+
+
+def _root_complex(port: str) -> str:
+    """A root port sits on its root complex's own bus."""
+    return port.rpartition(":")[0]

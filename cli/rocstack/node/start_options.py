@@ -1,0 +1,107 @@
+"""What the container was started with: ROCSTACK_GATE, ROCSTACK_DATA_SUBNETS, ROCSTACK_CONTROLLER."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .start_gate import OFF, REFUSE, WARN
+
+RESOLVE_TIMEOUT_S = 2.0  # seconds for all names together: a dead DNS server costs 10 to 20
+_HOST_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,252})(?::[0-9]{1,5})?")
+_BRACKETS = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?")
+
+
+def controller_hosts(text: str) -> list[str]:
+    """Names and IP addresses, without ports.
+
+    Raises:
+        ValueError: a part that is neither.
+    """
+    return [_controller_host(part.strip()) for part in text.split(",")] if text else []
+
+
+def _controller_host(part: str) -> str:
+    found = _BRACKETS.fullmatch(part)
+    bare = found[1] if found else part
+    if _literal(bare):
+        return bare
+    named = None if found else _HOST_NAME.fullmatch(part)
+    if not named:
+        raise ValueError(f"'{part}' is no HOST[:PORT]")
+    return named[1]
+
+
+def resolve_first(names: Sequence[str]) -> str | None:
+    """The address of the first that has one; each is asked for once, all at the same time."""
+    found: dict[str, str] = {name: name for name in names if _literal(name)}
+    asked = [threading.Thread(target=_resolve, args=(name, found), daemon=True) for name in names if name not in found]
+    for thread in asked:
+        thread.start()
+    end = time.monotonic() + RESOLVE_TIMEOUT_S
+    for thread in asked:
+        thread.join(max(0.0, end - time.monotonic()))
+    return next((found[name] for name in names if name in found), None)
+
+
+def _resolve(name: str, found: dict[str, str]) -> None:
+    """IPv4 first, as Slurm has it."""
+    try:
+        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return
+    best = min(rows, key=lambda row: row[0] != socket.AF_INET, default=None)
+    if best:
+        found[name] = str(best[4][0]).partition("%")[0]
+
+
+def _literal(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """`wrong` names each that can't be used, and the rest is as if it were not set."""
+
+    gate: str = REFUSE
+    subnets: tuple[str, ...] = ()
+    controllers: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+
+
+def read_options(environ: Mapping[str, str]) -> StartOptions:
+    wrong = []
+    gate = environ.get("ROCSTACK_GATE") or REFUSE
+    if gate not in (REFUSE, WARN, OFF):
+        wrong.append(f"ROCSTACK_GATE={gate}: it is {REFUSE}, {WARN} or {OFF}")
+        gate = REFUSE
+    subnets = [part for part in re.split(r"[,\s]+", environ.get("ROCSTACK_DATA_SUBNETS", "")) if part]
+    bad = [said for said in map(_bad_subnet, subnets) if said]
+    try:
+        hosts = controller_hosts(environ.get("ROCSTACK_CONTROLLER", ""))
+    except ValueError as error:
+        hosts = []
+        wrong.append(f"ROCSTACK_CONTROLLER: {error}; it is HOST[:PORT], several with commas between")
+    wrong += [f"ROCSTACK_DATA_SUBNETS: {said}" for said in bad]
+    return StartOptions(gate, () if bad else tuple(subnets), tuple(hosts), tuple(wrong))
+
+
+def _bad_subnet(text: str) -> str:
+    """A network with host bits is more likely a slip in its length than meant."""
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return f"'{text}' is no network such as 10.1.0.0/16"
+    meant = text.partition("/")[0]
+    if ipaddress.ip_address(meant) != network.network_address:
+        return f"{text} has bits set behind the prefix: the network that holds it is {network}"
+    return ""

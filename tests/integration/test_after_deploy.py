@@ -81,7 +81,7 @@ def test_backup_and_restore(deployed: Deployed) -> None:
     deployed.slurm(f"scancel {runs}")
     assert file.stat().st_mode & 0o777 == 0o600
     assert deployed.refused("backup", str(INVENTORY), str(file)) == (2, "file-exists")
-    assert not list(deployed.place.folder.glob("*.part"))
+    assert not list(deployed.place.folder.glob(".*.tar*"))
 
     after = deployed.slurm("sbatch --parsable --hold --wrap true")
     deployed.slurm("sacctmgr -i add account later")

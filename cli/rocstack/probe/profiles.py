@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +14,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.edge import files
 from rocstack.node.profile import SCHEMA, NodeProfile
 from rocstack.node.recording import natural_key
 from rocstack.probe import schema as profile_schema
@@ -42,18 +41,7 @@ def to_dict(profiles: Iterable[NodeProfile]) -> dict[str, Any]:
 
 def write_profiles(path: Path, profiles: Iterable[NodeProfile]) -> None:
     """Writes the whole file or nothing of it."""
-    text = json.dumps(to_dict(profiles), indent=1) + "\n"
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp keeps it to its maker
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    files.write(path, json.dumps(to_dict(profiles), indent=1) + "\n")
 
 
 def read_profiles(path: Path) -> tuple[NodeProfile, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,7 +206,7 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
         CheckFailed: apt or pip can't resolve something.
         Missing: no engine.
     """
-    from rocstack.edge import engine
+    from rocstack.edge import engine, files
     from rocstack.image import base_image as bases
     from rocstack.image import pinning
     from rocstack.settings import site
@@ -225,9 +224,7 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
     before = None
     with suppress(BadInput):  # a damaged lock is replaced
         before = read(options.to)
-    fresh = options.to.with_name(options.to.name + ".new")
-    fresh.write_text(made.to_text())
-    os.replace(fresh, options.to)
+    files.write(options.to, made.to_text())
     if before is None:
         return Locked(made, options.to)
     packages, wheels = ({each.name: each.version for each in part} for part in (made.packages, made.wheels))

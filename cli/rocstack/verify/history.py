@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from rocstack.base.errors import BadInput
 from rocstack.base.words import Value
+from rocstack.edge import files
 from rocstack.verify import result, verdict
 from rocstack.verify.result import Run
 
@@ -87,9 +88,7 @@ def note(run: Run, out: Path, folder: Path | None = None) -> HistoryEntry:
     out.mkdir(parents=True, exist_ok=True)
     if file.exists() and file.stat().st_size > MOST:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        new = file.with_suffix(".new")
-        new.write_text("".join(lines[len(lines) // 2 :]), encoding="utf-8")
-        new.replace(file)
+        files.write(file, "".join(lines[len(lines) // 2 :]))
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(descriptor, (made.model_dump_json() + "\n").encode())  # in one piece

@@ -16,6 +16,7 @@ import yaml
 
 from rocstack.base.errors import BadInput, CheckFailed, Where, did_you_mean
 from rocstack.deploy.plan import tls, vault
+from rocstack.edge import files
 
 FILE = "rocstack-secrets.yml"
 _PASSWORD = re.compile(r"[A-Za-z0-9._~-]{16,200}")  # needs no quoting wherever it is written
@@ -93,12 +94,12 @@ def save(path: Path, values: Secrets) -> None:
     added = "".join(_line(name, getattr(values, name)) for name in values.new)
     try:
         if not path.exists():
-            vault.create(path, _HEADER.format(name=path.name) + added)
+            files.create_private(path, _HEADER.format(name=path.name) + added)
         else:
             text, encrypted = vault.read(path)
             if encrypted or set(_parsed(text, path)) & set(values.new):
                 raise FileExistsError
-            vault.replace(path, text.rstrip("\n") + "\n" + added)
+            files.write(path, text.rstrip("\n") + "\n" + added, private=True)
     except FileExistsError:
         raise CheckFailed(
             f"somebody else wrote {path} meanwhile", code="secrets-changed", next_step="run again: it is read then"

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from rocstack.base.errors import BadInput, Missing, Where
@@ -73,45 +72,3 @@ def _decrypted(path: Path) -> str:
             "(vault_password_file), or deploy at a terminal",
         )
     return done.stdout
-
-
-def create(path: Path, text: str) -> None:
-    """A file that nobody else can read, and that outlives a crash.
-
-    Raises:
-        FileExistsError: it is there.
-    """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        _write(handle, text)
-    except BaseException:
-        path.unlink()
-        raise
-    _sync_folder(path)
-
-
-def replace(path: Path, text: str) -> None:
-    """At once or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        _write(handle, text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path)
-
-
-def _write(handle: int, text: str) -> None:
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

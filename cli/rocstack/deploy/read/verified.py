@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rocstack.base.errors import BadInput, Where
 from rocstack.base.words import Value
 from rocstack.deploy.read.journal import Verified
+from rocstack.edge import files
 
 FOLDER = "verified"  # below the runs'
 SCHEMA = 1
@@ -43,9 +44,7 @@ def place(out: Path, worker_id: str) -> Path:
 def write(file: Path, worker_id: str, claims: Iterable[Claim]) -> None:
     data = {"schema": SCHEMA, "image": worker_id, "claims": [each.model_dump(mode="json") for each in claims]}
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    new.replace(file)
+    files.write(file, json.dumps(data, indent=1) + "\n")
 
 
 def read(file: Path) -> list[Claim]:

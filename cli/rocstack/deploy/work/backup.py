@@ -12,7 +12,7 @@ from pathlib import Path
 from rocstack.base.errors import BadInput, CheckFailed, Where
 from rocstack.deploy.plan import services
 from rocstack.deploy.work import blocking_jobs
-from rocstack.edge import ssh
+from rocstack.edge import files, ssh
 from rocstack.edge.ssh import SshHost
 
 PIECE = 1 << 20
@@ -58,22 +58,14 @@ def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
         raise BadInput(
             f"{file} is there already", code="file-exists", next_step="another name; backups are not replaced"
         )
-    part = file.with_name(file.name + ".part")
-    part.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            line = ssh_host.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
-            done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
-            os.fsync(out.fileno())
+    with files.writing(file, private=True) as out:
+        line = ssh_host.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
         if done.returncode:
             raise _failed(
                 "backup-failed", ssh_host, done.stderr, "`rocstack status` shows whether controller and database run"
             )
-        found = about(part)
-        part.rename(file)
-        return found
-    finally:
-        part.unlink(missing_ok=True)
+        return about(Path(out.name))
 
 
 def restore(ssh_host: SshHost, file: Path) -> list[int]:

@@ -1,0 +1,67 @@
+"""Files that appear as a whole or not at all, also after a power cut. (Nodes have their own: `node.files`.)"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+PRIVATE = 0o600
+
+
+def write(path: Path, text: str, *, private: bool = False) -> None:
+    """Replaces the content of `path` with `text`. Only this user can read a `private` file."""
+    with writing(path, private=private) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def writing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A new file beside `path`. It takes the place of `path` when the block ends, and goes if the block fails."""
+    with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), PRIVATE if private else 0o666 & ~_umask())
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    _sync_folder(path)
+
+
+def create_private(path: Path, text: str) -> None:
+    """Makes a file that only this user can read.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+    try:
+        with open(handle, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(handle)
+    except BaseException:
+        path.unlink()
+        raise
+    _sync_folder(path)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(path: Path) -> None:
+    """So that the new name is on the disk, too."""
+    folder = os.open(path.absolute().parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

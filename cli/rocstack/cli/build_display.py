@@ -7,31 +7,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
-
-from rocstack.cli.ui import err, escape, say, table
+from rocstack.cli.ui import bars, err, escape, say, table
 from rocstack.image.build_progress import Line, Step
 from rocstack.steps.build import BuildEvents
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from rocstack.node.profile import NodeProfile
     from rocstack.stack.component import Role
     from rocstack.steps.image_plan import ImagePlan
 
 QUIET = ("internal", "export", "auth")
-
-
-def bars(console: Console, width: int) -> Progress:
-    """A row for each of some names of at most `width` columns. Only the last column, what happens, is cut."""
-    columns = (
-        SpinnerColumn(table_column=Column(width=1)),
-        TextColumn("{task.description}", table_column=Column(width=width, no_wrap=True, overflow="ellipsis")),
-        TimeElapsedColumn(table_column=Column(width=7, no_wrap=True)),
-        TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-    )
-    return Progress(*columns, console=console, transient=True, expand=True, refresh_per_second=8)
 
 
 class BuildDisplay(BuildEvents):
@@ -69,7 +56,7 @@ class BuildDisplay(BuildEvents):
         err.print(f"building {what} on {resolved.base}")
         self._running = True
         if err.is_terminal:
-            self._bars = self._stack.enter_context(bars(err.console, max(map(len, roles))))
+            self._bars = self._stack.enter_context(bars(max(map(len, roles))))
             self._tasks = {role: self._bars.add_task(role, total=None, detail="") for role in roles}
 
     def step(self, role: Role, item: Step | Line) -> None:

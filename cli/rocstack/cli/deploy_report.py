@@ -10,25 +10,24 @@ from rocstack.cli import findings as display
 from rocstack.cli.ui import escape, out, print_json, table
 from rocstack.deploy.plan.outcome import Outcome
 from rocstack.deploy.plan.plan import Change, NodePlan, Plan
-from rocstack.deploy.plan.prepare import Prepared
-from rocstack.deploy.work.deploy import refused
 from rocstack.doctor.diagnosis import few
 from rocstack.probe.summary import count
+from rocstack.steps.deploy import DeployPreview
 
 
-def show_plan(prepared: Prepared, json: bool) -> None:
+def show_plan(preview: DeployPreview, json: bool) -> None:
     if json:
-        print_json({"refused": refused(prepared), **prepared.plan.as_dict()})
+        print_json(preview.to_dict())
         return
-    _show_nodes(prepared.plan)
-    _show_findings(prepared.plan)
+    _show_nodes(preview.plan)
+    _show_findings(preview.plan)
     out.print()
-    if ship := prepared.plan.ship:
+    if ship := preview.plan.ship:
         out.print(escape(f"the image would go to {ship['nodes']} nodes by {ship['method']}: {ship['why']}"))
-    changes = sum(len(node.changes) for node in prepared.plan.nodes)
-    why = refused(prepared)
+    changes = sum(len(node.changes) for node in preview.plan.nodes)
+    why = preview.refused
     out.print(
-        escape(f"nothing can be done: {why}" if why else f"{changes} changes on {len(prepared.plan.changed)} nodes")
+        escape(f"nothing can be done: {why}" if why else f"{changes} changes on {len(preview.plan.changed)} nodes")
     )
 
 

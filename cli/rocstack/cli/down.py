@@ -37,7 +37,7 @@ def down(
 
     Exit code 1: jobs run, another deploy does, or a node could not be changed; the others are done.
     """
-    from rocstack.cli.nodes_display import display
+    from rocstack.cli.nodes_display import NodesDisplay
     from rocstack.deploy.nodes.runs import NodeRuns
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.work.teardown import TASK, DownOptions
@@ -53,7 +53,8 @@ def down(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "ansible.log"
     log.write_text("")
-    with display(names) as events:
+    with NodesDisplay() as events:
+        events.begin(names)
         runs = take_down(
             nodes, DownOptions(data, images, force), NodeRuns(nodes.path, log, events, chosen.cluster.ship.forks)
         )

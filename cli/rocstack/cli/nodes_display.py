@@ -1,29 +1,44 @@
-"""The live display of what nodes do: a line a node on a terminal, a line an end without one."""
+"""What nodes do at the moment: a row for each on a terminal, a line for each result without one."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
 
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rocstack.cli.ui import bars, err, escape
 
-from rocstack.cli.ui import err, escape
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 MOST = 16  # rows on a terminal; of more nodes only those at work are shown
 
 
-class Nodes:
-    """Takes events from several threads."""
+class NodesDisplay:
+    """Takes the events of a deploy from several threads."""
 
-    def __init__(self, bars: Progress | None, width: int) -> None:
-        self._bars, self._width = bars, width
+    def __init__(self) -> None:
+        self._bars: Progress | None = None
+        self._width = 0
         self._rows: dict[str, TaskID] = {}
         self._start = time.monotonic()
         self._began: dict[str, float] = {}
         self._ended: dict[str, float] = {}
         self._guard = threading.Lock()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def begin(self, nodes: Sequence[str]) -> None:
+        self._width = max(map(len, nodes), default=0)
+        if err.is_terminal:
+            self._bars = self._stack.enter_context(bars(self._width))
 
     def say(self, text: str) -> None:
         with self._guard:
@@ -57,19 +72,3 @@ class Nodes:
             for node in list(self._rows):
                 if self._bars:
                     self._bars.remove_task(self._rows.pop(node))
-
-
-@contextmanager
-def display(nodes: Sequence[str]) -> Iterator[Nodes]:
-    width = max(map(len, nodes), default=0)
-    if not err.is_terminal:
-        yield Nodes(None, width)
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[detail]}"),
-    )
-    with Progress(*columns, console=err.console, transient=True, refresh_per_second=8) as bars:
-        yield Nodes(bars, width)

@@ -10,8 +10,7 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import Interrupted, escape, out, print_json, table
-from rocstack.steps.options import Inventory as Nodes
-from rocstack.steps.options import Overlay
+from rocstack.steps.deploy import StatusOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,44 +18,29 @@ if TYPE_CHECKING:
     from rocstack.deploy.state.status import NodeStatus, Status
 
 WIDE = 120  # columns of a terminal, from which on all is shown
-Watch = Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")]
-Every = Annotated[float, typer.Option(min=1, help="Seconds between two looks of --watch.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")]
+Every = Annotated[float, typer.Option(min=1, help="Seconds between two readings of --watch.")]
 
 
 def register(app: typer.Typer) -> None:
     options.add(app, "status", status, "rocstack status inventory.yml --watch")
 
 
-def status(
-    inventory: Nodes = None,
-    watch: Watch = False,
-    every: Every = 5.0,
-    overlay: Overlay = None,
-    json: options.Json = False,
-) -> None:
+def status(choice: StatusOptions, watch: Watch = False, every: Every = 5.0, json: options.Json = False) -> None:
     """Show the release, and each node's image, Slurm state, GPUs, jobs and health. Changes nothing.
 
     Exit code 1: something is not in order; it is named, with the next step.
     """
-    from rocstack.deploy.read import inventory as inventories
-    from rocstack.deploy.state import status as deployed
-    from rocstack.deploy.state.read_state import read_state
+    from rocstack.steps.deploy import status as step
 
-    chosen = options.settings(overlay=overlay)
-    nodes = inventories.load(options.inventory(chosen, inventory))
-
-    def read() -> Status:
-        found = read_state(nodes, chosen.cluster, overlay=chosen.overlay_folder(), forks=chosen.cluster.ship.forks)
-        return deployed.status(found)
-
-    def show(found: Status) -> None:
-        print_json(found.as_dict()) if json else _show(found)
+    def show(cluster: Status) -> None:
+        print_json(cluster.as_dict()) if json else _show(cluster)
 
     if watch:
-        _watch(read, show, every, live=out.is_terminal and not json)
-    found = read()
-    show(found)
-    raise typer.Exit(0 if found.ok else 1)
+        _watch(lambda: step(choice), show, every, live=out.is_terminal and not json)
+    cluster = step(choice)
+    show(cluster)
+    raise typer.Exit(0 if cluster.ok else 1)
 
 
 def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: float, live: bool) -> None:

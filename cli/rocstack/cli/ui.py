@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 
 class Terminal:
@@ -95,6 +96,21 @@ def table(
     for row in cells:
         grid.add_row(*(escape(cell) for cell in row))
     on.print(grid, soft_wrap=False)
+
+
+def bars(width: int) -> Progress:
+    """A row on standard error for each of some tasks whose names have at most `width` columns. The columns keep their
+    places: only the last, what happens at the moment, is cut."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    columns = (
+        SpinnerColumn(table_column=Column(width=1)),
+        TextColumn("{task.description}", table_column=Column(width=width, no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(width=7, no_wrap=True)),
+        TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    )
+    return Progress(*columns, console=err.console, transient=True, expand=True, refresh_per_second=8)
 
 
 def mb(size: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,9 @@ TOLD = {"Pull": _pulled, "Control": _made, "Containers": _made}  # what came of 
 class DeployEvents(Protocol):
     """Called from several threads."""
 
+    def begin(self, nodes: Sequence[str]) -> None:
+        """The nodes are known."""
+
     def say(self, text: str) -> None:
         """Of the cluster as a whole."""
 
@@ -64,6 +67,8 @@ class DeployEvents(Protocol):
 
 class SilentEvents:
     """For those who want only the result."""
+
+    def begin(self, nodes: Sequence[str]) -> None: ...
 
     def say(self, text: str) -> None: ...
 

@@ -1,0 +1,66 @@
+"""The columns of a display with several rows stay where they are, on a wide and on a narrow terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from rocstack.cli import ui
+from rocstack.cli.build_display import BuildDisplay
+from rocstack.cli.nodes_display import NodesDisplay
+from rocstack.image.build_progress import Line, Step
+
+TEXTS = ["x", "Get:12 http://deb.debian.org/debian trixie/main amd64 Packages", "y" * 300, "[green]a[/] \\", "é→" * 60]
+
+
+@pytest.fixture
+def console(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Console:
+    made = Console(
+        file=io.StringIO(), force_terminal=True, width=request.param, color_system=None, legacy_windows=False
+    )
+    monkeypatch.setitem(vars(ui.err), "console", made)
+    return made
+
+
+def rows(console: Console, names: list[str]) -> list[str]:
+    """Every state of the rows of these names, in the order in which they were drawn."""
+    assert isinstance(console.file, io.StringIO)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", console.file.getvalue()).replace("\r", "\n")
+    return [line for line in text.split("\n") if any(f" {name}" in line for name in names) and ":" in line]
+
+
+def check(console: Console, names: list[str]) -> None:
+    shown = [line for line in rows(console, names) if "0:0" in line]
+    assert len(shown) >= 2 * len(TEXTS)
+    assert {line.index("0:0") for line in shown} == {2 + max(map(len, names)) + 1}
+    assert {line[2 : 2 + max(map(len, names))].strip() for line in shown} == set(names)
+    assert max(map(len, shown)) <= console.width
+
+
+@pytest.mark.parametrize("console", [80, 60], indirect=True)
+def test_a_build(console: Console) -> None:
+    display = BuildDisplay()
+    with display, ui.bars(len("control")) as bars:
+        display._bars = bars
+        display._tasks = {role: bars.add_task(role, total=None, detail="") for role in ("worker", "control")}
+        for text in TEXTS:
+            for role in ("worker", "control"):
+                display.step(role, Line(Step("d", "[worker-base 2/7] RUN apt-get"), text))
+                bars.refresh()
+    check(console, ["worker", "control"])
+
+
+@pytest.mark.parametrize("console", [80, 60], indirect=True)
+def test_nodes(console: Console) -> None:
+    display = NodesDisplay()
+    with display:
+        display.begin(["n1", "node-with-a-long-name-17"])
+        for text in TEXTS:
+            for node in ("n1", "node-with-a-long-name-17"):
+                display.step(node, text)
+                assert display._bars is not None
+                display._bars.refresh()
+    check(console, ["n1", "node-with-a-long-name-17"])

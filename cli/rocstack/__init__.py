@@ -1,3 +1,109 @@
-"""rocstack: from a list of AMD GPU nodes to a verified multi-node training cluster."""
+"""rocstack turns a list of AMD GPU servers into a Slurm cluster for multi-node training.
 
-__version__ = "0.1.0"
+The steps are functions, such as `rocstack.build(rocstack.BuildOptions(nic="broadcom"))`; docs/python.md has examples.
+They take typed options, return values, raise RocstackError and print nothing. `import rocstack` loads none of them.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rocstack.base import __version__
+
+if TYPE_CHECKING:
+    from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
+    from rocstack.steps.build import BuildEvents, BuildOptions, LockOptions, RenderOptions, build, lock, render
+    from rocstack.steps.deploy import (
+        DeployOptions,
+        RollbackOptions,
+        StatusOptions,
+        deploy,
+        plan_deploy,
+        plan_rollback,
+        rollback,
+        status,
+    )
+    from rocstack.steps.doctor import DoctorOptions, doctor
+    from rocstack.steps.explain import ExplainOptions, StacksOptions, explain, stacks
+    from rocstack.steps.probe import ProbeOptions, fabric_environment, probe
+    from rocstack.steps.run import RunOptions, plan_run
+    from rocstack.steps.verify import VerifyOptions, verify
+
+__all__ = [
+    "BadInput",
+    "BuildEvents",
+    "BuildOptions",
+    "CheckFailed",
+    "DeployOptions",
+    "DoctorOptions",
+    "ExplainOptions",
+    "LockOptions",
+    "Missing",
+    "ProbeOptions",
+    "RenderOptions",
+    "RocstackError",
+    "RollbackOptions",
+    "RunOptions",
+    "StacksOptions",
+    "StatusOptions",
+    "VerifyOptions",
+    "__version__",
+    "build",
+    "deploy",
+    "doctor",
+    "explain",
+    "fabric_environment",
+    "lock",
+    "plan_deploy",
+    "plan_rollback",
+    "plan_run",
+    "probe",
+    "render",
+    "rollback",
+    "stacks",
+    "status",
+    "verify",
+]
+_HOMES = {
+    "base.errors": ("BadInput", "CheckFailed", "Missing", "RocstackError"),
+    "steps.build": ("BuildEvents", "BuildOptions", "LockOptions", "RenderOptions", "build", "lock", "render"),
+    "steps.deploy": (
+        *("DeployOptions", "RollbackOptions", "StatusOptions"),
+        *("deploy", "plan_deploy", "plan_rollback", "rollback", "status"),
+    ),
+    "steps.doctor": ("DoctorOptions", "doctor"),
+    "steps.explain": ("ExplainOptions", "StacksOptions", "explain", "stacks"),
+    "steps.probe": ("ProbeOptions", "fabric_environment", "probe"),
+    "steps.run": ("RunOptions", "plan_run"),
+    "steps.verify": ("VerifyOptions", "verify"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def _step(name: str) -> Any:
+    return getattr(import_module(f"rocstack.{_HOME[name]}"), name)
+
+
+class _StepPackage(ModuleType):
+    """A package with a step's name: rocstack.probe is both the package and the function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _step(self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Rocstack(ModuleType):
+    """Loads a name when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'rocstack' has no attribute '{name}'")
+        return _step(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOME and isinstance(value, ModuleType):
+            value.__class__ = _StepPackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Rocstack

@@ -1,1 +1,3 @@
-"""What every package uses: errors, checked strings, YAML with line numbers, paths, levels."""
+"""What every part needs: errors, checked strings, documents, paths, levels; and the version."""
+
+__version__ = "0.1.0"

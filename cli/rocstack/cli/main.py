@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rocstack import __version__
+from rocstack.base import __version__
 from rocstack.base.errors import BadInput, Missing, RocstackError, Where
 from rocstack.cli.findings import print_error
 from rocstack.cli.ui import Interrupted, State, err, escape, print_json

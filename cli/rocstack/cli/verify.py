@@ -1,9 +1,7 @@
-"""`rocstack verify`: the acceptance suite on a deployed cluster, and what it found."""
+"""`rocstack verify`: the acceptance suite on a deployed cluster, and what it measured."""
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,36 +10,22 @@ import typer
 
 from rocstack.cli import options
 from rocstack.cli.ui import Interrupted, print_json, say, table
-from rocstack.steps.options import Inventory as Nodes
+from rocstack.steps.verify import VerifyOptions
 
 if TYPE_CHECKING:
-    from rocstack.verify.result import Run
-    from rocstack.verify.suite import VerifyOptions
+    from rocstack.steps.verify import VerifyResult
 
 BUSY = 75  # sysexits.h: try again later
 
-Level = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=4,
-        help="0 image, 1 cluster, 2 GPUs and fabric, 3 performance, 4 soak, each with those below it; default: 3, or 1 "
-        "with --watch.",
-        show_default=False,
-    ),
-]
-Only = Annotated[str, typer.Option(metavar="PATTERN", help="Checks whose name fits: munge, 'mpi-*'.")]
-Out = Annotated[Path | None, typer.Option("--report", help="Folder of the report; default: a new one each run.")]
-User = Annotated[str, typer.Option(help="Whose jobs they are; default: rocstack-verify, which deploy makes.")]
-Wait = Annotated[str, typer.Option(help="How long a job may wait for its turn: 5m, 2h.")]
-Evidence = Annotated[Path | None, typer.Option(help="Judge an earlier run's evidence.json again, without the cluster.")]
-Names = Annotated[bool, typer.Option("--list", help="Name all checks, and end.")]
+Names = Annotated[bool, typer.Option("--list", help="List all checks and stop.")]
 Drain = Annotated[bool, typer.Option("--drain-failing", help="Drain the nodes that fail, with the reason.")]
-Force = Annotated[bool, typer.Option("--force", help="With --drain-failing: also more than half of the workers.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C: what changed, and a history.")]
-Every = Annotated[str, typer.Option(help="Between two runs of --watch: 10m, 1h.")]
-History = Annotated[bool, typer.Option("--history", help="Show the last runs, and end.")]
-Cvs = Annotated[Path | None, typer.Option("--export-cvs", help="Write inventory and configuration for AMD's cvs here.")]
+Force = Annotated[bool, typer.Option("--force", help="With --drain-failing: drain even more than half of the workers.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C; show what changed and keep a history.")]
+Every = Annotated[str, typer.Option(help="Time between two runs of --watch: 10m, 1h.")]
+History = Annotated[bool, typer.Option("--history", help="Show the last runs and stop.")]
+Cvs = Annotated[
+    Path | None, typer.Option("--export-cvs", help="Write inventory and configuration for AMD's cvs to this folder.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,56 +33,52 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    inventory: Nodes = None,
-    level: Level = None,
-    only: Only = "",
-    report: Out = None,
-    user: User = "",
-    wait: Wait = "5m",
+    choice: VerifyOptions,
     drain_failing: Drain = False,
     force: Force = False,
     watch: Watch = False,
     every: Every = "10m",
     history: History = False,
-    evidence: Evidence = None,
     list_checks: Names = False,
     export_cvs: Cvs = None,
     json: options.Json = False,
 ) -> None:
-    """Prove a deployed cluster, GPU to gradient, and write the report.
+    """Test a deployed cluster, from GPUs to training, and write the report.
 
     Runs as an ordinary Slurm user beside other jobs, and leaves nothing behind. Nodes that are down are named; the rest
-    is verified. Exit code 1: a check failed; 75: all workers were busy with jobs, and nothing is proved or taken back.
+    is tested. Exit code 1: a check failed; 75: all workers were busy with jobs, so nothing is proved or taken back.
     """
     from rocstack.cli import verify_after
-    from rocstack.verify.suite import VerifyOptions
 
+    evidence = choice.evidence
+    alone = "--evidence judges without the cluster: "
     _refuse(
-        (evidence, inventory, "--evidence judges without the cluster: leave the inventory away"),
-        (evidence, watch or drain_failing or export_cvs or user, "--evidence judges without the cluster: it goes "
-         "with --level, --only, --report and --json"),
+        (evidence, choice.inventory, f"{alone}leave out the inventory"),
+        (
+            evidence,
+            watch or drain_failing or export_cvs or choice.user,
+            f"{alone}it goes with --level, --only, --report and --json",
+        ),
         (force, not drain_failing, "--force is for --drain-failing"),
-        (watch, report or json or export_cvs, "--watch writes a line a run, and a report each in a folder of its own"),
-    )  # fmt: skip
-    chosen = options.settings()
-    out = Path(chosen.out) / "verify"
+        (
+            watch,
+            choice.report or json or export_cvs,
+            "--watch writes a line a run, and a report each in a folder of its own",
+        ),
+    )
     if list_checks:
         return _list(json)
     if history:
-        return verify_after.show_history(out, json=json)
-    path = None if evidence else options.inventory(chosen, inventory)
-    if export_cvs and path:
-        return verify_after.export_cvs(path, export_cvs, chosen)
-    default = 1 if watch else 3
-    asked = default if level is None else level
-    folder = report or _folder(out, "" if path else "replay-")
-    wish = VerifyOptions(folder, path, evidence, asked, only, user, _seconds(wait), out if path else None)
-    if watch and path:
-        verify_after.watch(lambda: _quiet(wish, out), path, out, every=every, drain=drain_failing, force=force)
-    found = _run(wish, json)
-    if path:
-        verify_after.finish(found, path, out, wish.folder, drain=drain_failing, force=force)
-    raise typer.Exit(0 if found.passed else BUSY if found.busy and not found.failed else 1)
+        return verify_after.show_history(json=json)
+    if export_cvs:
+        return verify_after.export_cvs(choice.inventory, export_cvs)
+    if watch:
+        verify_after.watch(choice, every=every, drain=drain_failing, force=force)
+    result = _run(choice, json)
+    verify_after.show_stored(result)
+    if drain_failing:
+        verify_after.drain(result, force)
+    raise typer.Exit(0 if result.ok else BUSY if result.run.busy and not result.run.failed else 1)
 
 
 def _refuse(*pairs: tuple[object, object, str]) -> None:
@@ -113,37 +93,20 @@ def _refuse(*pairs: tuple[object, object, str]) -> None:
             raise BadInput(f"options that don't go together: {why}", code="bad-value")
 
 
-def _run(wish: VerifyOptions, json: bool) -> Run:
+def _run(choice: VerifyOptions, json: bool) -> VerifyResult:
     from rocstack.cli.verify_report import progress, show
-    from rocstack.verify import suite
+    from rocstack.steps import verify as steps
 
+    choice = replace(choice, report=steps.report_folder(choice))
     try:
         with progress() as on_event:
-            found = suite.run(wish, on_event)
+            result = steps.verify(choice, on_event)
     except Interrupted:
-        report = wish.folder / "report.html"
-        say(f"stopped; what was found until then: {report}" if report.exists() else "stopped before anything was found")
+        report = steps.report_folder(choice) / "report.html"
+        say(f"stopped; what was tested until then: {report}" if report.exists() else "stopped before any result")
         raise typer.Exit(130) from None
-    if json:
-        print_json(found.model_dump(mode="json", by_alias=True))
-    else:
-        show(found, wish.folder)
-    return found
-
-
-def _quiet(wish: VerifyOptions, out: Path) -> tuple[Run, Path]:
-    """One of several runs, in a folder of its own."""
-    from rocstack.cli.verify_report import aside
-    from rocstack.verify import suite
-
-    folder = _folder(out)
-    return suite.run(replace(wish, folder=folder), aside), folder
-
-
-def _folder(out: Path, kind: str = "") -> Path:
-    name = kind + time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    tries = (out / (f"{name}-{number}" if number else name) for number in range(100))
-    return next(folder for folder in tries if not folder.exists())
+    print_json(result.to_dict()) if json else show(result.run, result.folder)
+    return result
 
 
 def _list(json: bool) -> None:
@@ -155,17 +118,3 @@ def _list(json: bool) -> None:
         return
     rows = [(str(check.level), check.name, check.title, ", ".join(check.needs) or "-") for check in checks]
     table(("LEVEL", "CHECK", "WHAT IS SO", "NEEDS"), rows)
-
-
-def _seconds(text: str) -> float:
-    """
-    Raises:
-        BadInput: it is no duration.
-    """
-    from rocstack.base.errors import BadInput
-    from rocstack.cluster.operation import seconds
-
-    whole = seconds(text) if re.fullmatch(r"[1-9][0-9]{0,5}[smhd]", text) else None
-    if whole is None:
-        raise BadInput(f"--wait {text}: not a duration", code="bad-value", next_step="such as 30s, 5m or 2h")
-    return whole

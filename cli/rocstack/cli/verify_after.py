@@ -1,115 +1,102 @@
-"""What follows a run of `rocstack verify`: history, what is proved, nodes drained; --watch, --history, --export-cvs."""
+"""What follows a run of `rocstack verify`: what is proved, nodes drained; --watch, --history, --export-cvs."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from rocstack.cli import options
 from rocstack.cli.ui import Interrupted, escape, out, print_json, say, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import NoReturn
-
-    from rocstack.settings.settings import Settings
+    from rocstack.steps.verify import VerifyOptions, VerifyResult, VerifyRound
+    from rocstack.verify.drain import Drained
     from rocstack.verify.history import HistoryEntry
-    from rocstack.verify.result import Run
 
 
-def finish(run: Run, inventory: Path, runs: Path, folder: Path, *, drain: bool = False, force: bool = False) -> None:
-    """Notes the run, stores what it proved, and drains what fails if that is wanted. `folder` has its report.
+def show_stored(result: VerifyResult) -> None:
+    if result.problem:
+        say(f"nothing is stored: {result.problem}")
+    elif result.stored:
+        say(result.stored)
+
+
+def drain(result: VerifyResult, force: bool) -> None:
+    """
+    Raises:
+        CheckFailed: nodes were not drained.
+    """
+    from rocstack.steps.verify import drain_failing
+
+    _show_drained(drain_failing(result, force=force), result)
+
+
+def watch(choice: VerifyOptions, *, every: str, drain: bool, force: bool) -> NoReturn:
+    """Until Ctrl-C; a few lines for each run.
 
     Raises:
-        RocstackError: nodes were not drained.
+        BadInput, Missing: what time doesn't mend.
     """
-    from rocstack.base.errors import RocstackError
-    from rocstack.verify import history, proved
+    from rocstack.cli.verify_report import aside
+    from rocstack.steps.verify import watch as step
 
-    history.note(run, runs, folder)
+    show_rounds(step(choice, every=every, drain=drain, force=force, on_event=aside))
+
+
+def show_rounds(rounds: Iterable[VerifyRound]) -> NoReturn:
     try:
-        say(proved.keep(run, inventory, runs).sentence)
-    except RocstackError as error:
-        say(f"nothing is stored: {error.what}")
-    if drain:
-        _drain(run, inventory, force)
-
-
-def watch(
-    once: Callable[[], tuple[Run, Path]],
-    inventory: Path,
-    runs: Path,
-    *,
-    every: str = "10m",
-    drain: bool = False,
-    force: bool = False,
-) -> NoReturn:
-    """Runs again and again, until it is interrupted, which is how it ends; a line a run, and what changed.
-
-    Raises:
-        BadInput, Missing: what doesn't pass with time; `every` is no time.
-    """
-    from rocstack.base.errors import BadInput, Missing, RocstackError
-    from rocstack.verify import history
-
-    pause = _pause(every)
-    try:
-        while True:
-            began = time.monotonic()
-            try:
-                _round(*once(), inventory, runs, drain, force)
-                history.prune(runs)
-            except (BadInput, Missing):
-                raise
-            except RocstackError as error:
-                say(f"{datetime.now():%H:%M:%S}  not done: {error.what}")
-            time.sleep(max(0.0, pause - (time.monotonic() - began)))
+        for each in rounds:
+            _show_round(each)
     except Interrupted:
-        raise typer.Exit(130) from None
+        pass
+    raise typer.Exit(130)
 
 
-def _round(run: Run, folder: Path, inventory: Path, runs: Path, drain: bool, force: bool) -> None:
-    from rocstack.base.errors import RocstackError
+def _show_round(each: VerifyRound) -> None:
     from rocstack.cli.verify_report import slow
-    from rocstack.verify import history, proved, verdict
+    from rocstack.verify import verdict
 
-    now = history.note(run, runs, folder)
-    say(f"{datetime.now():%H:%M:%S}  {verdict.sentence(run)}, {run.seconds:.0f} s")
-    for text in history.changes(history.before(runs, now), now):
+    now = f"{datetime.now():%H:%M:%S}"
+    if each.result is None:
+        say(f"{now}  not done: {each.problem}")
+        return
+    run = each.result.run
+    say(f"{now}  {verdict.sentence(run)}, {run.seconds:.0f} s")
+    for text in each.changes:
         say(f"          {text}")
     for text in slow(run):
         say(f"          slow: {text}")
-    try:
-        kept = proved.keep(run, inventory, runs)
-        if kept.news:
-            say(f"          {kept.sentence}")
-        if drain:
-            _drain(run, inventory, force, "          ")
-    except RocstackError as error:
-        say(f"          {error.what}")
+    if each.result.news:
+        say(f"          {each.result.stored}")
+    if each.drained:
+        _show_drained(each.drained, each.result, "          ")
+    if each.problem:
+        say(f"          {each.problem}")
 
 
-def _drain(run: Run, inventory: Path, force: bool, indent: str = "") -> None:
+def _show_drained(drained: Drained, result: VerifyResult, indent: str = "") -> None:
     from rocstack.verify import drain
 
-    found = drain.drain(run, inventory, force)
-    for name, reason in found.drained.items():
+    for name, reason in drained.drained.items():
         say(f"{indent}{name} is drained: {reason}")
-    for name, why in found.kept.items():
+    for name, why in drained.kept.items():
         say(f"{indent}{name} fails and is left as it is: {why}")
-    if found.passing:
-        line = drain.resume_line(run.control, found.passing)
-        say(f"{indent}{', '.join(found.passing)} passes and is drained by an earlier run; to give it back: `{line}`")
+    if drained.passing:
+        line = drain.resume_line(result.run.control, drained.passing)
+        names = ", ".join(drained.passing)
+        say(f"{indent}{names} passes and is drained by an earlier run; to give it back: `{line}`")
 
 
-def show_history(runs: Path, *, count: int = 20, json: bool = False) -> None:
+def show_history(*, count: int = 20, json: bool = False) -> None:
     """The last runs, and the nodes that came and went."""
+    from rocstack.steps.verify import runs_folder
     from rocstack.verify import history
 
-    entries = history.read(runs)[-count:]
+    entries = history.read(runs_folder())[-count:]
     if json:
         print_json([each.model_dump(mode="json") for each in entries])
         return
@@ -129,13 +116,14 @@ def show_history(runs: Path, *, count: int = 20, json: bool = False) -> None:
         out.print(escape("from the oldest: x fails, - took no part, . else"))
 
 
-def export_cvs(inventory: Path, folder: Path, chosen: Settings) -> None:
+def export_cvs(inventory: Path | None, folder: Path) -> None:
     from rocstack.verify import cvs
 
-    found = cvs.export(inventory, folder, chosen.cluster, chosen.overlay_folder())
-    for file in found.files:
+    chosen = options.settings()
+    written = cvs.export(options.inventory(chosen, inventory), folder, chosen.cluster, chosen.overlay_folder())
+    for file in written.files:
         out.print(escape(str(file)))
-    for note in found.notes:
+    for note in written.notes:
         say(f"note: {note}")
     line = f"cvs run host_configs_cvs --cluster_file {folder}/cluster.json --config_file {folder}/host_config.json"
     out.print(escape(f"next: {line}"))
@@ -146,15 +134,3 @@ def _result(each: HistoryEntry) -> tuple[str, str, str]:
     virtual = ", virtual" if each.virtual else ""
     failing = ", ".join([name or "cluster" for name in each.failing] + [f"{name} absent" for name in each.absent])
     return word + virtual, failing or "-", f"{each.seconds:.0f}"
-
-
-def _pause(every: str) -> float:
-    import re
-
-    from rocstack.base.errors import BadInput
-    from rocstack.cluster.operation import seconds
-
-    whole = seconds(every) if re.fullmatch(r"[1-9][0-9]{0,5}[smhd]", every) else None
-    if whole is None:
-        raise BadInput(f"--every {every}: not a time", code="bad-value", next_step="such as 10m or 1h")
-    return whole

@@ -17,8 +17,7 @@ from typing import Any
 
 import docker
 
-from rocstack import __version__
-from rocstack.base import image_names
+from rocstack.base import __version__, image_names
 from rocstack.edge.retry import Retry
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build_failure import Failure, explain

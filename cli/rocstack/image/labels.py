@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from rocstack import __version__
+from rocstack.base import __version__
 from rocstack.image.base_image import BaseImage
 from rocstack.stack.component import Role
 from rocstack.stack.lock import Lock

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rocstack import __version__, node
+from rocstack import node
+from rocstack.base import __version__
 from rocstack.image.context import File
 from rocstack.node.nic_settings import NicSettings
 from rocstack.stack.component import NicProfile, TemplateLibrary, validate_head

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rocstack import __version__, nic
-from rocstack.base import paths
+from rocstack import nic
+from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
 from rocstack.image import gfx_rules, node_package
 from rocstack.image.context import Context, File

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rocstack import __version__
+from rocstack.base import __version__
 from rocstack.base.errors import BadInput
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.settings.settings import Settings, load

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support import Joined, join
 
-from rocstack import __version__
+from rocstack.base import __version__
 from rocstack.image.base_image import BaseImage
 from rocstack.image.labels import content_digest, labels
 

@@ -16,6 +16,7 @@ from test_proved import run
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.cli import verify_after
 from rocstack.cli.ui import Interrupted
+from rocstack.steps import verify as steps
 from rocstack.verify import drain, history, proved
 from rocstack.verify.proved import StoredProof
 from rocstack.verify.result import NodeSeen, Run, SlowNode
@@ -142,7 +143,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a watch says; every pause is over at once."""
     lines: list[str] = []
     monkeypatch.setattr(verify_after, "say", lines.append)
-    monkeypatch.setattr(verify_after.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(steps.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(proved, "keep", lambda run, inventory, runs: StoredProof("level 1 stays proved", news=False))
     return lines
 
@@ -158,7 +159,7 @@ def watched(runs: Iterator[Any], out: Path, **options: Any) -> None:
         return found, out / found.id
 
     with pytest.raises(typer.Exit) as ended:
-        verify_after.watch(once, Path("i"), out, **options)
+        verify_after.show_rounds(steps.rounds(once, Path("i"), out, **options))
     assert ended.value.exit_code == 130
 
 
@@ -198,14 +199,14 @@ def test_what_does_not_pass_with_time_ends_a_watch(kind: type[RocstackError], sa
         raise kind("not there", code="x")
 
     with pytest.raises(kind):
-        verify_after.watch(once, Path("i"), tmp_path)
+        verify_after.show_rounds(steps.rounds(once, Path("i"), tmp_path))
     assert said == []
 
 
 @pytest.mark.parametrize("every", ["10", "0m", "soon", "infinite"])
 def test_a_pause_that_is_none(every: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
-        verify_after.watch(lambda: (failed(), tmp_path), Path("i"), tmp_path, every=every)
+        next(steps.watch(steps.VerifyOptions(), every=every, on_event=lambda event: None))
     assert refused.value.code == "bad-value"
 
 

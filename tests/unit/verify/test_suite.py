@@ -257,4 +257,7 @@ def test_the_interrupted_are_told_where_the_report_is(
 
     monkeypatch.setattr(suite, "run", run)
     found = cli("verify", "--evidence", str(GOOD), "--report", str(tmp_path / "r"))
-    assert (found.code, found.err.strip()) == (130, f"stopped; what was found until then: {tmp_path / 'r/report.html'}")
+    assert (found.code, found.err.strip()) == (
+        130,
+        f"stopped; what was tested until then: {tmp_path / 'r/report.html'}",
+    )

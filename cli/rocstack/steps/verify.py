@@ -1,0 +1,192 @@
+"""Verify: the acceptance suite on a deployed cluster, what it proved, and what follows from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rocstack.base.errors import BadInput, Missing, RocstackError
+from rocstack.steps.options import Flag, Inventory, duration, inventory_path, settings
+
+if TYPE_CHECKING:
+    from rocstack.verify.drain import Drained
+    from rocstack.verify.result import Run
+
+    OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    inventory: Inventory = None
+    level: Annotated[
+        int | None,
+        Flag(
+            "Highest level to test: 0 image, 1 cluster, 2 GPUs and fabric, 3 performance, 4 soak; default: 3, with "
+            "--watch 1.",
+            least=0,
+            most=4,
+            show_default=False,
+        ),
+    ] = None
+    only: Annotated[str, Flag("Run only checks whose name matches: munge, 'mpi-*'.", metavar="PATTERN")] = ""
+    report: Annotated[
+        Path | None, Flag("Folder to write the report to; default: a new one for each run.", ("--report",))
+    ] = None
+    user: Annotated[str, Flag("Slurm user to run the jobs as; default: rocstack-verify, which deploy creates.")] = ""
+    wait: Annotated[str, Flag("Time that a job may wait in the queue: 5m, 2h.")] = "5m"
+    evidence: Annotated[Path | None, Flag("Judge an earlier run's evidence.json again, without the cluster.")] = None
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """A run, the folder of its report, and the sentence about what is stored as proved. `news`: whether that changed;
+    `problem`: why it could not be stored."""
+
+    run: Run
+    folder: Path
+    inventory: Path | None = None
+    stored: str = ""
+    news: bool = False
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.run.passed
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.run.model_dump(mode="json", by_alias=True)
+
+
+@dataclass(frozen=True)
+class VerifyRound:
+    """One of several runs: what changed since the last, and what was drained; or why there was no run."""
+
+    result: VerifyResult | None = None
+    changes: tuple[str, ...] = ()
+    drained: Drained | None = None
+    problem: str = ""
+
+
+def runs_folder() -> Path:
+    """Where the runs of this folder are noted, and their reports by default."""
+    return Path(settings().out) / "verify"
+
+
+def report_folder(options: VerifyOptions) -> Path:
+    """The folder of the report: the one that was asked for, or a new one."""
+    if options.report:
+        return options.report
+    name = ("replay-" if options.evidence else "") + time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    folders = (runs_folder() / (f"{name}-{number}" if number else name) for number in range(100))
+    return next(folder for folder in folders if not folder.exists())
+
+
+def verify(options: VerifyOptions = VerifyOptions(), on_event: OnEvent = lambda event: None) -> VerifyResult:
+    """Tests the cluster as an ordinary Slurm user, writes the report, and stores what the run proved.
+
+    Raises:
+        BadInput: an option is wrong; no check has such a name; the evidence can't be read.
+        CheckFailed: the suite itself could not run. A check that fails is no error but in the result.
+    """
+    run, folder, inventory = _run(options, on_event)
+    if inventory is None:
+        return VerifyResult(run, folder)
+    from rocstack.verify import history
+
+    history.note(run, runs_folder(), folder)
+    return _stored(run, folder, inventory, runs_folder())
+
+
+def drain_failing(result: VerifyResult, *, force: bool = False) -> Drained:
+    """Drains the nodes that fail, with the reason. `force`: also more than half of the workers.
+
+    Raises:
+        CheckFailed: that many would be drained; Slurm refused it.
+    """
+    from rocstack.verify import drain
+
+    assert result.inventory
+    return drain.drain(result.run, result.inventory, force)
+
+
+def watch(
+    options: VerifyOptions, *, every: str = "10m", drain: bool = False, force: bool = False, on_event: OnEvent
+) -> Iterator[VerifyRound]:
+    """Runs again and again, each in a folder of its own.
+
+    Raises:
+        BadInput, Missing: what time doesn't mend.
+    """
+    pause = duration("--every", every, "such as 10m or 1h")
+    inventory = inventory_path(settings(), options.inventory)
+
+    def once() -> tuple[Run, Path]:
+        level = 1 if options.level is None else options.level
+        run, folder, _ = _run(replace(options, level=level, report=None), on_event)
+        return run, folder
+
+    yield from rounds(once, inventory, runs_folder(), pause=pause, drain=drain, force=force)
+
+
+def rounds(
+    once: Callable[[], tuple[Run, Path]],
+    inventory: Path,
+    runs: Path,
+    *,
+    pause: float = 0,
+    drain: bool = False,
+    force: bool = False,
+) -> Iterator[VerifyRound]:
+    """What `watch` yields; `once` makes a run."""
+    from rocstack.verify import history
+
+    while True:
+        began = time.monotonic()
+        try:
+            run, folder = once()
+            now = history.note(run, runs, folder)
+            changes = tuple(history.changes(history.before(runs, now), now))
+            result, drained, problem = _stored(run, folder, inventory, runs), None, ""
+            if drain and not result.problem:
+                try:
+                    drained = drain_failing(result, force=force)
+                except RocstackError as error:
+                    problem = error.what
+            yield VerifyRound(result, changes, drained, result.problem or problem)
+            history.prune(runs)
+        except (BadInput, Missing):
+            raise
+        except RocstackError as error:
+            yield VerifyRound(problem=error.what)
+        time.sleep(max(0.0, pause - (time.monotonic() - began)))
+
+
+def _run(options: VerifyOptions, on_event: OnEvent) -> tuple[Run, Path, Path | None]:
+    from rocstack.verify import suite
+
+    if options.evidence and (options.inventory or options.user):
+        raise BadInput(
+            "options that don't go together: --evidence judges without the cluster: leave out the inventory and --user",
+            code="bad-value",
+        )
+    chosen = settings()
+    inventory = None if options.evidence else inventory_path(chosen, options.inventory)
+    folder = report_folder(options)
+    wait = duration("--wait", options.wait)
+    level = 3 if options.level is None else options.level
+    runs = runs_folder() if inventory else None
+    asked = suite.SuiteOptions(folder, inventory, options.evidence, level, options.only, options.user, wait, runs)
+    return suite.run(asked, on_event), folder, inventory
+
+
+def _stored(run: Run, folder: Path, inventory: Path, runs: Path) -> VerifyResult:
+    from rocstack.verify import proved
+
+    try:
+        kept = proved.keep(run, inventory, runs)
+    except RocstackError as error:
+        return VerifyResult(run, folder, inventory, problem=error.what)
+    return VerifyResult(run, folder, inventory, kept.sentence, kept.news)

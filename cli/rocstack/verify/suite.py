@@ -31,7 +31,7 @@ _USER = re.compile("[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
+class SuiteOptions:
     """What is to be run. `inventory` or `evidence` is given; `wait` is seconds; `runs` is the folder of the runs so
     far: the report compares with the last one like it."""
 
@@ -58,7 +58,7 @@ def checks() -> Path:
     return paths.data_root() / "tests/cluster"
 
 
-def run(wish: VerifyOptions, on_event: OnEvent) -> Run:
+def run(wish: SuiteOptions, on_event: OnEvent) -> Run:
     """
     Raises:
         BadInput: no check has such a name, the evidence is none, jobs of root.
@@ -96,7 +96,7 @@ def run(wish: VerifyOptions, on_event: OnEvent) -> Run:
     return result.read(wish.folder / REPORT)
 
 
-def _pytest(wish: VerifyOptions, on_event: OnEvent, *more: str) -> int:
+def _pytest(wish: SuiteOptions, on_event: OnEvent, *more: str) -> int:
     reader, writer = os.pipe()
     line = [
         sys.executable,
@@ -133,7 +133,7 @@ def _pytest(wish: VerifyOptions, on_event: OnEvent, *more: str) -> int:
             raise
 
 
-def _clear(wish: VerifyOptions) -> None:
+def _clear(wish: SuiteOptions) -> None:
     """What an older run left in the folder is never taken for this one's."""
     from rocstack.verify import artifacts
 
@@ -157,7 +157,7 @@ def listed() -> list[Check]:
             found.extend(Check.model_validate_json(json.dumps(each)) for each in event["checks"])
 
     with tempfile.TemporaryDirectory() as folder:
-        _pytest(VerifyOptions(Path(folder), level=max(LEVELS)), on_event, "--collect-only")
+        _pytest(SuiteOptions(Path(folder), level=max(LEVELS)), on_event, "--collect-only")
     return found
 
 

@@ -20,7 +20,7 @@ from rocstack.cli import findings, ui, verify_report
 from rocstack.edge.ssh import SshHost
 from rocstack.verify import history, suite, suite_lock
 from rocstack.verify.result import Measure, read
-from rocstack.verify.suite import VerifyOptions
+from rocstack.verify.suite import SuiteOptions
 
 CHECK = """
 import os, signal, time
@@ -54,10 +54,10 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("report.json", "report.html", "failing_nodes.txt"):
         (tmp_path / "run" / name).write_text("an older one's")
 
-    def write(body: str, conftest: str = "") -> VerifyOptions:
+    def write(body: str, conftest: str = "") -> SuiteOptions:
         (folder / "test_checks.py").write_text(CHECK.format(body=body))
         (folder / "conftest.py").write_text(conftest)
-        return VerifyOptions(tmp_path / "run", evidence=GOOD)
+        return SuiteOptions(tmp_path / "run", evidence=GOOD)
 
     return write
 
@@ -160,7 +160,7 @@ def test_evidence_that_is_none(text: str | None, tmp_path: Path, checks: Any) ->
     if text is not None:
         file.write_text(text)
     with pytest.raises(BadInput) as refused:
-        suite.run(VerifyOptions(tmp_path / "run", evidence=file), nothing)
+        suite.run(SuiteOptions(tmp_path / "run", evidence=file), nothing)
     assert (refused.value.code, str(refused.value.where)) == ("bad-evidence", str(file))
     assert (tmp_path / "run/report.json").read_text() == "an older one's", "refused before anything is changed"
 
@@ -168,14 +168,14 @@ def test_evidence_that_is_none(text: str | None, tmp_path: Path, checks: Any) ->
 def test_evidence_of_the_same_folder_is_judged_again(checks: Any) -> None:
     wish = checks("record.passed()")
     (wish.folder / "evidence.json").write_text(GOOD.read_text())
-    found = suite.run(VerifyOptions(wish.folder, evidence=wish.folder), nothing)
+    found = suite.run(SuiteOptions(wish.folder, evidence=wish.folder), nothing)
     assert (found.passed, len(found.results)) == (True, 2)
 
 
 @pytest.mark.parametrize("user", ["root", "0", "0:0", "a:root", "-x"])
 def test_jobs_of_root_are_refused(user: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
-        suite.run(VerifyOptions(tmp_path / "run", evidence=GOOD, user=user), nothing)
+        suite.run(SuiteOptions(tmp_path / "run", evidence=GOOD, user=user), nothing)
     assert (refused.value.code, (tmp_path / "run").exists()) == ("bad-value", False)
 
 
@@ -237,7 +237,7 @@ def test_what_a_node_says_does_not_rule_the_terminal(capsys: pytest.CaptureFixtu
 def test_replays_are_compared_with_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wishes = []
 
-    def run(wish: VerifyOptions, on_event: Any) -> Any:
+    def run(wish: SuiteOptions, on_event: Any) -> Any:
         wishes.append(wish)
         raise CheckFailed("enough", code="x")
 
@@ -250,7 +250,7 @@ def test_replays_are_compared_with_nothing(cli: Cli, tmp_path: Path, monkeypatch
 def test_the_interrupted_are_told_where_the_report_is(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(wish: VerifyOptions, on_event: Any) -> Any:
+    def run(wish: SuiteOptions, on_event: Any) -> Any:
         wish.folder.mkdir(parents=True)
         (wish.folder / "report.html").write_text("")
         raise ui.Interrupted

@@ -36,6 +36,7 @@ lint: python ## style, types, the order of the packages, shell scripts and workf
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	PYTHONPATH=images/trainer $(BIN)/lint-imports --config images/trainer/pyproject.toml
 	$(BIN)/shellcheck --exclude=SC1091 $(SCRIPTS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production playbooks
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml

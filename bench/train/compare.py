@@ -70,10 +70,11 @@ def compare(args: argparse.Namespace, text: Path) -> Meter:
     import sides
     import torch
 
+    from rocstack_trainer.rank import from_env
     from rocstack_trainer.ranks import launch
 
     torch.set_num_threads(1)
-    rank = launch.with_device(launch.from_env(os.environ), "nccl" if args.device == "cuda" else "gloo")
+    rank = launch.with_device(from_env(os.environ), "nccl" if args.device == "cuda" else "gloo")
     torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     with launch.process_group(rank, 600):
         meter = Meter(rank.device)

@@ -34,11 +34,12 @@ def ddp(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from rocstack_trainer.rank import from_env
     from rocstack_trainer.ranks import launch
 
     torch.set_num_threads(1)
     began = sum(link.wire())
-    rank = launch.with_device(launch.from_env(os.environ), "gloo")
+    rank = launch.with_device(from_env(os.environ), "gloo")
     torch.use_deterministic_algorithms(True)
     with launch.process_group(rank, 600):
         side = sides.make("ddp", args.model, folder / "text.bin", rank)

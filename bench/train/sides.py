@@ -22,7 +22,7 @@ from rocstack_trainer.config import Config, Output
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.gradients import buckets, topology
 from rocstack_trainer.models import model
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.report import metrics
 from rocstack_trainer.stop import StopSignals
 from rocstack_trainer.train import autocast, one_step

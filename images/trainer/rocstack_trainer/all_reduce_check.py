@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from rocstack_trainer.errors import TrainerError
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import launch
-from rocstack_trainer.ranks.launch import Rank
 
 SIZES = (1, 1000, 1 << 20)
 TYPES = (torch.float32, torch.float64, torch.int64)

@@ -26,8 +26,8 @@ from typing import Any
 
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import ConfigError, TrainerError
+from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch
-from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
 from rocstack_trainer.settings import load
 
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
     elif overrides:
         raise ConfigError(f"unknown: {' '.join(overrides)}")
     else:
-        rank = launch.from_env(os.environ)
+        rank = from_env(os.environ)
         started, nodes = "ROCSTACK_TRAINER_PARENT" in os.environ, args.nodes or 1
         world = rank.world if started else args.ranks or rank.world
         if world % nodes:

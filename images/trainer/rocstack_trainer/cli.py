@@ -12,8 +12,8 @@ from typing import NoReturn
 from rocstack_trainer import __version__, settings
 from rocstack_trainer.config import Config, micro_batches
 from rocstack_trainer.errors import ConfigError, TrainerError, alike
+from rocstack_trainer.rank import Rank, from_env, split
 from rocstack_trainer.ranks import launch
-from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
 
 EPILOG = """\
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     started = float(os.environ.setdefault("ROCSTACK_TRAINER_STARTED", str(time.time())))
     rank = Rank()
     try:
-        rank = launch.from_env(os.environ)
+        rank = from_env(os.environ)
         spawned = "ROCSTACK_TRAINER_PARENT" in os.environ
         if spawned:
             die_with_parent()
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
             with suppress(OSError):
                 print(*args.notes, header(config, rank), sep="\n", flush=True)
         with alike():
-            rank = launch.split(rank, config.diloco)
+            rank = split(rank, config.diloco)
             micro_batches(config.train, rank.world)
         from rocstack_trainer.train import train
 
@@ -117,7 +117,7 @@ def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list
         raise ConfigError(f"--ranks {args.ranks}: leave it out, {rank.launcher} already started {rank.world} ranks")
     groups = 1 if args.check_backend or config.diloco.group >= 0 else config.diloco.groups
     if not args.check_backend:  # said once here, not by every rank
-        micro_batches(config.train, launch.split(Rank(world=args.ranks), config.diloco).world)
+        micro_batches(config.train, split(Rank(world=args.ranks), config.diloco).world)
     if args.check_backend == "mpi" or config.parallel.backend == "mpi":
         raise ConfigError("--ranks can't start MPI ranks: use mpirun -n N or srun --mpi=pmix")
     os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(args.ranks)))

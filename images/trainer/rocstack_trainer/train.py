@@ -21,9 +21,9 @@ from rocstack_trainer.errors import CheckpointError, NonFiniteError
 from rocstack_trainer.gradients import buckets, topology
 from rocstack_trainer.groups.diloco import Outer
 from rocstack_trainer.models import fingerprint, model
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import launch
 from rocstack_trainer.ranks.beat import Watchdog
-from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.report import metrics
 from rocstack_trainer.saving.checkpoint import Checkpoints

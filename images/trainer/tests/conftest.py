@@ -30,6 +30,7 @@ from rocstack_trainer import settings
 from rocstack_trainer.config import Config
 from rocstack_trainer.gradients.collectives import Maker
 from rocstack_trainer.gradients.topology import Plan
+from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch
 from rocstack_trainer.ranks.store import serve
 from rocstack_trainer.train import train
@@ -100,7 +101,7 @@ def _fork(rank: int, world: int, listening: socket.socket, function: Any, args: 
         if rank == 0:
             os.environ["ROCSTACK_TRAINER_STORE_FD"] = str(os.dup(listening.fileno()))
         listening.close()
-        me = launch.with_device(launch.from_env(os.environ), "gloo")
+        me = launch.with_device(from_env(os.environ), "gloo")
         code = 0
         try:
             result = function(me, *args)
@@ -114,17 +115,17 @@ def _fork(rank: int, world: int, listening: socket.socket, function: Any, args: 
         os._exit(code)
 
 
-def run(rank: launch.Rank, config: Config) -> int:
+def run(rank: Rank, config: Config) -> int:
     return train(config, rank, time.time())
 
 
-def grouped(rank: launch.Rank, function: Any, *args: Any) -> Any:
+def grouped(rank: Rank, function: Any, *args: Any) -> Any:
     """`function(rank, *args)` inside a process group."""
     with launch.process_group(rank, 60):
         return function(rank, *args)
 
 
-def maker(rank: launch.Rank, algorithm: str = "flat", codec: str = "none", nodes: Any = None) -> Maker:
+def maker(rank: Rank, algorithm: str = "flat", codec: str = "none", nodes: Any = None) -> Maker:
     """The collectives of a plan; nodes of one rank each unless told."""
     nodes = nodes or [[r] for r in range(rank.world)]
     order = list(range(len(nodes))) if algorithm == "ring" else []
@@ -211,7 +212,7 @@ class Group(Ranks):
         super().__init__(world, _inside, address, number, groups, timeout_s, body, args)
 
 
-def _inside(rank: launch.Rank, address: str, number: int, groups: int, timeout_s: float, body: Any, args: Any) -> Any:
+def _inside(rank: Rank, address: str, number: int, groups: int, timeout_s: float, body: Any, args: Any) -> Any:
     rank = replace(rank, group=number, groups=groups)
     with launch.process_group(rank, timeout_s, address, 15) as store:
         return body(rank, store, *args)

@@ -15,6 +15,7 @@ from conftest import Ranks
 
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import connect, launch
 from rocstack_trainer.ranks.beat import LEFT, Beat, Pulses, Watchdog
 from rocstack_trainer.ranks.store import serve
@@ -23,14 +24,14 @@ LOST_AFTER_S = 1.0
 SOON_S = 4.0
 
 
-def watched(rank: launch.Rank, given: str, body: Any) -> None:
+def watched(rank: Rank, given: str, body: Any) -> None:
     parallel = Parallel(store=given, lost_after_s=LOST_AFTER_S, timeout_s=SOON_S if given else 600)
     at = [0]
     with launch.process_group(rank, 60, given, 15) as store, Watchdog(store, rank, parallel, lambda: at[0]):
         body(rank, at)
 
 
-def forever(rank: launch.Rank, at: list[int]) -> None:
+def forever(rank: Rank, at: list[int]) -> None:
     while True:
         dist.all_reduce(torch.ones(4))
         at[0] += 1
@@ -88,7 +89,7 @@ def test_a_stopped_rank_ends_the_others_with_its_name(apart, stopped, store, cap
     assert named == 2 or (named == 1 and "ended or can't be reached" in err), err
 
 
-def slow(rank: launch.Rank, at: list[int]) -> None:
+def slow(rank: Rank, at: list[int]) -> None:
     if rank.rank == 1:
         time.sleep(2.5 * LOST_AFTER_S)
     dist.all_reduce(torch.ones(1))
@@ -98,7 +99,7 @@ def test_a_slow_step_is_not_a_loss() -> None:
     assert end(start(2, "", slow), 30) == [0, 0]
 
 
-def early(rank: launch.Rank, at: list[int]) -> None:
+def early(rank: Rank, at: list[int]) -> None:
     """Leaves the watch at once; the last rank stays."""
     if rank.rank == 2:
         time.sleep(2 * LOST_AFTER_S)
@@ -133,7 +134,7 @@ def test_ranks_go_on_without_a_store_of_its_own_for_a_while(store, capfd) -> Non
 
 def test_one_rank_has_no_watchdog() -> None:
     before = threading.active_count()
-    with Watchdog(dist.HashStore(), launch.Rank(), Parallel(), lambda: 0):
+    with Watchdog(dist.HashStore(), Rank(), Parallel(), lambda: 0):
         assert threading.active_count() == before
 
 

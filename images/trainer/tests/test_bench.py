@@ -13,12 +13,12 @@ from conftest import PACKAGE, SMALL, ranks
 
 from rocstack_trainer import bench
 from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 
 SIDES = ["flat", "ring", "hierarchical", "flat:bf16", "flat:int8+zstd"]
 
 
-def rows(rank: launch.Rank, *args: object) -> list[dict]:
+def rows(rank: Rank, *args: object) -> list[dict]:
     return bench.all_reduce(rank, *args)
 
 

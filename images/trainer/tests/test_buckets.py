@@ -11,11 +11,11 @@ from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.gradients import buckets, flat
 from rocstack_trainer.gradients.topology import plan
 from rocstack_trainer.models import model
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.train import forward_backward
 
 
-def gradient(rank: launch.Rank, config: Config) -> torch.Tensor:
+def gradient(rank: Rank, config: Config) -> torch.Tensor:
     """The whole gradient of step 3 as one vector."""
     net = model.build(config.model, rank, config.train.seed)
     flat.broadcast(net.parameters())
@@ -28,7 +28,7 @@ def gradient(rank: launch.Rank, config: Config) -> torch.Tensor:
     return torch.cat([parameter.grad.reshape(-1) for parameter in net.parameters()])
 
 
-def nodes_of_two(rank: launch.Rank, config: Config) -> torch.Tensor:
+def nodes_of_two(rank: Rank, config: Config) -> torch.Tensor:
     return grouped(replace(rank, local_world=2, local_rank=rank.rank % 2), gradient, config)
 
 
@@ -75,7 +75,7 @@ def test_bucketed_is_bitwise_naive(bucket_mb: float, tied: str) -> None:
     assert all(torch.equal(naive, other) for other in others)
 
 
-def overlap(rank: launch.Rank, codec: str) -> tuple[int, int, int]:
+def overlap(rank: Rank, codec: str) -> tuple[int, int, int]:
     """How many buckets there are, how many were on their way when backward ended, and the bytes sent."""
     net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
     gradients = buckets.Buckets(net.parameters(), 300, maker(rank, codec=codec))
@@ -93,7 +93,7 @@ def test_buckets_are_sent_during_backward(codec: str, value_bytes: int) -> None:
     assert ranks(2, grouped, overlap, codec) == [(4, 4, 4 * (64 + 8) * value_bytes)] * 2
 
 
-def unused(rank: launch.Rank, codec: str) -> list[list[list[float]]]:
+def unused(rank: Rank, codec: str) -> list[list[list[float]]]:
     """Step 1 uses both parameters, step 2 on rank 0 both, on rank 1 the first only; b is in a bucket of its own."""
     a, b, frozen = (torch.nn.Parameter(torch.ones(n)) for n in (2, 3, 4))
     frozen.requires_grad = False
@@ -114,7 +114,7 @@ def test_a_parameter_without_gradient_on_one_rank_does_not_hang_the_others(codec
             assert got == pytest.approx(expected, abs=0.02)
 
 
-def only_the_first_micro_batch(rank: launch.Rank) -> list[float]:
+def only_the_first_micro_batch(rank: Rank) -> list[float]:
     a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     gradients = buckets.Buckets([a, b], 1, maker(rank))
     gradients.zero()
@@ -128,7 +128,7 @@ def test_a_parameter_of_an_earlier_micro_batch_only_keeps_its_gradient() -> None
     assert ranks(2, grouped, only_the_first_micro_batch) == [[4.0, 4.0, 2.0, 2.0]] * 2
 
 
-def zeroed_by_the_optimizer(rank: launch.Rank) -> list[float]:
+def zeroed_by_the_optimizer(rank: Rank) -> list[float]:
     a = torch.nn.Parameter(torch.ones(2))
     gradients, optimizer = buckets.Buckets([a], 100, maker(rank)), torch.optim.SGD([a], lr=0.0)
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_the_optimizers_own_zero_grad_does_as_well() -> None:
     assert ranks(2, grouped, zeroed_by_the_optimizer) == [[2.0, 2.0]] * 2
 
 
-def residuals(rank: launch.Rank) -> dict[str, Any]:
+def residuals(rank: Rank) -> dict[str, Any]:
     net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(2)])
     gradients = buckets.Buckets(net.parameters(), 300, maker(rank, codec="int8"))
     gradients.zero()
@@ -157,7 +157,7 @@ def test_residuals_have_names_and_are_this_ranks() -> None:
     assert all(found.keys() == names for found in ranks(3, grouped, residuals))
 
 
-def lost_peer(rank: launch.Rank) -> None:
+def lost_peer(rank: Rank) -> None:
     a = torch.nn.Parameter(torch.ones(1 << 20))
     gradients = buckets.Buckets([a], 1 << 30, maker(rank, codec="int8"))
     if rank.rank == 1:
@@ -171,7 +171,7 @@ def test_a_lost_peer_is_an_error_here_not_in_a_thread() -> None:
     assert isinstance(error, Exception)
 
 
-def broadcasted(rank: launch.Rank) -> list[torch.Tensor]:
+def broadcasted(rank: Rank) -> list[torch.Tensor]:
     mine = [torch.full((3, 2), rank.rank + 1.0), torch.tensor(rank.rank), torch.full((50,), rank.rank + 2.0)]
     flat.broadcast(mine, chunk_bytes=40)
     return mine

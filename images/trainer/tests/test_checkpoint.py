@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import CheckpointError, ConfigError
 from rocstack_trainer.models import fingerprint
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.saving import checkpoint, folder
 from rocstack_trainer.saving.state import State
 
@@ -36,7 +36,7 @@ class Run:
     """A run whose gradients are random numbers of (step, rank), rounded with error feedback, and whose outer
     momentum only rank 0 has: all that a checkpoint must bring back, and nothing slow."""
 
-    def __init__(self, rank: launch.Rank, config: Config, **sizes: int) -> None:
+    def __init__(self, rank: Rank, config: Config, **sizes: int) -> None:
         torch.manual_seed(1)
         self.rank, self.said = rank, []
         self.checkpoints = checkpoint.Checkpoints(config, rank, self.said.append)
@@ -84,7 +84,7 @@ class Run:
         }
 
 
-def go(rank: launch.Rank, config: Config, to: int, **sizes: int) -> dict[str, Any]:
+def go(rank: Rank, config: Config, to: int, **sizes: int) -> dict[str, Any]:
     return Run(rank, config, **sizes).train(to)
 
 
@@ -96,7 +96,7 @@ def made(world: int, config: Config, to: int, **sizes: int) -> list[dict[str, An
     return results
 
 
-def grouped_go(rank: launch.Rank, config: Config, to: int, sizes: dict[str, int]) -> dict[str, Any]:
+def grouped_go(rank: Rank, config: Config, to: int, sizes: dict[str, int]) -> dict[str, Any]:
     return grouped(rank, lambda rank: go(rank, config, to, **sizes))
 
 
@@ -167,7 +167,7 @@ def test_buckets_of_another_size_start_from_zero(copy: Path) -> None:
     assert ranks(2, grouped, other_buckets, config(copy)) == [[1.0] * 7] * 2
 
 
-def other_buckets(rank: launch.Rank, config: Config) -> list[float]:
+def other_buckets(rank: Rank, config: Config) -> list[float]:
     """In a run that resumed already: its checkpoint is read once more, with other residuals."""
     here = Run(rank, config)
     here.state.per_rank = {"bucket": torch.ones(7)}
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(copy: Path) -> None:
         assert "2 of its tensors are others: shared.anchor (none, here float32 [1]), shared.momentum (" in str(error)
 
 
-def no_outer(rank: launch.Rank, config: Config) -> None:
+def no_outer(rank: Rank, config: Config) -> None:
     here = Run(rank, small())
     here.checkpoints = checkpoint.Checkpoints(config, rank, here.said.append)
     here.state.shared = {"anchor": torch.zeros(1)} if rank.rank == 0 else {}
@@ -268,7 +268,7 @@ def test_kill_while_writing_leaves_the_one_before(straight: Any, copy: Path, bac
     assert not list(copy.glob("*.tmp"))
 
 
-def killed_in_the_write(rank: launch.Rank, config: Config) -> None:
+def killed_in_the_write(rank: Rank, config: Config) -> None:
     """kill -9, which no code of ours sees coming, as soon as this rank's file begins to grow."""
     file = Path(config.checkpoint.dir) / "step-00000008.tmp" / f"__{rank.rank}_0.distcp"
 
@@ -307,11 +307,11 @@ def test_with_a_full_disk_training_goes_on(straight: Any, disk: Path, background
     assert [path.name for path in sorted(disk.glob("step*"))] == ["step-00000004", "step-00000012"]
 
 
-def full(rank: launch.Rank, config: Config, again: bool) -> Any:
+def full(rank: Rank, config: Config, again: bool) -> Any:
     return grouped(rank, filled, config, again)
 
 
-def filled(rank: launch.Rank, config: Config, again: bool) -> Any:
+def filled(rank: Rank, config: Config, again: bool) -> Any:
     """The disk is full from step 4 on; with `again`, until step 11."""
     here = Run(rank, config)
     ballast = Path(config.checkpoint.dir) / "ballast"
@@ -346,7 +346,7 @@ def test_without_a_shared_file_system_rank_0_saves_for_all(straight: Any, tmp_pa
     assert [result["all"] for result in again] == [result["all"] for result in first]
 
 
-def at_home(rank: launch.Rank, config: Config, folder: Path, to: int) -> dict[str, Any]:
+def at_home(rank: Rank, config: Config, folder: Path, to: int) -> dict[str, Any]:
     (home := folder / str(rank.rank)).mkdir(exist_ok=True)
     os.chdir(home)
     return grouped_go(rank, config, to, {})
@@ -357,7 +357,7 @@ def test_a_group_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "group-3" / "step-00000004" / "state.json").exists()
 
 
-def of_group_3(rank: launch.Rank, config: Config) -> None:
+def of_group_3(rank: Rank, config: Config) -> None:
     grouped(rank, lambda rank: go(replace(rank, group=3, groups=4), config, 4))
 
 
@@ -385,7 +385,7 @@ def test_a_folder_that_can_not_be_used_is_refused_by_all_ranks(tmp_path: Path) -
     assert len(list(tmp_path.rglob("*"))) == 4
 
 
-def refusals(rank: launch.Rank, folder: Path) -> list[str]:
+def refusals(rank: Rank, folder: Path) -> list[str]:
     if os.getuid() == 0:
         os.setuid(65534)  # root may do everything
     errors = []
@@ -403,7 +403,7 @@ def test_ranks_that_drifted_apart_are_noticed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def drift(rank: launch.Rank, config: Config) -> None:
+def drift(rank: Rank, config: Config) -> None:
     here = Run(rank, config)
     with torch.no_grad():
         weight = next(here.state.net.parameters()).view(torch.int32).view(-1)[7:8]

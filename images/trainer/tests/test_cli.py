@@ -15,7 +15,7 @@ from conftest import PACKAGE, SMALL, command, lines, ranks, start, state, wait_f
 
 from rocstack_trainer import all_reduce_check
 from rocstack_trainer.errors import TrainerError
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 
 FOREVER = (*SMALL, "--train.steps=1000000", "--train.min_lr=1", "--train.warmup=0")
 
@@ -159,7 +159,7 @@ def test_gloo_adds_up() -> None:
     assert "gloo: all-reduce is right on 3 rank(s)" in done.stdout
 
 
-def wrong_sum(rank: launch.Rank) -> None:
+def wrong_sum(rank: Rank) -> None:
     original = dist.all_reduce
 
     def all_reduce(values, *args, **kwargs):

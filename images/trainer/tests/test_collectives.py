@@ -11,7 +11,7 @@ from conftest import grouped, maker, ranks, relative
 from rocstack_trainer.gradients import team
 from rocstack_trainer.gradients.collectives import Ring
 from rocstack_trainer.gradients.compress import CODECS
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 
 NODES = [[0, 1], [2, 3]]
 LOSSY = ["bf16", "int8", "int8+zstd"]
@@ -24,7 +24,7 @@ def values(rank: int, size: int, seed: int = 0) -> torch.Tensor:
 # The ring
 
 
-def ringed(rank: launch.Rank, sizes: list[int], orders: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def ringed(rank: Rank, sizes: list[int], orders: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = []
     for size, order in itertools.product(sizes, orders):
         wire = team.everybody()
@@ -51,7 +51,7 @@ def test_the_ring_is_all_reduce(world: int) -> None:
 # Every algorithm with every codec
 
 
-def summed(rank: launch.Rank, plans: list[tuple], size: int) -> list[tuple[torch.Tensor, int]]:
+def summed(rank: Rank, plans: list[tuple], size: int) -> list[tuple[torch.Tensor, int]]:
     found = []
     for algorithm, name, nodes in plans:
         make = maker(rank, algorithm, name, nodes)
@@ -97,7 +97,7 @@ def test_bytes_are_counted() -> None:
     ]
 
 
-def zstd_bytes(rank: launch.Rank) -> tuple[int, int]:
+def zstd_bytes(rank: Rank) -> tuple[int, int]:
     make, flat = maker(rank, "flat", "int8+zstd"), values(rank.rank, 100_000)
     message = len(CODECS["int8+zstd"].encode(flat))
     make(len(flat))(flat)
@@ -113,7 +113,7 @@ def test_entropy_coded_messages_are_counted_as_long_as_they_are() -> None:
 # What must never happen
 
 
-def largest(rank: launch.Rank) -> tuple[torch.Tensor, set[torch.dtype]]:
+def largest(rank: Rank) -> tuple[torch.Tensor, set[torch.dtype]]:
     """The largest int8 on every rank, and the types of all tensors that were summed on the way."""
     added, original = set(), dist.all_reduce
 
@@ -140,7 +140,7 @@ def test_int8_is_never_summed_on_the_wire() -> None:
         assert added == {torch.float32, torch.bfloat16}
 
 
-def poisoned(rank: launch.Rank, plans: list[tuple], size: int) -> list[tuple[float, bool]]:
+def poisoned(rank: Rank, plans: list[tuple], size: int) -> list[tuple[float, bool]]:
     found = []
     for (algorithm, name, nodes), bad in itertools.product(plans, (math.nan, math.inf, -math.inf)):
         flat = values(rank.rank, size)
@@ -160,7 +160,7 @@ def test_a_nan_or_infinity_of_one_rank_reaches_all(world: int) -> None:
 # Error feedback
 
 
-def repeated(rank: launch.Rank, name: str, nodes: list[list[int]] | None, steps: int) -> list[float]:
+def repeated(rank: Rank, name: str, nodes: list[list[int]] | None, steps: int) -> list[float]:
     """The error of the mean over 1, and over all, of the sums of one constant gradient."""
     size = 20_001
     right = sum(values(r, size) for r in range(rank.world))
@@ -184,7 +184,7 @@ def test_over_the_steps_error_feedback_loses_nothing(world: int, nodes: list[lis
         assert errors[-1] < errors[0] / 10
 
 
-def residual_continues(rank: launch.Rank) -> list[bool]:
+def residual_continues(rank: Rank) -> list[bool]:
     """Two steps at once, and with a fresh collective between them that gets the first one's residuals."""
     size, make = 5000, maker(rank, "flat", "int8")
     straight, first, second = make(size), make(size), make(size)

@@ -12,7 +12,7 @@ from rocstack_trainer.config import Config
 from rocstack_trainer.errors import NonFiniteError, PeerLostError
 from rocstack_trainer.groups import leader as waiting
 from rocstack_trainer.groups.diloco import Outer
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 
 SIZE = 8 * 16 + 16 + 16 * 1 + 1
 
@@ -46,7 +46,7 @@ def make(kind: str, net: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=0.01)
 
 
-def inner_step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: launch.Rank, step: int) -> None:
+def inner_step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: Rank, step: int) -> None:
     """Data parallel within the group."""
     optimizer.zero_grad()
     (loss(net, rank.group, rank.rank, step) / rank.world).backward()
@@ -56,9 +56,7 @@ def inner_step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: lau
     optimizer.step()
 
 
-def train(
-    rank: launch.Rank, store: Any, config: Config, kind: str, until: int = 0, saved: Any = None
-) -> dict[str, Any]:
+def train(rank: Rank, store: Any, config: Config, kind: str, until: int = 0, saved: Any = None) -> dict[str, Any]:
     """Trains to step `until` (or the end). `saved` is what an earlier one returned, and goes on from there."""
     net, said = network(), []
     optimizer = make(kind, net)
@@ -97,7 +95,7 @@ def trained(address: str, world: int, config: Config, kind: str, *more: Any) -> 
     return [group.results() for group in groups]
 
 
-def reference(rank: launch.Rank, store: Any, steps: int, kind: str, groups: int) -> torch.Tensor:
+def reference(rank: Rank, store: Any, steps: int, kind: str, groups: int) -> torch.Tensor:
     """Plain steps with the mean gradient of all groups. In a process of its own: after autograd ran nobody may fork."""
     net = network()
     optimizer = make(kind, net)
@@ -124,7 +122,7 @@ def test_one_group_with_a_plain_outer_step_is_no_outer_step(store) -> None:
     assert found["sent"] == [0] * 21
 
 
-def outer_alone(rank: launch.Rank, store: Any, settings: Config, deltas: torch.Tensor) -> torch.Tensor:
+def outer_alone(rank: Rank, store: Any, settings: Config, deltas: torch.Tensor) -> torch.Tensor:
     net = torch.nn.Linear(50, 1, bias=False)
     torch.nn.init.ones_(net.weight)
     outer = Outer(settings, rank, store, net, print)
@@ -188,7 +186,7 @@ def test_a_restart_is_bitwise(store) -> None:
                 assert torch.equal(straight[group][rank]["weights"], again[group][rank]["weights"])
 
 
-def bad(rank: launch.Rank, store: Any, settings: Config) -> Any:
+def bad(rank: Rank, store: Any, settings: Config) -> Any:
     net = network()
     outer = Outer(settings, rank, store, net, print)
     step = outer.join(0)
@@ -215,7 +213,7 @@ def test_weights_that_are_not_finite_are_not_sent(store) -> None:
     assert all(weight.isfinite().all() for weight in good)  # the other group went on alone
 
 
-def late(rank: launch.Rank, store: Any, settings: Config) -> float:
+def late(rank: Rank, store: Any, settings: Config) -> float:
     waiting.TELL_S = 0.3
     outer = Outer(settings, rank, store, network(), print)
     outer.join(0)

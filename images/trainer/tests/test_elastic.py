@@ -21,7 +21,7 @@ from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.groups.diloco import Outer
 from rocstack_trainer.groups.mesh import Broken, Link, Mesh, _greeting
 from rocstack_trainer.groups.roster import Roster
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 
 LOST_AFTER_S = 1.0
 H = 10
@@ -44,7 +44,7 @@ def moved(group: int, step: int, size: int) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(1000 * group + step))
 
 
-def life(rank: launch.Rank, store: Any, config: Any, log: Path, size: int = 50, at: int = 0, **odd: Any) -> list[str]:
+def life(rank: Rank, store: Any, config: Any, log: Path, size: int = 50, at: int = 0, **odd: Any) -> list[str]:
     """Every group's loop without the training. Writes (step, sha256 of anchor and momentum) after each outer step."""
     net = torch.nn.Linear(size, 1, bias=False)
     torch.nn.init.constant_(net.weight, odd.get("start", 1.0))
@@ -87,7 +87,7 @@ def misbehave(number: int, calls: int, *where: str) -> None:
             setattr(kind, name, counted(getattr(kind, name)))
 
 
-def odd_life(rank: launch.Rank, store: Any, config: Any, log: Path, odd: dict[str, Any]) -> list[str]:
+def odd_life(rank: Rank, store: Any, config: Any, log: Path, odd: dict[str, Any]) -> list[str]:
     return life(rank, store, config, log, **odd)
 
 

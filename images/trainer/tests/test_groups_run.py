@@ -12,7 +12,7 @@ from conftest import Ranks, lines, ranks, run, small, state, store_process, trai
 from rocstack_trainer import train
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import CheckpointError, ConfigError, PeerLostError
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank, split
 from rocstack_trainer.saving import folder as folders
 
 
@@ -23,7 +23,7 @@ def config(folder: Path, *more: str) -> Config:
     return small(*diloco, *fixed, "parallel.compress=none", f"checkpoint.dir={folder}", *more)
 
 
-def group(rank: launch.Rank, config: Config, held: int = -1, until: Path = Path()) -> int:
+def group(rank: Rank, config: Config, held: int = -1, until: Path = Path()) -> int:
     """Is held before step `held` until there is a file."""
     original = train.optimizer.set_rate
 
@@ -33,7 +33,7 @@ def group(rank: launch.Rank, config: Config, held: int = -1, until: Path = Path(
         return original(optimizer, settings, step)
 
     train.optimizer.set_rate = set_rate
-    return run(launch.split(rank, config.diloco), config)
+    return run(split(rank, config.diloco), config)
 
 
 def both(address: str, folder: Path, *more: str, hold: tuple = ()) -> list[Ranks]:

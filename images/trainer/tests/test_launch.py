@@ -3,8 +3,8 @@ import torch
 import torch.distributed as dist
 
 from rocstack_trainer.errors import ConfigError, MissingError
+from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch
-from rocstack_trainer.ranks.launch import Rank, from_env
 from rocstack_trainer.ranks.rendezvous import first_host, meeting_point
 from rocstack_trainer.ranks.spawn import omp_threads
 

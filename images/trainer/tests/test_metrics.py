@@ -9,7 +9,7 @@ from conftest import lines, small, trained
 
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.report import flops, metrics
 from rocstack_trainer.report.metrics import Report, Step
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from rocstack_trainer.config import Model
 from rocstack_trainer.errors import ConfigError, TrainerError
 from rocstack_trainer.models import fingerprint, model
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 
 TINY = small().model

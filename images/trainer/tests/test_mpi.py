@@ -16,6 +16,7 @@ from rocstack_trainer.errors import MissingError
 from rocstack_trainer.gradients import mpi
 from rocstack_trainer.gradients.collectives import Maker
 from rocstack_trainer.gradients.topology import Plan
+from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch
 
 SIZE = 10_001
@@ -34,7 +35,7 @@ def values(rank: int) -> torch.Tensor:
 
 def one_rank(backend: str, kinds: list[list[str]]) -> None:
     """Prints, as JSON, [algorithm, codec, relative error, checksum, bytes sent] of each kind."""
-    rank = launch.with_device(launch.from_env(os.environ), backend)
+    rank = launch.with_device(from_env(os.environ), backend)
     with launch.process_group(rank, 60):
         right, found = sum(values(r) for r in range(rank.world)), []
         for algorithm, codec in kinds:
@@ -87,10 +88,10 @@ def test_mpi4py_sums_for_a_pytorch_without_mpi() -> None:
 @needs_mpi4py
 def test_mpi4py_needs_ranks_that_mpirun_started() -> None:
     code = (
-        "from rocstack_trainer.ranks import launch\n"
+        "from rocstack_trainer.rank import Rank\n"
         "from rocstack_trainer.gradients import mpi\n"
         "from rocstack_trainer.errors import ConfigError\n"
-        "try: mpi.communicator(launch.Rank(1, 1, 2, 2, '--ranks'))\n"
+        "try: mpi.communicator(Rank(1, 1, 2, 2, '--ranks'))\n"
         "except ConfigError as error: print(error)"
     )
     env = os.environ | {"PYTHONPATH": str(Path(launch.__file__).parents[2])}
@@ -102,7 +103,7 @@ def test_mpi4py_needs_ranks_that_mpirun_started() -> None:
 def test_without_mpi4py_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(MissingError, match="install mpi4py"):
-        mpi.communicator(launch.Rank())
+        mpi.communicator(Rank())
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from conftest import ranks
 from rocstack_trainer import errors
 from rocstack_trainer.config import DiLoCo
 from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.rank import Rank, split
 from rocstack_trainer.ranks import launch
-from rocstack_trainer.ranks.launch import Rank, split
 from rocstack_trainer.report import wire
 
 HERE = Rank(backend="gloo", device="cpu")

@@ -18,8 +18,8 @@ from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import parquet, tokens
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import peers
-from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.ranks.peers import Peers
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the ranks are forked

@@ -16,7 +16,7 @@ from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.gradients import links, ring_order, topology
 from rocstack_trainer.gradients.links import Links
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.rank import Rank
 
 NODES = [[0, 1], [2, 3]]
 
@@ -82,7 +82,7 @@ def test_rounds_have_each_pair_once_and_nobody_twice(n: int) -> None:
     assert all(len({node for pair in pairs for node in pair}) == 2 * len(pairs) for pairs in rounds)
 
 
-def measured(rank: launch.Rank, nodes: list[list[int]]) -> tuple[Links, float]:
+def measured(rank: Rank, nodes: list[list[int]]) -> tuple[Links, float]:
     start = time.monotonic()
     return links.measure(nodes, rank.device), time.monotonic() - start
 
@@ -153,7 +153,7 @@ def test_our_ring_is_taken_where_the_links_are_very_different() -> None:
     assert (even.algorithm, even.order) == ("flat", [])
 
 
-def planned(rank: launch.Rank, config: Parallel, local_world: int, before: dict[str, Any] | None) -> topology.Plan:
+def planned(rank: Rank, config: Parallel, local_world: int, before: dict[str, Any] | None) -> topology.Plan:
     # Only rank 0's `before` may count.
     return topology.plan(config, replace(rank, local_world=local_world), 1000, before if rank.rank == 0 else None)
 
@@ -174,7 +174,7 @@ def test_all_ranks_have_one_plan_and_a_restart_has_it_again() -> None:
         assert other.gbps > 0.01
 
 
-def refused(rank: launch.Rank, config: Parallel, local_world: int) -> str:
+def refused(rank: Rank, config: Parallel, local_world: int) -> str:
     try:
         planned(rank, config, local_world, None)
     except ConfigError as error:

@@ -14,7 +14,7 @@ from rocstack_trainer.config import Config
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import ConfigError, NonFiniteError
 from rocstack_trainer.models import fingerprint
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 
 CONSTANT = ("train.warmup=0", "train.min_lr=1")  # the rate doesn't depend on train.steps, so a part is a beginning
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import shards
 from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 
 if TYPE_CHECKING:

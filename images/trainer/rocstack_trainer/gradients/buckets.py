@@ -17,7 +17,7 @@ from rocstack_trainer.config import Parallel
 from rocstack_trainer.gradients.collectives import Collective, Flat, Maker
 from rocstack_trainer.gradients.flat import pack, split
 from rocstack_trainer.gradients.topology import Plan
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 
 
 class NaiveGradients:

@@ -18,7 +18,7 @@ from rocstack_trainer.gradients import mpi, team
 from rocstack_trainer.gradients.compress import CODECS, Codec
 from rocstack_trainer.gradients.team import Team
 from rocstack_trainer.gradients.topology import Plan
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 
 
 class Collective(ABC):

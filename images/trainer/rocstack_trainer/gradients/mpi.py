@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rocstack_trainer.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
-    from rocstack_trainer.ranks.launch import Rank
+    from rocstack_trainer.rank import Rank
 
 
 def communicator(rank: Rank) -> Any:

@@ -11,7 +11,7 @@ from rocstack_trainer.config import EXACT, Parallel
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.gradients import ring_order
 from rocstack_trainer.gradients.links import Links, measure
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 
 RING_GAIN = 1.5  # a ring of our own must be so much faster than the backend's to be worth it

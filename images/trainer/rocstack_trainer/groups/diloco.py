@@ -23,8 +23,8 @@ from rocstack_trainer.groups.elastic import Excluded, Membership
 from rocstack_trainer.groups.leader import Leader, Stopped
 from rocstack_trainer.groups.roster import Roster
 from rocstack_trainer.models import fingerprint
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import beat
-from rocstack_trainer.ranks.launch import Rank
 from rocstack_trainer.stop import StopSignals
 
 OWES = -3  # the leader's word instead of a step

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rocstack_trainer.errors import PeerLostError, TrainerError
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.stop import StopSignals
 
 WAITING, FAILED, NOTHING = -1, -2, -9  # NOTHING: what the others say, for the largest counts

@@ -19,7 +19,7 @@ from rocstack_trainer.config import Model
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.gradients.flat import broadcast
 from rocstack_trainer.models import fingerprint, pretrained
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: models come from disks, never from a network

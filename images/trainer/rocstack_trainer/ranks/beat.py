@@ -18,8 +18,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import PeerLostError
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import connect, rendezvous
-from rocstack_trainer.ranks.launch import Rank
 
 LEFT = -(1 << 40)  # added to a counter by one who leaves on purpose: no number of beats makes it positive again
 

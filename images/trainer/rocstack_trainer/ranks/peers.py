@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rocstack_trainer.errors import TrainerError
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 
 T = TypeVar("T")
 BEAT_S = 2.0  # how often ranks hear of each other while some work and others wait

@@ -13,13 +13,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.rank import Rank, number
 from rocstack_trainer.ranks import connect
 from rocstack_trainer.report import wire
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-    from rocstack_trainer.ranks.launch import Rank
 
 HEARD_S = 3.0
 STORE = "ROCSTACK_TRAINER_STORE"  # HOST:PORT of the control-plane store, where the settings don't say it
@@ -113,45 +112,45 @@ def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[St
     from torch.distributed import PrefixStore
 
     group, patience = PrefixStore(f"group{rank.group}", store), timedelta(seconds=timeout_s)
-    name, host = f"rank {rank.rank}", socket.gethostname()
+    name, own_host = f"rank {rank.rank}", socket.gethostname()
     if rank.rank:
         ticket = group.add("tickets", 1)
-        attempt = _get(group, f"ticket/{ticket}", patience, f"rank 0 didn't come: {name} on {host} waited")
+        attempt = _get(group, f"ticket/{ticket}", patience, f"rank 0 didn't come: {name} on {own_host} waited")
     else:
         attempt = str(group.add("attempts", 1))
     corner = PrefixStore(f"attempt{attempt}", group)
-    corner.set(f"here/{rank.rank}", f"{host} {here}")
+    corner.set(f"here/{rank.rank}", f"{own_host} {here}")
     if rank.rank == 0:
         corner.set("all", json.dumps(_gather(group, corner, attempt, rank.world, timeout_s)))
     late = timedelta(seconds=timeout_s + 5)  # rank 0 may have come last, and knows more
-    everyone = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {host} waited"))
+    everyone = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {own_host} waited"))
     heard = corner.add("heard", 1)
-    if missing := [str(number) for number, place in enumerate(everyone) if not place]:
-        found = sorted({place.split()[0] for place in everyone if place})
+    if missing := [str(index) for index, host in enumerate(everyone) if not host]:
+        present = sorted({host.split()[0] for host in everyone if host})
         until = time.monotonic() + HEARD_S
         while rank.rank == 0 and heard < rank.world - len(missing) and time.monotonic() < until:
             time.sleep(0.05)  # the store may end with this rank: the others have to read it before
             heard = corner.add("heard", 0)
         raise PeerLostError(
             f"rank {', '.join(missing)} of {rank.world} didn't come within {timeout_s:.0f} s\n"
-            f"  the others are on {', '.join(found)}; look for an earlier error of the missing, or at their node"
+            f"  the others are on {', '.join(present)}; look for an earlier error of the missing, or at their node"
         )
-    return corner, [place.partition(" ")[2] for place in everyone]
+    return corner, [host.partition(" ")[2] for host in everyone]
 
 
 def _gather(group: Store, corner: Store, attempt: str, world: int, timeout_s: float) -> list[str]:
     """Rank 0's part: what each rank set as `here`, "" for those who didn't come."""
-    deadline, answered, places = time.monotonic() + timeout_s, 0, [""] * world
-    while "" in places and time.monotonic() < deadline:
+    deadline, answered, hosts = time.monotonic() + timeout_s, 0, [""] * world
+    while "" in hosts and time.monotonic() < deadline:
         asked = group.add("tickets", 0)
         for ticket in range(answered + 1, asked + 1):  # of dead ranks too: nobody reads those
             group.set(f"ticket/{ticket}", attempt)
         answered = asked
-        for number in (number for number, place in enumerate(places) if not place):
-            if corner.check([f"here/{number}"]):
-                places[number] = corner.get(f"here/{number}").decode()
+        for rank in (rank for rank, host in enumerate(hosts) if not host):
+            if corner.check([f"here/{rank}"]):
+                hosts[rank] = corner.get(f"here/{rank}").decode()
         time.sleep(0.02)
-    return places
+    return hosts
 
 
 def _get(store: Store, key: str, patience: timedelta, complaint: str) -> str:
@@ -161,10 +160,3 @@ def _get(store: Store, key: str, patience: timedelta, complaint: str) -> str:
     except RuntimeError as error:
         waited = f"{complaint} {patience.total_seconds():.0f} s"
         raise PeerLostError(f"{waited}\n  {connect.first_line(error)}") from None
-
-
-def number(env: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(env.get(name, default))
-    except ValueError:
-        raise ConfigError(f"{name}={env[name]} is not a number") from None

@@ -17,7 +17,7 @@ import torch
 
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.report import curves, flops, series, wire
 
 # The most important first: a narrow terminal shows only those.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import CheckpointError, ConfigError, TrainerError
 from rocstack_trainer.models import fingerprint
-from rocstack_trainer.ranks.launch import Rank
+from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.saving import dcp, export, folder
 from rocstack_trainer.saving.state import State

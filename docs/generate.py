@@ -337,7 +337,13 @@ def checks() -> str:
 
 def findings() -> str:
     """What doctor, precheck and the rules can find, and what to do about it."""
-    kinds = {"log": "a log", "deploy": "before a deploy", "node": "nodes", "rules": "a stack"}
+    kinds = {
+        "log": "a log",
+        "deploy": "before a deploy",
+        "node": "nodes",
+        "rules": "a stack",
+        "status": "a deployed cluster",
+    }
     rows = []
     for file in sorted((paths.images() / "findings").glob("*.yml")):
         entries: Iterable[finding_texts.Entry]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -85,6 +86,12 @@ class TextEntry(Entry):
 
 Table = Mapping[str, TextEntry]
 SomeEntry = TypeVar("SomeEntry", bound=Entry)
+
+
+@cache
+def table() -> Table:
+    """The entries that ship with rocstack, read once."""
+    return load()
 
 
 def load(folder: Path | None = None) -> dict[str, TextEntry]:

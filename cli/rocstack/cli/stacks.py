@@ -64,7 +64,7 @@ def _show_fit(fit: ImageFit) -> None:
     from rocstack.base import finding_texts
     from rocstack.doctor.diagnosis import of_gate
 
-    texts = finding_texts.load()
+    texts = finding_texts.table()
     for verdict in fit.verdicts:
         if finding := of_gate(verdict, texts):
             virtual = f", virtual {verdict.virtual}" if verdict.virtual else ""

@@ -14,6 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 from rocstack.base.levels import LEVELS
+from rocstack.cli import findings
 from rocstack.cli.ui import err, escape, out, say
 from rocstack.probe.summary import count
 from rocstack.verify.result import BAD, CheckResult, Measure, Run
@@ -108,19 +109,14 @@ def slow(run: Run) -> Iterator[str]:
 
 
 def _show_failure(result: CheckResult) -> None:
-    out.print()
-    out.print(f"[bold red]{result.state}[/] {escape(f'{result.check.name}: not so: {result.check.title}')}")
     bad = [measure for measure in result.measures if measure.state in BAD]
+    seen = [] if bad else [result.why]
     for measure in bad[:MOST]:
-        out.print(escape(f"  {_where(measure)}: {measure.why}"))
-        for line in measure.evidence.splitlines()[-3:]:
-            out.print(f"    [dim]{escape(line)}[/]")
+        seen += [f"{_where(measure)}: {measure.why}", *(f"  {line}" for line in measure.evidence.splitlines()[-3:])]
     if len(bad) > MOST:
-        out.print(escape(f"  and {_others(bad[MOST:])}"))
-    if not bad:
-        out.print(escape(f"  {result.why}"))
-    out.print(escape(f"  cause: {result.check.cause}"))
-    out.print(escape(f"  next: {result.check.next_step}"))
+        seen.append(f"and {_others(bad[MOST:])}")
+    out.print()
+    findings.show(result.finding, seen=seen, label=result.state)
 
 
 def _said(result: CheckResult) -> str:

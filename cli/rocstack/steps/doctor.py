@@ -42,7 +42,7 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> LogReport | NodeReport:
     names = [name for name, value in sources if value]
     if len(names) > 1:
         raise BadInput(f"{' and '.join(names)}: one at a time", code="one-source", next_step="run it once for each")
-    table = finding_texts.load()
+    table = finding_texts.table()
     if options.log:
         with logfile.opened(options.log) as stream:
             return logscan.scan(logfile.pieces(stream), table)

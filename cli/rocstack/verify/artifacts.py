@@ -91,7 +91,8 @@ def _cases(result: CheckResult) -> Iterator[TestCase]:
 
 
 def _failure_text(result: CheckResult, measures: list[Measure]) -> str:
-    about = [f"not so: {result.check.title}", f"cause: {result.check.cause}", f"next: {result.check.next_step}"]
+    finding = result.finding
+    about = [finding.what, f"cause: {finding.cause}", f"next: {finding.next}"]
     lines = [*about, *(_value(measure) for measure in measures), *(measure.evidence for measure in measures)]
     return "\n".join(filter(None, lines))
 

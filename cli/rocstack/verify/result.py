@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from rocstack.base.errors import BadInput, Where
+from rocstack.base.findings import Finding
 from rocstack.base.levels import Level
 from rocstack.base.words import Name, Value
 
@@ -93,6 +94,12 @@ class CheckResult(Value):
     measures: tuple[Measure, ...] = ()
     why: Text = ""
     drawings: Mapping[str, Any] = Field(default_factory=dict)
+
+    @property
+    def finding(self) -> Finding:
+        """What a check that failed says."""
+        check = self.check
+        return Finding(check.name, "error", f"not so: {check.title}", check.cause, check.next_step, check.source)
 
     @property
     def missed(self) -> bool:

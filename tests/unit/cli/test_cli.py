@@ -430,13 +430,15 @@ def test_start_up(tmp_path: Path) -> None:
     """`--help` loads little more than typer; a command loads its own module and nothing that it does without."""
     start = "import sys; sys.argv = ['rocstack', *{}]; from rocstack.cli.main import main; main()"
     helping = modules(tmp_path, start.format(["--help"]))
-    own = {"rocstack", "rocstack.base", "rocstack.base.errors", "rocstack.cli", "rocstack.cli.main", "rocstack.cli.ui"}
+    base, command_line = ("errors", "findings"), ("main", "ui", "findings")
+    own = {"rocstack", "rocstack.base", "rocstack.cli"}
+    own |= {f"rocstack.base.{name}" for name in base} | {f"rocstack.cli.{name}" for name in command_line}
     assert {name for name in helping if name.startswith("rocstack")} == own
     assert len(helping - own - modules(tmp_path, "import typer, typer.main, typer.core")) < 20
     rendering = modules(tmp_path, start.format(["render"]))
     assert not rendering & {"docker", "requests", "rich", "ansible", "ansible_runner", "cryptography", "pytest"}
     commands = {name for name in rendering if name.startswith("rocstack.cli.")}
-    assert commands == {f"rocstack.cli.{name}" for name in ("main", "ui", "render", "options")}
+    assert commands == {f"rocstack.cli.{name}" for name in (*command_line, "render", "options")}
 
 
 def test_ctrl_c_while_loading_shows_no_traceback(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_unknown_distribution_says_what_to_install_by_hand() -> None:
     result = bash("DISTRO=fedora-41; install_engine")
     assert result.returncode == 3
     assert "fedora-41" in result.stderr
-    assert "next    install Docker Engine" in result.stderr
+    assert "next: install Docker Engine" in result.stderr
 
 
 @pytest.mark.parametrize(("name", "alive"), [("bash", True), ("dockerd", False)])

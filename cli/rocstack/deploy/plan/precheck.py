@@ -1,11 +1,9 @@
-"""All that is known to be wrong before a deploy changes anything: every rule, every node, at once. Pure but for the
-table of texts."""
+"""All that is known to be wrong before a deploy changes anything: every rule, every node, at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 
 from rocstack.base import finding_texts
 from rocstack.base.findings import Finding, in_order
@@ -24,7 +22,7 @@ MIXED = ("nodes-differ", "abi-differs", "gpus-fewer", "rdma-fewer")  # of the do
 def precheck(scope: Scope, failures: Sequence[Failure] = ()) -> tuple[Finding, ...]:
     """Errors first, then warnings and notes; in each the nodes as they come, what lies between them last.
     `failures` are nodes that could not be read."""
-    table = _table()
+    table = finding_texts.table()
     findings = [
         table[UNREACHED].finding(
             {"reason": node.reason, "inventory": scope.inventory.path, "node": node.node}, node=node.node
@@ -47,8 +45,3 @@ def precheck(scope: Scope, failures: Sequence[Failure] = ()) -> tuple[Finding, .
 def blocked(findings: Iterable[Finding]) -> frozenset[str]:
     """Nodes on which nothing may be done."""
     return frozenset(each.node for each in findings if each.level == "error" and each.node is not None)
-
-
-@cache
-def _table() -> finding_texts.Table:
-    return finding_texts.load()

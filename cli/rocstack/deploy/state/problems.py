@@ -1,10 +1,12 @@
-"""What of a deployed cluster is not in order, and what to do about it. Pure."""
+"""What of a deployed cluster is not in order. The texts are in images/findings/status.yml."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from rocstack.base.findings import Finding, FindingLevel
+from rocstack.base import finding_texts
+from rocstack.base.findings import Finding
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
 from rocstack.deploy.read.facts import NodeFacts
@@ -12,96 +14,61 @@ from rocstack.deploy.state.cluster_state import WORDS, ClusterState, is_image, w
 from rocstack.node import slurm_state
 from rocstack.node.engine import Row
 
+# (code of the entry, node or None, values of its sentences)
+Problem = tuple[str, str | None, dict[str, Any]]
+
 
 def findings(state: ClusterState) -> Iterator[Finding]:
     """The cluster's own first, then by node."""
+    table = finding_texts.table()
+    for code, node, values in _problems(state):
+        yield table[code].finding({"inventory": state.inventory.path, "node": node or "", **values}, node=node)
+
+
+def _problems(state: ClusterState) -> Iterator[Problem]:
     yield from _of_the_cluster(state)
     for failure in state.gathered.failures:
-        yield _finding(
-            failure.node,
-            "node-unreached",
-            f"could not be read: {failure.reason}",
-            "power, network, or ssh; what runs there goes on without this machine",
-            f"`ansible -i {state.inventory.path} {failure.node} -m ping` tries the same",
-        )
+        yield "node-unreached", failure.node, {"reason": failure.reason}
     if state.empty:
         return
     for facts in state.gathered.nodes:
         if facts.engine.problem:
-            yield _finding(
-                facts.name,
-                f"engine-{facts.engine.problem}",
-                f"its container engine gives no answer: {facts.engine.error}",
-                "the engine doesn't run, hangs, or refuses this user",
-                f"`docker info` on {facts.name} must answer, as the user of the inventory",
-            )
+            user = facts.user.name or facts.user.uid
+            yield f"engine-{facts.engine.problem}", facts.name, {"error": facts.engine.error, "user": user}
         else:
             yield from _of_containers(state, facts)
             yield from _of_image(state, facts)
     yield from _of_slurm(state)
 
 
-def _of_the_cluster(state: ClusterState) -> Iterator[Finding]:
-    deploy, path = state.journal.current, state.inventory.path
-    control = state.gathered.node(state.inventory.control.name)
+def _of_the_cluster(state: ClusterState) -> Iterator[Problem]:
+    deploy = state.journal.current
     if state.slurm.deploying:
-        yield _finding(None, "deploy-running", f"a deploy is at work: {state.slurm.deploying}", level="note")
+        yield "deploy-running", None, {"who": state.slurm.deploying}
     elif deploy:
-        open_still = deploy.at("pending", "shipped", "drained", "started")
+        not_done = deploy.at("pending", "shipped", "drained", "started")
         failed = [f"{name} ({deploy.nodes[name].reason})" for name in deploy.at("failed")]
-        yield _finding(
-            None,
-            "deploy-interrupted",
-            f"the deploy that {deploy.who} began at {deploy.started} has not ended: "
-            + "; ".join(
-                [
-                    f"{len(deploy.at('done'))} nodes done",
-                    *([f"not done: {', '.join(open_still)}"] if open_still else []),
-                    *([f"failed: {', '.join(failed)}"] if failed else []),
-                ]
-            ),
-            "it was interrupted, or too many nodes failed",
-            f"`rocstack deploy {path} --resume`",
-        )
+        parts = [f"{len(deploy.at('done'))} nodes done"]
+        parts += [f"not done: {', '.join(not_done)}"] if not_done else []
+        parts += [f"failed: {', '.join(failed)}"] if failed else []
+        yield "deploy-interrupted", None, {"who": deploy.who, "when": deploy.started, "state": "; ".join(parts)}
+    control = state.gathered.node(state.inventory.control.name)
     if control and not any(facts.containers for facts in state.gathered.nodes):
-        known = bool(state.journal.releases)
-        yield _finding(
-            None,
-            "cluster-down" if known else "not-deployed",
-            "no container of the cluster is on any node that was read"
-            if known
-            else "nothing has been deployed to these nodes",
-            "`rocstack down` was here" if known else "",
-            f"`rocstack deploy {path}`",
-        )
+        yield "cluster-down" if state.journal.releases else "not-deployed", None, {}
 
 
-def _of_containers(state: ClusterState, facts: NodeFacts) -> Iterator[Finding]:
+def _of_containers(state: ClusterState, facts: NodeFacts) -> Iterator[Problem]:
     for name in state.containers(facts.name):
-        word, found = wrong(facts, name), facts.container(name)
-        service = WORDS[name]
-        log = f"`rocstack logs {facts.name} --service {service}` says why"
-        if word == "missing":
-            what = f"the container of its {service} is not there"
-            yield _finding(facts.name, "container-missing", what, "", f"`rocstack deploy {state.inventory.path}`")
-        elif word == "starting" and _answers(state, facts.name, name):
+        word, container = wrong(facts, name), facts.container(name)
+        values = {"service": WORDS[name]}
+        if word == "starting" and _answers(state, facts.name, name):
             continue  # the engine looks every few seconds only
-        elif word == "starting":
-            what = f"its {service} is starting"
-            yield _finding(facts.name, "container-starting", what, "", f"look again in a minute; {log}", "note")
-        elif word == "unhealthy":
-            what = f"its {service} runs, and its health check fails"
-            yield _finding(facts.name, "container-unhealthy", what, "", log)
-        elif word and found:
-            error = f": {found.error}" if found.error else ""
-            cause = "it ends again and again" if found.status == "restarting" else "it ended, or was stopped"
-            yield _finding(
-                facts.name,
-                "container-stopped",
-                f"its {service} is {found.status}{error}",
-                cause,
-                f"{log}; `rocstack deploy {state.inventory.path}` starts it again",
-            )
+        if word in ("missing", "starting", "unhealthy"):
+            yield f"container-{word}", facts.name, values
+        elif word and container:
+            error = f": {container.error}" if container.error else ""
+            cause = "it ends again and again" if container.status == "restarting" else "it ended, or was stopped"
+            yield "container-stopped", facts.name, {**values, "state": container.status + error, "cause": cause}
 
 
 def _answers(state: ClusterState, node: str, container: str) -> bool:
@@ -111,68 +78,43 @@ def _answers(state: ClusterState, node: str, container: str) -> bool:
     return (container == services.CONTROL and nodes is not None) or (container == services.WORKER and ready)
 
 
-def _of_image(state: ClusterState, facts: NodeFacts) -> Iterator[Finding]:
+def _of_image(state: ClusterState, facts: NodeFacts) -> Iterator[Problem]:
     if state.release is None or state.journal.current:
         return
     images = state.release.images
     for name, wanted in ((services.WORKER, images.worker_id), (services.CONTROL, images.control_id)):
-        found = facts.container(name)
-        if found and not is_image(facts, found.image, wanted):
-            yield _finding(
-                facts.name,
-                "image-differs",
-                f"its {WORDS[name]} is of image {short(found.image)}, the release's is {short(wanted)}",
-                "the last deploy did not come to it, or failed there",
-                f"`rocstack deploy {state.inventory.path}`",
-            )
+        container = facts.container(name)
+        if container and not is_image(facts, container.image, wanted):
+            values = {"service": WORDS[name], "image": short(container.image), "wanted": short(wanted)}
+            yield "image-differs", facts.name, values
 
 
-def _of_slurm(state: ClusterState) -> Iterator[Finding]:
+def _of_slurm(state: ClusterState) -> Iterator[Problem]:
     control = state.inventory.control.name
     facts = state.gathered.node(control)
     if state.slurm.nodes is None:
         if facts and not wrong(facts, services.CONTROL):
-            yield _finding(
-                control,
-                "slurm-silent",
-                f"Slurm's controller doesn't answer: {state.slurm.why}",
-                "",
-                f"`rocstack logs {control} --service controller` shows its log",
-            )
+            yield "slurm-silent", control, {"why": state.slurm.why}
         return
     for host in state.inventory.workers:
         row = state.slurm.nodes.get(host.name)
         if why := slurm_state.not_ready(row):
             yield _not_ready(state, host.name, row, why)
-        seen = state.gathered.node(host.name)
-        counted = slurm_state.gres_gpus(row["gres"]) if row else None
-        if seen and counted is not None and state.offers_gpus and counted != len(seen.profile.gpus):
-            yield _finding(
-                host.name,
-                "gpus-differ",
-                f"Slurm counts on {counted} GPUs, and the node shows {len(seen.profile.gpus)}",
-                "a GPU fell off the bus, came back, or the driver is not loaded",
-                f"`rocstack doctor {state.inventory.path}`; `rocstack deploy` takes over what is there",
-            )
+        worker = state.gathered.node(host.name)
+        expected = slurm_state.gres_gpus(row["gres"]) if row else None
+        if worker and expected is not None and state.offers_gpus and expected != len(worker.profile.gpus):
+            yield "gpus-differ", host.name, {"expected": expected, "count": len(worker.profile.gpus)}
 
 
-def _not_ready(state: ClusterState, name: str, row: Row | None, why: str) -> Finding:
-    path, control = state.inventory.path, state.inventory.control.name
+def _not_ready(state: ClusterState, name: str, row: Row | None, why: str) -> Problem:
     if row is None:
-        return _finding(name, "slurm-unknown", why, "it joined the inventory later", f"`rocstack deploy {path}`")
+        return "slurm-unknown", name, {"why": why}
     if slurm_state.not_back(row):
-        log = f"`rocstack logs {name}` shows slurmd's log"
-        return _finding(name, "slurm-away", f"takes no jobs: it {why}", "its slurmd doesn't answer", log)
+        return "slurm-away", name, {"why": why}
     if slurm_state.drained_by_deploy(row):
-        cause, next_step = "a deploy drained it and did not get it back", f"`rocstack deploy {path}`"
+        cause, step = "a deploy drained it and did not get it back", f"`rocstack deploy {state.inventory.path}`"
     else:
         line = f"scontrol update nodename={name} state=resume"
         cause = "somebody, or Slurm's own check, drained it"
-        next_step = f"when it is right: `rocstack shell {control} --service controller -- {line}`"
-    return _finding(name, "slurm-drained", f"takes no jobs: it {why}", cause, next_step)
-
-
-def _finding(
-    node: str | None, code: str, what: str, cause: str = "", next_step: str = "", level: FindingLevel = "error"
-) -> Finding:
-    return Finding(code, level, what, cause, next_step, node=node)
+        step = f"repair it, then `rocstack shell {state.inventory.control.name} --service controller -- {line}`"
+    return "slurm-drained", name, {"why": why, "cause": cause, "step": step}

@@ -23,7 +23,7 @@ run rocstack local up --nodes 2 --model mi300x-thor2 --fault abi=6 --fault drive
 run rocstack probe "$ROCSTACK_INVENTORY" --out "$work/nodes.json"
 
 say "Images whose NIC library fits them. It would come from Broadcom; a stand-in (900.*) is made from rdma-core's source."
-run python tests/support/standin.py --kernel-abi 6 --bundle "$work/vendor"
+run python tests/support/broadcom_standin.py --kernel-abi 6 --bundle "$work/vendor"
 run rocstack build --nic broadcom --profiles "$work/nodes.json" --nic-source "$work/vendor"
 
 say "On the nodes, as a Slurm cluster."

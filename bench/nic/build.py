@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "cli"), str(ROOT / "tests/support")]
 
-import standin  # noqa: E402
+import broadcom_standin  # noqa: E402
 
 from rocstack.settings import site  # noqa: E402
 from rocstack.settings.settings import Settings  # noqa: E402
@@ -40,7 +40,7 @@ RUN --mount=type=bind,source=build,target=/run/rocstack/build \\
     --mount=type=secret,id=site-env,target=/run/rocstack/site.env \\
     --mount=type=secret,id=site-ca,target=/run/rocstack/ca.pem \\
     rm /etc/dpkg/dpkg.cfg.d/rocstack && /run/rocstack/build/apt-update && /run/rocstack/build/apt-install {COMPILER}
-RUN cd /src && tar -xf *.tar.gz && cd libbnxt_re-{standin.VERSION} && {RECIPE}
+RUN cd /src && tar -xf *.tar.gz && cd libbnxt_re-{broadcom_standin.VERSION} && {RECIPE}
 """
 
 
@@ -49,7 +49,7 @@ class Bench:
         self.work = work
         self.prefix = f"bench-{uuid.uuid4().hex[:8]}"
         self.env = {**os.environ, "PYTHONPATH": str(ROOT / "cli"), "ROCSTACK_IMAGE_PREFIX": self.prefix}
-        self.tarball = standin.make_tarball(work)
+        self.tarball = broadcom_standin.make_tarball(work)
 
     def build(self, *options: str) -> float:
         line = [sys.executable, "-m", "rocstack.cli.main", "build", "--nic", "broadcom", "--role", "worker", "--json"]
@@ -62,7 +62,7 @@ class Bench:
         return time.monotonic() - started
 
     def with_library(self, *options: str) -> float:
-        accept = ("--way", "source", "--nic-source", str(self.tarball), "--nic-accept", standin.VERSION)
+        accept = ("--way", "source", "--nic-source", str(self.tarball), "--nic-accept", broadcom_standin.VERSION)
         return self.build(*accept, *options)
 
     def peer(self, folder: Path) -> float:

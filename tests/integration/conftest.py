@@ -13,8 +13,8 @@ from typing import Any
 
 import docker
 import pytest
-from deployed import Deployed, deploy
-from place import STACK, Built, Place, engine
+from deployed_cluster import DeployedCluster, deploy
+from workspace import STACK, Built, Workspace, engine
 from xdist.scheduler import LoadScopeScheduling
 
 from rocstack.edge import engine as engines
@@ -29,7 +29,7 @@ class Lanes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "deployed" if "deployed: Deployed" in (self.config.rootpath / file).read_text() else file
+        return "deployed" if "deployed: DeployedCluster" in (self.config.rootpath / file).read_text() else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,7 +55,7 @@ def tags() -> list[str]:
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def machine_lock() -> Iterator[None]:
     """Among all processes of the tests."""
     with (Path(tempfile.gettempdir()) / "rocstack-test.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -90,12 +90,12 @@ def made(prefix: str) -> Iterator[set[str]]:
             engine("rmi", image, check=False)
 
 
-def lend_base(client: docker.DockerClient, prefix: str) -> str:
+def tag_base(client: docker.DockerClient, prefix: str) -> str:
     """The default stack's base, by rocstack's own way. One made here before, under whatever prefix, gets a second
     name: that saves 15 s, and the cache of everything built on it."""
     settings, choice = Settings(image_prefix=prefix), stack.load(STACK)
     wanted = bases.local_name(choice, settings)
-    with one_at_a_time():
+    with machine_lock():
         if engines.find_image(client, wanted) is None:
             ending = wanted.removeprefix(prefix)
             same = [tag for tag in tags() if tag.endswith(ending)]
@@ -106,33 +106,33 @@ def lend_base(client: docker.DockerClient, prefix: str) -> str:
 
 @pytest.fixture(scope="session")
 def base(client: docker.DockerClient, prefix: str) -> str:
-    return lend_base(client, prefix)
+    return tag_base(client, prefix)
 
 
 @pytest.fixture
-def place(tmp_path: Path, base: str, prefix: str, made: set[str]) -> Place:
+def workspace(tmp_path: Path, base: str, prefix: str, made: set[str]) -> Workspace:
     """An empty folder; its builds carry the names of this run, so nearly all of them come from the cache."""
     folder = tmp_path / "work"
     folder.mkdir()
-    return Place(folder, prefix, made=made)
+    return Workspace(folder, prefix, made=made)
 
 
 @pytest.fixture
-def apart(client: docker.DockerClient, place: Place) -> Place:
-    """As `place`, but no other test sees the images built here."""
-    other = Place(place.folder, f"{place.prefix}-{secrets.token_hex(2)}", made=place.made)
-    lend_base(client, other.prefix)
+def private_workspace(client: docker.DockerClient, workspace: Workspace) -> Workspace:
+    """As `workspace`, but no other test sees the images built here."""
+    other = Workspace(workspace.folder, f"{workspace.prefix}-{secrets.token_hex(2)}", made=workspace.made)
+    tag_base(client, other.prefix)
     return other
 
 
 @pytest.fixture(scope="session")
 def built(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> Built:
-    place = Place(tmp_path_factory.mktemp("built"), prefix, made=made)
-    return Built(place, place.build())
+    workspace = Workspace(tmp_path_factory.mktemp("built"), prefix, made=made)
+    return Built(workspace, workspace.build())
 
 
 @pytest.fixture(scope="session")
-def deployed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    place = Place(tmp_path_factory.mktemp("deployed"), built.place.prefix, made=built.place.made)
-    with deploy(place) as cluster:
+def deployed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedCluster]:
+    workspace = Workspace(tmp_path_factory.mktemp("deployed"), built.workspace.prefix, made=built.workspace.made)
+    with deploy(workspace) as cluster:
         yield cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from deployed import INVENTORY, Deployed, until
+from deployed_cluster import INVENTORY, DeployedCluster, until
 
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.edge import ssh
@@ -13,11 +13,11 @@ from rocstack.edge import ssh
 pytestmark = pytest.mark.engine
 
 
-def until_in_order(deployed: Deployed) -> None:
-    until(lambda: deployed.place.run("status", "--json").json["ok"], 60)
+def until_in_order(deployed: DeployedCluster) -> None:
+    until(lambda: deployed.workspace.run("status", "--json").json["ok"], 60)
 
 
-def test_status(deployed: Deployed) -> None:
+def test_status(deployed: DeployedCluster) -> None:
     seen = deployed.json("status")
     assert seen["ok"]
     assert (seen["control"], seen["release"]["healthy"], seen["interrupted"]) == ("n1", True, None)
@@ -31,7 +31,7 @@ def test_status(deployed: Deployed) -> None:
     assert "(virtual: mi300x-thor2)" in text
 
 
-def test_what_is_not_in_order_is_named(deployed: Deployed) -> None:
+def test_what_is_not_in_order_is_named(deployed: DeployedCluster) -> None:
     deployed.ssh("n2", "docker stop --time 1 rocstack-worker")
     deployed.slurm("scontrol update nodename=n1 state=drain reason=fan")
     try:
@@ -47,18 +47,18 @@ def test_what_is_not_in_order_is_named(deployed: Deployed) -> None:
     until_in_order(deployed)
 
 
-def test_logs(deployed: Deployed) -> None:
+def test_logs(deployed: DeployedCluster) -> None:
     done = deployed.run("logs", "n2", "--lines", "1000")
     assert "slurmd version" in done.out + done.err
     done = deployed.run("logs", "n1", "--service", "db")
     assert "ready for connections" in done.out + done.err
-    assert deployed.place.run("logs", "n3").code == 2
+    assert deployed.workspace.run("logs", "n3").code == 2
     assert "it runs on n1" in deployed.run("logs", "n2", "--service", "registry", code=2).err
 
 
-def test_a_log_that_is_followed(deployed: Deployed) -> None:
+def test_a_log_that_is_followed(deployed: DeployedCluster) -> None:
     following = "pgrep --full --list-full '^docker logs'"
-    process = deployed.place.start("logs", "n2", "--follow")
+    process = deployed.workspace.start("logs", "n2", "--follow")
     until(lambda: deployed.ssh("n2", following, check=False), 60)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
@@ -66,14 +66,14 @@ def test_a_log_that_is_followed(deployed: Deployed) -> None:
     until(lambda: not deployed.ssh("n2", following, check=False), 10, lambda: "nobody reads it any more")
 
 
-def test_shell(deployed: Deployed) -> None:
+def test_shell(deployed: DeployedCluster) -> None:
     assert deployed.run("shell", "n2", "--", "hostname").out == "n2\n"
-    assert deployed.place.run("shell", "n1", "--service", "controller", "--", "sh", "-c", "exit 7").code == 7
-    assert deployed.place.run("shell", "n2", "--service", "controller", "--", "true").code == 2
+    assert deployed.workspace.run("shell", "n1", "--service", "controller", "--", "sh", "-c", "exit 7").code == 7
+    assert deployed.workspace.run("shell", "n2", "--service", "controller", "--", "true").code == 2
 
 
-def test_backup_and_restore(deployed: Deployed) -> None:
-    file = deployed.place.folder / "slurm.tar.zst"
+def test_backup_and_restore(deployed: DeployedCluster) -> None:
+    file = deployed.workspace.folder / "slurm.tar.zst"
     before = deployed.slurm("sbatch --parsable --hold --wrap true")
     runs = deployed.slurm("sbatch --parsable --wrap 'sleep 600'")
     until(lambda: deployed.jobs()[int(runs)] == "RUNNING", 30, deployed.jobs)
@@ -81,11 +81,11 @@ def test_backup_and_restore(deployed: Deployed) -> None:
     deployed.slurm(f"scancel {runs}")
     assert file.stat().st_mode & 0o777 == 0o600
     assert deployed.refused("backup", str(INVENTORY), str(file)) == (2, "file-exists")
-    assert not list(deployed.place.folder.glob(".*.tar*"))
+    assert not list(deployed.workspace.folder.glob(".*.tar*"))
 
     after = deployed.slurm("sbatch --parsable --hold --wrap true")
     deployed.slurm("sacctmgr -i add account later")
-    half = deployed.place.folder / "half"
+    half = deployed.workspace.folder / "half"
     half.write_bytes(file.read_bytes()[:-100])
     assert deployed.refused("restore", str(INVENTORY), str(half), "--yes") == (2, "bad-backup")
     assert deployed.refused("restore", str(INVENTORY), str(file)) == (2, "unconfirmed")
@@ -98,14 +98,14 @@ def test_backup_and_restore(deployed: Deployed) -> None:
     until_in_order(deployed)
 
 
-def test_two_at_once(deployed: Deployed) -> None:
-    ssh_host = ssh.ssh_hosts(deployed.place.folder / INVENTORY, ["n1"])["n1"]
+def test_two_at_once(deployed: DeployedCluster) -> None:
+    ssh_host = ssh.ssh_hosts(deployed.workspace.folder / INVENTORY, ["n1"])["n1"]
     with lock.hold(ssh_host):
         assert deployed.refused("down") == (1, "deploy-running")
         assert deployed.findings(0) == [(None, "deploy-running")]
 
 
-def test_down_and_as_it_was(deployed: Deployed) -> None:
+def test_down_and_as_it_was(deployed: DeployedCluster) -> None:
     held = int(deployed.slurm("sbatch --parsable --hold --wrap true"))
     runs = int(deployed.slurm("sbatch --parsable --wrap 'sleep 600'"))
     until(lambda: deployed.jobs()[runs] == "RUNNING", 30, deployed.jobs)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from place import STACK, Built, Outcome, Place, edited_lock, engine, inspect, stack_file
+from workspace import STACK, Built, Outcome, Workspace, edited_lock, engine, inspect, stack_file
 
 from rocstack.image import base_image as bases
 from rocstack.settings.settings import Settings
@@ -44,25 +44,25 @@ STALE = "E: Failed to fetch pool/main/m/munge/munge_0.5.16-1_amd64.deb  404  Not
 
 
 @pytest.fixture
-def moody(place: Place) -> Place:
+def moody(workspace: Workspace) -> Workspace:
     """A docker that fails with the lines of the file `moods`, one a build; then it is the real one. Where there is
     a file `old`, this week's package index is out of date. It notes which index it was asked for, and takes this
     week's, so that nothing is built again."""
     real = shutil.which("docker")
-    fake = place.folder / "bin/docker"
+    fake = workspace.folder / "bin/docker"
     fake.parent.mkdir()
-    moods = place.folder / "moods"
+    moods = workspace.folder / "moods"
     fake.write_text(
         f"""#!/bin/bash
 [[ "$*" == "buildx build "* ]] || exec {real} "$@"
-exec 9>>{place.folder}/worlds
+exec 9>>{workspace.folder}/worlds
 flock 9
 for word; do
     [[ $word != ROCSTACK_WORLD=* ]] || {{ echo "$word" >&9; asked=$word; word=${{word%%-*}}; }}
     words+=("$word")
 done
-if [ -e {place.folder}/old ] && [[ $asked != *-* ]]; then
-    cat {place.folder}/old >&2
+if [ -e {workspace.folder}/old ] && [[ $asked != *-* ]]; then
+    cat {workspace.folder}/old >&2
     exit 1
 elif [ -s {moods} ]; then
     head -n 1 {moods} >&2
@@ -74,10 +74,10 @@ exec {real} "${{words[@]}}"
 """
     )
     fake.chmod(0o755)
-    return place.with_env(PATH=f"{fake.parent}:{os.environ['PATH']}")
+    return workspace.with_env(PATH=f"{fake.parent}:{os.environ['PATH']}")
 
 
-def test_transient_failure_is_healed_by_waiting(built: Built, moody: Place) -> None:
+def test_transient_failure_is_healed_by_waiting(built: Built, moody: Workspace) -> None:
     (moody.folder / "moods").write_text(TIMEOUT)
     outcome = moody.build("--role", "control")
     assert outcome.image("control")["attempts"] == 2
@@ -86,7 +86,7 @@ def test_transient_failure_is_healed_by_waiting(built: Built, moody: Place) -> N
     assert outcome.image("control")["image_id"] == built.first.image("control")["image_id"]
 
 
-def test_index_older_than_the_mirror_is_fetched_anew_once_for_both(built: Built, moody: Place) -> None:
+def test_index_older_than_the_mirror_is_fetched_anew_once_for_both(built: Built, moody: Workspace) -> None:
     (moody.folder / "old").write_text(STALE)
     outcome = moody.build()
     assert [image["attempts"] for image in outcome.json["images"]] == [2, 2]
@@ -100,7 +100,7 @@ def test_index_older_than_the_mirror_is_fetched_anew_once_for_both(built: Built,
     assert again.json["world"] == new, "and it stays"
 
 
-def test_transient_failure_that_stays(built: Built, moody: Place) -> None:
+def test_transient_failure_that_stays(built: Built, moody: Workspace) -> None:
     (moody.folder / "moods").write_text(TIMEOUT * 9)
     moody = moody.with_env(ROCSTACK_ATTEMPTS="2")
     outcome = moody.run("build", "--json", "--role", "control")
@@ -111,7 +111,7 @@ def test_transient_failure_that_stays(built: Built, moody: Place) -> None:
     assert (moody.folder / "moods").read_text() == TIMEOUT * 7
 
 
-def test_interrupt_while_it_waits_to_try_again(built: Built, moody: Place) -> None:
+def test_interrupt_while_it_waits_to_try_again(built: Built, moody: Workspace) -> None:
     (moody.folder / "moods").write_text(TIMEOUT * 99)
     process = moody.start("build", "--role", "control")
     assert process.stderr is not None
@@ -125,7 +125,9 @@ def test_interrupt_while_it_waits_to_try_again(built: Built, moody: Place) -> No
     assert time.monotonic() - started < 5, "it slept on"
 
 
-def test_base_when_no_registry_answers(client: docker.DockerClient, base: str, prefix: str, place: Place) -> None:
+def test_base_when_no_registry_answers(
+    client: docker.DockerClient, base: str, prefix: str, workspace: Workspace
+) -> None:
     """A registry that nobody runs: `auto` makes the base here, `registry` says what is missing."""
     nowhere = "127.0.0.1:9/library/debian:none"
     choice = stack.load(STACK)
@@ -142,11 +144,11 @@ def test_base_when_no_registry_answers(client: docker.DockerClient, base: str, p
     assert bases.ensure(client, choice, settings, again.append) == made
     assert again == [], "made once"
 
-    assert_no_base(place.run("build", "--json", "--base-image", nowhere))
-    file = stack_file(place.folder)
+    assert_no_base(workspace.run("build", "--json", "--base-image", nowhere))
+    file = stack_file(workspace.folder)
     file.write_text(re.sub(r"(?m)^  image: .*$", f"  image: {nowhere}", file.read_text()))
-    edited_lock(place.folder, lambda lock: lock.update(definition=definition_digest(stack.load(str(file)))))
-    assert_no_base(place.run("build", "--json", "--stack", str(file), "--base", "registry"))
+    edited_lock(workspace.folder, lambda lock: lock.update(definition=definition_digest(stack.load(str(file)))))
+    assert_no_base(workspace.run("build", "--json", "--stack", str(file), "--base", "registry"))
 
 
 def assert_no_base(outcome: Outcome) -> None:
@@ -159,9 +161,9 @@ def assert_no_base(outcome: Outcome) -> None:
 # The machine
 
 
-def test_disk_nearly_full(base: str, prefix: str, place: Place) -> None:
-    huge = stack_file(place.folder, disk_mb=10**9)
-    stranger = Place(place.folder, f"{prefix}-{secrets.token_hex(2)}")
+def test_disk_nearly_full(base: str, prefix: str, workspace: Workspace) -> None:
+    huge = stack_file(workspace.folder, disk_mb=10**9)
+    stranger = Workspace(workspace.folder, f"{prefix}-{secrets.token_hex(2)}")
     outcome = stranger.run("build", "--json", "--stack", str(huge), "--base-image", base)
     error = outcome.json["error"]
     assert (outcome.code, error["code"]) == (3, "disk-full")
@@ -173,16 +175,16 @@ def test_disk_nearly_full(base: str, prefix: str, place: Place) -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_in_the_middle_of_a_build(built: Built, place: Place, signal_number: int) -> None:
-    before = inspect(place.reference("control"))["Id"]
-    log = place.folder / f".rocstack/{STACK}-tcp/logs/control.log"
-    process = place.start("build", "--role", "control", "--no-cache", start_new_session=True)
+def test_interrupt_in_the_middle_of_a_build(built: Built, workspace: Workspace, signal_number: int) -> None:
+    before = inspect(workspace.reference("control"))["Id"]
+    log = workspace.folder / f".rocstack/{STACK}-tcp/logs/control.log"
+    process = workspace.start("build", "--role", "control", "--no-cache", start_new_session=True)
     deadline = time.monotonic() + 120
     while not (log.exists() and "[shared] " in log.read_text()):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert builders(place.folder)
+    assert builders(workspace.folder)
     started = time.monotonic()
     process.send_signal(signal_number)
     out, err = process.communicate(timeout=60)
@@ -192,14 +194,14 @@ def test_interrupt_in_the_middle_of_a_build(built: Built, place: Place, signal_n
     assert took < 10
     assert "stopped. What was finished is kept; run the same command again to go on." in err
     assert "Traceback" not in out + err
-    assert builders(place.folder) == []
-    assert inspect(place.reference("control"))["Id"] == before
-    after = place.build("--role", "control")
+    assert builders(workspace.folder) == []
+    assert inspect(workspace.reference("control"))["Id"] == before
+    after = workspace.build("--role", "control")
     assert after.image("control")["status"] == "built"
 
 
-def test_two_at_the_same_time(built: Built, place: Place) -> None:
-    both = [place.start("build", "--json") for _ in range(2)]
+def test_two_at_the_same_time(built: Built, workspace: Workspace) -> None:
+    both = [workspace.start("build", "--json") for _ in range(2)]
     said = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     for out, _ in said:

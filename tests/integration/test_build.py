@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 
 import pytest
-from place import Built, Place, engine, inspect
+from workspace import Built, Workspace, engine, inspect
 
 from rocstack.image.build_report import BuildReport
 
@@ -51,13 +51,13 @@ def test_report_agrees_with_the_engine(built: Built) -> None:
         assert sum(image["components"].values()) == image["size_bytes"]
         assert image["versions"].keys() == image["smoke"].keys() - {"nic"} or image["role"] == "worker"
         assert all(image["smoke"].values()), "every smoke test says what it saw"
-        log = built.place.folder / image["log"]
+        log = built.workspace.folder / image["log"]
         assert log.is_file()
 
 
 def test_json_is_the_report_file(built: Built) -> None:
     report = built.first.json
-    folder = built.place.folder / ".rocstack/debian-13-tcp"
+    folder = built.workspace.folder / ".rocstack/debian-13-tcp"
     assert json.loads((folder / "report.json").read_text()) == report
     again = BuildReport.model_validate_json(json.dumps({k: v for k, v in report.items() if k != "ok"}))
     assert json.loads(json.dumps(again.to_json())) == report
@@ -72,7 +72,7 @@ def test_json_is_the_report_file(built: Built) -> None:
 def test_nothing_changed_takes_seconds_and_makes_the_same_images(built: Built) -> None:
     times = []
     for _ in range(3):
-        again = built.place.build()
+        again = built.workspace.build()
         times.append(again.seconds)
         for image in again.json["images"]:
             assert image["image_id"] == built.first.image(image["role"])["image_id"]
@@ -81,8 +81,10 @@ def test_nothing_changed_takes_seconds_and_makes_the_same_images(built: Built) -
     assert min(times) < 3 * slack()
 
 
-def test_change_in_the_trainer_is_one_small_layer(apart: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
-    changed = apart.with_tree(tmp_path_factory.mktemp("tree"))
+def test_change_in_the_trainer_is_one_small_layer(
+    private_workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    changed = private_workspace.with_tree(tmp_path_factory.mktemp("tree"))
     before = changed.build()
     file = changed.tree / "images/trainer/rocstack_trainer/train.py"
     file.write_text(f"{file.read_text()}\n# changed at {time.time_ns()}\n")
@@ -119,40 +121,40 @@ def test_size_is_within_the_budget(built: Built) -> None:
 
 
 def test_one_role_by_itself(built: Built) -> None:
-    alone = built.place.build("--role", "control")
+    alone = built.workspace.build("--role", "control")
     assert [image["role"] for image in alone.json["images"]] == ["control"]
     assert alone.image("control")["image_id"] == built.first.image("control")["image_id"]
 
 
-def test_content_label_is_stable(built: Built, place: Place) -> None:
+def test_content_label_is_stable(built: Built, workspace: Workspace) -> None:
     def content(image: str) -> str:
         return str(inspect(image)["Config"]["Labels"]["io.rocstack.content"])
 
     first = {role: content(built.first.image(role)["image_id"]) for role in ("worker", "control")}
-    elsewhere = place.build()
+    elsewhere = workspace.build()
     assert {role: content(elsewhere.image(role)["image_id"]) for role in first} == first
     assert re.fullmatch(r"[0-9a-f]{64}", first["worker"])
     assert first["worker"] != first["control"]
 
 
 @pytest.mark.parametrize(("nic", "provider"), [("mellanox", "mlx5"), ("broadcom", "bnxt_re")])
-def test_other_nics(built: Built, place: Place, nic: str, provider: str) -> None:
+def test_other_nics(built: Built, workspace: Workspace, nic: str, provider: str) -> None:
     started = datetime.now(UTC)
-    done = place.build("--nic", nic)
-    labels = inspect(place.reference("worker", nic))["Config"]["Labels"]
+    done = workspace.build("--nic", nic)
+    labels = inspect(workspace.reference("worker", nic))["Config"]["Labels"]
     assert labels["io.rocstack.nic"] == nic
     assert labels["io.rocstack.nic.way"] == "inbox"
     assert labels["io.rocstack.nic.kernel-abi"] == "1-1"
     assert labels["io.rocstack.verbs.private-abi"] == "34"
     assert labels["io.rocstack.nic.provider"].endswith(f"/lib{provider}-rdmav34.so")
-    found = engine("run", "--rm", place.reference("worker", nic), "sha256sum", labels["io.rocstack.nic.provider"])
+    found = engine("run", "--rm", workspace.reference("worker", nic), "sha256sum", labels["io.rocstack.nic.provider"])
     assert found.stdout.split()[0] == labels["io.rocstack.nic.provider-sha256"]
     assert any(provider in line for line in done.image("worker")["smoke"]["nic"])
-    assert len(layers_since(place.reference("worker", nic), started)) <= 1, "it has no packages of its own"
+    assert len(layers_since(workspace.reference("worker", nic), started)) <= 1, "it has no packages of its own"
 
 
 def test_plain_lines_without_a_terminal(built: Built) -> None:
-    again = built.place.run("build")
+    again = built.workspace.run("build")
     assert again.code == 0, again.err
     for text in (again.out, again.err):
         assert "\x1b" not in text
@@ -168,7 +170,7 @@ def test_plain_lines_without_a_terminal(built: Built) -> None:
 def test_on_a_terminal(built: Built, columns: int) -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    here = built.place.with_env(TERM="xterm-256color")
+    here = built.workspace.with_env(TERM="xterm-256color")
     process = here.start("build", stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     text = b""

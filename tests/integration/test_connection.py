@@ -15,8 +15,8 @@ from pathlib import Path
 
 import docker
 import pytest
-from conftest import lend_base
-from place import REPO, Place, engine
+from conftest import tag_base
+from workspace import REPO, Workspace, engine
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.read import cluster_lock as lock
@@ -38,28 +38,32 @@ with lock.hold(ssh_host, folder=sys.argv[2]) as held, ssh.tunnel(ssh_host, "127.
 
 
 @pytest.fixture(scope="module")
-def place(client: docker.DockerClient, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("connection"), f"{prefix}-ssh")
-    lend_base(client, place.prefix)
-    done = place.run("local", "up", "--nodes", "2", "--json")
+def workspace(
+    client: docker.DockerClient, prefix: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path_factory.mktemp("connection"), f"{prefix}-ssh")
+    tag_base(client, workspace.prefix)
+    done = workspace.run("local", "up", "--nodes", "2", "--json")
     try:
         assert done.code == 0, done.err
-        yield place
+        yield workspace
     finally:
-        place.run("local", "down", "--all")
+        workspace.run("local", "down", "--all")
 
 
 @pytest.fixture(scope="module")
-def inventory(place: Place) -> Path:
+def inventory(workspace: Workspace) -> Path:
     """The cluster's own; and by other ways to the same nodes: behind a jump host, as users with and without sudo."""
-    folder = place.folder / ".rocstack/local"
+    folder = workspace.folder / ".rocstack/local"
     for user, rights in (("joe", "NOPASSWD: ALL"), ("poor", "ALL")):
-        node("n1", place, f"useradd --create-home --password x {user}")
-        node("n1", place, f"echo '{user} ALL=(ALL) {rights}' >/etc/sudoers.d/{user}")
+        node("n1", workspace, f"useradd --create-home --password x {user}")
+        node("n1", workspace, f"echo '{user} ALL=(ALL) {rights}' >/etc/sudoers.d/{user}")
         keys = f"/home/{user}/.ssh/authorized_keys"
         public = (folder / "id_ed25519.pub").read_text().strip()
         node(
-            "n1", place, f"install -d -o {user} -m 700 /home/{user}/.ssh; echo '{public}' >{keys}; chown {user} {keys}"
+            "n1",
+            workspace,
+            f"install -d -o {user} -m 700 /home/{user}/.ssh; echo '{public}' >{keys}; chown {user} {keys}",
         )
     extra = f"""\
 all:
@@ -72,7 +76,7 @@ all:
     nobody: {{ansible_host: n1, ansible_user: nobody}}
     closed: {{ansible_host: n1, ansible_port: 5}}
 """
-    both = place.folder / "inventories"
+    both = workspace.folder / "inventories"
     both.mkdir()
     (both / "1.yml").write_text((folder / "inventory.yml").read_text())
     (both / "2.yml").write_text(extra)
@@ -84,8 +88,8 @@ def ssh_hosts(inventory: Path) -> dict[str, SshHost]:
     return ssh.ssh_hosts(inventory)
 
 
-def node(name: str, place: Place, script: str) -> str:
-    return engine("exec", place.nodes()[name], "sh", "-c", script).stdout
+def node(name: str, workspace: Workspace, script: str) -> str:
+    return engine("exec", workspace.nodes()[name], "sh", "-c", script).stdout
 
 
 def until(true: Callable[[], object], seconds: float) -> float:
@@ -98,7 +102,9 @@ def until(true: Callable[[], object], seconds: float) -> float:
 
 
 @pytest.mark.parametrize("host", ["n1", "joe", "far"])
-def test_one_holds_and_writes_and_the_other_hears_who(host: str, ssh_hosts: dict[str, SshHost], place: Place) -> None:
+def test_one_holds_and_writes_and_the_other_hears_who(
+    host: str, ssh_hosts: dict[str, SshHost], workspace: Workspace
+) -> None:
     there = "n2" if host == "far" else "n1"
     folder = f"{FOLDER}/{host}"
     with lock.hold(ssh_hosts[host], folder=folder) as held:
@@ -112,13 +118,15 @@ def test_one_holds_and_writes_and_the_other_hears_who(host: str, ssh_hosts: dict
         ):
             pytest.fail("two hold it")
         assert refused.value.code == "deploy-running"
-    assert node(there, place, f"head -c 4 {folder}/deploy.json; stat -c %a:%u {folder}/deploy.json") == "199 600:0\n"
+    assert (
+        node(there, workspace, f"head -c 4 {folder}/deploy.json; stat -c %a:%u {folder}/deploy.json") == "199 600:0\n"
+    )
     with lock.hold(ssh_hosts[host], folder=folder) as held:
         assert held.journal.startswith("199 ")
 
 
-def test_a_full_disk_is_said_and_the_old_journal_stays(ssh_hosts: dict[str, SshHost], place: Place) -> None:
-    node("n1", place, "mkdir -p /full; mount -t tmpfs -o size=64k full /full")
+def test_a_full_disk_is_said_and_the_old_journal_stays(ssh_hosts: dict[str, SshHost], workspace: Workspace) -> None:
+    node("n1", workspace, "mkdir -p /full; mount -t tmpfs -o size=64k full /full")
     with lock.hold(ssh_hosts["n1"], folder="/full") as held:
         held.write("before")
         with pytest.raises(CheckFailed, match="No space left") as refused:
@@ -126,7 +134,7 @@ def test_a_full_disk_is_said_and_the_old_journal_stays(ssh_hosts: dict[str, SshH
         assert refused.value.code == "journal-unwritten"
         held.check()
         held.write("after")
-    assert node("n1", place, "cat /full/deploy.json") == "after"
+    assert node("n1", workspace, "cat /full/deploy.json") == "after"
 
 
 def start(inventory: Path, folder: str) -> subprocess.Popen[str]:
@@ -143,7 +151,7 @@ def start(inventory: Path, folder: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_whoever_dies_leaves_no_lock_and_no_ssh(
-    number: signal.Signals, ssh_hosts: dict[str, SshHost], inventory: Path, place: Place
+    number: signal.Signals, ssh_hosts: dict[str, SshHost], inventory: Path, workspace: Workspace
 ) -> None:
     folder = f"{FOLDER}/{number}"
     first = start(inventory, folder)
@@ -163,28 +171,28 @@ def test_whoever_dies_leaves_no_lock_and_no_ssh(
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ours), 10)
 
 
-def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, SshHost], place: Place) -> None:
+def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, SshHost], workspace: Workspace) -> None:
     """The link goes down, as with a laptop that is carried away."""
     folder, silence = f"{FOLDER}/cut", 9
     holding = f"exec 9<>{folder}/deploy.lock; flock -n 9 && echo free || true"
-    device = node("n1", place, "cat /sys/devices/virtual/rocstack/netdev").strip()
+    device = node("n1", workspace, "cat /sys/devices/virtual/rocstack/netdev").strip()
     try:
         with lock.hold(ssh_hosts["n1"], folder=folder, silence=silence) as held:
             held.write("before")
-            node("n1", place, f"ip link set {device} down")
+            node("n1", workspace, f"ip link set {device} down")
             cut = time.monotonic()
             until(lambda: held.lost, silence)
-            assert node("n1", place, holding) == "", "still ours there"
+            assert node("n1", workspace, holding) == "", "still ours there"
             with pytest.raises(CheckFailed, match="has not answered for") as refused:
                 held.check()
             assert refused.value.code == "lock-lost"
             with pytest.raises(CheckFailed, match="lost"):
                 held.write("after")
-            until(lambda: node("n1", place, holding) == "free\n", silence)
+            until(lambda: node("n1", workspace, holding) == "free\n", silence)
             assert time.monotonic() - cut < 2 * silence
     finally:
-        node("n1", place, f"ip link set {device} up")
-    assert node("n1", place, f"cat {folder}/deploy.json") == "before"
+        node("n1", workspace, f"ip link set {device} up")
+    assert node("n1", workspace, f"cat {folder}/deploy.json") == "before"
 
 
 def test_if_ssh_dies_it_is_lost_at_once(ssh_hosts: dict[str, SshHost]) -> None:
@@ -210,9 +218,9 @@ def test_why_there_is_no_lock(host: str, why: str, ssh_hosts: dict[str, SshHost]
 
 
 @pytest.mark.parametrize("host", ["n1", "far"])
-def test_a_tunnel_to_what_only_the_node_reaches(host: str, ssh_hosts: dict[str, SshHost], place: Place) -> None:
+def test_a_tunnel_to_what_only_the_node_reaches(host: str, ssh_hosts: dict[str, SshHost], workspace: Workspace) -> None:
     there = "n2" if host == "far" else "n1"
-    node(there, place, "cd /etc && nohup python3 -m http.server --bind 127.0.0.1 5999 >/dev/null 2>&1 & sleep 1")
+    node(there, workspace, "cd /etc && nohup python3 -m http.server --bind 127.0.0.1 5999 >/dev/null 2>&1 & sleep 1")
     with ssh.tunnel(ssh_hosts[host], "127.0.0.1", 5999) as near:
         web = http.client.HTTPConnection(near.address, near.port, timeout=10)
         web.request("GET", "/hostname")

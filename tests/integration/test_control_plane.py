@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Node, until
-from place import Built, engine
-from plane import Controller, Plane, ask
+from control_plane import Controller, ControlPlane, ask
+from slurm_containers import Node, until
+from workspace import Built, engine
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def plane(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    plane = Plane(built, tmp_path_factory.mktemp("plane"))
+def plane(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    plane = ControlPlane(built, tmp_path_factory.mktemp("plane"))
     yield plane
     plane.close()
 
 
 @pytest.fixture(scope="module")
-def nodes(plane: Plane) -> dict[str, Node]:
+def nodes(plane: ControlPlane) -> dict[str, Node]:
     """The controller before its database: it waits."""
     found = {"worker": plane.worker(), "controller": plane.controller()}
     until(
@@ -76,7 +76,7 @@ def test_tokens_open_the_rest_interface(controller: Controller, worker: Node) ->
     assert key == "slurm 400"
 
 
-def test_nothing_but_the_socket_reaches_the_database(nodes: dict[str, Node], plane: Plane) -> None:
+def test_nothing_but_the_socket_reaches_the_database(nodes: dict[str, Node], plane: ControlPlane) -> None:
     db = nodes["db"]
     listening = db.run("ss", "--listening", "--no-header", "--tcp", "--udp", "--numeric").stdout
     assert [line for line in listening.splitlines() if "127.0.0.11:" not in line] == [], "but for docker's own DNS"
@@ -112,7 +112,7 @@ def test_reconfigure_leaves_it_running(controller: Controller) -> None:
     assert controller.node.state()["StartedAt"] == started
 
 
-def test_the_database_recovers_and_learns_its_new_password(nodes: dict[str, Node], plane: Plane) -> None:
+def test_the_database_recovers_and_learns_its_new_password(nodes: dict[str, Node], plane: ControlPlane) -> None:
     before = Controller(nodes["controller"]).accounts()
     engine("kill", "--signal=KILL", nodes["db"].name)
     nodes["db"].remove()
@@ -131,7 +131,7 @@ def test_the_database_recovers_and_learns_its_new_password(nodes: dict[str, Node
     assert nodes["db"].run(*login, check=False, MYSQL_PWD=plane.password).returncode == 0
 
 
-def test_jobs_survive_another_container(nodes: dict[str, Node], plane: Plane) -> None:
+def test_jobs_survive_another_container(nodes: dict[str, Node], plane: ControlPlane) -> None:
     controller = Controller(nodes["controller"])
     job = controller.submit("--hold")
     # Killed, slurmctld would forget what it has not yet written, which is up to some seconds.
@@ -145,7 +145,7 @@ def test_jobs_survive_another_container(nodes: dict[str, Node], plane: Plane) ->
     until(lambda: controller.ended(job), "COMPLETED|alice|research", controller.node)
 
 
-def test_two_controllers_do_not_share_a_state(plane: Plane, nodes: dict[str, Node]) -> None:
+def test_two_controllers_do_not_share_a_state(plane: ControlPlane, nodes: dict[str, Node]) -> None:
     second = plane.start("ctl2", "control", plane.settings(), *plane.volumes())
     until(lambda: str(second.state()["Status"]), "exited", second)
     assert second.state()["ExitCode"] == 3
@@ -153,7 +153,7 @@ def test_two_controllers_do_not_share_a_state(plane: Plane, nodes: dict[str, Nod
     assert Controller(nodes["controller"]).node.state()["Running"]
 
 
-def test_a_backup_brings_all_back(nodes: dict[str, Node], plane: Plane, tmp_path: Path) -> None:
+def test_a_backup_brings_all_back(nodes: dict[str, Node], plane: ControlPlane, tmp_path: Path) -> None:
     """Last but one: it wipes everything."""
     controller = Controller(nodes["controller"])
     done, job = controller.submit(), controller.submit("--hold")
@@ -188,7 +188,7 @@ def test_a_backup_brings_all_back(nodes: dict[str, Node], plane: Plane, tmp_path
     until(lambda: controller.ended(job), "COMPLETED|alice|research", controller.node)
 
 
-def test_the_controller_says_what_is_missing(plane: Plane, nodes: dict[str, Node]) -> None:
+def test_the_controller_says_what_is_missing(plane: ControlPlane, nodes: dict[str, Node]) -> None:
     nodes["controller"].remove()
     for flags, says in (
         (("--env=ROCSTACK_RESTD=0.0.0.0:6820", plane.settings()), "no JWT key at /run/secrets/jwt.key"),
@@ -203,7 +203,7 @@ def test_the_controller_says_what_is_missing(plane: Plane, nodes: dict[str, Node
         assert says in node.log()
 
 
-def test_the_database_is_made_in_an_empty_place_only(plane: Plane, tmp_path: Path) -> None:
+def test_the_database_is_made_in_an_empty_place_only(plane: ControlPlane, tmp_path: Path) -> None:
     (tmp_path / "foreign").write_text("of somebody else")
     (tmp_path / "database").write_text(secrets.token_urlsafe(24))
     mounts = (f"--volume={tmp_path}:/var/lib/mysql", f"--volume={tmp_path / 'database'}:/run/secrets/database:ro")

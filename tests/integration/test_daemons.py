@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import testinfra
-from cluster import Cluster, Node, until
-from place import Built, engine
+from slurm_containers import Cluster, Node, until
+from workspace import Built, engine
 
 pytestmark = pytest.mark.engine
 

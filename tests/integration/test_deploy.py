@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deployed import INVENTORY, Deployed, until
-from place import Place, engine
+from deployed_cluster import INVENTORY, DeployedCluster, until
+from workspace import Workspace, engine
 
 pytestmark = pytest.mark.engine
 
@@ -21,7 +21,7 @@ HELLO = (
 )
 
 
-def test_from_nothing(deployed: Deployed) -> None:
+def test_from_nothing(deployed: DeployedCluster) -> None:
     said = deployed.first.json
     assert (said["ok"], said["failed"], said["stopped"], said["untouched"]) == (True, {}, "", [])
     assert said["ready"] == said["changed"] == ["n1", "n2"]
@@ -33,14 +33,14 @@ def test_from_nothing(deployed: Deployed) -> None:
     assert sorted({row.strip() for row in rows}) == ["n1 idle gpu:mi300x:8", "n2 idle gpu:mi300x:8"]
 
 
-def test_jobs_get_gpus_on_both_nodes(deployed: Deployed) -> None:
+def test_jobs_get_gpus_on_both_nodes(deployed: DeployedCluster) -> None:
     job = "srun -N2 --gres=gpu:8 sh -c 'echo $(hostname) $ROCR_VISIBLE_DEVICES'"
     assert sorted(deployed.slurm(job).splitlines()) == ["n1 0,1,2,3,4,5,6,7", "n2 0,1,2,3,4,5,6,7"]
     few = deployed.slurm("srun -w n2 --gpus=mi300x:2 sh -c 'echo $ROCR_VISIBLE_DEVICES'").strip()
     assert len(few.split(",")) == 2
 
 
-def test_mpi_over_both_nodes(deployed: Deployed) -> None:
+def test_mpi_over_both_nodes(deployed: DeployedCluster) -> None:
     """As a user who is no more than that."""
     said = deployed.ssh(
         "n1",
@@ -54,8 +54,8 @@ def test_mpi_over_both_nodes(deployed: Deployed) -> None:
     until(lambda: deployed.slurm(asked).split()[-1:] == ["COMPLETED"], 30)
 
 
-def test_the_rest_interface_takes_a_token(deployed: Deployed) -> None:
-    host = yaml.safe_load((deployed.place.folder / INVENTORY).read_text())
+def test_the_rest_interface_takes_a_token(deployed: DeployedCluster) -> None:
+    host = yaml.safe_load((deployed.workspace.folder / INVENTORY).read_text())
     address = host["all"]["children"]["workers"]["hosts"]["n1"]["ansible_host"]
     token = deployed.slurm("scontrol token username=alice lifespan=60").strip().removeprefix("SLURM_JWT=")
     url = f"http://{address}:6820/slurm/v0.0.41/nodes"
@@ -65,9 +65,9 @@ def test_the_rest_interface_takes_a_token(deployed: Deployed) -> None:
         urllib.request.urlopen(url, timeout=20)
 
 
-def secrets(deployed: Deployed) -> dict[str, str]:
+def secrets(deployed: DeployedCluster) -> dict[str, str]:
     """Every key of the cluster, as a log would have it: one line of a PEM is enough."""
-    file = deployed.place.folder / INVENTORY.with_name("rocstack-secrets.yml")
+    file = deployed.workspace.folder / INVENTORY.with_name("rocstack-secrets.yml")
     assert file.stat().st_mode & 0o777 == 0o600
     values = yaml.safe_load(file.read_text())
     del values["registry_ca"]  # everybody may know it
@@ -77,7 +77,7 @@ def secrets(deployed: Deployed) -> dict[str, str]:
     return {name: max(text.splitlines(), key=len)[:60] for name, text in texts.items()}
 
 
-def test_keys_are_where_they_belong_only(deployed: Deployed) -> None:
+def test_keys_are_where_they_belong_only(deployed: DeployedCluster) -> None:
     keys = secrets(deployed)
     assert len(keys) == 6
     assert "TASK [Containers]" in deployed.log
@@ -95,7 +95,7 @@ def test_keys_are_where_they_belong_only(deployed: Deployed) -> None:
     assert keys["database_password"] in shown, "the search finds what is there"
 
 
-def test_a_second_deploy_changes_nothing(deployed: Deployed) -> None:
+def test_a_second_deploy_changes_nothing(deployed: DeployedCluster) -> None:
     before = {node: deployed.containers(node) for node in ("n1", "n2")}
     done = deployed.run("deploy", "--json")
     print(f"second deploy: {done.seconds:.1f} s, of which {done.json['seconds']:.1f} s after the start")
@@ -105,7 +105,7 @@ def test_a_second_deploy_changes_nothing(deployed: Deployed) -> None:
     assert {node: deployed.containers(node) for node in ("n1", "n2")} == before
 
 
-def test_the_plan_shows_all_and_changes_nothing(deployed: Deployed) -> None:
+def test_the_plan_shows_all_and_changes_nothing(deployed: DeployedCluster) -> None:
     image = deployed.image("planned")
     before = {node: deployed.containers(node) for node in ("n1", "n2")}
     deployed.ssh("n1", "useradd --uid 64030 other")
@@ -129,9 +129,9 @@ def test_the_plan_shows_all_and_changes_nothing(deployed: Deployed) -> None:
     engine("rmi", image)
 
 
-def test_another_laptop_without_the_keys_is_refused(deployed: Deployed, tmp_path: Path) -> None:
-    other = Place(tmp_path, deployed.place.prefix)
-    inventory = shutil.copy(deployed.place.folder / INVENTORY, tmp_path)
+def test_another_laptop_without_the_keys_is_refused(deployed: DeployedCluster, tmp_path: Path) -> None:
+    other = Workspace(tmp_path, deployed.workspace.prefix)
+    inventory = shutil.copy(deployed.workspace.folder / INVENTORY, tmp_path)
     before = deployed.ssh("n1", "md5sum /etc/rocstack/keys/*")
     done = other.run("deploy", inventory)
     assert done.code == 2

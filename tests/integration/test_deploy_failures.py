@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from deployed import INVENTORY, Deployed, until
-from place import engine
+from deployed_cluster import INVENTORY, DeployedCluster, until
+from workspace import engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -26,10 +26,10 @@ _ROW = re.compile(r"^\s*eno1:\s*(\d+)", re.MULTILINE)
 class Update:
     """A deploy of another image whose way to n2 takes a while."""
 
-    def __init__(self, deployed: Deployed, image: str) -> None:
+    def __init__(self, deployed: DeployedCluster, image: str) -> None:
         self.deployed = deployed
         self.began = self.received()
-        self.process = deployed.place.start("deploy", "--json", "--image", image, *AT_ONCE)
+        self.process = deployed.workspace.start("deploy", "--json", "--image", image, *AT_ONCE)
 
     def received(self) -> int:
         found = _ROW.search(self.deployed.ssh("n2", "cat /proc/net/dev"))
@@ -49,14 +49,14 @@ class Update:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def as_before(deployed: Deployed) -> Iterator[None]:
+def as_before(deployed: DeployedCluster) -> Iterator[None]:
     yield
     deployed.run("deploy", *AT_ONCE)
     deployed.idle()
 
 
 @pytest.fixture
-def update(deployed: Deployed) -> Iterator[Update]:
+def update(deployed: DeployedCluster) -> Iterator[Update]:
     """On a link of 30 Mbit/s."""
     image = deployed.image("large", LAYER)
     deployed.ssh("n1", "tc qdisc replace dev eno1 root tbf rate 30mbit burst 256k latency 200ms")
@@ -70,11 +70,11 @@ def update(deployed: Deployed) -> Iterator[Update]:
         engine("rmi", image, check=False)
 
 
-def workers(deployed: Deployed) -> list[str]:
+def workers(deployed: DeployedCluster) -> list[str]:
     return [deployed.containers(node).get("rocstack-worker", ("", ""))[1] for node in BOTH]
 
 
-def resumed(deployed: Deployed) -> None:
+def resumed(deployed: DeployedCluster) -> None:
     done = deployed.run("deploy", "--resume", "--json", *AT_ONCE)
     assert (done.json["ok"], done.json["ready"]) == (True, list(BOTH))
     assert workers(deployed) == [done.json["images"]["worker"]] * 2
@@ -83,7 +83,7 @@ def resumed(deployed: Deployed) -> None:
     assert (code, error) == (2, "nothing-to-resume")
 
 
-def test_a_node_dies_and_the_other_goes_on(deployed: Deployed, update: Update) -> None:
+def test_a_node_dies_and_the_other_goes_on(deployed: DeployedCluster, update: Update) -> None:
     before = workers(deployed)
     update.comes_to_the_middle()
     engine("kill", deployed.power("n2"))
@@ -97,7 +97,7 @@ def test_a_node_dies_and_the_other_goes_on(deployed: Deployed, update: Update) -
     resumed(deployed)
 
 
-def test_the_registry_dies(deployed: Deployed, update: Update) -> None:
+def test_the_registry_dies(deployed: DeployedCluster, update: Update) -> None:
     update.comes_to_the_middle()
     deployed.ssh("n1", "docker kill rocstack-registry")
     time.sleep(3)
@@ -107,7 +107,7 @@ def test_the_registry_dies(deployed: Deployed, update: Update) -> None:
     assert workers(deployed) == [said["images"]["worker"]] * 2
 
 
-def test_a_node_is_cut_off_for_a_moment(deployed: Deployed, update: Update) -> None:
+def test_a_node_is_cut_off_for_a_moment(deployed: DeployedCluster, update: Update) -> None:
     update.comes_to_the_middle()
     deployed.run("local", "cut", "n2")
     time.sleep(8)
@@ -116,14 +116,14 @@ def test_a_node_is_cut_off_for_a_moment(deployed: Deployed, update: Update) -> N
     assert (said["failed"], said["ready"]) == ({}, list(BOTH))
 
 
-def left_behind(deployed: Deployed) -> list[str]:
+def left_behind(deployed: DeployedCluster) -> list[str]:
     """Processes of ours that still speak to a node, but for ssh's shared connections, which end by themselves."""
-    mine = str(deployed.place.folder / INVENTORY.parent)
+    mine = str(deployed.workspace.folder / INVENTORY.parent)
     said = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [line for line in said.splitlines() if mine in line and "[mux]" not in line]
 
 
-def test_a_person_stops_it_twice(deployed: Deployed, update: Update) -> None:
+def test_a_person_stops_it_twice(deployed: DeployedCluster, update: Update) -> None:
     update.comes_to_the_middle()
     update.process.send_signal(signal.SIGINT)
     _, err = update.process.communicate(timeout=60)
@@ -131,8 +131,8 @@ def test_a_person_stops_it_twice(deployed: Deployed, update: Update) -> None:
     assert "run the same command again to go on" in err
     assert left_behind(deployed) == []
 
-    again = deployed.place.start("deploy", "--resume", "--json", *AT_ONCE)
-    log = deployed.place.folder / ".rocstack/deploy/ansible.log"
+    again = deployed.workspace.start("deploy", "--resume", "--json", *AT_ONCE)
+    log = deployed.workspace.folder / ".rocstack/deploy/ansible.log"
     until(lambda: "TASK [Containers]" in log.read_text(), 90)  # the workers are being replaced
     again.send_signal(signal.SIGINT)
     _, err = again.communicate(timeout=60)

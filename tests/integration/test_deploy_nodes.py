@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from deployed import Deployed, until
+from deployed_cluster import DeployedCluster, until
 
 pytestmark = pytest.mark.engine
 
@@ -13,7 +13,7 @@ BOTH = ("n1", "n2")
 KEY = "/etc/rocstack/keys/munge.key"
 
 
-def test_a_node_restarts(deployed: Deployed) -> None:
+def test_a_node_restarts(deployed: DeployedCluster) -> None:
     before = deployed.containers("n2")
     boot = deployed.ssh("n2", "cat /proc/sys/kernel/random/boot_id")
     began = time.monotonic()
@@ -26,7 +26,7 @@ def test_a_node_restarts(deployed: Deployed) -> None:
     assert deployed.json("deploy")["plan"]["changes"] == 0
 
 
-def test_the_controller_is_made_again_with_jobs_queued(deployed: Deployed) -> None:
+def test_the_controller_is_made_again_with_jobs_queued(deployed: DeployedCluster) -> None:
     """Its state is in a volume; the job that runs doesn't notice."""
     wait = "until [ -e /tmp/enough ]; do sleep 0.2; done; rm /tmp/enough"
     batch = "sbatch --parsable --exclusive --nodelist=n2 --output=/dev/null --wrap"
@@ -46,7 +46,7 @@ def test_the_controller_is_made_again_with_jobs_queued(deployed: Deployed) -> No
     deployed.idle()
 
 
-def test_a_wrong_key_on_one_node(deployed: Deployed) -> None:
+def test_a_wrong_key_on_one_node(deployed: DeployedCluster) -> None:
     right = deployed.ssh("n2", f"sha256sum {KEY}")
     deployed.ssh("n2", f"head -c 1024 /dev/urandom >{KEY}; docker restart rocstack-worker")
     said = deployed.ssh("n2", "docker exec rocstack-worker rocstack-health || echo not healthy")
@@ -63,7 +63,7 @@ def test_a_wrong_key_on_one_node(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_on_one_node(deployed: Deployed) -> None:
+def test_a_full_disk_on_one_node(deployed: DeployedCluster) -> None:
     """Its engine has another, small disk for a while, on which nothing is."""
     image = deployed.image("wide")
     deployed.ssh("n2", "pkill -TERM -x dockerd; while pgrep -x dockerd >/dev/null; do sleep 0.1; done", check=False)
@@ -91,7 +91,7 @@ def test_a_full_disk_on_one_node(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_the_nic_library_does_not_fit(deployed: Deployed) -> None:
+def test_a_node_that_the_nic_library_does_not_fit(deployed: DeployedCluster) -> None:
     """The image's library is rdma-core's, for kernel ABI 1; n2 has the vendor's driver, and no worker yet."""
     inbox = deployed.run("build", "--nic", "broadcom", "--role", "worker", "--json").json["images"][0]["reference"]
     deployed.run("local", "up", "--nodes", "2", "--fault", "n1:abi=1")

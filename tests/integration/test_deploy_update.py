@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deployed import INVENTORY, Deployed, until
-from place import engine, inspect
+from deployed_cluster import INVENTORY, DeployedCluster, until
+from workspace import engine, inspect
 
 pytestmark = pytest.mark.engine
 
 BOTH = ("n1", "n2")
 
 
-def worker(deployed: Deployed, node: str) -> tuple[str, str]:
+def worker(deployed: DeployedCluster, node: str) -> tuple[str, str]:
     """The worker's container and image."""
     return deployed.containers(node).get("rocstack-worker", ("", ""))
 
@@ -46,28 +46,28 @@ def process_lists(words: list[str]) -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def second(deployed: Deployed) -> Iterator[str]:
+def second(deployed: DeployedCluster) -> Iterator[str]:
     """The worker image with one small layer more, which is what a change of the trainer makes."""
     image = deployed.image("second")
     yield image
     engine("rmi", image, check=False)
 
 
-def test_an_update_under_a_running_job(deployed: Deployed, second: str) -> None:
+def test_an_update_under_a_running_job(deployed: DeployedCluster, second: str) -> None:
     before, now = worker(deployed, "n2"), inspect(second)["Id"]
     script = "until [ -e /tmp/enough ]; do sleep 0.2; done"
     job = deployed.slurm(f"sbatch --parsable --nodelist=n2 --output=/dev/null --wrap '{script}'").strip()
     until(lambda: deployed.jobs()[int(job)] == "RUNNING", 30)
-    keys = yaml.safe_load((deployed.place.folder / INVENTORY.with_name("rocstack-secrets.yml")).read_text())
+    keys = yaml.safe_load((deployed.workspace.folder / INVENTORY.with_name("rocstack-secrets.yml")).read_text())
     with process_lists([keys["registry_password"], keys["database_password"]]) as seen:
-        process = deployed.place.start("deploy", "--json", "--image", second)
+        process = deployed.workspace.start("deploy", "--json", "--image", second)
         try:
             until(lambda: "drain" in deployed.nodes()["n2"], 120, deployed.nodes)
             assert worker(deployed, "n1")[1] == now, "the canary has it"
             assert worker(deployed, "n2") == before, "the job's node runs on"
             assert deployed.nodes() == {"n1": "idle", "n2": "draining: rocstack: update"}
             assert now[7:19] in deployed.ssh("n2", "docker images --quiet"), "shipped while the job ran"
-            other = deployed.place.run("deploy", "--image", second)
+            other = deployed.workspace.run("deploy", "--image", second)
             assert other.code == 1
             assert "another deploy of this cluster is running: " in other.err
             assert f"(process {process.pid}) since 20" in other.err
@@ -88,8 +88,8 @@ def test_an_update_under_a_running_job(deployed: Deployed, second: str) -> None:
     assert seen == [], "keys are in no process list"
 
 
-def test_back(deployed: Deployed, second: str) -> None:
-    before = inspect(deployed.place.reference("worker"))["Id"]
+def test_back(deployed: DeployedCluster, second: str) -> None:
+    before = inspect(deployed.workspace.reference("worker"))["Id"]
     plan = deployed.json("rollback", "--plan")
     assert {change["kind"] for node in plan["nodes"] for change in node["changes"]} == {"replace"}
     deployed.ssh("n1", "docker pause rocstack-registry")  # not needed for it, and in order afterwards
@@ -102,10 +102,10 @@ def test_back(deployed: Deployed, second: str) -> None:
     deployed.idle()
 
 
-def test_a_broken_image_stops_at_the_canary_and_the_next_heals(deployed: Deployed) -> None:
+def test_a_broken_image_stops_at_the_canary_and_the_next_heals(deployed: DeployedCluster) -> None:
     before = {node: deployed.containers(node) for node in BOTH}
     broken = deployed.image("broken", 'ENTRYPOINT ["sh", "-c", "echo no such library; exit 3"]')
-    done = deployed.place.run("deploy", "--image", broken)
+    done = deployed.workspace.run("deploy", "--image", broken)
     assert done.code == 1, done.err + done.out
     assert "failed n1: rocstack-worker ended" in done.out
     assert "exit code 3: no such library (the one before runs again)" in done.out

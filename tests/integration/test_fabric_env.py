@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from place import engine
+from workspace import engine
 
 from rocstack.node.fabric import Fabric, FabricVariable, parse_env, render_env
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from place import Place, engine
+from workspace import Workspace, engine
 
 from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.plan import precheck
@@ -26,23 +26,23 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("facts"), prefix, made=made)
+def cluster(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path_factory.mktemp("facts"), prefix, made=made)
     try:
-        up = place.run("local", "up", "--nodes", "2", "--json")
+        up = workspace.run("local", "up", "--nodes", "2", "--json")
         assert up.code == 0, up.err + up.out
-        yield place
+        yield workspace
     finally:
-        assert place.run("local", "down", "--json").code == 0
+        assert workspace.run("local", "down", "--json").code == 0
 
 
 @pytest.fixture(scope="module")
-def listed(cluster: Place) -> Inventory:
+def listed(cluster: Workspace) -> Inventory:
     return inventory.load(cluster.folder / INVENTORY)
 
 
-def on(place: Place, node: str, command: str) -> str:
-    return engine("exec", place.nodes()[node], "sh", "-c", command).stdout
+def on(workspace: Workspace, node: str, command: str) -> str:
+    return engine("exec", workspace.nodes()[node], "sh", "-c", command).stdout
 
 
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
@@ -51,7 +51,7 @@ def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]
     return list(precheck.precheck(Scope(listed, found.nodes, images), found.failures))
 
 
-def test_healthy_nodes_have_no_finding(cluster: Place, listed: Inventory) -> None:
+def test_healthy_nodes_have_no_finding(cluster: Workspace, listed: Inventory) -> None:
     found = facts.gather(listed, uids=[0, 64030], users=["root"])
     assert found.failures == ()
     assert [node.name for node in found.nodes] == ["n1", "n2"]
@@ -66,7 +66,7 @@ def test_healthy_nodes_have_no_finding(cluster: Place, listed: Inventory) -> Non
     assert check(listed, found) == []
 
 
-def test_what_is_broken_is_found_on_its_node(cluster: Place, listed: Inventory) -> None:
+def test_what_is_broken_is_found_on_its_node(cluster: Workspace, listed: Inventory) -> None:
     serve = "import socket, time; s = socket.create_server(('', 6818)); time.sleep(600)"
     on(cluster, "n2", f'nohup python3 -c "{serve}" >/dev/null 2>&1 & echo $! >/tmp/pid')
     on(
@@ -92,7 +92,7 @@ def test_what_is_broken_is_found_on_its_node(cluster: Place, listed: Inventory) 
     assert check(listed, facts.gather(listed)) == []
 
 
-def test_our_own_container_takes_no_port_from_us(cluster: Place, listed: Inventory) -> None:
+def test_our_own_container_takes_no_port_from_us(cluster: Workspace, listed: Inventory) -> None:
     # An image of links only: its programs are the node's own.
     pack = (
         "mkdir -p /tmp/root/usr && cd /tmp/root && ln -s usr/bin bin && ln -s usr/lib lib && ln -s usr/lib64 lib64 && "
@@ -114,7 +114,7 @@ def test_our_own_container_takes_no_port_from_us(cluster: Place, listed: Invento
         on(cluster, "n2", "docker rm -f rocstack-worker; docker rmi own/worker:1; rm -r /tmp/root")
 
 
-def test_an_engine_that_is_down_and_a_node_that_is_gone(cluster: Place, listed: Inventory) -> None:
+def test_an_engine_that_is_down_and_a_node_that_is_gone(cluster: Workspace, listed: Inventory) -> None:
     on(cluster, "n1", "kill -STOP $(cat /run/docker.pid)")
     engine("pause", cluster.nodes()["n2"])
     try:
@@ -127,7 +127,7 @@ def test_an_engine_that_is_down_and_a_node_that_is_gone(cluster: Place, listed: 
     assert "no answer within" in found.nodes[0].engine.error
 
 
-def test_a_user_who_is_not_root_is_told_so(cluster: Place, tmp_path: Path) -> None:
+def test_a_user_who_is_not_root_is_told_so(cluster: Workspace, tmp_path: Path) -> None:
     make = "useradd --create-home ops && cp -r /root/.ssh /home/ops/ && chown -R ops:ops /home/ops && passwd -d ops"
     for node in ("n1", "n2"):
         on(cluster, node, make)

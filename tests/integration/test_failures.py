@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from place import STACK, Built, Outcome, Place, edited_lock, engine, inspect, stack_file
+from workspace import STACK, Built, Outcome, Workspace, edited_lock, engine, inspect, stack_file
 
 pytestmark = pytest.mark.engine
 GONE = "rocstack-no-such-package"
@@ -29,18 +29,22 @@ def overlay(folder: Path, **files: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def gone(base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Outcome, Outcome]:
+def gone(base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Outcome, Outcome]:
     """The same failure in a stage that both images need: as JSON and as a person sees it."""
-    place = Place(tmp_path_factory.mktemp("gone"), f"{prefix}-gone").with_tree(tmp_path_factory.mktemp("tree"))
-    template = place.tree / "templates/components/system.j2"
+    workspace = Workspace(tmp_path_factory.mktemp("gone"), f"{prefix}-gone").with_tree(tmp_path_factory.mktemp("tree"))
+    template = workspace.tree / "templates/components/system.j2"
     text = template.read_text()
     template.write_text(text.replace("packages: [tini,", f"packages: [{GONE}, tini,"))
     assert template.read_text() != text
-    return place, place.run("build", "--json", "--base-image", base), place.run("build", "--base-image", base)
+    return (
+        workspace,
+        workspace.run("build", "--json", "--base-image", base),
+        workspace.run("build", "--base-image", base),
+    )
 
 
-def test_package_that_is_gone(gone: tuple[Place, Outcome, Outcome]) -> None:
-    place, outcome, _ = gone
+def test_package_that_is_gone(gone: tuple[Workspace, Outcome, Outcome]) -> None:
+    workspace, outcome, _ = gone
     assert outcome.code == 1
     assert not outcome.json["ok"]
     images = {image["status"]: image for image in outcome.json["images"]}
@@ -59,29 +63,29 @@ def test_package_that_is_gone(gone: tuple[Place, Outcome, Outcome]) -> None:
     assert any(said["error"] in line for line in said["context"])
     file, _, line = said["template"].partition(":")
     assert file == "templates/components/system.j2"
-    assert GONE in (place.tree / file).read_text().splitlines()[int(line) - 1]
-    dockerfile = (place.folder / f".rocstack/{STACK}-tcp/context/Dockerfile").read_text().splitlines()
+    assert GONE in (workspace.tree / file).read_text().splitlines()[int(line) - 1]
+    dockerfile = (workspace.folder / f".rocstack/{STACK}-tcp/context/Dockerfile").read_text().splitlines()
     near = "\n".join(dockerfile[said["dockerfile_line"] - 1 : said["dockerfile_line"] + 40])
     assert GONE in near.partition("\nEOS")[0]
-    log = (place.folder / failed["log"]).read_text()
+    log = (workspace.folder / failed["log"]).read_text()
     assert f"[shared] {said['error']}" in log
     for image in images.values():
         assert engine("image", "inspect", image["reference"], check=False).returncode != 0, "nothing is tagged"
 
 
-def test_failure_for_people_and_for_ci(gone: tuple[Place, Outcome, Outcome]) -> None:
-    place, _, shown = gone
-    report = json.loads((place.folder / f".rocstack/{STACK}-tcp/report.json").read_text())
+def test_failure_for_people_and_for_ci(gone: tuple[Workspace, Outcome, Outcome]) -> None:
+    workspace, _, shown = gone
+    report = json.loads((workspace.folder / f".rocstack/{STACK}-tcp/report.json").read_text())
     said = next(image["failure"] for image in report["images"] if image["failure"])
     assert shown.code == 1
     lines = shown.err.splitlines()
-    assert re.search(rf"^failed: {place.prefix}/\w+:{STACK}-tcp in stage shared$", shown.err, re.MULTILINE)
+    assert re.search(rf"^failed: {workspace.prefix}/\w+:{STACK}-tcp in stage shared$", shown.err, re.MULTILINE)
     assert f"  error: {said['error']}" in lines
     assert f"  template: {said['template']} (Dockerfile line {said['dockerfile_line']})" in lines
     for label in ("cause", "next", "kind", "log", "reproduce"):
         assert any(line.startswith(f"  {label}: ") for line in lines), label
     assert re.search(r" blocked by (worker|control) ", shown.out)
-    suite = ET.fromstring((place.folder / f".rocstack/{STACK}-tcp/report.xml").read_text())
+    suite = ET.fromstring((workspace.folder / f".rocstack/{STACK}-tcp/report.xml").read_text())
     assert (suite.get("failures"), suite.get("skipped")) == ("1", "1")
     case = suite.find(".//failure")
     assert case is not None
@@ -89,10 +93,10 @@ def test_failure_for_people_and_for_ci(gone: tuple[Place, Outcome, Outcome]) -> 
     assert said["reproduce"] in str(case.text)
 
 
-def test_reproduce_command_fails_the_same_way(gone: tuple[Place, Outcome, Outcome]) -> None:
-    place, outcome, _ = gone
+def test_reproduce_command_fails_the_same_way(gone: tuple[Workspace, Outcome, Outcome]) -> None:
+    workspace, outcome, _ = gone
     said = next(image["failure"] for image in outcome.json["images"] if image["failure"])
-    again = subprocess.run(said["reproduce"], shell=True, cwd=place.folder, capture_output=True, text=True)
+    again = subprocess.run(said["reproduce"], shell=True, cwd=workspace.folder, capture_output=True, text=True)
     assert again.returncode != 0
     assert said["error"] in again.stderr
 
@@ -100,28 +104,28 @@ def test_reproduce_command_fails_the_same_way(gone: tuple[Place, Outcome, Outcom
 # A smoke test that fails
 
 
-def test_failing_smoke_test_leaves_the_old_image(built: Built, place: Place) -> None:
+def test_failing_smoke_test_leaves_the_old_image(built: Built, workspace: Workspace) -> None:
     before = inspect(built.control)["Id"]
     smoke = '{% block smoke %}\nok "so far"\nfail "this does not fit"\n{% endblock %}\n'
-    own = overlay(place.folder, components__munge=smoke)
-    outcome = place.run("build", "--json", "--role", "control", "--overlay", own)
+    own = overlay(workspace.folder, components__munge=smoke)
+    outcome = workspace.run("build", "--json", "--role", "control", "--overlay", own)
     said = outcome.failure("control")
     assert said["stage"] == "smoke-control"
     assert said["kind"] == "permanent"
     assert re.fullmatch(r"smoke test of munge, line \d+: this does not fit", said["error"])
     assert said["template"].endswith("components/munge.j2:3"), "the line of the user's own file"
-    assert inspect(place.reference("control"))["Id"] == before
+    assert inspect(workspace.reference("control"))["Id"] == before
 
 
 # What the lock holds against the world
 
 
-def test_wheel_that_is_not_the_locked_one(base: str, prefix: str, place: Place) -> None:
+def test_wheel_that_is_not_the_locked_one(base: str, prefix: str, workspace: Workspace) -> None:
     def replace_hash(lock: dict[str, Any]) -> None:
         next(wheel for wheel in lock["wheels"] if wheel["name"] == "safetensors")["sha256"] = ["0" * 64]
 
-    edited_lock(place.folder, replace_hash)
-    stranger = Place(place.folder, f"{prefix}-stranger")
+    edited_lock(workspace.folder, replace_hash)
+    stranger = Workspace(workspace.folder, f"{prefix}-stranger")
     outcome = stranger.run("build", "--json", "--role", "worker", "--base-image", base)
     said = outcome.failure("worker")
     assert said["stage"] == "wheels"
@@ -132,31 +136,31 @@ def test_wheel_that_is_not_the_locked_one(base: str, prefix: str, place: Place) 
     assert engine("image", "inspect", stranger.reference("worker"), check=False).returncode != 0
 
 
-def test_world_that_moved_on_since_the_lock(built: Built, apart: Place) -> None:
+def test_world_that_moved_on_since_the_lock(built: Built, private_workspace: Workspace) -> None:
     def age(lock: dict[str, Any]) -> None:
         next(package for package in lock["packages"] if package["name"] == "munge")["version"] = "0.5.15-1"
 
-    edited_lock(apart.folder, age)
-    frozen = apart.run("build", "--json", "--role", "control", "--frozen")
+    edited_lock(private_workspace.folder, age)
+    frozen = private_workspace.run("build", "--json", "--role", "control", "--frozen")
     said = frozen.failure("control")
     assert said["stage"] == "lock"
     assert re.fullmatch(r"\S+ is \S+, the lock says \S+ \(\d+ differences\)", said["error"])
-    assert engine("image", "inspect", apart.reference("control"), check=False).returncode != 0
+    assert engine("image", "inspect", private_workspace.reference("control"), check=False).returncode != 0
 
-    tolerant = apart.build("--role", "control")
+    tolerant = private_workspace.build("--role", "control")
     drift = {item["what"]: item for item in tolerant.image("control")["drift"]}
     found = drift["munge"]["found"]
     assert drift["munge"]["locked"] == "0.5.15-1"
     assert found.startswith(built.first.image("control")["versions"]["munge"])
-    shown = apart.run("build", "--role", "control")
+    shown = private_workspace.run("build", "--role", "control")
     assert f"changed since the lock: munge 0.5.15-1 -> {found}" in shown.out
 
 
-def test_larger_than_its_budget(built: Built, place: Place) -> None:
+def test_larger_than_its_budget(built: Built, workspace: Workspace) -> None:
     before = inspect(built.worker)["Id"]
-    small = stack_file(place.folder, budget_mb=700)
-    said = place.run("build", "--json", "--role", "worker", "--stack", str(small)).failure("worker")
+    small = stack_file(workspace.folder, budget_mb=700)
+    said = workspace.run("build", "--json", "--role", "worker", "--stack", str(small)).failure("worker")
     assert said["stage"] == "size"
     assert re.match(r"1\d\d\d MB uncompressed, the stack's budget is 700 MB; the largest package is \S+", said["error"])
     assert "budget_mb" in said["next_step"]
-    assert inspect(place.reference("worker"))["Id"] == before
+    assert inspect(workspace.reference("worker"))["Id"] == before

@@ -17,7 +17,7 @@ from typing import Any
 
 import docker
 import pytest
-from place import REPO, STACK, engine
+from workspace import REPO, STACK, engine
 
 from rocstack.settings.settings import Settings
 from rocstack.stack import stack

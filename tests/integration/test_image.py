@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import testinfra
-from layers import Layer, ca_line, read_layer, read_layers
-from place import Built, Outcome, Place, engine, inspect
+from image_layers import Layer, ca_line, read_layer, read_layers
+from workspace import Built, Outcome, Workspace, engine, inspect
 
 from rocstack.image.labels import OCI, OWN
 from rocstack.image.render import UIDS
@@ -89,7 +89,7 @@ def test_nothing_unpacked_that_nobody_reads(built: Built, layers: dict[str, list
 class Secretive:
     """A build from nothing on a site that has something to hide."""
 
-    place: Place
+    workspace: Workspace
     outcome: Outcome
     secret: str
     processes: frozenset[str]  # every command line seen while it ran
@@ -103,9 +103,9 @@ def secretive(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.T
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     folder = tmp_path_factory.mktemp("secretive")
     value = ",".join(filter(None, [known, f"{secret}.invalid"]))
-    place = Place(folder, f"{prefix}-secretive", env={"no_proxy": value, "NO_PROXY": value}, made=made)
+    workspace = Workspace(folder, f"{prefix}-secretive", env={"no_proxy": value, "NO_PROXY": value}, made=made)
     started = time.monotonic()
-    process = place.start("build", "--role", "control", "--no-cache", "--base-image", base)
+    process = workspace.start("build", "--role", "control", "--no-cache", "--base-image", base)
     seen: set[str] = set()
     while process.poll() is None:
         for file in Path("/proc").glob("[0-9]*/cmdline"):
@@ -115,10 +115,10 @@ def secretive(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.T
                 continue
         time.sleep(0.2)
     out, err = process.communicate()
-    place.note_images()
+    workspace.note_images()
     assert process.returncode == 0, err
     outcome = Outcome(process.returncode, out, err, time.monotonic() - started)
-    return Secretive(place, outcome, secret, frozenset(seen), place.reference("control"))
+    return Secretive(workspace, outcome, secret, frozenset(seen), workspace.reference("control"))
 
 
 def test_sites_settings_reach_no_layer(secretive: Secretive, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_sites_settings_are_in_no_history_log_or_process(secretive: Secretive) -
     for text in (history, json.dumps(inspect(secretive.image)), secretive.outcome.out, secretive.outcome.err):
         assert secretive.secret not in text
         assert not re.search(r"(https?|no|all)_proxy=", text, re.IGNORECASE)
-    for file in (secretive.place.folder / ".rocstack").rglob("*"):
+    for file in (secretive.workspace.folder / ".rocstack").rglob("*"):
         assert not file.is_file() or secretive.secret.encode() not in file.read_bytes(), file
 
 
@@ -145,14 +145,14 @@ def test_progress_without_a_terminal_is_a_line_a_step(secretive: Secretive) -> N
     lines = secretive.outcome.err.splitlines()
     for stage in ("index", "shared", "control-base", "smoke-control", "check-control"):
         assert any(re.match(rf" *\d+\.\d s  {stage} +\S", line) for line in lines), stage
-    log = (secretive.place.folder / ".rocstack/debian-13-tcp/logs/control.log").read_text()
+    log = (secretive.workspace.folder / ".rocstack/debian-13-tcp/logs/control.log").read_text()
     assert re.search(r"^\[shared\] .*Setting up munge", log, re.MULTILINE)
     assert re.search(r"^\[smoke-control\] \[munge\] ok: ", log, re.MULTILINE)
 
 
 @pytest.mark.parametrize("role", ["worker", "control"])
 def test_manifest_and_labels_tell_the_truth(built: Built, role: str) -> None:
-    image = built.place.reference(role)
+    image = built.workspace.reference(role)
     ask = ("cat /etc/rocstack/manifest.json", "dpkg-query -W -f '${Package}\\t${Version}\\n'", "rocstack-versions")
     answers = engine("run", "--rm", image, "bash", "-c", "; echo ===; ".join(ask)).stdout
     text, packages, versions = answers.split("===\n")
@@ -162,7 +162,7 @@ def test_manifest_and_labels_tell_the_truth(built: Built, role: str) -> None:
 
     labels = inspect(image)["Config"]["Labels"]
     own = {key.removeprefix(OWN): value for key, value in labels.items() if key.startswith(OWN)}
-    lock = json.loads((Path(built.place.tree) / "images/stacks/debian-13.lock").read_text())
+    lock = json.loads((Path(built.workspace.tree) / "images/stacks/debian-13.lock").read_text())
     assert lock["stack"] == manifest["stack"] == own["stack"] == "debian-13"
     assert manifest["lock"] == own["lock"] == built.first.json["lock"]
     assert (manifest["role"], manifest["nic"], manifest["way"]) == (own["role"], own["nic"], own["nic.way"])
@@ -178,7 +178,7 @@ def test_manifest_and_labels_tell_the_truth(built: Built, role: str) -> None:
 
 
 def test_wheels_are_the_locked_ones(built: Built) -> None:
-    lock = json.loads((Path(built.place.tree) / "images/stacks/debian-13.lock").read_text())
+    lock = json.loads((Path(built.workspace.tree) / "images/stacks/debian-13.lock").read_text())
     wanted = {wheel["name"]: wheel["version"] for wheel in lock["wheels"]}
     assert wanted
     script = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
@@ -188,8 +188,10 @@ def test_wheels_are_the_locked_ones(built: Built) -> None:
 @pytest.fixture(scope="module", params=["worker", "control"])
 def host(request: pytest.FixtureRequest, built: Built) -> Iterator[testinfra.host.Host]:
     """The image at rest, through testinfra."""
-    name = f"{built.place.prefix}-rest-{request.param}"
-    engine("run", "--detach", "--name", name, "--no-healthcheck", built.place.reference(request.param), "sleep", "900")
+    name = f"{built.workspace.prefix}-rest-{request.param}"
+    engine(
+        "run", "--detach", "--name", name, "--no-healthcheck", built.workspace.reference(request.param), "sleep", "900"
+    )
     yield testinfra.get_host(f"docker://{name}")
     engine("rm", "--force", "--volumes", name)
 
@@ -223,7 +225,7 @@ def test_openmpi_chooses_ucx_by_its_own_settings(built: Built) -> None:
 
 @pytest.mark.parametrize("role", ["worker", "control"])
 def test_entrypoint(built: Built, role: str) -> None:
-    image = built.place.reference(role)
+    image = built.workspace.reference(role)
     bare = engine("run", "--rm", image, check=False)
     assert bare.returncode == 3
     assert f"rocstack-{role}: no MUNGE key at /run/secrets/munge.key: mount it there" in bare.stderr
@@ -235,7 +237,7 @@ def test_entrypoint(built: Built, role: str) -> None:
 
 
 def test_dockerfile_needs_no_frontend_from_a_registry(built: Built) -> None:
-    dockerfile = (built.place.folder / ".rocstack/debian-13-tcp/context/Dockerfile").read_text()
+    dockerfile = (built.workspace.folder / ".rocstack/debian-13-tcp/context/Dockerfile").read_text()
     assert not re.search(r"^#\s*syntax\s*=", dockerfile, re.MULTILINE)
     config = inspect(built.worker)["Config"]
     assert config["Entrypoint"] == ["/usr/bin/tini", "--", "/usr/local/bin/rocstack-entrypoint"]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import broadcom_standin
 import pytest
-import standin
-from place import Outcome, Place, engine, inspect
+from workspace import Outcome, Workspace, engine, inspect
 
 from rocstack.node.profile import NodeProfile
 from rocstack.probe import profiles, recordings
@@ -29,8 +29,8 @@ OWN = f"/usr/lib/x86_64-linux-gnu/libibverbs/{PROVIDER}"
 def vendor(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle as the vendor delivers it, with the stand-in's source (kernel ABI 6) in it."""
     folder = tmp_path_factory.mktemp("vendor")
-    tarball = standin.make_tarball(folder, source=standin.fetch_source(base))
-    bundle = standin.make_bundle(tarball, folder)
+    tarball = broadcom_standin.make_tarball(folder, source=broadcom_standin.fetch_source(base))
+    bundle = broadcom_standin.make_bundle(tarball, folder)
     tarball.unlink()
     return bundle
 
@@ -39,7 +39,7 @@ def vendor(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[NodeProfile, Path]]:
     """Virtual nodes by name: a profile, and the tree that is a container's /sys."""
     made = {}
-    for name, wrong in {"old": ["abi=1"], "new": ["abi=6", f"driver={standin.VERSION}"]}.items():
+    for name, wrong in {"old": ["abi=1"], "new": ["abi=6", f"driver={broadcom_standin.VERSION}"]}.items():
         virtual = faults.apply(machine.expand(model.load("mi300x-thor2")), map(faults.parse, wrong))
         recording = record(virtual)
         folder = tmp_path_factory.mktemp(name)
@@ -52,11 +52,11 @@ Build = Callable[..., Outcome]
 
 
 @pytest.fixture
-def build(place: Place, vendor: Path, nodes: dict[str, tuple[NodeProfile, Path]]) -> Build:
+def build(workspace: Workspace, vendor: Path, nodes: dict[str, tuple[NodeProfile, Path]]) -> Build:
     def run(*names: str, options: tuple[str, ...] = ()) -> Outcome:
-        profiles.write_profiles(place.folder / "nodes.json", [nodes[name][0] for name in names])
+        profiles.write_profiles(workspace.folder / "nodes.json", [nodes[name][0] for name in names])
         mine = ("--nic", "broadcom", "--role", "worker", "--profiles", "nodes.json", "--nic-source", str(vendor))
-        return place.run("build", "--json", *mine, *options)
+        return workspace.run("build", "--json", *mine, *options)
 
     return run
 
@@ -72,21 +72,22 @@ def inside(image: str, sys: Path, command: str) -> tuple[int, str]:
 
 
 def test_the_source_of_the_nodes_driver_is_compiled(
-    build: Build, place: Place, nodes: dict[str, tuple[NodeProfile, Path]]
+    build: Build, workspace: Workspace, nodes: dict[str, tuple[NodeProfile, Path]]
 ) -> None:
     done = build("new")
     assert done.code == 0, done.err + done.failures()
-    assert f"source    {standin.VERSION}  6           new (virtual)  the host's driver is {standin.VERSION}" in done.err
+    version = broadcom_standin.VERSION
+    assert f"source    {version}  6           new (virtual)  the host's driver is {version}" in done.err
     report = done.image("worker")
-    says = f"new (virtual mi300x-thor2): kernel ABI 6, bnxt_re {standin.VERSION} supports 6-6"
+    says = f"new (virtual mi300x-thor2): kernel ABI 6, bnxt_re {broadcom_standin.VERSION} supports 6-6"
     assert report["gate"] == [{"node": "new", "result": "fits", "says": says}]
-    image = place.reference("worker", "broadcom")
+    image = workspace.reference("worker", "broadcom")
     labels = {k.removeprefix("io.rocstack."): v for k, v in inspect(image)["Config"]["Labels"].items()}
     provider = json.loads(labels["nic.providers"])[0]
-    place_ = f"/opt/rocstack/nic/source/{PROVIDER}"
+    library = f"/opt/rocstack/nic/source/{PROVIDER}"
     told = {key: provider[key] for key in ("way", "version", "driver", "path", "private_abi", "kernel_abi")}
     assert told == {
-        "way": "source", "version": standin.VERSION, "driver": "bnxt_re", "path": place_, "private_abi": 34,
+        "way": "source", "version": broadcom_standin.VERSION, "driver": "bnxt_re", "path": library, "private_abi": 34,
         "kernel_abi": [6, 6],
     }  # fmt: skip
     assert labels["nic.kernel-abi"] == "6-6"
@@ -111,9 +112,9 @@ def test_the_source_of_the_nodes_driver_is_compiled(
     assert "doesn't fit" in out
 
 
-def test_an_upgrade_does_not_bring_the_inbox_library_back(build: Build, place: Place) -> None:
+def test_an_upgrade_does_not_bring_the_inbox_library_back(build: Build, workspace: Workspace) -> None:
     assert build("new").code == 0
-    image = place.reference("worker", "broadcom")
+    image = workspace.reference("worker", "broadcom")
     # What dpkg does with the package's file, without a package to download: it asks for the true name.
     script = f"""
     mkdir -p /p/DEBIAN /p$(dirname {OWN}); echo newer inbox >/p{OWN}
@@ -126,9 +127,9 @@ def test_an_upgrade_does_not_bring_the_inbox_library_back(build: Build, place: P
     assert done.stdout == "newer inbox\n", done.stdout + done.stderr
 
 
-def test_a_provider_that_does_not_fit_ends_the_build(build: Build, place: Place) -> None:
+def test_a_provider_that_does_not_fit_ends_the_build(build: Build, workspace: Workspace) -> None:
     """The release's header says kernel ABI 6, and its library speaks 7: only what was built tells."""
-    tarball = standin.make_tarball(place.folder / "liar", source=standin.fetch_source())
+    tarball = broadcom_standin.make_tarball(workspace.folder / "liar", source=broadcom_standin.fetch_source())
     lie(tarball)
     done = build("new", options=("--nic-source", str(tarball)))
     failure = done.failure("worker")
@@ -154,7 +155,9 @@ def lie(tarball: Path) -> None:
             tar.addfile(entry, io.BytesIO(data))
 
 
-def test_nodes_of_several_kernel_abis(build: Build, place: Place, nodes: dict[str, tuple[NodeProfile, Path]]) -> None:
+def test_nodes_of_several_kernel_abis(
+    build: Build, workspace: Workspace, nodes: dict[str, tuple[NodeProfile, Path]]
+) -> None:
     refused = build("old", "new")
     assert refused.code == 2
     assert refused.json["error"]["code"] == "several-abis"
@@ -162,11 +165,11 @@ def test_nodes_of_several_kernel_abis(build: Build, place: Place, nodes: dict[st
     done = build("old", "new", options=("--nic-variants",))
     assert done.code == 0, done.err + done.failures()
     assert [row["result"] for row in done.image("worker")["gate"]] == ["fits", "fits"]
-    image = place.reference("worker", "broadcom")
+    image = workspace.reference("worker", "broadcom")
     assert inspect(image)["Config"]["Labels"]["io.rocstack.nic.kernel-abi"] == "1-1,6-6"
     for name, abi, said in (
         ("old", "abi-1", "bnxt_re 56.1-1 (kernel ABI 1-1) for this node"),
-        ("new", "abi-6", f"bnxt_re {standin.VERSION} (kernel ABI 6-6) for this node"),
+        ("new", "abi-6", f"bnxt_re {broadcom_standin.VERSION} (kernel ABI 6-6) for this node"),
     ):
         code, out = inside(image, nodes[name][1], f"rocstack-entrypoint bash -c 'readlink {OWN}; ibv_devices'")
         assert code == 0
@@ -189,10 +192,10 @@ def test_nodes_of_several_kernel_abis(build: Build, place: Place, nodes: dict[st
     ],
 )
 def test_refused_before_anything_is_built(
-    options: tuple[str, ...], code: str, says: str, build: Build, place: Place
+    options: tuple[str, ...], code: str, says: str, build: Build, workspace: Workspace
 ) -> None:
     done = build("new", options=options)
     assert done.code == (1 if code == "unfit" else 2), done.out
     assert done.json["error"]["code"] == code
     assert says in done.json["error"]["what"]
-    assert not (place.folder / ".rocstack").exists()
+    assert not (workspace.folder / ".rocstack").exists()

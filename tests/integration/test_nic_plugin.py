@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from place import Place, engine, inspect
+from workspace import Workspace, engine, inspect
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 VERSION = "900.1"
@@ -65,7 +65,7 @@ def archive(folder: Path, symbol: str) -> Path:
     return path
 
 
-def build(place: Place, symbol: str) -> tuple[str, ...]:
+def build(workspace: Workspace, symbol: str) -> tuple[str, ...]:
     return (
         "build",
         "--json",
@@ -74,7 +74,7 @@ def build(place: Place, symbol: str) -> tuple[str, ...]:
         "--role",
         "worker",
         "--nic-plugin",
-        str(archive(place.folder, symbol)),
+        str(archive(workspace.folder, symbol)),
     )
 
 
@@ -83,14 +83,14 @@ def run(image: str, command: str, *options: str) -> subprocess.CompletedProcess[
     return engine(*line, "-c", f"exec 2>&1; {command}", check=False)
 
 
-def test_the_plugin_is_compiled_and_the_hosts_libfabric_taken(place: Place) -> None:
-    done = place.run(*build(place, "ncclNetPlugin_v6"))
+def test_the_plugin_is_compiled_and_the_hosts_libfabric_taken(workspace: Workspace) -> None:
+    done = workspace.run(*build(workspace, "ncclNetPlugin_v6"))
     assert done.code == 0, done.err + done.failures()
     assert f"RCCL's plugin: aws-ofi-nccl {VERSION}, compiled in the image" in done.err
     report = done.image("worker")
     assert report["versions"]["plugin"] == VERSION
     assert [text for text in report["smoke"]["plugin"] if "takes its interface v6" in text]
-    image = place.reference("worker", "slingshot")
+    image = workspace.reference("worker", "slingshot")
     labels = {k.removeprefix("io.rocstack."): v for k, v in inspect(image)["Config"]["Labels"].items()}
     assert (labels["nic.plugin"], labels["nic.plugin-version"]) == ("aws-ofi-nccl", VERSION)
     assert labels["nic.plugin-fabric"] == "1.8"  # of Debian 13's libfabric 2.1
@@ -104,18 +104,18 @@ def test_the_plugin_is_compiled_and_the_hosts_libfabric_taken(place: Place) -> N
     assert "No plugin found" not in said
     assert "RCCL's plugin for slingshot" not in run(image, "rocstack-node env").stdout
     # A library mounted as `rocstack run` mounts the host's is the one that programs get, and the plugin too.
-    hosts = place.folder / "libfabric.so.1.26.0"
+    hosts = workspace.folder / "libfabric.so.1.26.0"
     hosts.write_text("the host's")
     mounts = [f"--volume={hosts}:/usr/lib/x86_64-linux-gnu/{name}:ro" for name in ("libfabric.so.1", "libcxi.so.1")]
     for name in (PLUGIN, "libfabric.so.1", "libcxi.so.1"):
         assert "file too short" in run(image, f"python3 -c 'import ctypes; ctypes.CDLL(\"{name}\")'", *mounts).stdout
 
 
-def test_what_is_no_plugin_ends_the_build(place: Place) -> None:
-    failure = place.run(*build(place, "somethingElse")).failure("worker")
+def test_what_is_no_plugin_ends_the_build(workspace: Workspace) -> None:
+    failure = workspace.run(*build(workspace, "somethingElse")).failure("worker")
     assert "exports no ncclNetPlugin" in str(failure), failure
 
 
-def test_an_interface_that_rccl_does_not_take_ends_the_build(place: Place) -> None:
-    failure = place.run(*build(place, "ncclNetPlugin_v11")).failure("worker")
+def test_an_interface_that_rccl_does_not_take_ends_the_build(workspace: Workspace) -> None:
+    failure = workspace.run(*build(workspace, "ncclNetPlugin_v11")).failure("worker")
     assert "takes versions 4, 5, 6 of a plugin's interface" in str(failure), failure

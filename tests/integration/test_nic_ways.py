@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import broadcom_standin
 import pytest
-import standin
 import yaml
-from place import Place, engine, inspect
 from test_nic_build import OWN, PROVIDER, Build, build, inside, nodes, vendor  # noqa: F401
+from workspace import Workspace, engine, inspect
 
 from rocstack.node.profile import NodeProfile
 
@@ -29,7 +29,7 @@ cd /src && tar -xf *.tar.gz && cd libbnxt_re-*/
 sh autogen.sh >/dev/null && ./configure --libdir=/usr/local/lib/x86_64-linux-gnu >/dev/null && make >/dev/null
 make install DESTDIR=/package >/dev/null
 mkdir /package/DEBIAN
-printf '%s\n' 'Package: bnxt-rocelib' 'Version: {standin.VERSION}-1' 'Architecture: amd64' \
+printf '%s\n' 'Package: bnxt-rocelib' 'Version: {broadcom_standin.VERSION}-1' 'Architecture: amd64' \
     'Maintainer: v <v@example.org>' 'Description: x' >/package/DEBIAN/control
 export GNUPGHOME=/root/gnupg
 mkdir -m 0700 "$GNUPGHOME"
@@ -56,7 +56,7 @@ def repository(base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory)
     """The setting `nic_repository` of a vendor whose package holds the stand-in."""
     image = name = f"{prefix}-nic-vendor"
     folder = tmp_path_factory.mktemp("server")
-    standin.make_tarball(folder, source=standin.fetch_source(base))
+    broadcom_standin.make_tarball(folder, source=broadcom_standin.fetch_source(base))
     line = ["docker", "buildx", "build", "--load", "--quiet", "--tag", image, "-f", "-", str(folder)]
     subprocess.run(line, input=SERVER.format(base=base), text=True, check=True, stdout=subprocess.DEVNULL)
     engine("run", "--detach", "--name", name, image)
@@ -78,16 +78,16 @@ def provider(image: str) -> dict[str, object]:
 
 def test_the_vendors_package_at_the_drivers_release(
     build: Build,  # noqa: F811
-    place: Place,
+    workspace: Workspace,
     repository: dict[str, str],
     nodes: Nodes,  # noqa: F811
 ) -> None:
-    (place.folder / "rocstack.yml").write_text(yaml.safe_dump({"nic_repository": repository}))
+    (workspace.folder / "rocstack.yml").write_text(yaml.safe_dump({"nic_repository": repository}))
     done = build("new", options=("--way", "package"))
     assert done.code == 0, done.err + done.failures()
-    image = place.reference("worker", "broadcom")
+    image = workspace.reference("worker", "broadcom")
     told = provider(image)
-    assert (told["way"], told["version"], told["kernel_abi"]) == ("package", f"{standin.VERSION}-1", [6, 6])
+    assert (told["way"], told["version"], told["kernel_abi"]) == ("package", f"{broadcom_standin.VERSION}-1", [6, 6])
     assert told["path"] == f"/opt/rocstack/nic/package/{PROVIDER}"
     code, out = inside(image, nodes["new"][1], f"readlink -f {OWN}; ibv_devices; ls /etc/apt/sources.list.d")
     assert code == 0
@@ -98,17 +98,17 @@ def test_the_vendors_package_at_the_drivers_release(
 
 def test_another_rdma_core_lies_beside_the_distributions(
     build: Build,  # noqa: F811
-    place: Place,
+    workspace: Workspace,
     base: str,
     nodes: Nodes,  # noqa: F811
 ) -> None:
-    archive = place.folder / f"rdma-core-{standin.RDMA_CORE}.tar.gz"
-    archive.write_bytes(standin.fetch_source(base).read_bytes())
+    archive = workspace.folder / f"rdma-core-{broadcom_standin.RDMA_CORE}.tar.gz"
+    archive.write_bytes(broadcom_standin.fetch_source(base).read_bytes())
     done = build("old", options=("--way", "newer", "--nic-source", str(archive)))
     assert done.code == 0, done.err + done.failures()
-    image = place.reference("worker", "broadcom")
+    image = workspace.reference("worker", "broadcom")
     told = provider(image)
-    assert (told["way"], told["version"], told["kernel_abi"]) == ("newer", standin.RDMA_CORE, [1, 1])
+    assert (told["way"], told["version"], told["kernel_abi"]) == ("newer", broadcom_standin.RDMA_CORE, [1, 1])
     assert str(told["path"]).startswith("/opt/rdma-core/lib/libibverbs/")
     code, out = inside(image, nodes["old"][1], "LD_DEBUG=libs ibv_devices; ldd $(command -v ib_write_bw)")
     assert code == 0

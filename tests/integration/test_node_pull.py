@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from place import engine
 from site_registry import USER, Registry, running
+from workspace import engine
 
 from rocstack.deploy.plan import tls
 from rocstack.node import pull
@@ -69,7 +69,7 @@ def site(base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
     certify("127.0.0.1")
     engine("network", "create", network)
-    place = None
+    workspace = None
     try:
         with running(base, folder) as registry:
             engine("network", "connect", network, registry.container)
@@ -78,12 +78,12 @@ def site(base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> It
             certify(address, "127.0.0.1")
             registry.stop()
             registry.start()
-            place = Path(pull.CERTS) / f"{address}:5000"
+            workspace = Path(pull.CERTS) / f"{address}:5000"
             yield Site(registry, f"{address}:5000", ca)
     finally:
         engine("network", "rm", network, check=False)
-        if place:
-            shutil.rmtree(place, ignore_errors=True)
+        if workspace:
+            shutil.rmtree(workspace, ignore_errors=True)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from place import REPO, Place, engine
+from workspace import REPO, Workspace, engine
 
 INVENTORY = ".rocstack/local/inventory.yml"
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh client")
@@ -22,25 +22,25 @@ PYTHON = shutil.which("python3", path="/usr/bin")
 
 
 @pytest.fixture(scope="module")
-def cluster(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def cluster(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     """Two virtual nodes; on n2 a port is down."""
-    place = Place(tmp_path_factory.mktemp("probe"), prefix, made=made)
+    workspace = Workspace(tmp_path_factory.mktemp("probe"), prefix, made=made)
     try:
-        up = place.run("local", "up", "--nodes", "2", "--fault", "n2:port-down=bnxt_re3", "--json")
+        up = workspace.run("local", "up", "--nodes", "2", "--fault", "n2:port-down=bnxt_re3", "--json")
         assert up.code == 0, up.err + up.out
-        yield place
+        yield workspace
     finally:
-        assert place.run("local", "down", "--json").code == 0
+        assert workspace.run("local", "down", "--json").code == 0
 
 
-def changes(place: Place) -> dict[str, set[str]]:
+def changes(workspace: Workspace) -> dict[str, set[str]]:
     """Node -> what differs from its image."""
-    return {node: set(engine("diff", ident).stdout.splitlines()) for node, ident in place.nodes().items()}
+    return {node: set(engine("diff", ident).stdout.splitlines()) for node, ident in workspace.nodes().items()}
 
 
 @pytest.mark.engine
 @needs_ssh
-def test_nodes_are_read_in_one_round_and_stay_as_they_are(cluster: Place) -> None:
+def test_nodes_are_read_in_one_round_and_stay_as_they_are(cluster: Workspace) -> None:
     log = cluster.folder / "ssh.log"
     wrapper = cluster.folder / "ssh"
     wrapper.write_text(f'#!/bin/sh\necho "$*" >>{log}\nexec ssh "$@"\n')
@@ -73,7 +73,7 @@ def states(profile: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.engine
 @needs_ssh
-def test_what_a_person_sees(cluster: Place) -> None:
+def test_what_a_person_sees(cluster: Workspace) -> None:
     done = cluster.run("probe", INVENTORY)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -88,7 +88,7 @@ def test_what_a_person_sees(cluster: Place) -> None:
 
 @pytest.mark.engine
 @needs_ssh
-def test_a_recording_of_a_node_over_ssh_replays(cluster: Place) -> None:
+def test_a_recording_of_a_node_over_ssh_replays(cluster: Workspace) -> None:
     done = cluster.run("probe", INVENTORY, "--record", "masked", "--json")
     assert done.code == 0, done.err
     text = "".join(file.read_text() for file in (cluster.folder / "masked").glob("*.json"))
@@ -103,7 +103,7 @@ def test_a_recording_of_a_node_over_ssh_replays(cluster: Place) -> None:
 
 @pytest.mark.engine
 @needs_ssh
-def test_an_unknown_host_key_is_a_reason_and_no_question(cluster: Place) -> None:
+def test_an_unknown_host_key_is_a_reason_and_no_question(cluster: Workspace) -> None:
     inventory = (cluster.folder / INVENTORY).read_text()
     address = re.findall(r"ansible_host: (\S+?)}", inventory)[0]
     key = cluster.folder / ".rocstack/local/id_ed25519"
@@ -119,7 +119,7 @@ def test_an_unknown_host_key_is_a_reason_and_no_question(cluster: Place) -> None
 
 @pytest.mark.engine
 @needs_ssh
-def test_a_stopped_node_is_named_and_the_others_are_read(cluster: Place) -> None:
+def test_a_stopped_node_is_named_and_the_others_are_read(cluster: Workspace) -> None:
     engine("stop", "--time", "0", cluster.nodes()["n2"])
     done = cluster.run("probe", INVENTORY, "--json")
     assert done.code == 1

@@ -15,8 +15,8 @@ import docker
 import pytest
 from docker import DockerClient
 from docker.errors import NotFound
-from place import Built, Place, inspect
 from site_registry import USER, Registry, engine, free_port, running
+from workspace import Built, Workspace, inspect
 
 from rocstack.base.errors import CheckFailed, Missing
 from rocstack.registry.local_image import LocalImage
@@ -180,9 +180,9 @@ def test_registry_that_comes_back_between_attempts(site: Site) -> None:
     assert sum(event.kind == "retry" for event in events) == 2
 
 
-def test_a_build_is_pushed_under_its_release_tags(site: Site, built: Built, place: Place) -> None:
+def test_a_build_is_pushed_under_its_release_tags(site: Site, built: Built, workspace: Workspace) -> None:
     target = site.repository.rpartition("/")[0]
-    here = place.with_env(DOCKER_CONFIG=str(site.config.parent))
+    here = workspace.with_env(DOCKER_CONFIG=str(site.config.parent))
     done = here.build("--role", "control", "--push", target, "--tag", WEEK)
     pushed = done.image("control")["pushed"]
     repository = f"{target}/rocstack-control"

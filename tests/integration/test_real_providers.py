@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from place import Built, engine
+from workspace import Built, engine
 
 from rocstack.nic.elf import ANY_ABI, LibraryAbi, read_libibverbs, read_provider
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from cluster import Node, until
-from place import Built, engine
+from slurm_containers import Node, until
+from workspace import Built, engine
 
 from rocstack.deploy.plan import tls
 
@@ -78,7 +78,7 @@ def registry(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "password").write_text(password + "\n")
     word = base64.b64encode(f"rocstack:{password}".encode()).decode()
     (folder / "auth.json").write_text(json.dumps({"auths": {"localhost:5000": {"auth": word}}}))
-    found = Registry(Node(f"{built.place.prefix}-registry"), folder, built.control, password, ca)
+    found = Registry(Node(f"{built.workspace.prefix}-registry"), folder, built.control, password, ca)
     found.start()
     yield found
     found.node.remove()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from place import REPO, STACK, engine
+from workspace import REPO, STACK, engine
 
 from rocstack.image import pinning, render
 from rocstack.image.base_image import BaseImage

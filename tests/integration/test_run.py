@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from place import Built, Place, engine
+from workspace import Built, Workspace, engine
 
 from rocstack.container.host import read_host
 from rocstack.container.run_line import run_line
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def here(built: Built, place: Place) -> Place:
-    return place
+def here(built: Built, workspace: Workspace) -> Workspace:
+    return workspace
 
 
-def test_print_shows_a_line_that_works(here: Place) -> None:
+def test_print_shows_a_line_that_works(here: Workspace) -> None:
     shown = here.run("run", "--print", "--gpus", "none", "--", "rocstack-versions")
     assert shown.code == 0, shown.err
     words = shlex.split(shown.out.replace("\\\n", " "))
@@ -37,7 +37,7 @@ def test_print_shows_a_line_that_works(here: Place) -> None:
     assert "pytorch\t2.6.0" in by_hand.stdout
 
 
-def test_run(built: Built, here: Place) -> None:
+def test_run(built: Built, here: Workspace) -> None:
     done = here.run("run", "--", "rocstack-versions")
     assert done.code == 0, done.err
     versions = dict(line.split("\t") for line in done.out.splitlines())
@@ -47,31 +47,31 @@ def test_run(built: Built, here: Place) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 42])
-def test_exit_status_is_passed_through(here: Place, code: int) -> None:
+def test_exit_status_is_passed_through(here: Workspace, code: int) -> None:
     assert here.run("run", "--role", "control", "--", "sh", "-c", f"exit {code}").code == code
 
 
-def test_a_command_that_is_not_there(here: Place) -> None:
+def test_a_command_that_is_not_there(here: Workspace) -> None:
     done = here.run("run", "--role", "control", "--", "no-such-command")
     assert done.code == 127
     assert "no-such-command" in done.err
 
 
-def test_folder_environment_and_mounts(here: Place) -> None:
+def test_folder_environment_and_mounts(here: Workspace) -> None:
     (here.folder / "data").mkdir()
     (here.folder / "data/file").write_text("hello\n")
-    place = here.with_env(PASSED="from outside")
+    workspace = here.with_env(PASSED="from outside")
     flags = ["--role", "control", "--env", "PASSED", "--env", "SECRET=s3cret", "--mount", "data:/data:ro"]
     script = 'pwd; cat /data/file; echo "$PASSED $SECRET"; touch made; ! touch /data/made 2>/dev/null'
-    done = place.run("run", *flags, "--", "sh", "-c", script)
+    done = workspace.run("run", *flags, "--", "sh", "-c", script)
     assert done.code == 0, done.err
     assert done.out.splitlines() == ["/workspace", "hello", "from outside s3cret"]
     assert (here.folder / "made").exists()
-    shown = place.run("run", "--print", *flags, "--", "true")
+    shown = workspace.run("run", "--print", *flags, "--", "true")
     assert "s3cret" not in shown.out + shown.err
 
 
-def test_locked_memory_is_unlimited_or_it_says_why_not(here: Place) -> None:
+def test_locked_memory_is_unlimited_or_it_says_why_not(here: Workspace) -> None:
     """UCX on RDMA needs it; a machine that may not lift it is told so, and the container starts all the same."""
     host = read_host()
     done = here.run("run", "--role", "worker", "--", "sh", "-c", "ulimit -l")
@@ -83,7 +83,7 @@ def test_locked_memory_is_unlimited_or_it_says_why_not(here: Place) -> None:
         assert any(line.startswith("note: ") and "memlock" in line for line in done.err.splitlines())
 
 
-def test_without_a_gpu_it_says_so(here: Place) -> None:
+def test_without_a_gpu_it_says_so(here: Workspace) -> None:
     if Path("/dev/kfd").exists():
         pytest.skip("there is a GPU")
     done = here.run("run", "--role", "worker", "--", "true")
@@ -91,14 +91,16 @@ def test_without_a_gpu_it_says_so(here: Place) -> None:
     assert any("GPU" in line for line in done.err.splitlines() if line.startswith("note: "))
 
 
-def test_image_that_was_not_built(place: Place) -> None:
-    done = place.run("run", "--nic", "mellanox", "--role", "control", "--stack", "rocm-7.2-ubuntu-24.04", "--", "true")
+def test_image_that_was_not_built(workspace: Workspace) -> None:
+    done = workspace.run(
+        "run", "--nic", "mellanox", "--role", "control", "--stack", "rocm-7.2-ubuntu-24.04", "--", "true"
+    )
     assert done.code == 3
     assert "rocstack build --stack rocm-7.2-ubuntu-24.04 --nic mellanox" in done.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_reaches_the_command(here: Place, number: signal.Signals) -> None:
+def test_interrupt_reaches_the_command(here: Workspace, number: signal.Signals) -> None:
     """Ctrl-C on a terminal goes to all its processes, SIGTERM of a supervisor to one."""
     name = f"{here.prefix}-interrupted"
     script = "trap 'echo saved; exit 9' INT TERM; echo ready; while :; do sleep 0.1; done"
@@ -116,7 +118,7 @@ def test_interrupt_reaches_the_command(here: Place, number: signal.Signals) -> N
     assert engine("ps", "--all", "--quiet", "--filter", f"name=^{name}$").stdout == ""
 
 
-def test_shell(here: Place) -> None:
+def test_shell(here: Workspace) -> None:
     """A person types; the terminal is passed on."""
     master, slave = pty.openpty()
     process = here.start("shell", "--role", "control", stdin=slave, stdout=slave, stderr=slave)
@@ -138,7 +140,7 @@ def test_shell(here: Place) -> None:
 TINY = ("--config", "tiny", "--ranks", "2", "--checkpoint.dir=ck", "--output.metrics=run.jsonl")
 
 
-def test_run_trainer(here: Place) -> None:
+def test_run_trainer(here: Workspace) -> None:
     """Checkpoints and metrics land in the current folder; the same command goes on from there."""
     for steps, done_before in ((2, 0), (3, 2)):
         done = here.run("run", "trainer", *TINY, f"--steps={steps}")
@@ -149,7 +151,7 @@ def test_run_trainer(here: Place) -> None:
     assert [line["step"] for line in told if "step" in line] == [1, 2, 3]
 
 
-def test_what_a_training_run_writes_is_the_persons(here: Place) -> None:
+def test_what_a_training_run_writes_is_the_persons(here: Workspace) -> None:
     os.chown(here.folder, 4321, 5432)
     line = run_line(
         read_host(),
@@ -165,7 +167,7 @@ def test_what_a_training_run_writes_is_the_persons(here: Place) -> None:
     assert {(path.stat().st_uid, path.stat().st_gid) for path in written} == {(4321, 5432)}
 
 
-def test_demo(built: Built, here: Place) -> None:
+def test_demo(built: Built, here: Workspace) -> None:
     shown = here.run("demo", "--steps", "2")
     assert shown.code == 0, shown.err
     assert "as read inside the container" in shown.out

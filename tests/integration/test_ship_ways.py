@@ -16,8 +16,8 @@ from typing import Any
 
 import docker
 import pytest
-from place import Built, Place, engine, inspect
-from ways import NAME, USER, Cloud, Registry, start
+from shipping_cluster import NAME, USER, Registry, ShippingCluster, start
+from workspace import Built, Workspace, engine, inspect
 
 from rocstack.node.engine import NodeError
 from rocstack.node.registry_copy import warm
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.engine
 def pair(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Registry, Registry]]:
     folder, found = tmp_path_factory.mktemp("registries"), []
     for name, port in (("head", 25431), ("rack", 25432)):
-        ours = f"{built.place.prefix}-{name}"
+        ours = f"{built.workspace.prefix}-{name}"
         found.append(start(ours, built.control, folder / name, "127.0.0.1", port, "--network=host"))
     yield found[0], found[1]
     for registry in found:
@@ -113,13 +113,13 @@ def test_gzip_layers_are_refused(built: Built, pair: tuple[Registry, Registry]) 
 
 
 @pytest.fixture(scope="module")
-def cloud(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    place = Place(tmp_path_factory.mktemp("cloud"), built.place.prefix, made=built.place.made)
-    done = place.run("local", "up", "--nodes", "2", "--json")
+def cloud(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShippingCluster]:
+    workspace = Workspace(tmp_path_factory.mktemp("cloud"), built.workspace.prefix, made=built.workspace.made)
+    done = workspace.run("local", "up", "--nodes", "2", "--json")
     assert done.code == 0, done.err
-    cloud = Cloud(place, built)
+    cloud = ShippingCluster(workspace, built)
     yield cloud
-    place.run("local", "down", "--all", "--json")
+    workspace.run("local", "down", "--all", "--json")
     for image in cloud.images:
         engine("rmi", "--force", image, check=False)
 
@@ -129,11 +129,11 @@ def _plain(request: pytest.FixtureRequest) -> Iterator[None]:
     """Settings are those of one test."""
     yield
     if "cloud" in request.fixturenames:
-        (request.getfixturevalue("cloud").place.folder / "rocstack.yml").unlink(missing_ok=True)
+        (request.getfixturevalue("cloud").workspace.folder / "rocstack.yml").unlink(missing_ok=True)
 
 
 @pytest.mark.slow
-def test_archive_and_of_an_update_only_the_changed_layer(cloud: Cloud) -> None:
+def test_archive_and_of_an_update_only_the_changed_layer(cloud: ShippingCluster) -> None:
     first = cloud.deploy(cloud.update(1000), "--method", "archive")
     assert first["published"] == {"method": "archive"}
     assert "rocstack-registry" not in cloud.services("n1")
@@ -147,7 +147,7 @@ def test_archive_and_of_an_update_only_the_changed_layer(cloud: Cloud) -> None:
 
 
 @pytest.mark.slow
-def test_registry_of_a_rack_takes_the_load_off_the_control_node(cloud: Cloud) -> None:
+def test_registry_of_a_rack_takes_the_load_off_the_control_node(cloud: ShippingCluster) -> None:
     """n2 has its rack's registry: both nodes pull from it, so one copy leaves n1, whatever their number."""
     size, mirror = 30_000_000, f"{cloud.address('n2')}:5000"
     inventory = cloud.inventory(rocstack_rack_registry=mirror)
@@ -164,11 +164,11 @@ def test_registry_of_a_rack_takes_the_load_off_the_control_node(cloud: Cloud) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("passed_on", [True, False])
-def test_registry_of_the_site(cloud: Cloud, tmp_path: Path, passed_on: bool) -> None:
+def test_registry_of_the_site(cloud: ShippingCluster, tmp_path: Path, passed_on: bool) -> None:
     """With the person's login, or with that of the nodes themselves."""
     network = cloud.network()
     address = cloud.address("n1").rpartition(".")[0] + (".201" if passed_on else ".202")
-    name = f"{cloud.place.prefix}-site{address.rpartition('.')[2]}"
+    name = f"{cloud.workspace.prefix}-site{address.rpartition('.')[2]}"
     site = start(name, cloud.built.control, tmp_path / "site", address, 5000, f"--network={network}", f"--ip={address}")
     try:
         login = base64.b64encode(f"{USER}:{site.password}".encode()).decode()
@@ -181,14 +181,14 @@ def test_registry_of_the_site(cloud: Cloud, tmp_path: Path, passed_on: bool) -> 
                 cloud.write(node, "/root/.docker/config.json", config)
         cloud.settings(registry=f"{site.host}/ml", registry_login=passed_on)
         env = {"REQUESTS_CA_BUNDLE": str(site.ca), "DOCKER_CONFIG": str(tmp_path / "docker")}
-        person = Cloud(cloud.place.with_env(**env), cloud.built)
+        person = ShippingCluster(cloud.workspace.with_env(**env), cloud.built)
         image = cloud.update(1000)
         done = person.deploy(image)
         assert done["published"]["reference"].startswith(f"{site.host}/ml/rocstack-worker@sha256:")
         assert "rocstack-registry" not in cloud.services("n1")
         for node in ("n1", "n2"):
             assert cloud.runs(node) == inspect(image)["Id"]
-        log = (cloud.place.folder / ".rocstack/deploy/ansible.log").read_text()
+        log = (cloud.workspace.folder / ".rocstack/deploy/ansible.log").read_text()
         assert site.password not in log + json.dumps(done)
     finally:
         site.node.remove()

@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from cluster import Node, until
-from place import Built, engine
+from slurm_containers import Node, until
+from workspace import Built, engine
 
 from rocstack.cluster import accounts, cgroup, slurm_files, slurm_records
 from rocstack.cluster.settings import ClusterSettings
@@ -96,7 +96,7 @@ def settings(**more: object) -> ClusterSettings:
 
 @pytest.fixture(scope="module", params=["auto", "disabled"])
 def cluster(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    folder, prefix = tmp_path_factory.mktemp("slurm"), f"{built.place.prefix}-{request.param}"
+    folder, prefix = tmp_path_factory.mktemp("slurm"), f"{built.workspace.prefix}-{request.param}"
     version = int(engine("info", "--format", "{{.CgroupVersion}}").stdout)
     if request.param == "auto" and version != 1:
         pytest.skip("jobs in cgroups of version 2 were never seen here")
@@ -161,15 +161,15 @@ def start(
     shared = mounts(("munge.key", "/run/secrets/munge.key"), ("cluster", "/run/rocstack/cluster"))
     secret_files = mounts(("database", "/run/secrets/database"))
     run("db", built.control, "--network=none", "--env=ROCSTACK_SERVICE=db", socket, *secret_files)
-    place = {name: (f"--network={prefix}-net", f"--ip={address}") for name, address in addresses.items()}
+    network = {name: (f"--network={prefix}-net", f"--ip={address}") for name, address in addresses.items()}
     own = mounts(("etc", "/etc/slurm"), ("jwt.key", "/run/secrets/jwt.key"))
-    control = run("ctl", built.control, *place["ctl"], socket, *shared, *own)
+    control = run("ctl", built.control, *network["ctl"], socket, *shared, *own)
     flags = cgroup.cgroup_flags(version, files.cgroups.used)
     ends = ("--volume=/sys:/sys:ro", f"--env=ROCSTACK_CONTROLLER={addresses['ctl']}:6817")
     (folder / "start").write_text(DEVICES)
     begin = (*mounts(("start", "/start")), "--entrypoint=bash")
     everywhere = (*flags, *ends, *shared, *begin)
-    workers = [run(name, built.worker, *place[name], *everywhere, command="/start") for name in ("sl1", "sl2")]
+    workers = [run(name, built.worker, *network[name], *everywhere, command="/start") for name in ("sl1", "sl2")]
     until(
         lambda: control.run("sinfo", "--noheader", "--partition=train", "--format=%D %T", check=False).stdout.strip(),
         "2 idle",

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster, Node, until
-from place import Built
+from slurm_containers import Cluster, Node, until
+from workspace import Built
 
 from rocstack.node.engine import NodeError
 from rocstack.node.slurm_control import SlurmController, run_steps

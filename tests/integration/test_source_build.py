@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from place import REPO, STACK, Place, engine
+from workspace import REPO, STACK, Workspace, engine
 
 from rocstack.stack import lock, stack
 
@@ -41,10 +41,10 @@ def stack_from_source(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def worker(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The worker image, built with the control image; both smoke tests have passed, or there would be none."""
-    place = Place(tmp_path_factory.mktemp("source"), prefix, made=made)
-    file = stack_from_source(place.folder)
+    workspace = Workspace(tmp_path_factory.mktemp("source"), prefix, made=made)
+    file = stack_from_source(workspace.folder)
     arguments = ["--stack", str(file), "--base-image", base]
-    done = place.run("build", "--json", *arguments, timeout=3600)
+    done = workspace.run("build", "--json", *arguments, timeout=3600)
     assert done.code == 0, done.err + done.failures()
     return f"{prefix}/worker:from-source-tcp"
 

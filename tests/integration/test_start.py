@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from place import REPO, engine
+from workspace import REPO, engine
 
 from rocstack.image import node_package
 from rocstack.stack import component

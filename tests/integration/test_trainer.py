@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from place import REPO, Built, engine
+from workspace import REPO, Built, engine
 
 pytestmark = pytest.mark.engine
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture
 def with_pytest(built: Built) -> Iterator[str]:
     """The worker image and the distribution's pytest on it; nothing below is replaced by it."""
-    name = f"{built.place.prefix}/trainer-tests:latest"
+    name = f"{built.workspace.prefix}/trainer-tests:latest"
     packages = "python3-pytest python3-hypothesis"
     dockerfile = (
         f"FROM {built.worker}\n"

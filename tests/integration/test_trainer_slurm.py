@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, until
-from place import Built, engine
+from slurm_containers import Cluster, until
+from workspace import Built, engine
 
 pytestmark = pytest.mark.engine
 

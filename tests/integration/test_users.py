@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from place import REPO, engine
+from workspace import REPO, engine
 
 pytestmark = pytest.mark.engine
 SCRIPT = REPO / "images/rootfs/common/usr/local/bin/rocstack-users"

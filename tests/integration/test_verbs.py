@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import broadcom_standin
 import pytest
-import standin
-from place import REPO, Built, engine
+from workspace import REPO, Built, engine
 
 from rocstack.nic import elf, vendor_release
 from rocstack.settings import site
@@ -28,7 +28,7 @@ RUN --mount=type=bind,source=build,target=/run/rocstack/build \\
     --mount=type=secret,id=site-ca,target=/run/rocstack/ca.pem \\
     /run/rocstack/build/apt-update && /run/rocstack/build/apt-install {COMPILER}
 """
-TOP = f"libbnxt_re-{standin.VERSION}"
+TOP = f"libbnxt_re-{broadcom_standin.VERSION}"
 OURS = "/usr/lib/x86_64-linux-gnu/libibverbs/libbnxt_re-rdmav34.so"
 THEIRS = "/usr/local/lib/libbnxt_re-rdmav34.so"
 MOVED = f"mv {OURS} {OURS}.inbox"
@@ -127,7 +127,7 @@ def builder(base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) ->
         env={**os.environ, "ROCSTACK_SITE_ENV": here.env_file()},
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("standin")
-    standin.make_tarball(folder, source=standin.fetch_source(base))
+    broadcom_standin.make_tarball(folder, source=broadcom_standin.fetch_source(base))
     engine("run", "--detach", "--name", name, "--network", "none", "--volume", f"{folder}:/made", image, "sleep", "inf")
     yield Builder(name, folder)
     engine("rm", "--force", name)
@@ -259,12 +259,12 @@ def test_a_damaged_library_kills_the_process(tried: Tried, tmp_path: Path) -> No
 
 def test_the_stand_in_is_found_and_picked(builder: Builder, tmp_path: Path) -> None:
     """By the same code that reads a vendor's bundle; the same arguments give the same bytes."""
-    source = standin.fetch_source()
-    made = [standin.make_tarball(tmp_path / str(abi), kernel_abi=abi, source=source) for abi in (6, 7)]
+    source = broadcom_standin.fetch_source()
+    made = [broadcom_standin.make_tarball(tmp_path / str(abi), kernel_abi=abi, source=source) for abi in (6, 7)]
     assert made[0].read_bytes() == (builder.folder / made[0].name).read_bytes()
     assert [vendor_release.find(path)[0].kernel_abi for path in made] == [6, 7]
-    found = vendor_release.find(standin.make_bundle(made[0], tmp_path))
-    assert vendor_release.pick(found, standin.VERSION).data == made[0].read_bytes()
+    found = vendor_release.find(broadcom_standin.make_bundle(made[0], tmp_path))
+    assert vendor_release.pick(found, broadcom_standin.VERSION).data == made[0].read_bytes()
 
 
 def test_installed_names(vendor: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployed import INVENTORY, Deployed
+from deployed_cluster import INVENTORY, DeployedCluster
 
 from rocstack.verify.result import ITEMS, Run, read
 
@@ -25,7 +25,7 @@ LEFT = {  # what a run could leave, and how one sees it
 }
 
 
-def left(deployed: Deployed) -> dict[str, str]:
+def left(deployed: DeployedCluster) -> dict[str, str]:
     """On both nodes, their containers and in Slurm."""
     found = {name: deployed.slurm(command).strip() for name, command in LEFT.items()}
     for node in ("n1", "n2"):
@@ -36,17 +36,17 @@ def left(deployed: Deployed) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def before(deployed: Deployed) -> dict[str, str]:
+def before(deployed: DeployedCluster) -> dict[str, str]:
     return left(deployed)
 
 
 @pytest.fixture(scope="module")
-def run(before: dict[str, str], deployed: Deployed) -> Iterator[Run]:
+def run(before: dict[str, str], deployed: DeployedCluster) -> Iterator[Run]:
     """Levels 0 to 3."""
-    done = deployed.place.run("verify", "--report", "whole")
+    done = deployed.workspace.run("verify", "--report", "whole")
     assert done.code == 0, done.err + done.out
     assert "virtual nodes pass" in done.out
-    yield read(deployed.place.folder / "whole")
+    yield read(deployed.workspace.folder / "whole")
     deployed.unverify()
 
 
@@ -69,33 +69,33 @@ def test_what_is_skipped_says_for_want_of_what(run: Run) -> None:
     )
 
 
-def test_the_report_is_there(run: Run, deployed: Deployed) -> None:
-    folder = deployed.place.folder / "whole"
+def test_the_report_is_there(run: Run, deployed: DeployedCluster) -> None:
+    folder = deployed.workspace.folder / "whole"
     names = "report.html junit.xml passing_nodes.txt failing_nodes.txt evidence.json report.schema.json"
     assert all((folder / name).exists() for name in names.split())
     assert (folder / "report.html").stat().st_size < 1e6
     assert (folder / "passing_nodes.txt").read_text() == "n1\nn2\n"
 
 
-def test_it_is_judged_again_without_the_cluster(run: Run, deployed: Deployed) -> None:
-    again = deployed.place.run("verify", "--evidence", "whole/evidence.json", "--report", "again")
+def test_it_is_judged_again_without_the_cluster(run: Run, deployed: DeployedCluster) -> None:
+    again = deployed.workspace.run("verify", "--evidence", "whole/evidence.json", "--report", "again")
     assert again.code == 0, again.err + again.out
-    assert {r.check.name: r.state for r in read(deployed.place.folder / "again").results} == {
+    assert {r.check.name: r.state for r in read(deployed.workspace.folder / "again").results} == {
         r.check.name: r.state for r in run.results
     }
 
 
-def test_nothing_is_left_behind(run: Run, before: dict[str, str], deployed: Deployed) -> None:
+def test_nothing_is_left_behind(run: Run, before: dict[str, str], deployed: DeployedCluster) -> None:
     assert left(deployed) == before
 
 
-def test_its_level_is_stored_and_shown(run: Run, deployed: Deployed) -> None:
+def test_its_level_is_stored_and_shown(run: Run, deployed: DeployedCluster) -> None:
     rows: list[dict[str, Any]] = deployed.json("status", code=0)["nodes"]
     assert all(row["verified"] for row in rows)
 
 
-def test_ctrl_c_cancels_its_jobs(run: Run, before: dict[str, str], deployed: Deployed) -> None:
-    process = deployed.place.start("verify", "--level", "1", "--report", "stopped")
+def test_ctrl_c_cancels_its_jobs(run: Run, before: dict[str, str], deployed: DeployedCluster) -> None:
+    process = deployed.workspace.start("verify", "--level", "1", "--report", "stopped")
     until = time.monotonic() + 60
     while not deployed.slurm(LEFT["jobs"]).strip():
         assert time.monotonic() < until, process.communicate()
@@ -103,12 +103,12 @@ def test_ctrl_c_cancels_its_jobs(run: Run, before: dict[str, str], deployed: Dep
     _, said = process.communicate(timeout=90)
     assert process.returncode == 130, said
     assert left(deployed) == before
-    report = deployed.place.folder / "stopped/report.json"
+    report = deployed.workspace.folder / "stopped/report.json"
     assert not report.exists() or not json.loads(report.read_text())["complete"]
 
 
-def test_one_at_a_time(deployed: Deployed) -> None:
-    config = deployed.place.folder / Path(INVENTORY).with_name("ssh_config")
+def test_one_at_a_time(deployed: DeployedCluster) -> None:
+    config = deployed.workspace.folder / Path(INVENTORY).with_name("ssh_config")
     other = ["ssh", "-F", str(config), "n1", "flock /run/rocstack-verify.lock sh -c 'echo held; cat'"]
     with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -116,8 +116,8 @@ def test_one_at_a_time(deployed: Deployed) -> None:
         assert process.stdout.readline() == "held\n"
         assert deployed.refused("verify", "--only", "munge", "--wait", "1s") == (1, "verify-running")
         process.stdin.close()
-    assert deployed.place.run("verify", "--only", "munge", "--wait", "1s").code == 0
+    assert deployed.workspace.run("verify", "--only", "munge", "--wait", "1s").code == 0
 
 
-def test_a_name_that_no_check_has(deployed: Deployed) -> None:
+def test_a_name_that_no_check_has(deployed: DeployedCluster) -> None:
     assert deployed.refused("verify", "--only", "mpi-latenzy") == (2, "unknown-check")

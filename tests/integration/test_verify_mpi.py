@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from deployed import INVENTORY, Deployed
-from replay import good, red, replay, states
+from deployed_cluster import INVENTORY, DeployedCluster
+from evidence_replay import good, red, replay, states
 
 from rocstack.settings import settings
 from rocstack.verify.deployed import connect
@@ -56,7 +56,7 @@ def Allreduce(self, given, got, operation):
 
 
 @contextmanager
-def faulty(deployed: Deployed, method: str) -> Iterator[None]:
+def faulty(deployed: DeployedCluster, method: str) -> Iterator[None]:
     """On n2 every Python that imports mpi4py."""
     text = FAULT.format(method=method)
     inside(deployed, f"echo import fault >{PACKAGES}/fault.pth && printf %s {shlex.quote(text)} >{PACKAGES}/fault.py")
@@ -67,7 +67,7 @@ def faulty(deployed: Deployed, method: str) -> Iterator[None]:
 
 
 @contextmanager
-def shaped(deployed: Deployed, rate: str) -> Iterator[None]:
+def shaped(deployed: DeployedCluster, rate: str) -> Iterator[None]:
     """What n2 sends."""
     deployed.ssh("n2", f"tc qdisc replace dev eno1 root tbf rate {rate} burst 32k latency 200ms")
     try:
@@ -77,7 +77,7 @@ def shaped(deployed: Deployed, rate: str) -> Iterator[None]:
 
 
 @contextmanager
-def without_pmix(deployed: Deployed) -> Iterator[None]:
+def without_pmix(deployed: DeployedCluster) -> Iterator[None]:
     """On n2 Slurm's plugin finds no library."""
     library = inside(deployed, "readlink -f $(ldconfig -p | sed -n 's/.*libpmix.so.2 .*=> //p')").strip()
     inside(deployed, f"mv {library} {library}.away")
@@ -87,14 +87,14 @@ def without_pmix(deployed: Deployed) -> Iterator[None]:
         inside(deployed, f"mv {library}.away {library}")
 
 
-def inside(deployed: Deployed, command: str) -> str:
+def inside(deployed: DeployedCluster, command: str) -> str:
     return deployed.ssh("n2", f"docker exec rocstack-worker sh -c {shlex.quote(command)}")
 
 
 @pytest.fixture(scope="module")
-def verify(deployed: Deployed) -> Iterator[Callable[[], dict[str, CheckResult]]]:
+def verify(deployed: DeployedCluster) -> Iterator[Callable[[], dict[str, CheckResult]]]:
     """What the checks of MPI say of the cluster as it is now; one allocation for all."""
-    folder = deployed.place.folder
+    folder = deployed.workspace.folder
     cluster = connect(folder / INVENTORY, settings.load({}, {}, folder)[0].cluster, level=1)
 
     def once() -> dict[str, CheckResult]:
@@ -130,7 +130,7 @@ def test_good(verify: Verify) -> None:
         ("mpi-bandwidth", "20mbit", "at least 0.02 GB/s wanted"),
     ],
 )
-def test_ill(deployed: Deployed, verify: Verify, check: str, fault: str, says: str) -> None:
+def test_ill(deployed: DeployedCluster, verify: Verify, check: str, fault: str, says: str) -> None:
     with shaped(deployed, fault) if check == "mpi-bandwidth" else faulty(deployed, fault):
         found = verify()
     assert states(found) == {**dict.fromkeys(CHECKS, "passed"), check: "failed"}
@@ -138,7 +138,7 @@ def test_ill(deployed: Deployed, verify: Verify, check: str, fault: str, says: s
 
 
 @pytest.mark.slow
-def test_a_node_on_which_mpi_does_not_start(deployed: Deployed, verify: Verify) -> None:
+def test_a_node_on_which_mpi_does_not_start(deployed: DeployedCluster, verify: Verify) -> None:
     """It is named, and the other one is verified."""
     with without_pmix(deployed):
         found = verify()

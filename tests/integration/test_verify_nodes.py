@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from deployed import Deployed, until
+from deployed_cluster import DeployedCluster, until
 
 pytestmark = pytest.mark.engine
 CHECKS = "g*"  # of GPUs, and of how Slurm gives them to jobs
 KFD, AWAY = "/dev/kfd", "/dev/.kfd"
 
 
-def states(deployed: Deployed, code: int) -> dict[str, str]:
+def states(deployed: DeployedCluster, code: int) -> dict[str, str]:
     """Check -> its state, of a run."""
     said = deployed.json("verify", "--level", "2", "--only", CHECKS, code=code)
     return {each["check"]["name"]: each["state"] for each in said["results"]}
@@ -24,7 +24,7 @@ def red(found: dict[str, str]) -> set[str]:
 
 
 @contextmanager
-def without_device(deployed: Deployed) -> Iterator[None]:
+def without_device(deployed: DeployedCluster) -> Iterator[None]:
     deployed.ssh("n2", f"docker exec rocstack-worker mv {KFD} {AWAY}")
     try:
         yield
@@ -33,7 +33,7 @@ def without_device(deployed: Deployed) -> Iterator[None]:
 
 
 @contextmanager
-def counted_wrong(deployed: Deployed) -> Iterator[None]:
+def counted_wrong(deployed: DeployedCluster) -> Iterator[None]:
     def count(before: int, after: int) -> None:
         deployed.ssh("n1", f"sed -i s/gpu:mi300x:{before}/gpu:mi300x:{after}/ /etc/rocstack/slurm/slurm.conf")
         deployed.slurm("scontrol reconfigure")
@@ -47,14 +47,14 @@ def counted_wrong(deployed: Deployed) -> Iterator[None]:
         deployed.idle()
 
 
-def test_a_device_file_that_is_not_there(deployed: Deployed) -> None:
+def test_a_device_file_that_is_not_there(deployed: DeployedCluster) -> None:
     with without_device(deployed):
         found = states(deployed, 1)
     assert red(found) == {"gpu-devices"}
     assert {"gpu-tools", "gres", "gres-worker", "gres-job"} <= {name for name, s in found.items() if s == "passed"}
 
 
-def test_a_gres_count_that_is_wrong(deployed: Deployed) -> None:
+def test_a_gres_count_that_is_wrong(deployed: DeployedCluster) -> None:
     with counted_wrong(deployed):
         found = states(deployed, 1)
     # The GPU that Slurm doesn't know is kept from nobody, and that is so.

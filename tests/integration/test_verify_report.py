@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from simulated import simulated_run
+from simulated_run import simulated_run
 
 from rocstack.verify.report import page
 

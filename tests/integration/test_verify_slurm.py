@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deployed import INVENTORY, Deployed, until
-from place import engine
+from deployed_cluster import INVENTORY, DeployedCluster, until
+from workspace import engine
 
 from rocstack.verify import result
 from rocstack.verify.result import BAD, CheckResult
@@ -25,7 +25,7 @@ CONF = "/etc/rocstack/slurm/slurm.conf"
 LEFT = "sh -c 'squeue --all --noheader; sacctmgr -nP show qos format=name; scontrol --oneliner show reservation'"
 
 
-def verify(deployed: Deployed, folder: Path, *files: str, wait: int = 60) -> dict[str, CheckResult]:
+def verify(deployed: DeployedCluster, folder: Path, *files: str, wait: int = 60) -> dict[str, CheckResult]:
     """Check -> what it says, of the checks of these files up to level 1."""
     line = [
         sys.executable,
@@ -40,8 +40,10 @@ def verify(deployed: Deployed, folder: Path, *files: str, wait: int = 60) -> dic
     ]
     line += [f"--rootdir={checks()}", "-q", "--level=1", f"--wait={wait}", f"--report={folder}"]
     line += [f"--inventory={INVENTORY}", *(str(checks() / name) for name in files)]
-    place = deployed.place
-    done = subprocess.run(line, cwd=place.folder, env=place.environ(), capture_output=True, text=True, timeout=SECONDS)
+    workspace = deployed.workspace
+    done = subprocess.run(
+        line, cwd=workspace.folder, env=workspace.environ(), capture_output=True, text=True, timeout=SECONDS
+    )
     assert (folder / "report.json").exists(), done.stdout + done.stderr
     return {each.check.name: each for each in result.read(folder).results}
 
@@ -70,7 +72,7 @@ def skipped(found: dict[str, CheckResult], name: str, node: str) -> str:
 
 
 @contextmanager
-def worker_restarted(deployed: Deployed) -> Iterator[None]:
+def worker_restarted(deployed: DeployedCluster) -> Iterator[None]:
     """Whatever was done to the worker of n2 is over afterwards."""
     try:
         yield
@@ -80,7 +82,7 @@ def worker_restarted(deployed: Deployed) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_good_cluster(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_good_cluster(deployed: DeployedCluster, tmp_path: Path) -> None:
     before = deployed.slurm(LEFT)
     found = verify(deployed, tmp_path, IMAGE, WORKERS, SCHEDULING)
     assert red(found) == {}
@@ -89,7 +91,7 @@ def test_a_good_cluster(deployed: Deployed, tmp_path: Path) -> None:
     until(lambda: deployed.slurm(LEFT) == before, 20, lambda: deployed.slurm(LEFT))
 
 
-def test_munged_stopped(deployed: Deployed, tmp_path: Path) -> None:
+def test_munged_stopped(deployed: DeployedCluster, tmp_path: Path) -> None:
     with worker_restarted(deployed):
         # What starts it again has to go first.
         keeper = "pkill -f '^/bin/bash /usr/local/bin/rocstack-entrypoint'"
@@ -103,7 +105,7 @@ def test_munged_stopped(deployed: Deployed, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_container_that_is_stopped(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_container_that_is_stopped(deployed: DeployedCluster, tmp_path: Path) -> None:
     with worker_restarted(deployed):
         deployed.ssh("n2", "docker stop --time 1 rocstack-worker")
         found = verify(deployed, tmp_path, IMAGE, WORKERS)
@@ -114,7 +116,7 @@ def test_a_container_that_is_stopped(deployed: Deployed, tmp_path: Path) -> None
     assert "is not running" in found["parts"].why
 
 
-def test_a_node_that_ssh_does_not_reach(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_node_that_ssh_does_not_reach(deployed: DeployedCluster, tmp_path: Path) -> None:
     rule = ["INPUT", "-p", "tcp", "--dport", "22", "-m", "state", "--state", "NEW", "-j", "REJECT"]
     engine("exec", deployed.power("n2"), "iptables", "-I", *rule)
     # Ansible would go on over a connection that it kept.
@@ -129,7 +131,7 @@ def test_a_node_that_ssh_does_not_reach(deployed: Deployed, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_drained_node(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_drained_node(deployed: DeployedCluster, tmp_path: Path) -> None:
     deployed.slurm("scontrol update nodename=n2 state=drain reason='bad fan'")
     try:
         found = verify(deployed, tmp_path, WORKERS)
@@ -141,7 +143,7 @@ def test_a_drained_node(deployed: Deployed, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_busy_node(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_busy_node(deployed: DeployedCluster, tmp_path: Path) -> None:
     """Others' jobs stay; the suite waits as long as it may, and goes on without the node."""
     job = "sbatch --parsable --nodelist=n2 --exclusive --output=/dev/null --wrap='sleep 600'"
     number = deployed.ssh("n1", f"docker exec --user=alice --workdir=/tmp rocstack-control {job}").strip()
@@ -158,18 +160,18 @@ def test_a_busy_node(deployed: Deployed, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_priorities_that_count_for_nothing(deployed: Deployed, tmp_path: Path) -> None:
+def test_priorities_that_count_for_nothing(deployed: DeployedCluster, tmp_path: Path) -> None:
     with slurm_conf(deployed, "s/^PriorityWeightQOS=.*/PriorityWeightQOS=0/"):
         assert red(verify(deployed, tmp_path, SCHEDULING)) == {"scheduling": {""}}
 
 
-def test_limits_that_are_not_enforced(deployed: Deployed, tmp_path: Path) -> None:
+def test_limits_that_are_not_enforced(deployed: DeployedCluster, tmp_path: Path) -> None:
     with slurm_conf(deployed, "s/^AccountingStorageEnforce=.*/AccountingStorageEnforce=associations/"):
         assert red(verify(deployed, tmp_path, SCHEDULING)) == {"qos": {""}}
 
 
 @contextmanager
-def slurm_conf(deployed: Deployed, edit: str) -> Iterator[None]:
+def slurm_conf(deployed: DeployedCluster, edit: str) -> Iterator[None]:
     """As it is after the edit, until the end."""
     try:
         _read_again(deployed, f"cp -p {CONF} {CONF}.test && sed -i '{edit}' {CONF}")
@@ -178,7 +180,7 @@ def slurm_conf(deployed: Deployed, edit: str) -> Iterator[None]:
         _read_again(deployed, f"cp -p {CONF}.test {CONF} && rm {CONF}.test")
 
 
-def _read_again(deployed: Deployed, edit: str) -> None:
+def _read_again(deployed: DeployedCluster, edit: str) -> None:
     """A controller that reconfigures starts anew, with all that the file says."""
     deployed.ssh("n1", edit)
     deployed.slurm("scontrol reconfigure")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deployed import INVENTORY, Deployed, until
+from deployed_cluster import INVENTORY, DeployedCluster, until
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.plan import services
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.engine
 DEVICE = "/dev/dri/renderD131"
 
 
-def release(deployed: Deployed) -> journal.Release:
+def release(deployed: DeployedCluster) -> journal.Release:
     return journal.loads(deployed.ssh("n1", f"cat {journal.PATH}")).releases[-1]
 
 
-def made(deployed: Deployed, level: int, state: State = "passed", node: str = "n1") -> Run:
+def made(deployed: DeployedCluster, level: int, state: State = "passed", node: str = "n1") -> Run:
     """A run in which one check of each level passed, and the one of the highest ended so on `node`."""
     images = release(deployed).images
     results = [
@@ -61,23 +61,23 @@ def made(deployed: Deployed, level: int, state: State = "passed", node: str = "n
 
 
 @pytest.fixture
-def inventory(deployed: Deployed) -> Path:
-    return deployed.place.folder / INVENTORY
+def inventory(deployed: DeployedCluster) -> Path:
+    return deployed.workspace.folder / INVENTORY
 
 
 @pytest.fixture
-def runs(deployed: Deployed) -> Path:
-    return deployed.place.folder / ".rocstack/verify"
+def runs(deployed: DeployedCluster) -> Path:
+    return deployed.workspace.folder / ".rocstack/verify"
 
 
 @pytest.fixture
-def unverified(deployed: Deployed) -> Iterator[None]:
+def unverified(deployed: DeployedCluster) -> Iterator[None]:
     yield
     deployed.unverify()
 
 
 @pytest.mark.usefixtures("unverified")
-def test_only_what_was_verified_is_deployed(deployed: Deployed, inventory: Path, runs: Path) -> None:
+def test_only_what_was_verified_is_deployed(deployed: DeployedCluster, inventory: Path, runs: Path) -> None:
     before = deployed.ssh("n1", f"cat {journal.PATH}")
     refused = deployed.json("deploy", "--require", "1", "--plan", code=1)
     assert ("error", "not-verified") in [(each["level"], each["code"]) for each in refused["findings"]]
@@ -98,7 +98,7 @@ def test_only_what_was_verified_is_deployed(deployed: Deployed, inventory: Path,
 
 
 @pytest.mark.usefixtures("unverified")
-def test_a_claim_that_was_brought_from_elsewhere_counts(deployed: Deployed, inventory: Path, runs: Path) -> None:
+def test_a_claim_that_was_brought_from_elsewhere_counts(deployed: DeployedCluster, inventory: Path, runs: Path) -> None:
     proved.keep(made(deployed, 1).model_copy(update={"cluster": "test"}), inventory, runs)
     with lock.hold(ssh.ssh_hosts(inventory, ["n1"])["n1"]) as held:
         held.write(journal.loads(held.journal).verified(None).dumps())
@@ -106,7 +106,7 @@ def test_a_claim_that_was_brought_from_elsewhere_counts(deployed: Deployed, inve
 
 
 @pytest.mark.usefixtures("unverified")
-def test_while_somebody_deploys(deployed: Deployed, inventory: Path, runs: Path) -> None:
+def test_while_somebody_deploys(deployed: DeployedCluster, inventory: Path, runs: Path) -> None:
     with lock.hold(ssh.ssh_hosts(inventory, ["n1"])["n1"]):
         said = proved.keep(made(deployed, 1), inventory, runs).sentence
     assert "only, not on n1: another deploy of this cluster is running" in said
@@ -115,7 +115,7 @@ def test_while_somebody_deploys(deployed: Deployed, inventory: Path, runs: Path)
     assert [each.level for each in verified.claims(runs, images.worker_id, images.control_id)] == [1]
 
 
-def test_a_node_that_fails_is_drained_and_no_deploy_takes_it_back(deployed: Deployed, inventory: Path) -> None:
+def test_a_node_that_fails_is_drained_and_no_deploy_takes_it_back(deployed: DeployedCluster, inventory: Path) -> None:
     failed = made(deployed, 1, "failed", node="n2")
     try:
         found = drain.drain(failed, inventory)
@@ -132,7 +132,7 @@ def test_a_node_that_fails_is_drained_and_no_deploy_takes_it_back(deployed: Depl
     deployed.idle()
 
 
-def test_a_worker_drains_itself(deployed: Deployed) -> None:
+def test_a_worker_drains_itself(deployed: DeployedCluster) -> None:
     config = deployed.slurm("scontrol show config")
     assert "HealthCheckInterval     = 300 sec" in config
     assert "HealthCheckProgram      = /usr/local/bin/rocstack-node-health" in config
@@ -155,8 +155,8 @@ def test_a_worker_drains_itself(deployed: Deployed) -> None:
     deployed.idle()
 
 
-def test_watched_until_ctrl_c(deployed: Deployed, runs: Path) -> None:
-    process = deployed.place.start("verify", "--watch", "--only", "munge", "--every", "1s")
+def test_watched_until_ctrl_c(deployed: DeployedCluster, runs: Path) -> None:
+    process = deployed.workspace.start("verify", "--watch", "--only", "munge", "--every", "1s")
     lines: list[str] = []
 
     def read() -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deployed import INVENTORY, Deployed
+from deployed_cluster import INVENTORY, DeployedCluster
 
 from rocstack.verify import result
 from rocstack.verify.result import CheckResult
@@ -51,7 +51,7 @@ printf '\\377' | dd of="$file" bs=1 seek=4000 conv=notrunc status=none
 """
 
 
-def verify(deployed: Deployed, folder: Path) -> dict[str, CheckResult]:
+def verify(deployed: DeployedCluster, folder: Path) -> dict[str, CheckResult]:
     """Check -> what it says; the nodes are left as they were."""
     deployed.run("verify", "--only", "training-*", "--level", "1", "--report", str(folder), code=1)
     for node in ("n1", "n2"):
@@ -60,7 +60,7 @@ def verify(deployed: Deployed, folder: Path) -> dict[str, CheckResult]:
 
 
 @contextmanager
-def faulty(deployed: Deployed, file: str, fault: str, *nodes: str) -> Iterator[None]:
+def faulty(deployed: DeployedCluster, file: str, fault: str, *nodes: str) -> Iterator[None]:
     for node in nodes:
         inside(
             deployed, node, f"cp -p {TRAINER}/{file} /root/kept && printf %s {shlex.quote(fault)} >>{TRAINER}/{file}"
@@ -72,11 +72,11 @@ def faulty(deployed: Deployed, file: str, fault: str, *nodes: str) -> Iterator[N
             inside(deployed, node, f"mv /root/kept {TRAINER}/{file}")
 
 
-def inside(deployed: Deployed, node: str, command: str) -> str:
+def inside(deployed: DeployedCluster, node: str, command: str) -> str:
     return deployed.ssh(node, f"docker exec rocstack-worker sh -c {shlex.quote(command)}")
 
 
-def test_a_rank_with_other_weights(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_rank_with_other_weights(deployed: DeployedCluster, tmp_path: Path) -> None:
     with faulty(deployed, "models/model.py", OTHER_WEIGHTS, "n2"):
         found = verify(deployed, tmp_path)
     states = {name: each.state for name, each in found.items()}
@@ -93,7 +93,7 @@ def test_a_rank_with_other_weights(deployed: Deployed, tmp_path: Path) -> None:
     }
 
 
-def test_a_shard_that_two_ranks_have(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_shard_that_two_ranks_have(deployed: DeployedCluster, tmp_path: Path) -> None:
     with faulty(deployed, "data/samples.py", ANOTHER_SHARD, "n2"):
         found = verify(deployed, tmp_path)
     states = {name: each.state for name, each in found.items()}
@@ -117,7 +117,7 @@ def test_a_shard_that_two_ranks_have(deployed: Deployed, tmp_path: Path) -> None
     ],
 )
 def test_a_checkpoint_that_is_not_read_as_it_was_written(
-    deployed: Deployed, tmp_path: Path, file: str, fault: str, says: str
+    deployed: DeployedCluster, tmp_path: Path, file: str, fault: str, says: str
 ) -> None:
     with faulty(deployed, file, fault, "n1", "n2"):
         found = verify(deployed, tmp_path)
@@ -127,8 +127,8 @@ def test_a_checkpoint_that_is_not_read_as_it_was_written(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_changes_before_it_is_read(deployed: Deployed, tmp_path: Path) -> None:
-    config = deployed.place.folder / INVENTORY.with_name("ssh_config")
+def test_a_checkpoint_that_changes_before_it_is_read(deployed: DeployedCluster, tmp_path: Path) -> None:
+    config = deployed.workspace.folder / INVENTORY.with_name("ssh_config")
     line = ["ssh", "-F", str(config), "n1", f"docker exec rocstack-worker timeout 300 sh -c {shlex.quote(SPOIL)}"]
     with subprocess.Popen(line) as spoiling:
         found = verify(deployed, tmp_path)
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_changes_before_it_is_read(deployed: Deployed, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_node_on_which_nothing_trains(deployed: Deployed, tmp_path: Path) -> None:
+def test_a_node_on_which_nothing_trains(deployed: DeployedCluster, tmp_path: Path) -> None:
     """It is named, and the other one verified."""
     with faulty(deployed, "train.py", "\nraise ImportError('no libtorch.so')\n", "n2"):
         found = verify(deployed, tmp_path)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from place import REPO, Built, engine
+from workspace import REPO, Built, engine
 
 from rocstack.node import parse as read
 from rocstack.node.recording import Recording

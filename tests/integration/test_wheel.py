@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from place import REPO, Built, Place
+from workspace import REPO, Built, Workspace
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def installed(wheel: Path, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """An environment of its own, dependencies from the index."""
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
@@ -35,7 +35,7 @@ def installed(wheel: Path, built: Built, tmp_path_factory: pytest.TempPathFactor
     (folder / "elsewhere").mkdir()
     # Without the checkout on PYTHONPATH there is nothing but the wheel.
     return replace(
-        built.place, folder=folder / "elsewhere", tree=folder / "nothing", python=str(folder / "venv/bin/python")
+        built.workspace, folder=folder / "elsewhere", tree=folder / "nothing", python=str(folder / "venv/bin/python")
     )
 
 
@@ -49,7 +49,7 @@ def test_wheel_holds_its_data_and_nothing_else(wheel: Path) -> None:
     assert [name for name in names if any(word in name for word in unwanted)] == []
 
 
-def test_command_works_from_another_folder(installed: Place) -> None:
+def test_command_works_from_another_folder(installed: Workspace) -> None:
     command = Path(installed.python).with_name("rocstack")
     done = subprocess.run(
         [command, "stacks"], cwd=installed.folder, env=installed.environ(), capture_output=True, text=True
@@ -63,21 +63,21 @@ def test_command_works_from_another_folder(installed: Place) -> None:
     assert where.stdout.startswith(str(Path(installed.python).parents[1])), where.stdout
 
 
-def test_renders_what_the_checkout_renders(installed: Place, built: Built) -> None:
-    ours = built.place.run("render", "--json")
+def test_renders_what_the_checkout_renders(installed: Workspace, built: Built) -> None:
+    ours = built.workspace.run("render", "--json")
     theirs = installed.run("render", "--json")
     assert theirs.code == 0, theirs.err
     assert theirs.json["files"].keys() == ours.json["files"].keys()
     assert theirs.json == ours.json
 
 
-def test_has_the_checks_of_the_checkout(installed: Place, built: Built) -> None:
+def test_has_the_checks_of_the_checkout(installed: Workspace, built: Built) -> None:
     theirs = installed.run("verify", "--list", "--json")
     assert theirs.code == 0, theirs.err
-    assert theirs.json == built.place.run("verify", "--list", "--json").json != []
+    assert theirs.json == built.workspace.run("verify", "--list", "--json").json != []
 
 
-def test_builds_the_very_same_images(installed: Place, built: Built) -> None:
+def test_builds_the_very_same_images(installed: Workspace, built: Built) -> None:
     outcome = installed.build()
     for role in ("worker", "control"):
         assert outcome.image(role)["image_id"] == built.first.image(role)["image_id"]

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from evidence_replay import good, red, replay
 from mpi import DEVICES, SETTINGS, Pair, rdma_traffic
-from replay import good, red, replay
 from test_probe import inventory, probe, profiles  # noqa: F401 (fixtures)
 from verbs import DEVICE, NETDEV, VLAN_ADDRESS, index_of
 

@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import Cli, Joined, Ran, join
+from cli_run import Cli, Ran
+from hypothesis import HealthCheck, settings
+from resolved_stack import Joined, join
 
 from rocstack.image.context import Context
 
+# How fast a machine makes examples is no property of the code.
+settings.register_profile("rocstack", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rocstack")
 NO_ENGINE = "unix:///nonexistent/engine.sock"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from cli_run import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
-from support import refusal
 
 from rocstack.base import document
 from rocstack.base.errors import BadInput

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from support import Cli, listing
+from cli_run import Cli, listing
 
 import rocstack
 from rocstack.base import paths

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli_run import Cli
 from pydantic import ValidationError
-from support import Cli
 
 from rocstack.base.errors import BadInput
 from rocstack.cli.init import CLUSTER, settings_text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from support import Cli
+from cli_run import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.read.inventory import Inventory, InventoryHost

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import gates
+import gate_cases
 import pytest
 import yaml
 
@@ -91,7 +91,7 @@ def placed(value: Any) -> Any:
 
 
 def image(role: str, given: Any, labels: dict[str, str]) -> DesiredImage:
-    nic = gates.labels(given) if isinstance(given, str) else {LABEL_PREFIX + "nic": "tcp"}
+    nic = gate_cases.labels(given) if isinstance(given, str) else {LABEL_PREFIX + "nic": "tcp"}
     own = given if isinstance(given, dict) else {}
     all_labels = {**nic, **{LABEL_PREFIX + key: value for key, value in {**LABELS, "role": role, **labels}.items()}}
     return DesiredImage(

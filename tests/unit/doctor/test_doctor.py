@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli_run import Cli
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Cli
 
 from rocstack.base import finding_texts
 from rocstack.base.errors import BadInput

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli
+from cli_run import Cli
 
 from rocstack.base import finding_texts, paths
 from rocstack.base.findings import LEVELS

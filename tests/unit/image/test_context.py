@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support import listing
+from cli_run import listing
 
 from rocstack.image import context
 from rocstack.image.context import Context, File

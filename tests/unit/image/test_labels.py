@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import Joined, join
+from resolved_stack import Joined, join
 
 from rocstack.base import __version__
 from rocstack.image.base_image import BaseImage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support import join
+from resolved_stack import join
 
 from rocstack.image import render
 from rocstack.image.context import Context

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Joined, join
+from resolved_stack import Joined, join
 from test_hadolint import hadolint, scripts, shellcheck
 
 from rocstack.base.errors import BadInput

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import join
+from resolved_stack import join
 
 from rocstack.image import pinning
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli, Joined, instructions, join, listing
+from cli_run import Cli, listing
+from resolved_stack import Joined, instructions, join
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput

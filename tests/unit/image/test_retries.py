@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from docker import DockerClient
-from support import Joined
+from resolved_stack import Joined
 
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build import Build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import gates
+import gate_cases
 import pytest
 
 from rocstack.nic.host_libraries import host_mounts
@@ -14,10 +14,10 @@ from rocstack.stack.provider import ROOT
 
 
 def mounts(image: str, node: str, libraries: list[dict[str, Any]] | None = None) -> list[str]:
-    plain = gates.plain(node)
+    plain = gate_cases.plain(node)
     if libraries is not None:
         plain["libraries"] = libraries
-    return [str(mount) for mount in host_mounts(from_labels("i", gates.labels(image)), gates.profile(plain))]
+    return [str(mount) for mount in host_mounts(from_labels("i", gate_cases.labels(image)), gate_cases.profile(plain))]
 
 
 def library(path: str, driver: str, version: str | None = None) -> dict[str, Any]:
@@ -34,10 +34,12 @@ def test_the_library_that_the_gate_judged() -> None:
     ]
 
 
-@pytest.mark.parametrize("row", [row for row in gates.rows() if row[2] == FITS], ids=lambda row: f"{row[0]}-{row[1]}")
-def test_where_an_image_fits_all_that_is_mounted_is_there(row: gates.Row) -> None:
-    found = {library.path for library in gates.node(row[1]).libraries}
-    image, node = from_labels("i", gates.labels(row[0])), gates.node(row[1])
+@pytest.mark.parametrize(
+    "row", [row for row in gate_cases.rows() if row[2] == FITS], ids=lambda row: f"{row[0]}-{row[1]}"
+)
+def test_where_an_image_fits_all_that_is_mounted_is_there(row: gate_cases.Row) -> None:
+    found = {library.path for library in gate_cases.node(row[1]).libraries}
+    image, node = from_labels("i", gate_cases.labels(row[0])), gate_cases.node(row[1])
     mounted = host_mounts(image, node)
     assert {mount.source for mount in mounted} <= found
     folder = "/usr/lib/x86_64-linux-gnu" if image.nic == SLINGSHOT else ROOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import gates
+import gate_cases
 import pytest
 
 from rocstack.nic.needs import Need, devices, is_worker, needs
@@ -21,7 +21,7 @@ def nic(name: str) -> NicProfile:
 
 def node(name: str, case: str, module: str | None = None, **changes: Any) -> NodeProfile:
     modules = {} if module is None else {"bnxt_re": module}
-    return gates.profile({**gates.plain(case), "name": name, "modules": modules, **changes})
+    return gate_cases.profile({**gate_cases.plain(case), "name": name, "modules": modules, **changes})
 
 
 def test_needs() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gates import plain, profile
+from gate_cases import plain, profile
 
 from rocstack.nic.planned_image import planned
 from rocstack.nic.ways import ProviderPlan, ProviderRow

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support import refusal
+from cli_run import refusal
 from test_vendor_release import entry, raw_tar, tar_gz
 
 from rocstack.base.errors import BadInput

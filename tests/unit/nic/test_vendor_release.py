@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_run import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import refusal
 
 from rocstack.base.errors import BadInput, RocstackError
 from rocstack.nic import vendor_archive, vendor_release

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support import refusal
+from cli_run import refusal
 
 from rocstack.nic import ways
 from rocstack.nic.needs import Need

@@ -6,53 +6,53 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import gates
+import gate_cases
 import pytest
-from loader import works
+from provider_loading import provider_loads
 
 from rocstack.node import gate, image_facts
 from rocstack.node.profile import SCHEMA, NodeProfile
 
 
-@pytest.mark.parametrize("row", gates.rows(), ids=lambda row: f"{row[0]}-{row[1]}")
-def test_verdict(row: gates.Row) -> None:
+@pytest.mark.parametrize("row", gate_cases.rows(), ids=lambda row: f"{row[0]}-{row[1]}")
+def test_verdict(row: gate_cases.Row) -> None:
     name, node, *expected = row
-    verdict = gate.judge(image_facts.from_labels(name, gates.labels(name)), gates.node(node))
+    verdict = gate.judge(image_facts.from_labels(name, gate_cases.labels(name)), gate_cases.node(node))
     assert [verdict.result, verdict.sentence, verdict.place] == expected
-    assert (verdict.node, verdict.image, verdict.virtual) == ("n1", name, gates.node(node).virtual)
+    assert (verdict.node, verdict.image, verdict.virtual) == ("n1", name, gate_cases.node(node).virtual)
 
 
 def test_the_matrix() -> None:
     """Large enough, no pair twice, no case unused; and whatever it calls fitting, rdma-core would list."""
-    pairs = Counter(row[:2] for row in gates.rows())
+    pairs = Counter(row[:2] for row in gate_cases.rows())
     assert len(pairs) >= 200
     assert pairs.most_common(1)[0][1] == 1
-    assert {name for name, _ in pairs} == set(gates.images())
-    assert {node for _, node in pairs} == set(gates.nodes())
-    assert {row[2] for row in gates.rows()} == {gate.FITS, gate.UNFIT, gate.UNKNOWN}
+    assert {name for name, _ in pairs} == set(gate_cases.images())
+    assert {node for _, node in pairs} == set(gate_cases.nodes())
+    assert {row[2] for row in gate_cases.rows()} == {gate.FITS, gate.UNFIT, gate.UNKNOWN}
     false = [
         row
-        for row in gates.rows()
-        if row[2] == gate.FITS and not works(gates.labels(row[0]), gates.plain(row[1]), row[4])
+        for row in gate_cases.rows()
+        if row[2] == gate.FITS and not provider_loads(gate_cases.labels(row[0]), gate_cases.plain(row[1]), row[4])
     ]
     assert false == []
 
 
-@pytest.mark.parametrize("name", gates.images())
+@pytest.mark.parametrize("name", gate_cases.images())
 def test_no_pair_of_them_all_is_accepted_wrongly(name: str) -> None:
-    labels = gates.labels(name)
+    labels = gate_cases.labels(name)
     judged = image_facts.from_labels(name, labels)
-    for node in gates.nodes():
-        verdict = gate.judge(judged, gates.node(node))
-        assert verdict.result != gate.FITS or works(labels, gates.plain(node), verdict.place), node
+    for node in gate_cases.nodes():
+        verdict = gate.judge(judged, gate_cases.node(node))
+        assert verdict.result != gate.FITS or provider_loads(labels, gate_cases.plain(node), verdict.place), node
         assert verdict.sentence.startswith("n1: " if verdict.virtual is None else f"n1 (virtual {verdict.virtual}): ")
         assert verdict.sentence.isprintable()
 
 
 def test_a_verdict_names_every_reason_of_its_result_and_no_other() -> None:
-    node = gates.plain("two abis and one unread")
+    node = gate_cases.plain("two abis and one unread")
     node["verbs"][1]["device_node"] = False
-    verdict = gate.judge(image_facts.from_labels("i", gates.labels("broadcom 232")), gates.profile(node))
+    verdict = gate.judge(image_facts.from_labels("i", gate_cases.labels("broadcom 232")), gate_cases.profile(node))
     assert verdict.result == gate.UNFIT
     assert [finding.result for finding in verdict.findings] == [gate.UNFIT, gate.UNKNOWN, gate.UNFIT]
     assert verdict.sentence == (
@@ -63,16 +63,16 @@ def test_a_verdict_names_every_reason_of_its_result_and_no_other() -> None:
 
 def test_a_node_of_which_nothing_is_known() -> None:
     node = NodeProfile(SCHEMA, "n1")
-    for name in gates.images():
-        verdict = gate.judge(image_facts.from_labels(name, gates.labels(name)), node)
+    for name in gate_cases.images():
+        verdict = gate.judge(image_facts.from_labels(name, gate_cases.labels(name)), node)
         assert (verdict.result == gate.FITS) == (name == "tcp")
 
 
 def test_the_order_of_devices_cards_and_libraries_does_not_matter() -> None:
-    for name, node, result, *_ in gates.rows():
-        profile = gates.node(node)
+    for name, node, result, *_ in gate_cases.rows():
+        profile = gate_cases.node(node)
         turned = replace(profile, verbs=profile.verbs[::-1], nics=profile.nics[::-1], libraries=profile.libraries[::-1])
-        labels = gates.labels(name)
+        labels = gate_cases.labels(name)
         verdict = gate.judge(image_facts.from_labels(name, labels), turned)
         assert verdict.result == result
         assert verdict.place == gate.judge(image_facts.from_labels(name, labels), profile).place
@@ -88,7 +88,7 @@ def manifest(labels: dict[str, str]) -> dict[str, Any]:
     return {**beside, "facts": own, "versions": {"rdma": "56.1-1"}}
 
 
-@pytest.mark.parametrize("name", gates.images())
+@pytest.mark.parametrize("name", gate_cases.images())
 def test_labels_and_manifest_say_the_same(name: str) -> None:
-    labels = gates.labels(name)
+    labels = gate_cases.labels(name)
     assert image_facts.from_manifest("i", manifest(labels)) == image_facts.from_labels("i", labels)

@@ -11,13 +11,13 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-import gates
+import gate_cases
 import pytest
-import strangers
+import random_gate_pairs
 import test_gate
 import test_image_facts
-from loader import works
 from mutants import mutants
+from provider_loading import provider_loads
 from pydantic import ValidationError
 
 from rocstack.node import gate, image_facts
@@ -48,11 +48,11 @@ def calls(tabled: bool) -> Iterator[Callable[[], Any]]:
 @cache
 def chance() -> list[tuple[Any, Any, Any]]:
     random, found = Random(0), []
-    for make in (strangers.made, strangers.edited):
+    for make in (random_gate_pairs.made, random_gate_pairs.edited):
         for _ in range(300):
             labels, node = make(random)
             try:
-                profile = gates.profile(node)
+                profile = gate_cases.profile(node)
             except ValidationError:
                 continue
             found.append((labels, profile, asdict(profile)))
@@ -62,7 +62,7 @@ def chance() -> list[tuple[Any, Any, Any]]:
 def no_false_accept() -> None:
     for labels, profile, plain in chance():
         verdict = test_gate.gate.judge(test_gate.image_facts.from_labels("i", labels), profile)
-        assert verdict.result != gate.FITS or works(labels, plain, verdict.place)
+        assert verdict.result != gate.FITS or provider_loads(labels, plain, verdict.place)
 
 
 TESTS = list(calls(tabled=True))

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from random import Random
 from typing import Any
 
-import gates
+import gate_cases
 import pytest
-import strangers
+import random_gate_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader import works
+from provider_loading import provider_loads
 from pydantic import ValidationError
 
 from rocstack.node.gate import FITS, GateVerdict, judge
@@ -25,7 +25,7 @@ CHANCE = st.randoms(use_true_random=False)
 def profile(node: dict[str, Any]) -> NodeProfile | None:
     """None: such a profile is refused before the gate sees it."""
     try:
-        return gates.profile(node)
+        return gate_cases.profile(node)
     except ValidationError:
         return None
 
@@ -38,20 +38,20 @@ def verdict(labels: dict[str, str], node: dict[str, Any]) -> GateVerdict | None:
 def is_false(labels: dict[str, str], node: dict[str, Any]) -> bool:
     read = profile(node)
     said = read and judge(from_labels("i", labels), read)
-    return bool(said and read and said.result == FITS and not works(labels, asdict(read), said.place))
+    return bool(said and read and said.result == FITS and not provider_loads(labels, asdict(read), said.place))
 
 
 @given(CHANCE)
 @settings(max_examples=400, deadline=None)
 def test_no_false_accept_among_made_pairs(random: Random) -> None:
-    labels, node = strangers.made(random)
+    labels, node = random_gate_pairs.made(random)
     assert not is_false(labels, node)
 
 
 @given(CHANCE)
 @settings(max_examples=400, deadline=None)
 def test_no_false_accept_among_edited_pairs(random: Random) -> None:
-    labels, node = strangers.edited(random)
+    labels, node = random_gate_pairs.edited(random)
     assert not is_false(labels, node)
 
 
@@ -62,13 +62,13 @@ KEYS = ("nic", "role", "nic.modules", "nic.pci", "verbs.private-abi", "glibc", "
 @settings(max_examples=200, deadline=None)
 def test_any_label_is_judged(labels: dict[str, str]) -> None:
     for name in ("thor2 abi 6", "cassini and cx7", "host 6"):
-        assert not is_false(labels, gates.plain(name))
+        assert not is_false(labels, gate_cases.plain(name))
 
 
 def test_chance_makes_pairs_of_every_kind() -> None:
     """What is never accepted would prove nothing."""
     random = Random(1)
-    for make in (strangers.made, strangers.edited):
+    for make in (random_gate_pairs.made, random_gate_pairs.edited):
         pairs = [make(random) for _ in range(1500)]
         said = [found for found in (verdict(*pair) for pair in pairs) if found]
         real = [labels.get(LABEL_PREFIX + "nic") == "broadcom" for labels, _ in pairs]
@@ -106,15 +106,15 @@ PAIRS = [
 ]
 
 
-def named(at: strangers.Leaf, image: str, node: str) -> str:
+def named(at: random_gate_pairs.Leaf, image: str, node: str) -> str:
     """A leaf's name in the lists above: the chosen provider is `this`, the library that is mounted `mounted`."""
     path = ".".join(map(str, at)).replace(LABEL_PREFIX, "")
     if found := re.fullmatch(r"labels\.nic\.providers\.(\d+)\.(.*)", path):
-        said = judge(from_labels("i", gates.labels(image)), gates.node(node))
-        rows = strangers.opened(gates.labels(image))[LABEL_PREFIX + "nic.providers"]
+        said = judge(from_labels("i", gate_cases.labels(image)), gate_cases.node(node))
+        rows = random_gate_pairs.opened(gate_cases.labels(image))[LABEL_PREFIX + "nic.providers"]
         return f"labels.{'this' if rows[int(found[1])]['place'] == said.place else 'another'}.{found[2]}"
     if found := re.fullmatch(r"node\.libraries\.(\d+)\.(.*)", path):
-        libraries = gates.plain(node)["libraries"]
+        libraries = gate_cases.plain(node)["libraries"]
         mounted = libraries[int(found[1])]["path"] == max(row["path"] for row in libraries)
         return f"node.{'mounted' if mounted else 'another'}.{found[2]}"
     return path
@@ -124,10 +124,10 @@ def matters(name: str, listed: list[str]) -> bool:
     return any(re.fullmatch(pattern.replace(".", r"\.").replace("*", "[^.]+"), name) for pattern in listed)
 
 
-def facts(image: str, node: str) -> dict[strangers.Leaf, Any]:
+def facts(image: str, node: str) -> dict[random_gate_pairs.Leaf, Any]:
     """Every fact of a pair, and the lists that hold some."""
-    both = {"labels": strangers.opened(gates.labels(image)), "node": gates.plain(node)}
-    found = dict(strangers.leaves(both))
+    both = {"labels": random_gate_pairs.opened(gate_cases.labels(image)), "node": gate_cases.plain(node)}
+    found = dict(random_gate_pairs.leaves(both))
     found[("labels", LABEL_PREFIX + "nic.providers")] = ""
     for at in list(found):
         if at[-2:-1] == ("kernel_abi",):
@@ -137,8 +137,8 @@ def facts(image: str, node: str) -> dict[strangers.Leaf, Any]:
 
 @pytest.mark.parametrize(("image", "node", "listed"), PAIRS)
 def test_what_each_fact_is_worth(image: str, node: str, listed: list[str]) -> None:
-    both = {"labels": strangers.opened(gates.labels(image)), "node": gates.plain(node)}
-    said = verdict(gates.labels(image), gates.plain(node))
+    both = {"labels": random_gate_pairs.opened(gate_cases.labels(image)), "node": gate_cases.plain(node)}
+    said = verdict(gate_cases.labels(image), gate_cases.plain(node))
     assert said is not None
     assert said.result == FITS
     wrong, seen = [], set()
@@ -149,8 +149,8 @@ def test_what_each_fact_is_worth(image: str, node: str, listed: list[str]) -> No
         for gone in (True, False):
             if gone and isinstance(at[-1], int):
                 continue
-            changed = strangers.put(both, at, None, gone=gone)
-            result = verdict(strangers.closed(changed["labels"]), changed["node"])
+            changed = random_gate_pairs.put(both, at, None, gone=gone)
+            result = verdict(random_gate_pairs.closed(changed["labels"]), changed["node"])
             if result is not None and (result.result == FITS) == needed and value is not None:
                 wrong.append(f"{name}{' gone' if gone else ''}: {result.sentence}")
     assert wrong == []
@@ -158,15 +158,15 @@ def test_what_each_fact_is_worth(image: str, node: str, listed: list[str]) -> No
     assert unused == []
 
 
-@pytest.mark.parametrize(("image", "node"), strangers.FITTING)
+@pytest.mark.parametrize(("image", "node"), random_gate_pairs.FITTING)
 def test_one_number_changed(image: str, node: str) -> None:
-    both = {"labels": strangers.opened(gates.labels(image)), "node": gates.plain(node)}
+    both = {"labels": random_gate_pairs.opened(gate_cases.labels(image)), "node": gate_cases.plain(node)}
     own = LABEL_PREFIX + "verbs.private-abi"
-    for at, value in strangers.leaves(both):
+    for at, value in random_gate_pairs.leaves(both):
         private = at == ("labels", own)
         if type(value) is not int and not private:
             continue
         number = int(value)
         for new in (number - 1, number + 1, -number, number * 10, number + 0.5, number + 2**31, 0):
-            changed = strangers.put(both, at, str(new) if private else new)
-            assert not is_false(strangers.closed(changed["labels"]), changed["node"]), (at, new)
+            changed = random_gate_pairs.put(both, at, str(new) if private else new)
+            assert not is_false(random_gate_pairs.closed(changed["labels"]), changed["node"]), (at, new)

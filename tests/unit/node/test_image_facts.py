@@ -6,9 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
-import gates
+import gate_cases
 import pytest
-from support import join
+from resolved_stack import join
 
 from rocstack.node.image_facts import MANIFEST, ImageFacts, ImageProvider, from_labels, from_manifest
 
@@ -21,7 +21,7 @@ def read(**row: Any) -> ImageProvider:
 
 
 def test_in_full() -> None:
-    found = from_labels("rocstack/worker:x", gates.labels("broadcom 232"))
+    found = from_labels("rocstack/worker:x", gate_cases.labels("broadcom 232"))
     path = "/opt/rocstack/nic/source/libbnxt_re-rdmav34.so"
     provider = ImageProvider("source", "source", "bnxt_re", path, "232.0.164.5", 34, (6, 6), "bb")
     cards = ("14e4:1750", "14e4:1760")
@@ -30,7 +30,9 @@ def test_in_full() -> None:
 
 
 def test_labels_of_others_say_nothing() -> None:
-    others = {key.replace("io.rocstack.", "org.example."): text for key, text in gates.labels("broadcom 232").items()}
+    others = {
+        key.replace("io.rocstack.", "org.example."): text for key, text in gate_cases.labels("broadcom 232").items()
+    }
     assert from_labels("i", others) == ImageFacts("i")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import join
+from resolved_stack import join
 
 from rocstack.node import (
     node_command,

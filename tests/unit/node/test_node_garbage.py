@@ -6,18 +6,18 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import nodes
 import pytest
+import recorded_nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nodes import KINDS, PROFILE
+from recorded_nodes import KINDS, PROFILE
 
 from rocstack.nic.elf import read_libibverbs, read_provider
 from rocstack.node.parse import parse
 from rocstack.node.recording import LARGEST, Recording, pack, unpack
 from rocstack.probe.classes import classes, traits
 
-CASES = {name: nodes.recording(name) for name in nodes.names()}
+CASES = {name: recorded_nodes.recording(name) for name in recorded_nodes.names()}
 FIELDS = list(Recording().to_dict())
 
 

@@ -8,8 +8,8 @@ import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
-import nodes
 import pytest
+import recorded_nodes
 
 from rocstack.node import recording
 from rocstack.node.parse import parse
@@ -37,7 +37,7 @@ def old_python() -> str:
 
 
 def test_every_case_in_python_3_8(old_python: str) -> None:
-    cases = {name: nodes.recording(name) for name in nodes.names()}
+    cases = {name: recorded_nodes.recording(name) for name in recorded_nodes.names()}
     done = subprocess.run(
         [old_python, "-B", "-c", IN_OLD],
         input=json.dumps({name: case.to_dict() for name, case in cases.items()}),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import nodes
 import pytest
+import recorded_nodes
 
 from rocstack.node.parse import parse
 from rocstack.node.profile import Address, NodeProfile, System, Unread
 from rocstack.probe.classes import classes, differences, traits
 
-ONE = parse(nodes.recording("mi300x-thor2"), nodes.KINDS)
+ONE = parse(recorded_nodes.recording("mi300x-thor2"), recorded_nodes.KINDS)
 
 
 def named(name: str, **changes: Any) -> NodeProfile:
@@ -108,8 +108,11 @@ def test_unread_is_not_the_same_as_none() -> None:
 
 
 def test_every_case_can_be_told() -> None:
-    profiles = [replace(parse(nodes.recording(name), nodes.KINDS), name=name) for name in nodes.names()]
+    profiles = [
+        replace(parse(recorded_nodes.recording(name), recorded_nodes.KINDS), name=name)
+        for name in recorded_nodes.names()
+    ]
     groups = classes(profiles)
-    assert sorted(name for group in groups for name in group.nodes) == nodes.names()
+    assert sorted(name for group in groups for name in group.nodes) == recorded_nodes.names()
     for difference in differences(groups):
-        assert sorted(name for _, names in difference.values for name in names) == nodes.names()
+        assert sorted(name for _, names in difference.values for name in names) == recorded_nodes.names()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import nodes
 import pytest
+import recorded_nodes
 
 from rocstack.base.errors import BadInput
 from rocstack.node.parse import parse
@@ -24,7 +24,7 @@ from rocstack.probe.profiles import Profiles, read_profiles, to_dict, write_prof
 from rocstack.virtual import machine, model, tree
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "node-profile.schema.json"
-CASES = nodes.names()
+CASES = recorded_nodes.names()
 
 
 def virtual(name: str, node: int = 1) -> NodeProfile:
@@ -71,7 +71,7 @@ def test_profiles_fulfil_the_published_schema(fleet: tuple[NodeProfile, ...]) ->
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
-    mine = [parse(nodes.recording(name), nodes.KINDS) for name in CASES]
+    mine = [parse(recorded_nodes.recording(name), recorded_nodes.KINDS) for name in CASES]
     data = json.loads(json.dumps(to_dict([*fleet, *mine, recordings.probe_host()])))
     check.validate(data)
     data["profiles"][0]["gpus"][0]["colour"] = "red"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli, listing
+from cli_run import Cli, listing
 
 from rocstack.base.errors import BadInput
 from rocstack.edge import ansible

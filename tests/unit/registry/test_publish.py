@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake_registry import Handler, Store, serving
-from ship_support import BASE, MIDDLE, NAME, TOP, Layers, layer, send, unpacked
+from memory_image import BASE, MIDDLE, NAME, TOP, Layers, layer, send, unpacked
 
 from rocstack.base.errors import CheckFailed
 from rocstack.registry import oci

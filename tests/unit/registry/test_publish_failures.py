@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_registry import Handler, Store, cutting, failing, serving
-from ship_support import BASE, NAME, TOP, Layers, send, unpacked
+from memory_image import BASE, NAME, TOP, Layers, send, unpacked
 
 from rocstack.base.errors import CheckFailed, Missing, RocstackError
 from rocstack.registry import oci

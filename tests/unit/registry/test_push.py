@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from docker import DockerClient
 from fake_registry import Handler, Store, failing, serving
-from ship_support import BASE, NAME, TOP, Layers, repository
+from memory_image import BASE, NAME, TOP, Layers, repository
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.image.build_report import BuildReport, ImageReport

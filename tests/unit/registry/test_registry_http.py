@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_registry import Store, serving
-from ship_support import NAME
+from memory_image import NAME
 
 from rocstack.base.errors import Missing
 from rocstack.deploy.plan import tls

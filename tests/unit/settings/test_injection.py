@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from cli_run import refusal
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support import instructions, join, refusal
+from resolved_stack import instructions, join
 
 from rocstack.base import document, paths
 from rocstack.base.document import Path_

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import Cli, listing
+from cli_run import Cli, listing
 
 from rocstack.base.errors import BadInput
 from rocstack.cli.init import settings_text

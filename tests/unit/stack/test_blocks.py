@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import Cli, join, listing
+from cli_run import Cli, listing
+from resolved_stack import join
 
 from rocstack.base.errors import BadInput, Missing
 from rocstack.stack import blocks

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli, Joined, listing
+from cli_run import Cli, listing
+from resolved_stack import Joined
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput

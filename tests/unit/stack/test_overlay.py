@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import join
+from resolved_stack import join
 
 from rocstack.base.errors import BadInput, Where
 from rocstack.stack import overlay

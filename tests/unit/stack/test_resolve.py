@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import Cli, Joined, join
+from cli_run import Cli
+from resolved_stack import Joined, join
 
 from rocstack.base.document import Document
 from rocstack.base.errors import BadInput

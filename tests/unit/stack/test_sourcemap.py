@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import join
+from resolved_stack import join
 
 from rocstack.base import paths
 from rocstack.stack import blocks, sourcemap, stack

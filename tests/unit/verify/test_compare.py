@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from simulated import simulated_run
-from support import Cli
+from cli_run import Cli
+from simulated_run import simulated_run
 from test_verdict import on, result, run
 
 from rocstack.verify import artifacts, history

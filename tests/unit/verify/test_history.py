@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from support import Cli
+from cli_run import Cli
 from test_drain import failed
 from test_proved import run
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from replay import good, red, replay
+from evidence_replay import good, red, replay
 
 CHECKS = {"worker-image", "control-image", "labels", "nic-gate", "driver-rocm", "versions", "parts", "pmix", "secrets"}
 OTHER = "sha256:" + "5" * 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from simulated import simulated_run
+from simulated_run import simulated_run
 from test_verdict import on, pairs, result, run
 
 from rocstack.verify.artifacts import junit_xml

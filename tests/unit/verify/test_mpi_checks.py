@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replay import good, red, replay, states
+from evidence_replay import good, red, replay, states
 
 from rocstack.verify.recorder import CheckedNode, Recorder
 from rocstack.verify.slurm_steps import MARK, StepOutput

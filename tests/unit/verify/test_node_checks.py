@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from replay import good, red, replay
+from evidence_replay import good, red, replay
 
 from rocstack.node import parse
 from rocstack.probe import recordings

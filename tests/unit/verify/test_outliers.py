@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import simulated_run
+from simulated_run import simulated_run
 from test_verdict import pairs, result, run
 
 from rocstack.cli.verify_report import show

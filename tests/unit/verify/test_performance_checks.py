@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from replay import good, red, replay
+from evidence_replay import good, red, replay
 
 from rocstack.verify.result import CheckResult
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay import good, red, replay
+from evidence_replay import good, red, replay
 
 from rocstack.verify.suite import checks
 

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from evidence_replay import good
 from pydantic import TypeAdapter
-from replay import good
 from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 

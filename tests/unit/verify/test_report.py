@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from simulated import simulated_run
+from simulated_run import simulated_run
 from test_verdict import on, result, run
 
 from rocstack.base import paths

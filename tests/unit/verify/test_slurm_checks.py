@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replay import good, red, replay
+from evidence_replay import good, red, replay
 
 from rocstack.verify.suite import checks
 

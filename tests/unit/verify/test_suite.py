@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay import GOOD
-from support import Cli
+from cli_run import Cli
+from evidence_replay import GOOD
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.cli import findings, ui, verify_report

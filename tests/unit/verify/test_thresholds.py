@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay import good
+from evidence_replay import good
 
 from rocstack.base.errors import BadInput
 from rocstack.doctor.rdma_states import active, data_ports, slingshot

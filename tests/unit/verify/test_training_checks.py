@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from replay import good, red, replay, states
+from evidence_replay import good, red, replay, states
 
 CPUS = {f"training-{name}" for name in ("one-rank", "in-node", "on-nodes", "weights", "data", "restart")}
 GPUS = {"training-one-gpu", "training-gpus-in-node", "training-gpus-on-nodes"}

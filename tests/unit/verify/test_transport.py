@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from replay import red, replay
+from evidence_replay import red, replay
 from test_rdma_checks import of, real, sample
 
 from rocstack.verify.parsers import rccl as parsers_rccl

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replay import good, replay
+from evidence_replay import good, replay
 
 from rocstack.base.errors import BadInput
 from rocstack.verify import suite

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import simulated_run
+from simulated_run import simulated_run
 
 from rocstack.verify import verdict
 from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, state_of

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.node.profile import NodeProfile
 
-DATA = Path(__file__).parent / "data/gate"
+DATA = Path(__file__).parents[1] / "data/gate"
 PROFILE = TypeAdapter(NodeProfile)
 CARDS = {  # kernel module -> card, NIC profile, name of its devices
     "bnxt_re": ("14e4:1760", "broadcom", "bnxt_re"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from place import engine
+from workspace import engine
 
 from rocstack.settings import site
 from rocstack.settings.settings import Settings

@@ -1,40 +1,16 @@
-"""What several tests share: a command's result, the files of a folder, a stack joined with its parts."""
+"""A stack resolved with a NIC profile and an overlay, and the Dockerfile that comes of it."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstack.base.errors import BadInput
 from rocstack.image import render
 from rocstack.image.context import Context
 from rocstack.stack import component, overlay, resolve, stack
 from rocstack.stack.lock import Lock, for_stack
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a command did: exit code, standard output and error."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ran]
-
-
-def listing(folder: Path) -> dict[str, bytes | None]:
-    """Every path under `folder` with its content, to see that nothing was left or changed."""
-    paths = sorted(folder.rglob("*"))
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
 
 
 @dataclass(frozen=True)
@@ -61,15 +37,6 @@ def join(name: str = "debian-13", nic: str = "tcp", folder: Path | None = None, 
     lock = None if changes else for_stack(chosen, None)
     resolved = resolve.resolve(chosen.model_copy(update=changes), nic, components, nics, layer)
     return Joined(resolved, components, nics, lock)
-
-
-def refusal(call: Callable[[], object]) -> BadInput | None:
-    """Why `call` was refused; None where it was not."""
-    try:
-        call()
-    except BadInput as error:
-        return error
-    return None
 
 
 def instructions(dockerfile: str) -> list[str]:

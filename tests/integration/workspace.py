@@ -63,8 +63,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder to work in; `tree` is the checkout whose program, images and templates are used."""
+class Workspace:
+    """A folder in which commands run; `tree` is the checkout whose program, images and templates are used."""
 
     folder: Path
     prefix: str
@@ -117,11 +117,11 @@ class Place:
     def reference(self, role: str, nic: str = "tcp") -> str:
         return f"{self.prefix}/{role}:{STACK}-{nic}"
 
-    def with_env(self, **env: str) -> Place:
+    def with_env(self, **env: str) -> Workspace:
         return replace(self, env={**self.env, **env})
 
-    def with_tree(self, folder: Path) -> Place:
-        """The same place with a copy of the checkout in `folder`, free to be changed."""
+    def with_tree(self, folder: Path) -> Workspace:
+        """The same workspace with a copy of the checkout in `folder`, free to be changed."""
         unwanted = shutil.ignore_patterns("__pycache__", ".*")
         for name in ("cli", "images", "templates", "playbooks", "tests/cluster"):
             shutil.copytree(REPO / name, folder / name, ignore=unwanted)
@@ -132,16 +132,16 @@ class Place:
 class Built:
     """The default stack, built for tcp."""
 
-    place: Place
+    workspace: Workspace
     first: Outcome
 
     @property
     def worker(self) -> str:
-        return self.place.reference("worker")
+        return self.workspace.reference("worker")
 
     @property
     def control(self) -> str:
-        return self.place.reference("control")
+        return self.workspace.reference("control")
 
 
 def stack_file(folder: Path, **changes: int) -> Path:
@@ -157,7 +157,7 @@ def stack_file(folder: Path, **changes: int) -> Path:
 
 
 def edited_lock(folder: Path, edit: Any) -> None:
-    """rocstack.stack.lock in `folder`: the stack's own after `edit` changed it in place."""
+    """rocstack.stack.lock in `folder`: the stack's own after `edit` changed it in workspace."""
     lock = json.loads((REPO / f"images/stacks/{STACK}.lock").read_text())
     edit(lock)
     (folder / "rocstack.stack.lock").write_text(json.dumps(lock))

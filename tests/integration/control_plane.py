@@ -6,8 +6,8 @@ import json
 import secrets
 from pathlib import Path
 
-from cluster import Cluster, Node, until
-from place import Built, engine
+from slurm_containers import Cluster, Node, until
+from workspace import Built, engine
 
 SLURM = """\
 AuthAltTypes=auth/jwt
@@ -37,10 +37,10 @@ USERS = "alice 2001 2001\nbob 2002 2001\n"
 REST = 6820
 
 
-class Plane(Cluster):
+class ControlPlane(Cluster):
     def __init__(self, built: Built, folder: Path) -> None:
         super().__init__(built, folder, SLURM)
-        prefix = built.place.prefix
+        prefix = built.workspace.prefix
         self.data, self.socket, self.state = (f"{prefix}-{name}" for name in ("data", "socket", "state"))
         self.jwt = folder / "jwt.key"
         self.jwt.write_bytes(secrets.token_bytes(32))
@@ -81,7 +81,7 @@ class Plane(Cluster):
         etc = f"--volume={self.folder / 'etc'}:/etc/slurm{'' if writable else ':ro'}"
         line = ("run", "--rm", "--interactive", "--network=none", etc, *self.volumes())
         with (stdin or Path("/dev/null")).open("rb") as stream:
-            done = engine(*line, self.built.place.reference("control"), *command, check=False, stdin=stream)
+            done = engine(*line, self.built.workspace.reference("control"), *command, check=False, stdin=stream)
         return done.returncode, done.stdout + done.stderr
 
     def wipe(self) -> None:

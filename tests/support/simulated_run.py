@@ -1,6 +1,6 @@
 """Runs of the suite on clusters of any size that nobody has: for the report's size, its time to open, and its looks.
 
-python tests/support/simulated.py 16 FOLDER
+python tests/support/simulated_run.py 16 FOLDER
 """
 
 from __future__ import annotations

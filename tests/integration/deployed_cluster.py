@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from place import Outcome, Place, engine
+from workspace import Outcome, Workspace, engine
 
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal, verified
@@ -31,17 +31,17 @@ cluster:
 
 
 @dataclass(frozen=True)
-class Deployed:
+class DeployedCluster:
     """Whoever changes it brings it back: all tests of a session have the same one. `first` is the deploy that made
     it, `log` what Ansible said; n1 is the control node, and both are workers."""
 
-    place: Place
+    workspace: Workspace
     first: Outcome
     log: str
 
     def run(self, *args: str, code: int = 0) -> Outcome:
         """A command that must end so."""
-        done = self.place.run(*args)
+        done = self.workspace.run(*args)
         assert done.code == code, f"{args}: {done.code}\n{done.out}{done.err}"
         return done
 
@@ -50,11 +50,11 @@ class Deployed:
 
     def refused(self, *args: str) -> tuple[int, str]:
         """The exit code and the error's."""
-        done = self.place.run(*args, "--json")
+        done = self.workspace.run(*args, "--json")
         return done.code, done.json["error"]["code"]
 
     def ssh(self, node: str, command: str, check: bool = True) -> str:
-        config = self.place.folder / INVENTORY.with_name("ssh_config")
+        config = self.workspace.folder / INVENTORY.with_name("ssh_config")
         line = ["ssh", "-F", str(config), node, command]
         done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=ANSWER)
         assert not check or done.returncode == 0, f"{node}: {command}: {done.stderr}{done.stdout}"
@@ -90,35 +90,35 @@ class Deployed:
     def image(self, name: str, *lines: str) -> str:
         """Another worker image, never seen before: a small layer more, and the lines of a Dockerfile."""
         news = f"RUN echo {secrets.token_hex(8)} >/etc/{name}"
-        recipe = [f"FROM {self.place.reference('worker')}", news, *lines]
-        made = f"{self.place.prefix}/worker:{name}"
+        recipe = [f"FROM {self.workspace.reference('worker')}", news, *lines]
+        made = f"{self.workspace.prefix}/worker:{name}"
         engine("build", "--tag", made, "-", input="\n".join(recipe))
         return made
 
     def unverify(self) -> None:
         """Nothing is proved of its images, as before."""
-        with lock.hold(ssh.ssh_hosts(self.place.folder / INVENTORY, ["n1"])["n1"]) as held:
+        with lock.hold(ssh.ssh_hosts(self.workspace.folder / INVENTORY, ["n1"])["n1"]) as held:
             held.write(journal.loads(held.journal).verified(None).dumps())
-        for file in (self.place.folder / ".rocstack/verify" / verified.FOLDER).glob("*"):
+        for file in (self.workspace.folder / ".rocstack/verify" / verified.FOLDER).glob("*"):
             file.unlink()
 
     def power(self, node: str) -> str:
         """The container that is the node, for `docker kill`."""
-        return self.place.nodes()[node]
+        return self.workspace.nodes()[node]
 
 
 @contextmanager
-def deploy(place: Place) -> Iterator[Deployed]:
+def deploy(workspace: Workspace) -> Iterator[DeployedCluster]:
     """They are gone afterwards."""
-    (place.folder / "rocstack.yml").write_text(SETTINGS)
+    (workspace.folder / "rocstack.yml").write_text(SETTINGS)
     try:
-        up = place.run("local", "up", "--nodes", "2")
+        up = workspace.run("local", "up", "--nodes", "2")
         assert up.code == 0, up.err
-        first = place.run("deploy", "--json")
+        first = workspace.run("deploy", "--json")
         assert first.code == 0, first.err + first.out
-        yield Deployed(place, first, (place.folder / ".rocstack/deploy/ansible.log").read_text())
+        yield DeployedCluster(workspace, first, (workspace.folder / ".rocstack/deploy/ansible.log").read_text())
     finally:
-        place.run("local", "down")
+        workspace.run("local", "down")
 
 
 def until(true: Callable[[], object], seconds: float, said: Callable[[], Any] = lambda: "") -> float:

@@ -14,7 +14,7 @@ from typing import Any
 OWN = "io.rocstack."
 
 
-def works(labels: dict[str, str], node: dict[str, Any], place: str | None) -> bool:
+def provider_loads(labels: dict[str, str], node: dict[str, Any], place: str | None) -> bool:
     """Is every device of the image's NIC listed, with the provider at `place` linked?"""
     own = {key.removeprefix(OWN): text for key, text in labels.items() if key.startswith(OWN)}
     if own.get("nic") == "tcp":

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster import Node, until
-from place import Built, Place, engine
+from slurm_containers import Node, until
+from workspace import Built, Workspace, engine
 
 from rocstack.deploy.plan import tls
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin
@@ -59,27 +59,27 @@ def start(name: str, image: str, folder: Path, address: str, port: int, *flags: 
 
 
 @dataclass
-class Cloud:
+class ShippingCluster:
     """Two virtual nodes, and worker images that differ in one layer."""
 
-    place: Place
+    workspace: Workspace
     built: Built
     images: list[str] = field(default_factory=list)
 
     @property
     def local(self) -> Path:
-        return self.place.folder / ".rocstack/local"
+        return self.workspace.folder / ".rocstack/local"
 
     def container(self, node: str) -> Node:
-        return Node(self.place.nodes()[node])
+        return Node(self.workspace.nodes()[node])
 
     def update(self, size: int) -> str:
         """The worker image with one more layer, that doesn't compress."""
-        folder = self.place.folder / f"update{len(self.images)}"
+        folder = self.workspace.folder / f"update{len(self.images)}"
         folder.mkdir()
         (folder / "change").write_bytes(secrets.token_bytes(size))
         (folder / "Dockerfile").write_text(f"FROM {self.built.worker}\nCOPY change /opt/change\n")
-        name = f"{self.place.prefix}/worker:update{len(self.images)}"
+        name = f"{self.workspace.prefix}/worker:update{len(self.images)}"
         engine("build", "--quiet", f"--tag={name}", str(folder))
         self.images.append(name)
         return name
@@ -100,14 +100,14 @@ class Cloud:
         return str(data["all"]["children"]["workers"]["hosts"][node]["ansible_host"])
 
     def deploy(self, image: str, *args: str, inventory: Path | None = None, code: int = 0) -> Any:
-        place = str(inventory or self.local / "inventory.yml")
+        workspace = str(inventory or self.local / "inventory.yml")
         images = (f"--image={image}", f"--control-image={self.built.control}")
-        done = self.place.run("deploy", place, "--nic", "tcp", *images, *args, "--json")
+        done = self.workspace.run("deploy", workspace, "--nic", "tcp", *images, *args, "--json")
         assert done.code == code, done.err + done.out
         return done.json
 
     def settings(self, **ship: object) -> None:
-        (self.place.folder / "rocstack.yml").write_text(yaml.safe_dump({"cluster": {"ship": ship}}))
+        (self.workspace.folder / "rocstack.yml").write_text(yaml.safe_dump({"cluster": {"ship": ship}}))
 
     def runs(self, node: str) -> str:
         return self.container(node).run("docker", "inspect", "--format", "{{.Image}}", "rocstack-worker").stdout.strip()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-import gates
+import gate_cases
 
 from rocstack.node.image_facts import LABEL_PREFIX
 
@@ -146,13 +146,13 @@ def _library(random: Random) -> dict[str, Any]:
     }
 
 
-FITTING = [(row[0], row[1]) for row in gates.rows() if row[2] == "fits" and row[0] not in ("tcp",)]
+FITTING = [(row[0], row[1]) for row in gate_cases.rows() if row[2] == "fits" and row[0] not in ("tcp",)]
 
 
 def edited(random: Random) -> Pair:
     """A fitting pair with one to three facts changed or taken away."""
     image, node = random.choice(FITTING)
-    both: dict[str, Any] = {"labels": opened(gates.labels(image)), "node": gates.plain(node)}
+    both: dict[str, Any] = {"labels": opened(gate_cases.labels(image)), "node": gate_cases.plain(node)}
     for _ in range(random.choice((1, 1, 2, 3))):
         found, side = list(leaves(both)), random.choice(("labels", "node"))
         at, old = random.choice([leaf for leaf in found if leaf[0][0] == side] or found)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from place import Built, engine
+from workspace import Built, engine
 
 # Without privileges there are no cgroups to put jobs in.
 SLURM_CONF = """\
@@ -75,7 +75,7 @@ class Cluster:
     def __init__(self, built: Built, folder: Path, settings: str) -> None:
         """`settings` are the last lines of slurm.conf: its nodes and partitions."""
         self.built, self.folder = built, folder
-        self.network = f"{built.place.prefix}-net"
+        self.network = f"{built.workspace.prefix}-net"
         self.made: list[Node] = []
         for name in ("right.key", "wrong.key"):
             (folder / name).write_bytes(secrets.token_bytes(1024))
@@ -89,11 +89,11 @@ class Cluster:
 
     def start(self, host: str, role: str, *flags: str, key: str = "right.key") -> Node:
         """Its health is looked at every second, not every 30, or this would take minutes."""
-        node = Node(f"{self.built.place.prefix}-{host}")
+        node = Node(f"{self.built.workspace.prefix}-{host}")
         line = ["--detach", "--name", node.name, "--hostname", host, "--network", self.network, "--network-alias", host]
         line += ["--volume", f"{self.folder / key}:/run/secrets/munge.key:ro", "--shm-size=256m"]
         line += ["--health-interval=1s", "--health-start-period=1s", "--health-retries=1"]
-        engine("run", *line, *flags, self.built.place.reference(role))
+        engine("run", *line, *flags, self.built.workspace.reference(role))
         self.made.append(node)
         return node
 

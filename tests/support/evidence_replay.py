@@ -5,7 +5,7 @@ and see which checks turn red.
 again when checks ask for more evidence; in the folder of two deployed virtual nodes:
 
     rocstack verify .rocstack/local/inventory.yml --level 3 --report REPORT
-    python tests/support/replay.py REPORT/evidence.json
+    python tests/support/evidence_replay.py REPORT/evidence.json
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It has the layout, the build steps and the names of the vendor's tarball, and speaks the kernel ABI that is asked for,
 so that everything around the real one can be tried without having it. Its version starts with 900: nobody can take it
-for a release. `python tests/support/standin.py --kernel-abi 6 FOLDER` writes one.
+for a release. `python tests/support/broadcom_standin.py --kernel-abi 6 FOLDER` writes one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from rocstack.node.parse_cards import NicKind
 from rocstack.node.profile import NodeProfile
 from rocstack.node.recording import CommandAnswer, DeviceNode, Recording
 
-CASES = Path(__file__).parent / "data/nodes"
+CASES = Path(__file__).parents[1] / "data/nodes"
 PROFILE = TypeAdapter(NodeProfile)
 KINDS = (
     NicKind("broadcom", ("14e4:1750", "14e4:1760"), ("bnxt_en", "bnxt_re"), "bnxt_re"),

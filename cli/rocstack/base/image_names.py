@@ -48,10 +48,10 @@ def parse_registry(text: str) -> RegistryAddress:
         BadInput: says what is wrong with it.
     """
     plain = text.rstrip("/")
-    found = _REGISTRY.fullmatch(plain)
+    match = _REGISTRY.fullmatch(plain)
     port = re.search(r":(\d+)(?:/|$)", plain)
-    if found and (not port or 0 < int(port[1]) < 65536):
-        return RegistryAddress(found["host"], found["prefix"].lstrip("/"))
+    if match and (not port or 0 < int(port[1]) < 65536):
+        return RegistryAddress(match["host"], match["prefix"].lstrip("/"))
     raise BadInput(
         f"'{text.rpartition('@')[2]}' is not a registry: {_complaint(plain)}",  # before @ stand secrets
         code="bad-registry",
@@ -102,10 +102,10 @@ def week_tag(day: date) -> str:
 
 def content_tag(digest: str) -> str:
     """`c-` and the first 16 hex digits of a sha256 (with or without `sha256:` before it)."""
-    found = re.fullmatch(r"(?:sha256:)?([0-9a-f]{64})", digest)
-    if not found:
+    match = re.fullmatch(r"(?:sha256:)?([0-9a-f]{64})", digest)
+    if not match:
         raise ValueError(f"{digest!r} is not a sha256")
-    return f"c-{found[1][:16]}"
+    return f"c-{match[1][:16]}"
 
 
 def release_tags(stack: str, nic: str, release: str, *, default: tuple[str, str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`docker save` as a source of layers: what is wanted of it is kept in a temporary folder.
+"""`docker save` as a source of layers: the layers that are needed are kept in a temporary folder.
 
 Engines with the older store (23 and 24) name layers by something else than their content, those with containerd's
 store keep them compressed: only `manifest.json` at the end tells which is which.
@@ -31,20 +31,20 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 class SavedImage:
     folder: Path
     config: bytes
-    files: dict[str, Path]  # diff id -> its file; those that nobody wanted are missing
+    files: dict[str, Path]  # diff id -> its file; only the layers that were asked for
 
     @classmethod
     def make(
-        cls, client: DockerClient, image: str, diff_ids: Sequence[str], wanted: Collection[str] | None = None
+        cls, client: DockerClient, image: str, diff_ids: Sequence[str], only: Collection[str] | None = None
     ) -> SavedImage:
-        """Saves `image` and keeps the wanted layers (all, if None).
+        """Saves `image` and keeps the layers of `only` (all, if None).
 
         Raises:
             CheckFailed: the archive does not hold the image, or the temporary folder is full.
             Missing: the engine refused.
         """
         folder = Path(tempfile.mkdtemp(prefix="rocstack-save-"))
-        skip = set(diff_ids) - set(diff_ids if wanted is None else wanted)
+        skip = set(diff_ids) - set(diff_ids if only is None else only)
         try:
             stream = io.BufferedReader(_Reader(client.api.get_image(image, chunk_size=BLOCK)), BLOCK)
             links = _unpack(stream, folder, skip)
@@ -113,15 +113,15 @@ def _unpack(stream: IO[bytes], folder: Path, skip: Collection[str]) -> dict[str,
 
 def _sorted(folder: Path, links: dict[str, str], diff_ids: Sequence[str]) -> tuple[bytes, dict[str, Path]]:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())[0]
-    config = (folder / _inside(manifest["Config"])).read_bytes()
+    config = (folder / _contained(manifest["Config"])).read_bytes()
     if tuple(json.loads(config)["rootfs"].get("diff_ids") or ()) != tuple(diff_ids):
         raise ValueError("it holds another image")
-    paths = [_inside(links.get(name, name)) for name in manifest["Layers"] or ()]
+    paths = [_contained(links.get(name, name)) for name in manifest["Layers"] or ()]
     named = dict(zip(diff_ids, paths, strict=True))
     return config, {diff_id: folder / path for diff_id, path in named.items() if (folder / path).is_file()}
 
 
-def _inside(name: str) -> str:
+def _contained(name: str) -> str:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise ValueError(f"the archive names '{name}'")
     return name

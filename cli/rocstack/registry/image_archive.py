@@ -47,13 +47,13 @@ class ImageArchive:
         Raises:
             CheckFailed, Missing: the engine does not give them; see Image.
         """
-        wanted = [diff_id for diff_id in dict.fromkeys(image.diff_ids) if diff_id not in have]
-        image.wanted = wanted
+        needed = [diff_id for diff_id in dict.fromkeys(image.diff_ids) if diff_id not in have]
+        image.needed = needed
         to = Path(tempfile.mkdtemp(prefix="rocstack-archive-", dir=folder))
         try:
             with ThreadPoolExecutor(PACKERS) as pool:
                 blobs = dict(
-                    zip(wanted, pool.map(lambda diff_id: _pack(image, diff_id, to, progress), wanted), strict=True)
+                    zip(needed, pool.map(lambda diff_id: _pack(image, diff_id, to, progress), needed), strict=True)
                 )
             return cls(to, name, image.diff_ids, image.config, blobs)
         except BaseException:

@@ -23,7 +23,7 @@ class UnreadableLayer(Exception):
     """A source that gives no layer, or another one than the image's id promises."""
 
 
-class Source(Protocol):
+class LayerSource(Protocol):
     """Where the layers come from. `open` raises UnreadableLayer or OSError, before or while it is read."""
 
     @property
@@ -83,10 +83,10 @@ class GraphStore:
             if sha256(config) != image_id:
                 return None
             diff_ids = json.loads(config)["rootfs"].get("diff_ids") or []
-            found = cls(root, config, dict(zip(diff_ids, chain_ids(diff_ids), strict=True)))
+            store = cls(root, config, dict(zip(diff_ids, chain_ids(diff_ids), strict=True)))
             for diff_id in diff_ids:
-                found._files(diff_id)
-            return found
+                store._files(diff_id)
+            return store
         except (OSError, ValueError, KeyError):
             return None
 

@@ -13,7 +13,7 @@ from docker import DockerClient
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge.engine import find_image
 from rocstack.registry.docker_save import SavedImage
-from rocstack.registry.layers import GraphStore, Source, UnreadableLayer, sha256
+from rocstack.registry.layers import GraphStore, LayerSource, UnreadableLayer, sha256
 
 
 @dataclass
@@ -26,9 +26,9 @@ class LocalImage:
     client: DockerClient
     reference: str
     diff_ids: tuple[str, ...]
-    wanted: Collection[str] | None = None
+    needed: Collection[str] | None = None
     _engine_id: str = ""
-    _source: Source | None = None
+    _source: LayerSource | None = None
     _saved: SavedImage | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -98,9 +98,9 @@ class LocalImage:
                     self._source = None
             raise UnreadableLayer(str(error)) from None
 
-    def _ready(self) -> Source:
+    def _ready(self) -> LayerSource:
         with self._lock:
             if self._source is None:
-                self._saved = SavedImage.make(self.client, self._engine_id, self.diff_ids, self.wanted)
+                self._saved = SavedImage.make(self.client, self._engine_id, self.diff_ids, self.needed)
                 self._source = self._saved
             return self._source

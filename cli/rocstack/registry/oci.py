@@ -55,20 +55,20 @@ def parse_manifest(data: bytes) -> tuple[str, tuple[Blob, ...]]:
     Raises:
         ValueError: it is no manifest.
     """
-    found = json.loads(data)
-    if not isinstance(found, dict) or "config" not in found:
+    parsed = json.loads(data)
+    if not isinstance(parsed, dict) or "config" not in parsed:
         return "", ()
     try:
-        layers = [Blob(digest=x["digest"], size=x["size"], media_type=x["mediaType"]) for x in found["layers"]]
-        return str(found["config"]["digest"]), tuple(layers)
+        layers = [Blob(digest=x["digest"], size=x["size"], media_type=x["mediaType"]) for x in parsed["layers"]]
+        return str(parsed["config"]["digest"]), tuple(layers)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no manifest: {error}") from None
 
 
 def media_type(data: bytes) -> str:
     """Of a manifest or index; OCI's own may leave it out."""
-    found = json.loads(data)
-    return str(found.get("mediaType") or (INDEX if "manifests" in found else MANIFEST))
+    parsed = json.loads(data)
+    return str(parsed.get("mediaType") or (INDEX if "manifests" in parsed else MANIFEST))
 
 
 def require_zstd(data: bytes, where: str) -> None:

@@ -21,7 +21,7 @@ from rocstack.registry.oci import ZSTD_LAYER, Blob, Packer, config_blob, manifes
 from rocstack.registry.repository import Repository
 
 LAYERS_AT_ONCE = 3
-NEWEST = 8  # manifests of a repository that are looked at for layers
+NEWEST = 8  # manifests of a repository that are searched for layers
 Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]  # diff id, bytes done and bytes in all, uncompressed
 
@@ -90,10 +90,10 @@ def publish(
         Missing: no login, no registry, or no room for a copy of the image where one is needed.
     """
     started = time.monotonic()
-    work = _Work(image, repository, packed_layers or PackedLayers(None), progress)
-    there = repository.manifest(tag, denied_is_absent=True)
-    if there and _is(there, image.known_id):
-        data = there
+    work = _Publication(image, repository, packed_layers or PackedLayers(None), progress)
+    present = repository.manifest(tag, denied_is_absent=True)
+    if present and _is(present, image.known_id):
+        data = present
     else:
         data = work.manifest(_manifests(repository, tag, siblings))
         repository.put_manifest(tag, data)
@@ -112,8 +112,8 @@ def publish(
 
 
 def _is(data: bytes, image_id: str | None) -> bool:
-    found, layers = parse_manifest(data)
-    return found == image_id and all(layer.media_type == ZSTD_LAYER for layer in layers)
+    config, layers = parse_manifest(data)
+    return config == image_id and all(layer.media_type == ZSTD_LAYER for layer in layers)
 
 
 def _manifests(repository: Repository, tag: str, siblings: Sequence[str]) -> list[tuple[str, dict[str, Blob]]]:
@@ -131,12 +131,12 @@ def _manifests(repository: Repository, tag: str, siblings: Sequence[str]) -> lis
         asked += [(where, name) for name in sorted(where.tags(), reverse=True)[:NEWEST]]
     with ThreadPoolExecutor(LAYERS_AT_ONCE) as pool:
         return [
-            (where.name, found) for (where, _), found in zip(asked, pool.map(lambda a: layers(*a), asked), strict=True)
+            (where.name, blobs) for (where, _), blobs in zip(asked, pool.map(lambda a: layers(*a), asked), strict=True)
         ]
 
 
 @dataclass
-class _Work:
+class _Publication:
     """What one publish does, and counts."""
 
     image: LocalImage
@@ -150,14 +150,14 @@ class _Work:
     def manifest(self, manifests: Sequence[tuple[str, dict[str, Blob]]]) -> bytes:
         """Brings what is missing; returns the manifest of what is there then."""
         home = self.repository.name
-        elsewhere = {diff_id: (name, blob) for name, found in manifests for diff_id, blob in found.items()}
-        known = {diff_id: blob for name, found in manifests if name == home for diff_id, blob in found.items()}
+        elsewhere = {diff_id: (name, blob) for name, blobs in manifests for diff_id, blob in blobs.items()}
+        known = {diff_id: blob for name, blobs in manifests if name == home for diff_id, blob in blobs.items()}
         unknown = [diff_id for diff_id in dict.fromkeys(self.image.diff_ids) if diff_id not in known]
         found_blobs = self._each(lambda diff_id: self._find(diff_id, elsewhere.get(diff_id)), unknown)
         known.update({diff_id: blob for diff_id, blob in found_blobs.items() if blob})
         missing = [diff_id for diff_id in unknown if diff_id not in known]
         if missing:
-            self.image.wanted = missing
+            self.image.needed = missing
             config = self.image.config  # before the threads: it may have to copy the image
             missing.sort(key=self.image.size, reverse=True)
             known.update(self._each(self._upload, missing))

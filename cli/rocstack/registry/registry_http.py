@@ -56,7 +56,7 @@ def docker_login(host: str) -> RegistryLogin | None:
     from docker.errors import DockerException
 
     try:
-        found = auth.resolve_authconfig(auth.load_config(), host) or {}
+        entry = auth.resolve_authconfig(auth.load_config(), host) or {}
     except DockerException as error:
         raise Missing(
             f"the login for {host} can't be read",
@@ -64,9 +64,9 @@ def docker_login(host: str) -> RegistryLogin | None:
             cause=str(error),
             next_step="see credHelpers and credsStore in docker's config.json, and run `docker login` again",
         ) from None
-    if token := found.get("IdentityToken"):
+    if token := entry.get("IdentityToken"):
         return RegistryLogin("", str(token))
-    user, password = found.get("username", found.get("Username")), found.get("password", found.get("Password"))
+    user, password = entry.get("username", entry.get("Username")), entry.get("password", entry.get("Password"))
     return RegistryLogin(str(user), str(password)) if user and password else None
 
 
@@ -89,10 +89,10 @@ def is_insecure(engine_info: Mapping[str, Any], host: str) -> bool:
     networks = [ipaddress.ip_network(text) for text in (*(config.get("InsecureRegistryCIDRs") or ()), "127.0.0.0/8")]
     name = str(urlsplit(f"//{host}").hostname)
     try:
-        found = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        texts = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False
-    addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in found]
+    addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
     return any(address.is_loopback or address in network for address in addresses for network in networks)
 
 
@@ -253,10 +253,10 @@ class RegistryHttp:
             else:
                 basic = (self.login.user, self.login.password) if self.login else None
                 answer = self._session.get(realm, params=params, auth=basic, **options)
-            found = answer.json() if answer.ok else {}
+            tokens = answer.json() if answer.ok else {}
         except RequestException as error:
             raise self._judged(str(error), scope) from None
-        token = found.get("token") or found.get("access_token")
+        token = tokens.get("token") or tokens.get("access_token")
         return f"Bearer {token}" if token else ""
 
     def _judged(self, message: str, reference: str) -> Exception:

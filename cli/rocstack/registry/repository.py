@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rocstack.base.errors import CheckFailed
+from rocstack.edge.retry import Retry, stoppable
 from rocstack.registry.layers import UnreadableLayer, sha256
 from rocstack.registry.oci import CHUNK, INDEX, MANIFEST, Blob, Packer
 from rocstack.registry.registry_http import Body, PushStopped, RegistryHttp, TransientFailure
@@ -27,7 +28,7 @@ ACCEPT = ", ".join(
     )
 )
 ATTEMPTS = 5
-LONGEST_WAIT = 30.0  # seconds between two attempts
+FIRST_PAUSE = 2.0  # seconds; each further one is twice as long
 OCTETS = {"Content-Type": "application/octet-stream"}
 Result = TypeVar("Result")
 Count = Callable[[int], None]
@@ -35,11 +36,6 @@ Count = Callable[[int], None]
 
 class _Lost(Exception):
     """The registry doesn't know this upload any more."""
-
-
-def wait_before(attempt: int) -> float:
-    """Seconds before attempt 2, 3, ...: 2, 4, 8, ... up to LONGEST_WAIT."""
-    return min(2.0 ** (attempt - 1), LONGEST_WAIT)
 
 
 @dataclass
@@ -50,7 +46,7 @@ class Repository:
     http: RegistryHttp
     name: str
     attempts: int = ATTEMPTS
-    sleep: Callable[[float], None] | None = None
+    sleep: Callable[[float], None] | None = None  # seconds; None: until `stop`
     stop: threading.Event = field(default_factory=threading.Event)
     on_retry: Callable[[str], None] = lambda text: None
 
@@ -86,8 +82,8 @@ class Repository:
         )
         if answer.status_code in absent:
             return None
-        said = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest")
-        self._same(said, sha256(answer.content), f"manifest {name}")
+        expected = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest")
+        self._same(expected, sha256(answer.content), f"manifest {name}")
         return bytes(answer.content)
 
     def put_manifest(self, name: str, data: bytes, media_type: str = MANIFEST) -> str:
@@ -146,22 +142,22 @@ class Repository:
 
     def upload(self, make: Callable[[], Packer], on_bytes: Count = lambda count: None) -> Blob:
         """Sends a layer while it is compressed. `make` starts it anew where the registry lost it."""
-        tries, lost = self._tries(), 0
+        retry, lost = self._retry(), 0
         while True:
             packer = make()
             try:
-                return self._upload(packer, tries, on_bytes)
+                return self._upload(packer, retry, on_bytes)
             except (_Lost, UnreadableLayer) as error:
                 lost += 1
                 if lost >= self.attempts:
                     raise self.http.error(f"the upload broke off: {error}", self.name, lost) from None
-                tries.wait(error)
+                self._wait(retry, error)
 
     def put_blob(self, data: bytes, on_bytes: Count = lambda count: None) -> None:
         """Sends a small blob, whole."""
         self._again(lambda: self._commit(self._begin(), sha256(data), data, on_bytes), lost_too=True)
 
-    def _upload(self, packer: Packer, tries: _Tries, on_bytes: Count) -> Blob:
+    def _upload(self, packer: Packer, retry: Retry, on_bytes: Count) -> Blob:
         location: str | None = None
         offset = 0
         for chunk in _ahead(iter(packer)):
@@ -173,14 +169,14 @@ class Repository:
                     except TransientFailure as failure:
                         raise _Lost(str(failure)) from None
                     return packer.blob
-            location = self._send(location, offset, chunk, tries, on_bytes)
+            location = self._send(location, offset, chunk, retry, on_bytes)
             offset += len(chunk)
-            tries.failed = 0
+            retry.reset()
         assert location is not None
         try:
             self._commit(location, packer.blob.digest, b"", on_bytes)
         except TransientFailure as failure:
-            tries.wait(failure)
+            self._wait(retry, failure)
             if not self.has(packer.blob):  # it may have been stored, and only the answer got lost
                 raise _Lost(str(failure)) from None
         return packer.blob
@@ -189,7 +185,7 @@ class Repository:
         path = self._path("blobs/uploads/")
         return self._location(self.http.request("POST", path, good={202}, repository=self.name))
 
-    def _send(self, location: str, start: int, chunk: bytes, tries: _Tries, on_bytes: Count) -> str:
+    def _send(self, location: str, start: int, chunk: bytes, retry: Retry, on_bytes: Count) -> str:
         """One chunk, in as many attempts as it takes; returns where the next one goes."""
         at = start
         while at < start + len(chunk):
@@ -203,7 +199,7 @@ class Repository:
                     raise _Lost(f"HTTP status: {answer.status_code}")
                 location, at = self._location(answer), start + len(chunk)
             except TransientFailure as failure:
-                tries.wait(failure)
+                self._wait(retry, failure)
                 location, at = self._where(location)
                 if not start <= at <= start + len(chunk):
                     raise _Lost(str(failure)) from None
@@ -236,15 +232,15 @@ class Repository:
         self._same(answer.headers.get("Docker-Content-Digest"), digest, "layer")
 
     def _location(self, answer: object, otherwise: str = "") -> str:
-        found = str(getattr(answer, "headers", {}).get("Location") or otherwise)
-        if not found:
-            raise self.http.error("the registry names no place for the upload", self.name)
-        return found
+        location = str(getattr(answer, "headers", {}).get("Location") or otherwise)
+        if not location:
+            raise self.http.error("the registry gives no address for the upload", self.name)
+        return location
 
-    def _same(self, found: str | None, wanted: str, what: str) -> None:
-        if found not in (None, wanted):
+    def _same(self, actual: str | None, expected: str, what: str) -> None:
+        if actual not in (None, expected):
             raise CheckFailed(
-                f"{self.reference} has another {what} than was sent: {found} instead of {wanted}",
+                f"{self.reference} has another {what} than was sent: {actual} instead of {expected}",
                 code="digest-differs",
                 cause="somebody else writes there at the same time, or something between changes images",
                 next_step="run again; if it stays, ask who runs the registry or a proxy before it",
@@ -253,45 +249,32 @@ class Repository:
     def _path(self, end: str) -> str:
         return f"/v2/{self.name}/{end}"
 
-    def _tries(self) -> _Tries:
-        return _Tries(self)
+    def _retry(self) -> Retry:
+        return Retry(self.attempts, FIRST_PAUSE, sleep=self.sleep or stoppable(self.stop, PushStopped))
 
-    def _again(self, action: Callable[[], Result], *, lost_too: bool = False) -> Result:
-        tries = self._tries()
-        while True:
-            try:
-                return action()
-            except TransientFailure as failure:
-                tries.wait(failure)
-            except _Lost as failure:
-                if not lost_too:
-                    raise
-                tries.wait(failure)
+    def _wait(self, retry: Retry, failure: Exception) -> None:
+        """Pauses before the next attempt.
 
-
-@dataclass
-class _Tries:
-    """Counts the failures in a row of one request or upload, waits longer after each, and gives up."""
-
-    repository: Repository
-    failed: int = 0
-
-    def wait(self, failure: Exception) -> None:
-        """
         Raises:
             CheckFailed, Missing: that was the last attempt.
             PushStopped: something else failed meanwhile.
         """
-        here = self.repository
-        self.failed += 1
-        if self.failed >= here.attempts:
-            raise here.http.error(str(failure), here.name, self.failed) from None
-        seconds = wait_before(self.failed + 1)
-        here.on_retry(f"{failure}; attempt {self.failed + 1} of {here.attempts} in {seconds:.0f} s")
-        if here.sleep:
-            here.sleep(seconds)
-        elif here.stop.wait(seconds):
-            raise PushStopped
+        if retry.last:
+            raise self.http.error(str(failure), self.name, retry.attempt) from None
+        self.on_retry(f"{failure}; attempt {retry.attempt + 1} of {self.attempts} in {retry.pause_s:.0f} s")
+        retry.wait()
+
+    def _again(self, action: Callable[[], Result], *, lost_too: bool = False) -> Result:
+        retry = self._retry()
+        while True:
+            try:
+                return action()
+            except TransientFailure as failure:
+                self._wait(retry, failure)
+            except _Lost as failure:
+                if not lost_too:
+                    raise
+                self._wait(retry, failure)
 
 
 def _ahead(chunks: Iterator[bytes]) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""Sends an archive to nodes over ssh, several at once, and believes only what their engines say afterwards."""
+"""Sends an archive to nodes over ssh, several at once, and compares what their engines have afterwards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rocstack.base.words import Value
+from rocstack.edge.retry import Retry
 from rocstack.registry.image_archive import ImageArchive
-from rocstack.registry.repository import wait_before
 
 AT_ONCE = 8
 ATTEMPTS = 3
+FIRST_PAUSE = 2.0  # seconds; each further one is twice as long
 Progress = Callable[[str, int, int], None]  # node, bytes done, bytes in all
 
 
@@ -31,10 +32,10 @@ class LoadedImage(Value):
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """A node. `reach` is the command to which a shell line is added: ssh with its options and the host."""
+    """A node. `shell` is the command to which a shell line is added: ssh with its options and the host."""
 
     node: str
-    reach: Sequence[str]
+    shell: Sequence[str]
     engine: Sequence[str] = ("docker",)  # on the node, with sudo where it needs that
     have: frozenset[str] = frozenset()  # diff ids of its engine; only for the older store
 
@@ -73,20 +74,16 @@ class _Sender:
     _process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> LoadedImage:
-        started, error, attempt = time.monotonic(), "stopped", 0
-        while attempt < self.attempts and not self._stopped.is_set():
-            attempt += 1
-            if attempt > 1:
-                (self.sleep or self._stopped.wait)(wait_before(attempt))
-            # What was left out may be gone from the node: then it gets everything.
-            error = self._once(self.target.have if attempt == 1 else frozenset())
-            if not error:
-                break
+        started, retry = time.monotonic(), Retry(self.attempts, FIRST_PAUSE, sleep=self.sleep or self._stopped.wait)
+        error = "stopped" if self._stopped.is_set() else self._once(self.target.have)
+        while error and not retry.last and not self._stopped.is_set():
+            retry.wait()
+            error = self._once(frozenset())  # what was left out may be gone from the node, so it gets everything
         return LoadedImage(
             node=self.target.node,
             bytes=self.sent,
             seconds=round(time.monotonic() - started, 3),
-            attempts=attempt,
+            attempts=retry.attempt,
             error=error or None,
         )
 
@@ -104,13 +101,13 @@ class _Sender:
         line = f"{engine} load --quiet >&2 && {engine} image inspect --format '{{{{.Id}}}}' {name}"
         try:
             self._process = process = subprocess.Popen(
-                [*self.target.reach, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                [*self.target.shell, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
         except OSError as error:
             return str(error)
-        said: dict[str, bytes] = {}
+        output: dict[str, bytes] = {}
         readers = [
-            threading.Thread(target=lambda key=key, pipe=pipe: said.update({key: pipe.read()}))
+            threading.Thread(target=lambda key=key, pipe=pipe: output.update({key: pipe.read()}))
             for key, pipe in (("out", process.stdout), ("err", process.stderr))
         ]
         for reader in readers:
@@ -119,12 +116,12 @@ class _Sender:
         code = process.wait()
         for reader in readers:
             reader.join()
-        words = said["err"].decode("utf-8", "replace").strip().splitlines()
+        lines = output["err"].decode("utf-8", "replace").strip().splitlines()
         if code:
-            return f"exit {code}: {words[-1] if words else 'no word'}"
-        found = said["out"].decode().strip()
-        if found not in (self.archive.id, self.archive.digest):
-            return f"the node calls it {found[:19]}, it is {self.archive.id[:19]} here"
+            return f"exit {code}: {lines[-1] if lines else 'no message'}"
+        loaded = output["out"].decode().strip()
+        if loaded not in (self.archive.id, self.archive.digest):
+            return f"the node has {loaded[:19]}, this machine {self.archive.id[:19]}"
         return ""
 
     def _feed(self, process: subprocess.Popen[bytes], have: Collection[str]) -> None:

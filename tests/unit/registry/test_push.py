@@ -20,7 +20,6 @@ from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import INDEX, MANIFEST, media_type
 from rocstack.registry.push import Pushed, PushEvent, push, push_images
 from rocstack.registry.registry_http import RegistryLogin
-from rocstack.registry.repository import wait_before
 from rocstack.settings.settings import Settings
 
 CONTENT = "c-0123456789abcdef"
@@ -58,10 +57,6 @@ def taken(store: Store, tag: str = TAGS[1]) -> str:
 def manifests(store: Store) -> list[str]:
     """The requests for manifests: the verb, and the tag."""
     return [f"{r.split()[0]} {r.rpartition('/')[2]}" for r in store.requests if "/manifests/" in r]
-
-
-def test_wait_doubles_up_to_half_a_minute() -> None:
-    assert [wait_before(attempt) for attempt in range(2, 9)] == [2, 4, 8, 16, 30, 30, 30]
 
 
 def test_content_first_then_all_tags_are_compared_then_named(store: Store) -> None:

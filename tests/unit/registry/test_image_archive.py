@@ -108,7 +108,7 @@ def test_one_node_fails_and_the_others_go_on(archive: ImageArchive, tmp_path: Pa
     assert found["good"].error is None
     assert found["full"].error == "exit 1: no space left on device"
     assert found["full"].attempts == 2
-    assert "it is sha256:" in (found["other"].error or "")
+    assert "this machine sha256:" in (found["other"].error or "")
     assert "/nonexistent/ssh" in (found["gone"].error or "")
     assert waits == [2, 2, 2]
 
@@ -116,7 +116,7 @@ def test_one_node_fails_and_the_others_go_on(archive: ImageArchive, tmp_path: Pa
 def test_a_node_that_had_less_than_was_thought_gets_everything(archive: ImageArchive, tmp_path: Path) -> None:
     script = f'case $1 in load) cat >"$NODE/got"; grep -q index.json "$NODE/got";; image) echo {archive.id};; esac'
     target = node(tmp_path, "n1", script)
-    target = LoadTarget("n1", target.reach, target.engine, frozenset({DIFF_IDS[0]}))
+    target = LoadTarget("n1", target.shell, target.engine, frozenset({DIFF_IDS[0]}))
     (done,) = load(archive, [target], sleep=lambda seconds: None)
     assert (done.error, done.attempts) == (None, 2)
     assert (tmp_path / "n1/got").read_bytes() == b"".join(archive.stream())

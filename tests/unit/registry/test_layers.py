@@ -182,8 +182,8 @@ def test_old_engines_link_equal_layers() -> None:
     saved.close()
 
 
-def test_layers_that_nobody_wants_are_not_kept() -> None:
-    saved = SavedImage.make(engine(modern()), "sha256:x", DIFF_IDS, wanted=[DIFF_IDS[1]])
+def test_only_the_layers_that_are_asked_for_are_kept() -> None:
+    saved = SavedImage.make(engine(modern()), "sha256:x", DIFF_IDS, only=[DIFF_IDS[1]])
     assert set(saved.files) == {DIFF_IDS[1]}
     with pytest.raises(UnreadableLayer):
         list(saved.open(DIFF_IDS[0]))

@@ -1,4 +1,4 @@
-"""Fills the racks' registries with an image, and says which of them nodes can pull from then."""
+"""Fills the racks' registries with an image, and names those from which nodes can pull afterwards."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def fill(
     desired = prepared.desired
     assert desired is not None
     origin = home(desired)
-    needed = [mirror for mirror in desired.mirrors if set(mirror.serves) & set(lacking)]
-    work = _Work(prepared, desired, image, node_runs, events, {each.registry: each for each in needed})
-    have = [origin, *work.waves(origin, work.started()), *work.of_site(origin)]
-    sources = {name: each.registry for each in needed if each.registry in have for name in each.serves}
+    mirrors = [mirror for mirror in desired.mirrors if set(mirror.serves) & set(lacking)]
+    filling = _RackFill(prepared, desired, image, node_runs, events, {each.registry: each for each in mirrors})
+    have = [origin, *filling.waves(origin, filling.started()), *filling.of_site(origin)]
+    sources = {name: each.registry for each in mirrors if each.registry in have for name in each.serves}
     return {name: sources.get(name, origin) for name in lacking}
 
 
@@ -42,7 +42,7 @@ class RackCopy:
 
 
 @dataclass
-class _Work:
+class _RackFill:
     prepared: Prepared
     desired: DesiredCluster
     image: DesiredImage
@@ -92,7 +92,7 @@ class _Work:
             rows = run.results.get("Warm", {}).get("copies", ())
             errors = {row["target"].partition("/")[0]: row["error"] for row in rows}
             for copy in by_node[node]:
-                error = errors.get(copy.target, run.reason or "nothing was said of it")
+                error = errors.get(copy.target, run.reason or "its node reported nothing about it")
                 if error:
                     self._left(copy.target, error)
                 else:

@@ -89,7 +89,7 @@ def bring(
     """Publishes the image; nothing is sent where the registry has it.
 
     Raises:
-        CheckFailed, Missing: as `publish`; nobody here has the image, and the registry neither.
+        CheckFailed, Missing: as `publish`; neither this machine nor the registry has the image.
     """
     desired = prepared.desired
     assert desired is not None
@@ -103,19 +103,19 @@ def bring(
 
     events.step(control, "comparing layers with the registry")
     with repository(prepared, desired) as target:
-        found = there(target, image)
-        if found is None:
+        published = published_before(target, image)
+        if published is None:
             if client is None:
-                raise nobody(image)
+                raise not_here(image)
             with LocalImage.find(client, image.id) as source:
-                found = publish(source, target, id_tag(image.id), packed_layers=packed_layers, progress=progress)
+                published = publish(source, target, id_tag(image.id), packed_layers=packed_layers, progress=progress)
     seconds = time.monotonic() - began
-    sent = f"{found.bytes_sent / 1e6:.1f} of {found.bytes_total / 1e6:.0f} MB sent"
-    events.end(control, f"registry has {found.reference.rpartition('@')[2][:19]} ({sent}, {seconds:.1f} s)")
-    return found
+    sent = f"{published.bytes_sent / 1e6:.1f} of {published.bytes_total / 1e6:.0f} MB sent"
+    events.end(control, f"registry has {published.reference.rpartition('@')[2][:19]} ({sent}, {seconds:.1f} s)")
+    return published
 
 
-def there(target: Repository, image: DesiredImage) -> Published | None:
+def published_before(target: Repository, image: DesiredImage) -> Published | None:
     """The image under the digest that it was deployed with before: whoever goes on needs not have it here.
 
     Raises:
@@ -164,9 +164,9 @@ def at_host(image: DesiredImage, host: str) -> str:
     return f"{host}/{(image.reference or '').partition('/')[2]}"
 
 
-def nobody(image: DesiredImage) -> Missing:
+def not_here(image: DesiredImage) -> Missing:
     return Missing(
-        f"nobody here has the {image.role} image {image.id[7:19]}",
+        f"{image.role} image {image.id[7:19]} not found on this machine",
         code="no-image",
         cause="it was built on another machine, and not all nodes have it yet",
         next_step="deploy from the machine that built it, or build it here",

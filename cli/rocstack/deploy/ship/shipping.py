@@ -1,4 +1,6 @@
-"""How images reach the nodes of one deploy: which way, and what came of it."""
+"""How images get to the nodes of one deploy, and how each came there.
+
+The control image always goes as an archive over ssh; the worker image does where no registry may be."""
 
 from __future__ import annotations
 
@@ -12,17 +14,21 @@ from rocstack.deploy.nodes.image import DesiredImage
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.outcome import Shipped
 from rocstack.deploy.plan.prepare import Prepared
-from rocstack.deploy.ship import by_archive, by_rack, by_registry
+from rocstack.deploy.read.facts import NodeFacts
+from rocstack.deploy.ship import by_rack, by_registry
+from rocstack.edge.ssh import SshHost
+from rocstack.registry.image_archive import ImageArchive
+from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import PackedLayers
-from rocstack.registry.send_archive import LoadedImage
+from rocstack.registry.send_archive import LoadedImage, LoadTarget, load
 
 if TYPE_CHECKING:
     import docker
 
 
 @dataclass(frozen=True)
-class Came:
-    """What shipping came to. `image` names what nodes can pull; `failed` is node -> why."""
+class ShippingResult:
+    """`image` names what nodes can pull; `failed` is node -> why."""
 
     image: DesiredImage
     rows: tuple[Shipped, ...]
@@ -42,7 +48,7 @@ class Shipping:
         Why it doesn't reach a node, by node.
 
         Raises:
-            CheckFailed: it doesn't reach the control node. Missing: nobody here has it.
+            CheckFailed: it doesn't reach the control node. Missing: this machine doesn't have it.
         """
         rows = self._archives(prepared, prepared.images["control"], names, events)
         failed = {row.node: row.error for row in rows if row.error}
@@ -55,7 +61,9 @@ class Shipping:
             )
         return failed
 
-    def ship(self, prepared: Prepared, lacking: Sequence[str], node_runs: NodeRuns, events: DeployEvents) -> Came:
+    def ship(
+        self, prepared: Prepared, lacking: Sequence[str], node_runs: NodeRuns, events: DeployEvents
+    ) -> ShippingResult:
         """The worker image to the nodes that lack it; a node that fails is no reason for the others to wait.
 
         Raises:
@@ -67,8 +75,10 @@ class Shipping:
         events.say(f"shipping to {len(lacking)} nodes by {method}: {reason}")
         if method == "archive":
             rows = self._archives(prepared, image, lacking, events)
-            came = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
-            return Came(image, came, {each.node: each.error for each in rows if each.error}, {"method": "archive"})
+            shipped = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
+            return ShippingResult(
+                image, shipped, {each.node: each.error for each in rows if each.error}, {"method": "archive"}
+            )
         published = by_registry.bring(prepared, image, self.client, PackedLayers(self.folder / "layers"), events)
         ready = image.at(published.reference)
         hosts = dict.fromkeys(lacking, by_registry.home(desired))
@@ -76,9 +86,9 @@ class Shipping:
             hosts = by_rack.fill(prepared, ready, lacking, node_runs, events)
         sources = {name: by_registry.account(desired, host) for name, host in hosts.items()}
         pulled, failed = by_registry.pull(prepared, ready, sources, node_runs)
-        said = published.model_dump(mode="json", exclude={"layers", "skipped"})
+        fields = published.model_dump(mode="json", exclude={"layers", "skipped"})
         used = {name: source.address for name, source in sources.items()}
-        return Came(ready, pulled, failed, {**said, "method": method, "sources": used})
+        return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": used})
 
     def _archives(
         self, prepared: Prepared, image: DesiredImage, names: Sequence[str], events: DeployEvents
@@ -86,6 +96,51 @@ class Shipping:
         if not names:
             return []
         if self.client is None:
-            raise by_registry.nobody(image)
+            raise by_registry.not_here(image)
         nodes = {name: (prepared.gathered.ssh_hosts[name], prepared.facts(name)) for name in names}
-        return by_archive.send(self.client, image, nodes, events)
+        return send_archive(self.client, image, nodes, events)
+
+
+def send_archive(
+    client: docker.DockerClient,
+    image: DesiredImage,
+    nodes: Mapping[str, tuple[SshHost, NodeFacts]],
+    events: DeployEvents,
+) -> list[LoadedImage]:
+    """An image to nodes as one archive over ssh, without the layers that a node has; a node that fails is a result.
+
+    Raises:
+        CheckFailed, Missing: the engine here does not give the image.
+    """
+
+    def progress(node: str, done: int, total: int) -> None:
+        events.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    present = {name: _layers(facts) for name, (_, facts) in nodes.items()}
+    everywhere = frozenset.intersection(*present.values())
+    targets = [
+        LoadTarget(name, _shell(host), (*host.become, "docker"), present[name]) for name, (host, _) in nodes.items()
+    ]
+    for name in nodes:
+        events.step(name, f"waiting while the {image.role} image is packed")
+    with (
+        LocalImage.find(client, image.id) as source,
+        ImageArchive.make(source, image.on_node.name, have=everywhere) as archive,
+    ):
+        rows = load(archive, targets, progress=progress)
+    for row in rows:
+        if not row.error:
+            events.end(row.node, f"has the {image.role} image ({row.bytes / 1e6:.1f} MB sent, {row.seconds:.1f} s)")
+    return rows
+
+
+def _layers(facts: NodeFacts) -> frozenset[str]:
+    """That the node's engine needs not be sent; containerd's store asks for all of them."""
+    if facts.engine.store == "containerd":
+        return frozenset()
+    return frozenset(layer for image in facts.images for layer in image.layers)
+
+
+def _shell(host: SshHost) -> list[str]:
+    """To which a line for the shell there is added."""
+    return [*host.program, "-T", host.address] if host.program else ["sh", "-c"]

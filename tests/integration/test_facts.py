@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from workspace import Workspace, engine
 
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan import precheck
 from rocstack.deploy.plan.precheck import Finding, Scope
 from rocstack.deploy.read import facts, inventory
@@ -47,7 +47,7 @@ def on(workspace: Workspace, node: str, command: str) -> str:
 
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
     labels = {LABEL_PREFIX + "nic": nic, LABEL_PREFIX + "gfx": "gfx942", LABEL_PREFIX + "stack": "debian-13"}
-    images = {role: DesiredImage(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
+    images = {role: Image(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
     return list(precheck.precheck(Scope(listed, found.nodes, images), found.failures))
 
 

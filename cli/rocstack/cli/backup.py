@@ -52,7 +52,7 @@ def restore(
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.state import service_target
     from rocstack.deploy.work import backup as backups
-    from rocstack.deploy.work import blocking_jobs
+    from rocstack.deploy.work import controller
 
     began = time.monotonic()
     found = backups.about(file)
@@ -62,7 +62,7 @@ def restore(
     )
     target = service_target.target(nodes.path, nodes.control.name, "controller")
     with lock.hold(target.ssh_host):
-        blocking_jobs.end(target.ssh_host, force)
+        controller.end_jobs(target.ssh_host, force)
         cancelled = backups.restore(target.ssh_host, file)
     if json:
         print_json({"file": str(file), **found.__dict__, "cancelled": cancelled})

@@ -11,7 +11,7 @@ from rocstack.cli.ui import say
 from rocstack.steps.deploy import DeployOptions, RollbackOptions
 
 if TYPE_CHECKING:
-    from rocstack.deploy.plan.outcome import Outcome
+    from rocstack.deploy.plan.plan import Outcome
     from rocstack.steps.deploy import DeployPreview
 
 PlanOnly = Annotated[

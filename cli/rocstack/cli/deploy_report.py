@@ -8,8 +8,7 @@ from pathlib import Path
 from rocstack.base.findings import LEVELS, Finding
 from rocstack.cli import findings as display
 from rocstack.cli.ui import escape, out, print_json, table
-from rocstack.deploy.plan.outcome import Outcome
-from rocstack.deploy.plan.plan import Change, NodePlan, Plan
+from rocstack.deploy.plan.plan import Change, NodePlan, Outcome, Plan
 from rocstack.doctor.diagnosis import few
 from rocstack.probe.summary import count
 from rocstack.steps.deploy import DeployPreview

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,6 @@ from rocstack.steps.options import Inventory as Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from rocstack.edge.ansible import HostRun
 
 KINDS = {"containers": "container", "volumes": "volume", "images": "image", "files": "path"}
 Data = Annotated[bool, typer.Option("--data", help="Remove the cluster's data, keys and settings on the nodes too.")]
@@ -38,6 +36,7 @@ def down(
     Exit code 1: jobs run, another deploy does, or a node could not be changed; the others are done.
     """
     from rocstack.cli.nodes_display import NodesDisplay
+    from rocstack.deploy.nodes.answers import DownAnswer
     from rocstack.deploy.nodes.runs import NodeRuns
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.work.teardown import TASK, DownOptions
@@ -58,18 +57,14 @@ def down(
         runs = take_down(
             nodes, DownOptions(data, images, force), NodeRuns(nodes.path, log, events, chosen.cluster.ship.forks)
         )
-    done = {name: _done(run, TASK) for name, run in runs.items()}
+    answers = {name: run.answer(TASK, DownAnswer) for name, run in runs.items()}
+    done = {name: {kind: list(getattr(each, kind, ())) for kind in KINDS} for name, each in answers.items()}
     failed = {name: run.reason for name, run in runs.items() if run.state != "ok"}
     if json:
         print_json({"removed": done, "failed": failed})
     else:
         _show(done, failed, data)
     raise typer.Exit(1 if failed else 0)
-
-
-def _done(run: HostRun, task: str) -> dict[str, list[str]]:
-    result: Mapping[str, Any] = run.results.get(task, {})
-    return {kind: list(result.get(kind) or []) for kind in KINDS}
 
 
 def _show(done: Mapping[str, Mapping[str, list[str]]], failed: Mapping[str, str], data: bool) -> None:

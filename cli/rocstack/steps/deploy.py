@@ -22,10 +22,9 @@ from rocstack.steps.options import (
 
 if TYPE_CHECKING:
     from rocstack.cluster.settings import ClusterSettings
-    from rocstack.deploy.nodes.image import DesiredImage
+    from rocstack.deploy.nodes.image import Image
     from rocstack.deploy.nodes.runs import DeployEvents
-    from rocstack.deploy.plan.outcome import Outcome
-    from rocstack.deploy.plan.plan import Plan
+    from rocstack.deploy.plan.plan import Outcome, Plan
     from rocstack.deploy.plan.prepare import Choose, Request
     from rocstack.deploy.read.journal import Journal
     from rocstack.deploy.state.status import Status
@@ -139,7 +138,7 @@ def status(options: StatusOptions = StatusOptions()) -> Status:
     """
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.state import status as deployed
-    from rocstack.deploy.state.read_state import read_state
+    from rocstack.deploy.state.cluster_state import read_state
 
     chosen = settings(options)
     nodes = inventories.load(inventory_path(chosen, options.inventory))
@@ -264,8 +263,7 @@ def _built(chosen: Settings, options: DeployOptions) -> tuple[Choose, dict[str, 
     return (lambda journal: images), {layer: each.size(layer) for each in sources for layer in each.diff_ids}
 
 
-def _resumed(journal: Journal) -> Mapping[str, DesiredImage]:
-    from rocstack.deploy.nodes.image import of_release
+def _resumed(journal: Journal) -> Mapping[str, Image]:
 
     images = journal.unfinished()
     if images is None:
@@ -274,11 +272,10 @@ def _resumed(journal: Journal) -> Mapping[str, DesiredImage]:
             code="nothing-to-resume",
             next_step="`rocstack deploy INVENTORY --plan` shows what a new one would change",
         )
-    return of_release(images)
+    return images.by_role()
 
 
-def _earlier(journal: Journal, note: Note) -> Mapping[str, DesiredImage]:
-    from rocstack.deploy.nodes.image import of_release
+def _earlier(journal: Journal, note: Note) -> Mapping[str, Image]:
 
     target = journal.rollback_target()
     if target is None:
@@ -289,7 +286,7 @@ def _earlier(journal: Journal, note: Note) -> Mapping[str, DesiredImage]:
             next_step="deploy another image: `rocstack deploy INVENTORY --image REFERENCE`",
         )
     note(f"back to the release of {target.when} by {target.who}: {target.basis}")
-    return of_release(target.images)
+    return target.images.by_role()
 
 
 def _request(

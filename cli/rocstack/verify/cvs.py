@@ -18,7 +18,7 @@ from rocstack.base.errors import CheckFailed
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import addresses, inventory
-from rocstack.deploy.state import read_state
+from rocstack.deploy.state import cluster_state
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
@@ -87,9 +87,9 @@ def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | N
     """Reads the cluster and writes the files.
 
     Raises:
-        BadInput, Missing, CheckFailed: as `look`; no worker was reached.
+        BadInput, Missing, CheckFailed: as `read_state`; no worker was reached.
     """
-    state = read_state.read_state(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
+    state = cluster_state.read_state(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
     hosts = tuple(_hosts(state))
     if not hosts:
         raise CheckFailed("no worker was reached", code="no-worker", next_step=f"`rocstack status {path}`")

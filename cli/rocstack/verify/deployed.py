@@ -21,7 +21,7 @@ from rocstack.cluster.settings import ClusterSettings as Settings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.facts import NodeFacts
-from rocstack.deploy.state import read_state, status
+from rocstack.deploy.state import cluster_state, status
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.node import slurm_state
 from rocstack.node.engine_facts import SERVICE, SPEC
@@ -193,10 +193,10 @@ class DeployedCluster:
 def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wait: float = 300) -> DeployedCluster:
     """
     Raises:
-        BadInput, Missing, CheckFailed: as `look`; the control node wasn't reached.
+        BadInput, Missing, CheckFailed: as `read_state`; the control node wasn't reached.
     """
     inventory = inventories.load(path)
-    state = read_state.read_state(inventory, settings, forks=settings.ship.forks)
+    state = cluster_state.read_state(inventory, settings, forks=settings.ship.forks)
     reached = {node.name: state.gathered.ssh_hosts[node.name] for node in state.gathered.nodes}
     if inventory.control.name not in reached:
         reason = next((f.reason for f in state.gathered.failures if f.node == inventory.control.name), "not there")

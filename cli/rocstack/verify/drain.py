@@ -11,7 +11,7 @@ from typing import Any
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.plan import services
-from rocstack.deploy.state import read_state
+from rocstack.deploy.state import cluster_state
 from rocstack.edge import ssh
 from rocstack.node import slurm_state
 from rocstack.verify import verdict
@@ -81,7 +81,7 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
         if each.state == "failing" and "worker" in each.node.roles
     }
     ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
-    said = read_state.slurm(ssh_host)
+    said = cluster_state.read_slurm(ssh_host)
     if said.nodes is None:
         raise _silent(run.control, said.why)
     decided = decide(failing, found.names("passing", "worker"), said.nodes, force)

@@ -13,9 +13,9 @@ from cli_run import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
-from rocstack.deploy.state import read_state, service_target
+from rocstack.deploy.state import cluster_state, service_target
 from rocstack.deploy.state.cluster_state import ABSENT, SlurmState
-from rocstack.deploy.work import backup, blocking_jobs
+from rocstack.deploy.work import backup, controller
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 
@@ -127,14 +127,14 @@ def test_jobs_in_the_way(
         ran.append(command)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(read_state, "slurm", lambda ssh_host: said)
+    monkeypatch.setattr(cluster_state, "read_slurm", lambda ssh_host: said)
     monkeypatch.setattr(ssh, "run", run)
     if refused:
         with pytest.raises(CheckFailed, match=refused):
-            blocking_jobs.end(SshHost("n1"), force)
+            controller.end_jobs(SshHost("n1"), force)
     else:
-        blocking_jobs.end(SshHost("n1"), force)
-    assert ran == ([blocking_jobs.CANCEL] if cancelled else [])
+        controller.end_jobs(SshHost("n1"), force)
+    assert ran == ([controller.CANCEL] if cancelled else [])
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_an_engine_that_is_silent_is_not_one_without_a_controller(
         return subprocess.run(command, env=path, capture_output=True, text=True, check=False)
 
     monkeypatch.setattr(ssh, "run", run)
-    said = read_state.slurm(SshHost("n1"))
+    said = cluster_state.read_slurm(SshHost("n1"))
     assert said.nodes is None
     assert said.why.startswith(why)
     if why == ABSENT:
-        blocking_jobs.end(SshHost("n1"), force=False)
+        controller.end_jobs(SshHost("n1"), force=False)
     else:
         with pytest.raises(CheckFailed):
-            blocking_jobs.end(SshHost("n1"), force=False)
+            controller.end_jobs(SshHost("n1"), force=False)
 
 
 def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

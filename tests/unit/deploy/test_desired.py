@@ -13,21 +13,20 @@ import pytest
 
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
-from rocstack.deploy.nodes import image
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan import plan, secrets, services, tls
 from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
-from rocstack.deploy.work import journal_writer
+from rocstack.deploy.read.journal import ReleaseImages
 from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.probe.recordings import Failure
 
 DATA = Path(__file__).parents[1] / "data"
 HOSTS = tuple(InventoryHost(f"n{number}", f"10.0.0.{number}", f"10.0.0.{number}") for number in (1, 2, 3))
 LABELS = {LABEL_PREFIX + "nic": "tcp", LABEL_PREFIX + "component.slurm": "24.11.5"}
-IMAGES = {role: DesiredImage(role, f"sha256:{role}", role, LABELS) for role in ("worker", "control")}
+IMAGES = {role: Image(role, f"sha256:{role}", role, LABELS) for role in ("worker", "control")}
 SILENT = {"problem": "silent", "error": "no answer within 10 s", "cgroup": 0, "cgroup_writable": False}
 
 
@@ -127,9 +126,15 @@ def test_an_image_that_is_only_known_by_name(store: str, ships: bool) -> None:
     now = wanted({"n1": {}, "n2": {"store": store}, "n3": {}})
     spec, found = now.node_specs()["n2"], now.facts.node("n2")
     assert found is not None
-    there = {"id": "sha256:manifest", "names": [spec.images[0].name], "digests": [], "layers": ["sha256:l"], "size": 1}
+    there = {
+        "id": "sha256:manifest",
+        "names": [spec.images[0].name_on_node],
+        "digests": [],
+        "layers": ["sha256:l"],
+        "size": 1,
+    }
     about = {"created": "", "role": "worker", "content": "", "stack": "", "nic": "tcp"}
-    images = (facts.NodeImage.model_validate({**there, **about, "names": (spec.images[0].name,)}, strict=False),)
+    images = (facts.NodeImage.model_validate({**there, **about}, strict=False),)
     made = plan.changes(spec, found.model_copy(update={"images": images}))
     assert any(change.kind == "ship" for change in made) == ships
 
@@ -146,6 +151,6 @@ def test_registries_and_their_ports() -> None:
 
 def test_the_controllers_slurm_is_known_later() -> None:
     assert deployed()["slurm"] == "24.11.5"
-    release = journal_writer.release(IMAGES)
-    assert image.of_release(release)["control"].slurm == "24.11.5"
-    assert image.of_release(release.model_copy(update={"control_labels": {}}))["control"].slurm == ""
+    release = ReleaseImages.of(IMAGES)
+    assert release.by_role()["control"].slurm == "24.11.5"
+    assert release.model_copy(update={"control_labels": {}}).by_role()["control"].slurm == ""

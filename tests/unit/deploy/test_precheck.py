@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rocstack.base import finding_texts
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan import precheck
 from rocstack.deploy.plan.precheck import Finding, Scope
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES
@@ -90,11 +90,11 @@ def placed(value: Any) -> Any:
     return json.loads(re.sub(r"\bN[12]\b", lambda found: names[found[0]], json.dumps(value)))
 
 
-def image(role: str, given: Any, labels: dict[str, str]) -> DesiredImage:
+def image(role: str, given: Any, labels: dict[str, str]) -> Image:
     nic = gate_cases.labels(given) if isinstance(given, str) else {LABEL_PREFIX + "nic": "tcp"}
     own = given if isinstance(given, dict) else {}
     all_labels = {**nic, **{LABEL_PREFIX + key: value for key, value in {**LABELS, "role": role, **labels}.items()}}
-    return DesiredImage(
+    return Image(
         role, f"sha256:{role}", f"rocstack/{role}:1", all_labels, own.get("size", 0), tuple(own.get("layers", ()))
     )
 

@@ -6,42 +6,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from rocstack.cluster.operation import RolloutSettings
 from rocstack.cluster.settings import ClusterSettings
+from rocstack.deploy.nodes.answers import Drained, WaitedDrained, WaitedReady
 from rocstack.deploy.nodes.node_spec import NodeSpec
+from rocstack.deploy.nodes.runs import NodeRun
 from rocstack.deploy.plan.prepare import Request
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import Deploy, Journal, ReleaseImages
 from rocstack.deploy.work.rolling import Rolling
-from rocstack.edge.ansible import HostRun
 
 NODES = ("n1", "n2", "n3", "n4")
 
 
 @dataclass
 class Slurm:
-    """Answers as rocstack.node.slurm_control does; `busy` nodes never become empty, `slow` ones never ready."""
+    """Answers as the controller does; `busy` nodes never become empty, `slow` ones never ready."""
 
     busy: dict[str, str] = field(default_factory=dict)
     slow: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    steps: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def work(self, *steps: Mapping[str, Any]) -> list[dict[str, Any]]:
-        self.steps += steps
-        return [getattr(self, step["do"])(step["nodes"]) for step in steps]
+    def empty(
+        self, nodes: Sequence[str], reason: str, seconds: float, *, requeue: bool
+    ) -> tuple[Drained, WaitedDrained]:
+        kept = self._of(self.kept, nodes)
+        return (
+            Drained(drained=tuple(name for name in nodes if name not in kept), kept=kept),
+            WaitedDrained(busy=self._of(self.busy, nodes), requeued=(), refused=self.refused),
+        )
 
-    def drain(self, nodes: Sequence[str]) -> dict[str, Any]:
-        return {"drained": [n for n in nodes if n not in self.kept], "kept": self._of(self.kept, nodes)}
-
-    def wait_drained(self, nodes: Sequence[str]) -> dict[str, Any]:
-        return {"busy": self._of(self.busy, nodes), "requeued": [], "refused": self.refused}
-
-    def wait_ready(self, nodes: Sequence[str]) -> dict[str, Any]:
-        return {"waiting": self._of(self.slow, nodes)}
+    def wait_ready(self, nodes: Sequence[str], seconds: float, since: float = 0) -> WaitedReady:
+        return WaitedReady(waiting=self._of(self.slow, nodes))
 
     @staticmethod
     def _of(all_of: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
@@ -73,10 +71,10 @@ class Case:
         rolling = Rolling(self.settings, node_specs, self.slurm, node_runs, record, events, 0.0, lambda *_: None)  # type: ignore[arg-type]
         return rolling.roll(NODES, {})
 
-    def _start(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, HostRun]:
+    def _start(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, NodeRun]:
         self.started.append(list(node_specs))
-        bad = HostRun("", "failed", "rocstack-worker isn't healthy")
-        return {name: bad if name in self.broken else HostRun(name, "ok") for name in node_specs}
+        bad = NodeRun("", "failed", "rocstack-worker isn't healthy")
+        return {name: bad if name in self.broken else NodeRun(name, "ok") for name in node_specs}
 
 
 def test_a_canary_then_a_wave() -> None:

@@ -15,20 +15,20 @@ import pytest
 from rocstack.base.errors import BadInput, Missing
 from rocstack.cluster.operation import Ship
 from rocstack.cluster.settings import ClusterSettings
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.answers import CopiedImage, WarmAnswer
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import NodeSpec, RegistrySpec
-from rocstack.deploy.nodes.runs import SilentEvents
+from rocstack.deploy.nodes.runs import NodeRun, SilentEvents
 from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.read import addresses, inventory
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.ship import by_rack, by_registry
-from rocstack.edge.ansible import HostRun
 from rocstack.node import pull
 from rocstack.node.engine import NodeError
 
 DIGEST = "sha256:" + 64 * "a"
-IMAGE = DesiredImage("worker", "sha256:" + 64 * "b", "w", {}, reference=f"h:5000/rocstack-worker@{DIGEST}")
+IMAGE = Image("worker", "sha256:" + 64 * "b", "w", {}, reference=f"h:5000/rocstack-worker@{DIGEST}")
 
 
 def cluster(**registries: str) -> Inventory:
@@ -94,11 +94,11 @@ class FakeNodeRuns:
     fails: frozenset[str]
     copied: list[list[tuple[str, str, str]]] = field(default_factory=list)  # waves of (node, source, target)
 
-    def run(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, HostRun]:
+    def run(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, NodeRun]:
         assert playbook == "start.yml"
-        return {name: HostRun(name, "failed" if name in self.fails else "ok", "port taken") for name in node_specs}
+        return {name: NodeRun(name, "failed" if name in self.fails else "ok", "port taken") for name in node_specs}
 
-    def send(self, playbook: str, node_specs: Mapping[str, Any]) -> dict[str, HostRun]:
+    def send(self, playbook: str, node_specs: Mapping[str, Any]) -> dict[str, NodeRun]:
         found, wave = {}, []
         for name, spec in node_specs.items():
             rows = []
@@ -106,8 +106,9 @@ class FakeNodeRuns:
                 source, target = (each[key].removesuffix("/rocstack-worker") for key in ("source", "target"))
                 wave.append((name, source, target))
                 assert {row["host"] for row in spec["logins"]} >= {source, target}
-                rows.append({"target": each["target"], "seconds": 1.0, "error": "full" if target in self.fails else ""})
-            found[name] = HostRun(name, "ok", "", {"Warm": {"copies": rows}})
+                error = "full" if target in self.fails else ""
+                rows.append(CopiedImage(target=each["target"], changed=True, seconds=1.0, error=error))
+            found[name] = NodeRun(name, "ok", "", {"Warm": WarmAnswer(copies=tuple(rows))})
         self.copied.append(wave)
         return found
 

@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from rocstack.deploy.plan import services
+from rocstack.deploy.plan.services import CONTAINERS, SERVICES
 from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import status
-from rocstack.deploy.state.cluster_state import CONTAINERS, SERVICES, ClusterState, SlurmState
+from rocstack.deploy.state.cluster_state import ClusterState, SlurmState
 from rocstack.deploy.state.status import Status
 from rocstack.node import slurm_state
 from rocstack.probe.recordings import Failure

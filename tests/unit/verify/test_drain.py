@@ -11,7 +11,7 @@ import pytest
 from test_proved import run
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.state import read_state
+from rocstack.deploy.state import cluster_state
 from rocstack.deploy.state.cluster_state import SlurmState
 from rocstack.edge import ssh
 from rocstack.node import slurm_state
@@ -85,7 +85,7 @@ class Node:
         self.commands: list[list[str]] = []
         self.code = code
         monkeypatch.setattr(ssh, "ssh_hosts", lambda inventory, hosts: dict.fromkeys(hosts, "n1"))
-        monkeypatch.setattr(read_state, "slurm", lambda ssh_host: SlurmState(known, "no answer"))
+        monkeypatch.setattr(cluster_state, "read_slurm", lambda ssh_host: SlurmState(known, "no answer"))
         monkeypatch.setattr(ssh, "run", self.run)
 
     def run(self, ssh_host: Any, command: list[str]) -> subprocess.CompletedProcess[str]:

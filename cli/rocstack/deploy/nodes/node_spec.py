@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from rocstack.deploy.nodes.image import Image
 
 
 @dataclass(frozen=True)
@@ -32,19 +34,6 @@ class FileSpec:
             "uid": self.uid,
             "gid": self.gid,
         }
-
-
-@dataclass(frozen=True)
-class ImageSpec:
-    """`reference` is what a node pulls, by digest; None where the image came by archive. `id` is what it is then."""
-
-    id: str
-    name: str
-    reference: str | None = None
-    layers: tuple[str, ...] = ()  # diff ids: the same in every engine's store
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "name": self.name, "reference": self.reference}
 
 
 @dataclass(frozen=True)
@@ -81,16 +70,31 @@ class RegistrySpec:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One host's wanted state. `commands` run in their container when a file changed or a container was made."""
+    """What one node is to be. `commands` run in their container when a file changed or a container was made."""
 
     files: tuple[FileSpec, ...] = ()
-    images: tuple[ImageSpec, ...] = ()
+    images: tuple[Image, ...] = ()
     containers: tuple[ContainerSpec, ...] = ()
     registry: RegistrySpec | None = None
     commands: tuple[tuple[str, ...], ...] = ()
     remove: tuple[str, ...] = ()
     keep: tuple[str, ...] | None = None  # ids of the images that stay
     state: Mapping[str, Any] = field(default_factory=dict)
+
+    def part(self, services: Iterable[str]) -> NodeSpec:
+        """What concerns these services; what is removed and pruned belongs to the whole."""
+        chosen = set(services)
+        containers = tuple(each for each in self.containers if each.service in chosen)
+        names, images = {each.name for each in containers}, {each.image for each in containers}
+        return replace(
+            self,
+            containers=containers,
+            images=tuple(image for image in self.images if image.id in images),
+            commands=tuple(command for command in self.commands if command[0] in names),
+            remove=(),
+            keep=None,
+            state={},
+        )
 
     def digests(self) -> dict[str, str]:
         """Container name -> digest of what it is made from."""

@@ -1,4 +1,5 @@
-"""The Ansible runs of a deploy: orders go to the nodes in a file for nobody else, results come back by node."""
+"""The Ansible runs of a deploy: what each node is to be goes there in a private file, and the answers come back by
+node."""
 
 from __future__ import annotations
 
@@ -7,16 +8,18 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from rocstack.deploy.nodes.answers import ANSWERS, Answer, parse
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.edge import ansible
-from rocstack.edge.ansible import HostRun
+from rocstack.edge.ansible import HostRun, State
 
-MEMORY = Path("/dev/shm")  # secrets of an order don't reach a disk where there is one
-SAYS = {  # what people read for the name of a task
+A = TypeVar("A", bound=Answer)
+MEMORY = Path("/dev/shm")  # where there is one, a spec's secrets stay off the disk
+TASKS = {  # what people read while a task runs
     "Pull": "pulling the image",
     "Warm": "filling the rack's registry",
     "Control": "starting the control plane",
@@ -24,49 +27,30 @@ SAYS = {  # what people read for the name of a task
     "Slurm": "waiting for Slurm",
     "Down": "stopping its containers",
 }
-
-
-def _pulled(result: Mapping[str, Any]) -> str:
-    images = [each for each in result["images"] if each["changed"]]
-    count, seconds = sum(each["bytes"] or 0 for each in images), sum(each["seconds"] for each in images)
-    attempts = max((each["attempts"] for each in images), default=1)
-    again = f", {attempts} attempts" if attempts > 1 else ""
-    return f"pulled {count / 1e6:.1f} MB in {seconds:.1f} s{again}" if images else ""
-
-
-def _made(result: Mapping[str, Any]) -> str:
-    acted = [
-        f"{name.removeprefix('rocstack-')} {each['action']} ({each['seconds']:.1f} s)"
-        for name, each in result["containers"].items()
-        if each["action"] != "kept"
-    ]
-    return ", ".join(acted) or ("files written" if result["files"] else "")
-
-
-TOLD = {"Pull": _pulled, "Control": _made, "Containers": _made}  # what came of a task, as soon as it ends on a node
+REPORTED = ("Pull", "Control", "Containers")  # tasks whose answer is shown as soon as a node has it
 
 
 class DeployEvents(Protocol):
-    """Called from several threads."""
+    """What a deploy tells while it works. Called from several threads."""
 
     def begin(self, nodes: Sequence[str]) -> None:
         """The nodes are known."""
 
     def say(self, text: str) -> None:
-        """Of the cluster as a whole."""
+        """About the cluster as a whole."""
 
     def step(self, node: str, text: str) -> None:
-        """What a node is about to do or doing."""
+        """A node begins this."""
 
     def end(self, node: str, text: str, *, ok: bool = True) -> None:
-        """What came of it."""
+        """A node has done this, or failed."""
 
     def rest(self) -> None:
-        """No node does anything now; what comes next counts anew."""
+        """No node works now; times are counted anew from here."""
 
 
 class SilentEvents:
-    """For those who want only the result."""
+    """For callers that want only the result."""
 
     def begin(self, nodes: Sequence[str]) -> None: ...
 
@@ -80,6 +64,22 @@ class SilentEvents:
 
 
 @dataclass(frozen=True)
+class NodeRun:
+    """How a playbook ended on one node. `reason` says why it failed, with the likely cause; `answers` has every task of
+    ours that ended there."""
+
+    node: str
+    state: State
+    reason: str = ""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    def answer(self, task: str, model: type[A]) -> A | None:
+        """The task's answer; None where it didn't run there, or failed before it had one."""
+        answer = self.answers.get(task)
+        return answer if isinstance(answer, model) else None
+
+
+@dataclass(frozen=True)
 class NodeRuns:
     """`log` takes what Ansible prints."""
 
@@ -90,62 +90,78 @@ class NodeRuns:
 
     def run(
         self, playbook: str, node_specs: Mapping[str, NodeSpec], variables: Mapping[str, Any] | None = None
-    ) -> dict[str, HostRun]:
-        """Runs `playbook` on the nodes that have an order; what each said, by node. A node that said nothing is
+    ) -> dict[str, NodeRun]:
+        """Runs `playbook` on the nodes that have a spec; how it ended, by node. A node that didn't answer is
         unreachable.
 
         Raises:
-            BadInput, Missing, CheckFailed: as `remote.run`.
+            BadInput, Missing, CheckFailed: as `ansible.run`.
         """
         return self.send(playbook, {name: spec.as_dict() for name, spec in node_specs.items()}, variables)
 
     def send(
-        self, playbook: str, node_specs: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any] | None = None
-    ) -> dict[str, HostRun]:
-        """The same for a playbook whose orders are of another kind."""
-        return self._run(playbook, node_specs, variables or {})
+        self, playbook: str, rows: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> dict[str, NodeRun]:
+        """The same for a playbook that takes something else than a spec."""
 
-    def ask(self, playbook: str, node: str, variables: Mapping[str, Any]) -> HostRun:
-        """The same for one node, which needs no order: `variables` are no secrets."""
-        return self._run(playbook, {node: {}}, variables)[node]
-
-    def _run(self, playbook: str, node_specs: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, HostRun]:
-        def on_task(host: str, task: str, state: ansible.State, result: Mapping[str, Any]) -> None:
-            if state == "started" and task in SAYS:
-                self.events.step(host, SAYS[task])
-            elif state == "ok" and task in TOLD and (text := TOLD[task](result)):
+        def on_task(host: str, task: str, state: State, result: Mapping[str, Any]) -> None:
+            if state == "started" and task in TASKS:
+                self.events.step(host, TASKS[task])
+            elif state == "ok" and task in REPORTED and (text := _shown(task, result)):
                 self.events.end(host, text)
 
-        if not node_specs:
+        if not rows:
             return {}
-        with _file({"orders": dict(node_specs)}) as file:
+        with _private_file({"node_specs": dict(rows)}) as file:
             runs = ansible.run(
                 playbook,
                 self.inventory,
                 forks=self.forks,
-                variables={"rocstack_order": str(file), **variables},
-                limit=node_specs,
+                variables={"rocstack_node_specs": str(file), **(variables or {})},
+                limit=rows,
                 log=self.log,
                 on_task=on_task,
             )
-        found = {run.host: run for run in runs}
-        return {
-            name: found.get(name, HostRun(name, "unreachable", "Ansible said nothing of it")) for name in node_specs
-        }
+        by_host = {run.host: _node_run(run) for run in runs}
+        silent = {name: NodeRun(name, "unreachable", "Ansible said nothing of it") for name in rows}
+        return {name: by_host.get(name, run) for name, run in silent.items()}
+
+    def ask(self, playbook: str, node: str, variables: Mapping[str, Any]) -> NodeRun:
+        """The same for one node, which needs no spec. `variables` must hold no secrets."""
+        return self.send(playbook, {node: {}}, variables)[node]
 
 
-def failure_reason(run: HostRun) -> str:
-    """Why a node failed, with the likely cause where one is known."""
+def _node_run(run: HostRun) -> NodeRun:
+    """A node that ended well and whose answer can't be read has failed."""
+    answers: dict[str, Answer] = {}
+    for task in run.results.keys() & ANSWERS.keys():
+        try:
+            answers[task] = parse(ANSWERS[task], run.results[task])
+        except ValueError as error:
+            if run.state == "ok":
+                return NodeRun(run.host, "failed", f"its answer can't be read: {task}: {error}")
+            answers[task] = Answer()  # it failed before it had one
+    return NodeRun(run.host, run.state, _reason(run), answers)
+
+
+def _reason(run: HostRun) -> str:
     causes = [str(result.get("cause") or "") for result in run.results.values()]
     cause = next(filter(None, reversed(causes)), "")
     return f"{run.reason} ({cause})" if cause and cause not in run.reason else run.reason
 
 
+def _shown(task: str, result: Mapping[str, Any]) -> str:
+    try:
+        return str(parse(ANSWERS[task], result))
+    except ValueError:
+        return ""  # the node fails for it when the run has ended
+
+
 @contextmanager
-def _file(data: Mapping[str, Any]) -> Iterator[Path]:
+def _private_file(data: Mapping[str, Any]) -> Iterator[Path]:
     """In a folder that only this user may enter."""
-    place = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="rocstack-", dir=place) as folder:
-        file = Path(folder) / "orders.json"
+    memory = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="rocstack-", dir=memory) as folder:
+        file = Path(folder) / "node_specs.json"
         file.write_text(json.dumps(data))
         yield file

@@ -35,7 +35,7 @@ def same_address(scope: Scope) -> Iterator[Values]:
 
 @cluster_rule
 def node_left(scope: Scope) -> Iterator[Values]:
-    before = known_machines(scope.control.state) if scope.control else {}
+    before = known_machines(scope.control)
     for name in before:
         if all(name != worker.name for worker in scope.inventory.workers):
             yield {"name": name}

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from rocstack.base.levels import HARDWARE
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.doctor.diagnosis import gate_values
@@ -19,7 +19,7 @@ from rocstack.stack import rules
 IN_TREE = "in-tree"
 
 
-def _of_worker(node: NodeFacts, scope: Scope) -> DesiredImage | None:
+def _of_worker(node: NodeFacts, scope: Scope) -> Image | None:
     return scope.images.get("worker") if scope.is_worker(node) else None
 
 
@@ -27,7 +27,7 @@ def _judged(node: NodeFacts, scope: Scope, result: str) -> Iterator[Values]:
     image = _of_worker(node, scope)
     if image is None or scope.gate == "off":
         return
-    verdict = judge(image.judged, node.profile)
+    verdict = judge(image.facts, node.profile)
     if verdict.result == result != FITS:
         level: Values = {"level": "warning"} if scope.gate == "warn" else {}
         yield {**gate_values(verdict), **level}
@@ -48,7 +48,7 @@ def _matrix() -> tuple[rules.Rule, ...]:
     return tuple(rule for rule in rules.load() if "driver" in rule.need)
 
 
-def _rocm(image: DesiredImage) -> str:
+def _rocm(image: Image) -> str:
     """The image's ROCm where it is AMD's own: a distribution's mixes releases, and AMD's table is silent on it."""
     method = image.labels.get(f"{LABEL_PREFIX}rocm.method", "amd")
     return image.labels.get(f"{LABEL_PREFIX}component.rocm", "") if method == "amd" else ""
@@ -100,7 +100,7 @@ def slurm_newer(scope: Scope) -> Iterator[Values]:
 def _controller(scope: Scope, upgrade: bool) -> Iterator[Values]:
     """Slurm's version on the control node, as the last deploy left it, where the wanted image has another release."""
     image = scope.images.get("control")
-    now = str(((scope.control.state if scope.control else None) or {}).get("slurm", ""))
+    now = scope.control.state.slurm if scope.control and scope.control.state else ""
     before, after = rules.upstream(now), rules.upstream(image.slurm if image else "")
     if image is None or before is None or after is None:
         return

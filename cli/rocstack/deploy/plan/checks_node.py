@@ -136,7 +136,7 @@ def uid_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 @node_rule
 def memlock_low(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     image, limit = scope.images.get("worker"), node.engine.memlock
-    uses_rdma = image is not None and image.judged.nic not in (None, TCP)
+    uses_rdma = image is not None and image.facts.nic not in (None, TCP)
     if not scope.is_worker(node) or not uses_rdma or limit is None or limit == UNLIMITED or node.engine.raises_limits:
         return
     softer: Values = {"level": "warning"} if node.profile.virtual or scope.memlock else {}

@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from rocstack.base.image_names import name_on_node
 from rocstack.cluster import cgroup, hostlist, slurm_files
 from rocstack.cluster.cgroup import cgroup_flags
@@ -19,7 +17,7 @@ from rocstack.cluster.slurm_node import SlurmNode, slurm_node
 from rocstack.container.environment import Environment
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.container.run_line import RunProfile
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
 from rocstack.deploy.plan.secrets import Secrets
@@ -33,7 +31,6 @@ from rocstack.node.containers import OLD
 SLURM_UID = 64030
 USER = "rocstack"  # of the registry
 ROLES = ("worker", "control")
-_MACHINES = TypeAdapter(dict[str, SlurmNode])
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class DesiredCluster:
     cluster: ClusterSettings
     run: RunProfile
     keys: Secrets
-    images: Mapping[str, DesiredImage]  # by role
+    images: Mapping[str, Image]  # by role
     facts: Gathered
     now: datetime
     keep: frozenset[str] = frozenset()
@@ -92,7 +89,7 @@ class DesiredCluster:
 
     @cached_property
     def before(self) -> dict[str, SlurmNode]:
-        return known_machines(self.control.state)
+        return known_machines(self.control)
 
     @property
     def worker_names(self) -> tuple[str, ...]:
@@ -188,7 +185,7 @@ class DesiredCluster:
         if mirror:
             files += self._registry_files({mirror.host, self.address(name), name})
             containers.append(services.registry(self.images["control"].id, mirror.port))
-        images = tuple(self.images[role].on_node for role in (*roles, *(["control"] if mirror else [])))
+        images = tuple(self.images[role] for role in (*roles, *(["control"] if mirror else [])))
         return NodeSpec(
             files=tuple(files),
             images=images,
@@ -243,7 +240,7 @@ class DesiredCluster:
             facts.host(),
             control=self.control_address,
             profile=self.run,
-            mounts=(*self._mounts(), *host_mounts(image.judged, facts.profile)),
+            mounts=(*self._mounts(), *host_mounts(image.facts, facts.profile)),
             cgroup=cgroup_flags(facts.engine.cgroup, self.slurm.cgroups.used and facts.engine.cgroup_writable),
             env=self._env(),
             wait_for=[path for gres in self.machines[name].gres for path in hostlist.expand(gres.files)],
@@ -289,12 +286,6 @@ def running(facts: NodeFacts) -> frozenset[str]:
     return frozenset(each.image for each in facts.containers)
 
 
-def known_machines(state: Mapping[str, Any] | None) -> dict[str, SlurmNode]:
+def known_machines(control: NodeFacts | None) -> dict[str, SlurmNode]:
     """The workers as the last deploy described them."""
-    return _MACHINES.validate_python((state or {}).get("machines", {}))
-
-
-def keys_there(state: Mapping[str, Any] | None) -> dict[str, str]:
-    """Fingerprints of the keys that the cluster was deployed with."""
-    found = (state or {}).get("keys", {})
-    return dict(found) if isinstance(found, dict) else {}
+    return dict(control.state.machines) if control and control.state else {}

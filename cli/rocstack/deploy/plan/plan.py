@@ -1,4 +1,5 @@
-"""The plan: what a deploy would change on each node, and why. Pure: orders against facts."""
+"""The plan: what a deploy would change on each node, and why. Pure: specs against facts. Also what came
+of it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rocstack.base.findings import Finding
-from rocstack.deploy.nodes.node_spec import ContainerSpec, ImageSpec, NodeSpec
+from rocstack.deploy.nodes.image import Image
+from rocstack.deploy.nodes.node_spec import ContainerSpec, NodeSpec
 
 if TYPE_CHECKING:
     from rocstack.deploy.read.facts import NodeFacts, NodeImage
@@ -77,11 +79,58 @@ def as_rows(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     return [{**finding.as_dict(), "next_step": finding.next} for finding in findings]
 
 
+@dataclass(frozen=True)
+class Shipped:
+    """How an image came to a node. `bytes` went over the wire; None where nobody counted."""
+
+    node: str
+    seconds: float
+    bytes: int | None
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`failed` is node -> why; `untouched` are nodes that were to change and were not come to, and `stopped` why."""
+
+    plan: Plan
+    images: Mapping[str, str]  # role -> image id
+    changed: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    untouched: tuple[str, ...] = ()
+    stopped: str = ""
+    ready: tuple[str, ...] = ()  # workers on which jobs can start
+    shipped: tuple[Shipped, ...] = ()
+    published: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not (self.failed or self.untouched or self.stopped or self.plan.stopped)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "images": dict(self.images),
+            "changed": list(self.changed),
+            "failed": dict(self.failed),
+            "untouched": list(self.untouched),
+            "stopped": self.stopped,
+            "ready": list(self.ready),
+            "shipped": [asdict(each) for each in self.shipped],
+            "published": dict(self.published),
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 2),
+            "plan": self.plan.as_dict(),
+        }
+
+
 def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
     """What makes `facts` into `order`, in the order in which it happens."""
     running = {each.image for each in facts.containers if each.status == "running"}
     out = [
-        Change("ship", image.name, "another image runs there" if running else "not on the node")
+        Change("ship", image.name_on_node, "another image runs there" if running else "not on the node")
         for image in spec.images
         if not any(_same(image, found, facts.engine.store) for found in facts.images)
     ]
@@ -97,13 +146,13 @@ def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
 
 
-def _same(image: ImageSpec, found: NodeImage, store: str) -> bool:
+def _same(image: Image, found: NodeImage, store: str) -> bool:
     """containerd's store has the manifest's digest for an id, so there the layers count, or the name that a deploy gave
     it. In the other one the same layers under another id are an image with another configuration."""
     if store != "containerd":
         return image.id == found.id
     by_layers = bool(image.layers) and image.layers == found.layers
-    return image.id == found.id or by_layers or image.name in found.names
+    return image.id == found.id or by_layers or image.name_on_node in found.names
 
 
 def _of_container(container: ContainerSpec, digest: str, spec: NodeSpec, facts: NodeFacts) -> list[Change]:

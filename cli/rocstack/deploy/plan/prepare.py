@@ -12,11 +12,11 @@ from rocstack.base.findings import Finding
 from rocstack.cluster.operation import RolloutSettings
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.plan import plan, precheck, secrets, tls
-from rocstack.deploy.plan.desired import SLURM_UID, DesiredCluster, keys_there
+from rocstack.deploy.plan.desired import SLURM_UID, DesiredCluster
 from rocstack.deploy.plan.plan import NodePlan, Plan
 from rocstack.deploy.plan.precheck import Scope
 from rocstack.deploy.plan.secrets import Secrets
@@ -30,7 +30,7 @@ MUNGE_UID = 42430
 UIDS = {"munge": MUNGE_UID, "slurm": SLURM_UID}  # in the images
 
 
-Choose = Callable[[Journal], Mapping[str, DesiredImage]]
+Choose = Callable[[Journal], Mapping[str, Image]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Prepared:
     """A request, and what was found. `findings` are of all nodes at once."""
 
     request: Request
-    images: Mapping[str, DesiredImage]
+    images: Mapping[str, Image]
     gathered: Gathered
     journal: Journal
     keys: Secrets
@@ -99,13 +99,13 @@ class Prepared:
     def _shipping(self, nodes: Sequence[NodePlan]) -> dict[str, Any]:
         """How the worker image would travel; empty where it needs not."""
         image = self.images["worker"]
-        lacking = {node.name for node in nodes if node.has("ship", image.on_node.name)}
+        lacking = {node.name for node in nodes if node.has("ship", image.name_on_node)}
         if not lacking or self.desired is None:
             return {}
         method, why = self.desired.ship_method(lacking)
         return {"method": method, "why": why, "nodes": len(lacking)}
 
-    def with_images(self, images: Mapping[str, DesiredImage]) -> Prepared:
+    def with_images(self, images: Mapping[str, Image]) -> Prepared:
         """The same with images that nodes can pull now."""
         if self.desired is None:
             return self
@@ -136,7 +136,7 @@ def prepare(request: Request, events: DeployEvents) -> Prepared:
     events.rest()
     control = gathered.node(inventory.control.name)
     if control:
-        secrets.refuse_others(place, keys, keys_there(control.state))
+        secrets.refuse_others(place, keys, control.state.keys if control.state else {})
     known = journal.loads_dict(control.journal) if control else Journal()
     images = request.choose(known)
     desired = None
@@ -171,7 +171,7 @@ def prepare(request: Request, events: DeployEvents) -> Prepared:
     return Prepared(request, images, gathered, known, keys, found, desired)
 
 
-def _proved(known: Journal, images: Mapping[str, DesiredImage], runs: Path | None) -> tuple[Verified, ...]:
+def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[Verified, ...]:
     """By the cluster's journal, and by what this machine has."""
     worker, control = images["worker"].id, images["control"].id
     mine = ReleaseImages(worker_id=worker, control_id=control)

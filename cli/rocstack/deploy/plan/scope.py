@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rocstack.base.finding_texts import registering
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.read import addresses
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory import Inventory
@@ -32,7 +32,7 @@ class Scope:
 
     inventory: Inventory
     nodes: tuple[NodeFacts, ...]
-    images: Mapping[str, DesiredImage]
+    images: Mapping[str, Image]
     gate: Gate = "refuse"
     memlock: bool = False
     uids: Mapping[str, int] = field(default_factory=dict)

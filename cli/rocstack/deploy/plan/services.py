@@ -16,6 +16,12 @@ SLURM = "/etc/rocstack/slurm"
 TLS = "/etc/rocstack/registry"
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
 WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
+SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE}
+SERVICE_OF = {name: service for service, name in SERVICES.items()}
+CONTAINERS = {  # of a role
+    "control": (DB, STORE, CONTROL),
+    "worker": (WORKER,),
+}
 SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
 VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
 _STOP = "--stop-timeout=60"  # seconds to write down what it knows

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic_core
-from pydantic import Field, SkipValidation, ValidationError
+from pydantic import Field, SkipValidation
 
 from rocstack.base.words import Value
+from rocstack.cluster.slurm_node import SlurmNode
 from rocstack.container import host
+from rocstack.deploy.nodes.answers import Answer, parse
 from rocstack.deploy.read import addresses
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ansible, ssh
@@ -97,6 +99,17 @@ class User(Value):
     name: str
 
 
+class NodeState(Answer):
+    """/var/lib/rocstack/node.json: what the last deploy made of the node. `machines` and `keys` (fingerprints) are the
+    control node's; so is `slurm`, the version it has."""
+
+    cluster: str = ""
+    images: dict[str, str] = Field(default_factory=dict)
+    keys: dict[str, str] = Field(default_factory=dict)
+    slurm: str = ""
+    machines: dict[str, SlurmNode] = Field(default_factory=dict)
+
+
 class FactsAnswer(Value):
     """The module's answer but for the recording."""
 
@@ -105,7 +118,7 @@ class FactsAnswer(Value):
     containers: tuple[NodeContainer, ...]
     images: tuple[NodeImage, ...]
     user: User
-    state: dict[str, Any] | None  # /var/lib/rocstack/node.json
+    state: NodeState | None
     journal: dict[str, Any] | None  # /var/lib/rocstack/deploy.json
     files: dict[str, str]  # path -> sha256, below /etc/rocstack
     ports: dict[str, Listener]
@@ -186,9 +199,9 @@ def gather(
             failures.append(Failure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason))
             continue
         try:
-            nodes.append(parse(run.host, run.results[TASK], heard[run.host], overlay))
+            nodes.append(of_answer(run.host, run.results[TASK], heard[run.host], overlay))
         except (KeyError, TypeError, ValueError) as error:
-            failures.append(Failure(run.host, "failed", f"its answer can't be read: {_short(error)}"))
+            failures.append(Failure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
     return Gathered(
         tuple(sorted(nodes, key=lambda node: natural_key(node.name))),
         tuple(sorted(failures, key=lambda failure: natural_key(failure.node))),
@@ -216,7 +229,7 @@ def questions(
     }
 
 
-def parse(name: str, answer: Mapping[str, Any], heard: float, overlay: Path | None = None) -> NodeFacts:
+def of_answer(name: str, answer: Mapping[str, Any], heard: float, overlay: Path | None = None) -> NodeFacts:
     """The module's answer as a value; `heard` is the controller's clock when it came.
 
     Raises:
@@ -232,13 +245,13 @@ def of_dict(
     """`data` as rocstack.node.deploy_facts gives it; without `asked` and `heard` the clock is taken for right.
 
     Raises:
-        KeyError, TypeError, ValueError: as `parse`.
+        KeyError, TypeError, ValueError: as `of_answer`.
     """
     recording = replace(Recording.from_dict(data["recording"]), host=name)
     said = data["deploy"]
     if said.get("schema") != SCHEMA:
         raise ValueError(f"facts of schema {said.get('schema')!r:.40}, this rocstack reads {SCHEMA}")
-    checked = FactsAnswer.model_validate_json(pydantic_core.to_json(said))
+    checked = parse(FactsAnswer, said)
     return NodeFacts.model_construct(
         **dict(checked),
         name=name,
@@ -258,10 +271,3 @@ def _unpacked(text: str) -> Any:
     if unzip.unconsumed_tail:
         raise ValueError(f"more than {LARGEST >> 20} MiB")
     return pydantic_core.from_json(data)
-
-
-def _short(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{error}"[:200]

@@ -15,6 +15,8 @@ from pydantic import Field, ValidationError
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.levels import HARDWARE, Level
 from rocstack.base.words import Value
+from rocstack.deploy.nodes.image import Image
+from rocstack.node.image_facts import LABEL_PREFIX
 
 PATH = "/var/lib/rocstack/deploy.json"  # on the control node
 SCHEMA = 2  # 1 had no `verified` but None
@@ -32,6 +34,28 @@ class ReleaseImages(Value):
     control_reference: str = ""
     labels: Mapping[str, str] = Field(default_factory=dict)  # the worker's that a person asks for: stack, nic, content
     control_labels: Mapping[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, images: Mapping[str, Image]) -> ReleaseImages:
+        """From images by role."""
+        worker, control = images["worker"], images["control"]
+        return cls(
+            worker_id=worker.id,
+            control_id=control.id,
+            worker_reference=worker.reference or "",
+            control_reference=control.reference or "",
+            labels=dict(worker.labels),
+            control_labels=dict(control.labels),
+        )
+
+    def by_role(self) -> dict[str, Image]:
+        """What they are called on this machine isn't known."""
+        worker, control = self.worker_id, self.control_id
+        labels = {f"{LABEL_PREFIX}role": "control", **self.control_labels}
+        return {
+            "worker": Image("worker", worker, worker[7:19], self.labels, reference=self.worker_reference or None),
+            "control": Image("control", control, control[7:19], labels, reference=self.control_reference or None),
+        }
 
     def same(self, other: ReleaseImages) -> bool:
         return (self.worker_id, self.control_id) == (other.worker_id, other.control_id)

@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rocstack.base.image_names import id_tag
-from rocstack.deploy.nodes.image import DesiredImage
-from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
+from rocstack.deploy.nodes.answers import WarmAnswer
+from rocstack.deploy.nodes.image import Image
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.desired import DesiredCluster
-from rocstack.deploy.plan.outcome import of_services
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.deploy.read.addresses import RackRegistry
 from rocstack.deploy.ship.by_registry import account, home
 
 
 def fill(
-    prepared: Prepared, image: DesiredImage, lacking: Collection[str], node_runs: NodeRuns, events: DeployEvents
+    prepared: Prepared, image: Image, lacking: Collection[str], node_runs: NodeRuns, events: DeployEvents
 ) -> dict[str, str]:
     """Node -> HOST:PORT to pull from. A rack whose registry can't be filled pulls from where the image was published.
 
@@ -45,7 +45,7 @@ class RackCopy:
 class _RackFill:
     prepared: Prepared
     desired: DesiredCluster
-    image: DesiredImage
+    image: Image
     node_runs: NodeRuns
     events: DeployEvents
     mirrors: Mapping[str, RackRegistry]
@@ -57,11 +57,11 @@ class _RackFill:
         for node in ours:
             if node not in node_specs:
                 self._left(ours[node], "its node is not fit")
-        parts = {node: of_services(node_specs[node], ("registry",)) for node in ours if node in node_specs}
+        parts = {node: node_specs[node].part(("registry",)) for node in ours if node in node_specs}
         runs = self.node_runs.run("start.yml", parts)
         for node, run in runs.items():
             if run.state != "ok":
-                self._left(ours[node], failure_reason(run))
+                self._left(ours[node], run.reason)
         return [ours[node] for node, run in runs.items() if run.state == "ok"]
 
     def waves(self, origin: str, registries: Sequence[str]) -> list[str]:
@@ -89,8 +89,9 @@ class _RackFill:
         runs = self.node_runs.send("warm.yml", {node: self._node_spec(copies) for node, copies in by_node.items()})
         done = []
         for node, run in runs.items():
-            rows = run.results.get("Warm", {}).get("copies", ())
-            errors = {row["target"].partition("/")[0]: row["error"] for row in rows}
+            answer = run.answer("Warm", WarmAnswer)
+            rows = answer.copies if answer else ()
+            errors = {row.target.partition("/")[0]: row.error for row in rows}
             for copy in by_node[node]:
                 error = errors.get(copy.target, run.reason or "its node reported nothing about it")
                 if error:
@@ -98,7 +99,7 @@ class _RackFill:
                 else:
                     done.append(copy.target)
             if rows and not any(errors.values()):
-                seconds = sum(row["seconds"] for row in rows)
+                seconds = sum(row.seconds for row in rows)
                 self.events.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
         return done
 

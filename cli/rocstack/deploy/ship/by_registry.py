@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from rocstack.base.errors import Missing
 from rocstack.base.image_names import id_tag, parse_registry, repository_name
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.answers import PullAnswer
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import RegistrySpec
-from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.deploy.plan.desired import USER, DesiredCluster
-from rocstack.deploy.plan.outcome import Shipped, of_services
+from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.edge import ssh
-from rocstack.edge.ansible import HostRun
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import parse_manifest, require_zstd
 from rocstack.registry.publish import PackedLayers, Published, publish
@@ -81,7 +81,7 @@ def repository(prepared: Prepared, desired: DesiredCluster) -> Iterator[Reposito
 
 def bring(
     prepared: Prepared,
-    image: DesiredImage,
+    image: Image,
     client: docker.DockerClient | None,
     packed_layers: PackedLayers,
     events: DeployEvents,
@@ -115,7 +115,7 @@ def bring(
     return published
 
 
-def published_before(target: Repository, image: DesiredImage) -> Published | None:
+def published_before(target: Repository, image: Image) -> Published | None:
     """The image under the digest that it was deployed with before: whoever goes on needs not have it here.
 
     Raises:
@@ -145,7 +145,7 @@ def published_before(target: Repository, image: DesiredImage) -> Published | Non
 
 
 def pull(
-    prepared: Prepared, image: DesiredImage, sources: Mapping[str, RegistrySpec], node_runs: NodeRuns
+    prepared: Prepared, image: Image, sources: Mapping[str, RegistrySpec], node_runs: NodeRuns
 ) -> tuple[tuple[Shipped, ...], dict[str, str]]:
     """Nodes pull `image`, each from its source: how it came to each, and why it didn't."""
     node_specs = {}
@@ -153,18 +153,18 @@ def pull(
         at = prepared.with_images({**prepared.images, "worker": image.at(at_host(image, host))}).node_specs
         for name, source in sources.items():
             if source.address == host:
-                node_specs[name] = replace(of_services(at[name], ("worker",)), registry=source)
+                node_specs[name] = replace(at[name].part(("worker",)), registry=source)
     runs = node_runs.run("ship.yml", node_specs)
     rows = tuple(filter(None, (_row(run) for run in runs.values())))
-    return rows, {name: failure_reason(run) for name, run in runs.items() if run.state != "ok"}
+    return rows, {name: run.reason for name, run in runs.items() if run.state != "ok"}
 
 
-def at_host(image: DesiredImage, host: str) -> str:
+def at_host(image: Image, host: str) -> str:
     """The same image, in the same repository of another registry."""
     return f"{host}/{(image.reference or '').partition('/')[2]}"
 
 
-def not_here(image: DesiredImage) -> Missing:
+def not_here(image: Image) -> Missing:
     return Missing(
         f"{image.role} image {image.id[7:19]} not found on this machine",
         code="no-image",
@@ -173,11 +173,10 @@ def not_here(image: DesiredImage) -> Missing:
     )
 
 
-def _row(run: HostRun) -> Shipped | None:
-    if run.state != "ok":
+def _row(run: NodeRun) -> Shipped | None:
+    answer = run.answer("Pull", PullAnswer)
+    if run.state != "ok" or answer is None:
         return None
-    images = run.results["Pull"]["images"]
-    pulled = [each for each in images if each["changed"]] or images
-    seconds, attempts = sum(each["seconds"] for each in pulled), max(each["attempts"] for each in pulled)
-    count = sum(each["bytes"] or 0 for each in pulled)
-    return Shipped(run.host, seconds, count, attempts)
+    pulled = [each for each in answer.images if each.changed] or answer.images
+    seconds, attempts = sum(each.seconds for each in pulled), max((each.attempts for each in pulled), default=0)
+    return Shipped(run.node, seconds, sum(each.bytes or 0 for each in pulled), attempts)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
-from rocstack.deploy.plan.outcome import Shipped
+from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.ship import by_rack, by_registry
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class ShippingResult:
     """`image` names what nodes can pull; `failed` is node -> why."""
 
-    image: DesiredImage
+    image: Image
     rows: tuple[Shipped, ...]
     failed: Mapping[str, str]
     published: Mapping[str, Any]
@@ -91,7 +91,7 @@ class Shipping:
         return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": used})
 
     def _archives(
-        self, prepared: Prepared, image: DesiredImage, names: Sequence[str], events: DeployEvents
+        self, prepared: Prepared, image: Image, names: Sequence[str], events: DeployEvents
     ) -> list[LoadedImage]:
         if not names:
             return []
@@ -103,7 +103,7 @@ class Shipping:
 
 def send_archive(
     client: docker.DockerClient,
-    image: DesiredImage,
+    image: Image,
     nodes: Mapping[str, tuple[SshHost, NodeFacts]],
     events: DeployEvents,
 ) -> list[LoadedImage]:
@@ -125,7 +125,7 @@ def send_archive(
         events.step(name, f"waiting while the {image.role} image is packed")
     with (
         LocalImage.find(client, image.id) as source,
-        ImageArchive.make(source, image.on_node.name, have=everywhere) as archive,
+        ImageArchive.make(source, image.name_on_node, have=everywhere) as archive,
     ):
         rows = load(archive, targets, progress=progress)
     for row in rows:

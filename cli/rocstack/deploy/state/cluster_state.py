@@ -1,24 +1,42 @@
-"""What was read of a deployed cluster. Pure; rocstack.deploy.state.read_state reads it."""
+"""What a deployed cluster is like now, read without changing anything: one Ansible run over all nodes, and one question
+to the control node."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from rocstack.base.errors import CheckFailed
+from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
+from rocstack.deploy.read import cluster_lock as lock
+from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Journal, Release
+from rocstack.edge import ansible, ssh
+from rocstack.edge.ssh import SshHost
+from rocstack.node import slurm_control, slurm_state
 from rocstack.node.engine import Row
 
-SERVICES = {"worker": services.WORKER, "controller": services.CONTROL, "db": services.DB, "registry": services.STORE}
-WORDS = {name: service for service, name in SERVICES.items()}
-CONTAINERS = {  # of a role
-    "control": (services.DB, services.STORE, services.CONTROL),
-    "worker": (services.WORKER,),
-}
 ABSENT = "its container is not there"
+_MARK = "rocstack-answer"  # a login shell may say things of its own
+# Who is deploying is read from the kernel's table of locks: to try the lock would be to take it for a moment.
+_SCRIPT = f"""
+lock={Path(journal.PATH).parent}/deploy.lock
+echo {_MARK}
+inode=$(stat -c %i $lock 2>/dev/null) && grep -q "FLOCK .*:$inode 0 EOF" /proc/locks && cat $lock
+echo {_MARK}
+said=$(docker container inspect {services.CONTROL} 2>&1 >/dev/null) || case "$said" in
+  *[Nn]"o such container"*) exit 0 ;;
+  *) echo "$said" >&2; exit 1 ;;
+esac
+exec docker exec {services.CONTROL} bash -c "$0"
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,7 @@ class ClusterState:
 
     def containers(self, name: str) -> tuple[str, ...]:
         """Those that the node is to have."""
-        names = (each for role in self.inventory.roles(name) for each in CONTAINERS[role])
+        names = (each for role in self.inventory.roles(name) for each in services.CONTAINERS[role])
         return tuple(each for each in names if each != services.STORE or self.own_registry)
 
 
@@ -82,3 +100,44 @@ def is_image(facts: NodeFacts, ident: str, wanted: str) -> bool:
     the name that a deploy gave it says so."""
     named = (name for image in facts.images if image.id == ident for name in image.names)
     return ident == wanted or any(name.endswith(f":{short(wanted)}") for name in named)
+
+
+def read_state(
+    inventory: Inventory, cluster: ClusterSettings, *, overlay: Path | None = None, forks: int = ansible.FORKS
+) -> ClusterState:
+    """
+    Raises:
+        BadInput, Missing, CheckFailed: as `facts.gather`; the control node's journal can't be read.
+    """
+    gathered = facts.gather(inventory, overlay=overlay, forks=forks)
+    control = gathered.node(inventory.control.name)
+    return ClusterState(
+        inventory,
+        gathered,
+        read_slurm(gathered.ssh_hosts[inventory.control.name])
+        if control
+        else SlurmState(why="the control node wasn't reached"),
+        journal.loads_dict(control.journal) if control else journal.Journal(),
+        own_registry=not cluster.ship.registry,
+        offers_gpus=cluster.gres == "auto",
+    )
+
+
+def read_slurm(ssh_host: SshHost) -> SlurmState:
+    """What Slurm says of its nodes and jobs, and who is deploying. That it says nothing is an answer."""
+    try:
+        done = ssh.run(ssh_host, ["sh", "-c", _SCRIPT, slurm_control.STATE])
+    except CheckFailed as error:
+        return SlurmState(why=error.what)
+    _, holder, answer = (*done.stdout.split(f"{_MARK}\n"), "", "", "")[:3]
+    deploying = lock.holder(holder) if holder.strip() else ""
+    if done.returncode:
+        why = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        return SlurmState(why=re.sub("[0-9a-f]{64}", services.CONTROL, why), deploying=deploying)
+    if not answer:
+        return SlurmState(deploying=deploying)
+    nodes, _, queue = answer.partition("\x1e")
+    try:
+        return SlurmState(slurm_state.slurm_nodes(json.loads(nodes), json.loads(queue)), "", deploying)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return SlurmState(why=f"its answer can't be read: {error}", deploying=deploying)

@@ -9,8 +9,9 @@ from rocstack.base import finding_texts
 from rocstack.base.findings import Finding
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
+from rocstack.deploy.plan.services import SERVICE_OF
 from rocstack.deploy.read.facts import NodeFacts
-from rocstack.deploy.state.cluster_state import WORDS, ClusterState, is_image, wrong
+from rocstack.deploy.state.cluster_state import ClusterState, is_image, wrong
 from rocstack.node import slurm_state
 from rocstack.node.engine import Row
 
@@ -60,7 +61,7 @@ def _of_the_cluster(state: ClusterState) -> Iterator[Problem]:
 def _of_containers(state: ClusterState, facts: NodeFacts) -> Iterator[Problem]:
     for name in state.containers(facts.name):
         word, container = wrong(facts, name), facts.container(name)
-        values = {"service": WORDS[name]}
+        values = {"service": SERVICE_OF[name]}
         if word == "starting" and _answers(state, facts.name, name):
             continue  # the engine looks every few seconds only
         if word in ("missing", "starting", "unhealthy"):
@@ -85,7 +86,7 @@ def _of_image(state: ClusterState, facts: NodeFacts) -> Iterator[Problem]:
     for name, wanted in ((services.WORKER, images.worker_id), (services.CONTROL, images.control_id)):
         container = facts.container(name)
         if container and not is_image(facts, container.image, wanted):
-            values = {"service": WORDS[name], "image": short(container.image), "wanted": short(wanted)}
+            values = {"service": SERVICE_OF[name], "image": short(container.image), "wanted": short(wanted)}
             yield "image-differs", facts.name, values
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocstack.base.errors import BadInput, CheckFailed, did_you_mean
+from rocstack.deploy.plan.services import CONTAINERS, SERVICE_OF, SERVICES
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.state.cluster_state import CONTAINERS, SERVICES, WORDS
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 
@@ -24,7 +24,7 @@ class Target:
 
     @property
     def service(self) -> str:
-        return WORDS[self.container]
+        return SERVICE_OF[self.container]
 
 
 def target(path: Path, node: str, service: str | None = None) -> Target:
@@ -43,7 +43,7 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
         raise ssh_host.error("no way to", done.stderr)
     if done.returncode:
         raise CheckFailed(
-            f"no container of {node}'s {WORDS[name]}: {_last(done.stderr)}",
+            f"no container of {node}'s {SERVICE_OF[name]}: {_last(done.stderr)}",
             code="no-container",
             cause="it was never deployed there, or taken down",
             next_step=f"`rocstack status {path}` shows what is there; `rocstack deploy {path}` makes what is not",
@@ -66,7 +66,7 @@ def container(inventory: Inventory, node: str, service: str | None) -> str:
             code="unknown-node",
             next_step=f"`rocstack status {inventory.path}` lists them",
         )
-    known = [WORDS[name] for role in ("worker", "control") if role in roles for name in reversed(CONTAINERS[role])]
+    known = [SERVICE_OF[name] for role in ("worker", "control") if role in roles for name in reversed(CONTAINERS[role])]
     if service is None:
         return SERVICES[known[0]]
     if service not in known:

@@ -9,10 +9,11 @@ from typing import Any
 from rocstack.base.findings import Finding
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import as_rows
+from rocstack.deploy.plan.services import SERVICE_OF
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.journal import Deploy, Release
 from rocstack.deploy.state import problems
-from rocstack.deploy.state.cluster_state import WORDS, ClusterState, is_image, wrong
+from rocstack.deploy.state.cluster_state import ClusterState, is_image, wrong
 from rocstack.node import slurm_state
 
 
@@ -83,7 +84,7 @@ class Status:
 def status(state: ClusterState) -> Status:
     control = state.control
     return Status(
-        cluster=str(((control.state if control else None) or {}).get("cluster", "")),
+        cluster=control.state.cluster if control and control.state else "",
         control=state.inventory.control.name,
         release=state.release,
         interrupted=state.journal.current,
@@ -142,7 +143,7 @@ def _health(state: ClusterState, facts: NodeFacts) -> str:
     words = {name: word for name in names if (word := wrong(facts, name))}
     if len(words) == len(names) and set(words.values()) == {"missing"}:
         return "not deployed"
-    return ", ".join(f"{WORDS[name]} {word}" for name, word in words.items()) or "healthy"
+    return ", ".join(f"{SERVICE_OF[name]} {word}" for name, word in words.items()) or "healthy"
 
 
 def _image(facts: NodeFacts, roles: tuple[str, ...]) -> str:

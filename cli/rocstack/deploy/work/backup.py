@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocstack.base.errors import BadInput, CheckFailed, Where
 from rocstack.deploy.plan import services
-from rocstack.deploy.work import blocking_jobs
+from rocstack.deploy.work import controller
 from rocstack.edge import files, ssh
 from rocstack.edge.ssh import SshHost
 
@@ -32,7 +32,7 @@ until said=$(docker exec {services.CONTROL} rocstack-health 2>&1); do
     sleep 0.5
 done
 docker exec {services.CONTROL} squeue --noheader --states=RUNNING --format=%A
-{shlex.join(blocking_jobs.CANCEL)}
+{shlex.join(controller.CANCEL)}
 """
 
 

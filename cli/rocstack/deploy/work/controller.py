@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from rocstack.base.errors import CheckFailed
 from rocstack.cluster import accounts, slurm_records
 from rocstack.cluster.settings import ClusterSettings
+from rocstack.deploy.nodes.answers import Answer, Drained, SlurmAnswer, WaitedDrained, WaitedReady, parse
 from rocstack.deploy.nodes.runs import NodeRuns
 from rocstack.deploy.plan import services
+from rocstack.deploy.state import cluster_state
+from rocstack.doctor.diagnosis import few
+from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 
+A = TypeVar("A", bound=Answer)
 PLAYBOOK, TASK = "slurm.yml", "Slurm"
 TIMEOUT_S = 120.0  # seconds for a question
 _MARK = "rocstack-answer"  # between answers
+# A worker's container that goes away takes its jobs along, and Slurm would take them for running half an hour longer.
+CANCEL = ("docker", "exec", services.CONTROL, "scancel", "--state=RUNNING")
 
 
 def timed(*steps: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,21 +42,52 @@ class Controller:
     ssh_host: SshHost
     node: str
 
-    def work(self, *steps: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One result a step; rocstack.node.slurm_control has them.
+    def drain(self, reasons: Mapping[str, str]) -> None:
+        """Drains each node for its own reason.
+
+        Raises:
+            CheckFailed: as `_work`.
+        """
+        if reasons:
+            self._work(*({"do": "drain", "nodes": [name], "reason": text} for name, text in reasons.items()))
+
+    def empty(
+        self, nodes: Sequence[str], reason: str, seconds: float, *, requeue: bool
+    ) -> tuple[Drained, WaitedDrained]:
+        """Drains the nodes and waits for their jobs to end; with `requeue` those that are left then are requeued."""
+        drained, waited = self._work(
+            {"do": "drain", "nodes": list(nodes), "reason": reason},
+            {"do": "wait_drained", "nodes": list(nodes), "seconds": seconds, "requeue": requeue},
+        )
+        return self._parsed(Drained, drained), self._parsed(WaitedDrained, waited)
+
+    def wait_ready(self, nodes: Sequence[str], seconds: float, since: float = 0) -> WaitedReady:
+        """Waits until jobs can start there, and resumes what a deploy had drained. `since`: seconds since the epoch
+        after which slurmd must have started."""
+        (waited,) = self._work({"do": "wait_ready", "nodes": list(nodes), "seconds": seconds, "since": since})
+        return self._parsed(WaitedReady, waited)
+
+    def run(self, commands: Iterable[Sequence[str]]) -> None:
+        """sacctmgr and scontrol lines, one after the other."""
+        self._work({"do": "run", "commands": [list(command) for command in commands]})
+
+    def _work(self, *steps: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        """One row a step; rocstack.node.slurm_control has them.
 
         Raises:
             CheckFailed: a step failed, or the node doesn't answer.
         """
         run = self.node_runs.ask(PLAYBOOK, self.node, timed(*steps))
-        if run.state != "ok":
-            raise CheckFailed(
-                f"Slurm's controller on {self.node}: {run.reason}",
-                code="slurm-failed",
-                next_step=f"`rocstack logs {self.node} --service controller` shows its log",
-            )
-        results: list[dict[str, Any]] = run.results[TASK]["steps"]
-        return results
+        answer = run.answer(TASK, SlurmAnswer)
+        if run.state != "ok" or answer is None:
+            raise self._error("failed", run.reason or "no answer")
+        return answer.steps
+
+    def _parsed(self, model: type[A], row: object) -> A:
+        try:
+            return parse(model, row)
+        except ValueError as error:
+            raise self._error("answered what can't be read", str(error)) from None
 
     def account_changes(
         self,
@@ -67,8 +105,8 @@ class Controller:
         """
         questions = {**slurm_records.QUESTIONS, "clock": ("date", "+%Y-%m-%dT%H:%M:%S")}
         script = f"; echo {_MARK}; ".join(shlex.join(each) for each in questions.values())
-        said = self.ask("bash", "-c", f"set -e; {script}")
-        answers = dict(zip(questions, said.split(f"{_MARK}\n"), strict=True))
+        text = self.ask("bash", "-c", f"set -e; {script}")
+        answers = dict(zip(questions, text.split(f"{_MARK}\n"), strict=True))
         now = datetime.fromisoformat(answers.pop("clock").strip())
         known = slurm_records.read(answers)
         return accounts.changes(cluster.with_suite(), known, workers=workers, groups=groups, now=now, absent=absent)
@@ -85,14 +123,42 @@ class Controller:
                 line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise self._failed(f"no answer within {TIMEOUT_S:.0f} s") from None
+            raise self._error("doesn't answer", f"no answer within {TIMEOUT_S:.0f} s") from None
         if done.returncode:
-            raise self._failed((done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1])
+            raise self._error(
+                "doesn't answer", (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1]
+            )
         return done.stdout
 
-    def _failed(self, why: str) -> CheckFailed:
+    def _error(self, what: str, why: str) -> CheckFailed:
         return CheckFailed(
-            f"Slurm's controller on {self.node} doesn't answer: {why}",
+            f"Slurm's controller on {self.node} {what}: {why}",
             code="slurm-failed",
             next_step=f"`rocstack logs {self.node} --service controller` shows its log",
         )
+
+
+def end_jobs(ssh_host: SshHost, force: bool) -> None:
+    """With `force` jobs that run are cancelled; those that wait stay in the queue.
+
+    Raises:
+        CheckFailed: jobs run, or whether any do can't be told; not with `force`, nor without a controller.
+    """
+    slurm = cluster_state.read_slurm(ssh_host)
+    if slurm.nodes is None and (force or slurm.why == cluster_state.ABSENT):
+        return
+    if slurm.nodes is None:
+        raise CheckFailed(
+            f"whether jobs run can't be told: Slurm's controller doesn't answer: {slurm.why}",
+            code="jobs-running",
+            next_step="--force goes on without knowing: jobs that run end",
+        )
+    if slurm.jobs and not force:
+        count = "a job runs" if len(slurm.jobs) == 1 else f"{len(slurm.jobs)} jobs run"
+        raise CheckFailed(
+            f"{count}: {few(map(str, slurm.jobs), 8)}",
+            code="jobs-running",
+            next_step="wait, `scancel` them, or go on with --force: they end",
+        )
+    if slurm.jobs:
+        ssh.run(ssh_host, CANCEL)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns, failure_reason
+from rocstack.deploy.nodes.answers import ApplyAnswer
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.deploy.plan import secrets, services
-from rocstack.deploy.plan.outcome import Outcome, Shipped, of_services
+from rocstack.deploy.plan.plan import Outcome, Shipped
 from rocstack.deploy.plan.prepare import Prepared, Request, prepare
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
@@ -19,7 +20,6 @@ from rocstack.deploy.ship.shipping import Shipping
 from rocstack.deploy.work.controller import Controller
 from rocstack.deploy.work.journal_writer import JournalWriter
 from rocstack.deploy.work.rolling import READY_WITHIN, REASON, Rolling
-from rocstack.edge.ansible import HostRun
 from rocstack.edge.ssh import SshHost
 
 CONTROL_SERVICES = ("registry", "db", "controller")
@@ -114,19 +114,19 @@ class _Work:
 
     def _lacking(self) -> list[str]:
         """Nodes without the worker image."""
-        name = self.prepared.images["worker"].on_node.name
+        name = self.prepared.images["worker"].name_on_node
         return [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
 
     def _load_control(self) -> None:
         """To the control node, and to those that run a rack's registry."""
-        name = self.prepared.images["control"].on_node.name
+        name = self.prepared.images["control"].name_on_node
         lacking = [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
         for node, reason in self.shipping.load_control(self.prepared, lacking, self.events).items():
             self.record.fail(node, f"the control image doesn't get there: {reason}")
 
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""
-        spec = of_services(self.prepared.node_specs[self.control], CONTROL_SERVICES)
+        spec = self.prepared.node_specs[self.control].part(CONTROL_SERVICES)
         names = {container.name for container in spec.containers}
         node = self.prepared.plan.node(self.control)
         if any(change.kind == "file" or change.what in names for change in node.changes):
@@ -134,15 +134,15 @@ class _Work:
             self._heard(self.control, run)
             self._require_control(run)
 
-    def _require_control(self, run: HostRun) -> None:
+    def _require_control(self, run: NodeRun) -> None:
         """
         Raises:
             CheckFailed: without it nothing else is begun.
         """
-        if run.state != "ok" and WORKERS_TASK not in run.results:
-            self.record.fail(self.control, failure_reason(run))
+        if run.state != "ok" and WORKERS_TASK not in run.answers:
+            self.record.fail(self.control, run.reason)
             raise CheckFailed(
-                f"the control node {self.control}: {failure_reason(run)}",
+                f"the control node {self.control}: {run.reason}",
                 code="control-failed",
                 next_step="the workers are as they were; when it is set right, `rocstack deploy --resume` goes on",
             )
@@ -169,16 +169,16 @@ class _Work:
             if run.state == "ok":
                 self.record.note([name], "started")
             else:
-                self.record.fail(name, failure_reason(run))
+                self.record.fail(name, run.reason)
 
     def _accounts(self) -> None:
         desired = self.prepared.desired
         assert desired is not None
-        found = self.slurm.account_changes(self.request.cluster, desired.worker_names, desired.groups, desired.absent)
-        self.notes += found.notes
-        if found.commands:
-            self.events.say(f"Slurm's QoS, accounts and users: {len(found.commands)} changes")
-            self.slurm.work({"do": "run", "commands": [list(command) for command in found.commands]})
+        changes = self.slurm.account_changes(self.request.cluster, desired.worker_names, desired.groups, desired.absent)
+        self.notes += changes.notes
+        if changes.commands:
+            self.events.say(f"Slurm's QoS, accounts and users: {len(changes.commands)} changes")
+            self.slurm.run(changes.commands)
 
     def _roll(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         racks = {node.name: registry for registry, nodes in self.request.inventory.racks.items() for node in nodes}
@@ -199,14 +199,14 @@ class _Work:
         deploy left them drained."""
         left_out = {node.name for node in self.prepared.plan.stopped} | set(self.record.failed)
         names = [worker.name for worker in self.request.inventory.workers if worker.name not in left_out]
-        (found,) = self.slurm.work({"do": "wait_ready", "nodes": names, "seconds": READY_WITHIN})
-        for name, reason in found["waiting"].items():
+        waiting = self.slurm.wait_ready(names, READY_WITHIN).waiting
+        for name, reason in waiting.items():
             if "drain" in reason:  # by a person, who knows why
                 self.notes.append(f"{name} takes no jobs: it {reason}")
             else:
                 self.record.fail(name, f"jobs can't start there: it {reason}")
         self._explain()
-        return tuple(name for name in names if name not in found["waiting"])
+        return tuple(name for name in names if name not in waiting)
 
     def _explain(self) -> None:
         """Whoever looks at a node that takes no jobs reads why in Slurm. One that runs another image stays as it is."""
@@ -217,14 +217,10 @@ class _Work:
         }
         known = self.prepared.desired.machines if self.prepared.desired else {}
         reasons = {name: text for name, text in {**unfit, **self.record.failed}.items() if name in known}
-        steps = [
-            {"do": "drain", "nodes": [name], "reason": f"{REASON} failed: {text}"[:180]}
-            for name, text in reasons.items()
-        ]
-        if steps:
-            self.slurm.work(*steps)
+        self.slurm.drain({name: f"{REASON} failed: {text}"[:180] for name, text in reasons.items()})
 
-    def _heard(self, name: str, run: HostRun) -> None:
+    def _heard(self, name: str, run: NodeRun) -> None:
         for task in ("Control", "Containers"):
-            for container in run.results.get(task, {}).get("containers", {}).values():
-                self.notes += [f"{name}: {note}" for note in container.get("notes", ())]
+            answer = run.answer(task, ApplyAnswer)
+            for container in answer.containers.values() if answer else ():
+                self.notes += [f"{name}: {note}" for note in container.notes]

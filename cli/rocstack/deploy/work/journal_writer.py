@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocstack.deploy.nodes.image import DesiredImage
+from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
@@ -24,13 +24,13 @@ class JournalWriter:
     events: DeployEvents
     failed: dict[str, str] = field(default_factory=dict)
 
-    def begin(self, options: Mapping[str, Any], images: Mapping[str, DesiredImage], names: Sequence[str]) -> None:
+    def begin(self, options: Mapping[str, Any], images: Mapping[str, Image], names: Sequence[str]) -> None:
         """`options` are what `--resume` needs. A deploy that changes nothing has no entry, unless it ends one that was
         interrupted."""
         before = self.now.resumable()
         if not names and before is None:
             return
-        wanted = release(images)
+        wanted = ReleaseImages.of(images)
         if before and before.images.same(wanted):
             self.events.say(f"going on with the deploy that {before.who} began at {before.started}")
         deploy = journal.Deploy(
@@ -56,11 +56,11 @@ class JournalWriter:
         self.events.end(name, reason, ok=False)
         self.note([name], "failed", reason)
 
-    def shipped(self, images: Mapping[str, DesiredImage]) -> None:
+    def shipped(self, images: Mapping[str, Image]) -> None:
         """Where the images can be pulled from now."""
         if self.now.current is None:
             return
-        deploy = self.now.current.model_copy(update={"images": release(images)})
+        deploy = self.now.current.model_copy(update={"images": ReleaseImages.of(images)})
         self.now = self.now.model_copy(update={"current": deploy})
         self.cluster_lock.write(self.now.dumps(), wait=False)
 
@@ -73,15 +73,3 @@ class JournalWriter:
         self.note([name for name in open_still if name in known], "done")
         self.now = self.now.finish(journal.now())
         self.cluster_lock.write(self.now.dumps())
-
-
-def release(images: Mapping[str, DesiredImage]) -> ReleaseImages:
-    worker, control = images["worker"], images["control"]
-    return ReleaseImages(
-        worker_id=worker.id,
-        control_id=control.id,
-        worker_reference=worker.reference or "",
-        control_reference=control.reference or "",
-        labels=dict(worker.labels),
-        control_labels=dict(control.labels),
-    )

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.deploy.nodes.runs import NodeRuns
+from rocstack.deploy.nodes.runs import NodeRun, NodeRuns
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.work import blocking_jobs
+from rocstack.deploy.work import controller
 from rocstack.edge import ssh
-from rocstack.edge.ansible import HostRun
 from rocstack.edge.ssh import SshHost
 from rocstack.node.pull import CERTS
 
@@ -33,7 +32,7 @@ class DownOptions:
     force: bool = False
 
 
-def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dict[str, HostRun]:
+def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dict[str, NodeRun]:
     """What came of it, by node; rocstack.node.teardown has the shape. Nodes that fail don't stop the others.
 
     Raises:
@@ -42,7 +41,7 @@ def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dic
     """
     ssh_host = ssh.ssh_hosts(inventory.path, [inventory.control.name])[inventory.control.name]
     with _held(ssh_host, options.force) as text:
-        blocking_jobs.end(ssh_host, options.force)
+        controller.end_jobs(ssh_host, options.force)
         variables = {
             "rocstack_volumes": list(services.VOLUMES) if options.data else [],
             "rocstack_images": options.images,

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstack.deploy.work.waves import RolloutState, share, split
+from rocstack.cluster.operation import how_many
+from rocstack.deploy.work.rolling import RolloutState, split
 
 NODES = st.integers(0, 60).map(lambda n: tuple(f"n{i}" for i in range(1, n + 1)))
 SHARES = st.one_of(st.integers(0, 70), st.integers(0, 100).map(lambda n: f"{n}%"))
 WAVES = st.fixed_dictionaries({"canary": SHARES, "wave": SHARES})
-
-
-@pytest.mark.parametrize(
-    ("value", "total", "count"),
-    [(3, 10, 3), (30, 10, 10), (0, 10, 0), ("3", 10, 3), ("25%", 4, 1), ("25%", 5, 2), ("0%", 5, 0), ("100 %", 7, 7)],
-)
-def test_share(value: int | str, total: int, count: int) -> None:
-    assert share(value, total) == count
-
-
-@pytest.mark.parametrize("value", [-1, "101%", "a", "", "1.5", "-5%", True, "%", "٣%"])
-def test_no_share(value: int | str) -> None:
-    with pytest.raises(ValueError, match="neither"):
-        share(value, 10)
 
 
 @given(NODES, WAVES, st.randoms(use_true_random=False))
@@ -37,10 +23,10 @@ def test_every_node_once_and_the_canary_first(
     waves = split(nodes, **how, groups=groups)
     assert sorted(node for wave in waves for node in wave) == sorted(nodes)
     assert all(waves)
-    first = share(how["canary"], len(nodes))
+    first = min(how_many(how["canary"], len(nodes)), len(nodes))
     if first:
         assert len(waves[0]) == first
-    most = max(1, share(how["wave"], len(nodes)))
+    most = max(1, how_many(how["wave"], len(nodes)))
     assert all(len(wave) <= most for wave in waves[bool(first) :])
 
 
@@ -70,7 +56,7 @@ def test_failures_stay_within_the_budget_and_one_wave(
     begun = RolloutState.begin(nodes, **how, budget=budget)
     ended, waves = play(begun, bad)
     last = len(waves[-1]) if waves else 0
-    assert len(ended.failed) <= share(budget, len(nodes)) + last
+    assert len(ended.failed) <= how_many(budget, len(nodes)) + last
     assert ended.done | ended.failed | set(ended.untouched) == set(nodes)
     assert bool(ended.stopped) == bool(ended.untouched)
     assert ended.failed <= bad
@@ -78,17 +64,6 @@ def test_failures_stay_within_the_budget_and_one_wave(
         assert ended.done == set(nodes)
     if begun.canary and set(begun.waves[0]) & bad:
         assert len(waves) == 1
-
-
-@given(NODES, WAVES, st.integers(0, 60))
-def test_what_was_interrupted_goes_on_where_it_stopped(
-    nodes: tuple[str, ...], how: dict[str, int | str], after: int
-) -> None:
-    order = [node for wave in split(nodes, **how) for node in wave]
-    done = set(order[:after])
-    resumed, waves = play(RolloutState.begin(nodes, **how, done=done), set())
-    assert [node for wave in waves for node in wave] == order[after:]
-    assert resumed.done == set(nodes)
 
 
 def test_why_it_stopped() -> None:

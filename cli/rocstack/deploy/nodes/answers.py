@@ -1,0 +1,155 @@
+"""What our Ansible modules answer, as values: each answer is checked once, here, before anything reads it.
+
+The modules are in playbooks/library, and what they answer with in rocstack.node. Keys that Ansible adds are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Answer(BaseModel):
+    """Keys that a model doesn't name are dropped: Ansible adds some, and a newer module may."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class ContainerAnswer(Answer):
+    """What became of a container. `action`: kept, started, restarted, created or replaced."""
+
+    action: str
+    health: str
+    seconds: float
+    notes: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()  # its last lines, where it failed
+
+    @property
+    def acted(self) -> bool:
+        return self.action != "kept"
+
+
+class ApplyAnswer(Answer):
+    """rocstack_apply; a run that failed says what it did until then."""
+
+    files: tuple[str, ...]
+    containers: dict[str, ContainerAnswer]
+    removed: tuple[str, ...]
+    exec: tuple[tuple[str, ...], ...]
+    pruned: tuple[str, ...]
+
+    def __str__(self) -> str:
+        acted = [
+            f"{name.removeprefix('rocstack-')} {each.action} ({each.seconds:.1f} s)"
+            for name, each in self.containers.items()
+            if each.acted
+        ]
+        return ", ".join(acted) or ("files written" if self.files else "")
+
+
+class PulledImage(Answer):
+    """`bytes` came over the wire; None where the engine doesn't count them."""
+
+    name: str
+    id: str
+    changed: bool
+    attempts: int
+    seconds: float
+    bytes: int | None
+    layers: dict[str, int]  # pulled, existing
+    retried: tuple[str, ...]
+
+
+class PullAnswer(Answer):
+    """rocstack_pull."""
+
+    images: tuple[PulledImage, ...]
+
+    def __str__(self) -> str:
+        pulled = [each for each in self.images if each.changed]
+        if not pulled:
+            return ""
+        count, seconds = sum(each.bytes or 0 for each in pulled), sum(each.seconds for each in pulled)
+        attempts = max(each.attempts for each in pulled)
+        again = f", {attempts} attempts" if attempts > 1 else ""
+        return f"pulled {count / 1e6:.1f} MB in {seconds:.1f} s{again}"
+
+
+class CopiedImage(Answer):
+    """`error` is empty where the copy arrived."""
+
+    target: str
+    changed: bool
+    seconds: float
+    error: str
+
+
+class WarmAnswer(Answer):
+    """rocstack_warm."""
+
+    copies: tuple[CopiedImage, ...]
+
+
+class DownAnswer(Answer):
+    """rocstack_down: what was removed."""
+
+    containers: tuple[str, ...]
+    volumes: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+class SlurmAnswer(Answer):
+    """rocstack_slurm: one row a step, which `STEPS` gives a shape."""
+
+    steps: tuple[dict[str, Any], ...]
+
+
+class Drained(Answer):
+    """`kept`: node -> why somebody else drained it."""
+
+    drained: tuple[str, ...]
+    kept: dict[str, str]
+
+
+class WaitedDrained(Answer):
+    """`busy`: node -> what still runs there; `refused`: job -> why it can't be requeued."""
+
+    busy: dict[str, str]
+    requeued: tuple[int, ...]
+    refused: dict[str, str]
+
+
+class WaitedReady(Answer):
+    """`waiting`: node -> why no job can start there."""
+
+    waiting: dict[str, str]
+
+
+ANSWERS: dict[str, type[Answer]] = {  # by the name of the task
+    "Pull": PullAnswer,
+    "Warm": WarmAnswer,
+    "Control": ApplyAnswer,
+    "Containers": ApplyAnswer,
+    "Slurm": SlurmAnswer,
+    "Down": DownAnswer,
+}
+
+
+def parse(model: type[T], data: object) -> T:
+    """What a node answered, as a value.
+
+    Raises:
+        ValueError: it is something else; says which field is wrong.
+    """
+    try:
+        return model.model_validate_json(pydantic_core.to_json(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}") from None
+    except (pydantic_core.PydanticSerializationError, UnicodeError) as error:
+        raise ValueError(f"{error}"[:200]) from None

@@ -52,7 +52,7 @@ def in_containers(evidence: Evidence, cluster: Any) -> dict[str, ContainerAnswer
     """What each worker's container answers, whether or not jobs run there."""
 
     def fetch() -> Any:
-        names = [host.name for host in cluster.looked.inventory.workers]
+        names = [host.name for host in cluster.state.inventory.workers]
         return cluster.python(PROGRAMS / "container.py", seconds=90, inside=True, arguments=names)
 
     return evidence.parsed("in_containers", answers.IN_CONTAINERS, fetch)

@@ -59,7 +59,7 @@ def readable(record: Recorder, rows: Mapping[str, Any], key: str) -> list[tuple[
     for node, row in answers(record, rows):
         value = row.get(key) if isinstance(row, Mapping) else getattr(row, key)
         if value is None:
-            record.skipped(node.name, f"{node.name} doesn't let it be read")
+            record.skipped(node.name, f"{node.name} doesn't allow reading it")
         else:
             values.append((node, value))
     return values

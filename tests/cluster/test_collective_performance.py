@@ -30,15 +30,19 @@ def summed(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> dict[
 
 @check(
     name="collective-performance",
-    title="All-reduce reaches the hardware's bandwidth, and grows with the size",
+    title="All-reduce reaches the hardware's bandwidth and gets faster with size",
     level=3,
     item=10,
     needs=("jobs",),
     scope="cluster",
-    cause="RCCL fell back to sockets (NCCL_DEBUG=INFO says via NET/Socket), GPUs reach NICs over another socket or "
-    "through ACS, a link is slow, or other jobs share the fabric",
-    next_step="look at `transport`, `rdma-write-bandwidth` and the PCIe checks first; then "
-    "`NCCL_DEBUG=INFO all_reduce_perf -b 8 -e 8G -f 2 -g 8` on the slowest node",
+    cause=(
+        "RCCL fell back to sockets (NCCL_DEBUG=INFO shows via NET/Socket), GPUs reach their NICs through another "
+        "socket or through ACS, a link is slow, or other jobs use the fabric"
+    ),
+    next_step=(
+        "check `transport`, `rdma-write-bandwidth` and the PCIe checks first; then run `NCCL_DEBUG=INFO "
+        "all_reduce_perf -b 8 -e 8G -f 2 -g 8` on the slowest node"
+    ),
     source="AMD system acceptance, RCCL; rccl-tests, doc/PERFORMANCE.md",
 )
 def test_collective_performance(record: Recorder, summed: dict[str, Any]) -> None:

@@ -28,26 +28,28 @@ def collectives(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> 
 def trained(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> Mapping[str, Any]:
     """As test_training.py has it."""
     if not all("rocstack-train" in names for names in tools.values()):
-        return {"answers": [], "left_out": "no rocstack-train in the image"}
+        return {"answers": [], "left_out": "no rocstack-train in the image", "kind": "no-tool"}
     found: Mapping[str, Any] = evidence.take("training_gpus", lambda: training.on_gpus(cluster))
     return found
 
 
 @check(
     name="rccl-collectives",
-    title="Every RCCL collective gives the right result, for every type and operation, on odd sizes",
+    title="Every RCCL collective gives the right result for every type and operation, at odd sizes",
     level=2,
     item=9,
     needs=("jobs", "gpu", "real", "tool:all_reduce_perf"),
     scope="cluster",
-    cause="a GPU, an XGMI link or a NIC changes data, or RCCL of the image has a defect on these GPUs",
-    next_step="run the named rccl-test on one node after the other with -c 1; then RVS on the node that is wrong",
+    cause="a GPU, an XGMI link or a NIC corrupts data, or the image's RCCL has a defect on these GPUs",
+    next_step=(
+        "run the named rccl-test with -c 1 on one node after the other; then run RVS on the node with wrong results"
+    ),
     source="rccl-tests: -c 1",
 )
 def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> None:
     """A measure for each collective: how many rows were right."""
     if not collectives["runs"]:
-        record.skipped("", "no node with GPUs could be had as a whole")
+        record.skipped("", "no node with GPUs was free as a whole")
     ranks = collectives["gpus"] * len(collectives["nodes"])
     for tool, said in collectives["runs"].items():
         try:
@@ -76,13 +78,17 @@ def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> N
 
 @check(
     name="transport",
-    title="RCCL goes over RDMA between nodes, not over sockets",
+    title="RCCL uses RDMA between nodes, not sockets",
     level=2,
     needs=("jobs", "gpu", "real", "nodes:2"),  # not "rdma": Slingshot has no verbs device
     scope="cluster",
-    cause="RCCL's net_ib found no port that it may use: NCCL_IB_DISABLE=1, NCCL_IB_HCA names others, the provider "
-    "library doesn't fit, or the GID index isn't one of RoCE v2; on Slingshot, no plugin for libfabric is in the image",
-    next_step="NCCL_DEBUG=INFO says NET/IB and why not; `rocstack doctor --log FILE` knows its lines",
+    cause=(
+        "RCCL found no RDMA port it may use: NCCL_IB_DISABLE=1, NCCL_IB_HCA names other ports, the provider library "
+        "doesn't match the driver, or the GID index isn't RoCE v2; on Slingshot, the image has no libfabric plugin"
+    ),
+    next_step=(
+        "run with NCCL_DEBUG=INFO: it shows why NET/IB isn't used; `rocstack doctor --log FILE` explains the lines"
+    ),
     source="AMD cluster networking guide; RCCL, src/transport/net_ib.cc",
 )
 def test_transport(
@@ -96,7 +102,9 @@ def test_transport(
     if any(row["code"] == 0 for row in rows):
         said["training"] = "\n".join(line for row in rows for line in row.get("rccl", ()))
     if unfit or not said:
-        record.skipped("", *sorted(unfit)[:1] or [trained.get("left_out") or "nothing was summed between nodes"])
+        why = next(iter(sorted(unfit)), "")
+        kind = "" if why else trained.get("kind", "")
+        record.skipped("", why or trained.get("left_out") or "nothing was summed between nodes", kind)
         return
     nic = cluster_evidence.labels["io.rocstack.nic"]
     for name, text in said.items():

@@ -39,8 +39,8 @@ def nics_only(profile: NodeProfile) -> NodeProfile:
     title="Every node has the same RDMA devices, each with its device file",
     level=2,
     item=4,
-    cause="a card that is not there or whose RDMA module isn't loaded, or names that udev gave in another order",
-    next_step="`rdma link` and `lspci -d ::0200` on the node; `rocstack doctor INVENTORY` says which card",
+    cause="a card is missing, its RDMA module isn't loaded, or udev named the cards in another order",
+    next_step="run `rdma link` and `lspci -d ::0200` on the node; `rocstack doctor INVENTORY` names the card",
     source=f"{LAMINI}; {CVS}, interface names",
 )
 def test_rdma_devices(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
@@ -85,8 +85,8 @@ def _times(names: dict[str, set[str]]) -> Any:
     level=2,
     needs=("rdma",),
     item=4,
-    cause="cable, transceiver or switch port, or the interface is set down; that rail carries nothing",
-    next_step="`ip link set NAME up`, `ethtool -m NAME`; is the switch's port up?",
+    cause="a bad cable, transceiver or switch port, or the interface is set down; that rail carries no data",
+    next_step="run `ip link set NAME up` and `ethtool -m NAME`; check that the switch port is up",
     source=f"{ACCEPTANCE}; {NETWORKING}, link status",
 )
 def test_nic_ports(record: Recorder) -> None:
@@ -99,13 +99,15 @@ def test_nic_ports(record: Recorder) -> None:
 
 @check(
     name="nic-speed",
-    title="The ports of the data network run at one speed, that of their cards",
+    title="The data network's ports all run at their cards' full speed",
     level=2,
     needs=("rdma",),
     item=4,
-    cause="a link that came up slower: cable or transceiver, a port that is split, or the speed of the switch's port",
-    next_step="`ethtool NAME` on both ends: the whole collective runs at the speed of the slowest port. Where it is "
-    "meant to be so: `nic-speed` in the thresholds.yml of your overlay",
+    cause="a link came up slower: a bad cable or transceiver, a split port, or the switch port's speed",
+    next_step=(
+        "run `ethtool NAME` on both ends: collectives run at the speed of the slowest port. If this speed is intended, "
+        "set `nic-speed` in the thresholds.yml of your overlay"
+    ),
     source=f"{ACCEPTANCE}; {CVS}",
 )
 def test_nic_speed(record: Recorder) -> None:
@@ -143,7 +145,7 @@ def _below(record: Recorder, profile: NodeProfile, rates: dict[str, int]) -> Ite
         if bound and not bound.holds(rate / 1000):
             slow[card, rate, bound].append(device)
     for (card, rate, bound), devices in slow.items():
-        yield f"{card} at {rate / 1000:g} Gb/s, {bound.text(known.unit)} wanted: {few(devices)}", bound
+        yield f"{card} at {rate / 1000:g} Gb/s, expected {bound.text(known.unit)}: {few(devices)}", bound
 
 
 @check(
@@ -152,7 +154,7 @@ def _below(record: Recorder, profile: NodeProfile, rates: dict[str, int]) -> Ite
     level=2,
     needs=("rdma",),
     cause="a badly seated card, a slot with fewer lanes, or a link that trained down",
-    next_step="`lspci -vvv` (LnkSta beside LnkCap); reseat the card, compare the slots with a node that is right",
+    next_step="compare LnkSta and LnkCap in `lspci -vvv`; reseat the card, and compare its slot with a good node's",
     source=f"{ACCEPTANCE}; {CVS}, be_nic_pcie_speed_width",
 )
 def test_nic_pcie(record: Recorder) -> None:
@@ -166,11 +168,11 @@ def test_nic_pcie(record: Recorder) -> None:
 
 @check(
     name="nic-firmware",
-    title="The NICs' firmware is the same everywhere",
+    title="The NICs' firmware is the same on all nodes",
     level=2,
     needs=("rdma",),
-    cause="a card was replaced, or left out of an update",
-    next_step="the same firmware on all cards, with the vendor's tool: niccli, mstflint or nicctl",
+    cause="a card was replaced or missed an update",
+    next_step="install the same firmware on all cards with the vendor's tool: niccli, mstflint or nicctl",
     source=f"{CVS}; Primus, consistency over nodes",
 )
 def test_nic_firmware(record: Recorder) -> None:
@@ -190,8 +192,8 @@ def test_nic_firmware(record: Recorder) -> None:
     title="The NICs' driver and its kernel ABI are the same on all nodes",
     level=2,
     needs=("rdma",),
-    cause="a node was updated alone, or has not been started again since",
-    next_step="install one release on all nodes, rebuild the initramfs and start them again",
+    cause="one node was updated alone, or hasn't been rebooted since an update",
+    next_step="install one release on all nodes, rebuild the initramfs and reboot them",
     source=CVS,
 )
 def test_nic_driver(record: Recorder) -> None:
@@ -209,11 +211,11 @@ def test_nic_driver(record: Recorder) -> None:
 
 @check(
     name="gids",
-    title="Each RoCE port has a RoCE v2 entry with an address of the data network",
+    title="Each RoCE port has a RoCE v2 GID with an address of the data network",
     level=2,
     needs=("rdma",),
-    cause="the interface is down or has no IPv4 address; only link-local entries are left, which are not routed",
-    next_step="give it an address of the data network: `rocstack doctor INVENTORY` names the device",
+    cause="the interface is down or has no IPv4 address; the link-local GIDs that are left can't be routed",
+    next_step="give the interface an address of the data network: `rocstack doctor INVENTORY` names the device",
     source=f"{CVS}, gid_consistency; NVIDIA/nccl issues 426 and 1131",
 )
 def test_gids(record: Recorder) -> None:
@@ -229,11 +231,11 @@ def test_gids(record: Recorder) -> None:
 
 @check(
     name="mtu",
-    title="The data network has an MTU of 9000, on all ports alike",
+    title="All ports of the data network have an MTU of 9000",
     level=2,
     needs=("rdma",),
-    cause="the system's default on one of the interfaces; large transfers break off where both sides differ",
-    next_step="MTU 9000 in the network configuration of all nodes, the maximum on the switch",
+    cause="an interface has the system's default MTU; large transfers break where the two ends differ",
+    next_step="set MTU 9000 in the network configuration of all nodes, and the maximum on the switch",
     source=f"{NETWORKING}, MTU",
 )
 def test_mtu(record: Recorder) -> None:
@@ -252,11 +254,13 @@ def test_mtu(record: Recorder) -> None:
 
 @check(
     name="arp",
-    title="No interface answers for the address of another",
+    title="No interface answers ARP requests for another interface's address",
     level=2,
     needs=("rdma",),
-    cause="several interfaces share a subnet, and the kernel answers on any of them: packets reach the wrong card",
-    next_step="a subnet for each rail, or arp_ignore 2, arp_announce 1, rp_filter 2 (the playbook host-nic.yml)",
+    cause="several interfaces share a subnet and the kernel answers on any of them, so packets reach the wrong card",
+    next_step=(
+        "use one subnet for each rail, or set arp_ignore 2, arp_announce 1 and rp_filter 2 (playbook host-nic.yml)"
+    ),
     source=f"{NETWORKING}, ARP flux",
 )
 def test_arp(record: Recorder) -> None:

@@ -21,12 +21,12 @@ LAMINI = "Lamini, multi-node training: the tests of a cluster"
 
 @check(
     name="rdma-in-jobs",
-    title="A job sees the RDMA devices that the node has",
+    title="A job sees all RDMA devices of its node",
     level=2,
     needs=("rdma", "gpu", "jobs"),
     item=4,
     cause="the image has no library for the card's driver, or the worker's container has no /dev/infiniband",
-    next_step="`srun ibv_devices`; `rocstack build --nic NIC --profiles FILE` makes the image for this driver",
+    next_step="run `srun ibv_devices`; `rocstack build --nic NIC --profiles FILE` builds the image for this driver",
     source=f"{LAMINI}; linux-rdma/rdma-core libibverbs/init.c",
 )
 def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_evidence: ClusterEvidence) -> None:
@@ -39,7 +39,8 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_eviden
             of = "has no RDMA" if image in ("", TCP) else f"is for {image} cards, which the node has not"
             record.skipped(node.name, f"the image {of}")
         elif said.get("rdma") is None:
-            record.skipped(node.name, said.get("error") or "no ibv_devices in the image")
+            why = said.get("error")
+            record.skipped(node.name, why or "no ibv_devices in the image", "" if why else "no-tool")
         else:
             lacking = sorted(wanted - set(said["rdma"]))
             number = len(wanted) - len(lacking)
@@ -48,11 +49,13 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_eviden
 
 @check(
     name="fabric-env",
-    title="Every task gets its node's fabric environment, and all nodes agree in it",
+    title="Every task gets its node's fabric environment, and it is the same on all nodes",
     level=1,
     needs=("jobs",),
-    cause="the worker's entrypoint could not write it, Slurm's TaskProlog is missing, or a node has other ports",
-    next_step="`srun env | grep -e NCCL -e UCX` beside /etc/rocstack/fabric.env in the worker; `rocstack deploy`",
+    cause="the worker's entrypoint couldn't write the file, Slurm's TaskProlog is missing, or a node has other ports",
+    next_step=(
+        "compare `srun env | grep -e NCCL -e UCX` with /etc/rocstack/fabric.env in the worker; then `rocstack deploy`"
+    ),
     source="NCCL user guide, environment variables",
 )
 def test_fabric_env(record: Recorder, in_jobs: dict[str, JobAnswer], cluster_evidence: ClusterEvidence) -> None:
@@ -66,13 +69,13 @@ def test_fabric_env(record: Recorder, in_jobs: dict[str, JobAnswer], cluster_evi
         lost = [key for key, value in own.items() if env.get(key) != value]
         count = len(own) - len(lost)
         if not own:
-            record.failed(name, "its worker has computed none", 0, "variables")
+            record.failed(name, "its worker has no fabric environment", 0, "variables")
         elif lost:
             record.failed(
                 name, f"a task has not {few(lost)} as computed", count, "variables", wanted=f"{len(own)} variables"
             )
         elif texts[name] != usual:
             odd = sorted(set(texts[name].split(" + ")) ^ set(usual.split(" + ")))
-            record.failed(name, f"other than on most nodes: {few(odd)}", count, "variables")
+            record.failed(name, f"different from most nodes: {few(odd)}", count, "variables")
         else:
             record.passed(name, count, "variables", evidence="\n".join(f"{k}={v}" for k, v in own.items()))

@@ -21,12 +21,14 @@ BUSY = "mmediate"  # "Immediate execution impossible": Slurm's word for GPUs tha
 
 @check(
     name="gres",
-    title="Slurm counts as many GPUs of the right kind as the node has",
+    title="Slurm counts the GPUs that the node has, and names their model right",
     level=2,
     needs=("gpu",),
     item=3,
     cause="slurm.conf or gres.conf was written for another node, or the node has changed since",
-    next_step="`rocstack deploy` writes both from the nodes as they are; `scontrol show node NODE | grep Gres`",
+    next_step=(
+        "run `rocstack deploy`: it writes both from the nodes; check with `scontrol show node NODE | grep Gres`"
+    ),
     source=LAMINI,
 )
 def test_gres(record: Recorder, controller: ControllerAnswer) -> None:
@@ -49,8 +51,8 @@ def test_gres(record: Recorder, controller: ControllerAnswer) -> None:
     level=2,
     needs=("gpu", "jobs"),
     item=3,
-    cause="gres.conf names device files that are not there, or too few",
-    next_step="`rocstack deploy`; in the worker: `slurmd -G -f /run/slurm/conf/slurm.conf`",
+    cause="gres.conf names missing device files, or too few",
+    next_step="run `rocstack deploy`; check in the worker with `slurmd -G -f /run/slurm/conf/slurm.conf`",
     source=LAMINI,
 )
 def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: ControllerAnswer) -> None:
@@ -67,12 +69,12 @@ def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: Con
 
 @check(
     name="gres-job",
-    title="A job that asks for one GPU gets one, said by ROCR_VISIBLE_DEVICES and by nothing else",
+    title="A job that asks for one GPU gets exactly one, set by ROCR_VISIBLE_DEVICES alone",
     level=2,
     needs=("gpu", "jobs"),
     item=3,
-    cause="gres.conf has no AutoDetect=rsmi or another Flags; CUDA_ and HIP_ variables count on top and hide GPUs",
-    next_step="`srun --gres=gpu:1 env | grep VISIBLE`; `rocstack deploy` writes gres.conf",
+    cause="gres.conf lacks AutoDetect=rsmi or has other Flags; CUDA_ and HIP_ variables apply on top and hide GPUs",
+    next_step="run `srun --gres=gpu:1 env | grep VISIBLE`; `rocstack deploy` writes gres.conf",
     source="Slurm, gres.conf(5), Flags=amd_gpu_env; ROCm documentation, GPU isolation",
 )
 def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
@@ -92,13 +94,17 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 
 @check(
     name="gres-isolation",
-    title="A job that asks for one GPU can open no other",
+    title="A job that asks for one GPU can't open another",
     level=2,
     needs=("gpu", "jobs"),
     item=3,
-    cause="cgroup.conf has no ConstrainDevices, or the worker may not write its cgroups; jobs reach others' GPUs",
-    next_step="`rocstack deploy INVENTORY --plan` names the workers on which cgroups can't be written (`mount | grep "
-    "cgroup` there); with these set right, and `cluster.cgroup: auto` in rocstack.yml, `rocstack deploy`",
+    cause=(
+        "cgroup.conf lacks ConstrainDevices, or the worker can't write its cgroups; jobs can reach each other's GPUs"
+    ),
+    next_step=(
+        "run `rocstack deploy INVENTORY --plan`: it names the workers that can't write cgroups (check `mount | grep "
+        "cgroup` there); fix them, set `cluster.cgroup: auto` in rocstack.yml and run `rocstack deploy`"
+    ),
     source="Slurm, cgroup.conf(5), ConstrainDevices",
 )
 def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: ControllerAnswer) -> None:
@@ -118,12 +124,12 @@ def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: 
 
 @check(
     name="gpu-devices",
-    title="A job may open its GPUs' device files",
+    title="A job may open the device files of its GPUs",
     level=2,
     needs=("gpu", "jobs"),
     item=1,
-    cause="a device file is missing in the worker's container, or belongs to a group that the job's user is not in",
-    next_step="`srun --gres=gpu:1 ls -l /dev/kfd /dev/dri`; `rocstack deploy` starts the worker's container again",
+    cause="the worker's container lacks a device file, or the file's group doesn't include the job's user",
+    next_step="run `srun --gres=gpu:1 ls -l /dev/kfd /dev/dri`; `rocstack deploy` restarts the worker's container",
     source="ROCm install documentation, GPU access permissions",
 )
 def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
@@ -140,12 +146,12 @@ def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 
 @check(
     name="gpu-tools",
-    title="ROCm's tools and lspci see in a job the GPUs that the node has",
+    title="In a job, ROCm's tools and lspci see the GPUs that the node has",
     level=2,
     needs=("gpu", "jobs"),
     item=1,
-    cause="the job sees another /sys than the node's, or the image's ROCm doesn't know the GPU",
-    next_step="`srun --gres=gpu:8 rocm-smi`, `rocminfo`, `lspci -d 1002:`",
+    cause="the job sees another /sys than the node's, or the image's ROCm doesn't know this GPU",
+    next_step="run `rocm-smi`, `rocminfo` and `lspci -d 1002:` with `srun --gres=gpu:8`",
     source=f"{LAMINI}; {ACCEPTANCE}",
 )
 def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
@@ -162,7 +168,7 @@ def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
                 record.failed(node.name, error.what)
         known = {tool: count for tool, count in counts.items() if count is not None}
         if not known:
-            record.skipped(node.name, "none of rocm-smi, amd-smi, rocminfo and lspci is in the image")
+            record.skipped(node.name, "none of rocm-smi, amd-smi, rocminfo and lspci is in the image", "no-tool")
         wrong = {tool: count for tool, count in known.items() if count != len(pcis)}
         for tool, count in (wrong or dict(list(known.items())[:1])).items():
             text = ", ".join(f"{name} {number}" for name, number in known.items())
@@ -176,11 +182,11 @@ def _listed(text: str | None) -> int | None:
 
 @check(
     name="smi-seconds",
-    title="rocm-smi answers at once",
+    title="rocm-smi answers quickly",
     level=2,
     needs=("gpu", "jobs", "real"),
-    cause="a GPU that hangs lets every question wait",
-    next_step="`dmesg | grep amdgpu`; drain the node and start it cold",
+    cause="a hung GPU delays every query",
+    next_step="check `dmesg | grep amdgpu`; drain the node and power-cycle it",
     source="AMD-AGI/Primus, node smoke",
 )
 def test_smi_seconds(record: Recorder, gpu_jobs: dict[str, Any]) -> None:

@@ -31,11 +31,11 @@ def gpus_only(profile: NodeProfile) -> NodeProfile:
 
 @check(
     name="gpu-count",
-    title="Every node has all its GPUs, and the driver drives them",
+    title="Every node has all its GPUs, and the driver uses them",
     level=2,
     item=1,
     cause="a GPU fell off the bus, is badly seated, or failed when its driver started",
-    next_step="`lspci -d 1002:` and `dmesg | grep amdgpu` on the node; a cold start brings back one that hangs",
+    next_step="run `lspci -d 1002:` and `dmesg | grep amdgpu` on the node; a power cycle brings a hung GPU back",
     source=f"{LAMINI}; {ACCEPTANCE}",
 )
 def test_gpu_count(record: Recorder, request: Any) -> None:
@@ -68,12 +68,12 @@ def _known(request: Any, name: str) -> int:
 
 @check(
     name="gpu-model",
-    title="The GPUs are of one model on all nodes",
+    title="All nodes have the same GPU model",
     level=2,
     needs=("gpu",),
     item=1,
-    cause="nodes of two kinds are in one inventory, or a GPU was replaced by another",
-    next_step="a partition for each kind; a job over both runs at the speed of the slower",
+    cause="the inventory mixes two kinds of nodes, or a GPU was replaced by another model",
+    next_step="give each kind its own partition; a job on both runs at the speed of the slower",
     source=LAMINI,
 )
 def test_gpu_model(record: Recorder) -> None:
@@ -85,8 +85,8 @@ def test_gpu_model(record: Recorder) -> None:
     title="The GPU driver is the same on all nodes",
     level=2,
     needs=("gpu",),
-    cause="a node was updated alone, or has not been started again since",
-    next_step="install one release of amdgpu on all nodes; `cat /sys/module/amdgpu/version`",
+    cause="one node was updated alone, or hasn't been rebooted since an update",
+    next_step="install one amdgpu release on all nodes; check with `cat /sys/module/amdgpu/version`",
     source=CVS,
 )
 def test_gpu_driver(record: Recorder) -> None:
@@ -95,11 +95,13 @@ def test_gpu_driver(record: Recorder) -> None:
 
 @check(
     name="gpu-firmware",
-    title="The GPUs' VBIOS and firmware are the same everywhere",
+    title="The GPUs' VBIOS and firmware are the same on all nodes",
     level=2,
     needs=("gpu",),
-    cause="a GPU was replaced, or left out of an update",
-    next_step="`amd-smi firmware` and `amd-smi static --vbios`; the maker's update for the odd ones",
+    cause="a GPU was replaced or missed an update",
+    next_step=(
+        "compare `amd-smi firmware` and `amd-smi static --vbios`; install the vendor's update on the GPUs that differ"
+    ),
     source=CVS,
 )
 def test_gpu_firmware(record: Recorder, request: Any) -> None:
@@ -111,7 +113,7 @@ def test_gpu_firmware(record: Recorder, request: Any) -> None:
         states.equal(record, "the VBIOS", vbios)
     else:
         for node in record.nodes:
-            record.skipped(node.name, "the driver says no VBIOS of any GPU")
+            record.skipped(node.name, "the driver reports no VBIOS of any GPU")
     for nodes in _firmware(record, _jobs(record, request)).values():
         for name, wrong in odd(nodes).items():
             blocks = {block: version for named in nodes[name].values() for block, version in named.items()}
@@ -148,7 +150,7 @@ def _firmware(record: Recorder, jobs: dict[str, Any]) -> dict[str, dict[str, Fir
         if len(models) > 1:
             record.skipped(node.name, "its GPUs are of several models, each with firmware of its own")
         elif not any(said.values()):
-            record.skipped(node.name, "amd-smi says no firmware of any GPU")
+            record.skipped(node.name, "amd-smi reports no firmware of any GPU")
         else:
             found[models.pop()][node.name] = said
     return found
@@ -181,7 +183,9 @@ def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
     level=2,
     needs=("gpu",),
     cause="a badly seated card or riser, or a link that trained down",
-    next_step="`lspci -vvv` (LnkSta beside LnkCap); start the node cold, reseat, compare with a node that is right",
+    next_step=(
+        "compare LnkSta and LnkCap in `lspci -vvv`; power-cycle the node, reseat the card, compare with a good node"
+    ),
     source=f"{ACCEPTANCE}; {CVS}",
 )
 def test_gpu_pcie(record: Recorder) -> None:
@@ -195,11 +199,11 @@ def test_gpu_pcie(record: Recorder) -> None:
 
 @check(
     name="gpu-idle",
-    title="No other program holds GPUs or their memory",
+    title="No other program uses the GPUs or their memory",
     level=2,
     needs=("gpu",),
-    cause="a program of an earlier job was left over, or somebody works beside Slurm",
-    next_step="`rocm-smi --showpids` on the node; end what no job owns",
+    cause="an earlier job left a program behind, or somebody works on the node outside Slurm",
+    next_step="run `rocm-smi --showpids` on the node; stop the programs that belong to no job",
     source="AMD-AGI/Primus, node smoke",
 )
 def test_gpu_idle(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer], controller: ControllerAnswer) -> None:
@@ -211,11 +215,11 @@ def test_gpu_idle(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer], 
         sizes = [size for pci, size in vram.items() if pci in own[node.name] and size is not None]
         running = on_hosts[node.name].processes or {}
         if used.get(node.name):
-            record.skipped(node.name, f"{used[node.name]} GPUs are given to jobs")
+            record.skipped(node.name, f"{used[node.name]} GPUs are in use by jobs")
         elif running:
             names = ", ".join(f"{name} ({pid})" for pid, name in list(running.items())[:5])
-            record.failed(node.name, f"programs hold its GPUs: {names}", len(running), "programs", wanted="none")
+            record.failed(node.name, f"programs use its GPUs: {names}", len(running), "programs", wanted="none")
         elif not sizes:
-            record.skipped(node.name, "the driver doesn't say how much GPU memory is in use")
+            record.skipped(node.name, "the driver doesn't report how much GPU memory is in use")
         else:
             record.judge(node.name, max(sizes) / 1e9, "hbm-used")

@@ -21,8 +21,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 FACTS = ("version", "stack", "role", "nic", "nic.way", "gfx", "base.how", "base.digest", "content", "glibc")
 PARTS = ("slurm", "munge", "pmix", "openmpi", "ucx", "rdma", "rocm", "rccl", "pytorch", "trainer", "system")
 NO_PROVIDER = ("tcp", "slingshot")
-AGAIN = "`rocstack build` makes images that say all of this"
-DEPLOY = "`rocstack deploy INVENTORY`"
+AGAIN = "rebuild the image with `rocstack build`"
+DEPLOY = "run `rocstack deploy INVENTORY`"
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +34,9 @@ def seen_secrets(evidence: Any, cluster: Any) -> dict[str, Any]:
 
 @check(
     name="worker-image",
-    title="Every worker runs the worker image of the release",
+    title="Every worker runs the release's worker image",
     level=0,
-    cause="the last deploy did not come to the node, or failed there",
+    cause="the last deploy didn't reach the node, or failed there",
     next_step=DEPLOY,
 )
 def test_worker_image(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
@@ -46,10 +46,10 @@ def test_worker_image(record: Recorder, cluster_evidence: ClusterEvidence) -> No
 
 @check(
     name="control-image",
-    title="The control node runs the control image of the release",
+    title="The control node runs the release's control image",
     level=0,
     scope="cluster",
-    cause="the last deploy failed there, or the container was made by hand",
+    cause="the last deploy failed there, or somebody created the container by hand",
     next_step=DEPLOY,
 )
 def test_control_image(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
@@ -64,7 +64,7 @@ def _of_release(record: Recorder, cluster_evidence: ClusterEvidence, node: str, 
     wanted = images.worker_id if role == "worker" else images.control_id
     image = row.image if role == "worker" else row.control_image
     if not image:
-        record.failed(node, "it has no such container", "", wanted=short(wanted))
+        record.failed(node, "the container is missing", "", wanted=short(wanted))
     # The ids of containerd's store are other ones, but the name that a deploy gave it says so.
     elif image != wanted and any(name.endswith(f":{short(wanted)}") for name in row.names.get(image, ())):
         record.passed(node, short(wanted), evidence=image)
@@ -74,10 +74,10 @@ def _of_release(record: Recorder, cluster_evidence: ClusterEvidence, node: str, 
 
 @check(
     name="labels",
-    title="The image says what it is made of and for",
+    title="The image's labels tell what it contains and what it is for",
     level=0,
     scope="cluster",
-    cause="it was not built by rocstack, or by an older one",
+    cause="the image wasn't built by rocstack, or by an older version",
     next_step=AGAIN,
 )
 def test_labels(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
@@ -109,10 +109,10 @@ def test_labels(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
 
 @check(
     name="nic-gate",
-    title="The image fits the node's NICs and their kernel driver",
+    title="The image matches the node's NICs and their kernel driver",
     level=0,
-    cause="the provider library in the image doesn't speak the kernel ABI of the driver on the node",
-    next_step="`rocstack probe` the node and `rocstack build --nic NIC --profiles FILE`; `rocstack doctor` says more",
+    cause="the image's provider library doesn't support the kernel ABI of the node's driver",
+    next_step="run `rocstack probe` and `rocstack build --nic NIC --profiles FILE`; `rocstack doctor` tells more",
     source="rdma-core, libibverbs/init.c",
 )
 def test_nic_gate(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer]) -> None:
@@ -126,11 +126,11 @@ def test_nic_gate(record: Recorder, in_containers: dict[str, ContainerAnswer | N
 
 @check(
     name="driver-rocm",
-    title="The node's amdgpu driver supports the ROCm in the image",
+    title="The node's amdgpu driver supports the image's ROCm",
     level=0,
     needs=("gpu",),
-    cause="the driver is of another ROCm generation than the image",
-    next_step="another stack (`rocstack stacks`), or the driver of AMD's table for this ROCm",
+    cause="the driver belongs to another ROCm generation than the image",
+    next_step="use another stack (`rocstack stacks`), or the driver that AMD's matrix lists for this ROCm",
     source="AMD, user and kernel-space support matrix",
 )
 def test_driver_rocm(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
@@ -142,9 +142,9 @@ def test_driver_rocm(record: Recorder, cluster_evidence: ClusterEvidence) -> Non
         verdicts = rules.judge(matrix, {"rocm": rocm, "rocm.method": method, "driver": driver or ""})
         broken = [verdict for verdict in verdicts if verdict.state == "broken"]
         if method != "amd":
-            record.skipped(node.name, "the ROCm in the image is a distribution's: AMD's table is silent on it")
+            record.skipped(node.name, "the ROCm in the image is a distribution's: AMD's table doesn't cover it")
         elif not driver or driver == "in-tree":
-            record.skipped(node.name, f"the driver is {driver or 'not known'}: AMD's table is silent on it")
+            record.skipped(node.name, f"the driver is {driver or 'not known'}: AMD's table doesn't cover it")
         elif broken:
             record.failed(node.name, f"ROCm {rocm}: {broken[0].rule.cause}", driver, source=broken[0].rule.source)
         elif any(verdict.state == "holds" for verdict in verdicts):
@@ -155,10 +155,10 @@ def test_driver_rocm(record: Recorder, cluster_evidence: ClusterEvidence) -> Non
 
 @check(
     name="versions",
-    title="The programs in the image are of the versions that its labels say",
+    title="The programs in the image have the versions that its labels name",
     level=0,
-    cause="something in the container was changed or covered by a mount",
-    next_step="`rocstack shell NODE -- rocstack-versions`; what is mounted: `docker inspect rocstack-worker`",
+    cause="something in the container was changed or is hidden by a mount",
+    next_step="run `rocstack shell NODE -- rocstack-versions`; `docker inspect rocstack-worker` shows the mounts",
 )
 def test_versions(
     record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer], cluster_evidence: ClusterEvidence
@@ -185,10 +185,10 @@ def test_versions(
 
 @check(
     name="parts",
-    title="The libraries and programs in the image load and start on this node",
+    title="The image's libraries load and its programs start on this node",
     level=0,
-    cause="a library is missing, or of a kind that this node doesn't run; a mount covers it",
-    next_step="`rocstack shell NODE -- ldd FILE` names what is missing",
+    cause="a library is missing, needs another kind of node, or is hidden by a mount",
+    next_step="run `rocstack shell NODE -- ldd FILE`: it names the missing library",
 )
 def test_parts(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer]) -> None:
     for node, answer in answers(record, in_containers):
@@ -201,9 +201,11 @@ def test_parts(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAn
 
 @check(
     name="pmix",
-    title="Slurm and OpenMPI load the same PMIx",
+    title="Slurm and Open MPI load the same PMIx",
     level=0,
-    cause="Slurm was built with another PMIx than OpenMPI: `srun --mpi=pmix` starts ranks that don't find each other",
+    cause=(
+        "Slurm was built with another PMIx than Open MPI: ranks that `srun --mpi=pmix` starts don't find each other"
+    ),
     next_step=AGAIN,
     source="Slurm, MPI and UPC users guide: PMIx",
 )
@@ -221,11 +223,11 @@ def test_pmix(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAns
 
 @check(
     name="secrets",
-    title="No secret of the cluster is in an image, a container's settings or a process list",
+    title="No image, container setting or process list holds a secret of the cluster",
     level=0,
     scope="cluster",
-    cause="a key was given as a build argument, an environment variable or on a command line",
-    next_step="take it away there, then give the cluster another key: who could read it may have it",
+    cause="a key was passed as a build argument, an environment variable or on a command line",
+    next_step="remove it there, then give the cluster a new key: whoever could read the old one may have it",
 )
 def test_secrets(record: Recorder, seen_secrets: dict[str, Any]) -> None:
     for node, said in answers(record, seen_secrets):

@@ -53,7 +53,7 @@ def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tu
         if mpi["failed"] or name in mpi["broken"]:
             record.skipped(name, LAUNCH)
         elif name not in mpi["asked"]:
-            record.skipped(name, "Slurm gave it to others")
+            record.skipped(name, "Slurm gave the node to other jobs")
         elif part in mpi["ended"] and len(answers) < wanted(part):
             record.failed(name, "it did not end", evidence=mpi["ended"][part])
         elif wrong := [answer["error"] for answer in answers if "error" in answer]:
@@ -64,16 +64,16 @@ def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tu
 
 @check(
     name="mpi-launch",
-    title="MPI starts on all nodes at once, with every rank in its place",
+    title="MPI starts on all nodes at once, with every rank on its node",
     level=1,
     item=6,
     needs=("jobs",),
-    cause="Slurm's PMIx plugin, the PMIx library or Open MPI of the image doesn't work on the node",
-    next_step="`rocstack doctor --log FILE` knows what MPI and PMIx say; `srun --mpi=list` must name pmix",
+    cause="Slurm's PMIx plugin, or the image's PMIx or Open MPI, doesn't work on the node",
+    next_step="`rocstack doctor --log FILE` explains messages of MPI and PMIx; `srun --mpi=list` must list pmix",
 )
 def test_launch(record: Recorder, mpi: dict[str, Any]) -> None:
     if mpi["failed"] and not mpi["broken"]:
-        record.failed("", "it starts on each node, but not on all together", evidence=mpi["failed"])
+        record.failed("", "MPI starts on each node alone, but not on all together", evidence=mpi["failed"])
         return
     world = TASKS * len(mpi["nodes"])
     layers = {end["rank"]: end for end in mpi["answers"] if end["part"] == "end"}
@@ -83,7 +83,7 @@ def test_launch(record: Recorder, mpi: dict[str, Any]) -> None:
         if name in mpi["broken"]:
             record.failed(name, f"{LAUNCH} there", evidence=mpi["broken"][name])
         elif name not in mpi["asked"]:
-            record.skipped(name, "Slurm gave it to others")
+            record.skipped(name, "Slurm gave the node to other jobs")
         else:
             others = {answer["rank"] for answer in everyone if answer["node"] != name}
             layer = layers.get(min(own, default=-1), {"pml": [], "lanes": []})
@@ -102,19 +102,19 @@ def _misplaced(own: dict[int, dict[str, Any]], others: set[int], world: int) -> 
     if worlds - {world}:
         return f"a rank sees a world of {min(worlds - {world})}, not {world}: it was started without PMIx"
     if len(own) != TASKS or set(own) & others:
-        return f"ranks {sorted(own)}, but {TASKS} that no other node has are wanted"
+        return f"ranks {sorted(own)}, expected {TASKS} that no other node has"
     hosts = {answer["host"] for answer in own.values()}
     return f"its ranks see {len(hosts)} hosts: {', '.join(sorted(hosts))}" if len(hosts) > 1 else ""
 
 
 @check(
     name="mpi-ring",
-    title="Every MPI rank receives from the one before it what that one sent",
+    title="Every MPI rank receives exactly what the rank before it sent",
     level=1,
     item=7,
     needs=("jobs",),
-    cause="the network drops or changes messages between nodes, or UCX chose a device that leads nowhere",
-    next_step="look at UCX_NET_DEVICES in the environment of the node (`rocstack-node env` in its container)",
+    cause="the network drops or corrupts messages between nodes, or UCX chose a device without a route",
+    next_step="check UCX_NET_DEVICES in the node's environment (`rocstack-node env` in its container)",
 )
 def test_ring(record: Recorder, mpi: dict[str, Any]) -> None:
     for name, answers in taking_part(record, mpi, "ring"):
@@ -145,12 +145,12 @@ def judge_pairs(record: Recorder, mpi: dict[str, Any], what: str) -> None:
 
 @check(
     name="mpi-latency",
-    title="Small MPI messages are quick between any two nodes",
+    title="Small MPI messages are fast between any two nodes",
     level=1,
     item=8,
     needs=("jobs", "nodes:2"),
-    cause="a long or congested way between the two, or MPI on the wrong network",
-    next_step="compare `ping` between the two with others; look at the devices that mpi-launch names",
+    cause="a long or congested route between the two, or MPI on the wrong network",
+    next_step="compare `ping` between these two nodes and others; check the devices that mpi-launch names",
 )
 def test_latency(record: Recorder, mpi: dict[str, Any]) -> None:
     judge_pairs(record, mpi, "latency")
@@ -158,12 +158,12 @@ def test_latency(record: Recorder, mpi: dict[str, Any]) -> None:
 
 @check(
     name="mpi-bandwidth",
-    title="Large MPI messages are fast between any two nodes, and arrive as sent",
+    title="Large MPI messages are fast between any two nodes and arrive unchanged",
     level=1,
     item=8,
     needs=("jobs", "nodes:2"),
-    cause="a link at a lower speed, a shaped or congested one, or MPI on the wrong network",
-    next_step="look at the speed of the links of the two (`ethtool`), and at the devices that mpi-launch names",
+    cause="a slow, rate-limited or congested link, or MPI on the wrong network",
+    next_step="check the link speed of both nodes (`ethtool`) and the devices that mpi-launch names",
 )
 def test_bandwidth(record: Recorder, mpi: dict[str, Any]) -> None:
     judge_pairs(record, mpi, "bandwidth")
@@ -171,12 +171,12 @@ def test_bandwidth(record: Recorder, mpi: dict[str, Any]) -> None:
 
 @check(
     name="mpi-collectives",
-    title="Every MPI collective gives what numpy gives, for every type and odd sizes",
+    title="Every MPI collective gives numpy's result, for every type and at odd sizes",
     level=1,
     item=9,
     needs=("jobs",),
-    cause="Open MPI, UCX or the network of a node changes data",
-    next_step="OMPI_MCA_coll=basic tells whether it is the algorithm; else exchange the node",
+    cause="a node's Open MPI, UCX or network corrupts data",
+    next_step="try OMPI_MCA_coll=basic: if it helps, the algorithm is at fault; otherwise replace the node",
 )
 def test_collectives(record: Recorder, mpi: dict[str, Any]) -> None:
     for name, answers in taking_part(record, mpi, "collectives"):
@@ -193,12 +193,12 @@ def test_collectives(record: Recorder, mpi: dict[str, Any]) -> None:
 
 @check(
     name="mpi-transport",
-    title="MPI goes over RDMA between nodes that have it",
+    title="MPI uses RDMA between nodes that have it",
     level=2,
     item=6,
     needs=("jobs", "rdma", "real", "nodes:2"),
-    cause="Open MPI or UCX found no RDMA device that it may use, and took TCP without a word",
-    next_step="`ucx_info -d` in the worker's container; UCX_TLS and UCX_NET_DEVICES must name the RDMA ports",
+    cause="Open MPI or UCX found no RDMA device it may use and silently took TCP",
+    next_step="run `ucx_info -d` in the worker's container; UCX_TLS and UCX_NET_DEVICES must allow the RDMA ports",
     source="OpenMPI's pml_ucx_devices and pml_ucx_tls: what they don't list is left to ob1",
 )
 def test_transport(record: Recorder, mpi: dict[str, Any], cluster_evidence: ClusterEvidence) -> None:

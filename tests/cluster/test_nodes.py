@@ -29,8 +29,8 @@ SHOWN = 5
     name="os",
     title="The operating system is the same on all nodes",
     level=1,
-    cause="a node was installed at another time, or updated alone",
-    next_step="install the node as the others are",
+    cause="one node was installed at another time or updated alone",
+    next_step="install the node like the others",
     source=CVS,
 )
 def test_os(record: Recorder) -> None:
@@ -41,8 +41,8 @@ def test_os(record: Recorder) -> None:
     name="kernel",
     title="The kernel is the same on all nodes",
     level=2,
-    cause="a node was updated alone, or has not been started again since",
-    next_step="`uname -r` and the installed kernels on the node; drain it, then start it again",
+    cause="one node was updated alone, or hasn't been rebooted since an update",
+    next_step="compare `uname -r` with the installed kernels on the node; drain it, then reboot it",
     source=CVS,
 )
 def test_kernel(record: Recorder) -> None:
@@ -51,11 +51,13 @@ def test_kernel(record: Recorder) -> None:
 
 @check(
     name="rocm",
-    title="ROCm beside the containers is the same on all nodes that have it",
+    title="The hosts' own ROCm is the same on all nodes that have one",
     level=2,
     needs=("gpu",),
-    cause="a node was updated alone, or installed without ROCm",
-    next_step="install one release on all, or none: the image brings its own; `cat /opt/rocm/.info/version`",
+    cause="one node was updated alone, or installed without ROCm",
+    next_step=(
+        "install one release on all hosts, or none: the image brings its own; check `cat /opt/rocm/.info/version`"
+    ),
     source=CVS,
 )
 def test_rocm(record: Recorder) -> None:
@@ -69,11 +71,11 @@ def test_rocm(record: Recorder) -> None:
 
 @check(
     name="kernel-parameters",
-    title="The kernel was started with what AMD asks for: pci=realloc=off, iommu=pt and the IOMMU on",
+    title="The kernel runs with the parameters AMD asks for: pci=realloc=off, iommu=pt and the IOMMU on",
     level=2,
     needs=("gpu",),
-    cause="the parameters are missing in the boot loader, or the node has not been started again since",
-    next_step="add them to GRUB_CMDLINE_LINUX_DEFAULT, `update-grub`, start the node again",
+    cause="the boot loader lacks the parameters, or the node hasn't been rebooted since they were set",
+    next_step="add them to GRUB_CMDLINE_LINUX_DEFAULT, run `update-grub`, and reboot the node",
     source=ACCEPTANCE,
 )
 def test_kernel_parameters(record: Recorder) -> None:
@@ -93,11 +95,11 @@ def test_kernel_parameters(record: Recorder) -> None:
 
 @check(
     name="numa-balancing",
-    title="The kernel moves no memory between NUMA nodes by itself",
+    title="Automatic NUMA balancing is off",
     level=2,
     needs=("gpu",),
-    cause="the default of the distribution; the bandwidth of RCCL varies with it",
-    next_step="`sysctl kernel.numa_balancing=0`; the playbook host-nic.yml makes it permanent",
+    cause="the distribution turns it on by default; it makes RCCL's bandwidth vary",
+    next_step="run `sysctl kernel.numa_balancing=0`; the playbook host-nic.yml makes it permanent",
     source=f"{ACCEPTANCE}; {NETWORKING}",
 )
 def test_numa_balancing(record: Recorder) -> None:
@@ -111,11 +113,11 @@ def test_numa_balancing(record: Recorder) -> None:
 
 @check(
     name="memory",
-    title="All memory of the node is online",
+    title="All of the node's memory is online",
     level=2,
     needs=("gpu",),
-    cause="a module that is broken or badly seated, or memory that is kept offline",
-    next_step="`lsmem`, `dmidecode -t memory`, and the BMC's log of the modules",
+    cause="a broken or badly seated memory module, or memory that is kept offline",
+    next_step="check `lsmem`, `dmidecode -t memory`, and the BMC's log",
     source=ACCEPTANCE,
 )
 def test_memory(record: Recorder) -> None:
@@ -136,8 +138,8 @@ def test_memory(record: Recorder) -> None:
     title="A job may lock as much memory as RDMA needs",
     level=2,
     needs=("jobs", "gpu"),
-    cause="the limit of the engine, or of slurmd, is the system's default",
-    next_step="LimitMEMLOCK=infinity for the engine (the playbook host-nic.yml), then `rocstack deploy`",
+    cause="the container engine or slurmd has the system's default limit",
+    next_step="set LimitMEMLOCK=infinity for the engine (playbook host-nic.yml), then run `rocstack deploy`",
     source=f"{NETWORKING}, resource limits",
 )
 def test_memlock(record: Recorder, in_jobs: dict[str, JobAnswer]) -> None:
@@ -153,11 +155,11 @@ def test_memlock(record: Recorder, in_jobs: dict[str, JobAnswer]) -> None:
 
 @check(
     name="shm",
-    title="Jobs have shared memory for the GPUs of a node",
+    title="Jobs have enough shared memory for the node's GPUs",
     level=2,
     needs=("jobs", "gpu"),
-    cause="the worker's container was started with its own small /dev/shm",
-    next_step="`rocstack deploy` starts it with the host's; `df /dev/shm` on the host",
+    cause="the worker's container runs with a small /dev/shm of its own",
+    next_step="run `rocstack deploy`: it starts the container with the host's; check `df /dev/shm` on the host",
     source="AMD-AGI/Primus, node smoke",
 )
 def test_shm(record: Recorder, in_jobs: dict[str, JobAnswer]) -> None:
@@ -171,10 +173,12 @@ def test_shm(record: Recorder, in_jobs: dict[str, JobAnswer]) -> None:
 
 @check(
     name="kernel-log",
-    title="The kernel's log has no error of GPUs or network cards",
+    title="The kernel log has no errors of GPUs or network cards",
     level=2,
-    cause="a GPU, a card or its driver failed since the node was started",
-    next_step="`rocstack doctor --log FILE` explains lines of `dmesg`; a GPU that failed once wants RVS before jobs",
+    cause="a GPU, a card or its driver has failed since the node was started",
+    next_step=(
+        "`rocstack doctor --log FILE` explains lines of `dmesg`; test a GPU that failed with RVS before the next job"
+    ),
     source=f"{ACCEPTANCE}, dmesg; {CVS}, err_patterns",
 )
 def test_kernel_log(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
@@ -191,7 +195,7 @@ def test_kernel_log(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]
         now, started = on_hosts[node.name].now, kernel.before_up(lines)
         past = [line for line in bad if line in started or (kernel.LINK.search(line) and _age(line, now) > RECENT)]
         bad = [line for line in bad if line not in past]
-        why = "; ".join(dict.fromkeys(finding.what for finding in found)) or f"{len(bad)} lines tell of errors"
+        why = "; ".join(dict.fromkeys(finding.what for finding in found)) or f"{len(bad)} lines report errors"
         record.equal(node.name, len(bad), 0, "lines", why=why, evidence="\n".join((bad or past)[-SHOWN:]))
 
 
@@ -205,11 +209,13 @@ def _age(line: str, now: float | None) -> float:
 
 @check(
     name="firewall",
-    title="No firewall keeps the nodes' packets from each other",
+    title="No firewall blocks packets between the nodes",
     level=1,
     needs=("nodes:2",),
-    cause="a firewall of the distribution, or a site's own, refuses what no rule lets in; MPI and torch use any port",
-    next_step="`ufw disable`, `systemctl disable --now firewalld`, or a rule that lets the cluster's networks through",
+    cause="a firewall blocks all that no rule allows; MPI and torch use any port",
+    next_step=(
+        "run `ufw disable` or `systemctl disable --now firewalld`, or add a rule that allows the cluster's networks"
+    ),
     source=NETWORKING,
 )
 def test_firewall(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:

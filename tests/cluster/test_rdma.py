@@ -53,7 +53,7 @@ def pairs(
         if why := rdma.not_for(cluster_evidence, node):
             record.skipped(name, why)
         elif name not in counts:
-            record.skipped(name, "Slurm gave it to others")
+            record.skipped(name, "Slurm gave the node to other jobs")
         elif not counts[name]:
             record.failed(name, "none of its RDMA ports can be used", evidence="`rocstack probe` says why")
         else:
@@ -76,12 +76,16 @@ def words(said: Sequence[Mapping[str, Any]], rail: int) -> str:
 
 @check(
     name="rdma-reachability",
-    title="Every two nodes reach each other over RDMA, on every rail",
+    title="Every two nodes reach each other over RDMA on every rail",
     level=2,
     needs=("jobs", "rdma", "real", "nodes:2", "tool:ibv_rc_pingpong"),
-    cause="a port that is down, a GID index of another network, rails on different subnets or VLANs, or a switch that "
-    "drops UDP port 4791",
-    next_step="`rocstack probe` shows ports and GIDs; `ibv_rc_pingpong -d DEVICE -g INDEX` between the two by hand",
+    cause=(
+        "a port is down, a GID index belongs to another network, rails are on different subnets or VLANs, or a switch "
+        "drops UDP port 4791"
+    ),
+    next_step=(
+        "check ports and GIDs with `rocstack probe`; run `ibv_rc_pingpong -d DEVICE -g INDEX` between the two nodes"
+    ),
     source="cvs, preflight: RDMA connectivity",
 )
 def test_reachability(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
@@ -150,11 +154,11 @@ def ended(ends: Sequence[Mapping[str, Any]]) -> str:
 
 @check(
     name="rdma-write-bandwidth",
-    title="RDMA writes reach the NIC's bandwidth between nodes",
+    title="RDMA writes between nodes reach the NIC's bandwidth",
     level=3,
     needs=("jobs", "rdma", "real", "nodes:2", "tool:ib_write_bw"),
-    cause="a link at a lower speed or width, a small MTU, PFC or ECN that isn't set, or a NIC behind another socket",
-    next_step="look at the checks of PCIe links and MTU; `ib_write_bw` between the two by hand, in both directions",
+    cause="a link with a lower speed or width, a small MTU, missing PFC or ECN, or a NIC on another socket",
+    next_step="look at the PCIe and MTU checks first; then run `ib_write_bw` between the two nodes in both directions",
     source="AMD cluster networking guide, ib_write_bw",
 )
 def test_write_bandwidth(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
@@ -163,12 +167,14 @@ def test_write_bandwidth(record: Recorder, between: Any, cluster_evidence: Clust
 
 @check(
     name="rdma-write-both-ways",
-    title="RDMA writes reach the NIC's bandwidth in both directions at once",
+    title="RDMA writes in both directions at once reach the NIC's bandwidth",
     level=3,
     needs=("jobs", "rdma", "real", "nodes:2", "tool:ib_write_bw"),
-    cause="where one direction is fast enough: pause frames or ECN that slow the other, the IOMMU, or the way from the "
-    "NIC to memory",
-    next_step="look at the check of one direction first; then `ib_write_bw -b` between the two by hand",
+    cause=(
+        "if one direction alone is fast: pause frames or ECN slow the other, or the IOMMU or the path from the NIC to "
+        "memory is slow"
+    ),
+    next_step="check rdma-write-bandwidth first; then run `ib_write_bw -b` between the two nodes",
     source="AMD cluster networking guide, ib_write_bw -b",
 )
 def test_write_both_ways(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
@@ -229,11 +235,11 @@ def queue_pairs(
 
 @check(
     name="queue-pairs",
-    title="512 queue pairs can be made from 8 threads at once on every RDMA device",
+    title="Every RDMA device can create 512 queue pairs from 8 threads at once",
     level=2,
     needs=("jobs", "rdma", "real"),
-    cause="the provider library doesn't fit the kernel module, locked memory is limited, or the NIC's limit is low",
-    next_step="`rocstack-node prove --many` in the worker's container; `rocstack doctor` knows its errors",
+    cause="the provider library doesn't match the kernel module, locked memory is limited, or the NIC's limit is low",
+    next_step="run `rocstack-node prove --many` in the worker's container; `rocstack doctor` explains its errors",
     source="ROCm/MAD, pull request 200",
 )
 def test_queue_pairs(record: Recorder, queue_pairs: dict[str, Any], cluster_evidence: ClusterEvidence) -> None:
@@ -245,7 +251,7 @@ def test_queue_pairs(record: Recorder, queue_pairs: dict[str, Any], cluster_evid
         counts = {device: int(count) for device, count in PROVED.findall(said["said"])}
         lacking = sorted(rdma.devices(cluster_evidence, node) - counts.keys()) if counts else []
         if lacking and not said["code"]:
-            why = f"nothing is said of {', '.join(lacking)}"
+            why = f"no answer about {', '.join(lacking)}"
             record.failed(node.name, why, len(counts), "devices", evidence=said["said"])
         elif said["code"] and (not counts or min(counts.values()) >= 512):
             lines = said["said"].strip().splitlines() or ["rocstack-node said nothing"]

@@ -16,7 +16,8 @@ from rocstack.verify.recorder import Recorder
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
 MULTIFACTOR = "priority/multifactor"
 SLURM = (
-    "`rocstack deploy` writes slurm.conf again; `rocstack shell CONTROL --service controller -- scontrol show config`"
+    "run `rocstack deploy` to rewrite slurm.conf; "
+    "check `rocstack shell CONTROL --service controller -- scontrol show config`"
 )
 
 
@@ -65,12 +66,12 @@ def recorded(evidence: Any, cluster: Any, competed: Any) -> dict[str, Any]:
 
 @check(
     name="scheduling",
-    title="Of two waiting jobs the one of the higher QoS starts first",
+    title="Of two waiting jobs, the one with the higher QoS starts first",
     level=1,
     item=11,
     needs=("jobs",),
     scope="cluster",
-    cause="PriorityType isn't multifactor, or PriorityWeightQOS is 0 or outweighed",
+    cause="PriorityType isn't multifactor, or PriorityWeightQOS is 0 or too small",
     next_step=f"`priorities` of rocstack.yml; {SLURM}",
     source=LAMINI,
 )
@@ -86,7 +87,7 @@ def test_scheduling(record: Recorder, competed: dict[str, Any], controller: Cont
     if more > 0:
         record.passed("", more, "points", wanted=f"{high} above {low}", evidence=said)
     else:
-        record.failed("", f"a job of {high} counts no more than one of {low}", more, "points", evidence=said)
+        record.failed("", f"a job of {high} has no higher priority than one of {low}", more, "points", evidence=said)
     if jobs["low"]["state"] not in scheduling.STARTED:
         record.failed("", f"a job of {low} never started: {jobs['low']['reason']}", evidence=said)
     elif jobs["high"]["state"] in scheduling.STARTED and jobs["high"]["started"] <= jobs["low"]["started"]:
@@ -97,12 +98,12 @@ def test_scheduling(record: Recorder, competed: dict[str, Any], controller: Cont
 
 @check(
     name="preemption",
-    title="A job makes room for one whose QoS preempts its own",
+    title="A job is preempted by one whose QoS may preempt it",
     level=1,
     item=11,
     needs=("jobs",),
     scope="cluster",
-    cause="PreemptType isn't qos, or the jobs of that QoS may not be touched",
+    cause="PreemptType isn't qos, or that QoS may not be preempted",
     next_step=f"`qos` of rocstack.yml: preempts, preempt_mode; {SLURM}",
     source=LAMINI,
 )
@@ -119,12 +120,12 @@ def test_preemption(record: Recorder, competed: dict[str, Any]) -> None:
 
 @check(
     name="qos",
-    title="A job beyond the limits of its QoS is refused or waits, one within them runs",
+    title="A job beyond its QoS limits is refused or waits; one within them runs",
     level=1,
     item=12,
     needs=("jobs",),
     scope="cluster",
-    cause="AccountingStorageEnforce has no `limits` and `qos`, or slurmctld doesn't reach its database",
+    cause="AccountingStorageEnforce lacks `limits` and `qos`, or slurmctld can't reach its database",
     next_step=SLURM,
     source=LAMINI,
 )
@@ -153,12 +154,12 @@ def test_qos(record: Recorder, limited: dict[str, Any]) -> None:
 
 @check(
     name="accounting",
-    title="A job that ended is in the accounting",
+    title="Accounting records jobs that ended",
     level=1,
     needs=("jobs",),
     scope="cluster",
     cause="slurmdbd or its database doesn't answer",
-    next_step="`rocstack logs CONTROL --service controller`, and `--service db`",
+    next_step="read `rocstack logs CONTROL --service controller` and `--service db`",
 )
 def test_accounting(record: Recorder, recorded: dict[str, Any]) -> None:
     if not recorded:
@@ -168,7 +169,7 @@ def test_accounting(record: Recorder, recorded: dict[str, Any]) -> None:
         if row["state"]:
             record.passed("", row["state"], wanted=f"the end of the job '{name}'", evidence=said)
         else:
-            record.failed("", f"{said} has ended, and accounting doesn't say so", evidence=said)
+            record.failed("", f"{said} has ended, but accounting doesn't show it", evidence=said)
 
 
 def _untried(record: Recorder, competed: dict[str, Any]) -> bool:

@@ -26,11 +26,11 @@ def soaked(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> d
 
 @check(
     name="soak",
-    title="The same work over and over gives no wrong result, and the kernel stays quiet",
+    title="Repeating the same work gives no wrong result and no kernel error",
     level=4,
     needs=("jobs",),
-    cause="a GPU, its memory, a NIC or a link is failing under load or heat",
-    next_step="`dmesg -T` and `amd-smi metric --ecc` on that node; drain it and run `rvs` there",
+    cause="a GPU, its memory, a NIC or a link fails under load or heat",
+    next_step="check `dmesg -T` and `amd-smi metric --ecc` on that node; drain it and run `rvs` there",
     source="AMD cluster networking guide, 8 hours of RCCL",
 )
 def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def got(record: Recorder, ran: Mapping[str, Any]) -> list[str]:
     """The nodes; of those that were not got it is written down."""
     lost = [node for node in names(record) if node in ran and ran[node] is None]
     for node in lost:
-        record.skipped(node, "Slurm gave it to others")
+        record.skipped(node, "Slurm gave the node to other jobs")
     return [node for node in names(record) if node not in lost]
 
 
@@ -91,11 +91,13 @@ def read(
 
 @check(
     name="rvs",
-    title="ROCm Validation Suite finds nothing wrong: compute, power, memory, PCIe and links",
+    title="ROCm Validation Suite finds no fault: compute, power, memory, PCIe and links",
     level=3,
     needs=(*NEEDS, "tool:rvs"),
-    cause="a GPU, its memory, cooling or link is defective or throttled, or the image's ROCm doesn't fit the driver",
-    next_step="run the module by hand as root: `rvs -c CONF -d 3`; a GPU that fails again is to be replaced",
+    cause=(
+        "a GPU, its memory, cooling or link is defective or throttled, or the image's ROCm doesn't match the driver"
+    ),
+    next_step="run the module as root: `rvs -c CONF -d 3`; replace a GPU that fails again",
     source="AMD system acceptance, RVS",
 )
 def test_rvs(record: Recorder, evidence: Any, cluster: Any) -> None:
@@ -123,11 +125,11 @@ def test_rvs(record: Recorder, evidence: Any, cluster: Any) -> None:
 
 @check(
     name="transferbench",
-    title="GPUs copy to each other, and to and from host memory, as fast as their links",
+    title="GPUs copy to each other and to and from host memory at their links' speed",
     level=3,
     needs=(*NEEDS, "tool:TransferBench"),
-    cause="an xGMI or PCIe link is down or slow, IOMMU isn't in pass-through, or NUMA balancing is on",
-    next_step="`TransferBench a2a` on that node shows which pair is slow, `amd-smi topology` the state of its link",
+    cause="an xGMI or PCIe link is down or slow, the IOMMU isn't in pass-through mode, or NUMA balancing is on",
+    next_step="run `TransferBench a2a` on that node to find the slow pair, and `amd-smi topology` for its link",
     source="AMD system acceptance, TransferBench",
 )
 def test_transferbench(record: Recorder, evidence: Any, cluster: Any) -> None:
@@ -165,11 +167,13 @@ def judge_tests(record: Recorder, node: str, tests: Mapping[int, Sequence[float]
 
 @check(
     name="babelstream",
-    title="GPU memory is as fast as that of its model",
+    title="GPU memory is as fast as the model's should be",
     level=3,
     needs=(*NEEDS, "tool:hip-stream"),
-    cause="a GPU is throttled, or its memory defective",
-    next_step="`hip-stream --device N -n 50 -s 268435456` on that GPU; `amd-smi metric` shows clocks and temperatures",
+    cause="a GPU is throttled or its memory is defective",
+    next_step=(
+        "run `hip-stream --device N -n 50 -s 268435456` on that GPU; `amd-smi metric` shows clocks and temperatures"
+    ),
     source="AMD system acceptance, BabelStream",
 )
 def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
@@ -188,11 +192,11 @@ def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
 
 @check(
     name="gemm-rocblas",
-    title="GPUs multiply matrices as fast as their model, by rocBLAS",
+    title="GPUs multiply matrices as fast as their model should, with rocBLAS",
     level=3,
     needs=(*NEEDS, "tool:rocblas-bench"),
-    cause="a GPU is throttled by heat or a power cap, or rocBLAS has no kernels for it",
-    next_step="`amd-smi metric` while `rocblas-bench` runs shows clocks, power and temperature",
+    cause="heat or a power cap throttles a GPU, or rocBLAS has no kernels for it",
+    next_step="run `rocblas-bench` and watch clocks, power and temperature with `amd-smi metric`",
     source="AMD system acceptance, rocBLAS",
 )
 def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
@@ -217,11 +221,13 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
 
 @check(
     name="gemm",
-    title="GPUs multiply matrices and copy memory as healthy ones do, by PyTorch",
+    title="GPUs multiply matrices and copy memory as healthy ones do, with PyTorch",
     level=3,
     needs=NEEDS,
-    cause="a GPU is throttled by heat or a power cap, computes wrongly, or this PyTorch has no kernels for it",
-    next_step="`amd-smi metric` while it runs shows clocks, power and temperature; compare with the node's other GPUs",
+    cause="heat or a power cap throttles a GPU, it computes wrong results, or this PyTorch has no kernels for it",
+    next_step=(
+        "watch clocks, power and temperature with `amd-smi metric` during the check; compare with the node's other GPUs"
+    ),
     source="Primus, node_smoke",
 )
 def test_gemm(record: Recorder, evidence: Any, cluster: Any) -> None:
@@ -230,7 +236,7 @@ def test_gemm(record: Recorder, evidence: Any, cluster: Any) -> None:
     for node in got(record, ran):
         said = ran.get(node) or {"gpus": [], "error": "it gave no answer"}
         if "without ROCm" in said["error"]:
-            record.skipped(node, said["error"])
+            record.skipped(node, said["error"], "no-tool")
         elif said["error"] or not said["gpus"]:
             record.failed(node, said["error"] or "PyTorch sees no GPU", evidence=said["error"])
         elif len(said["gpus"]) < has.get(node, 0):

@@ -37,10 +37,10 @@ def above(profile: NodeProfile) -> set[str]:
 
 @check(
     name="pci-errors",
-    title="No fatal PCIe error was seen on GPUs and NICs",
+    title="GPUs and NICs report no fatal PCIe error",
     level=2,
-    cause="a card, a riser or a slot that fails",
-    next_step="`lspci -vvv` (DevSta) and `dmesg | grep AER`; reseat the card; start the node cold",
+    cause="a card, a riser or a slot fails",
+    next_step="check DevSta in `lspci -vvv`, and `dmesg | grep AER`; reseat the card; power-cycle the node",
     source=f"{ACCEPTANCE}, DevSta",
 )
 def test_pci_errors(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
@@ -57,11 +57,13 @@ def test_pci_errors(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]
 
 @check(
     name="acs",
-    title="PCIe's access control (ACS) is off, so that GPUs and NICs reach each other directly",
+    title="PCIe access control (ACS) is off, so that GPUs and NICs reach each other directly",
     level=2,
     needs=("gpu",),
-    cause="the BIOS leaves it on; peer-to-peer traffic then takes the way through the root complex",
-    next_step="off in the BIOS, or `setpci -s BRIDGE ECAP_ACS+0x6.w=0000` for each bridge after every start",
+    cause="the BIOS leaves it on; peer-to-peer traffic then goes through the root complex",
+    next_step=(
+        "turn it off in the BIOS, or run `setpci -s BRIDGE ECAP_ACS+0x6.w=0000` for each bridge after every boot"
+    ),
     source=f"{NETWORKING}; ROCm/cvs, pci_acs",
 )
 def test_acs(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
@@ -80,12 +82,12 @@ def test_acs(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> No
 
 @check(
     name="gpu-links",
-    title="Every GPU reaches the others of its node over xGMI, where the model has it, and rocm-smi says the same",
+    title="Every GPU reaches its node's others over xGMI where the model has it, and rocm-smi agrees",
     level=2,
     needs=("gpu",),
     item=5,
-    cause="a link that failed when the GPUs started; their traffic takes PCIe, at a tenth of the bandwidth",
-    next_step="`rocm-smi --showtopo`; start the node cold; a bridge that is loose between OAMs of one board",
+    cause="a link failed when the GPUs started; their traffic takes PCIe, at a tenth of the bandwidth",
+    next_step="run `rocm-smi --showtopo`; power-cycle the node; look for a loose bridge between OAMs of one board",
     source=f"{ACCEPTANCE}, rocm-smi --showtopo; {LAMINI}",
 )
 def test_gpu_links(record: Recorder, request: Any) -> None:
@@ -146,12 +148,12 @@ def _xgmi(profile: NodeProfile) -> set[tuple[int, int]]:
 
 @check(
     name="topology",
-    title="Each GPU has its NIC on the same PCIe switch, the same one on all nodes",
+    title="Each GPU shares a PCIe switch with its NIC, in the same way on all nodes",
     level=2,
     needs=("gpu",),
     item=5,
-    cause="a card in another slot than on the other nodes; that GPU's traffic goes through the processors",
-    next_step="`rocstack probe` draws the node; compare the slots with a node that is right",
+    cause="a card is in another slot than on the other nodes; that GPU's traffic crosses the CPUs",
+    next_step="run `rocstack probe`: it draws the node; compare the slots with a good node's",
     source=f"{LAMINI}; AMD system acceptance guide, network topology mapping",
 )
 def test_topology(record: Recorder) -> None:
@@ -169,7 +171,7 @@ def test_topology(record: Recorder) -> None:
             record.failed(node.name, f"without a NIC on its switch: {few(far)}", value, evidence=text)
         elif ways[node.name] != usual:
             odd = few(f"GPU {gpu}" for gpu, *_ in sorted(set(ways[node.name]) ^ set(usual)))
-            record.failed(node.name, f"{odd}: connected otherwise than on most nodes", value, evidence=text)
+            record.failed(node.name, f"{odd}: connected differently from most nodes", value, evidence=text)
         elif not vias["switch"]:
             record.measured(node.name, value, evidence=text)  # there is no switch, or none was seen
         else:

@@ -17,7 +17,7 @@ from rocstack.verify.recorder import Recorder
 NEAR = {"cpu": 1e-4, "gpu": 2e-2}
 ALONE = "not even one rank trains there: see training-one-rank"
 STRANGERS = "its ranks have different weights: see training-weights"
-OTHERS = "Slurm gave it to others"
+OTHERS = "Slurm gave the node to other jobs"
 Found = dict[str, Any]
 
 
@@ -37,8 +37,10 @@ def on_gpus(evidence: Any, cluster: Any) -> Found:
     level=1,
     item=15,
     needs=("jobs", "tool:rocstack-train"),
-    cause="PyTorch or the trainer doesn't work on the node; or its CPU or memory computes something else",
-    next_step="`srun -w NODE rocstack-train --steps 3` says what is wrong; a node with another result is to be tested",
+    cause="PyTorch or the trainer doesn't work on the node, or its CPU or memory computes wrong results",
+    next_step=(
+        "run `srun -w NODE rocstack-train --steps 3` to see the error; test the hardware of a node with another result"
+    ),
 )
 def test_one_rank(record: Recorder, on_cpus: Found) -> None:
     one_rank(record, on_cpus)
@@ -46,12 +48,12 @@ def test_one_rank(record: Recorder, on_cpus: Found) -> None:
 
 @check(
     name="training-in-node",
-    title="Several ranks of a node train together as one does",
+    title="Several ranks of a node train together with the result of one",
     level=1,
     item=16,
     needs=("jobs", "tool:rocstack-train"),
     cause="the node's ranks can't reach each other, or their sums are wrong",
-    next_step="`srun -w NODE rocstack-train --ranks 2 --steps 3` says what is wrong",
+    next_step="run `srun -w NODE rocstack-train --ranks 2 --steps 3` to see the error",
 )
 def test_in_node(record: Recorder, on_cpus: Found) -> None:
     in_node(record, on_cpus, "cpu")
@@ -59,12 +61,14 @@ def test_in_node(record: Recorder, on_cpus: Found) -> None:
 
 @check(
     name="training-on-nodes",
-    title="Ranks on all nodes train together as one does",
+    title="Ranks on all nodes train together with the result of one",
     level=1,
     item=17,
     needs=("jobs", "nodes:2", "tool:rocstack-train"),
     cause="ranks of different nodes can't reach each other, or their sums are wrong",
-    next_step="`srun -N2 rocstack-train --steps 3` says what is wrong; the mpi-* checks tell which link",
+    next_step=(
+        "run `srun -N2 rocstack-train --steps 3` to see the error; the mpi-* checks tell which link is at fault"
+    ),
 )
 def test_on_nodes(record: Recorder, on_cpus: Found) -> None:
     on_nodes(record, on_cpus, "cpu")
@@ -76,8 +80,8 @@ def test_on_nodes(record: Recorder, on_cpus: Found) -> None:
     level=2,
     item=15,
     needs=("jobs", "gpu", "real", "tool:rocstack-train"),
-    cause="PyTorch doesn't see the GPU, or the GPU computes something else than the others",
-    next_step="`srun -w NODE --gpus=1 rocstack-train --steps 3` says what is wrong",
+    cause="PyTorch doesn't see the GPU, or the GPU computes another result than the others",
+    next_step="run `srun -w NODE --gpus=1 rocstack-train --steps 3` to see the error",
 )
 def test_one_gpu(record: Recorder, on_gpus: Found) -> None:
     one_rank(record, on_gpus)
@@ -85,12 +89,14 @@ def test_one_gpu(record: Recorder, on_gpus: Found) -> None:
 
 @check(
     name="training-gpus-in-node",
-    title="The GPUs of a node train together as one does",
+    title="A node's GPUs train together with the result of one",
     level=2,
     item=16,
     needs=("jobs", "gpu", "real", "tool:rocstack-train"),
     cause="RCCL doesn't work between the node's GPUs",
-    next_step="NCCL_DEBUG=INFO says which way it takes; `rocstack doctor --log FILE` knows what it says",
+    next_step=(
+        "run with NCCL_DEBUG=INFO to see which path RCCL takes; `rocstack doctor --log FILE` explains its lines"
+    ),
 )
 def test_gpus_in_node(record: Recorder, on_gpus: Found) -> None:
     in_node(record, on_gpus, "gpu")
@@ -98,12 +104,12 @@ def test_gpus_in_node(record: Recorder, on_gpus: Found) -> None:
 
 @check(
     name="training-gpus-on-nodes",
-    title="The GPUs of all nodes train together as one does",
+    title="The GPUs of all nodes train together with the result of one",
     level=2,
     item=17,
     needs=("jobs", "gpu", "real", "nodes:2", "tool:rocstack-train"),
     cause="RCCL doesn't work between the nodes",
-    next_step="NCCL_DEBUG=INFO says which NIC it takes; `rocstack doctor --log FILE` knows what it says",
+    next_step="run with NCCL_DEBUG=INFO to see which NIC RCCL takes; `rocstack doctor --log FILE` explains its lines",
 )
 def test_gpus_on_nodes(record: Recorder, on_gpus: Found) -> None:
     on_nodes(record, on_gpus, "gpu")
@@ -111,12 +117,12 @@ def test_gpus_on_nodes(record: Recorder, on_gpus: Found) -> None:
 
 @check(
     name="training-weights",
-    title="All ranks have the same weights, when training starts and when it ends",
+    title="All ranks have the same weights when training starts and when it ends",
     level=1,
     item=14,
     needs=("jobs", "tool:rocstack-train"),
-    cause="the model did not reach all ranks as it was, or the sums of their gradients were not the same",
-    next_step="memory, network or collectives of the node that is named are at fault: drain it, and test them",
+    cause="the model didn't reach all ranks unchanged, or the sums of their gradients differ",
+    next_step="drain the named node and test it: its memory, network or collectives are at fault",
 )
 def test_weights(record: Recorder, on_cpus: Found) -> None:
     rows = [row for row in of(on_cpus, "node", "all") if "before" in row]
@@ -126,26 +132,26 @@ def test_weights(record: Recorder, on_cpus: Found) -> None:
         if name in others:
             record.failed(name, others[name], evidence="sha256 " + " ".join(sorted(digests)))
         elif not digests:
-            record.skipped(name, "its ranks did not come to train together")
+            record.skipped(name, "its ranks didn't train together")
         else:
             record.passed(name, on_cpus["ranks"], "ranks", evidence="sha256 " + " ".join(digests))
 
 
 @check(
     name="training-data",
-    title="Every sample of an epoch is one rank's, and no other's",
+    title="Every sample of an epoch goes to exactly one rank",
     level=1,
     item=18,
     needs=("jobs", "tool:rocstack-train"),
-    cause="a rank takes itself for another one, or the trainer is not the same on all nodes",
-    next_step="`rocstack status` shows whether all nodes have the same image",
+    cause="a rank takes itself for another one, or the nodes run different trainers",
+    next_step="check with `rocstack status` that all nodes have the same image",
 )
 def test_data(record: Recorder, on_cpus: Found) -> None:
     if not taking_part(record, on_cpus):
         return
     rows = [row for row in of(on_cpus, "all") if row.get("ids")]
     if len(rows) < on_cpus["ranks"] * len(on_cpus["nodes"]):
-        record.skipped("", "not all ranks came to train together")
+        record.skipped("", "not all ranks trained together")
         return
     wrong = misplaced(rows)
     for node, why, number in wrong:
@@ -157,12 +163,12 @@ def test_data(record: Recorder, on_cpus: Found) -> None:
 
 @check(
     name="training-restart",
-    title="A training job of which a rank is killed goes on from its newest whole checkpoint, to the same weights",
+    title="After a rank is killed, training resumes from the newest complete checkpoint and reaches the same weights",
     level=1,
     item=13,
     needs=("jobs", "tool:rocstack-train"),
-    cause="checkpoints are not written, or not read as they were written; or a lost rank isn't noticed",
-    next_step="look at the file system of the checkpoints; `rocstack-train` says which it passes over, and why",
+    cause="checkpoints aren't written or aren't read back unchanged, or a lost rank isn't noticed",
+    next_step="check the file system of the checkpoints; `rocstack-train` prints which ones it skips, and why",
 )
 def test_restart(record: Recorder, on_cpus: Found) -> None:
     if not taking_part(record, on_cpus):
@@ -170,7 +176,7 @@ def test_restart(record: Recorder, on_cpus: Found) -> None:
     ranks = on_cpus["ranks"] * len(on_cpus["nodes"])
     whole, killed = of(on_cpus, "all"), of(on_cpus, "killed")
     if ill(whole, ranks)[1] or strangers(whole):
-        record.skipped("", "already the run that nobody interrupts failed")
+        record.skipped("", "the uninterrupted run failed already")
         return
     victim = next((row for row in killed if row["code"] == -9), None)
     if not victim:

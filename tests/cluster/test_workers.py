@@ -30,7 +30,7 @@ BAD = frozenset(
     {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN", "INVALID_REG", "ERROR"}
 )
 EXPIRED, REWOUND = 15, 16  # munge(3): the decoder's clock is ahead, or behind
-LOGS = "`rocstack logs NODE` says why; `rocstack deploy` starts its container again"
+LOGS = "`rocstack logs NODE` shows why; `rocstack deploy` restarts its container"
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +48,15 @@ def health(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> di
 
 @check(
     name="workers",
-    title="Slurm has every worker of the inventory, as it is configured, and starts jobs there",
+    title="Slurm has every worker of the inventory, as configured, and starts jobs there",
     level=1,
     item=2,
     scope="cluster",
     cause="the node is off, its slurmd doesn't answer, or somebody drained it",
-    next_step="`rocstack status`; drained: `scontrol update nodename=NODE state=resume`, when it is right",
+    next_step=(
+        "run `rocstack status`; resume a drained node with `scontrol update nodename=NODE state=resume` once it is "
+        "fixed"
+    ),
     source="Lamini, multi-node training: the tests of a cluster",
 )
 def test_workers(record: Recorder, cluster_evidence: ClusterEvidence, controller: ControllerAnswer) -> None:
@@ -63,14 +66,14 @@ def test_workers(record: Recorder, cluster_evidence: ClusterEvidence, controller
     for node in workers:
         row = rows.get(node.name)
         if node.absent:
-            record.failed(node.name, f"could not be reached: {node['absent']}", "absent", wanted="idle")
+            record.failed(node.name, f"could not be reached: {node.absent}", "absent", wanted="idle")
         elif row is None:
             record.failed(node.name, "Slurm doesn't know it", "unknown", wanted="idle")
         else:
             _state(record, node.name, row)
             seen = rules.upstream(row.version or "")
             wanted = str(slurm or row.version)
-            record.equal(node.name, str(seen or ""), wanted, why=f"its slurmd is of {row.version}, not {wanted}")
+            record.equal(node.name, str(seen or ""), wanted, why=f"its slurmd has version {row.version}, not {wanted}")
     reached = {node.name: node for node in workers if node.name in rows and not node.absent}
     for name, node in reached.items():
         _size(record, node, rows[name])
@@ -105,7 +108,7 @@ def _size(record: Recorder, node: NodeEvidence, row: SlurmNode) -> None:
 
 @check(
     name="munge",
-    title="A credential of the worker is accepted at the control node, and the other way round",
+    title="The control node accepts the worker's MUNGE credential, and the worker the control node's",
     level=1,
     cause="munged doesn't run in the worker's container, has another key, or the clocks differ",
     next_step=LOGS,
@@ -137,10 +140,12 @@ def _offset(here: CredentialAnswer, there: CredentialAnswer) -> float | None:
 
 @check(
     name="munge-host",
-    title="A credential made on the host, beside the containers, is accepted in the worker",
+    title="The worker accepts a MUNGE credential of its own host",
     level=1,
     cause="the host's munged doesn't run, or has another key than the cluster",
-    next_step="copy /etc/rocstack/keys/munge.key to the host's /etc/munge, or stop its munged if nothing needs it",
+    next_step=(
+        "copy /etc/rocstack/keys/munge.key to the host's /etc/munge, or stop the host's munged if nothing needs it"
+    ),
 )
 def test_munge_host(record: Recorder, exchanged: dict[str, CredentialAnswers]) -> None:
     for node in record.nodes:
@@ -153,11 +158,11 @@ def test_munge_host(record: Recorder, exchanged: dict[str, CredentialAnswers]) -
 
 @check(
     name="clock-skew",
-    title="The clocks of the nodes agree",
+    title="The nodes' clocks agree",
     level=1,
     scope="cluster",
-    cause="no time service runs on the node, or it doesn't reach its servers",
-    next_step="`chronyc tracking`, or `timedatectl`, on the node",
+    cause="no time service runs on the node, or it can't reach its servers",
+    next_step="run `chronyc tracking` or `timedatectl` on the node",
 )
 def test_clock_skew(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
     """What is certain: how far apart the bounds are within which each clock must be, of which most share a moment."""
@@ -199,11 +204,11 @@ def test_containers(record: Recorder, cluster_evidence: ClusterEvidence, health:
 
 @check(
     name="slurm-services",
-    title="Slurm's controller, its accounting and its REST answer",
+    title="Slurm's controller, accounting and REST service answer",
     level=1,
     scope="cluster",
-    cause="a daemon of the control container has ended, or its key is another",
-    next_step="`rocstack logs CONTROL --service controller`, and `--service db`",
+    cause="a daemon of the control container has ended or uses another key",
+    next_step="read `rocstack logs CONTROL --service controller` and `--service db`",
 )
 def test_slurm_services(record: Recorder, cluster_evidence: ClusterEvidence, controller: ControllerAnswer) -> None:
     node, ping, database, rest = cluster_evidence.control, controller.ping, controller.database, controller.rest
@@ -222,11 +227,11 @@ def test_slurm_services(record: Recorder, cluster_evidence: ClusterEvidence, con
 
 @check(
     name="names",
-    title="Every worker resolves the names of the others to their addresses",
+    title="Every worker resolves the other workers' names to their addresses",
     level=1,
     needs=("nodes:2",),
     cause="DNS or /etc/hosts lacks nodes; MPI and torch find each other by name",
-    next_step="`getent hosts NAME` in the worker: `rocstack shell NODE -- getent hosts NAME`",
+    next_step="run `rocstack shell NODE -- getent hosts NAME`",
 )
 def test_names(
     record: Recorder, in_containers: dict[str, ContainerAnswer | NoAnswer], controller: ControllerAnswer

@@ -125,9 +125,9 @@ def test_good(verify: Verify) -> None:
     ("check", "fault", "says"),
     [
         ("mpi-ring", OTHER_DATA, "values wrong from rank 3"),
-        ("mpi-latency", LATE, "at most 5000 us wanted"),
+        ("mpi-latency", LATE, "expected at most 5000 us"),
         ("mpi-collectives", WRONG_SUM, "Allreduce SUM of 17 float32"),
-        ("mpi-bandwidth", "20mbit", "at least 0.02 GB/s wanted"),
+        ("mpi-bandwidth", "20mbit", "expected at least 0.02 GB/s"),
     ],
 )
 def test_ill(deployed: DeployedCluster, verify: Verify, check: str, fault: str, says: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, state_of
+from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, skips_in, state_of
 
 MODEL = "8 × MI300X, 8 × broadcom 400G"
 IMAGE, DIGEST = "sha256:" + "bb0a1b73" * 8, "sha256:" + "f57a8125" * 8
@@ -186,7 +186,7 @@ class _Made:
 
     def skipped(self) -> CheckResult:
         why = "no rvs in the image"
-        return CheckResult(check=_check("rvs", "RVS finds no fault", 2), state="skipped", why=why)
+        return CheckResult(check=_check("rvs", "RVS finds no fault", 2), state="skipped", why=why, skips=skips_in(why))
 
     def broken(self) -> CheckResult:
         measures = [Measure(state="skipped", node=name, why=f"no TransferBench on node {name}") for name in self.names]

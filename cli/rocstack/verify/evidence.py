@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from rocstack.base.errors import BadInput, CheckFailed, Where
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.recorder import CheckedNode
-from rocstack.verify.result import NOT_RECORDED, CheckResult, NodeSeen, Run
+from rocstack.verify.result import NOT_RECORDED, CheckResult, NodeSeen, Run, SkipKind
 
 FILE = "evidence.json"
 _COMPONENT = "io.rocstack.component."
@@ -28,6 +28,10 @@ T = TypeVar("T")
 
 class NotRecorded(LookupError):
     """The file that is replayed hasn't this."""
+
+    def __init__(self, why: str, kind: SkipKind = "not-recorded") -> None:
+        super().__init__(why)
+        self.kind = kind
 
 
 class EvidenceRow(BaseModel):

@@ -41,13 +41,13 @@ def keep(run: Run, inventory: Path, out: Path) -> StoredProof:
         BadInput, Missing, CheckFailed: the control node isn't reached, or has a journal that can't be read.
     """
     if why := _unfit(run):
-        return StoredProof(f"nothing is stored: {why}")
+        return StoredProof(f"nothing was stored: {why}")
     ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
     try:
         with lock.hold(ssh_host) as held:
             known = journal.loads(held.journal)
             if why := _others(run, known):
-                return StoredProof(f"nothing is stored: {why}")
+                return StoredProof(f"nothing was stored: {why}")
             images, before = known.releases[-1].images, known.releases[-1].verified
             now = after(before, run)
             if now != before:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.outcomes import Skipped
 
 from rocstack.base.errors import RocstackError
 from rocstack.base.levels import HARDWARE, LEVELS
 from rocstack.verify import result, thresholds
 from rocstack.verify.evidence import Evidence, NotRecorded
-from rocstack.verify.recorder import CheckedNode, Recorder, sort_out
-from rocstack.verify.result import MARK, Check, CheckResult, Measure, State
+from rocstack.verify.recorder import CheckedNode, Recorder, SkippedCheck, sort_out
+from rocstack.verify.result import MARK, Check, CheckResult, Measure, Skip, State
 from rocstack.verify.session import Suite
 from rocstack.verify.slurm_steps import USER
 
@@ -143,15 +144,21 @@ def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[Checke
     if any(need.startswith("tool:") for need in about.needs):
         tools = request.getfixturevalue("tools")
     found = record_for(about, all_nodes, tools, suite.settings.overlay_folder())
-    if isinstance(found, str):
-        pytest.skip(found)
+    if isinstance(found, SkippedCheck):
+        raise CheckSkipped(found)
     request.node.stash[_RECORDER] = found
     return found
 
 
+class CheckSkipped(Skipped):
+    def __init__(self, skipped: SkippedCheck) -> None:
+        super().__init__(skipped.why)
+        self.skips = skipped.skips
+
+
 def record_for(
     about: Check, known: tuple[CheckedNode, ...], tools: Mapping[str, list[str]], overlay: Path | None = None
-) -> Recorder | str:
+) -> Recorder | SkippedCheck:
     judged = known if about.scope == "cluster" else tuple(node for node in known if node.is_worker)
     found = sort_out(judged, about.needs, tools, hardware=about.level >= HARDWARE)
     if isinstance(found, Recorder):
@@ -168,13 +175,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     found = item.stash.get(_RECORDER, None)
     measures = tuple(found.measures) if found else ()
-    state, why = _outcome(call, measures)
+    state, why, skips = _outcome(call, measures)
     outcome = CheckResult(
         check=about,
         state=state,
         seconds=round(call.stop - item.stash.get(_BEGAN, call.start), 3),  # its evidence is gathered before the call
         measures=measures,
         why=why,
+        skips=skips,
         drawings=dict(found.drawings) if found else {},
     )
     suite = item.config.stash[_SUITE]
@@ -188,17 +196,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def _outcome(call: pytest.CallInfo[None], measures: tuple[Measure, ...]) -> tuple[State, str]:
+def _outcome(call: pytest.CallInfo[None], measures: tuple[Measure, ...]) -> tuple[State, str, tuple[Skip, ...]]:
     raised = call.excinfo.value if call.excinfo else None
     if raised is None:
         state = result.state_of(measures)
         reasons = {measure.why for measure in measures if measure.state == state and measure.why}
-        return state, "; ".join(sorted(reasons)[:3]) or ("it measured nothing" if state == "error" else "")
-    if isinstance(raised, pytest.skip.Exception | NotRecorded):
-        return "skipped", str(raised)
+        return state, "; ".join(sorted(reasons)[:3]) or ("the check measured nothing" if state == "error" else ""), ()
+    if isinstance(raised, NotRecorded):
+        return "skipped", str(raised), (Skip(kind=raised.kind),)
+    if isinstance(raised, pytest.skip.Exception):
+        return "skipped", str(raised), raised.skips if isinstance(raised, CheckSkipped) else ()
     if isinstance(raised, RocstackError):
-        return "error", raised.what + (f"; cause: {raised.cause}" if raised.cause else "")
-    return "error", f"{type(raised).__name__}: {raised}"
+        return "error", raised.what + (f"; cause: {raised.cause}" if raised.cause else ""), ()
+    return "error", f"{type(raised).__name__}: {raised}", ()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

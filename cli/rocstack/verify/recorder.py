@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
-from rocstack.verify.result import BUSY, NO_JOBS, Measure, State, plain
+from rocstack.verify.result import BUSY, NO_JOBS, Measure, Skip, SkipKind, State, plain
 from rocstack.verify.thresholds import Quantity, Threshold
 
 LINES = 12  # of evidence
@@ -52,8 +52,8 @@ class Recorder:
     def failed(self, node: str, why: str, value: Scalar = None, unit: str = "", **more: Any) -> None:
         self._add("failed", node, value, unit, why=why, **more)
 
-    def skipped(self, node: str, why: str, **more: Any) -> None:
-        self._add("skipped", node, None, "", why=why, **more)
+    def skipped(self, node: str, why: str, kind: SkipKind = "", **more: Any) -> None:
+        self._add("skipped", node, None, "", why=why, skip=kind, **more)
 
     def measured(self, node: str, value: Scalar, unit: str = "", **more: Any) -> None:
         """A number that nothing is known to judge by."""
@@ -82,7 +82,8 @@ class Recorder:
         elif bound.holds(value):
             self.passed(node, value, known.unit, **more)
         else:
-            self.failed(node, f"{value:.4g} {known.unit}, {bound.text(known.unit)} wanted", value, known.unit, **more)
+            why = f"{f'{value:.4g} {known.unit}'.rstrip()}, expected {bound.text(known.unit)}"
+            self.failed(node, why, value, known.unit, **more)
 
     def all_equal(self, values: Mapping[str, str | None], what: str) -> None:
         """The same on every node; those that are not as most are the ones that fail."""
@@ -127,7 +128,20 @@ class Recorder:
         self.measures.append(Measure(state=state, node=node, value=value, unit=unit, virtual=virtual, **more))
 
 
-Has = Callable[[CheckedNode], str]  # why the node has it not; "" where it has
+@dataclass(frozen=True)
+class Lack:
+    """What a node lacks for a check."""
+
+    why: str
+    kind: SkipKind = ""
+
+
+@dataclass(frozen=True)
+class SkippedCheck:
+    """A check is skipped as a whole."""
+
+    why: str
+    skips: tuple[Skip, ...] = ()
 
 
 def sort_out(
@@ -136,44 +150,53 @@ def sort_out(
     tools: Mapping[str, Collection[str]],
     *,
     hardware: bool = True,
-) -> Recorder | str:
+) -> Recorder | SkippedCheck:
     """A recorder for the nodes that have what is needed; or why the check as a whole is skipped.
 
     Args:
         tools: node -> programs that its worker image has, of those that said it.
         hardware: as Recorder has it.
     """
-    lacking = {node.name: reason for node in nodes if (reason := _lacks(node, needs, tools))}
+    lacking = {node.name: lack for node in nodes if (lack := _lacks(node, needs, tools))}
     fit = tuple(node for node in nodes if node.name not in lacking)
     least = next((int(need.partition(":")[2]) for need in needs if need.startswith("nodes:")), 1)
     if len(fit) < least:
-        reasons = sorted(set(lacking.values()))
+        reasons = sorted({lack.why for lack in lacking.values()})
+        kinds = sorted({lack.kind for lack in lacking.values()} - {""})
+        skips = tuple(Skip(kind=kind, nodes=_nodes_of(lacking, kind)) for kind in kinds)
         some = f" ({'; '.join(reasons)})" if reasons else ""
         if least > 1:
-            return f"{least} nodes are needed, {len(fit)} can take part{some}"
-        return "; ".join(reasons) or "no node"
+            return SkippedCheck(f"{least} nodes are needed, {len(fit)} can take part{some}", skips)
+        return SkippedCheck("; ".join(reasons) or "no node", skips)
     recorder = Recorder(fit, tuple(nodes), hardware)
-    for name, reason in lacking.items():
-        recorder.skipped(name, reason)
+    for name, lack in lacking.items():
+        recorder.skipped(name, lack.why, lack.kind)
     return recorder
 
 
-def _lacks(node: CheckedNode, needs: Collection[str], tools: Mapping[str, Collection[str]]) -> str:
+def _nodes_of(lacking: Mapping[str, Lack], kind: SkipKind) -> tuple[str, ...]:
+    return tuple(name for name, lack in lacking.items() if lack.kind == kind)
+
+
+def _lacks(node: CheckedNode, needs: Collection[str], tools: Mapping[str, Collection[str]]) -> Lack | None:
     for need in needs:
         kind, _, what = need.partition(":")
         if kind == "real" and node.virtual:
-            return f"virtual node ({node.virtual}): it computes and carries nothing"
+            return Lack(f"virtual node ({node.virtual}): it computes and carries nothing")
         if kind == "jobs" and not node.is_worker:
-            return f"no job is meant for {node.name}: it is no worker"
+            return Lack(f"{node.name} is no worker and gets no jobs")
         if kind == "jobs" and node.no_jobs:
-            return node.no_jobs if BUSY in node.no_jobs else f"{NO_JOBS} on {node.name}: {node.no_jobs}"
+            if BUSY in node.no_jobs:
+                return Lack(node.no_jobs, "busy")
+            return Lack(f"{NO_JOBS} on {node.name}: {node.no_jobs}", "no-jobs")
         if kind == "gpu" and not (node.profile and any(gpu.kfd_node is not None for gpu in node.profile.gpus)):
             some = len(node.profile.gpus) if node.profile else 0
-            return f"no driver drives the {some} GPUs of node {node.name}" if some else f"no GPU on node {node.name}"
+            driven = f"no driver drives the {some} GPUs of node {node.name}"
+            return Lack(driven if some else f"no GPU on node {node.name}")
         if kind == "rdma" and not (node.profile and node.profile.verbs):
-            return f"no RDMA device on node {node.name}"
+            return Lack(f"no RDMA device on node {node.name}")
         if kind == "tool" and node.name not in tools:
-            return f"{node.name} gave no answer in a job: whether {what} is in its image is not known"
+            return Lack(f"{node.name} gave no answer in a job, so whether its image has {what} is unknown")
         if kind == "tool" and what not in tools[node.name]:
-            return f"no {what} in the image"
-    return ""
+            return Lack(f"no {what} in the image", "no-tool")
+    return None

@@ -21,15 +21,19 @@ from rocstack.base.words import Name, Value
 ITEMS = 18  # kinds of test that a training cluster must pass
 _NEED = re.compile(r"gpu|rdma|real|jobs|nodes:[2-9]|tool:[A-Za-z0-9_.-]{1,40}")
 MARK = "check"  # the name of its pytest mark
-SCHEMA = 2
+SCHEMA = 3
 # "measured": there is a number, and nothing to judge it by; "error": the check itself could not be made.
 State = Literal["passed", "failed", "skipped", "measured", "error"]
 _ORDER: tuple[State, ...] = ("error", "failed", "passed", "measured", "skipped")
 BAD: frozenset[State] = frozenset({"error", "failed"})
-# Reasons for skipping what could have been judged, unlike hardware that isn't there. Such a level is not proved.
+# Why something was skipped, if not for missing hardware: no job can start on the node, all workers are busy, the
+# recorded evidence lacks it, the image has no program for it.
+SkipKind = Literal["", "no-jobs", "busy", "not-recorded", "no-tool"]
+MISSED: frozenset[SkipKind] = frozenset(
+    {"no-jobs", "busy", "not-recorded"}
+)  # could be judged, so the level is not proved
 NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
-# A level is proved without these, and says so; but something must have compared what RCCL sums up on GPUs.
-_NO_TOOL = re.compile(r"\bno(?:ne of)? [^;(]* in the image|in the image is built without")
+# A level is proved without the checks that lack a tool; but something must have compared what RCCL sums up on GPUs.
 SUMS, SUMS_TOO = "rccl-collectives", ("training-gpus-in-node", "training-gpus-on-nodes")
 # Sequences that steer a terminal, what else does, and what turns the direction of writing.
 _STEERING = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -69,6 +73,13 @@ class Check(Value):
     scope: Literal["node", "cluster"] = "node"
 
 
+class Skip(Value):
+    """One kind of reason for which a check was skipped as a whole, and the nodes that it is of."""
+
+    kind: SkipKind
+    nodes: tuple[str, ...] = ()
+
+
 class Measure(Value):
     """One check on one node, on a pair of nodes, or (with an empty `node`) on the cluster."""
 
@@ -80,37 +91,48 @@ class Measure(Value):
     wanted: str = ""  # "at least 304 GB/s"
     source: str = ""  # of the threshold
     why: Text = ""  # it failed, or was skipped
+    skip: SkipKind = ""
     evidence: Text = ""  # what was said, some lines of it
     virtual: bool = False  # of a virtual node: its hardware isn't real
+
+    @property
+    def missed(self) -> bool:
+        """Not judged, though it could have been."""
+        return self.state == "skipped" and self.skip in MISSED
 
 
 class CheckResult(Value):
     """`seconds` include gathering its evidence, which the checks after it may share. `drawings` are values to be drawn:
-    kind -> what report.py of that kind takes."""
+    kind -> what report/drawings.py has for that kind. `skips` are the kinds of reasons for skipping it as a whole."""
 
     check: Check
     state: State
     seconds: float = 0.0
     measures: tuple[Measure, ...] = ()
     why: Text = ""
+    skips: tuple[Skip, ...] = ()
     drawings: Mapping[str, Any] = Field(default_factory=dict)
 
     @property
     def finding(self) -> Finding:
-        """What a check that failed says."""
+        """A failed check as a finding."""
         check = self.check
-        return Finding(check.name, "error", f"not so: {check.title}", check.cause, check.next_step, check.source)
+        return Finding(check.name, "error", f"expected: {check.title}", check.cause, check.next_step, check.source)
 
     @property
     def missed(self) -> bool:
         """Not judged, or not on each node, though it could have been."""
-        return missed(self.state, self.why) or any(missed(each.state, each.why) for each in self.measures)
+        whole = self.state == "skipped" and any(skip.kind in MISSED for skip in self.skips)
+        return whole or any(measure.missed for measure in self.measures)
+
+    @property
+    def skip_kinds(self) -> frozenset[SkipKind]:
+        return frozenset({*(skip.kind for skip in self.skips), *(measure.skip for measure in self.measures)})
 
     @property
     def no_tool(self) -> bool:
         """Skipped on nodes that have the hardware, as the image has no program to judge it with."""
-        reasons = (self.why, *(each.why for each in self.measures))
-        return self.state == "skipped" and any(_NO_TOOL.search(why) for why in reasons)
+        return self.state == "skipped" and "no-tool" in self.skip_kinds
 
 
 class NodeSeen(Value):
@@ -174,7 +196,7 @@ class Run(Value):
     @property
     def busy(self) -> bool:
         """The suite got no node, which is nobody's failure: nothing that takes a job was judged."""
-        return any(result.state == "skipped" and BUSY in result.why for result in self.results)
+        return any(result.state == "skipped" and "busy" in result.skip_kinds for result in self.results)
 
     @property
     def passed(self) -> bool:
@@ -216,10 +238,6 @@ class Run(Value):
         return json.dumps(self.model_dump(mode="json", by_alias=True), separators=(",", ":")) + "\n"
 
 
-def missed(state: State, why: str) -> bool:
-    return state == "skipped" and any(reason in why for reason in (NO_JOBS, BUSY, NOT_RECORDED))
-
-
 def state_of(measures: tuple[Measure, ...]) -> State:
     """Of a check, by the worst of its measures; nothing measured at all is an error."""
     states = {measure.state for measure in measures}
@@ -243,7 +261,7 @@ def read(path: Path) -> Run:
                 where=Where(str(path)),
                 next_step="use the rocstack that wrote it, or a newer one",
             )
-        return Run.model_validate_json(json.dumps(data))
+        return Run.model_validate_json(json.dumps(with_skips(data) if isinstance(found, int) and found < 3 else data))
     except FileNotFoundError:
         raise BadInput(
             f"no report {path}", code="no-report", next_step="`rocstack verify INVENTORY` writes one"
@@ -257,3 +275,30 @@ def read(path: Path) -> Run:
             where=Where(str(path)),
             next_step="give the report.json, or the folder, that `rocstack verify` named",
         ) from None
+
+
+def with_skips(report: Any) -> Any:
+    """A report of format 1 or 2, which tells kinds of skips by words only, in today's form."""
+    for result in report.get("results", ()):
+        if result.get("state") == "skipped":
+            result["skips"] = [skip.model_dump() for skip in skips_in(result.get("why", ""))]
+        for measure in result.get("measures", ()):
+            if measure.get("state") == "skipped":
+                measure["skip"] = next((skip.kind for skip in skips_in(measure.get("why", ""))), "")
+    return report
+
+
+def skips_in(why: str) -> tuple[Skip, ...]:
+    """The kinds that the words of format 2 tell."""
+    skips = {
+        "busy": "all workers are busy with jobs" in why,
+        "no-jobs": "no job can start" in why,
+        "not-recorded": "not recorded" in why,
+        "no-tool": re.search(r"\bno(?:ne of)? [^;(]* in the image|in the image is built without", why),
+    }
+    nodes = tuple(re.findall(r"no job can start on (\S+):", why))
+    return tuple(
+        Skip.model_validate({"kind": kind, "nodes": nodes if kind == "no-jobs" else ()})
+        for kind, there in skips.items()
+        if there
+    )

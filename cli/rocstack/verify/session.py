@@ -50,7 +50,7 @@ class Suite:
     @property
     def cluster(self) -> DeployedCluster:
         if self.evidence.replayed:
-            raise NotRecorded("the evidence is replayed, there is no cluster")
+            raise NotRecorded("the evidence is replayed, there is no cluster", kind="")
         if self._cluster is None:
             option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
             more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}

@@ -45,7 +45,10 @@ _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those 
 
 
 class Busy(NotRecorded):
-    """No node was to be had, as others' jobs are on all of them."""
+    """No node was free: other users' jobs are on all of them."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, kind="busy")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rocstack.cluster import hostlist
 from rocstack.probe.summary import count
-from rocstack.verify.result import BAD, BUSY, NO_JOBS, CheckResult, Measure, NodeSeen, Run, State, missed, state_of
+from rocstack.verify.result import BAD, BUSY, CheckResult, Measure, NodeSeen, Run, Skip, State, state_of
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]
 LONGEST = 60  # characters of a list of nodes in the sentence
@@ -68,9 +68,10 @@ def judge(run: Run) -> RunVerdict:
             found[node] += [(name, measure) for measure in measures]
         cluster += [Reason(name, measure.why) for measure in mine.get("", ()) if measure.state in BAD]
         if result.state == "skipped" and not result.measures:
-            missing = Measure(state="skipped", why=result.why)
-            for node in _missed(result.why, run.nodes):
-                found[node].append((name, missing))
+            for skip in result.skips:
+                missing = Measure(state="skipped", why=result.why, skip=skip.kind)
+                for node in _missed(skip, run.nodes):
+                    found[node].append((name, missing))
         if "" not in mine and states(result).get("") in BAD:
             cluster.append(Reason(name, result.why))
     nodes = tuple(_node(node, found[node.name]) for node in run.nodes)
@@ -128,11 +129,11 @@ def nameless(why: str, names: set[str]) -> str:
     return _ON.sub(lambda found: "" if found[1] in names else found[0], why) or "no reason was given"
 
 
-def _missed(why: str, nodes: Iterable[NodeSeen]) -> Iterable[str]:
+def _missed(skip: Skip, nodes: Iterable[NodeSeen]) -> Iterable[str]:
     """The nodes that a check as a whole could not judge, as no job starts there."""
-    if BUSY in why:
+    if skip.kind == "busy":
         return [node.name for node in nodes if "worker" in node.roles]
-    return re.findall(rf"{NO_JOBS} on (\S+):", why)
+    return skip.nodes if skip.kind == "no-jobs" else ()
 
 
 def _ends(measure: Measure) -> tuple[str, ...]:
@@ -146,13 +147,13 @@ def _node(node: NodeSeen, measures: Iterable[tuple[str, Measure]]) -> NodeVerdic
     bad = {(name, measure.why): Reason(name, measure.why) for name, measure in known if measure.state in BAD}
     if bad:
         return NodeVerdict(node, "failing", tuple(bad.values()))
-    missing = next((measure.why for _, measure in known if missed(measure.state, measure.why)), "")
+    missing = next((measure.why for _, measure in known if measure.missed), "")
     if missing:
         return NodeVerdict(node, "not judged", why=missing)
     if any(measure.state == "passed" for _, measure in known):
         return NodeVerdict(node, "passing")
     reasons = Counter(measure.why for _, measure in known if measure.state == "skipped")
-    return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else "no check was made there")
+    return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else "no check ran there")
 
 
 def _parts(run: Run, verdict: RunVerdict) -> list[str]:
@@ -210,7 +211,7 @@ def _levels(run: Run, faults: bool) -> list[str]:
     if first in judged:
         return [*proved, f"level {first} is not proved: {_unproved(run, first)}"]
     rest = [str(level) for level in range(first, run.level + 1) if level not in judged]
-    return [*proved, *([f"nothing of level {' and '.join(rest)} was judged"] if rest else [])]
+    return [*proved, *([f"nothing was judged at level {' and '.join(rest)}"] if rest else [])]
 
 
 def _unproved(run: Run, level: int) -> str:

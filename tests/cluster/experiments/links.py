@@ -77,7 +77,7 @@ def judge(
             pair.value < most / TIMES if better == "high" else pair.value > max(most * TIMES, FINE[quantity])
         )  # fmt: skip
         if pair.wrong:
-            record.failed(pair.node, f"{pair.wrong} messages were not as sent", pair.value, unit, peer=pair.peer)
+            record.failed(pair.node, f"{pair.wrong} messages arrived changed", pair.value, unit, peer=pair.peer)
             continue
         if slow:
             why = f"{pair.value:.4g} {unit}, and the median pair has {most:.4g}"
@@ -93,5 +93,5 @@ def excused(measure: Measure, others: Collection[str]) -> Measure:
     names = [name for name in (measure.node, measure.peer) if name in others]
     if measure.state != "failed" or measure.value is None or not names:
         return measure
-    why = f"{measure.why}; jobs of others ran on {' and '.join(names)} meanwhile"
+    why = f"{measure.why}; other users' jobs ran on {' and '.join(names)} meanwhile"
     return measure.model_copy(update={"state": "measured", "why": why})

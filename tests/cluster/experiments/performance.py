@@ -58,7 +58,7 @@ def shares(cluster: Any, tasks: int) -> list[str]:
     """srun's options for `tasks` on a node that take all of it; on nodes without GPUs a task has one CPU."""
     if not cluster.slurm.gpus:
         return []
-    cpus = min(cluster.looked.slurm.nodes[name]["cpus"] for name in cluster.allocated())
+    cpus = min(cluster.state.slurm.nodes[name]["cpus"] for name in cluster.allocated())
     return [f"--cpus-per-task={max(1, cpus // tasks)}", f"--gres=gpu:{cluster.slurm.gpus}"]
 
 
@@ -108,7 +108,7 @@ def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str
         return {"code": step.code, "out": step.out, "said": step.said}
 
     found = of_run | bench("ring", sizes)
-    profiles = [cluster.looked.gathered.node(node).profile for node in nodes] if cluster.slurm.gpus else []
+    profiles = [cluster.state.gathered.node(node).profile for node in nodes] if cluster.slurm.gpus else []
     if profiles and all((gpu.memory or 0) >= ROOMY for profile in profiles for gpu in profile.gpus):
         found["big"] = bench("flat", str(BIG))
     return found
@@ -169,7 +169,7 @@ def soak(cluster: Any, lasting: float) -> dict[str, Any]:
     nodes = whole(cluster, math.ceil(lasting) + SPARE)
     ranks = cluster.slurm.gpus or RANKS
     size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
-    real = [node for node in nodes if not cluster.looked.gathered.node(node).profile.virtual]
+    real = [node for node in nodes if not cluster.state.gathered.node(node).profile.virtual]
     uptimes = _uptimes(cluster, real) if real else {}
     backend = "nccl" if cluster.slurm.gpus else "gloo"
     # A rank whose peer is gone is to say so: RCCL would end it.

@@ -205,7 +205,7 @@ def send(comm, peer):
 
 
 def receive(comm, peer):
-    """How many messages were not as sent."""
+    """How many messages arrived changed."""
     import numpy as np
 
     expected, got = body(peer, comm.rank), np.zeros((WINDOW, LARGE), "uint8")

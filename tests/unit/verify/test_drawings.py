@@ -85,7 +85,7 @@ def test_each_curve_has_its_own_threshold_and_a_table_of_both_bandwidths() -> No
     assert found is not None
     lines = {curve.name: curve for curve in found.curves}
     assert {curve.text for curve in found.curves} == {
-        "all_reduce 331 (304 wanted)", "alltoall 47 (45 wanted)", "mine 0.5",
+        "all_reduce 331 (expected 304)", "alltoall 47 (expected 45)", "mine 0.5",
     }  # fmt: skip
     for name in ("all_reduce", "alltoall"):
         assert lines[name].end[1] < (lines[name].bound or 0) < lines[name].end[1] + 40

@@ -41,7 +41,7 @@ def test_a_case_for_each_check_on_each_node() -> None:
     failure = case(root, "one", "n2").find("failure")
     assert failure is not None
     assert failure.get("message") == "late"
-    assert (failure.text or "").splitlines() == ["not so: It is so", "cause: c", "next: n", "5 s"]
+    assert (failure.text or "").splitlines() == ["expected: It is so", "cause: c", "next: n", "5 s"]
     assert case(root, "gpu", "n1").find("skipped") is not None
     assert case(root, "qos", "cluster").find("failure") is not None
     assert case(root, "mpi", "cluster").find("error") is not None

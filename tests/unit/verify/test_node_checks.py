@@ -184,7 +184,7 @@ def test_a_fabric_that_came_up_at_half_its_speed_as_a_whole_is_slow() -> None:
     assert red(results) == {"nic-speed"}
     found = results["nic-speed"].measures
     assert [(each.state, each.value, each.wanted) for each in found] == [("failed", 200, "at least 400 Gb/s")] * 2
-    assert "broadcom 400G at 200 Gb/s, at least 400 Gb/s wanted: bnxt_re0, " in found[0].why
+    assert "broadcom 400G at 200 Gb/s, expected at least 400 Gb/s: bnxt_re0, " in found[0].why
     assert found[0].source.startswith("system acceptance")
 
 

@@ -198,7 +198,7 @@ def test_a_node_that_slurm_gave_to_others_is_skipped() -> None:
     assert not red(results)
     for name in ("gemm-rocblas" if name == "rocblas" else name for name in mine):
         why = {measure.why for measure in results[name].measures if measure.node == "n2"}
-        assert why == {"Slurm gave it to others"}, name
+        assert why == {"Slurm gave the node to other jobs"}, name
 
 
 def test_a_node_that_gave_no_answer_in_a_job_leaves_the_others_judged() -> None:

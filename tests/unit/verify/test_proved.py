@@ -17,7 +17,7 @@ from rocstack.deploy.read import journal, verified
 from rocstack.deploy.read.journal import Deploy, Journal, Release, ReleaseImages, Verified
 from rocstack.edge import ssh
 from rocstack.verify import proved as store
-from rocstack.verify.result import Check, CheckResult, NodeSeen, Run, State
+from rocstack.verify.result import Check, CheckResult, NodeSeen, Run, State, skips_in
 
 WORKER, CONTROL, OTHER = (f"sha256:{digit * 64}" for digit in "abc")
 
@@ -169,7 +169,7 @@ def test_what_proves_nothing_of_the_release(about: dict[str, Any], why: str, nod
 
 
 def test_a_run_without_a_result_changes_nothing(node: Node, tmp_path: Path) -> None:
-    assert keep(run("skipped"), tmp_path).startswith("nothing is stored: no check passed")
+    assert keep(run("skipped"), tmp_path).startswith("nothing was stored: no check passed")
     assert not node.written
 
 
@@ -177,16 +177,16 @@ def test_a_busy_cluster_takes_nothing_back(node: Node, tmp_path: Path) -> None:
     keep(run("passed", "passed"), tmp_path)
     found = run("passed", "skipped")
     why = "2 nodes are needed, 0 can take part (all workers are busy with jobs (waited 5 min))"
-    results = (found.results[0], found.results[1].model_copy(update={"why": why}))
+    results = (found.results[0], found.results[1].model_copy(update={"why": why, "skips": skips_in(why)}))
     busy = found.model_copy(update={"results": results})
-    assert keep(busy, tmp_path) == "nothing is stored: the cluster was busy"
+    assert keep(busy, tmp_path) == "nothing was stored: the cluster was busy"
     assert node.verified is not None
     assert node.verified.level == 1
 
 
 def test_another_controller_than_the_releases(node: Node, tmp_path: Path) -> None:
     said = keep(run("passed", control_image=f"sha256:{'d' * 64}"), tmp_path)
-    assert said == "nothing is stored: the controller on n1 runs another image than the newest release's"
+    assert said == "nothing was stored: the controller on n1 runs another image than the newest release's"
     assert not node.written
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstack.verify.recorder import CheckedNode, Recorder, sort_out
-from rocstack.verify.result import plain
+from rocstack.verify.recorder import CheckedNode, Recorder, SkippedCheck, sort_out
+from rocstack.verify.result import Skip, plain
 
 NODES = (CheckedNode("n1"), CheckedNode("n2", virtual="mi300x-thor2"), CheckedNode("c1", roles=("control",)))
 
@@ -28,10 +28,10 @@ def test_what_is_not_about_hardware_is_never_virtual(hardware: bool, virtual: se
 def test_a_busy_cluster_is_one_reason_and_a_control_node_is_no_worker() -> None:
     why = "all workers are busy with jobs (waited 5 min)"
     busy = tuple(replace(node, no_jobs=why) for node in NODES[:2])
-    assert sort_out(busy, ("jobs",), {}) == why
+    assert sort_out(busy, ("jobs",), {}) == SkippedCheck(why, (Skip(kind="busy", nodes=("n1", "n2")),))
     found = sort_out(NODES, ("jobs",), {})
     assert isinstance(found, Recorder)
-    assert [each.why for each in found.measures] == ["no job is meant for c1: it is no worker"]
+    assert [each.why for each in found.measures] == ["c1 is no worker and gets no jobs"]
 
 
 def test_what_a_node_says_steers_no_terminal() -> None:
@@ -67,4 +67,4 @@ def test_of_a_node_that_gave_no_answer_no_tool_is_known() -> None:
     assert [node.name for node in found.nodes] == ["n1"]
     why = {measure.node: measure.why for measure in found.measures}
     assert why["n2"] == "no rvs in the image"
-    assert why["n3"] == "n3 gave no answer in a job: whether rvs is in its image is not known"
+    assert why["n3"] == "n3 gave no answer in a job, so whether its image has rvs is unknown"

@@ -95,7 +95,7 @@ def test_the_verdict_comes_first_and_each_failure_says_what_to_do() -> None:
     places = [text.rindex(each) for each in order]
     assert places == sorted(places)
     for words in (
-        "Not so: Every GPU of the node is there",
+        "Failed: Every GPU of the node is there",
         "n7 : 7 GPUs, not 8 GPUs",
         "no 0000:c6:00.0",
         "Likely cause",

@@ -199,6 +199,6 @@ def test_recorded_nodes_are_judged_by_their_models() -> None:
     record.judge("", None, "all-reduce-busbw")
     record.judge("n2", 7.0, "mpi-bandwidth")
     assert [measure.state for measure in record.measures[:3]] == ["passed", "failed", "failed"]
-    assert record.measures[1].why == "300 GB/s, at least 304 GB/s wanted"
+    assert record.measures[1].why == "300 GB/s, expected at least 304 GB/s"
     assert record.measures[2].why == "could not be measured"
     assert record.measures[1].source.startswith("system acceptance")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulated_run import simulated_run
 
 from rocstack.verify import verdict
-from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, state_of
+from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, skips_in, state_of
 
 
 def check(name: str = "one", level: int = 1) -> Check:
@@ -19,7 +19,9 @@ def check(name: str = "one", level: int = 1) -> Check:
 
 
 def result(*measures: Measure, name: str = "one", level: int = 1, **about: Any) -> CheckResult:
-    return CheckResult(**{"check": check(name, level), "state": state_of(measures), "measures": measures, **about})
+    about = {"state": state_of(measures), **about}
+    skips = skips_in(about.get("why", "")) if about["state"] == "skipped" else ()
+    return CheckResult(**{"check": check(name, level), "measures": measures, "skips": skips, **about})
 
 
 def run(*results: CheckResult, nodes: int = 2, seen: tuple[NodeSeen, ...] = (), **about: Any) -> Run:
@@ -33,7 +35,8 @@ def run(*results: CheckResult, nodes: int = 2, seen: tuple[NodeSeen, ...] = (), 
 
 
 def on(node: str, state: State = "passed", why: str = "", **more: Any) -> Measure:
-    return Measure(state=state, node=node, why=why, **more)
+    skip = next((skip.kind for skip in skips_in(why)), "") if state == "skipped" else ""
+    return Measure(**{"state": state, "node": node, "why": why, "skip": skip, **more})
 
 
 def pairs(names: list[str], broken: set[str]) -> CheckResult:
@@ -156,7 +159,7 @@ def test_virtual_nodes_are_called_so() -> None:
 @pytest.mark.parametrize(
     ("about", "says"),
     [
-        ({"level": 3}, "2 of 2 nodes pass level 1; nothing of level 2 and 3 was judged"),
+        ({"level": 3}, "2 of 2 nodes pass level 1; nothing was judged at level 2 and 3"),
         ({"only": "o*"}, "2 of 2 nodes pass 1 check called 'o*'"),
         ({"complete": False}, "2 of 2 nodes pass; the run was interrupted, so nothing is proved"),
     ],
@@ -207,7 +210,7 @@ def test_a_busy_cluster_is_nobodys_failure() -> None:
 )
 def test_no_level_is_proved_above_one_that_failed_or_was_not_tried(rows: list[Any], level: int) -> None:
     results = tuple(
-        CheckResult(check=check(f"c{n}", at), state=state, why=why if state in ("skipped", "failed") else "")
+        result(name=f"c{n}", level=at, state=state, why=why if state in ("skipped", "failed") else "")
         for n, (at, state, why) in enumerate(rows)
         if at <= level
     )

@@ -48,7 +48,7 @@ class Curve:
 
     @property
     def text(self) -> str:
-        return f"{self.name} {self.last}" + (f" ({self.wanted} wanted)" if self.wanted else "")
+        return f"{self.name} {self.last}" + (f" (expected {self.wanted})" if self.wanted else "")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rocstack.verify.result import Run
 from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
 ROWS = 100  # of a table of nodes
-WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error": "not made", "skipped": "skipped"}
+WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error": "could not run", "skipped": "skipped"}
 
 
 def html(run: Run, previous: Run | None = None) -> str:
@@ -118,7 +118,7 @@ def _hardware(run: Run) -> list[tuple[str, str, str]]:
     """(nodes, what they are made of, their node model), nodes that are alike together."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in run.nodes:
-        model = node.model or ("not read: it is absent" if node.absent else "no GPU, and no NIC that is known")
+        model = node.model or ("unknown: the node is absent" if node.absent else "no GPU and no known NIC")
         groups[model, node.virtual or ""].append(node.name)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     return [(_label(names), model, virtual) for (model, virtual), names in ordered[:ROWS]]

@@ -10,7 +10,7 @@ from states import profiles, readable
 from rocstack.doctor.diagnosis import few
 from rocstack.image.labels import OWN
 from rocstack.node.gate import TCP
-from rocstack.probe.differences import OWN as OWN_NAMES
+from rocstack.probe.classes import OWN as OWN_NAMES
 from rocstack.verify.answers import JobAnswer
 from rocstack.verify.evidence import ClusterEvidence
 from rocstack.verify.pytest_plugin import check

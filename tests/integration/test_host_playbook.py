@@ -21,7 +21,7 @@ from workspace import REPO, STACK, engine
 
 from rocstack.settings.settings import Settings
 from rocstack.stack import stack
-from rocstack.virtual import faults, machine, model, nodeimage, tree
+from rocstack.virtual import faults, machine, model, node_image, tree
 
 pytestmark = pytest.mark.engine
 ROLE = REPO / "playbooks/roles/host_nic"
@@ -77,7 +77,7 @@ class Node:
 @pytest.fixture(scope="module")
 def image(client: docker.DockerClient, base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("image")
-    return nodeimage.ensure(client, stack.load(STACK), Settings(image_prefix=prefix), folder, print)
+    return node_image.ensure(client, stack.load(STACK), Settings(image_prefix=prefix), folder, print)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ import typer
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json, say, table
 from rocstack.steps.options import Stack
+from rocstack.virtual import node_image
 
 if TYPE_CHECKING:
     from rocstack.settings.settings import Settings
-    from rocstack.virtual.local_cluster import Local
+    from rocstack.virtual.local_cluster import LocalCluster
     from rocstack.virtual.node import NodeState
 
 Node = Annotated[str, typer.Argument(help="A node's name: n1, n2 ...")]
@@ -53,18 +54,18 @@ def up(
     """Start virtual nodes (containers with sshd, a container engine and virtual hardware), or change them."""
     from rocstack.edge import engine
     from rocstack.stack import stack as stacks
-    from rocstack.virtual import access, faults, nodeimage
+    from rocstack.virtual import access, faults
     from rocstack.virtual import model as node_models
-    from rocstack.virtual.cluster_layout import Wish
+    from rocstack.virtual.cluster_layout import ClusterRequest
 
     chosen = options.settings(stack=stack)
-    wish = Wish(node_models.load(model), nodes, tuple(map(faults.parse, fault)))
+    wish = ClusterRequest(node_models.load(model), nodes, tuple(map(faults.parse, fault)))
     wish.refuse()
     access.require_ssh()
     engine.require_buildx()
     cluster = _local(chosen)
     engine.require_version(cluster.client)
-    image = nodeimage.ensure(
+    image = node_image.ensure(
         cluster.client, stacks.load(chosen.stack, chosen.overlay_folder()), chosen, cluster.folder / "image", say
     )
     states = cluster.up(wish, image)
@@ -151,11 +152,11 @@ def models(json: options.Json = False) -> None:
     table(("FAULT", "TAKES", "WHAT IT DOES"), [(kind.name, kind.takes, kind.does) for kind in faults.KINDS.values()])
 
 
-def _local(chosen: Settings) -> Local:
+def _local(chosen: Settings) -> LocalCluster:
     from rocstack.edge import engine
-    from rocstack.virtual.local_cluster import Local
+    from rocstack.virtual.local_cluster import LocalCluster
 
-    return Local(engine.connect(), Path(chosen.out) / "local", chosen.image_prefix, say)
+    return LocalCluster(engine.connect(), Path(chosen.out) / "local", chosen.image_prefix, say)
 
 
 def _as_json(states: list[NodeState]) -> dict[str, object]:

@@ -17,7 +17,7 @@ from rocstack.steps.probe import ProbeOptions
 if TYPE_CHECKING:
     from rocstack.edge.ansible import State
     from rocstack.node.profile import NodeProfile
-    from rocstack.probe.recordings import Failure
+    from rocstack.probe.recordings import ProbeFailure
     from rocstack.steps.probe import FabricEnvironment
 
 NARROW = (0, 1, 2, 3, 6, 8)  # columns of the table on a narrow terminal
@@ -110,7 +110,7 @@ def _draw(node: NodeProfile) -> None:
     out.print(escape(drawing.rstrip() or f"{node.name}: no GPU and no NIC"), soft_wrap=True)
 
 
-def _named(found: Sequence[NodeProfile], failures: Iterable[Failure], name: str) -> NodeProfile:
+def _named(found: Sequence[NodeProfile], failures: Iterable[ProbeFailure], name: str) -> NodeProfile:
     from rocstack.base.errors import BadInput, did_you_mean
 
     for node in found:

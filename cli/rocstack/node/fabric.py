@@ -11,8 +11,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rocstack.node.nic_settings import FabricSetting
+
 from . import rdma_ports, sockets
-from .nic_settings import NicSetting, NicSettings, condition_names, holds, missing_plugin
+from .nic_settings import NicSettings, condition_names, holds, missing_plugin
 from .profile import Affinity, NodeProfile, Port
 from .rdma_ports import ETHERNET, ExcludedPort, Hca, choose_ports
 
@@ -245,7 +247,7 @@ def _traffic_class(draft: _Draft, nic: NicSettings, hcas: Sequence[Hca], dscp: i
     draft.set("UCX_IB_TRAFFIC_CLASS", str(value * 4), "as NCCL_IB_TC", f"{UCX_CONFIG}/ib_iface.c")
 
 
-def _settings(draft: _Draft, settings: Sequence[NicSetting], versions: Mapping[str, str]) -> None:
+def _settings(draft: _Draft, settings: Sequence[FabricSetting], versions: Mapping[str, str]) -> None:
     for name in dict.fromkeys(setting.name for setting in settings):
         same = [setting for setting in settings if setting.name == name]
         first = next((setting for setting in same if holds(setting.when, versions)), None)

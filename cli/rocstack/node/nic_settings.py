@@ -12,7 +12,7 @@ _CONDITION = re.compile(r"([a-z][a-z0-9_-]*)(?:(>=|<=|==|>|<)([0-9]+(?:\.[0-9]+)
 
 
 @dataclass(frozen=True)
-class NicSetting:
+class FabricSetting:
     """One environment variable, why it is set and who says so. `when` is what `holds` reads; of several settings of
     one name the first that holds is taken."""
 
@@ -42,7 +42,7 @@ class NicSettings:
     provider: str | None = None  # libibverbs' name of the driver
     dscp: int | None = None  # of RoCE traffic
     dscp_source: str | None = None
-    env: tuple[NicSetting, ...] = ()
+    env: tuple[FabricSetting, ...] = ()
     plugin: PluginSettings | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class NicSettings:
         """
         try:
             parts: dict[str, Any] = {key: tuple(data.get(key, ())) for key in ("modules", "pci")}
-            parts["env"] = tuple(NicSetting(**line) for line in data.get("env", ()))
+            parts["env"] = tuple(FabricSetting(**line) for line in data.get("env", ()))
             parts["plugin"] = PluginSettings(**data["plugin"]) if data.get("plugin") else None
             settings = NicSettings(**{**data, **parts})
             for when in (*(each.when for each in settings.env), settings.plugin.when if settings.plugin else None):

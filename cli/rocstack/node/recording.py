@@ -34,7 +34,7 @@ class DeviceNode:
 
 
 @dataclass(frozen=True)
-class CommandAnswer:
+class RecordedAnswer:
     """What a command said."""
 
     code: int
@@ -49,7 +49,7 @@ class Recording:
     links: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()  # empty ones, which no file speaks of
     devices: Mapping[str, DeviceNode] = field(default_factory=dict)
-    commands: Mapping[str, CommandAnswer] = field(default_factory=dict)
+    commands: Mapping[str, RecordedAnswer] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)  # path or command -> why it could not be read
     _children: dict[str, dict[str, None]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -204,5 +204,5 @@ def _node(kind: Any, **numbers: Any) -> DeviceNode:
     return DeviceNode(_text(kind), **{name: _of(int, number) for name, number in numbers.items()})
 
 
-def _answer(code: Any, out: Any) -> CommandAnswer:
-    return CommandAnswer(_of(int, code), _text(out))
+def _answer(code: Any, out: Any) -> RecordedAnswer:
+    return RecordedAnswer(_of(int, code), _text(out))

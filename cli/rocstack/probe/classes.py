@@ -7,8 +7,67 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rocstack.node.fabric import Fabric
 from rocstack.node.profile import Library, NodeProfile, Pcie
 from rocstack.node.recording import natural_key
+
+# A node's own names and rows: each node reads its own file.
+OWN = {
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "UCX_IB_GID_INDEX",
+    "UCX_NET_DEVICES",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+}
+UNSET = "not set"
+
+
+@dataclass(frozen=True)
+class FabricDifference:
+    """`values` are what is said and by which nodes, the most frequent first. `harmless`: nodes may differ in it."""
+
+    what: str
+    values: tuple[tuple[str, tuple[str, ...]], ...]
+    harmless: bool
+
+    @property
+    def says(self) -> str:
+        texts = "; ".join(f"{value} on {', '.join(nodes)}" for value, nodes in self.values)
+        return f"{self.what} differs: {texts}" + ("; each node uses its own" if self.harmless else "")
+
+
+def fabric_differences(fabrics: Mapping[str, Fabric]) -> tuple[FabricDifference, ...]:
+    """What differs between nodes, what matters first."""
+    facts = {node: _fabric_facts(fabric) for node, fabric in fabrics.items()}
+    found = []
+    for what in dict.fromkeys(name for own in facts.values() for name in own):
+        values: dict[str, list[str]] = {}
+        for node in sorted(facts):
+            values.setdefault(facts[node].get(what, UNSET), []).append(node)
+        if len(values) > 1:
+            order = sorted(values.items(), key=lambda item: (-len(item[1]), item[1]))
+            found.append(FabricDifference(what, tuple((value, tuple(nodes)) for value, nodes in order), what in OWN))
+    return tuple(sorted(found, key=lambda one: (one.harmless, one.what)))
+
+
+def _fabric_facts(fabric: Fabric) -> dict[str, str]:
+    """Everything that can differ, as text: what the ports are like, then the variables."""
+    hcas = fabric.hcas
+    return {
+        "NIC profile": fabric.nic,
+        "number of RDMA ports": str(len(hcas)),
+        "link layer": _distinct(hca.link_layer for hca in hcas),
+        "address family": _distinct(hca.gid.family for hca in hcas if hca.gid),
+        "port speed": _distinct(f"{hca.speed} Mb/s" for hca in hcas if hca.speed),
+        "MTU": _distinct(str(hca.mtu) for hca in hcas if hca.mtu),
+        **fabric.env,
+    }
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values))) or "none"
+
 
 UNREAD = "not read"
 NONE = "none"
@@ -27,7 +86,7 @@ class NodeClass:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ClassDifference:
     """One trait, its values, and the nodes of each; the rarest first."""
 
     trait: str
@@ -47,7 +106,7 @@ def classes(profiles: Iterable[NodeProfile]) -> tuple[NodeClass, ...]:
     return tuple(sorted(alike, key=lambda group: (-len(group.nodes), natural_key(group.nodes[0]))))
 
 
-def differences(groups: Sequence[NodeClass]) -> tuple[Difference, ...]:
+def differences(groups: Sequence[NodeClass]) -> tuple[ClassDifference, ...]:
     """What the classes don't have in common; the trait with the loneliest outlier first."""
     found = []
     for trait in dict.fromkeys(trait for group in groups for trait in group.traits):
@@ -56,7 +115,7 @@ def differences(groups: Sequence[NodeClass]) -> tuple[Difference, ...]:
             values.setdefault(group.traits.get(trait, NONE), []).extend(group.nodes)
         if len(values) > 1:
             sides = ((value, tuple(sorted(nodes, key=natural_key))) for value, nodes in values.items())
-            found.append(Difference(trait, tuple(sorted(sides, key=lambda side: (len(side[1]), side[0])))))
+            found.append(ClassDifference(trait, tuple(sorted(sides, key=lambda side: (len(side[1]), side[0])))))
     return tuple(sorted(found, key=lambda difference: len(difference.values[0][1])))
 
 

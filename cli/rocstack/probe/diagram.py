@@ -27,7 +27,7 @@ class _Bridge:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Style:
     """How wide names are, whether PCI domains are shown, and how a GPU's NIC is near."""
 
     name: int
@@ -43,7 +43,7 @@ def draw(profile: NodeProfile, width: int = WIDTH, unicode: bool = True) -> str:
     devices: list[Device] = [*profile.gpus, *profile.nics]
     if not devices:
         return ""
-    look = _Look(
+    look = _Style(
         name=min(max(len(word) for word in ["GPU 00", *map(nic_name, profile.nics)]), 16),
         domain=any(not device.pci.startswith("0000:") for device in devices),
         via=width >= 72,
@@ -103,7 +103,7 @@ def _title(profile: NodeProfile) -> str:
     return f"GPUs and NICs of {profile.name}" + (f" · virtual ({profile.virtual})" if profile.virtual else "")
 
 
-def _roots(profile: NodeProfile, devices: Sequence[Device], look: _Look) -> Iterator[tuple[str, list[str]]]:
+def _roots(profile: NodeProfile, devices: Sequence[Device], look: _Style) -> Iterator[tuple[str, list[str]]]:
     """Each root complex that has devices, with the lines below it."""
     roots: dict[str, _Bridge] = {}
     for device in devices:
@@ -120,7 +120,7 @@ def _roots(profile: NodeProfile, devices: Sequence[Device], look: _Look) -> Iter
             yield f"root complex {name}", _branches(below)
 
 
-def _below(profile: NodeProfile, bridge: _Bridge, look: _Look) -> Iterator[tuple[str, list[str]]]:
+def _below(profile: NodeProfile, bridge: _Bridge, look: _Style) -> Iterator[tuple[str, list[str]]]:
     """Devices and switches; a bridge with one thing below it is no switch and gets no line."""
     for child in sorted(bridge.bridges.values(), key=lambda b: b.address):
         below = list(_below(profile, child, look))
@@ -142,7 +142,7 @@ def _below(profile: NodeProfile, bridge: _Bridge, look: _Look) -> Iterator[tuple
             yield f"{len(nics) - 1} more functions like it", []
 
 
-def _gpu(profile: NodeProfile, gpu: Gpu, look: _Look) -> str:
+def _gpu(profile: NodeProfile, gpu: Gpu, look: _Style) -> str:
     near = [
         f"→ {link.nic}" + (f", {VIA.get(link.via, link.via)}" if look.via else "")
         for link in profile.affinity
@@ -152,7 +152,7 @@ def _gpu(profile: NodeProfile, gpu: Gpu, look: _Look) -> str:
     return _columns(cells, look)
 
 
-def _nic(profile: NodeProfile, nic: Nic, look: _Look) -> tuple[str, ...]:
+def _nic(profile: NodeProfile, nic: Nic, look: _Style) -> tuple[str, ...]:
     rate = speed(nic, profile.netdevs, profile.verbs)
     link = " ".join(filter(None, (bits(rate), state(nic, profile.netdevs, profile.verbs))))
     beside = [name for name in nic.netdevs if name != nic_name(nic)]
@@ -166,12 +166,12 @@ def bits(rate: int | None) -> str:
     return f"{rate / 1000:g}G" if rate >= 1000 else f"{rate}M"
 
 
-def _columns(cells: Sequence[str], look: _Look) -> str:
+def _columns(cells: Sequence[str], look: _Style) -> str:
     widths = (look.name, 7, 9, 8, 0)
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths))  # noqa: B905
 
 
-def _address(pci: str, look: _Look) -> str:
+def _address(pci: str, look: _Style) -> str:
     return pci if look.domain else pci[5:]
 
 

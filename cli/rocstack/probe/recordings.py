@@ -26,7 +26,7 @@ LARGEST = 512 << 20  # bytes of one node's recording
 
 
 @dataclass(frozen=True)
-class Failure:
+class ProbeFailure:
     """A node that could not be read. `state` is unreachable or failed."""
 
     node: str
@@ -39,13 +39,13 @@ class Recorded:
     """What a probe brought back, sorted by node; a recording is named as the inventory names its node."""
 
     recordings: tuple[Recording, ...]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ProbeFailure, ...] = ()
 
 
 @dataclass(frozen=True)
 class Probed:
     profiles: tuple[NodeProfile, ...]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ProbeFailure, ...] = ()
 
 
 def probe_host(root: str = "/", overlay: Path | None = None) -> NodeProfile:
@@ -95,12 +95,14 @@ def record_inventory(
     variables = {"rocstack_tree": tree}
     for run in ansible.run(PLAYBOOK, inventory, forks=forks, variables=variables, on_event=on_event):
         if run.state != "ok":
-            failures.append(Failure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason))
+            failures.append(
+                ProbeFailure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason)
+            )
             continue
         try:
             recordings.append(replace(_unpacked(run.results[TASK]["recording"]), host=run.host))
         except (KeyError, TypeError, ValueError) as error:
-            failures.append(Failure(run.host, "failed", f"its answer can't be read: {error}"))
+            failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"))
     return Recorded(tuple(_sorted(recordings, "host")), tuple(_sorted(failures, "node")))
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from rocstack.node.recording import CommandAnswer, Recording
-from rocstack.probe.redact_ipv4 import move
+from rocstack.node.recording import RecordedAnswer, Recording
+
+pass
 
 ROUTES, ADDRESSES = "/proc/net/route", "ip -o -4 addr"
 # Files that hold nothing but a number which only one machine has.
@@ -69,7 +70,7 @@ def _blob(path: str, data: bytes) -> bytes:
     return data[:256] if path.endswith("/config") else b""
 
 
-def _answer(line: str, answer: CommandAnswer, secrets: _Secrets) -> CommandAnswer:
+def _answer(line: str, answer: RecordedAnswer, secrets: _Secrets) -> RecordedAnswer:
     return replace(answer, out=secrets.words(secrets.text(answer.out), any_address=line == ADDRESSES))
 
 
@@ -87,7 +88,7 @@ class _Secrets:
             for path, content in recording.files.items():
                 if SERIALS.search(path) and len(content.strip()) > 3:
                     self._words[content.strip()] = self._like(content.strip())
-            known = recording.commands.get(ADDRESSES, CommandAnswer(0, "")).out
+            known = recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out
             self._addresses.update(IPV4.findall(known))
         alternatives = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True)) or "(?!)"
         self._pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{alternatives})(?![A-Za-z0-9_])")
@@ -183,7 +184,7 @@ class _Secrets:
             return text  # no address after all
 
     def _moved(self, address: int) -> int:
-        return move(address, self._networks, lambda bits: bool(self._digest("bits", bits, 1)[0] & 1))
+        return move_ipv4(address, self._networks, lambda bits: bool(self._digest("bits", bits, 1)[0] & 1))
 
     def _routes(self, content: str) -> str:
         """The kernel's table: addresses as hex, least byte first."""
@@ -209,7 +210,7 @@ def _parameter(word: str) -> str:
 def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
     """The networks that a recording speaks of, but no single host and not the whole internet."""
     found = []
-    out = recording.commands.get(ADDRESSES, CommandAnswer(0, "")).out
+    out = recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out
     for text in re.findall(r"inet (\d+(?:\.\d+){3}/\d+)", out):
         found.append(text)
     for line in recording.files.get(ROUTES, "").splitlines()[1:]:
@@ -224,3 +225,42 @@ def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
         except ValueError:
             continue
     return [network for network in networks if 0 < network.prefixlen < 32]
+
+
+def _bits(network: str) -> str:
+    found = ipaddress.IPv4Network(network)
+    return f"{int(found[0]):032b}"[: found.prefixlen]
+
+
+# Networks that mean something by themselves: addresses neither leave nor enter them.
+PRIVATE = tuple(map(_bits, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")))
+FIXED = tuple(map(_bits, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")))  # nor change in them
+
+
+def move_ipv4(address: int, networks: Sequence[ipaddress.IPv4Network], chance: Callable[[str], bool]) -> int:
+    """The address in its network's new place.
+
+    `networks` are the known ones, the longest prefix first; an address outside of them counts as in a /24. `chance`
+    gives the same answer for the same text, and nobody can guess which.
+    """
+    value = f"{address:032b}"
+    length = next((n.prefixlen for n in networks if ipaddress.IPv4Address(address) in n), 24)
+    moved = _moved(value[:length], chance)
+    if moved == value[:length] and len(set(value[length:])) > 1:  # 10.0.0.0/8 as a whole can't be moved; its hosts can
+        moved = _moved(value[:24], chance)
+    return int(moved + value[len(moved) :], 2)
+
+
+def _moved(bits: str, chance: Callable[[str], bool]) -> str:
+    return "".join(str(int(bit) ^ _flips(bits[:at], chance)) for at, bit in enumerate(bits))
+
+
+def _flips(before: str, chance: Callable[[str], bool]) -> bool:
+    """Does the bit behind these change?"""
+    if _on_the_way(before) or before.startswith(FIXED):
+        return False
+    return _on_the_way(before[:-1]) or chance(before)  # the first that may change does: no address stays what it was
+
+
+def _on_the_way(before: str) -> bool:
+    return any(network.startswith(before) and network != before for network in (*PRIVATE, *FIXED))

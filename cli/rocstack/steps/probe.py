@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocstack.node.fabric import Fabric
     from rocstack.node.profile import NodeProfile
     from rocstack.node.recording import Recording
-    from rocstack.probe.recordings import Failure, Recorded
+    from rocstack.probe.recordings import ProbeFailure, Recorded
 
     OnNode = Callable[[str, State], None]
 
@@ -42,7 +42,7 @@ class ProbeResult:
     """The node profiles, and the nodes that could not be read. `recorded` pairs a node's name with its recording."""
 
     profiles: tuple[NodeProfile, ...]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ProbeFailure, ...] = ()
     recorded: tuple[tuple[str, Path], ...] = ()
 
     @property
@@ -133,14 +133,14 @@ def fabric_environment(
         BadInput: no such NIC profile.
     """
     from rocstack.node.fabric import fabric, likely
-    from rocstack.probe.differences import disagreements
+    from rocstack.probe.classes import fabric_differences
 
     kinds = _nic_settings(nic, settings(overlay=overlay).overlay_folder())
     fabrics = {}
     for node in nodes:
         if kind := kinds[0] if nic else likely(node, kinds):
             fabrics[node.name] = fabric(node, kind)
-    return FabricEnvironment(fabrics, tuple(each.says for each in disagreements(fabrics)))
+    return FabricEnvironment(fabrics, tuple(each.says for each in fabric_differences(fabrics)))
 
 
 def _nic_settings(nic: str | None, overlay: Path | None) -> list[Any]:

@@ -22,7 +22,7 @@ INVENTORY = "inventory.yml"
 
 
 @dataclass(frozen=True)
-class Host:
+class VirtualHost:
     name: str
     address: str
 
@@ -50,12 +50,12 @@ def make_key(file: Path, comment: str) -> str:
     return public.read_text().strip()
 
 
-def known_hosts(hosts: Iterable[tuple[Host, str]]) -> str:
+def known_hosts(hosts: Iterable[tuple[VirtualHost, str]]) -> str:
     """One line a host, from its public host key."""
     return "".join(f"{host.address} {' '.join(key.split()[:2])}\n" for host, key in hosts)
 
 
-def ssh_config(folder: Path, hosts: Iterable[Host]) -> str:
+def ssh_config(folder: Path, hosts: Iterable[VirtualHost]) -> str:
     """All that ssh must know, so that nothing of the person's own configuration, made for other machines, counts."""
 
     rows = "".join(f"Host {host.name}\n    HostName {host.address}\n" for host in hosts)
@@ -66,11 +66,11 @@ def ssh_config(folder: Path, hosts: Iterable[Host]) -> str:
     )
 
 
-def ssh(folder: Path, host: Host, *command: str) -> list[str]:
+def ssh(folder: Path, host: VirtualHost, *command: str) -> list[str]:
     return ["ssh", "-F", str(folder / CONFIG), host.name, *command]
 
 
-def inventory(folder: Path, hosts: Iterable[Host], model: str) -> str:
+def inventory(folder: Path, hosts: Iterable[VirtualHost], model: str) -> str:
     """An ordinary Ansible inventory. JSON strings are YAML strings."""
     rows = "".join(f"        {host.name}: {{ansible_host: {host.address}}}\n" for host in hosts)
     return (
@@ -96,20 +96,20 @@ def _expanded(path: Path) -> str:
 
 
 # A login costs more than waiting inside, so the node looks for its engine for two seconds, then says what it has.
-_LOOK = (
+_WAIT_FOR_ENGINE = (
     "i=0; while [ $i -lt {tries} ]; do i=$((i+1)); "
     "v=$(docker version --format '{{{{.Server.Version}}}}' 2>/dev/null) && echo $v && break; sleep 0.2; done"
 )
 
 
-def answers(folder: Path, host: Host, seconds: float, stop: threading.Event) -> str | None:
+def engine_version(folder: Path, host: VirtualHost, seconds: float, stop: threading.Event) -> str | None:
     """What a node says for itself: the version of its engine, "" where that doesn't answer; None: no way in.
 
     Both are waited for, no longer than `seconds`, and not when `stop` is set.
     """
     until = time.monotonic() + seconds
     quickly = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=2"]
-    command = [*ssh(folder, host)[:-1], *quickly, host.name, _LOOK.format(tries=10 if seconds else 1)]
+    command = [*ssh(folder, host)[:-1], *quickly, host.name, _WAIT_FOR_ENGINE.format(tries=10 if seconds else 1)]
     while True:
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         said = done.stdout.strip() if done.returncode != 255 else None  # 255: ssh itself

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocstack.base.errors import CheckFailed
 from rocstack.virtual import faults, tree
-from rocstack.virtual.access import Host
+from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.faults import Fault
 from rocstack.virtual.machine import Machine, expand
 from rocstack.virtual.model import NodeModel
@@ -24,7 +24,7 @@ FIRST = 10  # node 1 is host 11 of its network
 
 
 @dataclass(frozen=True)
-class Wish:
+class ClusterRequest:
     """What was asked for."""
 
     model: NodeModel
@@ -50,8 +50,8 @@ class Wish:
         return [IPv4Network(nics.network) for nics in self.model.nics if nics.network]
 
 
-def host(network: IPv4Network, node: int) -> Host:
-    return Host(f"n{node}", str(network.network_address + FIRST + node))
+def host(network: IPv4Network, node: int) -> VirtualHost:
+    return VirtualHost(f"n{node}", str(network.network_address + FIRST + node))
 
 
 def cluster_id(folder: Path) -> str:

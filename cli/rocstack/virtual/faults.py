@@ -13,18 +13,18 @@ from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.virtual.machine import GidRow, Machine, VirtualPort, pci_id
 from rocstack.virtual.model import NodeModel
 
-Change = Callable[[Machine, str], Machine]
+FaultChange = Callable[[Machine, str], Machine]
 _ONE_NODE = re.compile(r"n([0-9]+):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultKind:
     """A kind of fault: what it takes, and what it does, for the help text."""
 
     name: str
     takes: str
     does: str
-    change: Change
+    change: FaultChange
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Fault:
         return f"{self.kind}={self.value}" if self.value else self.kind
 
 
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, FaultKind] = {}
 
 
-def _kind(name: str, takes: str, does: str) -> Callable[[Change], Change]:
-    def register(change: Change) -> Change:
-        KINDS[name] = Kind(name, takes, does, change)
+def _kind(name: str, takes: str, does: str) -> Callable[[FaultChange], FaultChange]:
+    def register(change: FaultChange) -> FaultChange:
+        KINDS[name] = FaultKind(name, takes, does, change)
         return change
 
     return register

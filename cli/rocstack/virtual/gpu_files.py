@@ -6,8 +6,8 @@ and folders io_links and p2p_links below every KFD node.
 
 from __future__ import annotations
 
-from rocstack.virtual.builder import Builder
 from rocstack.virtual.machine import Machine, VirtualGpu
+from rocstack.virtual.tree_builder import TreeBuilder
 
 KFD = "/sys/devices/virtual/kfd/kfd"
 NODES = f"{KFD}/topology/nodes"
@@ -28,7 +28,7 @@ PROPERTIES = (
 )  # fmt: skip
 
 
-def add(tree: Builder, machine: Machine) -> None:
+def add(tree: TreeBuilder, machine: Machine) -> None:
     spec = machine.model.gpus
     tree.link("/sys/class/kfd/kfd", KFD)
     tree.put(f"{KFD}/topology", {"generation_id": 2})
@@ -44,7 +44,7 @@ def add(tree: Builder, machine: Machine) -> None:
         tree.char("/dev/kfd", 234, 0, spec.render)
 
 
-def _function(tree: Builder, index: int, gpu: VirtualGpu) -> None:
+def _function(tree: TreeBuilder, index: int, gpu: VirtualGpu) -> None:
     spec = gpu.spec
     home = tree.function(gpu.pci, _CLASS, "amdgpu")
     memory = spec.memory_gib << 30
@@ -74,7 +74,7 @@ def unique_id(gpu: VirtualGpu) -> int:
     return 0x1A2B3C4D5E6F0000 + gpu.place
 
 
-def _cpu_node(tree: Builder, machine: Machine, node: int, links: int) -> None:
+def _cpu_node(tree: TreeBuilder, machine: Machine, node: int, links: int) -> None:
     cpu = machine.model.cpu
     cores = cpu.sockets * cpu.cores * cpu.threads // cpu.numa
     tree.put(f"{NODES}/{node}", {"gpu_id": 0, "name": ""})
@@ -82,7 +82,7 @@ def _cpu_node(tree: Builder, machine: Machine, node: int, links: int) -> None:
           {"cpu_cores_count": cores, "cpu_core_id_base": node * cores, "io_links_count": links})  # fmt: skip
 
 
-def _gpu_node(tree: Builder, machine: Machine, index: int, gpu: VirtualGpu, links: int) -> None:
+def _gpu_node(tree: TreeBuilder, machine: Machine, index: int, gpu: VirtualGpu, links: int) -> None:
     spec = gpu.spec
     vendor, device = (int(part, 16) for part in spec.pci.split(":"))
     node = machine.model.cpu.numa + index
@@ -100,7 +100,7 @@ def _gpu_node(tree: Builder, machine: Machine, index: int, gpu: VirtualGpu, link
     })  # fmt: skip
 
 
-def _node(tree: Builder, node: int, memory: int, properties: dict[str, int]) -> None:
+def _node(tree: TreeBuilder, node: int, memory: int, properties: dict[str, int]) -> None:
     properties = {"mem_banks_count": 1, **properties}
     lines = "".join(f"{key} {properties.get(key, 0)}\n" for key in PROPERTIES)
     tree.files[f"{NODES}/{node}/properties"] = lines
@@ -108,7 +108,7 @@ def _node(tree: Builder, node: int, memory: int, properties: dict[str, int]) -> 
     tree.folders += [f"{NODES}/{node}/{name}" for name in ("caches", "io_links", "p2p_links")]
 
 
-def _links(tree: Builder, machine: Machine) -> dict[int, int]:
+def _links(tree: TreeBuilder, machine: Machine) -> dict[int, int]:
     """KFD's links: every CPU to every CPU, a GPU to its own CPU, and through the hive to every GPU it reaches. Gives
     the number of links of each node."""
     cpus = machine.model.cpu.numa

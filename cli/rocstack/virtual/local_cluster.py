@@ -19,11 +19,11 @@ from docker.types import IPAMConfig, IPAMPool
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, did_you_mean
 from rocstack.virtual import access, cluster_layout, node
-from rocstack.virtual.access import Host
-from rocstack.virtual.cluster_layout import LABEL, Wish
+from rocstack.virtual.access import VirtualHost
+from rocstack.virtual.cluster_layout import LABEL, ClusterRequest
 from rocstack.virtual.machine import Machine
 from rocstack.virtual.node import NodeState
-from rocstack.virtual.nodeimage import LABEL as IMAGE_LABEL
+from rocstack.virtual.node_image import LABEL as IMAGE_LABEL
 
 PATIENCE = 60.0  # seconds until a node must let us in and its engine answer
 _KEYS = "rocstack-secrets.yml"  # of what was deployed there: without the nodes' disks they open nothing
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Local:
+class LocalCluster:
     """The virtual cluster of one folder."""
 
     client: docker.DockerClient
@@ -46,7 +46,7 @@ class Local:
         self.folder = self.folder.resolve()
         self.id = cluster_layout.cluster_id(self.folder)
 
-    def up(self, wish: Wish, image: str) -> list[NodeState]:
+    def up(self, wish: ClusterRequest, image: str) -> list[NodeState]:
         """Makes the cluster what is wished: what fits stays, the rest is changed, added or removed.
 
         Raises:
@@ -137,8 +137,8 @@ class Local:
     def _ask(self, container: Any, seconds: float) -> NodeState:
         said = None
         if container.status == "running":
-            own = Host(node.label(container, "node"), node.label(container, "address"))
-            said = access.answers(self.folder, own, seconds, self._stop)
+            own = VirtualHost(node.label(container, "node"), node.label(container, "address"))
+            said = access.engine_version(self.folder, own, seconds, self._stop)
         return node.state(container, said)
 
     def _answering(self, containers: list[Any]) -> list[NodeState]:
@@ -193,7 +193,7 @@ class Local:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _network(self, wish: Wish) -> Any:
+    def _network(self, wish: ClusterRequest) -> Any:
         """This cluster's network; a new one takes the first free subnet that the engine accepts."""
         found = self._networks()
         if found:
@@ -242,7 +242,7 @@ class Local:
                 shutil.rmtree(self._node(name), ignore_errors=True)
         return kept
 
-    def _write(self, wish: Wish, machines: list[Machine], keys: str) -> None:
+    def _write(self, wish: ClusterRequest, machines: list[Machine], keys: str) -> None:
         hosts = [node.host(machine) for machine in machines]
         public = [(h, (self._node(h.name) / f"{access.HOST_KEY}.pub").read_text()) for h in hosts]
         (self.folder / access.KNOWN).write_text(access.known_hosts(public))

@@ -23,7 +23,7 @@ class VirtualLink:
 
 
 @dataclass(frozen=True)
-class Function:
+class MachineFunction:
     """A PCI function. `path`: the bridges above it, root port first."""
 
     address: str
@@ -36,7 +36,7 @@ class Function:
 @dataclass(frozen=True)
 class VirtualGpu:
     place: int  # among the model's GPUs; what counts the present ones is the order
-    pci: Function
+    pci: MachineFunction
     spec: Gpus
 
 
@@ -51,7 +51,7 @@ class VirtualPort:
     """A network card with its network device, and its verbs device where it has one."""
 
     netdev: str
-    pci: Function
+    pci: MachineFunction
     spec: Nics
     mac: str
     address: IPv4Interface | None
@@ -158,23 +158,23 @@ def _host(network: IPv4Network, node: int) -> IPv4Interface:
     return IPv4Interface(f"{network.network_address + node}/{network.prefixlen}")
 
 
-def _places(model: NodeModel) -> tuple[dict[str, Function], list[VirtualGpu]]:
+def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], list[VirtualGpu]]:
     """Addresses of all devices: those on switches, in the order of GPUs; the rest on root ports of their own.
 
     A switch is `root port / upstream port / downstream port / device`, and a GPU has two bridges of its own card in
     between, as AMD's guide shows it: 00:01.1/01:00.0/02:00.0/03:00.0/04:00.0/05:00.0 (system-acceptance docs,
     network/topology-mapping).
     """
-    found: dict[str, Function] = {}
+    found: dict[str, MachineFunction] = {}
     gpus: dict[int, VirtualGpu] = {}
     specs = {name: spec for spec in model.nics for name in counted(spec.netdev, spec.count)}
 
     def function(
         bus: int, slot: int, number: int, id: str, numa: int, path: tuple[str, ...], spec: Gpus | Nics
-    ) -> Function:
+    ) -> MachineFunction:
         pcie = spec.pcie
         link = VirtualLink(pcie.speed, pcie.width, pcie.speed, pcie.width)
-        return Function(f"0000:{bus:02x}:{slot:02x}.{number}", id, numa, path, link)
+        return MachineFunction(f"0000:{bus:02x}:{slot:02x}.{number}", id, numa, path, link)
 
     for switch in model.switches:
         base = int(switch.bus, 16)

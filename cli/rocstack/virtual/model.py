@@ -37,7 +37,7 @@ Sysctl = Annotated[str, _matches(r"[a-z0-9_]+(\.[a-z0-9_-]+)+", "a sysctl such a
 Abi = Annotated[str, _matches(r"[0-9]{1,3}", "a kernel ABI number")]
 
 
-class System(Value):
+class ModelSystem(Value):
     """What /proc and /etc say. `limits` are hard limits by docker's names; -1 is none."""
 
     os: Name
@@ -58,7 +58,7 @@ class Cpu(Value):
     memory_gib: int = Field(ge=1)
 
 
-class Pcie(Value):
+class ModelPcie(Value):
     """A link at its full speed: GT/s and lanes."""
 
     speed: float = Field(gt=0)
@@ -79,7 +79,7 @@ class Gpus(Value):
     vbios: Line
     driver: Version | None = None  # of amdgpu; None: in-tree
     watts: int = Field(ge=1)
-    pcie: Pcie
+    pcie: ModelPcie
     xgmi: Literal["all"] | tuple[tuple[int, int], ...] = ()
     video: int = 44  # gid of /dev/dri/card*
     render: int = 109  # gid of /dev/kfd and /dev/dri/renderD*
@@ -108,7 +108,7 @@ class Nics(Value):
     management: bool = False  # it carries the default route
     bond: Name | None = None  # all of them form this bond, and share one verbs device
     numa: int = 0  # where no switch holds them
-    pcie: Pcie
+    pcie: ModelPcie
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Nics:
@@ -132,7 +132,7 @@ class NodeModel(Value):
     name: Name
     about: Line
     sources: Annotated[tuple[Line, ...], Field(min_length=1)]
-    system: System
+    system: ModelSystem
     cpu: Cpu
     gpus: Gpus
     nics: tuple[Nics, ...]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rocstack.node.recording import CommandAnswer
-from rocstack.virtual.builder import Builder
+from rocstack.node.recording import RecordedAnswer
 from rocstack.virtual.machine import Machine, VirtualPort
+from rocstack.virtual.tree_builder import TreeBuilder
 
 _CLASS = 0x020000  # Ethernet controller
 _ROWS = 16  # of a GID table
@@ -12,7 +12,7 @@ _RATES = {100_000: "100 Gb/sec (4X EDR)", 200_000: "200 Gb/sec (4X HDR)", 400_00
 _NO_GID = ":".join(["0000"] * 8)
 
 
-def add(tree: Builder, machine: Machine) -> None:
+def add(tree: TreeBuilder, machine: Machine) -> None:
     loopback = "/sys/devices/virtual/net/lo"
     tree.put(loopback, {"operstate": "unknown", "mtu": 65536, "type": 772, "address": "00:00:00:00:00:00"})
     tree.link("/sys/class/net/lo", loopback)
@@ -39,7 +39,7 @@ def add(tree: Builder, machine: Machine) -> None:
         _bond(tree, bond, [port for port in machine.ports if port.spec.bond == bond])
 
 
-def _netdev(tree: Builder, machine: Machine, port: VirtualPort, home: str) -> None:
+def _netdev(tree: TreeBuilder, machine: Machine, port: VirtualPort, home: str) -> None:
     netdev = f"{home}/net/{port.netdev}"
     tree.put(netdev, {
         "operstate": "up" if port.up else "down", "speed": port.spec.speed if port.up else -1, "mtu": port.mtu,
@@ -54,10 +54,10 @@ def _netdev(tree: Builder, machine: Machine, port: VirtualPort, home: str) -> No
         "firmware-version": port.firmware or "", "bus-info": port.pci.address,
     }  # fmt: skip
     answer = "".join(f"{key}: {value}\n" for key, value in said.items())
-    tree.commands[f"ethtool -i {port.netdev}"] = CommandAnswer(0, answer)
+    tree.commands[f"ethtool -i {port.netdev}"] = RecordedAnswer(0, answer)
 
 
-def _bond(tree: Builder, name: str, ports: list[VirtualPort]) -> None:
+def _bond(tree: TreeBuilder, name: str, ports: list[VirtualPort]) -> None:
     home = f"/sys/devices/virtual/net/{name}"
     up = any(port.up for port in ports)
     speed = sum(port.spec.speed for port in ports if port.up) if up else -1
@@ -71,7 +71,7 @@ def _bond(tree: Builder, name: str, ports: list[VirtualPort]) -> None:
         tree.link(f"{tree.links[f'/sys/class/net/{port.netdev}']}/master", home)
 
 
-def _verbs(tree: Builder, machine: Machine, port: VirtualPort, name: str, home: str, number: int) -> None:
+def _verbs(tree: TreeBuilder, machine: Machine, port: VirtualPort, name: str, home: str, number: int) -> None:
     module = port.spec.verbs_module or ""
     device, uverbs = f"{home}/infiniband/{name}", f"{home}/infiniband_verbs/uverbs{number}"
     guid = f"0200:00{machine.node & 255:02x}:{number:04x}:0000"

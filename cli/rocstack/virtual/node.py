@@ -14,7 +14,7 @@ import docker.errors
 
 from rocstack.base.errors import CheckFailed
 from rocstack.virtual import tree
-from rocstack.virtual.access import Host
+from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.cluster_layout import LABEL
 from rocstack.virtual.machine import Machine
 
@@ -63,9 +63,9 @@ def label(container: Any, key: str) -> str:
     return str(container.labels.get(f"{LABEL}.{key}", ""))
 
 
-def host(machine: Machine) -> Host:
+def host(machine: Machine) -> VirtualHost:
     own = next(port.address for port in machine.ports if port.spec.management and port.address)
-    return Host(machine.host, str(own.ip))
+    return VirtualHost(machine.host, str(own.ip))
 
 
 def make(

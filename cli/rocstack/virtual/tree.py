@@ -13,10 +13,10 @@ from dataclasses import replace
 from ipaddress import IPv4Address
 from typing import Any
 
-from rocstack.node.recording import MODEL_FILE, CommandAnswer, DeviceNode, Recording
+from rocstack.node.recording import MODEL_FILE, DeviceNode, RecordedAnswer, Recording
 from rocstack.virtual import gpu_files, nic_files
-from rocstack.virtual.builder import Builder
 from rocstack.virtual.machine import Machine
+from rocstack.virtual.tree_builder import TreeBuilder
 
 OURS = MODEL_FILE.rpartition("/")[0]
 # Where a container's own cgroups and the real CPUs are mounted: programs do run on those.
@@ -29,7 +29,7 @@ def record(machine: Machine, *, live: bool = False) -> Recording:
     `live`: it will be a container of its own, whose userspace and management network are real and speak for
     themselves.
     """
-    tree = Builder()
+    tree = TreeBuilder()
     tree.folders += _REAL
     tree.put("/sys/devices/system/node", {"online": _range(machine.model.cpu.numa)})
     dmi = "/sys/devices/virtual/dmi/id"
@@ -59,7 +59,7 @@ def shown(recording: Recording) -> Recording:
 
 def _outside(
     files: Mapping[str, str],
-    commands: Mapping[str, CommandAnswer],
+    commands: Mapping[str, RecordedAnswer],
     devices: Mapping[str, DeviceNode],
     groups: Mapping[str, int],
 ) -> dict[str, str]:
@@ -97,15 +97,15 @@ def _etc(machine: Machine) -> dict[str, str]:
     }
 
 
-def _commands(tree: Builder, machine: Machine, live: bool) -> None:
+def _commands(tree: TreeBuilder, machine: Machine, live: bool) -> None:
     cpu = machine.model.cpu
     said = [(p.interface, p.address) for p in machine.ports if p.address and not (live and p.spec.management)]
-    tree.commands["getconf _NPROCESSORS_ONLN"] = CommandAnswer(0, f"{cpu.sockets * cpu.cores * cpu.threads}\n")
-    tree.commands["ip -o -4 addr"] = CommandAnswer(
+    tree.commands["getconf _NPROCESSORS_ONLN"] = RecordedAnswer(0, f"{cpu.sockets * cpu.cores * cpu.threads}\n")
+    tree.commands["ip -o -4 addr"] = RecordedAnswer(
         0, "".join(f"{number}: {name}    inet {address}\n" for number, (name, address) in enumerate(said, 101))
     )
     if not live:
-        tree.commands["uname -m"] = CommandAnswer(0, "x86_64\n")
+        tree.commands["uname -m"] = RecordedAnswer(0, "x86_64\n")
 
 
 def _routes(machine: Machine, live: bool) -> str:

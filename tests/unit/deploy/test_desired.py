@@ -21,7 +21,7 @@ from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import ReleaseImages
 from rocstack.node.image_facts import LABEL_PREFIX
-from rocstack.probe.recordings import Failure
+from rocstack.probe.recordings import ProbeFailure
 
 DATA = Path(__file__).parents[1] / "data"
 HOSTS = tuple(InventoryHost(f"n{number}", f"10.0.0.{number}", f"10.0.0.{number}") for number in (1, 2, 3))
@@ -54,7 +54,7 @@ def wanted(
         data["deploy"]["engine"] |= engine
         data["deploy"]["state"] = state if name == "n1" else None
         found.append(facts.of_dict(name, data))
-    gone = tuple(Failure(host.name, "unreachable", "no route") for host in HOSTS if host.name not in nodes)
+    gone = tuple(ProbeFailure(host.name, "unreachable", "no route") for host in HOSTS if host.name not in nodes)
     return DesiredCluster(
         Inventory(Path("inventory.yml"), HOSTS[0], HOSTS),
         ClusterSettings.model_validate(cluster or {}),

@@ -25,7 +25,7 @@ from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import Verified
 from rocstack.node.image_facts import LABEL_PREFIX
-from rocstack.probe.recordings import Failure
+from rocstack.probe.recordings import ProbeFailure
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parents[1] / "data"
@@ -99,8 +99,8 @@ def image(role: str, given: Any, labels: dict[str, str]) -> Image:
     )
 
 
-def scope_of(data: dict[str, Any]) -> tuple[Scope, list[Failure]]:
-    failures = [Failure(name, "unreachable", reason) for name, reason in data.get("failures", {}).items()]
+def scope_of(data: dict[str, Any]) -> tuple[Scope, list[ProbeFailure]]:
+    failures = [ProbeFailure(name, "unreachable", reason) for name, reason in data.get("failures", {}).items()]
     nodes = []
     for name in ("n1", "n2"):
         if name not in data.get("failures", {}):

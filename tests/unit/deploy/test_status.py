@@ -21,7 +21,7 @@ from rocstack.deploy.state import status
 from rocstack.deploy.state.cluster_state import ClusterState, SlurmState
 from rocstack.deploy.state.status import Status
 from rocstack.node import slurm_state
-from rocstack.probe.recordings import Failure
+from rocstack.probe.recordings import ProbeFailure
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((DATA / "status").glob("*.yml"))}
@@ -61,7 +61,7 @@ def looked(case: dict[str, Any]) -> ClusterState:
     silent = case.get("slurm", "")
     return ClusterState(
         Inventory(Path("inventory.yml"), HOSTS[0], HOSTS),
-        Gathered(tuple(nodes), tuple(Failure(name, "unreachable", why) for name, why in unreached.items())),
+        Gathered(tuple(nodes), tuple(ProbeFailure(name, "unreachable", why) for name, why in unreached.items())),
         SlurmState(None if silent else data["slurm"], silent, case.get("deploying", "")),
         journal.loads_dict(None if "n1" in unreached else data["nodes"]["n1"]["journal"]),
         own_registry=not case.get("without_registry", False),

@@ -19,10 +19,10 @@ from pydantic import TypeAdapter
 from rocstack.image import node_package
 from rocstack.node import rdma_ports
 from rocstack.node.fabric import Fabric, fabric, likely, parse_env, render_env
-from rocstack.node.nic_settings import SOFT_ROCE, NicSetting, NicSettings, holds
+from rocstack.node.nic_settings import SOFT_ROCE, FabricSetting, NicSettings, holds
 from rocstack.node.profile import Affinity, Gid, Netdev, NodeProfile, Port, Route, Verbs
 from rocstack.node.rdma_ports import MOST_PORTS
-from rocstack.probe.differences import disagreements
+from rocstack.probe.classes import fabric_differences
 from rocstack.stack import component
 from rocstack.stack.component import NicProfile, library, validate_head
 
@@ -145,7 +145,7 @@ def test_every_nic_profile_of_ours_can_be_computed_with() -> None:
 
 
 def test_the_first_setting_that_holds_is_taken() -> None:
-    env = tuple(NicSetting("A", value, "w", "s", when) for value, when in [("1", "x"), ("2", "y"), ("3", None)])
+    env = tuple(FabricSetting("A", value, "w", "s", when) for value, when in [("1", "x"), ("2", "y"), ("3", None)])
     made = fabric(NodeProfile(1, "n"), NicSettings("tcp", env=env), versions={"y": "1"})
     assert made.env["A"] == "2"
 
@@ -221,13 +221,13 @@ def test_which_nic_profile_a_node_suggests() -> None:
 
 def test_nodes_that_agree() -> None:
     one = of("mi300x-thor2")
-    assert disagreements({"n1": one, "n2": one, "n3": one}) == ()
-    assert disagreements({}) == ()
+    assert fabric_differences({"n1": one, "n2": one, "n3": one}) == ()
+    assert fabric_differences({}) == ()
 
 
 def test_what_may_differ_and_what_must_not() -> None:
     one, other = of("mi300x-cx7"), of("port-down")
-    found = {what.what: what for what in disagreements({"n1": one, "n2": one, "n3": other})}
+    found = {what.what: what for what in fabric_differences({"n1": one, "n2": one, "n3": other})}
     assert found["NCCL_IB_HCA"].harmless
     assert found["NCCL_IB_GID_INDEX"].harmless
     assert not found["NIC profile"].harmless
@@ -243,7 +243,7 @@ def test_mtu_and_traffic_class_must_not_differ() -> None:
     profile, nic, args = load("mi300x-thor2")
     small = tuple(replace(netdev, mtu=1500) for netdev in profile.netdevs)
     other = fabric(replace(profile, netdevs=small), nic, **args, dscp=24)
-    found = disagreements({"n1": of("mi300x-thor2"), "n2": other})
+    found = fabric_differences({"n1": of("mi300x-thor2"), "n2": other})
     assert [(one.what, one.harmless) for one in found] == [
         ("MTU", False),
         ("NCCL_IB_TC", False),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstack.node.profile import NodeProfile
-from rocstack.node.recording import CommandAnswer, Recording
+from rocstack.node.recording import RecordedAnswer, Recording
 from rocstack.probe import recordings
 from rocstack.probe.classes import traits
 from rocstack.probe.diagram import draw
@@ -101,8 +101,8 @@ def test_no_secret_survives(
         blobs={"/sys/bus/pci/devices/0000:01:00.0/config": bytes(256) + mac, "/sys/x/vpd": serial.encode()},
         links={f"/sys/class/net/enx{mac.hex()}": f"/sys/devices/net/enx{mac.hex()}"},
         commands={
-            ADDRESSES: CommandAnswer(0, f"2: rdma0    inet {address}/{bits}\n"),
-            "slurmd -V": CommandAnswer(1, f"slurmd: error on {name} ({address}): serial {serial}\n"),
+            ADDRESSES: RecordedAnswer(0, f"2: rdma0    inet {address}/{bits}\n"),
+            "slurmd -V": RecordedAnswer(1, f"slurmd: error on {name} ({address}): serial {serial}\n"),
         },
         unread={"/root/x": f"{name}: no permission"},
     )
@@ -139,7 +139,7 @@ def _check_structure(masked: Recording, bits: int) -> None:
 @given(st.lists(hosts, min_size=2, max_size=6, unique=True), st.integers(12, 30))
 def test_neighbours_stay_neighbours(addresses: list[ipaddress.IPv4Address], bits: int) -> None:
     lines = "".join(f"{n}: rdma{n}    inet {address}/{bits}\n" for n, address in enumerate(addresses))
-    (masked,) = mask([Recording(commands={ADDRESSES: CommandAnswer(0, lines)})], KEY)
+    (masked,) = mask([Recording(commands={ADDRESSES: RecordedAnswer(0, lines)})], KEY)
     new = [ipaddress.IPv4Interface(line.split()[-1]) for line in masked.commands[ADDRESSES].out.splitlines()]
     assert len({one.ip for one in new}) == len(addresses)
     old = [ipaddress.IPv4Interface(f"{address}/{bits}") for address in addresses]
@@ -187,8 +187,8 @@ def test_another_key_gives_other_names() -> None:
 def test_versions_that_look_like_addresses_stay() -> None:
     files = {"/sys/module/bnxt_re/version": "232.0.164.5\n", "/sys/class/infiniband/bnxt_re0/fw_ver": "231.2.63.0\n"}
     commands = {
-        "ofed_info -s": CommandAnswer(0, "OFED-24.10.1.1.4\n"),
-        "niccli --version": CommandAnswer(0, "v231.2.63.0"),
+        "ofed_info -s": RecordedAnswer(0, "OFED-24.10.1.1.4\n"),
+        "niccli --version": RecordedAnswer(0, "v231.2.63.0"),
     }
     (masked,) = mask([Recording(host="n1", files=files, commands=commands)], KEY)
     assert masked.files == files

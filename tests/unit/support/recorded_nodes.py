@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rocstack.node.parse_cards import NicKind
 from rocstack.node.profile import NodeProfile
-from rocstack.node.recording import CommandAnswer, DeviceNode, Recording
+from rocstack.node.recording import DeviceNode, RecordedAnswer, Recording
 
 CASES = Path(__file__).parents[1] / "data/nodes"
 PROFILE = TypeAdapter(NodeProfile)
@@ -58,7 +58,7 @@ def recording(name: str) -> Recording:
         links=data["links"],
         folders=tuple(data.get("folders", ())),
         devices={path: _node(text) for path, text in data["devices"].items()},
-        commands={line: CommandAnswer(0, text) for line, text in data["commands"].items()},
+        commands={line: RecordedAnswer(0, text) for line, text in data["commands"].items()},
         unread=data["unread"],
     )
 

@@ -12,17 +12,17 @@ import pytest
 import yaml
 
 from rocstack.base.errors import CheckFailed, Missing
-from rocstack.virtual import access, cluster_layout, faults, model, nodeimage
-from rocstack.virtual.access import Host
-from rocstack.virtual.cluster_layout import Wish
+from rocstack.virtual import access, cluster_layout, faults, model, node_image
+from rocstack.virtual.access import VirtualHost
+from rocstack.virtual.cluster_layout import ClusterRequest
 
 MODEL = model.load("mi300x-thor2")
 NET = IPv4Network("10.213.7.0/24")
-HOSTS = [Host("n1", "10.213.7.11"), Host("n2", "10.213.7.12")]
+HOSTS = [VirtualHost("n1", "10.213.7.11"), VirtualHost("n2", "10.213.7.12")]
 
 
 def test_nodes_get_fixed_addresses() -> None:
-    machines = Wish(MODEL, 3).machines(NET)
+    machines = ClusterRequest(MODEL, 3).machines(NET)
     own = [str(next(p.address for p in m.ports if p.spec.management)) for m in machines]
     assert [m.host for m in machines] == ["n1", "n2", "n3"]
     assert own == ["10.213.7.11/24", "10.213.7.12/24", "10.213.7.13/24"]
@@ -73,7 +73,7 @@ def test_routes_without_the_default_route() -> None:
 def test_a_digest_changes_with_all_a_node_is_made_of() -> None:
     def digest(image: str = "i", keys: str = "k", wanted: str = "", network: IPv4Network = NET) -> str:
         asked = (faults.parse(wanted),) if wanted else ()
-        return cluster_layout.digest(Wish(MODEL, 1, asked).machines(network)[0], image, keys)
+        return cluster_layout.digest(ClusterRequest(MODEL, 1, asked).machines(network)[0], image, keys)
 
     others = [digest("j"), digest(keys="l"), digest(wanted="gpu-missing=1")]
     assert digest() == digest()
@@ -126,9 +126,9 @@ def test_without_ssh_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_recipe_of_nodes_is_clean(tmp_path: Path) -> None:
-    made = nodeimage.context("debian:trixie-slim")
-    assert made.digest() == nodeimage.context("debian:trixie-slim").digest()
-    assert made.digest() != nodeimage.context("ubuntu:24.04").digest()
+    made = node_image.context("debian:trixie-slim")
+    assert made.digest() == node_image.context("debian:trixie-slim").digest()
+    assert made.digest() != node_image.context("ubuntu:24.04").digest()
     assert made.files["Dockerfile"].data.startswith(b"FROM debian:trixie-slim AS node\n")
     file = tmp_path / "Dockerfile"
     file.write_bytes(made.files["Dockerfile"].data)

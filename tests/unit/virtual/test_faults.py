@@ -12,7 +12,7 @@ from rocstack.node import parse
 from rocstack.node.profile import NodeProfile, Port, Verbs
 from rocstack.probe import recordings
 from rocstack.virtual import faults, machine, model, tree
-from rocstack.virtual.cluster_layout import Wish
+from rocstack.virtual.cluster_layout import ClusterRequest
 
 KINDS = recordings.kinds()
 MODEL = model.load("mi300x-thor2")
@@ -112,7 +112,7 @@ def test_faults_add_up_in_their_order() -> None:
 )
 def test_a_fault_of_no_use_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadInput) as error:
-        Wish(MODEL, 2, (faults.parse(text),)).refuse()
+        ClusterRequest(MODEL, 2, (faults.parse(text),)).refuse()
     assert says in str(error.value)
     assert error.value.code == "bad-fault"
 
@@ -120,5 +120,5 @@ def test_a_fault_of_no_use_is_refused(text: str, says: str) -> None:
 @pytest.mark.parametrize("text", ["abi=1", "gids-zero", "gid-holes", "abi=hsn1:1", "no-device-node=hsn1"])
 def test_what_a_machine_has_not_cannot_be_broken(text: str) -> None:
     with pytest.raises(BadInput, match="no RDMA device") as error:
-        Wish(model.load("mi250x-slingshot"), 1, (faults.parse(text),)).refuse()
+        ClusterRequest(model.load("mi250x-slingshot"), 1, (faults.parse(text),)).refuse()
     assert error.value.code == "bad-fault"

@@ -9,7 +9,7 @@ import pytest
 from rocstack.base import document
 from rocstack.base.errors import BadInput
 from rocstack.virtual import gpu_files, machine, model
-from rocstack.virtual.builder import config
+from rocstack.virtual.tree_builder import pci_config
 
 GOOD = (model.folder() / "mi300x-thor2.yml").read_text()
 
@@ -96,6 +96,6 @@ def test_hops_are_the_fewest_links() -> None:
 
 
 def test_configuration_space_of_a_bridge_says_its_buses() -> None:
-    space = config("1000:c030", 0x060400, (1, 2, 6))
+    space = pci_config("1000:c030", 0x060400, (1, 2, 6))
     assert (len(space), space[:4], space[9:12]) == (256, b"\x00\x10\x30\xc0", b"\x00\x04\x06")
     assert (space[0x0E], space[0x18:0x1B]) == (1, b"\x01\x02\x06")

@@ -14,10 +14,10 @@ import pytest
 
 from rocstack.base.errors import CheckFailed
 from rocstack.virtual import access, model, node
-from rocstack.virtual.access import Host
-from rocstack.virtual.cluster_layout import LABEL, Wish
+from rocstack.virtual.access import VirtualHost
+from rocstack.virtual.cluster_layout import LABEL, ClusterRequest
 
-HOST = Host("n1", "10.213.7.11")
+HOST = VirtualHost("n1", "10.213.7.11")
 SAYS = {"node": "n1", "address": "10.213.7.11", "model": "m", "gpus": "8", "nics": "7", "faults": "a\nb"}
 LABELS = {f"{LABEL}.{key}": value for key, value in SAYS.items()}
 
@@ -41,15 +41,15 @@ def test_a_node_says_the_version_of_its_engine(
     docker_does: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs(tmp_path, monkeypatch, docker=docker_does, ssh='for last; do :; done; exec sh -c "$last"')
-    assert access.answers(tmp_path, HOST, 0.2, threading.Event()) == said
+    assert access.engine_version(tmp_path, HOST, 0.2, threading.Event()) == said
 
 
 def test_a_node_that_lets_nobody_in_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, ssh="exit 255")
-    assert access.answers(tmp_path, HOST, 0, threading.Event()) is None
+    assert access.engine_version(tmp_path, HOST, 0, threading.Event()) is None
     stop = threading.Event()
     stop.set()
-    assert access.answers(tmp_path, HOST, 3600, stop) is None, "nobody waits any more"
+    assert access.engine_version(tmp_path, HOST, 3600, stop) is None, "nobody waits any more"
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
@@ -103,7 +103,7 @@ def test_an_engine_without_privileged_containers_is_explained(
     client = MagicMock()
     client.info.return_value = {"MemTotal": 2 << 30}
     client.containers.create.side_effect = refusal
-    (machine,) = Wish(model.load("mi300x-thor2"), 1).machines(IPv4Network("10.213.7.0/24"))
+    (machine,) = ClusterRequest(model.load("mi300x-thor2"), 1).machines(IPv4Network("10.213.7.0/24"))
     with pytest.raises(CheckFailed if code else docker.errors.APIError) as error:
         node.make(client, machine, tmp_path, "image", "net", "0a1b2c3d", "digest")
     assert getattr(error.value, "code", None) == code

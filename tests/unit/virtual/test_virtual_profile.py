@@ -10,7 +10,7 @@ import pytest
 
 from rocstack.node import collect, collect_paths, parse
 from rocstack.node.profile import Affinity, Gid, NodeProfile, Pcie
-from rocstack.node.recording import CommandAnswer, Recording
+from rocstack.node.recording import RecordedAnswer, Recording
 from rocstack.probe import recordings
 from rocstack.probe.classes import traits
 from rocstack.virtual import faults, machine, model, tree
@@ -64,9 +64,9 @@ def test_the_tree_of_a_recording_reads_like_the_node(name: str, tmp_path: Path) 
 def test_the_tree_of_a_real_node_says_that_it_is_a_recording(tmp_path: Path) -> None:
     real = {path: text for path, text in recording("mi300x-thor2").files.items() if "/rocstack/" not in path}
     answers = {
-        "uname -m": CommandAnswer(0, "x86_64\n"),
-        "which x": CommandAnswer(1, ""),
-        "rpm -qf /usr/lib/x": CommandAnswer(0, "x\n"),
+        "uname -m": RecordedAnswer(0, "x86_64\n"),
+        "which x": RecordedAnswer(1, ""),
+        "rpm -qf /usr/lib/x": RecordedAnswer(0, "x\n"),
     }
     taken = Recording(host="n1", files=real, commands=answers)
     assert taken.virtual is None

@@ -11,7 +11,7 @@ from rocstack.deploy.plan import checks_cluster, checks_image, checks_node
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope
 from rocstack.doctor import fleet
 from rocstack.doctor.diagnosis import few
-from rocstack.probe.recordings import Failure
+from rocstack.probe.recordings import ProbeFailure
 
 __all__ = ["Finding", "Scope", "blocked", "precheck"]
 UNREACHED = "node-unreached"
@@ -19,7 +19,7 @@ RULES = (checks_node, checks_image, checks_cluster)  # importing them fills the 
 MIXED = ("nodes-differ", "abi-differs", "gpus-fewer", "rdma-fewer")  # of the doctor
 
 
-def precheck(scope: Scope, failures: Sequence[Failure] = ()) -> tuple[Finding, ...]:
+def precheck(scope: Scope, failures: Sequence[ProbeFailure] = ()) -> tuple[Finding, ...]:
     """Errors first, then warnings and notes; in each the nodes as they come, what lies between them last.
     `failures` are nodes that could not be read."""
     table = finding_texts.table()

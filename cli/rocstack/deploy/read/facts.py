@@ -27,7 +27,7 @@ from rocstack.node.deploy_facts import SCHEMA
 from rocstack.node.profile import NodeProfile
 from rocstack.node.recording import Recording, natural_key
 from rocstack.probe import recordings
-from rocstack.probe.recordings import LARGEST, Failure
+from rocstack.probe.recordings import LARGEST, ProbeFailure
 
 PLAYBOOK, TASK = "facts.yml", "Facts"
 TIMEOUT_S = 60  # seconds
@@ -159,7 +159,7 @@ class Gathered:
     """Sorted by node. A node is in one of both; `ssh_hosts` has all of them: how plain ssh gets there."""
 
     nodes: tuple[NodeFacts, ...]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ProbeFailure, ...] = ()
     ssh_hosts: Mapping[str, ssh.SshHost] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeFacts | None:
@@ -196,12 +196,14 @@ def gather(
         if ssh.TASK in run.results:
             ssh_hosts[run.host] = ssh.resolve(run.host, run.results[ssh.TASK]["msg"])
         if run.state != "ok":
-            failures.append(Failure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason))
+            failures.append(
+                ProbeFailure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason)
+            )
             continue
         try:
             nodes.append(of_answer(run.host, run.results[TASK], heard[run.host], overlay))
         except (KeyError, TypeError, ValueError) as error:
-            failures.append(Failure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
+            failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
     return Gathered(
         tuple(sorted(nodes, key=lambda node: natural_key(node.name))),
         tuple(sorted(failures, key=lambda failure: natural_key(failure.node))),

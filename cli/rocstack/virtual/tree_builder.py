@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from rocstack.node.recording import CommandAnswer, DeviceNode, Recording
-from rocstack.virtual.machine import Function
+from rocstack.node.recording import DeviceNode, RecordedAnswer, Recording
+from rocstack.virtual.machine import MachineFunction
 
 PCI = "/sys/bus/pci/devices"
 _BRIDGES = {0: "1022:14ab", 1: "1000:c030"}  # pci.ids: AMD's root port (Genoa), Broadcom's PEX890xx switch
@@ -14,13 +14,13 @@ _CARD_BRIDGE = "1002:1479"  # pci.ids: the port of the switch on an AMD card
 
 
 @dataclass
-class Builder:
+class TreeBuilder:
     files: dict[str, str] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     devices: dict[str, DeviceNode] = field(default_factory=dict)
-    commands: dict[str, CommandAnswer] = field(default_factory=dict)
+    commands: dict[str, RecordedAnswer] = field(default_factory=dict)
 
     def put(self, folder: str, values: dict[str, object]) -> None:
         """Files of one value each, as the kernel writes them: with a newline."""
@@ -46,11 +46,11 @@ class Builder:
         self.link(f"{home}/module", f"/sys/module/{module}")
         self.link(f"{home}/{device.rpartition('/')[2]}", device)
 
-    def function(self, device: Function, klass: int, driver: str) -> str:
+    def function(self, device: MachineFunction, klass: int, driver: str) -> str:
         """A PCI function below its bridges; gives its folder."""
         home = self._bridges(device)
         vendor, number = device.id.split(":")
-        self._pci(home, device.id, klass, device.numa, config(device.id, klass))
+        self._pci(home, device.id, klass, device.numa, pci_config(device.id, klass))
         self.put(home, {
             "current_link_speed": f"{device.link.speed:.1f} GT/s PCIe", "current_link_width": device.link.width,
             "max_link_speed": f"{device.link.max_speed:.1f} GT/s PCIe", "max_link_width": device.link.max_width,
@@ -62,7 +62,7 @@ class Builder:
         self.driver("pci", driver, driver, home)
         return home
 
-    def _bridges(self, device: Function) -> str:
+    def _bridges(self, device: MachineFunction) -> str:
         """The bridges on the way to a device; gives the device's folder."""
         first = device.path[0] if device.path else device.address
         home = f"/sys/devices/pci{first[:7]}"
@@ -75,7 +75,7 @@ class Builder:
             last = max(below, old[0x1A] if old else 0)
             id = _BRIDGES.get(min(depth, 1), "") if depth < 3 else _CARD_BRIDGE
             buses = (int(address[5:7], 16), secondary, last)
-            self._pci(home, id, 0x060400, device.numa, config(id, 0x060400, buses))
+            self._pci(home, id, 0x060400, device.numa, pci_config(id, 0x060400, buses))
         return f"{home}/{device.address}"
 
     def _pci(self, home: str, id: str, klass: int, numa: int, space: bytes) -> None:
@@ -102,7 +102,7 @@ class Builder:
         )
 
 
-def config(id: str, klass: int, buses: tuple[int, int, int] | None = None) -> bytes:
+def pci_config(id: str, klass: int, buses: tuple[int, int, int] | None = None) -> bytes:
     """The 256 bytes of PCI configuration space; a bridge has its primary, secondary and last bus."""
     vendor, number = (int(part, 16) for part in id.split(":"))
     space = bytearray(256)

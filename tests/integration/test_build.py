@@ -60,7 +60,7 @@ def test_json_is_the_report_file(built: Built) -> None:
     folder = built.workspace.folder / ".rocstack/debian-13-tcp"
     assert json.loads((folder / "report.json").read_text()) == report
     again = BuildReport.model_validate_json(json.dumps({k: v for k, v in report.items() if k != "ok"}))
-    assert json.loads(json.dumps(again.to_json())) == report
+    assert json.loads(json.dumps(again.to_dict())) == report
 
     suite = ET.fromstring((folder / "report.xml").read_text())
     cases = suite.findall("testcase")

@@ -138,6 +138,7 @@ def test_two_nodes_up_changed_healed_and_down(cluster: Workspace) -> None:
     (local / "rocstack-secrets.yml").write_text("keys of what was deployed there\n")
     removed = workspace.run("local", "down", "--json")
     assert removed.json == {
+        "schema": 1,
         "virtual": True,
         "removed": {"nodes": 1, "disks": 3, "networks": 1, "files": 8, "images": 0},
     }

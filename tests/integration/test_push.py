@@ -149,7 +149,7 @@ def test_login_is_asked_for(site: Site, password: str | None) -> None:
         site.push(site.image("one"), attempts=5, sleep=pytest.fail)
     assert caught.value.code == "registry-denied"
     assert f"docker login {site.registry.host}" in (caught.value.next_step or "")
-    assert site.registry.password not in json.dumps(caught.value.as_dict())
+    assert site.registry.password not in json.dumps(caught.value.to_dict())
 
 
 def test_registry_that_is_not_there(site: Site) -> None:

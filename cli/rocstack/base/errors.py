@@ -48,10 +48,10 @@ class RocstackError(Exception):
     def finding(self) -> Finding:
         return Finding(self.code, "error", self.what, self.cause or "", self.next_step or "")
 
-    def as_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The shape printed by `--json`."""
         return {
-            **self.finding.as_dict(),
+            **self.finding.to_dict(),
             "where": str(self.where) if self.where else None,
             "cause": self.cause,
             "next": self.next_step,

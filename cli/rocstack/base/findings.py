@@ -23,7 +23,7 @@ class Finding:
     source: str = ""
     node: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The shape printed by `--json`."""
         return asdict(self)
 

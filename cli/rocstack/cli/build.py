@@ -27,7 +27,7 @@ def build(choice: BuildOptions, json: options.Json = False) -> None:
 
     with BuildDisplay() as events:
         report = steps.build(choice, events)
-    print_json(report.to_json()) if json else show(report, events.folder)
+    print_json(report.to_dict()) if json else show(report, events.folder)
     if not report.ok:
         raise typer.Exit(1)
 

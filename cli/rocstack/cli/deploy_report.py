@@ -78,7 +78,7 @@ def _show_findings(plan: Plan) -> None:
 
 def show_outcome(outcome: Outcome, log: Path, json: bool) -> None:
     if json:
-        print_json(outcome.as_dict())
+        print_json(outcome.to_dict())
         return
     if not outcome.ok:
         _show_findings(outcome.plan)

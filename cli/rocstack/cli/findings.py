@@ -51,6 +51,6 @@ def _wrapped(text: str, indent: int, on: Terminal) -> list[str]:
 def print_error(error: RocstackError) -> None:
     """As a finding with the place of what is wrong; as JSON when the command was asked for JSON."""
     if State.json:
-        print_json({"error": error.as_dict()})
+        print_json({"error": error.to_dict()})
     else:
         show(error.finding, str(error.where or ""), on=err)

@@ -132,7 +132,7 @@ def heal(node: Node, json: options.Json = False) -> None:
 
 def _report(state: NodeState, json: bool) -> None:
     if json:
-        print_json(state.as_dict())
+        print_json(state.to_dict())
     else:
         _print([state], "1 virtual node")
 
@@ -160,7 +160,7 @@ def _local(chosen: Settings) -> LocalCluster:
 
 
 def _as_json(states: list[NodeState]) -> dict[str, object]:
-    return {"virtual": True, "nodes": [state.as_dict() for state in states]}
+    return {"virtual": True, "nodes": [state.to_dict() for state in states]}
 
 
 def _print(states: list[NodeState], title: str) -> None:

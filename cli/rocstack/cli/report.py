@@ -96,7 +96,7 @@ def _compare(before: Path, after: Path, *, json: bool) -> int:
     from rocstack.verify import compare, result
 
     found = compare.compare(result.read(before), result.read(after))
-    print_json(found.as_dict()) if json else _show(found)
+    print_json(found.to_dict()) if json else _show(found)
     return 1 if found.worse else 0
 
 

@@ -34,7 +34,7 @@ def status(choice: StatusOptions, watch: Watch = False, every: Every = 5.0, json
     from rocstack.steps.deploy import status as step
 
     def show(cluster: Status) -> None:
-        print_json(cluster.as_dict()) if json else _show(cluster)
+        print_json(cluster.to_dict()) if json else _show(cluster)
 
     if watch:
         _watch(lambda: step(choice), show, every, live=out.is_terminal and not json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class Terminal:
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and newline
 
+SCHEMA = 1
 out = Terminal()
 err = Terminal(stderr=True)
 
@@ -47,8 +48,9 @@ class State:
     json = False
 
 
-def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+def print_json(document: Mapping[str, Any]) -> None:
+    """Every document carries the version of its shape: it grows with a change that breaks its readers."""
+    sys.stdout.write(json.dumps({"schema": SCHEMA, **document}, indent=1, default=str) + "\n")
 
 
 def say(text: str) -> None:

@@ -114,7 +114,7 @@ def _list(json: bool) -> None:
 
     checks = suite.listed()
     if json:
-        print_json([check.model_dump(mode="json") for check in checks])
+        print_json({"checks": [check.model_dump(mode="json") for check in checks]})
         return
     rows = [(str(check.level), check.name, check.title, ", ".join(check.needs) or "-") for check in checks]
     table(("LEVEL", "CHECK", "WHAT IS SO", "NEEDS"), rows)

@@ -98,7 +98,7 @@ def show_history(*, count: int = 20, json: bool = False) -> None:
 
     entries = history.read(runs_folder())[-count:]
     if json:
-        print_json([each.model_dump(mode="json") for each in entries])
+        print_json({"runs": [each.model_dump(mode="json") for each in entries]})
         return
     rows = [
         (each.when, str(each.level) + (f" {each.only}" if each.only else ""), *_result(each), each.image[7:19] or "-")

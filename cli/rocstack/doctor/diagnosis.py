@@ -23,9 +23,9 @@ class Diagnosis(Finding):
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The shape printed by `--json`; `id` and `means` are the older names of `code` and `what`."""
-        return {"id": self.code, "means": self.what, **super().as_dict()}
+        return {"id": self.code, "means": self.what, **super().to_dict()}
 
 
 def diagnosis(

@@ -31,7 +31,7 @@ class LogReport(Value):
     findings: tuple[Diagnosis, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.model_dump(exclude={"findings"}), "findings": [each.as_dict() for each in self.findings]}
+        return {**self.model_dump(exclude={"findings"}), "findings": [each.to_dict() for each in self.findings]}
 
 
 def scan(pieces: Iterable[bytes], table: Table) -> LogReport:

@@ -27,7 +27,7 @@ class NodeReport(Value):
     findings: tuple[Diagnosis, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.model_dump(exclude={"findings"}), "findings": [each.as_dict() for each in self.findings]}
+        return {**self.model_dump(exclude={"findings"}), "findings": [each.to_dict() for each in self.findings]}
 
 
 def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, str] | None = None) -> NodeReport:

@@ -281,7 +281,7 @@ def exclusive(folder: Path, say: OnNote) -> Iterator[None]:
 
 def write_report(folder: Path, report: BuildReport) -> None:
     """report.json and report.xml (JUnit) of the last build."""
-    (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    (folder / "report.json").write_text(json.dumps(report.to_dict(), indent=1) + "\n")
     (folder / "report.xml").write_text(report.to_junit())
 
 

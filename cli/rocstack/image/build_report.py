@@ -11,6 +11,8 @@ from rocstack.base.words import Value
 from rocstack.image.build_failure import Failure
 from rocstack.stack.lock import Drift
 
+SCHEMA = 1  # of report.json
+
 
 class StepTime(Value):
     stage: str
@@ -80,8 +82,8 @@ class BuildReport(Value):
     def ok(self) -> bool:
         return all(image.status == "built" for image in self.images)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, **self.model_dump()}
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "ok": self.ok, **self.model_dump()}
 
     def to_junit(self) -> str:
         """One test case for each image, and one for each component's smoke test."""

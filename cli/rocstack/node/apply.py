@@ -80,7 +80,7 @@ def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row])
         finally:
             list(pool.map(containers.undo, failed))
     for each in failed:
-        done["containers"][each.done.name] = each.done.as_dict()
+        done["containers"][each.done.name] = each.done.to_dict()
     if _started(done):
         _touch(mark)
     for job in jobs:
@@ -102,9 +102,9 @@ def _container(
             failed.append(error)
         else:
             containers.undo(error)
-        done["containers"][wanted["name"]] = error.done.as_dict()
+        done["containers"][wanted["name"]] = error.done.to_dict()
         raise
-    done["containers"][wanted["name"]] = one.as_dict()
+    done["containers"][wanted["name"]] = one.to_dict()
 
 
 def _commands(order: Row, done: Row, before: list[Row]) -> None:

@@ -96,7 +96,7 @@ class ContainerResult:
     notes: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> Row:
+    def to_dict(self) -> Row:
         return {**asdict(self), "seconds": round(self.seconds, 2)}
 
 

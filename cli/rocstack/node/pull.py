@@ -102,7 +102,7 @@ class Pulled:
     layers: dict[str, str] = field(default_factory=dict)  # short digest -> pulled | existing
     retried: list[str] = field(default_factory=list)  # why
 
-    def as_dict(self) -> Row:
+    def to_dict(self) -> Row:
         counts = {kind: list(self.layers.values()).count(kind) for kind in ("pulled", "existing")}
         return {**asdict(self), "seconds": round(self.seconds, 2), "layers": counts}
 
@@ -121,7 +121,7 @@ def pull(
     Raises:
         Failed: an image can't be had, or is another one than it should be.
     """
-    return [_pull(image, registry, patience, sleep).as_dict() for image in images]
+    return [_pull(image, registry, patience, sleep).to_dict() for image in images]
 
 
 def _pull(image: Row, registry: Row | None, patience: float, sleep: Callable[[float], None]) -> Pulled:

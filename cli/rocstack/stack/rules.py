@@ -77,14 +77,14 @@ class RuleVerdict(Value):
         rule = self.rule
         return Finding(rule.code, level, self.text, rule.cause, "" if level == "note" else rule.next, rule.source)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The shape printed by `--json`."""
         rule = self.rule.model_dump()
         return {
             "rule": {"id": self.rule.code, "reason": self.rule.cause, **rule},
             "state": self.state,
             "text": self.text,
-            **self.finding.as_dict(),
+            **self.finding.to_dict(),
         }
 
 

@@ -79,7 +79,7 @@ class DeployPreview:
         return not (self.refused or self.plan.stopped)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"refused": self.refused, **self.plan.as_dict()}
+        return {"refused": self.refused, **self.plan.to_dict()}
 
 
 def deploy(options: DeployOptions = DeployOptions(), events: DeployEvents | None = None) -> Outcome:

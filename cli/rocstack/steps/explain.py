@@ -85,7 +85,7 @@ class Explanation:
         return not any(verdict.state == "broken" for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
-        verdicts = [verdict.as_dict() for verdict in self.verdicts]
+        verdicts = [verdict.to_dict() for verdict in self.verdicts]
         return {"allowed": self.ok, "facts": self.facts, "verdicts": verdicts}
 
 

@@ -77,7 +77,7 @@ class Comparison(Value):
         lists = (self.regressions, self.fixes, self.unjudged, self.new, self.gone, self.values, self.differences)
         return not any(lists)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"regressed": bool(self.worse), **self.model_dump(mode="json")}
 
 

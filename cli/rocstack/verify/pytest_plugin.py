@@ -88,7 +88,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     try:
         suite.cluster_evidence()
     except RocstackError as error:
-        suite.event("stopped", error=error.as_dict())
+        suite.event("stopped", error=error.to_dict())
         pytest.exit(f"{error.what}\n{error.next_step or ''}", returncode=error.exit_code)
 
 

@@ -40,7 +40,7 @@ class NodeState:
     def well(self) -> bool:
         return self.reachable and bool(self.engine)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"virtual": True, **asdict(self)}
 
 

@@ -53,16 +53,16 @@ def test_values_fill_the_sentences() -> None:
 def test_every_document_has_the_one_shape() -> None:
     """And the keys that it had before."""
     finding = Finding("x", "error", "what", "cause", "next", "source", "n1")
-    assert set(finding.as_dict()) == SHAPE
+    assert set(finding.to_dict()) == SHAPE
     assert set(as_rows([finding])[0]) == SHAPE | {"next_step"}
     assert as_rows([finding])[0]["next_step"] == "next"
-    seen = Diagnosis(*finding.as_dict().values(), line=3).as_dict()
+    seen = Diagnosis(*finding.to_dict().values(), line=3).to_dict()
     assert set(seen) == SHAPE | {"id", "means", "count", "line", "seen", "nodes", "ranks"}
     assert (seen["id"], seen["means"]) == ("x", "what")
-    error = BadInput("what", code="x", where=Where("file", 3)).as_dict()
+    error = BadInput("what", code="x", where=Where("file", 3)).to_dict()
     assert set(error) == SHAPE | {"where", "exit_code"}
     assert (error["level"], error["where"], error["cause"], error["next"]) == ("error", "file:3", None, None)
-    verdict = rules.judge(rules.load(), {})[0].as_dict()
+    verdict = rules.judge(rules.load(), {})[0].to_dict()
     assert set(verdict) == SHAPE | {"rule", "state", "text"}
     assert set(verdict["rule"]) == {
         "id",

@@ -18,13 +18,13 @@ from rocstack.node.pull import Pulled
 
 APPLY: dict[str, Any] = {
     "files": ["/etc/x"],
-    "containers": {"rocstack-worker": Done("rocstack-worker", "created", "healthy", 1.5, ["note"]).as_dict()},
+    "containers": {"rocstack-worker": Done("rocstack-worker", "created", "healthy", 1.5, ["note"]).to_dict()},
     "removed": [],
     "exec": [["rocstack-worker", "rocstack-users"]],
     "pruned": ["sha256:a"],
 }
 PULL: dict[str, Any] = {
-    "images": [Pulled("w", "sha256:a", changed=True, attempts=2, seconds=3, bytes=4_000_000).as_dict()]
+    "images": [Pulled("w", "sha256:a", changed=True, attempts=2, seconds=3, bytes=4_000_000).to_dict()]
 }
 OF_ANSIBLE = {"changed": True, "invocation": {"module_args": {}}, "_ansible_no_log": False}
 

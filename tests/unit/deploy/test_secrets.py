@@ -129,8 +129,8 @@ def test_what_is_wrong_is_said_without_showing_it(case: str, tmp_path: Path) -> 
     with pytest.raises(BadInput) as refused:
         secrets.read(file)
     assert (refused.value.code, str(refused.value.where)) == ("bad-secrets", str(file))
-    assert "SECRET" not in str(refused.value.as_dict())
-    assert "1234567890" not in str(refused.value.as_dict())
+    assert "SECRET" not in str(refused.value.to_dict())
+    assert "1234567890" not in str(refused.value.to_dict())
 
 
 def test_the_ca_of_one_cluster_with_the_key_of_another(file: Path) -> None:

@@ -86,7 +86,7 @@ def test_cases(name: str) -> None:
     for finding in seen.findings:
         assert finding.what
         assert finding.next or finding.level == "note", "whoever reads it knows what to do"
-    json.dumps(seen.as_dict())
+    json.dumps(seen.to_dict())
 
 
 def test_a_cluster_in_order() -> None:

@@ -81,7 +81,7 @@ def test_every_state_has_its_rule_and_every_rule_its_entry() -> None:
 def test_a_log(path: Path) -> None:
     want = yaml.safe_load(path.with_suffix(".yml").read_text())
     report = scan(path.read_bytes())
-    got = {finding.code: json.loads(json.dumps(finding.as_dict())) for finding in report.findings}
+    got = {finding.code: json.loads(json.dumps(finding.to_dict())) for finding in report.findings}
     assert set(got) == set(want["findings"])
     for name, expected in want["findings"].items():
         assert {key: got[name][key] for key in expected} == expected, name

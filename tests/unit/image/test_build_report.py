@@ -62,13 +62,15 @@ BLOCKED = image("control", "blocked", blocked_by="worker")
     ("images", "ok"), [((BUILT,), True), ((BUILT, FAILED), False), ((BUILT, BLOCKED), False), ((FAILED,), False)]
 )
 def test_ok(images: tuple[ImageReport, ...], ok: bool) -> None:
-    shown = report(*images).to_json()
+    shown = report(*images).to_dict()
     assert report(*images).ok is shown["ok"] is ok
-    assert BuildReport.model_validate_json(json.dumps({k: v for k, v in shown.items() if k != "ok"})) == report(*images)
+    assert BuildReport.model_validate_json(
+        json.dumps({k: v for k, v in shown.items() if k not in ("ok", "schema")})
+    ) == report(*images)
 
 
 def test_failure_fields_survive() -> None:
-    shown = report(FAILED).to_json()["images"][0]["failure"]
+    shown = report(FAILED).to_dict()["images"][0]["failure"]
     assert shown == {
         "stage": "worker-base",
         "step": "RUN pytorch",

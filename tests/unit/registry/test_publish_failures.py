@@ -152,7 +152,7 @@ def test_password_is_sent_only_where_it_is_asked_for(store: Store) -> None:
     with pytest.raises(Missing) as caught:
         send(store, Layers(TOP), login=RegistryLogin("ada", "wrong-one"))
     assert caught.value.code == "registry-denied"
-    assert "wrong-one" not in json.dumps(caught.value.as_dict()) + repr(RegistryLogin("ada", "wrong-one"))
+    assert "wrong-one" not in json.dumps(caught.value.to_dict()) + repr(RegistryLogin("ada", "wrong-one"))
 
 
 def test_token_of_a_site_registry(store: Store) -> None:

@@ -82,7 +82,7 @@ def test_what_is_different_about_the_runs() -> None:
 
 
 def test_it_is_json() -> None:
-    found = compare(simulated_run(8, bad=()), simulated_run(8)).as_dict()
+    found = compare(simulated_run(8, bad=()), simulated_run(8)).to_dict()
     assert found["regressed"] is True
     assert json.loads(json.dumps(found))["regressions"][0]["node"] == "n7"
 
@@ -99,7 +99,7 @@ def test_a_value_that_halved_is_a_regression_without_any_threshold(node: str) ->
     found = compare(width(100, node=node), width(50, node=node))
     (value,) = found.values
     assert (value.node, value.before, value.after, value.regression, found.regressions) == (node, 100, 50, True, ())
-    assert (found.worse, found.as_dict()["regressed"]) == (1, True)
+    assert (found.worse, found.to_dict()["regressed"]) == (1, True)
     assert not compare(width(50, node=node), width(100, node=node)).worse
 
 
@@ -114,7 +114,7 @@ def test_a_value_that_halved_is_a_regression_without_any_threshold(node: str) ->
 def test_what_changed_and_is_no_regression(before: Run, after: Run) -> None:
     found = compare(before, after)
     assert len(found.values) == 1
-    assert not found.as_dict()["regressed"]
+    assert not found.to_dict()["regressed"]
 
 
 def test_a_job_that_takes_seconds_longer_is_a_regression() -> None:
@@ -125,7 +125,7 @@ def test_a_job_that_takes_seconds_longer_is_a_regression() -> None:
 def test_values_of_virtual_nodes_are_shown_and_are_no_regression(node: str) -> None:
     found = compare(width(100, virtual="mi300x-thor2", node=node), width(50, virtual="mi300x-thor2", node=node))
     assert [(value.word, value.share) for value in found.values] == [("worse, virtual", -0.5)]
-    assert not found.as_dict()["regressed"]
+    assert not found.to_dict()["regressed"]
 
 
 def test_a_node_whose_check_fails_for_its_value_is_one_regression() -> None:

@@ -222,7 +222,9 @@ def test_shown(cli: Cli, tmp_path: Path) -> None:
         ["passed", "-"], ["failed", "n2"], ["interrupted", "-"], ["passed", "-"],
     ]  # fmt: skip
     assert "n2    .x-." in shown.out
-    assert [each["id"] for each in cli("verify", "--history", "--json").json()] == [f"run-{n}" for n in range(4)]
+    assert [each["id"] for each in cli("verify", "--history", "--json").json()["runs"]] == [
+        f"run-{n}" for n in range(4)
+    ]
 
 
 def test_nothing_to_show(cli: Cli) -> None:

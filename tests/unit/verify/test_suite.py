@@ -201,7 +201,7 @@ def test_an_error_of_the_other_process_is_as_it_was() -> None:
     said |= {"level": "error", "source": "", "node": None}
     found = suite._again(said)
     assert isinstance(found, Missing)
-    assert found.as_dict() == said
+    assert found.to_dict() == said
 
 
 def test_who_waits_for_another_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class Image:
     def at(self, reference: str) -> Image:
         return replace(self, reference=reference)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As the modules on a node read it. An image without a reference comes by archive."""
         return {"id": self.id, "name": self.name_on_node, "reference": self.reference}
 

@@ -26,7 +26,7 @@ class FileSpec:
     def sha256(self) -> str:
         return hashlib.sha256(self.content).hexdigest()
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "path": self.path,
             "content": base64.b64encode(self.content).decode(),
@@ -64,7 +64,7 @@ class RegistrySpec:
     password: str = field(default="", repr=False)
     ca: str = ""
 
-    def as_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         return {"address": self.address, "user": self.user, "password": self.password, "ca": self.ca}
 
 
@@ -101,13 +101,13 @@ class NodeSpec:
         files = {file.path: file.sha256 for file in self.files}
         return {container.name: container.digest(files) for container in self.containers}
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As the modules read it. Holds secrets: it goes into a file for nobody else."""
         digests = self.digests()
         return {
-            "files": [file.as_dict() for file in self.files],
-            "registry": self.registry.as_dict() if self.registry else None,
-            "images": [image.as_dict() for image in self.images],
+            "files": [file.to_dict() for file in self.files],
+            "registry": self.registry.to_dict() if self.registry else None,
+            "images": [image.to_dict() for image in self.images],
             "containers": [
                 {
                     "name": each.name,

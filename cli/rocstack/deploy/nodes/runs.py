@@ -97,7 +97,7 @@ class NodeRuns:
         Raises:
             BadInput, Missing, CheckFailed: as `ansible.run`.
         """
-        return self.send(playbook, {name: spec.as_dict() for name, spec in node_specs.items()}, variables)
+        return self.send(playbook, {name: spec.to_dict() for name, spec in node_specs.items()}, variables)
 
     def send(
         self, playbook: str, rows: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any] | None = None

@@ -64,7 +64,7 @@ class Plan:
     def node(self, name: str) -> NodePlan:
         return next(node for node in self.nodes if node.name == name)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "nodes": [{**asdict(node), "findings": as_rows(node.findings)} for node in self.nodes],
             "findings": as_rows(self.findings),
@@ -76,7 +76,7 @@ class Plan:
 
 def as_rows(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """As `--json` prints them; `next_step` is the older name of `next`."""
-    return [{**finding.as_dict(), "next_step": finding.next} for finding in findings]
+    return [{**finding.to_dict(), "next_step": finding.next} for finding in findings]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Outcome:
     def ok(self) -> bool:
         return not (self.failed or self.untouched or self.stopped or self.plan.stopped)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
             "images": dict(self.images),
@@ -122,7 +122,7 @@ class Outcome:
             "published": dict(self.published),
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
-            "plan": self.plan.as_dict(),
+            "plan": self.plan.to_dict(),
         }
 
 

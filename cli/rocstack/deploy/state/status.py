@@ -67,7 +67,7 @@ class Status:
     def ok(self) -> bool:
         return all(finding.level == "note" for finding in self.findings)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
             "cluster": self.cluster,

@@ -14,9 +14,8 @@ from typing import Any
 
 from workspace import Outcome, Workspace, engine
 
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal, verified
-from rocstack.edge import ssh
+from rocstack.edge import locks, ssh
 
 INVENTORY = Path(".rocstack/local/inventory.yml")
 ANSWER = 120.0  # seconds for a command on a node
@@ -97,8 +96,8 @@ class DeployedCluster:
 
     def unverify(self) -> None:
         """Nothing is proved of its images, as before."""
-        with lock.hold(ssh.ssh_hosts(self.workspace.folder / INVENTORY, ["n1"])["n1"]) as held:
-            held.write(journal.loads(held.journal).verified(None).dumps())
+        with locks.cluster_lock(ssh.ssh_hosts(self.workspace.folder / INVENTORY, ["n1"])["n1"], journal.lock()) as held:
+            held.write(journal.loads(held.text).verified(None).dumps())
         for file in (self.workspace.folder / ".rocstack/verify" / verified.FOLDER).glob("*"):
             file.unlink()
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 from deployed_cluster import INVENTORY, DeployedCluster, until
 
-from rocstack.deploy.read import cluster_lock as lock
-from rocstack.edge import ssh
+from rocstack.deploy.read import journal
+from rocstack.edge import locks, ssh
 
 pytestmark = pytest.mark.engine
 
@@ -100,7 +100,7 @@ def test_backup_and_restore(deployed: DeployedCluster) -> None:
 
 def test_two_at_once(deployed: DeployedCluster) -> None:
     ssh_host = ssh.ssh_hosts(deployed.workspace.folder / INVENTORY, ["n1"])["n1"]
-    with lock.hold(ssh_host):
+    with locks.cluster_lock(ssh_host, journal.lock()):
         assert deployed.refused("down") == (1, "deploy-running")
         assert deployed.findings(0) == [(None, "deploy-running")]
 

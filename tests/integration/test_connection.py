@@ -19,18 +19,19 @@ from conftest import tag_base
 from workspace import REPO, Workspace, engine
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.read import cluster_lock as lock
-from rocstack.edge import ssh
+from rocstack.deploy.read import journal
+from rocstack.edge import locks, ssh
 from rocstack.edge.ssh import SshHost
 
 FOLDER = "/var/lib/rocstack/test"
 HOLDER = """
 import sys, time
 from pathlib import Path
-from rocstack.deploy.read import cluster_lock as lock
+from rocstack.deploy.read import journal
+from rocstack.edge import locks
 from rocstack.edge import ssh
 ssh_host = ssh.ssh_hosts(Path(sys.argv[1]))["n1"]
-with lock.hold(ssh_host, folder=sys.argv[2]) as held, ssh.tunnel(ssh_host, "127.0.0.1", 22):
+with locks.cluster_lock(ssh_host, journal.lock(sys.argv[2])) as held, ssh.tunnel(ssh_host, "127.0.0.1", 22):
     held.write("from the first")
     print("held", flush=True)
     time.sleep(300)
@@ -107,27 +108,27 @@ def test_one_holds_and_writes_and_the_other_hears_who(
 ) -> None:
     there = "n2" if host == "far" else "n1"
     folder = f"{FOLDER}/{host}"
-    with lock.hold(ssh_hosts[host], folder=folder) as held:
-        assert (held.journal, held.lost) == ("", "")
+    with locks.cluster_lock(ssh_hosts[host], journal.lock(folder)) as held:
+        assert (held.text, held.lost) == ("", "")
         held.write("1")
         for number in range(200):
             held.write(f"{number} " + "x" * 100_000, wait=False)
         with (
-            pytest.raises(CheckFailed, match=f"{lock.me()} .process {os.getpid()}. since 20") as refused,
-            lock.hold(ssh_hosts["n2" if host == "far" else "n1"], folder=folder),
+            pytest.raises(CheckFailed, match=f"{locks.operator()} .process {os.getpid()}. since 20") as refused,
+            locks.cluster_lock(ssh_hosts["n2" if host == "far" else "n1"], journal.lock(folder)),
         ):
             pytest.fail("two hold it")
         assert refused.value.code == "deploy-running"
     assert (
         node(there, workspace, f"head -c 4 {folder}/deploy.json; stat -c %a:%u {folder}/deploy.json") == "199 600:0\n"
     )
-    with lock.hold(ssh_hosts[host], folder=folder) as held:
-        assert held.journal.startswith("199 ")
+    with locks.cluster_lock(ssh_hosts[host], journal.lock(folder)) as held:
+        assert held.text.startswith("199 ")
 
 
 def test_a_full_disk_is_said_and_the_old_journal_stays(ssh_hosts: dict[str, SshHost], workspace: Workspace) -> None:
     node("n1", workspace, "mkdir -p /full; mount -t tmpfs -o size=64k full /full")
-    with lock.hold(ssh_hosts["n1"], folder="/full") as held:
+    with locks.cluster_lock(ssh_hosts["n1"], journal.lock("/full")) as held:
         held.write("before")
         with pytest.raises(CheckFailed, match="No space left") as refused:
             held.write("x" * 200_000)
@@ -162,8 +163,8 @@ def test_whoever_dies_leaves_no_lock_and_no_ssh(
 
     def free() -> bool:
         try:
-            with lock.hold(ssh_hosts["n1"], folder=folder) as held:
-                return held.journal == "from the first"
+            with locks.cluster_lock(ssh_hosts["n1"], journal.lock(folder)) as held:
+                return held.text == "from the first"
         except CheckFailed:
             return False
 
@@ -177,7 +178,7 @@ def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, Ss
     holding = f"exec 9<>{folder}/deploy.lock; flock -n 9 && echo free || true"
     device = node("n1", workspace, "cat /sys/devices/virtual/rocstack/netdev").strip()
     try:
-        with lock.hold(ssh_hosts["n1"], folder=folder, silence=silence) as held:
+        with locks.cluster_lock(ssh_hosts["n1"], journal.lock(folder), silence=silence) as held:
             held.write("before")
             node("n1", workspace, f"ip link set {device} down")
             cut = time.monotonic()
@@ -196,7 +197,7 @@ def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, Ss
 
 
 def test_if_ssh_dies_it_is_lost_at_once(ssh_hosts: dict[str, SshHost]) -> None:
-    with lock.hold(ssh_hosts["n1"], folder=f"{FOLDER}/dies") as held:
+    with locks.cluster_lock(ssh_hosts["n1"], journal.lock(f"{FOLDER}/dies")) as held:
         held._process.kill()
         until(lambda: held.lost, 2)
         with pytest.raises(CheckFailed, match="has ended"):
@@ -212,7 +213,7 @@ def test_if_ssh_dies_it_is_lost_at_once(ssh_hosts: dict[str, SshHost]) -> None:
     ],
 )
 def test_why_there_is_no_lock(host: str, why: str, ssh_hosts: dict[str, SshHost]) -> None:
-    with pytest.raises(CheckFailed, match=why) as refused, lock.hold(ssh_hosts[host], folder=FOLDER):
+    with pytest.raises(CheckFailed, match=why) as refused, locks.cluster_lock(ssh_hosts[host], journal.lock(FOLDER)):
         pytest.fail("no lock without a log-in")
     assert refused.value.code == "ssh-failed"
 
@@ -245,9 +246,9 @@ def test_why_a_tunnel_leads_nowhere(ssh_hosts: dict[str, SshHost]) -> None:
 def test_this_machine_may_be_the_control_node(tmp_path: Path) -> None:
     (tmp_path / "inventory").write_text("here ansible_connection=local\n")
     here = ssh.ssh_hosts(tmp_path / "inventory")["here"]
-    with lock.hold(here, folder=str(tmp_path)) as held:
+    with locks.cluster_lock(here, journal.lock(str(tmp_path))) as held:
         held.write(json.dumps({"schema": 1}))
-        with pytest.raises(CheckFailed, match="another deploy"), lock.hold(here, folder=str(tmp_path)):
+        with pytest.raises(CheckFailed, match="another deploy"), locks.cluster_lock(here, journal.lock(str(tmp_path))):
             pytest.fail("two hold it")
     assert json.loads((tmp_path / "deploy.json").read_text()) == {"schema": 1}
     with ssh.tunnel(here, "127.0.0.1", 7) as near:

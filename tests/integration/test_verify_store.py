@@ -14,10 +14,9 @@ from deployed_cluster import INVENTORY, DeployedCluster, until
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.plan import services
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal, verified
 from rocstack.deploy.read.journal import Verified
-from rocstack.edge import ssh
+from rocstack.edge import locks, ssh
 from rocstack.verify import drain, proved
 from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State
 
@@ -100,14 +99,14 @@ def test_only_what_was_verified_is_deployed(deployed: DeployedCluster, inventory
 @pytest.mark.usefixtures("unverified")
 def test_a_claim_that_was_brought_from_elsewhere_counts(deployed: DeployedCluster, inventory: Path, runs: Path) -> None:
     proved.keep(made(deployed, 1).model_copy(update={"cluster": "test"}), inventory, runs)
-    with lock.hold(ssh.ssh_hosts(inventory, ["n1"])["n1"]) as held:
-        held.write(journal.loads(held.journal).verified(None).dumps())
+    with locks.cluster_lock(ssh.ssh_hosts(inventory, ["n1"])["n1"], journal.lock()) as held:
+        held.write(journal.loads(held.text).verified(None).dumps())
     assert deployed.json("deploy", "--require", "1", "--plan")["refused"] == ""
 
 
 @pytest.mark.usefixtures("unverified")
 def test_while_somebody_deploys(deployed: DeployedCluster, inventory: Path, runs: Path) -> None:
-    with lock.hold(ssh.ssh_hosts(inventory, ["n1"])["n1"]):
+    with locks.cluster_lock(ssh.ssh_hosts(inventory, ["n1"])["n1"], journal.lock()):
         said = proved.keep(made(deployed, 1), inventory, runs).sentence
     assert "only, not on n1: another deploy of this cluster is running" in said
     assert release(deployed).verified is None

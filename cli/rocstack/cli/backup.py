@@ -48,11 +48,12 @@ def restore(
     json: options.Json = False,
 ) -> None:
     """Put a backup in the place of the accounting database and slurmctld's state. The controller stops for it."""
-    from rocstack.deploy.read import cluster_lock as lock
     from rocstack.deploy.read import inventory as inventories
+    from rocstack.deploy.read import journal
     from rocstack.deploy.state import service_target
     from rocstack.deploy.work import backup as backups
     from rocstack.deploy.work import controller
+    from rocstack.edge import locks
 
     began = time.monotonic()
     found = backups.about(file)
@@ -61,7 +62,7 @@ def restore(
         f"Slurm's queue and accounting become those of the backup, {_of(found)}: what came since is lost.", yes
     )
     target = service_target.target(nodes.path, nodes.control.name, "controller")
-    with lock.hold(target.ssh_host):
+    with locks.cluster_lock(target.ssh_host, journal.lock()):
         controller.end_jobs(target.ssh_host, force)
         cancelled = backups.restore(target.ssh_host, file)
     if json:

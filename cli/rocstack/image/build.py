@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import docker
 
 from rocstack.base import __version__, image_names
+from rocstack.edge import locks
 from rocstack.edge.retry import Retry
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build_failure import Failure, explain
@@ -72,7 +71,8 @@ class Build:
         Raises:
             Missing: too little disk for a build from nothing.
         """
-        with exclusive(self.folder, self.on_note):
+        waits = f"another build uses {self.folder}; waiting for it"
+        with locks.file_lock(self.folder / ".building", lambda: self.on_note(waits)):
             report = self._run(time.monotonic())
             write_report(self.folder, report)
         return report
@@ -264,19 +264,6 @@ class Build:
 def image_name(settings: Settings, resolved: Resolved, role: Role) -> str:
     """What an image is called on this host."""
     return image_names.built_name(settings.image_prefix, role, resolved.stack.name, resolved.nic.name)
-
-
-@contextmanager
-def exclusive(folder: Path, say: OnNote) -> Iterator[None]:
-    """One build at a time in a folder; the second waits for the first."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".building").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another build uses {folder}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def write_report(folder: Path, report: BuildReport) -> None:

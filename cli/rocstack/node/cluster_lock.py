@@ -1,8 +1,8 @@
-"""Holds the lock of a cluster on its control node for as long as the operator's machine is heard, and writes its
-journal, which so only the holder can. Started over ssh; standard library, Python 3.8.
+"""Holds a lock on a node for as long as the operator's machine is heard, and writes the file that only the holder may
+write. Started over ssh, by its source alone: so it imports nothing of the package and has a `write` of its own.
 
-Lines of JSON: the first request is {"folder", "silence", "who"}, each further one {"n"} or {"n", "journal"}. Answers
-follow a mark, because a login shell may say things of its own.
+Lines of JSON: the first request is {"lock", "file", "silence", "wait", "who"}, each further one {"n"} or {"n", "text"}.
+Answers follow a mark, because a login shell may say things of its own.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 MARK = "rocstack-hold "
-LOCK, JOURNAL = "deploy.lock", "deploy.json"
+PAUSE = 0.5  # seconds
 
 
-def answer(**said: Any) -> None:
-    sys.stdout.write(MARK + json.dumps(said) + "\n")
+def answer(**values: Any) -> None:
+    sys.stdout.write(MARK + json.dumps(values) + "\n")
     sys.stdout.flush()
 
 
@@ -50,24 +52,39 @@ def read(path: str) -> str:
         return ""
 
 
-def serve_lock(stream: BinaryIO) -> None:
+def take(handle: int, path: str, wait: float, stream: BinaryIO) -> bool:
+    """Whether the lock is ours within `wait` seconds. The operator says nothing meanwhile; its end ends the wait."""
+    deadline = time.monotonic() + wait
+    waiting = False
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                answer(held_by=read(path))
+                return False
+        if not waiting:
+            waiting = True
+            answer(waits_for=read(path))
+        if select.select([stream], [], [], PAUSE)[0]:
+            return False
+
+
+def hold(stream: BinaryIO) -> None:
     first = json.loads(stream.readline())
-    folder = first["folder"]
-    lock, journal = os.path.join(folder, LOCK), os.path.join(folder, JOURNAL)
-    os.makedirs(folder, mode=0o755, exist_ok=True)
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        answer(held_by=read(lock))
+    path, file = first["lock"], first["file"]
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if not take(handle, path, first["wait"], stream):
         return
     os.ftruncate(handle, 0)
     os.write(handle, json.dumps(first["who"]).encode())
-    answer(journal=read(journal))
+    answer(text=read(file) if file else "")
     for request in requests(stream, first["silence"]):
         try:
-            if "journal" in request:
-                write(journal, request["journal"])
+            if "text" in request:
+                write(file, request["text"])
         except OSError as error:
             answer(n=request["n"], error=error.strerror or str(error))
         else:
@@ -77,6 +94,6 @@ def serve_lock(stream: BinaryIO) -> None:
 
 if __name__ == "__main__":
     try:
-        serve_lock(sys.stdin.buffer)
+        hold(sys.stdin.buffer)
     except OSError as error:
         answer(error=f"{error.filename}: {error.strerror}")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal, verified
 from rocstack.deploy.read.journal import Journal, Verified
-from rocstack.edge import ssh
+from rocstack.edge import locks, ssh
 from rocstack.verify.result import BAD, Run
 
 
@@ -44,14 +43,14 @@ def keep(run: Run, inventory: Path, out: Path) -> StoredProof:
         return StoredProof(f"nothing was stored: {why}")
     ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
     try:
-        with lock.hold(ssh_host) as held:
-            known = journal.loads(held.journal)
+        with locks.cluster_lock(ssh_host, journal.lock()) as lock:
+            known = journal.loads(lock.text)
             if why := _others(run, known):
                 return StoredProof(f"nothing was stored: {why}")
             images, before = known.releases[-1].images, known.releases[-1].verified
             now = after(before, run)
             if now != before:
-                held.write(known.verified(now).dumps())
+                lock.write(known.verified(now).dumps())
     except CheckFailed as error:
         if error.code != "deploy-running":
             raise

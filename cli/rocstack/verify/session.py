@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,22 @@ import pytest
 
 from rocstack.base import __version__
 from rocstack.base.errors import BadInput
-from rocstack.deploy.read import cluster_lock as lock
+from rocstack.edge import locks
+from rocstack.edge.locks import LockSpec
 from rocstack.settings.settings import Settings, load
 from rocstack.verify import artifacts, evidence, history, hosts
 from rocstack.verify.deployed import DeployedCluster, connect
 from rocstack.verify.evidence import ClusterEvidence, Evidence, NotRecorded
 from rocstack.verify.result import CheckResult
-from rocstack.verify.suite_lock import turn
 
+# On the control node: two runs at once would be in each other's way.
+LOCK = LockSpec(
+    path="/run/rocstack-verify.lock",
+    work="verify",
+    busy="another `rocstack verify` is at work on this cluster",
+    busy_next="wait longer for it: --wait 1h",
+    resume="`rocstack verify`",
+)
 STALE = 10  # seconds after which the nodes are read again
 
 
@@ -31,7 +39,7 @@ class Suite:
     """The edge to the cluster is made when first needed."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.started, self.who = config, time.time(), lock.me()
+        self.config, self.started, self.who = config, time.time(), locks.operator()
         self.folder = Path(str(config.getoption("rocstack_report"))) if config.getoption("rocstack_report") else None
         replayed = config.getoption("rocstack_evidence")
         try:
@@ -56,7 +64,8 @@ class Suite:
             more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
             found, asked = self._named(connect(path, settings, **more)), time.monotonic()
             ssh_host, wait = found.state.gathered.ssh_hosts[found.control], found.slurm.wait
-            self._open.enter_context(turn(ssh_host, wait, lambda: self.event("waiting", seconds=wait)))
+            waiting = partial(self.event, "waiting", seconds=wait)
+            self._open.enter_context(locks.cluster_lock(ssh_host, LOCK, wait=wait, on_wait=waiting))
             late = time.monotonic() > asked + STALE
             self._cluster = self._named(connect(path, settings, **more)) if late else found
             self._cluster.slurm.heal()

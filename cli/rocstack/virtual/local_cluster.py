@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -18,6 +17,7 @@ import docker.errors
 from docker.types import IPAMConfig, IPAMPool
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, did_you_mean
+from rocstack.edge import locks
 from rocstack.virtual import access, cluster_layout, node
 from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.cluster_layout import LABEL, ClusterRequest
@@ -52,7 +52,7 @@ class LocalCluster:
         Raises:
             CheckFailed: no free network, no privileged containers, or a node that does not answer.
         """
-        with self._alone():
+        with self._lock():
             keys = access.make_key(self.folder / access.KEY, "rocstack virtual cluster")
             network = self._network(wish)
             machines = wish.machines(_subnet(network))
@@ -82,24 +82,24 @@ class LocalCluster:
             BadInput: no such node.
             CheckFailed: it does not come back.
         """
-        with self._alone():
+        with self._lock():
             container = self._one(name)
             container.restart(timeout=node.GRACE)
             return self._answering([self._one(name)])[0]
 
     def cut(self, name: str) -> None:
         """Takes a node off the network until `heal`, a reboot or the next `up`."""
-        with self._alone():
+        with self._lock():
             node.cut(self._one(name))
 
     def heal(self, name: str) -> NodeState:
-        with self._alone():
+        with self._lock():
             node.heal(self._one(name), _subnet(self._networks()[0]))
             return self._answering([self._one(name)])[0]
 
     def down(self) -> dict[str, int]:
         """Removes the cluster: containers, their disks, network, keys and files; says how many of what."""
-        with self._alone():
+        with self._lock():
             containers = self._containers()
             _each(node.remove, list(containers.values()))
             disks = self.client.volumes.list(filters={"label": f"{LABEL}={self.id}"})
@@ -181,17 +181,10 @@ class LocalCluster:
     def _node(self, name: str) -> Path:
         return self.folder / "nodes" / name
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock(self) -> AbstractContextManager[None]:
         """One command at a time in a folder; the second waits."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.say(f"another command changes the virtual cluster in {self.folder}; waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        waits = f"another command changes the virtual cluster in {self.folder}; waiting for it"
+        return locks.file_lock(self.folder / ".lock", lambda: self.say(waits))
 
     def _network(self, wish: ClusterRequest) -> Any:
         """This cluster's network; a new one takes the first free subnet that the engine accepts."""

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal, verified
 from rocstack.deploy.read.journal import Deploy, Journal, Release, ReleaseImages, Verified
-from rocstack.edge import ssh
+from rocstack.edge import locks, ssh
 from rocstack.verify import proved as store
 from rocstack.verify.result import Check, CheckResult, NodeSeen, Run, State, skips_in
 
@@ -56,17 +55,17 @@ def proved(level: int, virtual: bool = False) -> Verified:
 class Node:
     """A control node with this journal."""
 
-    journal: str
+    text: str
     refuses: CheckFailed | None = None
     written: list[str] = field(default_factory=list)
 
     def write(self, text: str) -> None:
         self.written.append(text)
-        self.journal = text
+        self.text = text
 
     @property
     def verified(self) -> Verified | None:
-        return journal.loads(self.journal).releases[-1].verified
+        return journal.loads(self.text).releases[-1].verified
 
 
 @pytest.fixture
@@ -75,12 +74,12 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     found = Node(Journal(releases=(Release(images=images, when="t", who="w", healthy=True),)).dumps())
 
     @contextmanager
-    def hold(ssh_host: Any) -> Iterator[Node]:
+    def hold(ssh_host: Any, spec: Any) -> Iterator[Node]:
         if found.refuses:
             raise found.refuses
         yield found
 
-    monkeypatch.setattr(lock, "hold", hold)
+    monkeypatch.setattr(locks, "cluster_lock", hold)
     monkeypatch.setattr(ssh, "ssh_hosts", lambda inventory, hosts: dict.fromkeys(hosts, "n1"))
     return found
 
@@ -197,8 +196,8 @@ def test_an_engine_that_calls_it_by_its_digest(node: Node, tmp_path: Path) -> No
 
 
 def test_a_deploy_that_has_not_ended(node: Node, tmp_path: Path) -> None:
-    images = journal.loads(node.journal).releases[-1].images
-    node.journal = journal.loads(node.journal).begin(Deploy(id="d", who="w", started="t", images=images)).dumps()
+    images = journal.loads(node.text).releases[-1].images
+    node.text = journal.loads(node.text).begin(Deploy(id="d", who="w", started="t", images=images)).dumps()
     assert "has not ended" in keep(run("passed"), tmp_path)
     assert not node.written
 

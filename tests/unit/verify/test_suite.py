@@ -17,8 +17,7 @@ from evidence_replay import GOOD
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.cli import findings, ui, verify_report
-from rocstack.edge.ssh import SshHost
-from rocstack.verify import history, suite, suite_lock
+from rocstack.verify import history, suite
 from rocstack.verify.result import Measure, read
 from rocstack.verify.suite import SuiteOptions
 
@@ -202,17 +201,6 @@ def test_an_error_of_the_other_process_is_as_it_was() -> None:
     found = suite._again(said)
     assert isinstance(found, Missing)
     assert found.to_dict() == said
-
-
-def test_who_waits_for_another_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite_lock, "_TAKE", suite_lock._TAKE.replace(suite_lock.PATH, str(tmp_path / "lock")))
-    ssh_host, told = SshHost("n1"), list[str]()
-    first, second = (suite_lock.turn(ssh_host, 1, lambda name=name: told.append(name)) for name in ("first", "second"))
-    with first, pytest.raises(CheckFailed) as refused, second:
-        pass
-    assert (refused.value.code, told) == ("verify-running", ["second"])
-    with suite_lock.turn(ssh_host, 1, lambda: told.append("third")):
-        assert told == ["second"]
 
 
 def test_other_failing_nodes_are_folded() -> None:

@@ -1,6 +1,6 @@
 """What was deployed, and what is being: one JSON file on the control node, so that it outlives the operator's machine.
 
-Pure: every change gives a new journal; `lock.Held.write` brings its text to the control node.
+Pure: every change gives a new journal; `ClusterLock.write` brings its text to the control node.
 """
 
 from __future__ import annotations
@@ -16,13 +16,28 @@ from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.levels import HARDWARE, Level
 from rocstack.base.words import Value
 from rocstack.deploy.nodes.image import Image
+from rocstack.edge.locks import SILENCE, LockSpec
 from rocstack.node.image_facts import LABEL_PREFIX
 
-PATH = "/var/lib/rocstack/deploy.json"  # on the control node
+FOLDER = "/var/lib/rocstack"  # on the control node
+PATH = f"{FOLDER}/deploy.json"
 SCHEMA = 2  # 1 had no `verified` but None
 KEPT = 20  # releases
 Step = Literal["pending", "shipped", "drained", "started", "done", "failed"]
 _TOUCHED: frozenset[Step] = frozenset({"drained", "started", "done", "failed"})
+
+
+def lock(folder: str = FOLDER) -> LockSpec:
+    """The lock of whoever changes the cluster; only its holder writes the journal."""
+    return LockSpec(
+        path=f"{folder}/deploy.lock",
+        work="deploy",
+        busy="another deploy of this cluster is running",
+        busy_next=f"wait for it. If its machine is lost, the lock is free {SILENCE} s after its last word",
+        resume="`rocstack deploy --resume`",
+        file=f"{folder}/deploy.json",
+        unwritten="journal-unwritten",
+    )
 
 
 class ReleaseImages(Value):

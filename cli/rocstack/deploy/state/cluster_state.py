@@ -13,12 +13,11 @@ from rocstack.base.errors import CheckFailed
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Journal, Release
-from rocstack.edge import ansible, ssh
+from rocstack.edge import ansible, locks, ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.node import slurm_control, slurm_state
 from rocstack.node.engine import Row
@@ -27,7 +26,7 @@ ABSENT = "its container is not there"
 _MARK = "rocstack-answer"  # a login shell may say things of its own
 # Who is deploying is read from the kernel's table of locks: to try the lock would be to take it for a moment.
 _SCRIPT = f"""
-lock={Path(journal.PATH).parent}/deploy.lock
+lock={journal.lock().path}
 echo {_MARK}
 inode=$(stat -c %i $lock 2>/dev/null) && grep -q "FLOCK .*:$inode 0 EOF" /proc/locks && cat $lock
 echo {_MARK}
@@ -130,7 +129,7 @@ def read_slurm(ssh_host: SshHost) -> SlurmState:
     except CheckFailed as error:
         return SlurmState(why=error.what)
     _, holder, answer = (*done.stdout.split(f"{_MARK}\n"), "", "", "")[:3]
-    deploying = lock.holder(holder) if holder.strip() else ""
+    deploying = locks.holder(holder) if holder.strip() else ""
     if done.returncode:
         why = (done.stderr.strip() or "no reason given").splitlines()[-1]
         return SlurmState(why=re.sub("[0-9a-f]{64}", services.CONTROL, why), deploying=deploying)

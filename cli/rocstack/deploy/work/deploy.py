@@ -13,13 +13,13 @@ from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.deploy.plan import secrets, services
 from rocstack.deploy.plan.plan import Outcome, Shipped
 from rocstack.deploy.plan.prepare import Prepared, Request, prepare
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
-from rocstack.deploy.read.cluster_lock import Held
 from rocstack.deploy.ship.shipping import Shipping
 from rocstack.deploy.work.controller import Controller
 from rocstack.deploy.work.journal_writer import JournalWriter
 from rocstack.deploy.work.rolling import READY_WITHIN, REASON, Rolling
+from rocstack.edge import locks
+from rocstack.edge.locks import ClusterLock
 from rocstack.edge.ssh import SshHost
 
 CONTROL_SERVICES = ("registry", "db", "controller")
@@ -37,8 +37,8 @@ def deploy(request: Request, shipping: Shipping, node_runs: NodeRuns, events: De
     prepared = prepare(request, events)
     if not refused(prepared):
         control = prepared.gathered.ssh_hosts[request.inventory.control.name]
-        with lock.hold(control) as cluster_lock:
-            if journal.loads(cluster_lock.journal) != prepared.journal:
+        with locks.cluster_lock(control, journal.lock()) as cluster_lock:
+            if journal.loads(cluster_lock.text) != prepared.journal:
                 events.say("another deploy has just ended; reading the nodes again")
                 prepared = prepare(request, events)
             if not refused(prepared):
@@ -69,7 +69,7 @@ class _Work:
     shipping: Shipping
     node_runs: NodeRuns
     events: DeployEvents
-    cluster_lock: Held
+    cluster_lock: ClusterLock
     ssh_host: SshHost
     shipped: tuple[Shipped, ...] = ()
     notes: list[str] = field(default_factory=list)

@@ -9,10 +9,10 @@ from typing import Any
 
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
-from rocstack.deploy.read.cluster_lock import Held
 from rocstack.deploy.read.journal import Journal, ReleaseImages, Step
+from rocstack.edge import locks
+from rocstack.edge.locks import ClusterLock
 
 
 @dataclass
@@ -20,7 +20,7 @@ class JournalWriter:
     """`now` is the journal as it is; `failed` is node -> why, of this deploy."""
 
     now: Journal
-    cluster_lock: Held
+    cluster_lock: ClusterLock
     events: DeployEvents
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class JournalWriter:
             self.events.say(f"going on with the deploy that {before.who} began at {before.started}")
         deploy = journal.Deploy(
             id=random.token_hex(4),
-            who=lock.me(),
+            who=locks.operator(),
             started=journal.now(),
             images=wanted,
             options=options,

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.nodes.runs import NodeRun, NodeRuns
 from rocstack.deploy.plan import services
-from rocstack.deploy.read import cluster_lock as lock
 from rocstack.deploy.read import journal
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.work import controller
-from rocstack.edge import ssh
+from rocstack.edge import locks, ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.node.pull import CERTS
 
@@ -53,7 +52,7 @@ def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dic
 @contextmanager
 def _held(ssh_host: SshHost, force: bool) -> Iterator[str]:
     """The cluster's lock; gives the journal."""
-    holding = lock.hold(ssh_host)
+    holding = locks.cluster_lock(ssh_host, journal.lock())
     try:
         held = holding.__enter__()
     except CheckFailed as error:
@@ -62,7 +61,7 @@ def _held(ssh_host: SshHost, force: bool) -> Iterator[str]:
         yield ""
         return
     try:
-        yield held.journal
+        yield held.text
     finally:
         holding.__exit__(None, None, None)
 

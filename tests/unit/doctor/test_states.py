@@ -309,10 +309,12 @@ def test_what_differs_is_said_once_with_its_nodes(cli: Cli, tmp_path: Path) -> N
     nodes = [node("pcie=bnxt_re1:x8", number=number) for number in (1, 2)]
     profiles.write_profiles(file, nodes)
     alike = cli("doctor", "--profiles", str(file)).out
-    assert "(2 of 2 nodes: n1, n2): PCIe width below what the card can: bnxt_re1 x8 of x16\n  cause" in alike
+    assert "(2 of 2 nodes: n1, n2): PCIe width is below the card's maximum: bnxt_re1 x8 of x16\n  cause" in alike
     profiles.write_profiles(file, [*nodes, node("pcie=bnxt_re2:x4", number=3)])
     differing = cli("doctor", "--profiles", str(file)).out
-    assert "  seen    n1, n2: PCIe width below what the card can: bnxt_re1 x8 of x16\n  seen    n3: PCIe" in differing
+    assert (
+        "  seen    n1, n2: PCIe width is below the card's maximum: bnxt_re1 x8 of x16\n  seen    n3: PCIe" in differing
+    )
     profiles.write_profiles(file, [node(kind="mixed-broken", number=number, libraries=()) for number in (1, 2)])
     assert "(2 of 2 nodes: n1, n2): no provider library for bnxt_re" in cli("doctor", "--profiles", str(file)).out
 

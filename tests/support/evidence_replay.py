@@ -10,12 +10,11 @@ again when checks ask for more evidence; in the folder of two deployed virtual n
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
-import multiprocessing
 import os
 import re
+import select
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
@@ -29,17 +28,7 @@ from rocstack.verify import result, suite
 from rocstack.verify.result import BAD, CheckResult
 
 GOOD = Path(__file__).parents[1] / "unit/data/verify/evidence.json"
-SECONDS = 120
-# What pytest and the checks import.
-PRELOADED = (
-    "pytest",
-    "pdb",
-    "testinfra.plugin",
-    "numpy",
-    "rocstack.verify.pytest_plugin",
-    "rocstack.image.labels",
-    "rocstack.doctor.nodes",
-)
+SERVER, TIMEOUT_S = Path(__file__).with_name("replay_server.py"), 120
 _MAC = re.compile(r"(?<![\w:.])[0-9a-f]{2}(?::[0-9a-f]{2}){5}(?![\w:])", re.IGNORECASE)
 
 
@@ -49,19 +38,19 @@ def good() -> dict[str, Any]:
 
 
 def replay(evidence: dict[str, Any], only: str = "*", level: int = 4) -> dict[str, CheckResult]:
-    """Check -> what it says of this evidence. A fork of a process that has everything imported runs it, in less than
-    a second; nothing of this process is changed."""
+    """Check -> its result on this evidence. A fork of a process that has collected the checks runs them, in a fraction
+    of a second; nothing of this process is changed."""
     with tempfile.TemporaryDirectory(prefix="rocstack-replay-") as name:
-        folder = Path(name)
+        folder, server = Path(name), _server()
         (folder / "given.json").write_text(json.dumps(evidence), encoding="utf-8")
-        words = [f"--evidence={folder / 'given.json'}", f"--report={folder}", f"--only={only}", f"--level={level}"]
-        child = _forks().Process(target=_run, args=(words, str(folder / "log")))
-        child.start()
-        child.join(SECONDS)
-        if child.is_alive():
-            child.kill()
+        assert server.stdin
+        server.stdin.write(json.dumps({"folder": name, "only": only, "level": level}).encode() + b"\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], TIMEOUT_S)[0] or server.stdout.readline() != b"done\n":
+            server.kill()
+            _server.cache_clear()
         log = folder / "log"
-        assert (folder / suite.REPORT).exists(), log.read_text() if log.exists() else f"no answer in {SECONDS} s"
+        assert (folder / suite.REPORT).exists(), log.read_text() if log.exists() else "the replay server ended"
         return {each.check.name: each for each in result.read(folder).results}
 
 
@@ -82,25 +71,11 @@ def _recorded() -> dict[str, Any]:
 
 
 @cache
-def _forks() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED])
-    return context
-
-
-def _run(words: list[str], log: str) -> None:
-    import pytest
-
-    from rocstack.verify import artifacts
-
-    gc.freeze()  # pytest collects garbage at its end
-    artifacts.write = lambda run, folder, *_, **__: (folder / suite.REPORT).write_text(run.dumps())  # and no HTML
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # hypothesis takes a second
-    checks = suite.checks()
-    more = ["-p", "testinfra.plugin", "-p", "rocstack.verify.pytest_plugin", "-p", "no:cacheprovider", "-c", os.devnull]
-    more += [f"--rootdir={checks}", "--assert=plain", "-q"]
-    with open(log, "w") as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        pytest.main([*more, *words, str(checks)])
+def _server() -> subprocess.Popen[bytes]:
+    """It ends when this process does."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = [sys.executable, str(SERVER), str(GOOD)]
+    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
 
 
 def _masked(text: str) -> str:

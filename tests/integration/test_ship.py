@@ -58,10 +58,10 @@ class Shop:
         return Repository(http, self.name, **options)  # type: ignore[arg-type]
 
     def publish(self, image: str, tag: str = "one", **options: object) -> Published:
-        memory = options.pop("memory", None)
+        packed_layers = options.pop("packed_layers", None)
         progress = options.pop("progress", lambda layer, done, total: None)
         with LocalImage.find(self.client, image) as found:
-            return publish(found, self.repository(**options), tag, memory=memory, progress=progress)  # type: ignore[arg-type]
+            return publish(found, self.repository(**options), tag, packed_layers=packed_layers, progress=progress)  # type: ignore[arg-type]
 
     def remove(self, image: str) -> None:
         subprocess.run(["docker", "rmi", "--force", image], capture_output=True)
@@ -149,7 +149,7 @@ def test_registry_killed_in_the_middle_comes_back(shop: Shop) -> None:
 
 def test_registry_killed_for_good_is_said_and_the_second_run_goes_on(shop: Shop, tmp_path: Path) -> None:
     image = shop.image(secrets.token_bytes(40_000_000), secrets.token_bytes(1_000_000))
-    memory = tmp_path / "layers"
+    file = tmp_path / "layers"
     done_layers: set[str] = set()
 
     def kill(layer: str, done: int, total: int) -> None:
@@ -160,12 +160,12 @@ def test_registry_killed_for_good_is_said_and_the_second_run_goes_on(shop: Shop,
 
     try:
         with pytest.raises(Missing) as caught:
-            shop.publish(image, progress=kill, packed_layers=PackedLayers(memory), sleep=lambda seconds: None)
+            shop.publish(image, progress=kill, packed_layers=PackedLayers(file), sleep=lambda seconds: None)
     finally:
         shop.registry.start()
     assert caught.value.code == "registry-unreachable"
     assert shop.repository().manifest("one") is None
-    done = shop.publish(image, packed_layers=PackedLayers(memory))
+    done = shop.publish(image, packed_layers=PackedLayers(file))
     assert len(done.skipped) == len(done_layers) == 1
     assert done.bytes_sent < done.bytes_total - 900_000
 

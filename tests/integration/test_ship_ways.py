@@ -20,7 +20,7 @@ from shipping_cluster import NAME, USER, Registry, ShippingCluster, start
 from workspace import Built, Workspace, engine, inspect
 
 from rocstack.node.engine import NodeError
-from rocstack.node.registry_copy import warm
+from rocstack.node.registry_copy import copy_image
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import publish
 
@@ -62,8 +62,8 @@ def leftovers() -> set[str]:
 def test_a_mirror_is_filled_once_byte_by_byte(built: Built, pair: tuple[Registry, Registry], published: str) -> None:
     before, control = leftovers(), inspect(built.control)["Id"]
     logins = [registry.row() for registry in pair]
-    assert warm(copy(pair, published), logins, control)["changed"]
-    assert not warm(copy(pair, published), logins, control)["changed"]
+    assert copy_image(copy(pair, published), logins, control)["changed"]
+    assert not copy_image(copy(pair, published), logins, control)["changed"]
     data = pair[1].repository().manifest(published)
     assert data
     assert "sha256:" + hashlib.sha256(data).hexdigest() == published
@@ -76,13 +76,13 @@ def test_a_mirror_that_refuses_is_a_failure(
 ) -> None:
     other = {**copy(pair, published), "target": f"{pair[1].host}/other"}
     with pytest.raises(NodeError, match=r"unauthorized|authentication required|certificate") as caught:
-        warm(other, [pair[0].row(), pair[1].row(**wrong)], inspect(built.control)["Id"])
+        copy_image(other, [pair[0].row(), pair[1].row(**wrong)], inspect(built.control)["Id"])
     assert pair[1].password not in caught.value.what
 
 
 def test_an_image_that_was_never_published_is_a_failure(built: Built, pair: tuple[Registry, Registry]) -> None:
     with pytest.raises(NodeError, match="manifest unknown"):
-        warm(copy(pair, "sha256:" + 64 * "0"), [each.row() for each in pair], inspect(built.control)["Id"])
+        copy_image(copy(pair, "sha256:" + 64 * "0"), [each.row() for each in pair], inspect(built.control)["Id"])
 
 
 def test_gzip_layers_are_refused(built: Built, pair: tuple[Registry, Registry]) -> None:
@@ -106,7 +106,7 @@ def test_gzip_layers_are_refused(built: Built, pair: tuple[Registry, Registry]) 
     }
     digest = where.put_manifest("gzip", json.dumps(manifest).encode(), kind)
     with pytest.raises(NodeError, match=r"tar\+gzip, not zstd"):
-        warm(copy(pair, digest), [each.row() for each in pair], control)
+        copy_image(copy(pair, digest), [each.row() for each in pair], control)
 
 
 # Whole deploys.

@@ -1,4 +1,4 @@
-"""Copies an image from one registry into another with skopeo out of the control image, and looks at what arrived.
+"""Copies an image from one registry into another with skopeo out of the control image, and checks what arrived.
 Standard library only."""
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .engine import CommandOutput, NodeError, Row, docker
 
 CERTS = "/etc/docker/certs.d"  # skopeo reads it too: containers-certs.d(5)
 MEMORY = "/dev/shm"  # a password doesn't reach a disk where there is one
-INSIDE = "/run/rocstack"
-COPY, LOOK = 7200.0, 120.0  # seconds
+MOUNT = "/run/rocstack"
+COPY_S, INSPECT_S = 7200.0, 120.0
 ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
 
 
-def warm(copy: Row, logins: list[Row], image: str) -> Row:
+def copy_image(copy: Row, logins: list[Row], image: str) -> Row:
     """
     Args:
         copy: "source" and "target" (HOST:PORT/PATH), "digest", and the "tag" that it gets there.
@@ -31,25 +31,25 @@ def warm(copy: Row, logins: list[Row], image: str) -> Row:
     Returns: "changed" and "seconds".
 
     Raises:
-        Failed: it is not there afterwards, byte by byte and with zstd layers.
+        NodeError: it is not there afterwards, byte by byte and with zstd layers.
     """
     began, reference = time.monotonic(), "docker://{}@{}".format(copy["target"], copy["digest"])
     folder = tempfile.mkdtemp(prefix="rocstack-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
     try:
         _write(folder, logins)
-        found = _skopeo(folder, image, LOOK, "inspect", "--raw", reference)
-        changed = bool(found.code)
+        present = _skopeo(folder, image, INSPECT_S, "inspect", "--raw", reference)
+        changed = bool(present.code)
         if changed:
             source = "docker://{}@{}".format(copy["source"], copy["digest"])
             target = "docker://{}:{}".format(copy["target"], copy["tag"])
             options = ("--all", "--preserve-digests", "--retry-times=3")
-            said = _skopeo(folder, image, COPY, "copy", "--quiet", *options, source, target)
-            if said.code:
+            copied = _skopeo(folder, image, COPY_S, "copy", "--quiet", *options, source, target)
+            if copied.code:
                 raise NodeError(
-                    "{} can't be copied to {}: {}".format(copy["source"], copy["target"], _last(said)), kind="mirror"
+                    "{} can't be copied to {}: {}".format(copy["source"], copy["target"], _last(copied)), kind="mirror"
                 )
-            found = _skopeo(folder, image, LOOK, "inspect", "--raw", reference)
-        _check(copy, found)
+            present = _skopeo(folder, image, INSPECT_S, "inspect", "--raw", reference)
+        _check(copy, present)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {"changed": changed, "seconds": round(time.monotonic() - began, 2)}
@@ -62,13 +62,13 @@ def _write(folder: str, logins: list[Row]) -> None:
         if login.get("user"):
             pair = "{}:{}".format(login["user"], login["password"]).encode()
             auths[host] = {"auth": base64.b64encode(pair).decode()}
-        known, place = os.path.join(CERTS, host), os.path.join(folder, "certs.d", host)
+        known, to = os.path.join(CERTS, host), os.path.join(folder, "certs.d", host)
         if login.get("ca"):
-            os.makedirs(place)
-            with open(os.path.join(place, "ca.crt"), "w") as file:
+            os.makedirs(to)
+            with open(os.path.join(to, "ca.crt"), "w") as file:
                 file.write(login["ca"])
         elif os.path.isdir(known):
-            shutil.copytree(known, place)
+            shutil.copytree(known, to)
     os.makedirs(os.path.join(folder, "certs.d"), exist_ok=True)
     descriptor = os.open(os.path.join(folder, "auth.json"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -77,20 +77,20 @@ def _write(folder: str, logins: list[Row]) -> None:
 
 def _skopeo(folder: str, image: str, seconds: float, command: str, *words: str) -> CommandOutput:
     return docker(
-        "run", "--rm", "--network=host", f"--volume={folder}:{INSIDE}:ro", f"--volume={folder}/certs.d:{CERTS}:ro",
-        "--entrypoint=skopeo", image, command, f"--authfile={INSIDE}/auth.json", *words,
+        "run", "--rm", "--network=host", f"--volume={folder}:{MOUNT}:ro", f"--volume={folder}/certs.d:{CERTS}:ro",
+        "--entrypoint=skopeo", image, command, f"--authfile={MOUNT}/auth.json", *words,
         check=False, seconds=seconds,
     )  # fmt: skip
 
 
-def _check(copy: Row, found: CommandOutput) -> None:
-    if found.code:
+def _check(copy: Row, present: CommandOutput) -> None:
+    if present.code:
         raise NodeError(
-            "{} has not got {}: {}".format(copy["target"], copy["digest"][:19], _last(found)),
+            "{} has not got {}: {}".format(copy["target"], copy["digest"][:19], _last(present)),
             "its registry does not keep what it is given, or doesn't answer",
             "mirror",
         )
-    data = found.out.encode()
+    data = present.out.encode()
     if "sha256:" + hashlib.sha256(data).hexdigest() != copy["digest"]:
         raise NodeError("{} has other bytes under {}".format(copy["target"], copy["digest"][:19]), kind="mirror")
     kinds = {layer["mediaType"] for layer in json.loads(data).get("layers", [])}
@@ -100,8 +100,8 @@ def _check(copy: Row, found: CommandOutput) -> None:
         )
 
 
-def _last(said: CommandOutput) -> str:
+def _last(output: CommandOutput) -> str:
     """The engine's and skopeo's words end with the reason."""
-    lines = [line for line in said.err.strip().splitlines() if line.strip()]
-    text = lines[-1].partition("msg=")[2].strip('"') or lines[-1] if lines else f"exit status {said.code}"
+    lines = [line for line in output.err.strip().splitlines() if line.strip()]
+    text = lines[-1].partition("msg=")[2].strip('"') or lines[-1] if lines else f"exit status {output.code}"
     return text[-300:]

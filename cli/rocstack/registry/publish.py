@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +37,34 @@ class Published(Value):
     bytes_total: int
     seconds: float
     skipped: tuple[str, ...]  # digests of layers that were there before
+
+    @classmethod
+    def of(
+        cls,
+        repository: Repository,
+        data: bytes,
+        bytes_sent: int = 0,
+        seconds: float = 0.0,
+        new: Collection[str] = (),
+    ) -> Published:
+        """By its manifest; `new` are digests of layers that were sent.
+
+        Raises:
+            CheckFailed: layers are not zstd.
+        """
+        reference = f"{repository.reference}@{sha256(data)}"
+        require_zstd(data, reference)
+        image_id, layers = parse_manifest(data)
+        return cls(
+            reference=reference,
+            id=image_id,
+            manifest=data,
+            layers=layers,
+            bytes_sent=bytes_sent,
+            bytes_total=sum(layer.size for layer in layers),
+            seconds=round(seconds, 3),
+            skipped=tuple(dict.fromkeys(layer.digest for layer in layers if layer.digest not in new)),
+        )
 
 
 @dataclass
@@ -97,18 +125,7 @@ def publish(
     else:
         data = work.manifest(_manifests(repository, tag, siblings))
         repository.put_manifest(tag, data)
-    require_zstd(data, f"{repository.reference}:{tag}")
-    image_id, layers = parse_manifest(data)
-    return Published(
-        reference=f"{repository.reference}@{sha256(data)}",
-        id=image_id,
-        manifest=data,
-        layers=layers,
-        bytes_sent=work.sent,
-        bytes_total=sum(layer.size for layer in layers),
-        seconds=round(time.monotonic() - started, 3),
-        skipped=tuple(dict.fromkeys(layer.digest for layer in layers if layer.digest not in work.made)),
-    )
+    return Published.of(repository, data, work.sent, time.monotonic() - started, work.made)
 
 
 def _is(data: bytes, image_id: str | None) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from rocstack.base.errors import BadInput, Missing
 from rocstack.cluster.operation import Ship
 from rocstack.cluster.settings import ClusterSettings
-from rocstack.deploy.nodes.answers import CopiedImage, WarmAnswer
+from rocstack.deploy.nodes.answers import CopiedImage, CopyAnswer
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import NodeSpec, RegistrySpec
 from rocstack.deploy.nodes.runs import NodeRun, SilentEvents
@@ -80,8 +80,8 @@ def test_racks_registries_are_used_unless_the_settings_say_otherwise(
     nodes = cluster(n1=racks, n2="")
     settings = ClusterSettings(ship=Ship.model_validate(ship))
     desired: Any = DesiredCluster(nodes, settings, None, None, {}, Gathered(()), None)  # type: ignore[arg-type]
-    found, why = desired.ship_method(["n1", "n2"])
-    assert found == method
+    chosen, why = desired.ship_method(["n1", "n2"])
+    assert chosen == method
     assert reason in why
     if method == "rack" and not ship:
         assert desired.ship_method(["n2"])[0] == "registry", "no node that lacks the image is in a rack with one"
@@ -99,7 +99,7 @@ class FakeNodeRuns:
         return {name: NodeRun(name, "failed" if name in self.fails else "ok", "port taken") for name in node_specs}
 
     def send(self, playbook: str, node_specs: Mapping[str, Any]) -> dict[str, NodeRun]:
-        found, wave = {}, []
+        runs, wave = {}, []
         for name, spec in node_specs.items():
             rows = []
             for each in spec["copies"]:
@@ -108,12 +108,12 @@ class FakeNodeRuns:
                 assert {row["host"] for row in spec["logins"]} >= {source, target}
                 error = "full" if target in self.fails else ""
                 rows.append(CopiedImage(target=each["target"], changed=True, seconds=1.0, error=error))
-            found[name] = NodeRun(name, "ok", "", {"Warm": WarmAnswer(copies=tuple(rows))})
+            runs[name] = NodeRun(name, "ok", "", {"Copy": CopyAnswer(copies=tuple(rows))})
         self.copied.append(wave)
-        return found
+        return runs
 
 
-class Said(SilentEvents):
+class RecordedEvents(SilentEvents):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -137,9 +137,9 @@ def prepared(nodes: Inventory, **ship: object) -> Any:
     return SimpleNamespace(desired=desired, node_specs=node_specs, images={"control": SimpleNamespace(id="sha256:c")})
 
 
-def fill(plan: Any, node_runs: FakeNodeRuns, events: Said | None = None) -> dict[str, str]:
+def fill(plan: Any, node_runs: FakeNodeRuns, events: RecordedEvents | None = None) -> dict[str, str]:
     names = [host.name for host in plan.desired.inventory.workers]
-    return by_rack.fill(plan, IMAGE, names, node_runs, events or Said())  # type: ignore[arg-type]
+    return by_rack.fill(plan, IMAGE, names, node_runs, events or RecordedEvents())  # type: ignore[arg-type]
 
 
 def test_mirrors_fill_each_other_and_nodes_pull_from_theirs() -> None:
@@ -155,7 +155,7 @@ def test_mirrors_fill_each_other_and_nodes_pull_from_theirs() -> None:
 
 @pytest.mark.parametrize("broken", ["n1", "n1:5000"])
 def test_a_mirror_that_fails_costs_only_its_rack_the_short_way(broken: str) -> None:
-    node_runs, events = FakeNodeRuns(frozenset({broken})), Said()
+    node_runs, events = FakeNodeRuns(frozenset({broken})), RecordedEvents()
     sources = fill(prepared(cluster(n1="n1:5000", n2="n1:5000", n3="n3:5000")), node_runs, events)
     assert sources == {"n1": "h:5000", "n2": "h:5000", "n3": "n3:5000"}
     assert node_runs.copied[-1] == [("n3", "h:5000", "n3:5000")], "nothing is copied from one that has nothing"

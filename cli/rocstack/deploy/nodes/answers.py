@@ -88,8 +88,8 @@ class CopiedImage(Answer):
     error: str
 
 
-class WarmAnswer(Answer):
-    """rocstack_warm."""
+class CopyAnswer(Answer):
+    """rocstack_registry_copy."""
 
     copies: tuple[CopiedImage, ...]
 
@@ -132,7 +132,7 @@ class WaitedReady(Answer):
 
 ANSWERS: dict[str, type[Answer]] = {  # by the name of the task
     "Pull": PullAnswer,
-    "Warm": WarmAnswer,
+    "Copy": CopyAnswer,
     "Control": ApplyAnswer,
     "Containers": ApplyAnswer,
     "Slurm": SlurmAnswer,

@@ -21,7 +21,7 @@ A = TypeVar("A", bound=Answer)
 MEMORY = Path("/dev/shm")  # where there is one, a spec's secrets stay off the disk
 TASKS = {  # what people read while a task runs
     "Pull": "pulling the image",
-    "Warm": "filling the rack's registry",
+    "Copy": "filling the rack's registry",
     "Control": "starting the control plane",
     "Containers": "writing its files, starting its containers",
     "Slurm": "waiting for Slurm",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rocstack.base.image_names import id_tag
-from rocstack.deploy.nodes.answers import WarmAnswer
+from rocstack.deploy.nodes.answers import CopyAnswer
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.desired import DesiredCluster
@@ -86,10 +86,12 @@ class _RackFill:
 
     def _copy(self, by_node: Mapping[str, Sequence[RackCopy]]) -> list[str]:
         """The registries that have it then."""
-        runs = self.node_runs.send("warm.yml", {node: self._node_spec(copies) for node, copies in by_node.items()})
+        runs = self.node_runs.send(
+            "registry-copy.yml", {node: self._copy_spec(copies) for node, copies in by_node.items()}
+        )
         done = []
         for node, run in runs.items():
-            answer = run.answer("Warm", WarmAnswer)
+            answer = run.answer("Copy", CopyAnswer)
             rows = answer.copies if answer else ()
             errors = {row.target.partition("/")[0]: row.error for row in rows}
             for copy in by_node[node]:
@@ -103,7 +105,7 @@ class _RackFill:
                 self.events.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
         return done
 
-    def _node_spec(self, copies: Sequence[RackCopy]) -> dict[str, object]:
+    def _copy_spec(self, copies: Sequence[RackCopy]) -> dict[str, object]:
         path, _, digest = (self.image.reference or "").partition("/")[2].partition("@")
         hosts = sorted({host for copy in copies for host in (copy.source, copy.target)})
         logins = [account(self.desired, host) for host in hosts]

@@ -21,7 +21,7 @@ from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import Prepared
 from rocstack.edge import ssh
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.oci import parse_manifest, require_zstd
+from rocstack.registry.oci import parse_manifest
 from rocstack.registry.publish import PackedLayers, Published, publish
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, docker_login
 from rocstack.registry.repository import Repository
@@ -48,7 +48,7 @@ def account(desired: DesiredCluster, host: str) -> RegistrySpec:
     if not desired.cluster.ship.registry_login:
         return RegistrySpec(host)
     login = docker_login(host)
-    if login is None:
+    if login is None or not login.user:  # a token of this machine's helper is no account that a node could use
         raise Missing(
             f"no login for {host} on this machine",
             code="no-credentials",
@@ -116,32 +116,16 @@ def bring(
 
 
 def published_before(target: Repository, image: Image) -> Published | None:
-    """The image under the digest that it was deployed with before: whoever goes on needs not have it here.
+    """The image under the digest that it was deployed with before: a deploy that goes on needs no image here.
 
     Raises:
         CheckFailed: it is there with layers of another type.
     """
     digest = (image.reference or "").partition("@")[2]
     data = target.manifest(digest) if digest else None
-    if data is None:
+    if data is None or parse_manifest(data)[0] != image.id:
         return None
-    image_id, layers = parse_manifest(data)
-    if image_id != image.id:
-        return None
-    reference = f"{target.reference}@{digest}"
-    require_zstd(data, reference)
-    skipped = tuple(layer.digest for layer in layers)
-    total = sum(layer.size for layer in layers)
-    return Published(
-        reference=reference,
-        id=image_id,
-        manifest=data,
-        layers=layers,
-        bytes_sent=0,
-        bytes_total=total,
-        seconds=0.0,
-        skipped=skipped,
-    )
+    return Published.of(target, data)
 
 
 def pull(

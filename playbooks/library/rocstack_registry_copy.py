@@ -1,15 +1,15 @@
 #!/usr/bin/python
-"""Fills registries from another one. Standard library and Python 3.8."""
+"""Copies an image between registries. Standard library and Python 3.8."""
 
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.rocstack_node.engine import NodeError
-from ansible.module_utils.rocstack_node.registry_copy import warm
+from ansible.module_utils.rocstack_node.registry_copy import copy_image
 
 DOCUMENTATION = r"""
-module: rocstack_warm
-short_description: Fills registries from another one
+module: rocstack_registry_copy
+short_description: Copies an image between registries
 description:
   - Copies an image from registry to registry with skopeo, out of the control image on this host, one copy after the
     other, and compares digest and media types of what arrived. What is there already is not copied. A copy that fails
@@ -86,11 +86,11 @@ def main() -> None:
             "image": must,
         }
     )
-    given, done = module.params, []
-    for each in given["copies"]:
+    params, done = module.params, []
+    for each in params["copies"]:
         row = {"target": each["target"], "changed": False, "seconds": 0.0, "error": ""}
         try:
-            row.update(warm(each, given["logins"], given["image"]))
+            row.update(copy_image(each, params["logins"], params["image"]))
         except NodeError as failed:
             row["error"] = failed.what
         done.append(row)

@@ -269,9 +269,10 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
 
 def readers() -> dict[str, File]:
     """What reads provider libraries in the build, as the package it is here."""
-    own = Path(nic.__file__).parents[1]
-    names = ("__init__.py", "nic/__init__.py", "nic/elf.py", "nic/shared_library.py")
-    return {f"check/rocstack/{name}": File((own / name).read_bytes()) for name in names}
+    own = Path(nic.__file__).parent
+    modules = {name: (own / name).read_bytes() for name in ("__init__.py", "elf.py", "shared_library.py")}
+    package = {"__init__.py": b"", **{f"nic/{name}": data for name, data in modules.items()}}
+    return {f"check/rocstack/{name}": File(data) for name, data in package.items()}
 
 
 def _own_templates() -> dict[str, str]:

@@ -386,6 +386,16 @@ def test_an_elf_magic_and_noise(rest: bytes) -> None:
     assert (found.private_abi, found.kernel_abi) == (None, None)
 
 
+def test_an_image_build_has_all_modules_that_the_reader_imports(tmp_path: Path) -> None:
+    for path, file in render.readers().items():
+        target = tmp_path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.data)
+    command = [sys.executable, "-m", "rocstack.nic.elf", tmp_path / "absent"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={}, cwd=tmp_path / "check")
+    assert "No such file" in done.stderr
+
+
 def test_as_a_script(compile: Compile, libibverbs: Callable[[int], Path], tmp_path: Path) -> None:
     """Alone in a folder, as an image build has it, with the library's path as the only argument."""
     for path, file in render.readers().items():

@@ -65,8 +65,8 @@ def main() -> None:
     numbers = {"type": "list", "elements": "int", "default": []}
     options = {"names": texts, "reach": texts, "ports": numbers, "uids": numbers, "users": texts}
     module = AnsibleModule({**options, "asked": {"type": "float"}}, supports_check_mode=True)
-    found = collect_facts(**{name: module.params[name] for name in options})
-    packed = base64.b64encode(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 5)).decode()
+    facts = collect_facts(**{name: module.params[name] for name in options})
+    packed = base64.b64encode(gzip.compress(json.dumps(facts, separators=(",", ":")).encode(), 5)).decode()
     module.exit_json(changed=False, facts=packed, asked=module.params["asked"])
 
 

@@ -36,7 +36,7 @@ options:
       ca:
         description: Certificate in PEM; empty where the node knows it.
         type: str
-  patience:
+  retry_s:
     description: Seconds after the first failure of an image in which it is tried again.
     type: float
     default: 600
@@ -72,14 +72,14 @@ def main() -> None:
         {
             "images": {"type": "list", "elements": "dict", "required": True},
             "registry": {"type": "dict", "options": login},
-            "patience": {"type": "float", "default": 600},
+            "retry_s": {"type": "float", "default": 600},
             "state": {"type": "dict", "default": {}},
         }
     )
-    given = module.params
+    params = module.params
     try:
-        images = pull(given["images"], given["registry"], given["patience"])
-        write_state(given["state"])
+        images = pull(params["images"], params["registry"], params["retry_s"])
+        write_state(params["state"])
     except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)
     module.exit_json(changed=any(image["changed"] for image in images), images=images)

@@ -28,7 +28,7 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
     container before it is started.
 
     Raises:
-        Failed: with `done` at what happened until then.
+        NodeError: with `done` at what happened until then.
     """
     done.update(files=[], removed=[], containers={}, exec=[], pruned=[], changed=False)
     with node_lock(folder):
@@ -70,10 +70,10 @@ def write_state(state: Row | None, folder: str = STATE) -> None:
 
 def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row]) -> None:
     """All at once: each waits by itself for what it needs of another. One that fails doesn't stop the others."""
-    wanted = order["containers"]
+    specs = order["containers"]
     failed: list[containers.NotHealthy] = []
-    with ThreadPoolExecutor(max_workers=max(len(wanted), 1)) as pool:
-        jobs = [pool.submit(_container, one, order["images"], done, heal, before, failed) for one in wanted]
+    with ThreadPoolExecutor(max_workers=max(len(specs), 1)) as pool:
+        jobs = [pool.submit(_container, one, order["images"], done, heal, before, failed) for one in specs]
         wait(jobs)
         try:
             _put_back(order, done, before, {each.done.name for each in failed})
@@ -88,23 +88,23 @@ def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row])
 
 
 def _container(
-    wanted: Row, images: list[Row], done: Row, heal: bool, before: list[Row], failed: list[containers.NotHealthy]
+    spec: Row, images: list[Row], done: Row, heal: bool, before: list[Row], failed: list[containers.NotHealthy]
 ) -> None:
     """One that fails and has files to be put back waits for that in `failed`: others may have come up with them."""
-    row = next((image for image in images if image["id"] == wanted["image"]), {"id": wanted["image"]})
+    row = next((image for image in images if image["id"] == spec["image"]), {"id": spec["image"]})
     image = pull.local_id(row)
     if image is None:
-        raise NodeError("image {} of {} isn't on this node".format(wanted["image"], wanted["name"]), kind="not-found")
+        raise NodeError("image {} of {} isn't on this node".format(spec["image"], spec["name"]), kind="not-found")
     try:
-        one = containers.try_container(wanted, image, heal)
+        one = containers.try_container(spec, image, heal)
     except containers.NotHealthy as error:
-        if _mounted_files(wanted, before):
+        if _mounted_files(spec, before):
             failed.append(error)
         else:
             containers.undo(error)
-        done["containers"][wanted["name"]] = error.done.to_dict()
+        done["containers"][spec["name"]] = error.done.to_dict()
         raise
-    done["containers"][wanted["name"]] = one.to_dict()
+    done["containers"][spec["name"]] = one.to_dict()
 
 
 def _commands(order: Row, done: Row, before: list[Row]) -> None:
@@ -139,10 +139,10 @@ def _started(done: Row) -> set[str]:
     return {name for name, one in done["containers"].items() if one["action"] != "kept"}
 
 
-def _mounted_files(wanted: Row, written: list[Row]) -> list[Row]:
+def _mounted_files(spec: Row, written: list[Row]) -> list[Row]:
     """Those files of the node that the container has."""
-    sources = [arg[len(_VOLUME) :].partition(":")[0] for arg in wanted["args"] if arg.startswith(_VOLUME)]
-    return [file for file in written if any(f"{file['path']}/".startswith(f"{place}/") for place in sources)]
+    sources = [arg[len(_VOLUME) :].partition(":")[0] for arg in spec["args"] if arg.startswith(_VOLUME)]
+    return [file for file in written if any(f"{file['path']}/".startswith(f"{source}/") for source in sources)]
 
 
 def _exec(command: list[str]) -> None:
@@ -152,8 +152,8 @@ def _exec(command: list[str]) -> None:
 
 def _why(command: list[str]) -> str:
     """Why it failed, if it did."""
-    said = docker("exec", *command, check=False, seconds=120)
-    return "{}: `{}` failed: {}".format(command[0], " ".join(command[1:]), said.why) if said.code else ""
+    output = docker("exec", *command, check=False, seconds=120)
+    return "{}: `{}` failed: {}".format(command[0], " ".join(command[1:]), output.why) if output.code else ""
 
 
 def _touch(path: str) -> None:

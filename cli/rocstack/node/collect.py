@@ -47,11 +47,11 @@ def collect(root: str = "/", *, run: bool = True, libraries: bool = True, tree: 
         answers.append(run_command("rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))))
     if live:
         answers += ask_kernel(node.netdevs())
-    for asked in answers:
-        if asked.answer is not None:
-            node.commands[asked.line] = asked.answer
-        elif asked.why:
-            node.unread[asked.line] = asked.why
+    for run_result in answers:
+        if run_result.answer is not None:
+            node.commands[run_result.line] = run_result.answer
+        elif run_result.why:
+            node.unread[run_result.line] = run_result.why
     node.read_ours()
     if tree:
         node.read_tree()
@@ -109,8 +109,8 @@ class _Node:
 
     def read_ours(self) -> None:
         """What a virtual node's model says beyond /sys."""
-        for found in list(self._below(MODEL_FOLDER + "/root")):
-            path, text = found[len(MODEL_FOLDER + "/root") :], self._load(found)
+        for source in list(self._below(MODEL_FOLDER + "/root")):
+            path, text = source[len(MODEL_FOLDER + "/root") :], self._load(source)
             if text is not None:
                 rows = text.partition("\n")[2]  # without the table's head
                 self.files[path] = (
@@ -207,22 +207,22 @@ class _Node:
 
     def _one(self, path: str, keep: str = "") -> None:
         try:
-            found = os.lstat(self.root + path)
+            status = os.lstat(self.root + path)
         except OSError as error:
             self._missed(path, error)
             return
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             self.folders.add(path)
-        elif stat.S_ISREG(found.st_mode):
+        elif stat.S_ISREG(status.st_mode):
             text = self._load(path)
             if text is not None:
                 lines = [line for line in text.splitlines(True) if re.match(keep, line)] if keep else [text]
                 self.files[path] = "".join(lines)
-        elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+        elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             self.devices[path] = {
-                "kind": "c" if stat.S_ISCHR(found.st_mode) else "b",
-                "major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev),
-                "gid": found.st_gid, "mode": stat.S_IMODE(found.st_mode),
+                "kind": "c" if stat.S_ISCHR(status.st_mode) else "b",
+                "major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev),
+                "gid": status.st_gid, "mode": stat.S_IMODE(status.st_mode),
             }  # fmt: skip
 
     def _load(self, path: str) -> str | None:
@@ -256,10 +256,10 @@ class _Node:
     def _gids(self, port: str) -> None:
         """Rows in use, and the empty ones before them: tables have 256 rows or more."""
         rows = sorted((name for name in self.names(port + "/gids") if name.isdigit()), key=int)
-        found = [(row, self._load(port + "/gids/" + row) or "") for row in rows]
-        while found and NO_GID.match(found[-1][1]):
-            found.pop()
-        for row, gid in found:
+        table = [(row, self._load(port + "/gids/" + row) or "") for row in rows]
+        while table and NO_GID.match(table[-1][1]):
+            table.pop()
+        for row, gid in table:
             self.files[port + "/gids/" + row] = gid
             for attribute in () if NO_GID.match(gid) else ("types", "ndevs"):
                 self._one(f"{port}/gid_attrs/{attribute}/{row}")

@@ -79,8 +79,8 @@ def _addresses(sock: socket.socket) -> str:
     """SIOCGIFCONF, and SIOCGIFNETMASK for each; netdevice(7)."""
     size = 24 + 2 * struct.calcsize("P")  # of struct ifreq
     buffer = array.array("B", bytes(size * 1024))
-    asked = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
-    length, _ = struct.unpack("iP", fcntl.ioctl(sock, 0x8912, asked))
+    request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+    length, _ = struct.unpack("iP", fcntl.ioctl(sock, 0x8912, request))
     lines: list[str] = []
     for start in range(0, length, size):
         row = buffer.tobytes()[start : start + size]

@@ -23,8 +23,8 @@ def health(row: Row) -> str:
     ends again and again is unhealthy."""
     if row["State"]["Status"] == "restarting":
         return "unhealthy"
-    found = str((row["State"].get("Health") or {}).get("Status") or "")
-    return "" if found == "none" else found
+    status = str((row["State"].get("Health") or {}).get("Status") or "")
+    return "" if status == "none" else status
 
 
 def wait_healthy(name: str, within: float) -> str:
@@ -58,10 +58,10 @@ def _failure(row: Row) -> str | None:
     if not check:
         return None
     try:
-        said = docker("exec", row["Id"], *check, check=False, seconds=CHECK_TIMEOUT_S)
+        output = docker("exec", row["Id"], *check, check=False, seconds=CHECK_TIMEOUT_S)
     except NodeError as failed:
         return failed.what
-    return said.why if said.code else None
+    return output.why if output.code else None
 
 
 def _check(config: Row) -> list[str]:
@@ -108,7 +108,7 @@ class NotHealthy(NodeError):
         self.done, self.new = done, new
 
 
-def ensure(wanted: Row, image: str, heal: bool = False) -> ContainerResult:
+def ensure(spec: Row, image: str, heal: bool = False) -> ContainerResult:
     """
     Args:
         wanted: {"name", "service", "args", "command", "spec", "reads": paths, "healthy_within": seconds}.
@@ -117,20 +117,20 @@ def ensure(wanted: Row, image: str, heal: bool = False) -> ContainerResult:
 
     Raises:
         NotHealthy: it doesn't start or become healthy. One that it was to replace runs again, or `done` says why not.
-        Failed: the engine refuses something else; nothing was stopped.
+        NodeError: the engine refuses something else; nothing was stopped.
     """
     try:
-        return try_container(wanted, image, heal)
+        return try_container(spec, image, heal)
     except NotHealthy as failed:
         undo(failed)
         raise
 
 
-def try_container(wanted: Row, image: str, heal: bool = False) -> ContainerResult:
+def try_container(spec: Row, image: str, heal: bool = False) -> ContainerResult:
     """The same; after NotHealthy all is as it failed, until `undo`."""
-    began, done = time.monotonic(), ContainerResult(wanted["name"])
-    row, old = _settle(wanted, image)
-    new = row is None or not _is_current(row, wanted, image)
+    began, done = time.monotonic(), ContainerResult(spec["name"])
+    row, old = _settle(spec, image)
+    new = row is None or not _is_current(row, spec, image)
     if new:
         done.action = "replaced" if row else "created"
     try:
@@ -138,9 +138,9 @@ def try_container(wanted: Row, image: str, heal: bool = False) -> ContainerResul
             _stop(row)
             docker("rename", done.name, done.name + OLD)
             old = row
-        why = _run(wanted, image, done.notes) if row is None or new else _keep(row, done, heal, unsure=old is not None)
+        why = _run(spec, image, done.notes) if row is None or new else _keep(row, done, heal, unsure=old is not None)
         if not why and done.action != "kept":
-            why = wait_healthy(done.name, float(wanted["healthy_within"]))
+            why = wait_healthy(done.name, float(spec["healthy_within"]))
             done.health = "" if why else "healthy"
     except NodeError as failed:  # an engine that doesn't answer
         why = failed.what
@@ -181,13 +181,13 @@ def find(*names: str) -> list[Row]:
     return [{**row, "Name": row["Name"].lstrip("/")} for row in rows]
 
 
-def _settle(wanted: Row, image: str) -> tuple[Row | None, Row | None]:
+def _settle(spec: Row, image: str) -> tuple[Row | None, Row | None]:
     """The container and the one that it was replacing when somebody pulled the plug: at most one is left that counts,
     or two where the newer is the wanted one and has to prove itself."""
-    name = wanted["name"]
-    found = {row["Name"]: row for row in find(name, name + OLD)}
-    now, old = found.get(name), found.get(name + OLD)
-    if old is None or (now and _is_current(now, wanted, image)):
+    name = spec["name"]
+    rows = {row["Name"]: row for row in find(name, name + OLD)}
+    now, old = rows.get(name), rows.get(name + OLD)
+    if old is None or (now and _is_current(now, spec, image)):
         return now, old
     if now and _runs(now) and health(now) == "healthy":
         docker("rm", "--force", "--volumes", old["Id"])
@@ -198,10 +198,10 @@ def _settle(wanted: Row, image: str) -> tuple[Row | None, Row | None]:
     return old, None
 
 
-def _is_current(row: Row, wanted: Row, image: str) -> bool:
+def _is_current(row: Row, container: Row, image: str) -> bool:
     spec = (row["Config"].get("Labels") or {}).get(SPEC)
-    same = bool(spec == wanted["spec"] and row["Image"].endswith(image.rpartition(":")[2]))
-    return same and not _stale(row, wanted.get("reads", []))
+    same = bool(spec == container["spec"] and row["Image"].endswith(image.rpartition(":")[2]))
+    return same and not _stale(row, container.get("reads", []))
 
 
 def _stale(row: Row, paths: list[str]) -> bool:
@@ -225,8 +225,8 @@ def _keep(now: Row, done: ContainerResult, heal: bool, unsure: bool) -> str:
         docker("unpause", done.name)
     elif not _runs(now):
         done.action = "started"
-        said = docker("start", done.name, check=False)
-        return said.why if said.code else ""
+        output = docker("start", done.name, check=False)
+        return output.why if output.code else ""
     # One that ends again and again runs now and then.
     ill = done.health == "unhealthy" or (now.get("RestartCount") and done.health != "healthy")
     if heal and ill:
@@ -241,37 +241,39 @@ def _keep(now: Row, done: ContainerResult, heal: bool, unsure: bool) -> str:
     return ""
 
 
-def _run(wanted: Row, image: str, notes: list[str]) -> str:
+def _run(spec: Row, image: str, notes: list[str]) -> str:
     """Creates and starts it; why it didn't start. A limit that the engine can't set is left out, which is noted."""
-    args = list(wanted["args"])
+    args = list(spec["args"])
     # After a kill of the engine `unless-stopped` counts as stopped by a person (Docker 26).
-    line = ["run", "--detach", "--pull=never", "--restart=always", "--name=" + wanted["name"]]
-    line += ["--label={}={}".format(SERVICE, wanted["service"]), "--label={}={}".format(SPEC, wanted["spec"])]
+    line = ["run", "--detach", "--pull=never", "--restart=always", "--name=" + spec["name"]]
+    line += ["--label={}={}".format(SERVICE, spec["service"]), "--label={}={}".format(SPEC, spec["spec"])]
     while True:
-        said = docker(*line, *args, image, *wanted.get("command", []), check=False, seconds=CREATE_S)
-        limit = refused_ulimit(said.err) if said.code else None
+        output = docker(*line, *args, image, *spec.get("command", []), check=False, seconds=CREATE_S)
+        limit = refused_ulimit(output.err) if output.code else None
         less = [arg for arg in args if not arg.startswith(f"--ulimit={limit}=")]
         if not limit or less == args:
-            return said.why if said.code else ""
-        docker("rm", "--force", wanted["name"])
+            return output.why if output.code else ""
+        docker("rm", "--force", spec["name"])
         args = less
         notes.append(limit_note(limit, None))
 
 
 def _not_healthy(done: ContainerResult, why: str, new: bool) -> NotHealthy:
     try:
-        said = docker("logs", "--tail", str(LOG_LINES), done.name, check=False)
+        output = docker("logs", "--tail", str(LOG_LINES), done.name, check=False)
     except NodeError as failed:
-        said = CommandOutput(1, "", failed.what)
-    done.log = [line.rstrip() for line in (said.out + said.err).splitlines() if line.strip()] if not said.code else []
+        output = CommandOutput(1, "", failed.what)
+    done.log = (
+        [line.rstrip() for line in (output.out + output.err).splitlines() if line.strip()] if not output.code else []
+    )
     return NotHealthy(done, why + (": " + done.log[-1].strip() if done.log else ""), new)
 
 
 def _bring_back(done: ContainerResult) -> str | None:
     """Why the one before isn't healthy; None where there is none. As the engine has them now: it may have failed
     anywhere between the stop of the one and the start of the other."""
-    found = {row["Name"]: row for row in find(done.name, done.name + OLD)}
-    new, old = found.get(done.name), found.get(done.name + OLD)
+    rows = {row["Name"]: row for row in find(done.name, done.name + OLD)}
+    new, old = rows.get(done.name), rows.get(done.name + OLD)
     if old or done.action == "created":
         if new:
             _stop(new)  # not killed: it may be converting its database
@@ -279,8 +281,8 @@ def _bring_back(done: ContainerResult) -> str | None:
         if old is None:
             return None
         docker("rename", old["Id"], done.name)
-    said = docker("start", done.name, check=False)
-    return said.why if said.code else wait_healthy(done.name, BACK_S)
+    output = docker("start", done.name, check=False)
+    return output.why if output.code else wait_healthy(done.name, BACK_S)
 
 
 def _stop(row: Row) -> None:

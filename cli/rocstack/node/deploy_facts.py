@@ -29,26 +29,26 @@ LISTENS = "0A"
 
 def listening(tables: Iterable[str]) -> dict[int, set[str]]:
     """Port -> inodes of the sockets that listen on it, from the text of /proc/net/tcp and tcp6."""
-    found: dict[int, set[str]] = {}
+    sockets: dict[int, set[str]] = {}
     for table in tables:
         for line in table.splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[3] == LISTENS:
-                found.setdefault(int(words[1].rpartition(":")[2], 16), set()).add(words[9])
-    return found
+                sockets.setdefault(int(words[1].rpartition(":")[2], 16), set()).add(words[9])
+    return sockets
 
 
 def processes() -> dict[int, tuple[str, int]]:
     """Pid -> name and parent."""
-    found = {}
+    table = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             text = read_text("/proc/" + entry + "/stat")
             name, _, rest = text.partition("(")[2].rpartition(")")
             words = rest.split()
             if len(words) > 1:
-                found[int(entry)] = (name, int(words[1]))
-    return found
+                table[int(entry)] = (name, int(words[1]))
+    return table
 
 
 def service_of(pid: int, known: Mapping[int, tuple[str, int]], services: Mapping[int, str]) -> str:
@@ -62,41 +62,41 @@ def service_of(pid: int, known: Mapping[int, tuple[str, int]], services: Mapping
 
 def socket_owners(inodes: set[str]) -> list[int]:
     """Processes that hold one of these sockets; those that can't be looked into are left out."""
-    wanted = {"socket:[" + inode + "]" for inode in inodes}
-    found = []
+    links = {"socket:[" + inode + "]" for inode in inodes}
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 folder = "/proc/" + entry + "/fd/"
-                if any(_link(folder + number) in wanted for number in os.listdir(folder)):
-                    found.append(int(entry))
+                if any(_link(folder + number) in links for number in os.listdir(folder)):
+                    pids.append(int(entry))
             except OSError:
                 continue
-    return found
+    return pids
 
 
-def listening_services(wanted: Sequence[int], services: Mapping[int, str]) -> dict[str, dict[str, str]]:
+def listening_services(asked_ports: Sequence[int], services: Mapping[int, str]) -> dict[str, dict[str, str]]:
     """Of the wanted ports those that somebody listens on: {"6817": {"program": "slurmctld", "service": "control"}}.
     `program` is empty where it can't be seen, `service` where it is none of ours."""
     taken = listening(read_text("/proc/net/" + name) for name in ("tcp", "tcp6"))
-    taken = {port: inodes for port, inodes in taken.items() if port in wanted}
+    taken = {port: inodes for port, inodes in taken.items() if port in asked_ports}
     known = processes() if taken else {}
-    found = {}
+    services_by_port = {}
     for port, inodes in taken.items():
         pids = socket_owners(inodes)
         ours = [pid for pid in pids if service_of(pid, known, services)]
         pid = next(iter(ours + pids), 0)
         program = known[pid][0] if pid in known else ""
-        found[str(port)] = {"program": program, "service": service_of(pid, known, services)}
-    return found
+        services_by_port[str(port)] = {"program": program, "service": service_of(pid, known, services)}
+    return services_by_port
 
 
 def foreign_daemons(services: Mapping[int, str]) -> list[str]:
     """Slurm's and MUNGE's daemons on this node's network that run outside our containers. Another container may have
     a network of its own; where only root can tell, it counts."""
-    known, here = processes(), _link("/proc/self/ns/net")
+    known, own_network = processes(), _link("/proc/self/ns/net")
     named = {pid: name for pid, (name, _) in known.items() if DAEMONS.fullmatch(name)}
-    near = {pid: name for pid, name in named.items() if _link(f"/proc/{pid}/ns/net") in ("", here)}
+    near = {pid: name for pid, name in named.items() if _link(f"/proc/{pid}/ns/net") in ("", own_network)}
     return sorted({name for pid, name in near.items() if not service_of(pid, known, services)})
 
 
@@ -118,14 +118,14 @@ def user_ids(uids: Sequence[int], names: Sequence[str]) -> tuple[dict[str, str],
 
 def resolve_names(names: Sequence[str]) -> dict[str, list[str]]:
     """Name -> IPv4 and IPv6 addresses, none where nobody knows it. A name server that is silent costs PATIENCE."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+    addresses: dict[str, list[str]] = {name: [] for name in names}
 
     def ask(name: str) -> None:
         try:
             rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return
-        found[name] = sorted({str(row[4][0]) for row in rows})
+        addresses[name] = sorted({str(row[4][0]) for row in rows})
 
     # Not a pool, which waits for its threads when the program ends.
     threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
@@ -134,12 +134,12 @@ def resolve_names(names: Sequence[str]) -> dict[str, list[str]]:
     until = time.monotonic() + TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    return dict(found)
+    return dict(addresses)
 
 
 def try_addresses(addresses: Sequence[str]) -> dict[str, str]:
     """ "10.0.0.1:6817" -> "" where that host answers, be it with a refusal; else why not. All at once."""
-    found = dict.fromkeys(addresses, f"no answer within {TIMEOUT_S:g} s")
+    errors = dict.fromkeys(addresses, f"no answer within {TIMEOUT_S:g} s")
     with selectors.DefaultSelector() as waiting:
         for address in addresses:
             host, _, port = address.rpartition(":")
@@ -149,33 +149,33 @@ def try_addresses(addresses: Sequence[str]) -> dict[str, str]:
             try:
                 code = sock.connect_ex((host.strip("[]"), int(port)))
             except (OSError, ValueError) as error:
-                found[address] = str(error)
+                errors[address] = str(error)
                 sock.close()
                 continue
             if code in (0, errno.ECONNREFUSED):
-                found[address] = ""
+                errors[address] = ""
                 sock.close()
             elif code == errno.EINPROGRESS:
                 waiting.register(sock, selectors.EVENT_WRITE, address)
             else:
-                found[address] = os.strerror(code)
+                errors[address] = os.strerror(code)
                 sock.close()
         until = time.monotonic() + TIMEOUT_S
         while waiting.get_map() and time.monotonic() < until:
             for key, _ in waiting.select(max(0.0, until - time.monotonic())):
                 sock = key.fileobj  # type: ignore[assignment]
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                found[key.data] = "" if code in (0, errno.ECONNREFUSED) else os.strerror(code)
+                errors[key.data] = "" if code in (0, errno.ECONNREFUSED) else os.strerror(code)
                 waiting.unregister(sock)
                 sock.close()
         for key in list(waiting.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
-    return found
+    return errors
 
 
 def written_files(unread: dict[str, str], root: str = ETC) -> dict[str, str]:
     """Path -> sha256 of what deploy wrote."""
-    found = {}
+    hashes = {}
 
     def missed(error: OSError) -> None:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
@@ -187,17 +187,17 @@ def written_files(unread: dict[str, str], root: str = ETC) -> dict[str, str]:
             try:
                 if os.path.isfile(path) and os.path.getsize(path) <= LARGEST_FILE:
                     with open(path, "rb") as file:
-                        found[path] = hashlib.sha256(file.read()).hexdigest()
+                        hashes[path] = hashlib.sha256(file.read()).hexdigest()
             except OSError as error:
                 missed(error)
-    return found
+    return hashes
 
 
 def json_file(path: str, unread: dict[str, str]) -> dict[str, Any] | None:
     """A JSON file of ours; None where there is none."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.loads(file.read(LARGEST_FILE))
+            data = json.loads(file.read(LARGEST_FILE))
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             unread[path] = error.strerror or str(error)
@@ -205,7 +205,7 @@ def json_file(path: str, unread: dict[str, str]) -> dict[str, Any] | None:
     except ValueError:
         unread[path] = "not JSON"
         return None
-    return found if isinstance(found, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def machine_id() -> str:
@@ -216,8 +216,8 @@ def machine_id() -> str:
 
 
 def total_memory() -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB", read_text("/proc/meminfo"), re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
+    match = re.search(r"^MemTotal:\s+(\d+) kB", read_text("/proc/meminfo"), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else 0
 
 
 def read_text(path: str) -> str:

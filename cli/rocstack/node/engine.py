@@ -42,7 +42,7 @@ class CommandOutput(NamedTuple):
 def docker(*words: str, stdin: str = "", seconds: float = TIMEOUT_S, check: bool = True) -> CommandOutput:
     """
     Raises:
-        Failed: there is no docker command, no answer within `seconds`, or (with `check`) its complaint.
+        NodeError: there is no docker command, no answer within `seconds`, or (with `check`) its complaint.
     """
     try:
         done = subprocess.run(
@@ -53,21 +53,21 @@ def docker(*words: str, stdin: str = "", seconds: float = TIMEOUT_S, check: bool
             f"the engine didn't answer `docker {words[0]}` within {seconds:g} s",
             "the engine or its disk hangs: see its log on the node",
         ) from None
-    said = CommandOutput(
+    output = CommandOutput(
         done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
     )
-    if check and said.code:
-        raise NodeError(said.why)
-    return said
+    if check and output.code:
+        raise NodeError(output.why)
+    return output
 
 
 def inspect_existing(kind: str, *names: str) -> str:
     """What `docker <kind> inspect` says of those that exist: a JSON list."""
-    said = docker(kind, "inspect", *names, check=False)
-    complaints = [line for line in said.err.lower().splitlines() if line and "no such" not in line]
-    if said.code and complaints:
-        raise NodeError(said.why)
-    return said.out if said.out.strip() else "[]"
+    output = docker(kind, "inspect", *names, check=False)
+    complaints = [line for line in output.err.lower().splitlines() if line and "no such" not in line]
+    if output.code and complaints:
+        raise NodeError(output.why)
+    return output.out if output.out.strip() else "[]"
 
 
 class EngineApi(http.client.HTTPConnection):
@@ -97,10 +97,10 @@ class EngineApi(http.client.HTTPConnection):
 
 
 def _docker_path() -> str:
-    found = shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PROGRAM_FOLDERS)
-    if not found:
+    program = shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PROGRAM_FOLDERS)
+    if not program:
         raise NodeError("there is no docker command", "no container engine is installed", "no-engine")
-    return found
+    return program
 
 
 def _environment() -> dict[str, str]:

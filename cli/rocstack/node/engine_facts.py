@@ -45,11 +45,11 @@ class EngineCommand:
             return "", SILENT, f"no answer within {TIMEOUT_S:g} s"
         except OSError as error:
             return "", FAILED, f"{self.program}: {error.strerror or error}"
-        said = done.stderr.decode("utf-8", "replace").strip()
+        complaint = done.stderr.decode("utf-8", "replace").strip()
         if done.returncode == 0:
             return done.stdout.decode("utf-8", "replace"), "", ""
-        said = said or f"exit status {done.returncode}"
-        return "", next((word for word, text in _WHY if text.search(said)), FAILED), said.splitlines()[-1]
+        complaint = complaint or f"exit status {done.returncode}"
+        return "", next((word for word, text in _WHY if text.search(complaint)), FAILED), complaint.splitlines()[-1]
 
     def inspect(self, kind: str, listing: tuple[str, ...]) -> list[Row]:
         """All that `docker <kind> <listing>` lists; what is removed in between is not in it."""
@@ -80,8 +80,8 @@ def engine_facts(program: str | None = None) -> Row:
         text, problem, error = info.result()
         rows = {"container": containers.result(), "image": images.result()}
     # `docker info` may succeed with a client that reached nobody: then it says so in ServerErrors.
-    said = _parsed(text, dict)
-    problems = said.get("ServerErrors") or []
+    facts = _parsed(text, dict)
+    problems = facts.get("ServerErrors") or []
     if not problem and problems:
         error = str(problems[0]).strip()
         problem = next((word for word, pattern in _WHY if pattern.search(error)), FAILED)
@@ -90,7 +90,7 @@ def engine_facts(program: str | None = None) -> Row:
             if isinstance(rows_or_why, str):
                 problem, error = FAILED, rows_or_why
     return {
-        "engine": {**_engine(said), "problem": problem, "error": error},
+        "engine": {**_engine(facts), "problem": problem, "error": error},
         "containers": [_container(row) for row in rows["container"]] if not problem else [],
         "images": [_image(row) for row in rows["image"]] if not problem else [],
     }
@@ -105,16 +105,16 @@ def _try(engine: EngineCommand, kind: str, listing: tuple[str, ...]) -> Any:
 
 def _parsed(text: str, kind: Any) -> Any:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    return found if isinstance(found, kind) else kind()
+        value = None
+    return value if isinstance(value, kind) else kind()
 
 
 def _engine(info: Row) -> Row:
     if isinstance(info.get("host"), dict):  # podman's own words
         host, store = info["host"], info.get("store") or {}
-        found = {
+        facts = {
             "name": "podman", "version": (info.get("version") or {}).get("Version", ""),
             "root": store.get("graphRoot", ""), "driver": store.get("graphDriverName", ""), "store": "graph",
             "cgroup": int(str(host.get("cgroupVersion", "v0")).lstrip("v") or 0),
@@ -122,7 +122,7 @@ def _engine(info: Row) -> Row:
         }  # fmt: skip
     else:
         snapshotter = any("io.containerd.snapshotter" in str(row) for row in info.get("DriverStatus") or [])
-        found = {
+        facts = {
             "name": "docker", "version": info.get("ServerVersion") or "", "root": info.get("DockerRootDir") or "",
             "driver": info.get("Driver") or "", "store": "containerd" if snapshotter else "graph",
             "cgroup": int(info.get("CgroupVersion") or 0),
@@ -130,8 +130,8 @@ def _engine(info: Row) -> Row:
         }  # fmt: skip
         address = str((info.get("Containerd") or {}).get("Address", ""))
         if snapshotter and address.startswith("/run/containerd/"):  # not the engine's own: its layers lie elsewhere
-            found["root"] = "/var/lib/containerd"
-    return {**found, **_room(str(found["root"])), **_process(), "cgroup_writable": cgroup_writable()}
+            facts["root"] = "/var/lib/containerd"
+    return {**facts, **_room(str(facts["root"])), **_process(), "cgroup_writable": cgroup_writable()}
 
 
 def _room(root: str) -> Row:
@@ -145,9 +145,9 @@ def _room(root: str) -> Row:
 def _process() -> Row:
     """What the engine's own process may: a container gets no more."""
     pid = _read("/run/docker.pid").strip()
-    place = f"/proc/{pid if pid.isdigit() and os.path.isdir('/proc/' + pid) else 1}/"
-    limits = hard_limits(_read(place + "limits"))
-    raises = raises_limits(_read(place + "status"), _read(place + "uid_map"))
+    folder = f"/proc/{pid if pid.isdigit() and os.path.isdir('/proc/' + pid) else 1}/"
+    limits = hard_limits(_read(folder + "limits"))
+    raises = raises_limits(_read(folder + "status"), _read(folder + "uid_map"))
     return {"memlock": limits.get("memlock"), "limits": limits, "raises_limits": raises}
 
 

@@ -11,10 +11,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rocstack.node.nic_settings import FabricSetting
-
 from . import rdma_ports, sockets
-from .nic_settings import NicSettings, condition_names, holds, missing_plugin
+from .nic_settings import FabricSetting, NicSettings, condition_names, holds, missing_plugin
 from .profile import Affinity, NodeProfile, Port
 from .rdma_ports import ETHERNET, ExcludedPort, Hca, choose_ports
 
@@ -42,7 +40,7 @@ class Fabric:
 
     node: str
     nic: str
-    lines: tuple[FabricVariable, ...]
+    variables: tuple[FabricVariable, ...]
     hcas: tuple[Hca, ...] = ()
     excluded: tuple[ExcludedPort, ...] = ()
     affinity: tuple[Affinity, ...] = ()
@@ -52,19 +50,19 @@ class Fabric:
 
     @property
     def env(self) -> dict[str, str]:
-        return {line.name: line.value for line in self.lines}
+        return {line.name: line.value for line in self.variables}
 
 
 class _Draft:
-    """Lines, notes and warnings while they come together."""
+    """Variables, notes and warnings while they come together."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, FabricVariable] = {}
+        self.variables: dict[str, FabricVariable] = {}
         self.notes: list[str] = []
         self.warnings: list[str] = []
 
     def set(self, name: str, value: str, reason: str, source: str = "") -> None:
-        self.lines[name] = FabricVariable(name, value, reason, source)
+        self.variables[name] = FabricVariable(name, value, reason, source)
 
 
 def fabric(
@@ -105,7 +103,7 @@ def fabric(
     return Fabric(
         node=profile.name,
         nic=nic.nic,
-        lines=tuple(draft.lines.values()),
+        variables=tuple(draft.variables.values()),
         hcas=hcas,
         excluded=excluded,
         affinity=tuple(sorted(profile.affinity, key=lambda link: (link.gpu, link.nic))),
@@ -255,10 +253,10 @@ def _settings(draft: _Draft, settings: Sequence[FabricSetting], versions: Mappin
             draft.set(name, first.value, first.why, first.source)
             continue
         whens = [setting.when for setting in same if setting.when]
-        asked = dict.fromkeys(part for when in whens for part in condition_names(when))
-        if PORTS in asked and PORTS not in versions:  # said already
+        part_names = dict.fromkeys(part for when in whens for part in condition_names(when))
+        if PORTS in part_names and PORTS not in versions:  # said already
             continue
-        have = ", ".join(f"{part} is {versions.get(part, 'not known')}" for part in asked)
+        have = ", ".join(f"{part} is {versions.get(part, 'not known')}" for part in part_names)
         draft.notes.append(f"{name} is not set: it is for {' or '.join(whens)} ({have})")
 
 
@@ -289,11 +287,11 @@ def _overrides(draft: _Draft, overrides: Mapping[str, str | None]) -> None:
     for name, value in overrides.items():
         if not _NAME.fullmatch(name) or (value is not None and not value.isprintable()):
             raise ValueError(f"{name!r} = {value!r} is no environment variable of one line")
-        before = draft.lines.get(name)
+        before = draft.variables.get(name)
         was = f"; computed was {before.value}: {before.reason}" if before else ""
         if value is not None:
             draft.set(name, value, "set by rocstack.yml" + was)
-        elif draft.lines.pop(name, None):
+        elif draft.variables.pop(name, None):
             draft.notes.append(f"{name} is not set, as rocstack.yml says{was}")
     if "NCCL_IB_HCA" in overrides:
         draft.notes.append("GID index and UCX_NET_DEVICES were computed for the ports that rocstack chose")
@@ -319,7 +317,7 @@ def render_env(fabric: Fabric, *, shell: bool = True) -> str:
     head += [f"Note: {note}" for note in fabric.notes]
     head += [f"WARNING: {warning}" for warning in fabric.warnings]
     text = [_comment(line) for line in head]
-    for line in fabric.lines:
+    for line in fabric.variables:
         value = shlex.quote(line.value) if shell and not _BARE.fullmatch(line.value) else line.value
         text += ["", _comment(line.reason + (f" [{line.source}]" if line.source else "")), f"{line.name}={value}"]
     return "\n".join(text) + "\n"

@@ -19,30 +19,30 @@ def entry(path: str, content: bytes, mode: int) -> Entry:
     return {"path": path, "content": text, "mode": f"{mode:o}", "uid": os.geteuid(), "gid": os.getegid()}
 
 
-def ensure(wanted: list[Entry]) -> list[str]:
+def ensure(entries: list[Entry]) -> list[str]:
     """Makes the files so; gives the paths of those that were not.
 
     Raises:
-        Failed: one can't be written; says which and why, never what is in it.
+        NodeError: one can't be written; says which and why, never what is in it.
     """
-    return [file["path"] for file in wanted if _ensure(file)]
+    return [file["path"] for file in entries if _ensure(file)]
 
 
-def read_before(wanted: list[Entry]) -> list[Entry]:
+def read_before(entries: list[Entry]) -> list[Entry]:
     """What is there instead of those that are not as they should be; without "content" where nothing is.
 
     Raises:
-        Failed: one can't be read.
+        NodeError: one can't be read.
     """
     there: list[Entry] = []
-    for file in wanted:
+    for file in entries:
         path = str(file["path"])
         try:
-            found = _read_entry(path)
+            present = _read_entry(path)
         except OSError as error:
             raise NodeError(f"{path} can't be read: {error.strerror or error}", kind="file") from None
-        if found is None or _values(found) != _values(file):
-            there.append(found or {"path": path})
+        if present is None or _values(present) != _values(file):
+            there.append(present or {"path": path})
     return there
 
 
@@ -50,7 +50,7 @@ def put_back(there: list[Entry]) -> None:
     """Makes it so again.
 
     Raises:
-        Failed: one can't be written or removed.
+        NodeError: one can't be written or removed.
     """
     for file in there:
         if "content" in file:
@@ -77,8 +77,8 @@ def _ensure(file: Entry) -> bool:
 
 
 def _same(file: Entry) -> bool:
-    found = _read_entry(str(file["path"]))
-    return found is not None and _values(found) == _values(file)
+    present = _read_entry(str(file["path"]))
+    return present is not None and _values(present) == _values(file)
 
 
 def _values(file: Entry) -> tuple[int, int, int, bytes]:
@@ -94,11 +94,11 @@ def _read_entry(path: str) -> Entry | None:
             return None
         raise
     with open(descriptor, "rb") as opened:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             return None
-        text, mode = base64.b64encode(opened.read()).decode(), stat.S_IMODE(found.st_mode)
-    return {"path": path, "content": text, "mode": f"{mode:o}", "uid": found.st_uid, "gid": found.st_gid}
+        text, mode = base64.b64encode(opened.read()).decode(), stat.S_IMODE(status.st_mode)
+    return {"path": path, "content": text, "mode": f"{mode:o}", "uid": status.st_uid, "gid": status.st_gid}
 
 
 def make_folder(path: str) -> None:

@@ -22,8 +22,8 @@ _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
 
 def slingshot_libraries(libraries: Sequence[Library]) -> dict[str, Library]:
     """Driver -> the library that is mounted: HPE's newest, since the distribution's libfabric lacks cxi."""
-    found = {driver: [library for library in libraries if library.driver == driver] for driver in SLINGSHOT_FILES}
-    return {driver: max(several, key=_library_rank) for driver, several in found.items() if several}
+    by_driver = {driver: [library for library in libraries if library.driver == driver] for driver in SLINGSHOT_FILES}
+    return {driver: max(several, key=_library_rank) for driver, several in by_driver.items() if several}
 
 
 def slingshot_misfits(image: ImageFacts, libraries: Sequence[Library]) -> Iterator[tuple[bool, str, str]]:
@@ -36,8 +36,8 @@ def slingshot_misfits(image: ImageFacts, libraries: Sequence[Library]) -> Iterat
         if wants is None or has is None:
             yield False, f"which glibc {library.path} or the image needs could not be read", ""
         elif wants > has:
-            says = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
-            yield True, says, "build on a newer base"
+            what = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
+            yield True, what, "build on a newer base"
     if image.fabric is not None and "libfabric" in own:
         library = own["libfabric"]
         wants, has = release_numbers(image.fabric), release_numbers(library.fabric)
@@ -46,8 +46,8 @@ def slingshot_misfits(image: ImageFacts, libraries: Sequence[Library]) -> Iterat
         elif has is None:
             yield False, f"which symbol versions {library.path} has could not be read", ""
         elif wants > has:
-            says = f"RCCL's plugin needs FABRIC_{image.fabric}, {library.path} has FABRIC_{library.fabric}"
-            yield True, says, "build on a stack with an older libfabric (Ubuntu 24.04 has 1.17)"
+            what = f"RCCL's plugin needs FABRIC_{image.fabric}, {library.path} has FABRIC_{library.fabric}"
+            yield True, what, "build on a stack with an older libfabric (Ubuntu 24.04 has 1.17)"
 
 
 def _library_rank(library: Library) -> tuple[bool, list[int], str]:
@@ -105,8 +105,8 @@ def judge(image: ImageFacts, node: NodeProfile) -> GateVerdict:
     findings = _reasons(image, node)
     results = {finding.result for finding in findings}
     result = UNFIT if UNFIT in results else FITS if results == {FITS} else UNKNOWN
-    place = next((finding.place for finding in findings if result == FITS), None)
-    return GateVerdict(node.name, image.name, result, tuple(findings), place, node.virtual)
+    prefix = next((finding.place for finding in findings if result == FITS), None)
+    return GateVerdict(node.name, image.name, result, tuple(findings), prefix, node.virtual)
 
 
 def _reasons(image: ImageFacts, node: NodeProfile) -> list[GateFinding]:
@@ -178,12 +178,12 @@ def _cards(image: ImageFacts, node: NodeProfile) -> int:
 def _cxi_reasons(image: ImageFacts, node: NodeProfile) -> list[GateFinding]:
     if not node.cxi:
         return [_no_cxi(image, node)]
-    found = [GateFinding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")]
+    findings = [GateFinding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")]
     if any(item.what == LIBRARIES for item in node.unread):
-        return [*found, GateFinding(UNKNOWN, "whether the host's libfabric fits can't be read here")]
-    for certain, says, then in slingshot_misfits(image, node.libraries):
-        found.append(GateFinding(UNFIT if certain else UNKNOWN, says, then))
-    return found
+        return [*findings, GateFinding(UNKNOWN, "whether the host's libfabric fits can't be read here")]
+    for certain, what, next_step in slingshot_misfits(image, node.libraries):
+        findings.append(GateFinding(UNFIT if certain else UNKNOWN, what, next_step))
+    return findings
 
 
 def _no_cxi(image: ImageFacts, node: NodeProfile) -> GateFinding:
@@ -249,12 +249,12 @@ def _choose(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> 
             UNKNOWN, f"the private ABI of {_owner(chosen)} or of the image's libibverbs could not be read"
         )
     if image.private_abi != chosen.private_abi:
-        says = f"{_owner(chosen)} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
-        return GateFinding(UNFIT, says, f"`rocstack build --nic {image.nic}` puts one that fits into the image")
-    wanted = f"lib{chosen.driver}-rdmav{image.private_abi}.so"
-    name = (chosen.path or wanted).rpartition("/")[2]
-    if name != wanted:
-        return GateFinding(UNFIT, f"libibverbs loads {wanted}, the image has {name}", REBUILD)
+        what = f"{_owner(chosen)} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
+        return GateFinding(UNFIT, what, f"`rocstack build --nic {image.nic}` puts one that fits into the image")
+    expected = f"lib{chosen.driver}-rdmav{image.private_abi}.so"
+    name = (chosen.path or expected).rpartition("/")[2]
+    if name != expected:
+        return GateFinding(UNFIT, f"libibverbs loads {expected}, the image has {name}", REBUILD)
     version = f" {chosen.version}" if chosen.version else ""
     return GateFinding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {low}-{high}", place=chosen.place)
 
@@ -263,12 +263,12 @@ def _outside(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) ->
     ranges = sorted({p.kernel_abi for p in providers if p.kernel_abi})
     if not all(p.kernel_abi for p in providers):
         return GateFinding(UNKNOWN, f"kernel ABI {abi}; the range of {_owner(providers[0])} could not be read")
-    says = f"kernel ABI {abi}, {_owner(providers[0])} supports {', '.join(f'{low}-{high}' for low, high in ranges)}"
+    what = f"kernel ABI {abi}, {_owner(providers[0])} supports {', '.join(f'{low}-{high}' for low, high in ranges)}"
     if providers[0].way == HOST:
-        return GateFinding(UNFIT, says, "install the library of the driver's own release there")
+        return GateFinding(UNFIT, what, "install the library of the driver's own release there")
     inbox = any(low <= 1 <= high for low, high in ranges)
     load = "the kernel's own driver (ABI 1)" if inbox else "the driver it is for"
-    return GateFinding(UNFIT, says, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or load {load}")
+    return GateFinding(UNFIT, what, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or load {load}")
 
 
 def _owner(provider: ImageProvider) -> str:
@@ -286,15 +286,15 @@ def _from_host(
         if any(item.what == LIBRARIES for item in node.unread):
             findings.append(GateFinding(UNKNOWN, f"whether the host's {provider.driver} fits can't be read here"))
             return None
-        says = f"no {provider.driver} library on the host to mount"
-        findings.append(GateFinding(UNFIT, says, "install the vendor's library there, or build without `--way host`"))
+        what = f"no {provider.driver} library on the host to mount"
+        findings.append(GateFinding(UNFIT, what, "install the vendor's library there, or build without `--way host`"))
         return None
     wants, has = release_numbers(library.glibc), release_numbers(image.glibc)
     if wants is None or has is None:
         findings.append(GateFinding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read"))
     elif wants > has:
-        says = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
-        findings.append(GateFinding(UNFIT, says, "build without `--way host`"))
+        what = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
+        findings.append(GateFinding(UNFIT, what, "build without `--way host`"))
     span = library.kernel_abi
     known = span if span and 0 <= span[0] <= span[1] else None
     return replace(provider, path=None, version=library.version, private_abi=library.private_abi, kernel_abi=known)

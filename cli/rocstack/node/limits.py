@@ -28,12 +28,12 @@ LIMITS = {
 
 def hard_limits(table: str) -> dict[str, int]:
     """From /proc/PID/limits: columns limit (26 wide), soft, hard, unit. What is no number is left out."""
-    found = {}
+    limits = {}
     for line in table.splitlines():
         name, values = LIMITS.get(line[:26].strip()), line[26:].split()
         if name and len(values) > 1 and (values[1] == "unlimited" or (values[1].isdecimal() and len(values[1]) < 21)):
-            found[name] = UNLIMITED if values[1] == "unlimited" else int(values[1])
-    return found
+            limits[name] = UNLIMITED if values[1] == "unlimited" else int(values[1])
+    return limits
 
 
 def raises_limits(status: str, uid_map: str) -> bool:
@@ -49,8 +49,8 @@ def raises_limits(status: str, uid_map: str) -> bool:
 
 def pairs(lines: Iterable[str]) -> dict[str, str]:
     """`key value` lines, as KFD's properties and /proc/PID/status have them."""
-    found = (line.split(None, 1) for line in lines)
-    return {words[0].rstrip(":"): words[1] for words in found if len(words) == 2}
+    rows = (line.split(None, 1) for line in lines)
+    return {words[0].rstrip(":"): words[1] for words in rows if len(words) == 2}
 
 
 # RLIMIT_* numbers of Linux, which is how runc names a limit that it could not set.

@@ -78,14 +78,14 @@ def holds(when: str | None, versions: Mapping[str, str]) -> bool | None:
     """
     answer: bool | None = True
     for part in (when or "").split(",") if when else ():
-        found = _CONDITION.fullmatch(part.strip())
-        if not found:
+        match = _CONDITION.fullmatch(part.strip())
+        if not match:
             raise ValueError(f"'{part.strip()}' is no condition; write a name, or as in rocm>=7.2.1")
-        name, how, wanted = found.groups()
+        name, how, bound = match.groups()
         if how is None:
             one: bool | None = name in versions
         else:
-            one = _compare(versions.get(name), how, wanted)
+            one = _compare(versions.get(name), how, bound)
         if one is False:
             return False
         answer = None if one is None else answer
@@ -103,11 +103,11 @@ def missing_plugin(nic: NicSettings, versions: Mapping[str, str]) -> list[str]:
 
 def condition_names(when: str) -> list[str]:
     """The names that the conditions speak of."""
-    return [found.group(1) for found in _CONDITION.finditer(when) if found.group(1)]
+    return [match.group(1) for match in _CONDITION.finditer(when) if match.group(1)]
 
 
-def _compare(version: str | None, how: str, wanted: str) -> bool | None:
-    have, want = version_numbers(version or ""), version_numbers(wanted)
+def _compare(version: str | None, how: str, bound: str) -> bool | None:
+    have, want = version_numbers(version or ""), version_numbers(bound)
     if not have:
         return None
     length = max(len(have), len(want))
@@ -117,5 +117,5 @@ def _compare(version: str | None, how: str, wanted: str) -> bool | None:
 
 def version_numbers(version: str) -> list[int]:
     """7.2.1 of `7.2.1-43~24.04`; nothing where it doesn't begin with a number."""
-    found = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
-    return [int(part) for part in found.group(1).split(".")] if found else []
+    match = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
+    return [int(part) for part in match.group(1).split(".")] if match else []

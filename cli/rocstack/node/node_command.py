@@ -102,7 +102,7 @@ def environment(
     image: ImageFacts,
     manifest: Mapping[str, object],
     environ: Mapping[str, str],
-    asked: StartOptions,
+    options: StartOptions,
 ) -> Fabric:
     """What the container was started with wins."""
     name = image.nic or "tcp"
@@ -110,23 +110,23 @@ def environment(
     if nic is None:
         raise LookupError(f"{NICS} has no NIC profile {name}")
     versions = manifest.get("versions")
-    address = resolve_first(asked.controllers)
+    address = resolve_first(options.controllers)
 
     def compute(overrides: Mapping[str, str | None]) -> Fabric:
         return fabric(
             node,
             nic,
             control_address=address,
-            data_subnets=asked.subnets,
+            data_subnets=options.subnets,
             versions=dict(versions) if isinstance(versions, dict) else {},
             overrides=overrides,
         )
 
     # A value of several lines can't stand in the file; it is left as it is.
-    mine = {key: environ[key] if environ[key].isprintable() else None for key in compute({}).env if key in environ}
-    computed = compute(mine)
-    if asked.controllers and not address:
-        names = ", ".join(asked.controllers)
+    own = {key: environ[key] if environ[key].isprintable() else None for key in compute({}).env if key in environ}
+    computed = compute(own)
+    if options.controllers and not address:
+        names = ", ".join(options.controllers)
         lost = f"ROCSTACK_CONTROLLER: {names} did not resolve within {RESOLVE_TIMEOUT_S:g} s"
         return replace(computed, warnings=(*computed.warnings, lost))
     return computed
@@ -135,19 +135,19 @@ def environment(
 def start(*, daemons: bool) -> int:
     """Prints the environment for a shell; what it finds it says on standard error. Daemons don't start on a node that
     the image doesn't fit: jobs would run over TCP without an error. A command runs in any case."""
-    asked = read_options(os.environ)
-    for wrong in asked.wrong:
+    options = read_options(os.environ)
+    for wrong in options.wrong:
         report(wrong)
-    if asked.wrong and daemons:
+    if options.wrong and daemons:
         return 2
     image, manifest = read_image()
     node = read_node()
     verdict = read_verdict(image, node)
     by_name = link_node_provider(image, verdict.place) if verdict.place else ""
     verdict = start_gate.check_loaded_file(image, verdict, os.environ)
-    if asked.gate != OFF and (daemons or verdict.result != FITS):
+    if options.gate != OFF and (daemons or verdict.result != FITS):
         report(f"{verdict.result}: {verdict.sentence}")
-    computed = environment(node, image, manifest, os.environ, asked)
+    computed = environment(node, image, manifest, os.environ, options)
     text = render_env(computed) + (f"\n{start_gate.DRIVERS_VARIABLE}={by_name}\n" if by_name else "")
     print(text, end="", flush=True)  # before the trial: a provider's own fault may end this program
     written = write_env(text)
@@ -157,33 +157,33 @@ def start(*, daemons: bool) -> int:
         report(f"warning: {warning}")
     if not written:
         report(f"warning: none of {', '.join(ENV_FILES)} can be written: Slurm's tasks get no fabric environment")
-    return decide_start(asked.gate, image, node, verdict)
+    return decide_start(options.gate, image, node, verdict)
 
 
 def decide_start(gate: str, image: ImageFacts, node: NodeProfile, verdict: GateVerdict) -> int:
     """For the daemons: 0 start, 1 don't."""
     if gate == OFF:
-        made = start_gate.GateDecision(OFF, verdict.sentence)
+        decision = start_gate.GateDecision(OFF, verdict.sentence)
     else:
-        tried = check_rdma(image, node) if verdict.result != UNFIT else RdmaCheck(None)
-        for line in tried.says if image.providers else ():
+        check = check_rdma(image, node) if verdict.result != UNFIT else RdmaCheck(None)
+        for line in check.lines if image.providers else ():
             report(line)
-        made = start_gate.decide(gate, verdict, tried)
-    if not start_gate.write_decision(made) and made.starts:
+        decision = start_gate.decide(gate, verdict, check)
+    if not start_gate.write_decision(decision) and decision.starts:
         report(
             f"warning: {start_gate.DECISION_PATH} can't be written: "
-            f"rocstack-prolog does not learn that this is '{made.word}'"
+            f"rocstack-prolog does not learn that this is '{decision.word}'"
         )
-    return 0 if made.starts else 1
+    return 0 if decision.starts else 1
 
 
-def link_node_provider(image: ImageFacts, place: str) -> str:
+def link_node_provider(image: ImageFacts, prefix: str) -> str:
     """What RDMAV_DRIVERS must say, where no link can be made; the trial here goes by it too."""
-    by_name = start_gate.link_provider(image, place)
+    by_name = start_gate.link_provider(image, prefix)
     if by_name:
         os.environ[start_gate.DRIVERS_VARIABLE] = by_name
     if len(image.providers) > 1:
-        report(f"{_provider_text(next(each for each in image.providers if each.place == place))} for this node")
+        report(f"{_provider_text(next(each for each in image.providers if each.place == prefix))} for this node")
     return by_name
 
 
@@ -197,28 +197,28 @@ def gate() -> int:
     image, _ = read_image()
     verdict = start_gate.check_loaded_file(image, read_verdict(image, read_node()), {**read_env(), **os.environ})
     print(f"{verdict.result}: {verdict.sentence}")
-    made = start_gate.read_decision()
-    if verdict.result == UNKNOWN and made and made.word == PROVED:
+    decision = start_gate.read_decision()
+    if verdict.result == UNKNOWN and decision and decision.word == PROVED:
         print("every device was tried when the daemons started, and worked")
         return 0
     return CODES[verdict.result]
 
 
 def env() -> int:
-    asked = read_options(os.environ)
-    for wrong in asked.wrong:
+    options = read_options(os.environ)
+    for wrong in options.wrong:
         report(wrong)
     image, manifest = read_image()
-    print(render_env(environment(read_node(), image, manifest, os.environ, asked)), end="")
-    return 2 if asked.wrong else 0
+    print(render_env(environment(read_node(), image, manifest, os.environ, options)), end="")
+    return 2 if options.wrong else 0
 
 
 def prove(*, many: bool, every: bool) -> int:
     """0 where every device works; 1 where one doesn't or none could be tried."""
-    tried = check_devices(many=many) if every else check_rdma(read_image()[0], read_node(), many=many)
-    for line in tried.says:
+    check = check_devices(many=many) if every else check_rdma(read_image()[0], read_node(), many=many)
+    for line in check.lines:
         report(line)
-    return 0 if tried.works else 1
+    return 0 if check.works else 1
 
 
 def write_env(text: str) -> bool:
@@ -242,13 +242,13 @@ def read_env() -> dict[str, str]:
 def task() -> int:
     """Slurm's TaskProlog: `export NAME=value` lines; what the job set itself stays. A task runs without them too."""
     try:
-        found = read_env()
+        variables = read_env()
     except (OSError, ValueError) as error:
         report(f"the fabric's environment can't be read: {error}")
         return 0
-    if not found:
+    if not variables:
         report(f"no fabric environment for this task: there is no {' or '.join(ENV_FILES)}")
-    for name, value in found.items():
+    for name, value in variables.items():
         if name not in os.environ:
             print(f"export {name}={value}")
     return 0

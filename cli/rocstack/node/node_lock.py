@@ -24,7 +24,7 @@ def node_lock(folder: str = STATE, within: float = TIMEOUT_S) -> Iterator[None]:
     """Waits up to `within` seconds for whoever is at work on this node.
 
     Raises:
-        Failed: somebody still is, or the lock can't be opened.
+        NodeError: somebody still is, or the lock can't be opened.
     """
     path = os.path.join(folder, LOCK)
     try:

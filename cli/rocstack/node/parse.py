@@ -59,18 +59,18 @@ def system(rec: Recording) -> System:
 
 def groups(rec: Recording) -> dict[str, int]:
     """Groups by name, and the group that owns each kind of device node; where nodes of one kind differ, each one's."""
-    found = {}
+    by_name = {}
     for line in (rec.text("/etc/group") or "").splitlines():
         words = line.split(":")
         gid = _number(words[2]) if len(words) > 2 else None
         if gid is not None:
-            found[words[0]] = gid
+            by_name[words[0]] = gid
     for kind in SHARED_DEVICES:
         pattern = re.compile(kind.replace("*", r"\d+"))
         owners = {path: node.gid for path, node in rec.devices.items() if pattern.fullmatch(path)}
         gids = set(owners.values())
-        found.update({kind: gids.pop()} if len(gids) == 1 else owners)
-    return found
+        by_name.update({kind: gids.pop()} if len(gids) == 1 else owners)
+    return by_name
 
 
 def limits(rec: Recording) -> dict[str, int]:
@@ -81,12 +81,12 @@ def limits(rec: Recording) -> dict[str, int]:
 
 def sysctl(rec: Recording) -> dict[str, str]:
     """Kernel settings by their dotted names."""
-    found = {"kernel.numa_balancing": rec.text("/proc/sys/kernel/numa_balancing")}
+    values = {"kernel.numa_balancing": rec.text("/proc/sys/kernel/numa_balancing")}
     for folder in ("net/core", *(f"net/ipv4/conf/{name}" for name in rec.names("/proc/sys/net/ipv4/conf"))):
         for name in rec.names(f"/proc/sys/{folder}"):
             key = f"{folder}/{name}".translate(_SYSCTL_SWAP)
-            found[key] = rec.text(f"/proc/sys/{folder}/{name}")
-    return {key: value for key, value in found.items() if value is not None}
+            values[key] = rec.text(f"/proc/sys/{folder}/{name}")
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def modules(rec: Recording) -> dict[str, str]:
@@ -99,12 +99,12 @@ def tools(rec: Recording) -> dict[str, str]:
     packages = package_versions(rec)
     texts = {name: _answer(rec, line) for name, line in VERSION_COMMANDS.items()}
     texts["rocm"] = rec.text("/opt/rocm/.info/version") or ""
-    found = {name: match[0] for name, match in ((n, _VERSION.search(text)) for n, text in texts.items()) if match}
+    known = {name: match[0] for name, match in ((n, _VERSION.search(text)) for n, text in texts.items()) if match}
     for name, candidates in VERSION_PACKAGES.items():
         version = next((packages[package] for package in candidates if package in packages), None)
         if version:
-            found.setdefault(name, version)
-    return found
+            known.setdefault(name, version)
+    return known
 
 
 def cxi(rec: Recording) -> tuple[str, ...]:

@@ -42,13 +42,13 @@ class PciFunction:
 
 def pci_functions(rec: Recording) -> list[PciFunction]:
     """In the order of their addresses."""
-    found = []
+    rows = []
     for name in sorted(rec.names(PCI_DEVICES)):
         folder = rec.real(f"{PCI_DEVICES}/{name}")
         vendor, device, kind = (rec.number(f"{folder}/{item}", 16) for item in ("vendor", "device", "class"))
         if _ADDRESS.fullmatch(name) and vendor is not None and device is not None and kind is not None:
-            found.append(PciFunction(name, folder, vendor, device, kind))
-    return found
+            rows.append(PciFunction(name, folder, vendor, device, kind))
+    return rows
 
 
 def pci_path(folder: str) -> tuple[str, ...]:
@@ -83,8 +83,8 @@ def pcie_link(rec: Recording, folder: str) -> Pcie:
 
 def _link_speed(text: str | None) -> float | None:
     """ "32.0 GT/s PCIe"; "Unknown" where the kernel doesn't know the speed."""
-    found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text or "")
-    return float(found[1]) if found else None
+    match = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text or "")
+    return float(match[1]) if match else None
 
 
 def _link_width(lanes: int | None) -> int | None:
@@ -103,11 +103,11 @@ def gpus(rec: Recording) -> tuple[Gpu, ...]:
         (node, facts) for node, facts in sorted(nodes, key=lambda item: item[0]) if facts.get("simd_count", 0) > 0
     ]
     index = {node: number for number, (node, _) in enumerate(driven)}
-    found = []
+    rows = []
     for node, facts in driven:
         address = _gpu_address(facts)
         card = cards.get(address)
-        found.append(
+        rows.append(
             _gpu(
                 rec,
                 card,
@@ -121,12 +121,12 @@ def gpus(rec: Recording) -> tuple[Gpu, ...]:
                 links=_gpu_links(rec, node, index),
             )
         )
-    known = {gpu.pci for gpu in found}
+    known = {gpu.pci for gpu in rows}
     for card in cards.values():
         if card.is_gpu and card.address not in known:
             name = rec.text(card.folder + "/product_name") or None
-            found.append(_gpu(rec, card, index=len(found), pci=card.address, device=card.id, name=name))
-    return tuple(found)
+            rows.append(_gpu(rec, card, index=len(rows), pci=card.address, device=card.id, name=name))
+    return tuple(rows)
 
 
 def _gpu(rec: Recording, card: PciFunction | None, **facts: object) -> Gpu:
@@ -156,8 +156,8 @@ def gfx(version: int) -> str | None:
 
 def _gpu_address(facts: dict[str, int]) -> str:
     """location_id is bus, device, function; in partition modes its upper bits count the partitions."""
-    place = facts.get("location_id", 0) & 0xFFFF
-    return f"{facts.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+    location = facts.get("location_id", 0) & 0xFFFF
+    return f"{facts.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
 def _gpu_name(rec: Recording, node: int, card: PciFunction | None) -> str | None:
@@ -168,14 +168,14 @@ def _gpu_name(rec: Recording, node: int, card: PciFunction | None) -> str | None
 
 
 def _gpu_links(rec: Recording, node: int, index: dict[int, int]) -> tuple[GpuLink, ...]:
-    found = {}
+    links = {}
     for kind in ("p2p_links", "io_links"):  # a direct link says more than a path through the CPU
         for number in rec.names(f"{KFD_NODES}/{node}/{kind}"):
             facts = properties(rec, f"{KFD_NODES}/{node}/{kind}/{number}")
             to, word = index.get(facts.get("node_to", -1)), LINK_KINDS.get(facts.get("type", 0))
             if to is not None and to != index[node] and word:
-                found[to] = GpuLink(to, word, facts.get("weight"))
-    return tuple(found[to] for to in sorted(found))
+                links[to] = GpuLink(to, word, facts.get("weight"))
+    return tuple(links[to] for to in sorted(links))
 
 
 def _is_number(text: str) -> bool:
@@ -203,7 +203,7 @@ def kind_of(device: str, kinds: Iterable[NicKind]) -> NicKind | None:
 def nics(
     rec: Recording, kinds: Sequence[NicKind], netdevs: Sequence[Netdev], verbs: Sequence[Verbs]
 ) -> tuple[Nic, ...]:
-    found = []
+    rows = []
     for card in pci_functions(rec):
         kind = kind_of(card.id, kinds)
         if not card.is_network and kind is None:
@@ -211,15 +211,15 @@ def nics(
         own = tuple(netdev.name for netdev in netdevs if netdev.pci == card.address)
         device = next((device for device in verbs if device.pci == card.address), None)
         driver = driver_of(rec, card.folder)
-        told = _ethtool(rec, own)
-        found.append(
+        ethtool = _ethtool(rec, own)
+        rows.append(
             Nic(
                 pci=card.address,
                 device=card.id,
                 nic=kind.name if kind else None,
                 driver=driver,
-                driver_version=_driver_version(rec, driver, told.get("version")),
-                firmware=told.get("firmware-version") or (device.firmware if device else None),
+                driver_version=_driver_version(rec, driver, ethtool.get("version")),
+                firmware=ethtool.get("firmware-version") or (device.firmware if device else None),
                 numa=numa_node(rec, card.folder),
                 pcie=pcie_link(rec, card.folder),
                 path=pci_path(card.folder),
@@ -227,7 +227,7 @@ def nics(
                 verbs=device.name if device else None,
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def driver_of(rec: Recording, folder: str) -> str | None:
@@ -251,12 +251,12 @@ def _ethtool(rec: Recording, netdevs: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _driver_version(rec: Recording, driver: str | None, told: str | None) -> str | None:
+def _driver_version(rec: Recording, driver: str | None, version: str | None) -> str | None:
     """A driver without a version of its own gives the kernel's (net/ethtool/ioctl.c, since 5.7)."""
     release = rec.text("/proc/sys/kernel/osrelease")
-    if told and told != release:
-        return told
-    return module_version(rec, driver) if driver and rec.exists(f"/sys/module/{driver}") else told and IN_TREE
+    if version and version != release:
+        return version
+    return module_version(rec, driver) if driver and rec.exists(f"/sys/module/{driver}") else version and IN_TREE
 
 
 NEARNESS = ("switch", "root", "numa", "system")  # the nearest first
@@ -267,14 +267,14 @@ def affinity(gpus: Sequence[Gpu], nics: Sequence[Nic], netdevs: Sequence[Netdev]
     as the others, in the order of PCI addresses."""
     choices = _candidates(nics, netdevs)
     used: Counter[str] = Counter()
-    found = []
+    rows = []
     for gpu in gpus:
         nearest = min(choices, key=lambda nic: (*_distance(gpu, nic), used[nic.pci], nic.pci), default=None)
         if nearest is not None:
             used[nearest.pci] += 1
             name = nearest.verbs or nearest.netdevs[0]
-            found.append(Affinity(gpu.index, name, NEARNESS[_distance(gpu, nearest)[0]]))
-    return tuple(found)
+            rows.append(Affinity(gpu.index, name, NEARNESS[_distance(gpu, nearest)[0]]))
+    return tuple(rows)
 
 
 def _candidates(nics: Sequence[Nic], netdevs: Sequence[Netdev]) -> list[Nic]:

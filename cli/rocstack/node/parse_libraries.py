@@ -30,8 +30,8 @@ class ReadLibrary(Protocol):
 def driver_files(rec: Recording) -> tuple[str, ...] | None:
     """The names in /etc/libibverbs.d; a path stands there without "-rdmav34.so" (libibverbs/dynamic_driver.c). None:
     not all of them could be read, or nothing of libibverbs is there."""
-    here = rec.exists(DRIVER_FILES) or any("libibverbs" in path for path in rec.blobs)
-    if not here or any(path.startswith(DRIVER_FILES) for path in rec.unread):
+    installed = rec.exists(DRIVER_FILES) or any("libibverbs" in path for path in rec.blobs)
+    if not installed or any(path.startswith(DRIVER_FILES) for path in rec.unread):
         return None
     texts = [rec.text(f"{DRIVER_FILES}/{name}") or "" for name in rec.names(DRIVER_FILES)]
     named = re.findall(r"^driver[ \t]+(\S+)", "\n".join(texts), re.MULTILINE)
@@ -41,14 +41,14 @@ def driver_files(rec: Recording) -> tuple[str, ...] | None:
 def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library, ...]:
     """libibverbs first. Without `read` the ABIs stay unread."""
     packages, names = _packages(rec), _link_names(rec)
-    found = []
+    rows = []
     for path, data in rec.blobs.items():
         called = [path.rpartition("/")[2], *names.get(path, ())]
         provider = next((match[1] for match in map(_PROVIDER.fullmatch, called) if match), None)
         is_verbs = provider is None and any(map(_VERBS.fullmatch, called))
         if provider or is_verbs:
             version = _vendor_version(called, provider) or packages.get(path)
-            found.append(_library(path, data, provider, version, read))
+            rows.append(_library(path, data, provider, version, read))
     linked = {target for link, target in rec.links.items() if _NAMED.fullmatch(link.rpartition("/")[2])}
     for path in sorted({*linked, *rec.blobs}):
         named = _NAMED.fullmatch(path.rpartition("/")[2])
@@ -56,8 +56,8 @@ def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library,
             at = re.search(r"/libfabric/(\d[^/]*)/", path)  # /opt/cray/libfabric/1.22.0/lib64
             driver, version = _DRIVERS.get(named[1], named[1]), at[1] if at else named[2]
             blob = rec.blobs.get(path)
-            found.append(_library(path, blob, driver, version, read) if blob else Library(path, driver, version))
-    return tuple(sorted(found, key=lambda library: (library.driver is not None, library.driver or "", library.path)))
+            rows.append(_library(path, blob, driver, version, read) if blob else Library(path, driver, version))
+    return tuple(sorted(rows, key=lambda library: (library.driver is not None, library.driver or "", library.path)))
 
 
 def _library(path: str, data: bytes, driver: str | None, version: str | None, read: ReadLibrary | None) -> Library:
@@ -80,10 +80,10 @@ def _library(path: str, data: bytes, driver: str | None, version: str | None, re
 
 def _link_names(rec: Recording) -> Mapping[str, list[str]]:
     """The names of the links that lead to a file."""
-    found: dict[str, list[str]] = {}
+    links: dict[str, list[str]] = {}
     for link in rec.links:
-        found.setdefault(rec.real(link), []).append(link.rpartition("/")[2])
-    return found
+        links.setdefault(rec.real(link), []).append(link.rpartition("/")[2])
+    return links
 
 
 def _vendor_version(names: list[str], driver: str | None) -> str | None:
@@ -95,27 +95,27 @@ def _vendor_version(names: list[str], driver: str | None) -> str | None:
 def _packages(rec: Recording) -> dict[str, str]:
     """File -> version of the package that it came with."""
     versions = package_versions(rec)
-    found = {}
+    by_file = {}
     for listed in rec.names("/var/lib/dpkg/info"):
         package = listed.partition(".list")[0].partition(":")[0]
         for path in (rec.text(f"/var/lib/dpkg/info/{listed}") or "").splitlines():
             if package in versions:
-                found[rec.real(path)] = versions[package]
+                by_file[rec.real(path)] = versions[package]
     for line, answer in rec.commands.items():
         if line.startswith("rpm -qf "):  # a line for each file; without a tab where no package owns it
             rows = answer.out.splitlines()
             files = [word for word in line.split() if word.startswith("/")]
-            found.update(
+            by_file.update(
                 {file: row.partition("\t")[2] for file, row in zip(files, rows) if "\t" in row}  # noqa: B905
             )
-    return found
+    return by_file
 
 
 def package_versions(rec: Recording) -> dict[str, str]:
     """Of the packages asked for, those that are installed: `dpkg-query -W` and rpm answer "name<TAB>version"."""
-    found = {}
+    by_package = {}
     for line, answer in rec.commands.items():
         if line.startswith(("dpkg-query -W ", "rpm -q ")):
             rows = re.findall(r"^([a-z0-9.+_-]+)(?::\w+)?\t(\S+)$", answer.out, re.MULTILINE)
-            found.update(dict(rows))
-    return found
+            by_package.update(dict(rows))
+    return by_package

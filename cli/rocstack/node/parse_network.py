@@ -18,8 +18,8 @@ ROUTE_IS_UP, ROUTE_IS_REJECT = 0x1, 0x200  # linux/route.h
 
 def netdevs(rec: Recording) -> tuple[Netdev, ...]:
     """All but the loopback device."""
-    found = (name for name in rec.names(NET) if name != "lo")
-    return tuple(_netdev(rec, name, f"{NET}/{name}") for name in found if rec.text(f"{NET}/{name}/mtu") is not None)
+    names = (name for name in rec.names(NET) if name != "lo")
+    return tuple(_netdev(rec, name, f"{NET}/{name}") for name in names if rec.text(f"{NET}/{name}/mtu") is not None)
 
 
 def _netdev(rec: Recording, name: str, folder: str) -> Netdev:
@@ -48,7 +48,7 @@ def _kind(rec: Recording, folder: str) -> str:
 
 def routes(rec: Recording) -> tuple[Route, ...]:
     """From /proc/net/route, whose numbers are in the machine's byte order."""
-    found = []
+    rows = []
     for line in (rec.text("/proc/net/route") or "").splitlines()[1:]:
         words = line.split()
         try:
@@ -56,10 +56,10 @@ def routes(rec: Recording) -> tuple[Route, ...]:
             if flags & ROUTE_IS_UP and not flags & ROUTE_IS_REJECT:
                 prefix = bin(mask & 0xFFFFFFFF).count("1")
                 via = _dotted(gateway) if gateway else None
-                found.append(Route(f"{_dotted(to)}/{prefix}", words[0], via, int(words[6])))
+                rows.append(Route(f"{_dotted(to)}/{prefix}", words[0], via, int(words[6])))
         except (ValueError, IndexError, struct.error):  # not a row
             continue
-    return tuple(found)
+    return tuple(rows)
 
 
 def _dotted(number: int) -> str:
@@ -69,8 +69,8 @@ def _dotted(number: int) -> str:
 def addresses(rec: Recording) -> tuple[Address, ...]:
     """From `ip -o -4 addr`: "2: eth0    inet 10.0.0.1/24 ...". Not the loopback device's."""
     answer = rec.commands.get("ip -o -4 addr")
-    found = re.findall(r"^\d+: (\S+) +inet ([0-9.]+/\d{1,2})\b", answer.out if answer else "", re.MULTILINE)
-    return tuple(Address(name, address) for name, address in found if name != "lo")
+    rows = re.findall(r"^\d+: (\S+) +inet ([0-9.]+/\d{1,2})\b", answer.out if answer else "", re.MULTILINE)
+    return tuple(Address(name, address) for name, address in rows if name != "lo")
 
 
 INFINIBAND, UVERBS = "/sys/class/infiniband", "/sys/class/infiniband_verbs"

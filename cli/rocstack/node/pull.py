@@ -31,7 +31,7 @@ def stored_login(host: str) -> Optional[Login]:  # noqa: UP045
     """User and password of this user's login for a registry (HOST:PORT), None where there is none.
 
     Raises:
-        Failed: it is in a helper that doesn't give it.
+        NodeError: it is in a helper that doesn't give it.
     """
     folder = os.environ.get("DOCKER_CONFIG") or os.path.join(os.path.expanduser("~"), ".docker")
     try:
@@ -62,8 +62,8 @@ def _ask_helper(helper: str, host: str) -> Optional[Login]:  # noqa: UP045
         raise NodeError(f"docker-credential-{helper} gives no login for {host}", kind="denied") from None
     if done.returncode:  # it knows none for this host
         return None
-    found = json.loads(done.stdout)
-    return str(found["Username"]), str(found["Secret"])
+    login = json.loads(done.stdout)
+    return str(login["Username"]), str(login["Secret"])
 
 
 CERTS = "/etc/docker/certs.d"  # the engine reads it at every pull (docs.docker.com/engine/security/certificates)
@@ -110,24 +110,24 @@ class Pulled:
 def pull(
     images: list[Row],
     registry: Row | None,
-    patience: float = 600.0,
+    retry_s: float = 600.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Row]:
     """Makes all images of an order be there under their names; one row each, as Pulled has it.
 
     Args:
-        patience: seconds after the first failure of an image in which it is tried again.
+        retry_s: seconds after the first failure of an image in which it is tried again.
 
     Raises:
-        Failed: an image can't be had, or is another one than it should be.
+        NodeError: an image can't be had, or is another one than it should be.
     """
-    return [_pull(image, registry, patience, sleep).to_dict() for image in images]
+    return [_pull(image, registry, retry_s, sleep).to_dict() for image in images]
 
 
-def _pull(image: Row, registry: Row | None, patience: float, sleep: Callable[[float], None]) -> Pulled:
+def _pull(image: Row, registry: Row | None, retry_s: float, sleep: Callable[[float], None]) -> Pulled:
     began, done = time.monotonic(), Pulled(image["name"], image["id"])
-    found = local_id(image)
-    if found is None:
+    image_id = local_id(image)
+    if image_id is None:
         reference = image.get("reference")
         if not reference:
             raise NodeError(
@@ -135,9 +135,9 @@ def _pull(image: Row, registry: Row | None, patience: float, sleep: Callable[[fl
             )
         if registry and registry.get("ca"):
             _trust_ca(reference, registry["ca"])
-        _retry(patience, reference, registry, done, sleep)
-        found = local_id(image)
-        if found is None:
+        _retry(retry_s, reference, registry, done, sleep)
+        image_id = local_id(image)
+        if image_id is None:
             docker("image", "rm", reference, check=False)
             raise NodeError(
                 "{} is not image {}".format(reference, image["id"]),
@@ -145,8 +145,8 @@ def _pull(image: Row, registry: Row | None, patience: float, sleep: Callable[[fl
                 "wrong-image",
             )
         done.changed = True
-    if image["name"] not in _inspect(found)[0].get("RepoTags", []):
-        docker("tag", found, image["name"])
+    if image["name"] not in _inspect(image_id)[0].get("RepoTags", []):
+        docker("tag", image_id, image["name"])
         done.changed = True
     done.seconds = time.monotonic() - began
     return done
@@ -167,15 +167,15 @@ def local_id(image: Row) -> str | None:
 
 
 def _inspect(*names: str) -> list[Row]:
-    found: list[Row] = json.loads(inspect_existing("image", *names))
-    return found
+    rows: list[Row] = json.loads(inspect_existing("image", *names))
+    return rows
 
 
 def _trust_ca(reference: str, ca: str) -> None:
     files.ensure([files.entry(os.path.join(CERTS, reference.partition("/")[0], "ca.crt"), ca.encode(), 0o644)])
 
 
-def _retry(patience: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:
+def _retry(retry_s: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:
     wait, deadline = 1.0, 0.0
     while True:
         done.attempts += 1
@@ -184,7 +184,7 @@ def _retry(patience: float, reference: str, registry: Row | None, done: Pulled, 
         except NodeError as failed:
             why = _explain(failed.what, reference)
             now = time.monotonic()
-            deadline = deadline or now + patience
+            deadline = deadline or now + retry_s
             left = deadline - now
             if why.kind != "network" or left <= 0:
                 tries = "" if done.attempts == 1 else f" ({done.attempts} attempts)"
@@ -223,9 +223,9 @@ def _events(reference: str, registry: Row | None) -> Iterator[Row]:
     if not digest:
         raise NodeError(f"invalid reference {reference}: it names no digest")
     headers, host = {}, reference.partition("/")[0]
-    given = (registry["user"], registry["password"]) if registry and registry.get("user") else stored_login(host)
-    if given:
-        account = {"username": given[0], "password": given[1], "serveraddress": host}
+    login = (registry["user"], registry["password"]) if registry and registry.get("user") else stored_login(host)
+    if login:
+        account = {"username": login[0], "password": login[1], "serveraddress": host}
         headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(account).encode()).decode()
     api = EngineApi(SILENCE_S)
     try:
@@ -238,9 +238,9 @@ def _events(reference: str, registry: Row | None) -> Iterator[Row]:
         api.close()
 
 
-def _explain(said: str, reference: str) -> NodeError:
+def _explain(complaint: str, reference: str) -> NodeError:
     """An engine's complaint as a person reads it; kind `network` is worth another attempt."""
-    host, text = reference.partition("/")[0], re.sub(r"\s+", " ", said).strip()
+    host, text = reference.partition("/")[0], re.sub(r"\s+", " ", complaint).strip()
     for kind, pattern, cause in _FINAL:
         if re.search(pattern, text, re.IGNORECASE):
             facts = {"host": host, **(_disk_facts() if "%(root)s" in cause else {})}

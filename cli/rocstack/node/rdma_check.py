@@ -37,13 +37,13 @@ class _QpAttributes(ctypes.Structure):
 
 def unloadable(names: Sequence[str]) -> list[str]:
     """Why the loader takes some of these shared libraries not, in its own words."""
-    said = []
+    errors = []
     for name in names:
         try:
             ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
-            said.append(str(error))
-    return said
+            errors.append(str(error))
+    return errors
 
 
 @dataclass
@@ -61,7 +61,7 @@ class DeviceCheck:
         return self.failed is None and self.queue_pairs == self.wanted
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         if self.failed:
             return f"{self.device}: {self.failed}"
         if self.queue_pairs < self.wanted:
@@ -98,10 +98,10 @@ class LibVerbs:
         devices = self.lib.ibv_get_device_list(ctypes.byref(count))
         try:
             listed = {self.lib.ibv_get_device_name(devices[i]).decode(): devices[i] for i in range(count.value)}
-            wanted = listed if names is None else names
+            chosen = listed if names is None else names
             return [
                 self._device(name, listed[name], threads, each) if name in listed else DeviceCheck(name, UNLISTED)
-                for name in wanted
+                for name in chosen
             ]
         finally:
             if devices:
@@ -124,7 +124,7 @@ class LibVerbs:
 
     def _pairs(self, name: str, context: int, pd: int, threads: int, each: int) -> DeviceCheck:
         proof = DeviceCheck(name, wanted=threads * each)
-        made: list[int] = []
+        pairs: list[int] = []
         guard = threading.Lock()
         gate = threading.Barrier(threads)
         queue = self.lib.ibv_create_cq(context, 16, None, None, 0)
@@ -140,7 +140,7 @@ class LibVerbs:
                 answer = os.strerror(ctypes.get_errno())
                 with guard:
                     if pair:
-                        made.append(pair)
+                        pairs.append(pair)
                     else:
                         proof.errors[answer] = proof.errors.get(answer, 0) + 1
 
@@ -149,11 +149,11 @@ class LibVerbs:
             thread.start()
         for thread in running:
             thread.join()
-        proof.queue_pairs = len(made)
-        for pair in made:
+        proof.queue_pairs = len(pairs)
+        for pair in pairs:
             self.lib.ibv_destroy_qp(pair)
         self.lib.ibv_destroy_cq(queue)
-        if not made:
+        if not pairs:
             proof.failed = f"no queue pair: {', '.join(proof.errors)}"
         return proof
 
@@ -164,10 +164,10 @@ def _failed(what: str) -> str:
 
 @dataclass(frozen=True)
 class RdmaCheck:
-    """`works` is None where nothing could be tried; `says` are sentences, one a device."""
+    """`works` is None where nothing could be tried; `lines` are sentences, one a device."""
 
     works: bool | None
-    says: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
 def check_rdma(image: ImageFacts, node: NodeProfile, *, many: bool = False) -> RdmaCheck:
@@ -196,4 +196,4 @@ def check_devices(names: list[str] | None = None, *, many: bool = False) -> Rdma
         return RdmaCheck(False, (f"libibverbs can't be loaded: {error}",))
     if not proofs:
         return RdmaCheck(None, ("libibverbs lists no device; `IBV_SHOW_WARNINGS=1 ibv_devices` says why",))
-    return RdmaCheck(all(proof.ok for proof in proofs), tuple(proof.says for proof in proofs))
+    return RdmaCheck(all(proof.ok for proof in proofs), tuple(proof.sentence for proof in proofs))

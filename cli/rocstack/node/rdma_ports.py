@@ -38,18 +38,18 @@ class GidChoice:
 def gid_address(gid: str) -> IpAddress | None:
     """The IP address in a GID; None where the row is empty or unreadable."""
     try:
-        found = ipaddress.IPv6Address(int(gid.replace(":", ""), 16))
+        address = ipaddress.IPv6Address(int(gid.replace(":", ""), 16))
     except ValueError:
         return None
-    if int(found) == 0 or found == ipaddress.IPv6Address("fe80::"):  # a prefix without an interface
+    if int(address) == 0 or address == ipaddress.IPv6Address("fe80::"):  # a prefix without an interface
         return None
-    return found.ipv4_mapped or found
+    return address.ipv4_mapped or address
 
 
-def address_family(found: IpAddress) -> str:
-    if isinstance(found, ipaddress.IPv4Address):
+def address_family(address: IpAddress) -> str:
+    if isinstance(address, ipaddress.IPv4Address):
         return IPV4
-    return LINK_LOCAL if found.is_link_local else IPV6
+    return LINK_LOCAL if address.is_link_local else IPV6
 
 
 def usable_gids(
@@ -65,18 +65,18 @@ def usable_gids(
     """
     rows = []
     for row in port.gids:
-        found = gid_address(row.gid)
-        if row.type != ROCE_V2 or found is None or (subnets and not _within(found, subnets)):
+        address = gid_address(row.gid)
+        if row.type != ROCE_V2 or address is None or (subnets and not _within(address, subnets)):
             continue
         vlan = row.netdev in vlans
         own = row.netdev is None or row.netdev in netdevs or not (netdevs or vlan)
         if own or (vlan and subnets):
-            rank = (FAMILIES.index(address_family(found)), vlan, row.index)
-            rows.append((rank, GidChoice(row.index, str(found), address_family(found), row.netdev)))
+            rank = (FAMILIES.index(address_family(address)), vlan, row.index)
+            rows.append((rank, GidChoice(row.index, str(address), address_family(address), row.netdev)))
     return [choice for _, choice in sorted(rows, key=lambda row: row[0])]
 
 
-def rccl_gid(port: Port, wanted: str, subnet: IpNetwork | None = None) -> int:
+def rccl_gid(port: Port, family: str, subnet: IpNetwork | None = None) -> int:
     """The row that RCCL from 2.21 on takes while NCCL_IB_GID_INDEX is unset: ncclIbGetGidIndex of net_ib.cc, with
     NCCL_IB_ROCE_VERSION_NUM=2, NCCL_IB_ADDR_FAMILY by `wanted` and NCCL_IB_ADDR_RANGE by `subnet`."""
     table = {row.index: row for row in port.gids}
@@ -84,7 +84,7 @@ def rccl_gid(port: Port, wanted: str, subnet: IpNetwork | None = None) -> int:
     for index in range(1, max(table, default=0) + 1):
         have, candidate = table.get(current), table.get(index)
         fits = subnet is None or (candidate is not None and _within(gid_address(candidate.gid), [subnet]))
-        if _is_ipv4(candidate) != (wanted == IPV4) or not fits:
+        if _is_ipv4(candidate) != (family == IPV4) or not fits:
             continue
         improves = have is None or have.type != ROCE_V2 or not _valid(have)
         v2 = candidate is not None and candidate.type == ROCE_V2 and _valid(candidate)
@@ -99,8 +99,8 @@ def ucx_gid(port: Port) -> int:
     return rows[0].index if rows else 0
 
 
-def _within(found: IpAddress | None, subnets: Sequence[IpNetwork]) -> bool:
-    return found is not None and any(found.version == subnet.version and found in subnet for subnet in subnets)
+def _within(address: IpAddress | None, subnets: Sequence[IpNetwork]) -> bool:
+    return address is not None and any(address.version == subnet.version and address in subnet for subnet in subnets)
 
 
 def _is_ipv4(row: Gid | None) -> bool:
@@ -108,8 +108,8 @@ def _is_ipv4(row: Gid | None) -> bool:
 
 
 def _valid(row: Gid | None) -> bool:
-    found = gid_address(row.gid) if row else None
-    return found is not None and address_family(found) != LINK_LOCAL
+    address = gid_address(row.gid) if row else None
+    return address is not None and address_family(address) != LINK_LOCAL
 
 
 LISTABLE = re.compile(r"[A-Za-z0-9._-]+")  # a name that RCCL's and UCX's lists, which know ',' ':' '=' '^', can hold
@@ -159,7 +159,7 @@ def choose_ports(
 ) -> tuple[tuple[Hca, ...], tuple[ExcludedPort, ...]]:
     """The ports to use, in the order of the GPUs they are nearest to, and the rest with its reasons."""
     out: list[ExcludedPort] = []
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     for device in sorted(profile.verbs, key=lambda device: natural_key(device.name)):
         for port in sorted(device.ports, key=lambda port: port.number):
             candidate = _candidate(profile, device, port, subnets)
@@ -167,11 +167,13 @@ def choose_ports(
             if why:
                 out.append(_exclude(candidate, why))
             else:
-                found.append(candidate)
+                candidates.append(candidate)
     for step in (_by_address, _by_default_route, _by_speed, _by_family):
-        found, dropped = step(profile, found, subnets)
+        candidates, dropped = step(profile, candidates, subnets)
         out += dropped
-    hcas = sorted((c.hca for c in found), key=lambda hca: (not hca.gpus, hca.gpus, natural_key(hca.device), hca.port))
+    hcas = sorted(
+        (c.hca for c in candidates), key=lambda hca: (not hca.gpus, hca.gpus, natural_key(hca.device), hca.port)
+    )
     out += [ExcludedPort(hca.name, f"RCCL knows {MOST_PORTS} ports at most", True) for hca in hcas[MOST_PORTS:]]
     return tuple(hcas[:MOST_PORTS]), tuple(
         sorted(out, key=lambda excluded: natural_key(excluded.name.replace(":", " ")))
@@ -233,41 +235,43 @@ def _belongs(profile: NodeProfile, nic: NicSettings, device: Verbs) -> bool:
 
 
 def _by_address(
-    _: NodeProfile, found: list[_Candidate], subnets: Sequence[IpNetwork]
+    _: NodeProfile, candidates: list[_Candidate], subnets: Sequence[IpNetwork]
 ) -> tuple[list[_Candidate], list[ExcludedPort]]:
     why = f"no {ROCE_V2} GID" + (f" in {', '.join(map(str, subnets))}" if subnets else " on its own network device")
-    return _split(found, [c for c in found if not c.rows and c.hca.link_layer == ETHERNET], why)
+    return _split(candidates, [c for c in candidates if not c.rows and c.hca.link_layer == ETHERNET], why)
 
 
 def _by_default_route(
-    profile: NodeProfile, found: list[_Candidate], _: Sequence[IpNetwork]
+    profile: NodeProfile, candidates: list[_Candidate], _: Sequence[IpNetwork]
 ) -> tuple[list[_Candidate], list[ExcludedPort]]:
     """A card that leads out of the cluster is for management, where there are others and no GPU sits beside it."""
     defaults = sorted((r.metric, r.netdev) for r in profile.routes if r.to == "0.0.0.0/0")
     out = {defaults[0][1]} if defaults else set()
     out |= {netdev.name for netdev in profile.netdevs if netdev.master in out and netdev.master is not None}
-    leads = [c for c in found if out & set(c.bases) and not c.rail]
+    leads = [c for c in candidates if out & set(c.bases) and not c.rail]
     names = ", ".join(sorted(out & {name for c in leads for name in c.bases}))
-    return _split(found, leads if len(leads) < len(found) else [], f"holds the default route ({names}): management")
+    return _split(
+        candidates, leads if len(leads) < len(candidates) else [], f"holds the default route ({names}): management"
+    )
 
 
 def _by_speed(
-    _: NodeProfile, found: list[_Candidate], __: Sequence[IpNetwork]
+    _: NodeProfile, candidates: list[_Candidate], __: Sequence[IpNetwork]
 ) -> tuple[list[_Candidate], list[ExcludedPort]]:
     """A slower card is for management, unless a GPU sits beside it: then its link is what is wrong."""
-    fastest = max((c.hca.speed for c in found if c.hca.speed), default=0)
-    slow = [c for c in found if c.hca.speed and c.hca.speed < fastest and not c.rail]
-    return _split(found, slow, f"slower than the fastest ({fastest} Mb/s): management")
+    fastest = max((c.hca.speed for c in candidates if c.hca.speed), default=0)
+    slow = [c for c in candidates if c.hca.speed and c.hca.speed < fastest and not c.rail]
+    return _split(candidates, slow, f"slower than the fastest ({fastest} Mb/s): management")
 
 
 def _by_family(
-    _: NodeProfile, found: list[_Candidate], __: Sequence[IpNetwork]
+    _: NodeProfile, candidates: list[_Candidate], __: Sequence[IpNetwork]
 ) -> tuple[list[_Candidate], list[ExcludedPort]]:
     """All of a node's RoCE ports speak the same family, the best one that any of them has."""
-    families = {row.family for c in found if c.hca.link_layer == ETHERNET for row in c.rows}
+    families = {row.family for c in candidates if c.hca.link_layer == ETHERNET for row in c.rows}
     best = min(families, key=FAMILIES.index, default=IPV4)
-    without = [c for c in found if c.hca.link_layer == ETHERNET and not _family_gids(c, best)]
-    kept, dropped = _split(found, without, f"no {ROCE_V2} GID with an {best} address, which the other ports have")
+    without = [c for c in candidates if c.hca.link_layer == ETHERNET and not _family_gids(c, best)]
+    kept, dropped = _split(candidates, without, f"no {ROCE_V2} GID with an {best} address, which the other ports have")
     return [replace(c, hca=replace(c.hca, gid=next(iter(_family_gids(c, best)), None))) for c in kept], dropped
 
 
@@ -275,8 +279,10 @@ def _family_gids(candidate: _Candidate, family: str) -> list[GidChoice]:
     return [row for row in candidate.rows if row.family == family and candidate.hca.link_layer == ETHERNET]
 
 
-def _split(found: list[_Candidate], without: list[_Candidate], why: str) -> tuple[list[_Candidate], list[ExcludedPort]]:
-    return [c for c in found if c not in without], [_exclude(c, why) for c in without]
+def _split(
+    candidates: list[_Candidate], without: list[_Candidate], why: str
+) -> tuple[list[_Candidate], list[ExcludedPort]]:
+    return [c for c in candidates if c not in without], [_exclude(c, why) for c in without]
 
 
 def _netdevs(profile: NodeProfile) -> Mapping[str, Netdev]:

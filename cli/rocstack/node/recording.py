@@ -82,8 +82,8 @@ class Recording:
 
     def text(self, path: str) -> str | None:
         """A file's text without the white space around it; None where there is no such file."""
-        found = self.files.get(self.real(path))
-        return None if found is None else found.strip()
+        content = self.files.get(self.real(path))
+        return None if content is None else content.strip()
 
     def number(self, path: str, base: int = 10) -> int | None:
         """A file that holds one number; None where it doesn't."""

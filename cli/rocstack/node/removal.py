@@ -58,11 +58,11 @@ def take_down(volumes: Iterable[str], images: bool, files: Iterable[str], done: 
         done: is filled as it happens: "containers", "volumes", "images", "files", "changed".
 
     Raises:
-        Failed: something can't be removed, or is none of ours.
+        NodeError: something can't be removed, or is none of ours.
     """
     done.update(containers=[], volumes=[], images=[], files=[], changed=False)
     for path in files:
-        if not any(os.path.normpath(path) == place or path.startswith(place + "/") for place in REMOVABLE_FOLDERS):
+        if not any(os.path.normpath(path) == folder or path.startswith(folder + "/") for folder in REMOVABLE_FOLDERS):
             raise NodeError(f"{path} is not rocstack's to remove", kind="file")
         if ".." in path.split("/"):
             raise NodeError(f"{path} leads elsewhere", kind="file")

@@ -37,7 +37,7 @@ class SlurmController:
         """Every node, as slurm_state.table has it.
 
         Raises:
-            Failed: the controller doesn't answer.
+            NodeError: the controller doesn't answer.
         """
         nodes, _, queue = self._ask("bash", "-c", STATE).partition("\x1e")
         try:
@@ -66,9 +66,9 @@ class SlurmController:
         if busy and requeue:
             now = self.state()
             for job in sorted({job for name in busy for job in now.get(name, {}).get("jobs", [])}):
-                said = docker("exec", self.container, "scontrol", "requeue", str(job), check=False)
-                if said.code:
-                    refused[str(job)] = said.why
+                output = docker("exec", self.container, "scontrol", "requeue", str(job), check=False)
+                if output.code:
+                    refused[str(job)] = output.why
                 else:
                     requeued.append(job)
             busy = self._wait(nodes, REQUEUED if requeued else 0, not_empty, quick=QUICK)
@@ -122,7 +122,7 @@ class SlurmController:
         """sacctmgr or scontrol lines, one after the other until one fails; what is so already is no failure.
 
         Raises:
-            Failed: with the line that failed.
+            NodeError: with the line that failed.
         """
         if not commands:
             return {"ran": 0}
@@ -131,13 +131,13 @@ class SlurmController:
             f' *) echo "$out" >&2; echo {number}; exit 1 ;; esac'
             for number, line in enumerate(commands)
         ]
-        said = docker(
+        output = docker(
             "exec", "-i", self.container, "bash", "-s", stdin="\n".join(lines), check=False, seconds=60 + len(lines)
         )
-        if said.code:
-            number = said.out.split()[-1:] or [""]
+        if output.code:
+            number = output.out.split()[-1:] or [""]
             line = shlex.join(commands[int(number[0])]) if number[0].isdigit() else "the controller's container"
-            raise NodeError(f"`{line}` failed: {said.why}", kind="slurm")
+            raise NodeError(f"`{line}` failed: {output.why}", kind="slurm")
         return {"ran": len(commands)}
 
     def _wait(
@@ -145,21 +145,21 @@ class SlurmController:
         nodes: Iterable[str],
         seconds: float,
         why: Callable[[Row | None], str],
-        look: Callable[[dict[str, Row]], None] = lambda now: None,
+        on_state: Callable[[dict[str, Row]], None] = lambda now: None,
         quick: float = 0.0,
     ) -> dict[str, str]:
         """Until `why` has nothing to say of any; what it says of those that are left.
 
         Raises:
-            Failed: whoever asked has left.
+            NodeError: whoever asked has left.
         """
         began = time.monotonic()
         deadline = began + seconds
         while True:
             try:
                 now = self.state()
-                look(now)
-                left = {name: said for name in nodes if (said := why(now.get(name)))}
+                on_state(now)
+                left = {name: reason for name in nodes if (reason := why(now.get(name)))}
             except NodeError as failed:  # a controller that starts
                 left = dict.fromkeys(nodes, failed.what)
             passed = time.monotonic()
@@ -174,11 +174,11 @@ class SlurmController:
         self._ask(*line, *([f"Reason={reason}"] if reason else []))
 
     def _ask(self, *words: str) -> str:
-        said = docker("exec", self.container, *words, check=False)
-        if said.code:
-            why = re.sub("[0-9a-f]{64}", self.container, said.why)
+        output = docker("exec", self.container, *words, check=False)
+        if output.code:
+            why = re.sub("[0-9a-f]{64}", self.container, output.why)
             raise NodeError(f"the controller doesn't answer: {why}", kind="slurm")
-        return said.out
+        return output.out
 
 
 def run_steps(steps: list[Row], container: str = CONTAINER) -> list[Row]:
@@ -186,7 +186,7 @@ def run_steps(steps: list[Row], container: str = CONTAINER) -> list[Row]:
     each.
 
     Raises:
-        Failed: a step that nobody knows, or one that failed; those after it are not done.
+        NodeError: a step that nobody knows, or one that failed; those after it are not done.
     """
     slurm = SlurmController(container)
     known: dict[str, Callable[..., Row]] = {

@@ -114,5 +114,5 @@ def _words(value: object) -> list[str]:
 
 def _number(value: object) -> int:
     """A plain number, or one as {"set": true, "infinite": false, "number": 1}."""
-    found = value.get("number") if isinstance(value, dict) else value
-    return found if isinstance(found, int) else 0
+    number = value.get("number") if isinstance(value, dict) else value
+    return number if isinstance(number, int) else 0

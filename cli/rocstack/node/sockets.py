@@ -55,12 +55,12 @@ def missing_devices(profile: NodeProfile, nic: NicSettings) -> list[str]:
     if not nic.modules:  # plain TCP
         return []
     down = [name for name in _of_cards(profile, nic) if not usable_device(profile, name)]
-    found = [f"{name} is left out: it is down" for name in down]
+    sentences = [f"{name} is left out: it is down" for name in down]
     if not nic_devices(profile, nic):
-        found.append(f"no usable network device of a {nic.nic} card, for which the image is built")
+        sentences.append(f"no usable network device of a {nic.nic} card, for which the image is built")
     if not profile.cxi:
-        found.append("no /dev/cxi*: libfabric can't reach the card")
-    return found
+        sentences.append("no /dev/cxi*: libfabric can't reach the card")
+    return sentences
 
 
 def _of_cards(profile: NodeProfile, nic: NicSettings) -> list[str]:

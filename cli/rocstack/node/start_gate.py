@@ -25,21 +25,21 @@ class GateDecision:
     """`word`: fits; proved (unknown, but every device worked); refuse, or warn and off, which start all the same."""
 
     word: str
-    says: str
+    sentence: str
 
     @property
     def starts(self) -> bool:
         return self.word != REFUSE
 
 
-def decide(gate: str, verdict: GateVerdict, tried: RdmaCheck) -> GateDecision:
+def decide(gate: str, verdict: GateVerdict, check: RdmaCheck) -> GateDecision:
     """Unknown is not fitting, unless every device was tried and works; what fits must not fail its trial."""
-    if verdict.result == FITS and tried.works is not False:
+    if verdict.result == FITS and check.works is not False:
         return GateDecision(FIT, verdict.sentence)
-    if verdict.result == UNKNOWN and tried.works:
+    if verdict.result == UNKNOWN and check.works:
         return GateDecision(PROVED, verdict.sentence)
     return GateDecision(
-        gate, verdict.sentence if verdict.result != FITS else f"{verdict.node}: {'; '.join(tried.says)}"
+        gate, verdict.sentence if verdict.result != FITS else f"{verdict.node}: {'; '.join(check.lines)}"
     )
 
 
@@ -47,7 +47,7 @@ def write_decision(decision: GateDecision) -> bool:
     """False where this container's file system does not let it."""
     try:
         Path(DECISION_PATH).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        Path(DECISION_PATH).write_text(f"{decision.word} {decision.says}\n")
+        Path(DECISION_PATH).write_text(f"{decision.word} {decision.sentence}\n")
         return True
     except OSError:
         return False
@@ -55,10 +55,10 @@ def write_decision(decision: GateDecision) -> bool:
 
 def read_decision() -> GateDecision | None:
     try:
-        word, _, says = Path(DECISION_PATH).read_text().strip().partition(" ")
+        word, _, sentence = Path(DECISION_PATH).read_text().strip().partition(" ")
     except OSError:
         return None
-    return GateDecision(word, says)
+    return GateDecision(word, sentence)
 
 
 NEWER_RDMA_CORE = Path("/opt/rdma-core/lib")  # a newer rdma-core, which the loader takes before the distribution's
@@ -66,10 +66,10 @@ LIBRARIES = Path("/usr/lib")
 DRIVERS_VARIABLE = "RDMAV_DRIVERS"  # libibverbs takes those first (libibverbs/dynamic_driver.c); without -rdmavN.so
 
 
-def link_provider(image: ImageFacts, place: str) -> str:
+def link_provider(image: ImageFacts, prefix: str) -> str:
     """Lets libibverbs' own folder link to the node's provider, where the image holds several. A user who may not do
     that gets the value of RDMAV_DRIVERS that names it."""
-    provider = next(each for each in image.providers if each.place == place)
+    provider = next(each for each in image.providers if each.place == prefix)
     if len(image.providers) < 2 or not provider.path:
         return ""
     own = _linked_file(Path(provider.path).name)
@@ -109,19 +109,19 @@ def _compare(image: ImageFacts, judged: ImageProvider, environ: Mapping[str, str
         return GateFinding(UNFIT, f"libibverbs' folder has no {name}", "take the image as it was built")
     real = os.path.realpath(str(path))
     try:
-        found = hashlib.sha256(Path(real).read_bytes()).hexdigest()
+        digest = hashlib.sha256(Path(real).read_bytes()).hexdigest()
     except OSError as error:
         return GateFinding(UNFIT, f"libibverbs would load {real}: {error.strerror}", "take the image as it was built")
     if not judged.sha256:
         return GateFinding(UNKNOWN, f"the image does not say which file {judged.driver} is")
-    if found == judged.sha256:
+    if digest == judged.sha256:
         return None
-    other = next((each for each in image.providers if each.sha256 == found), None)
+    other = next((each for each in image.providers if each.sha256 == digest), None)
     if other:
-        says = f"libibverbs would load {real}, the node needs {judged.path}"
-        return GateFinding(UNFIT, says, "start the container by its own entrypoint, as root")
-    says = f"libibverbs would load {real}, which is not the {judged.driver} that the image was built with"
-    return GateFinding(UNFIT, says, "take the image as it was built, with nothing mounted there")
+        what = f"libibverbs would load {real}, the node needs {judged.path}"
+        return GateFinding(UNFIT, what, "start the container by its own entrypoint, as root")
+    what = f"libibverbs would load {real}, which is not the {judged.driver} that the image was built with"
+    return GateFinding(UNFIT, what, "take the image as it was built, with nothing mounted there")
 
 
 def _named_file(name: str, environ: Mapping[str, str]) -> Path | None:

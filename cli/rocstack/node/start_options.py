@@ -27,11 +27,11 @@ def controller_hosts(text: str) -> list[str]:
 
 
 def _controller_host(part: str) -> str:
-    found = _BRACKETS.fullmatch(part)
-    bare = found[1] if found else part
+    match = _BRACKETS.fullmatch(part)
+    bare = match[1] if match else part
     if _literal(bare):
         return bare
-    named = None if found else _HOST_NAME.fullmatch(part)
+    named = None if match else _HOST_NAME.fullmatch(part)
     if not named:
         raise ValueError(f"'{part}' is no HOST[:PORT]")
     return named[1]
@@ -39,17 +39,21 @@ def _controller_host(part: str) -> str:
 
 def resolve_first(names: Sequence[str]) -> str | None:
     """The address of the first that has one; each is asked for once, all at the same time."""
-    found: dict[str, str] = {name: name for name in names if _literal(name)}
-    asked = [threading.Thread(target=_resolve, args=(name, found), daemon=True) for name in names if name not in found]
-    for thread in asked:
+    addresses: dict[str, str] = {name: name for name in names if _literal(name)}
+    threads = [
+        threading.Thread(target=_resolve, args=(name, addresses), daemon=True)
+        for name in names
+        if name not in addresses
+    ]
+    for thread in threads:
         thread.start()
     end = time.monotonic() + RESOLVE_TIMEOUT_S
-    for thread in asked:
+    for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return next((found[name] for name in names if name in found), None)
+    return next((addresses[name] for name in names if name in addresses), None)
 
 
-def _resolve(name: str, found: dict[str, str]) -> None:
+def _resolve(name: str, addresses: dict[str, str]) -> None:
     """IPv4 first, as Slurm has it."""
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -57,7 +61,7 @@ def _resolve(name: str, found: dict[str, str]) -> None:
         return
     best = min(rows, key=lambda row: row[0] != socket.AF_INET, default=None)
     if best:
-        found[name] = str(best[4][0]).partition("%")[0]
+        addresses[name] = str(best[4][0]).partition("%")[0]
 
 
 def _literal(text: str) -> bool:
@@ -85,13 +89,13 @@ def read_options(environ: Mapping[str, str]) -> StartOptions:
         wrong.append(f"ROCSTACK_GATE={gate}: it is {REFUSE}, {WARN} or {OFF}")
         gate = REFUSE
     subnets = [part for part in re.split(r"[,\s]+", environ.get("ROCSTACK_DATA_SUBNETS", "")) if part]
-    bad = [said for said in map(_bad_subnet, subnets) if said]
+    bad = [complaint for complaint in map(_bad_subnet, subnets) if complaint]
     try:
         hosts = controller_hosts(environ.get("ROCSTACK_CONTROLLER", ""))
     except ValueError as error:
         hosts = []
         wrong.append(f"ROCSTACK_CONTROLLER: {error}; it is HOST[:PORT], several with commas between")
-    wrong += [f"ROCSTACK_DATA_SUBNETS: {said}" for said in bad]
+    wrong += [f"ROCSTACK_DATA_SUBNETS: {complaint}" for complaint in bad]
     return StartOptions(gate, () if bad else tuple(subnets), tuple(hosts), tuple(wrong))
 
 

@@ -32,7 +32,7 @@ class FabricDifference:
     harmless: bool
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         texts = "; ".join(f"{value} on {', '.join(nodes)}" for value, nodes in self.values)
         return f"{self.what} differs: {texts}" + ("; each node uses its own" if self.harmless else "")
 
@@ -40,15 +40,15 @@ class FabricDifference:
 def fabric_differences(fabrics: Mapping[str, Fabric]) -> tuple[FabricDifference, ...]:
     """What differs between nodes, what matters first."""
     facts = {node: _fabric_facts(fabric) for node, fabric in fabrics.items()}
-    found = []
+    rows = []
     for what in dict.fromkeys(name for own in facts.values() for name in own):
         values: dict[str, list[str]] = {}
         for node in sorted(facts):
             values.setdefault(facts[node].get(what, UNSET), []).append(node)
         if len(values) > 1:
             order = sorted(values.items(), key=lambda item: (-len(item[1]), item[1]))
-            found.append(FabricDifference(what, tuple((value, tuple(nodes)) for value, nodes in order), what in OWN))
-    return tuple(sorted(found, key=lambda one: (one.harmless, one.what)))
+            rows.append(FabricDifference(what, tuple((value, tuple(nodes)) for value, nodes in order), what in OWN))
+    return tuple(sorted(rows, key=lambda one: (one.harmless, one.what)))
 
 
 def _fabric_facts(fabric: Fabric) -> dict[str, str]:
@@ -93,36 +93,36 @@ class ClassDifference:
     values: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         return f"{self.trait}: " + "; ".join(f"{value} on {', '.join(nodes)}" for value, nodes in self.values)
 
 
 def classes(profiles: Iterable[NodeProfile]) -> tuple[NodeClass, ...]:
     """The largest first."""
-    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for profile in profiles:
-        found.setdefault(tuple(traits(profile).items()), []).append(profile.name)
-    alike = [NodeClass(tuple(sorted(nodes, key=natural_key)), dict(own)) for own, nodes in found.items()]
+        groups.setdefault(tuple(traits(profile).items()), []).append(profile.name)
+    alike = [NodeClass(tuple(sorted(nodes, key=natural_key)), dict(own)) for own, nodes in groups.items()]
     return tuple(sorted(alike, key=lambda group: (-len(group.nodes), natural_key(group.nodes[0]))))
 
 
 def differences(groups: Sequence[NodeClass]) -> tuple[ClassDifference, ...]:
     """What the classes don't have in common; the trait with the loneliest outlier first."""
-    found = []
+    rows = []
     for trait in dict.fromkeys(trait for group in groups for trait in group.traits):
         values: dict[str, list[str]] = {}
         for group in groups:
             values.setdefault(group.traits.get(trait, NONE), []).extend(group.nodes)
         if len(values) > 1:
             sides = ((value, tuple(sorted(nodes, key=natural_key))) for value, nodes in values.items())
-            found.append(ClassDifference(trait, tuple(sorted(sides, key=lambda side: (len(side[1]), side[0])))))
-    return tuple(sorted(found, key=lambda difference: len(difference.values[0][1])))
+            rows.append(ClassDifference(trait, tuple(sorted(sides, key=lambda side: (len(side[1]), side[0])))))
+    return tuple(sorted(rows, key=lambda difference: len(difference.values[0][1])))
 
 
 def traits(node: NodeProfile) -> dict[str, str]:
     """Everything that matters for what fits and how fast it runs, in words; no names, addresses or serial numbers."""
     system = node.system
-    found = {
+    values = {
         "hardware": f"virtual ({node.virtual})" if node.virtual else "real",
         "OS": _word(system.os),
         "kernel": _word(system.kernel),
@@ -144,7 +144,7 @@ def traits(node: NodeProfile) -> dict[str, str]:
         **{name: value for name, value in node.sysctl.items() if not re.search(r"\.conf\.(?!all|default)", name)},
         **{f"tool {name}": version for name, version in node.tools.items()},
     }
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    return dict(sorted(values.items(), key=lambda item: item[0].lower()))
 
 
 def _hardware(node: NodeProfile) -> Iterator[tuple[str, str]]:

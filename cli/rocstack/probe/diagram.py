@@ -43,7 +43,7 @@ def draw(profile: NodeProfile, width: int = WIDTH, unicode: bool = True) -> str:
     devices: list[Device] = [*profile.gpus, *profile.nics]
     if not devices:
         return ""
-    look = _Style(
+    style = _Style(
         name=min(max(len(word) for word in ["GPU 00", *map(nic_name, profile.nics)]), 16),
         domain=any(not device.pci.startswith("0000:") for device in devices),
         via=width >= 72,
@@ -51,7 +51,7 @@ def draw(profile: NodeProfile, width: int = WIDTH, unicode: bool = True) -> str:
     lines = [_title(profile)]
     for numa in sorted({device.numa for device in devices}, key=lambda n: (n is None, n or 0)):
         lines.append("NUMA node unknown" if numa is None else f"NUMA node {numa}")
-        lines += _branches(list(_roots(profile, [d for d in devices if d.numa == numa], look)))
+        lines += _branches(list(_roots(profile, [d for d in devices if d.numa == numa], style)))
     lines += ["", *_xgmi(profile.gpus)] if profile.gpus else []
     return "\n".join(clean(line, width, unicode).rstrip() for line in lines) + "\n"
 
@@ -93,17 +93,17 @@ def speed(nic: Nic, netdevs: Iterable[Netdev], verbs: Iterable[Verbs]) -> int | 
 
 def state(nic: Nic, netdevs: Iterable[Netdev], verbs: Iterable[Verbs]) -> str:
     """ "up", "down" ...: of the verbs ports where there are any, else of the network devices."""
-    found = [p.state or "?" for device in verbs if device.name == nic.verbs for p in device.ports]
-    found = [{"ACTIVE": "up"}.get(s, s.lower()) for s in found]
-    found = found or [n.state or "?" for n in netdevs if n.name in nic.netdevs]
-    return "/".join(sorted(set(found)))
+    port = [p.state or "?" for device in verbs if device.name == nic.verbs for p in device.ports]
+    port = [{"ACTIVE": "up"}.get(s, s.lower()) for s in port]
+    port = port or [n.state or "?" for n in netdevs if n.name in nic.netdevs]
+    return "/".join(sorted(set(port)))
 
 
 def _title(profile: NodeProfile) -> str:
     return f"GPUs and NICs of {profile.name}" + (f" · virtual ({profile.virtual})" if profile.virtual else "")
 
 
-def _roots(profile: NodeProfile, devices: Sequence[Device], look: _Style) -> Iterator[tuple[str, list[str]]]:
+def _roots(profile: NodeProfile, devices: Sequence[Device], style: _Style) -> Iterator[tuple[str, list[str]]]:
     """Each root complex that has devices, with the lines below it."""
     roots: dict[str, _Bridge] = {}
     for device in devices:
@@ -113,50 +113,50 @@ def _roots(profile: NodeProfile, devices: Sequence[Device], look: _Style) -> Ite
             bridge = bridge.bridges.setdefault(address, _Bridge(address))
         bridge.devices.append(device)
     for name in sorted(roots):
-        below = list(_below(profile, roots[name], look))
+        below = list(_below(profile, roots[name], style))
         if len(below) == 1 and below[0][1]:
             yield f"root complex {name} ─ {below[0][0]}", below[0][1]
         else:
             yield f"root complex {name}", _branches(below)
 
 
-def _below(profile: NodeProfile, bridge: _Bridge, look: _Style) -> Iterator[tuple[str, list[str]]]:
+def _below(profile: NodeProfile, bridge: _Bridge, style: _Style) -> Iterator[tuple[str, list[str]]]:
     """Devices and switches; a bridge with one thing below it is no switch and gets no line."""
     for child in sorted(bridge.bridges.values(), key=lambda b: b.address):
-        below = list(_below(profile, child, look))
+        below = list(_below(profile, child, style))
         if len(child.bridges) + bool(child.devices) > 1:
-            yield f"switch {_address(child.address, look)}", _branches(below)
+            yield f"switch {_address(child.address, style)}", _branches(below)
         else:
             yield from below
     alike: dict[tuple[str, ...], list[Nic]] = {}
     for device in sorted(bridge.devices, key=lambda d: d.pci):
         if isinstance(device, Gpu):
-            yield _gpu(profile, device, look), []
+            yield _gpu(profile, device, style), []
         else:
-            alike.setdefault((device.device, *_nic(profile, device, look)[2:4]), []).append(device)
+            alike.setdefault((device.device, *_nic(profile, device, style)[2:4]), []).append(device)
     for nics in alike.values():
         shown = nics if len(nics) <= _MOST_ALIKE else nics[:1]
         for nic in shown:
-            yield _columns(_nic(profile, nic, look), look), []
+            yield _columns(_nic(profile, nic, style), style), []
         if len(nics) > len(shown):
             yield f"{len(nics) - 1} more functions like it", []
 
 
-def _gpu(profile: NodeProfile, gpu: Gpu, look: _Style) -> str:
+def _gpu(profile: NodeProfile, gpu: Gpu, style: _Style) -> str:
     near = [
-        f"→ {link.nic}" + (f", {VIA.get(link.via, link.via)}" if look.via else "")
+        f"→ {link.nic}" + (f", {VIA.get(link.via, link.via)}" if style.via else "")
         for link in profile.affinity
         if link.gpu == gpu.index
     ]
-    cells = (f"GPU {gpu.index}", _address(gpu.pci, look), gpu.gfx or gpu.device, generation(gpu.pcie), *near)
-    return _columns(cells, look)
+    cells = (f"GPU {gpu.index}", _address(gpu.pci, style), gpu.gfx or gpu.device, generation(gpu.pcie), *near)
+    return _columns(cells, style)
 
 
-def _nic(profile: NodeProfile, nic: Nic, look: _Style) -> tuple[str, ...]:
+def _nic(profile: NodeProfile, nic: Nic, style: _Style) -> tuple[str, ...]:
     rate = speed(nic, profile.netdevs, profile.verbs)
     link = " ".join(filter(None, (bits(rate), state(nic, profile.netdevs, profile.verbs))))
     beside = [name for name in nic.netdevs if name != nic_name(nic)]
-    return nic_name(nic), _address(nic.pci, look), link or nic.device, generation(nic.pcie), " ".join(beside)
+    return nic_name(nic), _address(nic.pci, style), link or nic.device, generation(nic.pcie), " ".join(beside)
 
 
 def bits(rate: int | None) -> str:
@@ -166,13 +166,13 @@ def bits(rate: int | None) -> str:
     return f"{rate / 1000:g}G" if rate >= 1000 else f"{rate}M"
 
 
-def _columns(cells: Sequence[str], look: _Style) -> str:
-    widths = (look.name, 7, 9, 8, 0)
+def _columns(cells: Sequence[str], style: _Style) -> str:
+    widths = (style.name, 7, 9, 8, 0)
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths))  # noqa: B905
 
 
-def _address(pci: str, look: _Style) -> str:
-    return pci if look.domain else pci[5:]
+def _address(pci: str, style: _Style) -> str:
+    return pci if style.domain else pci[5:]
 
 
 def _branches(items: Sequence[tuple[str, list[str]]]) -> list[str]:
@@ -190,10 +190,10 @@ def _xgmi(gpus: Sequence[Gpu]) -> list[str]:
     if not any(links.values()):
         return ["XGMI: none; the GPUs reach each other over PCIe"] if len(gpus) > 1 else []
     everybody = set(links)
-    if all(found == everybody - {index} for index, found in links.items()):
+    if all(others == everybody - {index} for index, others in links.items()):
         weights = {link.weight for gpu in gpus for link in gpu.links if link.kind == "xgmi"}
         weight = f" (weight {weights.pop()})" if len(weights) == 1 and None not in weights else ""
         return [f"XGMI: each of the {len(gpus)} GPUs with every other{weight}"]
     width = max(len(str(index)) for index in links)
-    rows = (f"{index:>{width}} ─ {' '.join(map(str, sorted(found))) or 'nobody'}" for index, found in links.items())
+    rows = (f"{index:>{width}} ─ {' '.join(map(str, sorted(others))) or 'nobody'}" for index, others in links.items())
     return ["XGMI:", *(f"  GPU {row}" for row in rows)]

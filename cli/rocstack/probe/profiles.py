@@ -84,12 +84,12 @@ def contradictions(profile: NodeProfile) -> Iterator[str]:
     gpus, nics = {gpu.index for gpu in profile.gpus}, {nic.pci for nic in profile.nics}
     verbs = {device.name for device in profile.verbs}
     known = verbs | {netdev.name for netdev in profile.netdevs}
-    for what, found, number in (
+    for what, values, number in (
         ("gpus", gpus, len(profile.gpus)),
         ("nics", nics, len(profile.nics)),
         ("verbs", verbs, len(profile.verbs)),
     ):
-        if len(found) < number:
+        if len(values) < number:
             yield f"{what}: the same one twice"
     for library in profile.libraries:
         if library.kernel_abi and library.kernel_abi[0] > library.kernel_abi[1]:
@@ -119,11 +119,11 @@ def _read(path: Path) -> str:
 
 def _parse(path: Path, text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        data = dict(pairs)
+        if len(data) < len(pairs):
             name = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
             raise ValueError(f"key '{name}' stands twice")
-        return found
+        return data
 
     def never(word: str) -> NoReturn:
         raise ValueError(f"{word} is no number")

@@ -163,8 +163,8 @@ def _unpacked(text: str) -> Recording:
         raise ValueError(str(error)) from None
     if unzip.unconsumed_tail:
         raise ValueError(f"more than {LARGEST >> 20} MiB")
-    found: Mapping[str, Any] = json.loads(data)
-    return Recording.from_dict(found)
+    recording: Mapping[str, Any] = json.loads(data)
+    return Recording.from_dict(recording)
 
 
 def _read_library() -> ReadLibrary:

@@ -209,17 +209,17 @@ def _parameter(word: str) -> str:
 
 def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
     """The networks that a recording speaks of, but no single host and not the whole internet."""
-    found = []
+    result = []
     out = recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out
     for text in re.findall(r"inet (\d+(?:\.\d+){3}/\d+)", out):
-        found.append(text)
+        result.append(text)
     for line in recording.files.get(ROUTES, "").splitlines()[1:]:
         cells = line.split()
         if len(cells) > 7 and re.fullmatch(rf"{HEX}{{8}}", cells[1]) and re.fullmatch(rf"{HEX}{{8}}", cells[7]):
             base, bits = (int.from_bytes(bytes.fromhex(cells[at]), "little") for at in (1, 7))
-            found.append(f"{ipaddress.IPv4Address(base)}/{bin(bits).count('1')}")
+            result.append(f"{ipaddress.IPv4Address(base)}/{bin(bits).count('1')}")
     networks = []
-    for text in found:
+    for text in result:
         try:
             networks.append(ipaddress.IPv4Network(text, strict=False))
         except ValueError:
@@ -228,8 +228,8 @@ def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
 
 
 def _bits(network: str) -> str:
-    found = ipaddress.IPv4Network(network)
-    return f"{int(found[0]):032b}"[: found.prefixlen]
+    parsed = ipaddress.IPv4Network(network)
+    return f"{int(parsed[0]):032b}"[: parsed.prefixlen]
 
 
 # Networks that mean something by themselves: addresses neither leave nor enter them.

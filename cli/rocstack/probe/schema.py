@@ -19,15 +19,15 @@ from rocstack.node import profile
 
 def schema(model: type[Any]) -> dict[str, Any]:
     """JSON schema of `model`, a dataclass of which node profiles are a part."""
-    found = TypeAdapter(model).json_schema()
+    result = TypeAdapter(model).json_schema()
     known = comments(profile)
-    for name, part in (*found["$defs"].items(), (model.__name__, found)):
+    for name, part in (*result["$defs"].items(), (model.__name__, result)):
         for field, about in part.get("properties", {}).items():
             about.pop("title", None)  # the field's name once more
             if text := known.get(name, {}).get(field):
                 about["description"] = text
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack node profiles"}
-    return {**head, **{key: value for key, value in found.items() if key != "title"}}
+    return {**head, **{key: value for key, value in result.items() if key != "title"}}
 
 
 def write(path: Path, model: type[Any]) -> None:
@@ -60,11 +60,11 @@ def comments(module: ModuleType) -> dict[str, dict[str, str]]:
     """Class -> field -> the comment behind it."""
     source = inspect.getsource(module)
     lines = source.splitlines()
-    found: dict[str, dict[str, str]] = {}
+    texts: dict[str, dict[str, str]] = {}
     for part in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):
         for field in part.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 comment = re.search(r"  # (.*)$", lines[(field.end_lineno or field.lineno) - 1])
                 if comment:
-                    found.setdefault(part.name, {})[field.target.id] = comment[1]
-    return found
+                    texts.setdefault(part.name, {})[field.target.id] = comment[1]
+    return texts

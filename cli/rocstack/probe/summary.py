@@ -65,13 +65,13 @@ def alike(profiles: Iterable[NodeProfile]) -> list[str]:
     lines = [f"{count(len(first.nodes), 'node')} alike: {listed(first.nodes)}"] if len(first.nodes) > 1 else []
     if not lines:
         lines = [f"no two of the {len(groups)} nodes are alike" if len(groups) > 2 else "the two nodes differ"]
-    found = differences(groups)
-    for difference in found[:MOST]:
+    result = differences(groups)
+    for difference in result[:MOST]:
         *others, most = difference.values
         sides = "; ".join(f"{listed(nodes)}: {value}" for value, nodes in others)
         lines.append(f"{difference.trait}: {sides}; {listed(most[1])}: {most[0]}")
-    if len(found) > MOST:
-        lines.append(f"{len(found) - MOST} more differences; --json has all values")
+    if len(result) > MOST:
+        lines.append(f"{len(result) - MOST} more differences; --json has all values")
     return lines
 
 
@@ -82,8 +82,8 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 
 def _short(gpu: str) -> str:
     """MI300X of "AMD Instinct MI300X OAM"."""
-    found = re.search(r"\bMI\d+\w*", gpu)
-    return found[0] if found else gpu
+    match = re.search(r"\bMI\d+\w*", gpu)
+    return match[0] if match else gpu
 
 
 def _counted(words: Counter[str], *, bare: bool = False) -> str:

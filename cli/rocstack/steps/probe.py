@@ -140,7 +140,7 @@ def fabric_environment(
     for node in nodes:
         if kind := kinds[0] if nic else likely(node, kinds):
             fabrics[node.name] = fabric(node, kind)
-    return FabricEnvironment(fabrics, tuple(each.says for each in fabric_differences(fabrics)))
+    return FabricEnvironment(fabrics, tuple(each.sentence for each in fabric_differences(fabrics)))
 
 
 def _nic_settings(nic: str | None, overlay: Path | None) -> list[Any]:

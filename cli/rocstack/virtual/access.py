@@ -112,6 +112,6 @@ def engine_version(folder: Path, host: VirtualHost, seconds: float, stop: thread
     command = [*ssh(folder, host)[:-1], *quickly, host.name, _WAIT_FOR_ENGINE.format(tries=10 if seconds else 1)]
     while True:
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        said = done.stdout.strip() if done.returncode != 255 else None  # 255: ssh itself
-        if said or time.monotonic() > until or stop.wait(0.1):
-            return said
+        version = done.stdout.strip() if done.returncode != 255 else None  # 255: ssh itself
+        if version or time.monotonic() > until or stop.wait(0.1):
+            return version

@@ -88,13 +88,13 @@ def free_networks(taken: Iterable[IPv4Network], cluster: str) -> list[IPv4Networ
 
 def routes(proc_net_route: str) -> list[IPv4Network]:
     """The networks of /proc/net/route, without the default route."""
-    found = []
+    networks = []
     for line in proc_net_route.splitlines()[1:]:
         words = line.split()
         to, mask = (int.from_bytes(bytes.fromhex(words[at]), "little") for at in (1, 7))
         if mask:
-            found.append(IPv4Network((to, bin(mask).count("1"))))
-    return found
+            networks.append(IPv4Network((to, bin(mask).count("1"))))
+    return networks
 
 
 def digest(machine: Machine, image: str, keys: str) -> str:

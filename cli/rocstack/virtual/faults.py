@@ -109,12 +109,12 @@ def _ports(
 ) -> Machine:
     """Changes the port called `name` (verbs or network device), or, without a name, every port of a NIC profile that
     carries data. `verbs`: only ports with an RDMA device can have it."""
-    here = [port for port in machine.ports if port.verbs or not verbs]
-    names = [known for port in here for known in (port.verbs, port.netdev) if known]
+    ports = [port for port in machine.ports if port.verbs or not verbs]
+    names = [known for port in ports for known in (port.verbs, port.netdev) if known]
     if name and name not in names:
         hint = did_you_mean(name, names) or f"known: {', '.join(names)}"
         raise ValueError(f"no {'RDMA ' * verbs}device '{name}'" + (f": {hint}" if names else ""))
-    meant = [port for port in here if (name in (port.verbs, port.netdev) if name else _data(port))]
+    meant = [port for port in ports if (name in (port.verbs, port.netdev) if name else _data(port))]
     if verbs and not meant:
         raise ValueError("it has no RDMA device in its data network")
     return replace(machine, ports=tuple(change(port) if port in meant else port for port in machine.ports))
@@ -138,10 +138,10 @@ def _named(value: str) -> tuple[str, str]:
 
 @_kind("gpu-missing", "NUMBER", "a GPU is not there; those behind it move up")
 def _gpu_missing(machine: Machine, value: str) -> Machine:
-    place = _number(value, "a GPU", 255)
-    left = tuple(gpu for gpu in machine.gpus if gpu.place != place)
+    index = _number(value, "a GPU", 255)
+    left = tuple(gpu for gpu in machine.gpus if gpu.slot != index)
     if len(left) == len(machine.gpus):
-        raise ValueError(f"no GPU {place}")
+        raise ValueError(f"no GPU {index}")
     return replace(machine, gpus=left)
 
 
@@ -166,10 +166,10 @@ def _pcie(machine: Machine, value: str) -> Machine:
     gpu = re.fullmatch(r"gpu([0-9]+)", name)
     if not gpu:
         return _ports(machine, name, lambda p: replace(p, pci=replace(p.pci, link=replace(p.pci.link, width=lanes))))
-    if int(gpu[1]) not in [each.place for each in machine.gpus]:
+    if int(gpu[1]) not in [each.slot for each in machine.gpus]:
         raise ValueError(f"no GPU {gpu[1]}")
     gpus = (
-        replace(g, pci=replace(g.pci, link=replace(g.pci.link, width=lanes))) if g.place == int(gpu[1]) else g
+        replace(g, pci=replace(g.pci, link=replace(g.pci.link, width=lanes))) if g.slot == int(gpu[1]) else g
         for g in machine.gpus
     )
     return replace(machine, gpus=tuple(gpus))

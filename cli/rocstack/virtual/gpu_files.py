@@ -71,7 +71,7 @@ def _function(tree: TreeBuilder, index: int, gpu: VirtualGpu) -> None:
 
 
 def unique_id(gpu: VirtualGpu) -> int:
-    return 0x1A2B3C4D5E6F0000 + gpu.place
+    return 0x1A2B3C4D5E6F0000 + gpu.slot
 
 
 def _cpu_node(tree: TreeBuilder, machine: Machine, node: int, links: int) -> None:
@@ -86,7 +86,7 @@ def _gpu_node(tree: TreeBuilder, machine: Machine, index: int, gpu: VirtualGpu, 
     spec = gpu.spec
     vendor, device = (int(part, 16) for part in spec.pci.split(":"))
     node = machine.model.cpu.numa + index
-    tree.put(f"{NODES}/{node}", {"gpu_id": 28851 + 97 * gpu.place, "name": "ip discovery"})
+    tree.put(f"{NODES}/{node}", {"gpu_id": 28851 + 97 * gpu.slot, "name": "ip discovery"})
     _node(tree, node, spec.memory_gib << 30, {
         "simd_count": spec.compute_units * SIMDS, "io_links_count": links, "simd_id_base": 0x80001000,
         "max_waves_per_simd": 8, "lds_size_in_kb": 64, "num_gws": 64, "wave_front_size": 64,
@@ -131,7 +131,7 @@ def _links(tree: TreeBuilder, machine: Machine) -> dict[int, int]:
         link(cpus + index, gpu.pci.numa, PCIE, 20)
         link(gpu.pci.numa, cpus + index, PCIE, 20)
         for other, peer in enumerate(machine.gpus):
-            hops = machine.hops.get((gpu.place, peer.place))
+            hops = machine.hops.get((gpu.slot, peer.slot))
             if hops:
                 link(cpus + index, cpus + other, XGMI, 15 * hops)  # weight_xgmi = 15 * hops: kfd_crat.c
     return counts

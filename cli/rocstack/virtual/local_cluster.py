@@ -132,7 +132,7 @@ class LocalCluster:
         return count
 
     def status(self) -> list[NodeState]:
-        return _each(lambda found: self._ask(found, 0), list(self._containers().values()))
+        return _each(lambda nodes: self._ask(nodes, 0), list(self._containers().values()))
 
     def _ask(self, container: Any, seconds: float) -> NodeState:
         said = None
@@ -147,20 +147,20 @@ class LocalCluster:
         Raises:
             CheckFailed: one doesn't.
         """
-        states: list[NodeState] = _each(lambda found: self._ask(found, PATIENCE), containers, self._stop)
+        states: list[NodeState] = _each(lambda answers: self._ask(answers, PATIENCE), containers, self._stop)
         for state in states:
             if not state.well:
                 raise self._silent(state)
         return states
 
     def _one(self, name: str) -> Any:
-        found = self._containers()
-        if not found:
+        container = self._containers()
+        if not container:
             raise self.nothing()
-        if name not in found:
-            hint = did_you_mean(name, found)
+        if name not in container:
+            hint = did_you_mean(name, container)
             raise BadInput(f"no virtual node '{name}'" + (f": {hint}" if hint else ""), code="unknown-node")
-        return found[name]
+        return container[name]
 
     def nothing(self) -> Missing:
         return Missing(
@@ -174,8 +174,8 @@ class LocalCluster:
 
     def _containers(self) -> dict[str, Any]:
         """Node name -> container, in the nodes' order."""
-        found = self.client.containers.list(all=True, filters={"label": f"{LABEL}={self.id}"}, ignore_removed=True)
-        named = {node.label(container, "node"): container for container in found}
+        containers = self.client.containers.list(all=True, filters={"label": f"{LABEL}={self.id}"}, ignore_removed=True)
+        named = {node.label(container, "node"): container for container in containers}
         return {name: named[name] for name in sorted(named, key=lambda name: int(name[1:]))}
 
     def _node(self, name: str) -> Path:

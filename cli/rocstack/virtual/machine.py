@@ -35,7 +35,7 @@ class MachineFunction:
 
 @dataclass(frozen=True)
 class VirtualGpu:
-    place: int  # among the model's GPUs; what counts the present ones is the order
+    slot: int  # among the model's GPUs; what counts the present ones is the order
     pci: MachineFunction
     spec: Gpus
 
@@ -101,9 +101,9 @@ def expand(model: NodeModel, node: int = 1, address: str | None = None, gateway:
         cxi = counted(spec.cxi, spec.count) if spec.cxi else []
         for index, netdev in enumerate(counted(spec.netdev, spec.count)):
             mac = f"02:{node >> 8:02x}:{node & 255:02x}:00:00:{len(ports):02x}"
-            mine = own if spec.management and index == 0 else None
+            address_of_port = own if spec.management and index == 0 else None
             if spec.network:
-                mine = _host(list(IPv4Network(spec.network).subnets(new_prefix=24))[rail], node)
+                address_of_port = _host(list(IPv4Network(spec.network).subnets(new_prefix=24))[rail], node)
                 rail += 1
             has_verbs = bool(verbs) and not (spec.bond and index)
             ports.append(
@@ -112,14 +112,14 @@ def expand(model: NodeModel, node: int = 1, address: str | None = None, gateway:
                     pci=replace(places[netdev], id=pci_id(spec, spec.kernel_abi)),
                     spec=spec,
                     mac=mac,
-                    address=mine,
+                    address=address_of_port,
                     verbs=verbs[index] if has_verbs else None,
                     kernel_abi=spec.kernel_abi,
                     driver=spec.drivers.get(str(spec.kernel_abi)),
                     firmware=spec.firmware,
                     mtu=spec.mtu,
                     cxi=cxi[index] if cxi else None,
-                    gids=gid_table(mac, mine, spec.gids) if has_verbs else (),
+                    gids=gid_table(mac, address_of_port, spec.gids) if has_verbs else (),
                 )
             )
     return Machine(

@@ -49,11 +49,11 @@ def _netdev(tree: TreeBuilder, machine: Machine, port: VirtualPort, home: str) -
     tree.link(f"{netdev}/device", home)
     tree.link(f"/sys/class/net/{port.netdev}", netdev)
     # A driver without a version of its own gives the kernel's (net/ethtool/ioctl.c).
-    said = {
+    answers = {
         "driver": port.spec.module, "version": port.driver or machine.kernel,
         "firmware-version": port.firmware or "", "bus-info": port.pci.address,
     }  # fmt: skip
-    answer = "".join(f"{key}: {value}\n" for key, value in said.items())
+    answer = "".join(f"{key}: {value}\n" for key, value in answers.items())
     tree.commands[f"ethtool -i {port.netdev}"] = RecordedAnswer(0, answer)
 
 

@@ -44,15 +44,15 @@ class NodeState:
         return {"virtual": True, **asdict(self)}
 
 
-def state(container: Any, said: str | None) -> NodeState:
+def state(container: Any, version: str | None) -> NodeState:
     """`said`: the node's own answer, see `access.answers`."""
     return NodeState(
         name=label(container, "node"),
         address=label(container, "address"),
         model=label(container, "model"),
         state=container.status,
-        reachable=said is not None,
-        engine=said or "",
+        reachable=version is not None,
+        engine=version or "",
         gpus=int(label(container, "gpus")),
         nics=int(label(container, "nics")),
         faults=tuple(label(container, "faults").splitlines()),
@@ -80,7 +80,7 @@ def make(
     tree.record(machine, live=True).write_tree(home / "sys")
     own, name, mine = host(machine), f"{network}-{machine.host}", {LABEL: cluster, f"{LABEL}.node": machine.host}
     cpus = "/sys/devices/system/cpu"  # programs run on the real ones
-    says = {
+    labels = {
         "address": own.address,
         "model": machine.model.name,
         "digest": digest,
@@ -94,7 +94,7 @@ def make(
             image,
             name=name,
             hostname=machine.host,
-            labels={**mine, **{f"{LABEL}.{key}": value for key, value in says.items()}},
+            labels={**mine, **{f"{LABEL}.{key}": value for key, value in labels.items()}},
             network=network,
             networking_config={
                 network: client.api.create_endpoint_config(ipv4_address=own.address, aliases=[machine.host])
@@ -113,11 +113,11 @@ def make(
             init=True,
         ).start()
     except docker.errors.APIError as error:
-        said = str(error.explanation or error)
-        if error.status_code != 403 and "privileg" not in said:
+        complaint = str(error.explanation or error)
+        if error.status_code != 403 and "privileg" not in complaint:
             raise
         raise CheckFailed(
-            f"the engine does not start virtual node {machine.host}: {said}",
+            f"the engine does not start virtual node {machine.host}: {complaint}",
             code="no-privileged",
             cause="a virtual node is a privileged container, because it runs an engine of its own",
             next_step="use an engine that allows `docker run --privileged`",
@@ -158,14 +158,14 @@ def _inside(container: Any, script: str) -> None:
     Raises:
         CheckFailed: the node does not run, or the script said no.
     """
-    said = f"it is {container.status}"
+    output = f"it is {container.status}"
     if container.status == "running":
         done = container.exec_run(["sh", "-c", script])
         if not done.exit_code:
             return
-        said = done.output.decode("utf-8", "replace").strip()
+        output = done.output.decode("utf-8", "replace").strip()
     raise CheckFailed(
-        f"virtual node {label(container, 'node')}: {said}",
+        f"virtual node {label(container, 'node')}: {output}",
         code="node-silent",
         next_step="`rocstack local up` with the same words as before repairs it",
     )

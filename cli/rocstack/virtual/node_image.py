@@ -24,34 +24,34 @@ from rocstack.stack.stack import Stack
 
 LABEL = "io.rocstack.node"
 _HELPERS = ("site", "apt-update", "apt-install", "apt-clean")
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def context(base_reference: str) -> Context:
     images = paths.images()
-    recipe = f"FROM {base_reference} AS node\n" + (images / "node/recipe").read_text()
+    dockerfile = f"FROM {base_reference} AS node\n" + (images / "node/Dockerfile.steps").read_text()
     helpers = {f"build/{name}": File((images / "build" / name).read_bytes(), 0o755) for name in _HELPERS}
     own = {name: File((images / "node" / name).read_bytes(), 0o755) for name in ("start", "devices")}
-    return Context({"Dockerfile": File(recipe.encode()), **own, **helpers})
+    return Context({"Dockerfile": File(dockerfile.encode()), **own, **helpers})
 
 
-def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder: Path, say: Say) -> str:
+def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder: Path, report: Report) -> str:
     """The image's name; builds it where it is not there yet. `folder` takes the context.
 
     Raises:
         CheckFailed: a package could not be installed.
         Missing: no base image.
     """
-    start = base_image.ensure(client, stack, settings, say)
+    start = base_image.ensure(client, stack, settings, report)
     made = context(start.reference)
     key = f"{made.digest()}{start.digest}"
     name = image_names.local_name(settings.image_prefix, "node", f"{stack.base.os}-{_short(key)}")
     if find_image(client, name):
         return name
-    say(f"building the image of virtual nodes, {name}")
+    report(f"building the image of virtual nodes, {name}")
     made.write(folder)
     request = Request(folder, "node", "node", site.of(settings), tags=(name,), labels={LABEL: stack.base.os})
-    failure = _build(request, made, settings.attempts, say)
+    failure = _build(request, made, settings.attempts, report)
     if failure:
         raise CheckFailed(
             f"the image of virtual nodes could not be built: {failure.first_error}",
@@ -62,7 +62,7 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
     return name
 
 
-def _build(request: Request, made: Context, attempts: int, say: Say) -> Failure | None:
+def _build(request: Request, made: Context, attempts: int, report: Report) -> Failure | None:
     builder = Builder()
     retry = Retry(attempts, first_s=5, longest_s=60, sleep=builder.pause)
     with ThreadPoolExecutor(1) as pool:
@@ -72,7 +72,7 @@ def _build(request: Request, made: Context, attempts: int, say: Say) -> Failure 
                 failure = explain(progress, made) if code else None
                 if failure is None or failure.kind == "permanent" or retry.last:
                     return failure
-                say(f"{failure.first_error} (transient); trying again in {retry.pause_s:.0f} s")
+                report(f"{failure.first_error} (transient); trying again in {retry.pause_s:.0f} s")
                 retry.wait()
         except BaseException:
             builder.stop()

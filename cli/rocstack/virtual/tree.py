@@ -51,8 +51,8 @@ def record(machine: Machine, *, live: bool = False) -> Recording:
 def shown(recording: Recording) -> Recording:
     """A node's recording as a virtual node: its tree is one that real tools read, and says that it is none itself."""
     outside = {path: text for path, text in recording.files.items() if not path.startswith("/sys/")}
-    found = re.findall(r"^(video|render):[^:]*:(\d+):", outside.get("/etc/group", ""), re.MULTILINE)
-    own = _outside(outside, recording.commands, recording.devices, {name: int(gid) for name, gid in found})
+    values = re.findall(r"^(video|render):[^:]*:(\d+):", outside.get("/etc/group", ""), re.MULTILINE)
+    own = _outside(outside, recording.commands, recording.devices, {name: int(gid) for name, gid in values})
     files = {MODEL_FILE: "recording\n", **recording.files, **own}
     return replace(recording, files=files, folders=(*recording.folders, *_REAL))
 

@@ -95,7 +95,7 @@ def test_a_registry_that_is_away_for_a_while(tmp_path: Path) -> None:
 def test_patience_ends(tmp_path: Path) -> None:
     script(tmp_path, [ABSENT], [REFUSED])
     with pytest.raises(NodeError, match=r"connection refused$") as caught:
-        pull.pull([IMAGE], None, patience=0, sleep=pytest.fail)
+        pull.pull([IMAGE], None, retry_s=0, sleep=pytest.fail)
     assert caught.value.kind == "network"
 
 
@@ -130,7 +130,7 @@ def test_reasons(tmp_path: Path, case: dict[str, Any]) -> None:
     script(tmp_path, [ABSENT], [stream({"error": case["says"]})])
     tries: list[float] = []
     with pytest.raises(NodeError) as caught:
-        pull.pull([IMAGE], REGISTRY, patience=0 if case["kind"] == "network" else 60, sleep=tries.append)
+        pull.pull([IMAGE], REGISTRY, retry_s=0 if case["kind"] == "network" else 60, sleep=tries.append)
     failed = caught.value
     assert (failed.kind, tries) == (case["kind"], [])
     assert "\n" not in failed.what + failed.cause

@@ -76,14 +76,14 @@ def test_exactly_the_named_devices_are_tried() -> None:
     assert [(proof.device, proof.ok) for proof in proofs] == [
         ("bnxt_re0", True), ("bnxt_re1", True), ("bnxt_re2", False),
     ]  # fmt: skip
-    assert proofs[2].says == f"bnxt_re2: {UNLISTED}"
+    assert proofs[2].sentence == f"bnxt_re2: {UNLISTED}"
     assert library.opened == ["bnxt_re0", "bnxt_re1"]
     assert library.open_things == 0
 
 
 def test_without_names_all_are_tried() -> None:
     proofs = verbs(Library(["mlx5_0", "bnxt_re0"], {"mlx5_0": "open"})).prove()
-    assert [proof.says for proof in proofs] == [
+    assert [proof.sentence for proof in proofs] == [
         "mlx5_0: it can't be opened: Invalid argument",
         "bnxt_re0: device, PD, CQ and 1 queue pair work",
     ]
@@ -101,14 +101,14 @@ def test_without_names_all_are_tried() -> None:
 def test_the_first_step_that_fails_is_said(step: str, says: str) -> None:
     library = Library(["a"], {"a": step})
     (proof,) = verbs(library).prove(["a"])
-    assert (proof.ok, proof.says) == (False, f"a: {says}")
+    assert (proof.ok, proof.sentence) == (False, f"a: {says}")
     assert library.open_things == 0
 
 
 def test_some_lost_queue_pairs_are_counted() -> None:
     library = Library(["a"], lost=33)
     (proof,) = verbs(library).prove(["a"], threads=THREADS, each=QUEUE_PAIRS)
-    assert (proof.ok, proof.says) == (False, "a: 479 of 512 queue pairs: Cannot allocate memory (33 times)")
+    assert (proof.ok, proof.sentence) == (False, "a: 479 of 512 queue pairs: Cannot allocate memory (33 times)")
     assert library.open_things == 0
 
 
@@ -125,4 +125,4 @@ def test_the_trial_needs_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_libibverbs_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_check, "LibVerbs", lambda: LibVerbs("libibverbs.so.none"))
     assert rdma_check.check_devices(["a"]).works is False
-    assert "libibverbs can't be loaded" in rdma_check.check_devices(["a"]).says[0]
+    assert "libibverbs can't be loaded" in rdma_check.check_devices(["a"]).lines[0]

@@ -34,7 +34,7 @@ def test_the_largest_class_first_and_the_outlier_first() -> None:
     fleet = [with_abi("n3", 6), named("n1"), named("n2"), named("n4", netdevs=slow), named("n5", netdevs=slow)]
     groups = classes(fleet)
     assert [group.nodes for group in groups] == [("n1", "n2"), ("n4", "n5"), ("n3",)]
-    assert [difference.says for difference in differences(groups)] == [
+    assert [difference.sentence for difference in differences(groups)] == [
         "kernel ABI: 6 on n3; 8 on n1, n2, n4, n5",
         "NIC MTU: 2 x 1500 on n4, n5; 2 x 9000 on n1, n2, n3",
     ]

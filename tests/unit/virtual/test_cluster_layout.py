@@ -125,14 +125,14 @@ def test_without_ssh_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
     assert (error.value.code, error.value.next_step) == ("no-ssh", "install the package openssh-client")
 
 
-def test_the_recipe_of_nodes_is_clean(tmp_path: Path) -> None:
+def test_the_dockerfile_of_nodes_is_clean(tmp_path: Path) -> None:
     made = node_image.context("debian:trixie-slim")
     assert made.digest() == node_image.context("debian:trixie-slim").digest()
     assert made.digest() != node_image.context("ubuntu:24.04").digest()
     assert made.files["Dockerfile"].data.startswith(b"FROM debian:trixie-slim AS node\n")
     file = tmp_path / "Dockerfile"
     file.write_bytes(made.files["Dockerfile"].data)
-    # SC3047: hadolint takes a RUN with --mount for sh, and the recipe sets bash.
+    # SC3047: hadolint takes a RUN with --mount for sh, and the file sets bash.
     hadolint = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([hadolint, "--ignore", "SC3047", file], capture_output=True, text=True, check=False)
     assert done.stdout + done.stderr == ""

@@ -33,14 +33,13 @@ def doctor(choice: DoctorOptions, json: options.Json = False) -> None:
     if choice.inventory == "-":
         choice = replace(choice, inventory=None, log=choice.log or "-")
     report = step(choice)
-    failed = any(finding.level == "error" for finding in report.findings)
     if json:
-        print_json({"ok": not failed, **report.to_dict()})
+        print_json(report.to_dict())
     elif isinstance(report, LogReport):
         _show_log(report, str(choice.log))
     else:
         _show_nodes(report)
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(0 if report.ok else 1)
 
 
 def _show_log(report: LogReport, name: str) -> None:

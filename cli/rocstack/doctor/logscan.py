@@ -30,8 +30,13 @@ class LogReport(Value):
     transports: dict[str, int]  # "IB", "Socket" ... -> processes that use it
     findings: tuple[Diagnosis, ...]
 
+    @property
+    def ok(self) -> bool:
+        return not any(finding.level == "error" for finding in self.findings)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**self.model_dump(exclude={"findings"}), "findings": [each.to_dict() for each in self.findings]}
+        findings = [each.to_dict() for each in self.findings]
+        return {"ok": self.ok, **self.model_dump(exclude={"findings"}), "findings": findings}
 
 
 def scan(pieces: Iterable[bytes], table: Table) -> LogReport:

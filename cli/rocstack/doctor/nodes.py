@@ -26,8 +26,13 @@ class NodeReport(Value):
     unread: dict[str, tuple[str, ...]]  # node -> what could not be read and why
     findings: tuple[Diagnosis, ...]
 
+    @property
+    def ok(self) -> bool:
+        return not any(finding.level == "error" for finding in self.findings)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**self.model_dump(exclude={"findings"}), "findings": [each.to_dict() for each in self.findings]}
+        findings = [each.to_dict() for each in self.findings]
+        return {"ok": self.ok, **self.model_dump(exclude={"findings"}), "findings": findings}
 
 
 def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, str] | None = None) -> NodeReport:

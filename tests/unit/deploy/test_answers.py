@@ -13,12 +13,14 @@ from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.nodes.runs import NodeRun, NodeRuns, SilentEvents
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun
-from rocstack.node.containers import Done
+from rocstack.node.containers import ContainerResult
 from rocstack.node.pull import Pulled
 
 APPLY: dict[str, Any] = {
     "files": ["/etc/x"],
-    "containers": {"rocstack-worker": Done("rocstack-worker", "created", "healthy", 1.5, ["note"]).to_dict()},
+    "containers": {
+        "rocstack-worker": ContainerResult("rocstack-worker", "created", "healthy", 1.5, ["note"]).to_dict()
+    },
     "removed": [],
     "exec": [["rocstack-worker", "rocstack-users"]],
     "pruned": ["sha256:a"],

@@ -1,5 +1,5 @@
-"""All that a deploy reads off a node, in one go: the recording of its hardware, and the dict that NodeFacts is made
-of (rocstack.deploy.read.facts has its shape). Read-only; standard library only."""
+"""All that a deploy reads off a node, in one go: the recording of its hardware, and the facts that NodeFacts is made
+of (rocstack.deploy.read.facts). Read-only; standard library only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypedDict
 
 from .collect import collect
-from .engine_facts import engine_facts
+from .engine_facts import EngineFacts, engine_facts
 
 TIMEOUT_S = 2.0  # seconds for a name or an address of the network
 LARGEST_FILE = 1 << 20  # bytes of a file of ours
@@ -238,6 +238,33 @@ def _link(path: str) -> str:
 SCHEMA = 1
 
 
+class DeployFacts(EngineFacts):
+    """What NodeFacts is made of (rocstack.deploy.read.facts)."""
+
+    schema: int
+    user: dict[str, Any]
+    state: dict[str, Any] | None
+    journal: dict[str, Any] | None
+    files: dict[str, str]
+    ports: dict[str, dict[str, str]]
+    daemons: list[str]
+    passwd: dict[str, str]
+    ids: dict[str, int]
+    resolve: dict[str, list[str]]
+    reach: dict[str, str]
+    machine: str
+    memory: int
+    cpus: int
+    unread: dict[str, str]
+    began: float
+    ended: float
+
+
+class CollectedFacts(TypedDict):
+    recording: dict[str, Any]
+    deploy: DeployFacts
+
+
 def collect_facts(
     *,
     names: Sequence[str] = (),
@@ -245,7 +272,7 @@ def collect_facts(
     ports: Sequence[int] = (),
     uids: Sequence[int] = (),
     users: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> CollectedFacts:
     """`names` are resolved, `reach` are "address:port" to be tried; of `ports`, `uids` and `users` is said whose they
     are."""
     began = time.time()
@@ -258,7 +285,7 @@ def collect_facts(
         services = {row["pid"]: row["service"] for row in of_engine["containers"] if row["pid"]}
         resolved, reached = network.result()
     by_uid, by_name = user_ids(uids, users)
-    deploy = {
+    deploy: DeployFacts = {
         "schema": SCHEMA,
         **of_engine,
         "user": _user(),

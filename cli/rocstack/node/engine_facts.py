@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict  # noqa: UP035
+from typing import Any, Dict, TypedDict  # noqa: UP035
 
 from .limits import hard_limits, raises_limits
 
@@ -24,6 +24,62 @@ _WHY = (
                         r"|no such file or directory|error during connect", re.IGNORECASE)),
 )  # fmt: skip
 Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
+
+
+class EngineRow(TypedDict):
+    """The engine itself. `problem` is "" or a word of ABSENT ..., `error` what it said."""
+
+    name: str
+    version: str
+    root: str
+    driver: str
+    store: str
+    cgroup: int
+    rootless: bool
+    free_bytes: int | None
+    memlock: int | None
+    limits: dict[str, int]
+    raises_limits: bool
+    cgroup_writable: bool
+    problem: str
+    error: str
+
+
+class ContainerRow(TypedDict):
+    """A container of ours."""
+
+    name: str
+    id: str
+    service: str
+    image: str
+    spec: str
+    status: str
+    health: str
+    restarts: int
+    started: str
+    pid: int
+    error: str
+
+
+class ImageRow(TypedDict):
+    """An image of ours."""
+
+    id: str
+    names: list[str]
+    digests: list[str]
+    layers: list[str]
+    size: int
+    created: str
+    role: str
+    content: str
+    stack: str
+    nic: str
+
+
+class EngineFacts(TypedDict):
+    engine: EngineRow
+    containers: list[ContainerRow]
+    images: list[ImageRow]
 
 
 class EngineCommand:
@@ -65,11 +121,7 @@ class EngineCommand:
         return []
 
 
-def engine_facts(program: str | None = None) -> Row:
-    """{"engine": ..., "containers": [...], "images": [...]}; rocstack.deploy.read.facts has the shapes.
-
-    `engine` has "problem" ("" or a word of ABSENT ...) and "error", what was said.
-    """
+def engine_facts(program: str | None = None) -> EngineFacts:
     engine = EngineCommand(program)
     with ThreadPoolExecutor(max_workers=3) as pool:
         info = pool.submit(engine.ask, "info", "--format", "{{json .}}")
@@ -90,7 +142,7 @@ def engine_facts(program: str | None = None) -> Row:
             if isinstance(rows_or_why, str):
                 problem, error = FAILED, rows_or_why
     return {
-        "engine": {**_engine(facts), "problem": problem, "error": error},
+        "engine": _engine(facts, problem, error),
         "containers": [_container(row) for row in rows["container"]] if not problem else [],
         "images": [_image(row) for row in rows["image"]] if not problem else [],
     }
@@ -111,44 +163,42 @@ def _parsed(text: str, kind: Any) -> Any:
     return value if isinstance(value, kind) else kind()
 
 
-def _engine(info: Row) -> Row:
+def _engine(info: Row, problem: str, error: str) -> EngineRow:
     if isinstance(info.get("host"), dict):  # podman's own words
         host, store = info["host"], info.get("store") or {}
-        facts = {
-            "name": "podman", "version": (info.get("version") or {}).get("Version", ""),
-            "root": store.get("graphRoot", ""), "driver": store.get("graphDriverName", ""), "store": "graph",
-            "cgroup": int(str(host.get("cgroupVersion", "v0")).lstrip("v") or 0),
-            "rootless": bool((host.get("security") or {}).get("rootless")),
-        }  # fmt: skip
+        name, version = "podman", (info.get("version") or {}).get("Version", "")
+        root, driver, kind = store.get("graphRoot", ""), store.get("graphDriverName", ""), "graph"
+        cgroup = int(str(host.get("cgroupVersion", "v0")).lstrip("v") or 0)
+        rootless = bool((host.get("security") or {}).get("rootless"))
     else:
         snapshotter = any("io.containerd.snapshotter" in str(row) for row in info.get("DriverStatus") or [])
-        facts = {
-            "name": "docker", "version": info.get("ServerVersion") or "", "root": info.get("DockerRootDir") or "",
-            "driver": info.get("Driver") or "", "store": "containerd" if snapshotter else "graph",
-            "cgroup": int(info.get("CgroupVersion") or 0),
-            "rootless": any("name=rootless" in str(option) for option in info.get("SecurityOptions") or []),
-        }  # fmt: skip
-        address = str((info.get("Containerd") or {}).get("Address", ""))
-        if snapshotter and address.startswith("/run/containerd/"):  # not the engine's own: its layers lie elsewhere
-            facts["root"] = "/var/lib/containerd"
-    return {**facts, **_room(str(facts["root"])), **_process(), "cgroup_writable": cgroup_writable()}
-
-
-def _room(root: str) -> Row:
-    try:
-        room = os.statvfs(root)
-    except OSError:
-        return {"free_bytes": None}
-    return {"free_bytes": room.f_bavail * room.f_frsize}
-
-
-def _process() -> Row:
-    """What the engine's own process may: a container gets no more."""
+        name, version = "docker", info.get("ServerVersion") or ""
+        root, driver, kind = info.get("DockerRootDir") or "", info.get("Driver") or "", "graph"
+        cgroup = int(info.get("CgroupVersion") or 0)
+        rootless = any("name=rootless" in str(option) for option in info.get("SecurityOptions") or [])
+        if snapshotter:
+            kind = "containerd"
+            address = str((info.get("Containerd") or {}).get("Address", ""))
+            if address.startswith("/run/containerd/"):  # not the engine's own: its layers lie elsewhere
+                root = "/var/lib/containerd"
+    # A container gets no more than the engine's own process has.
     pid = _read("/run/docker.pid").strip()
     folder = f"/proc/{pid if pid.isdigit() and os.path.isdir('/proc/' + pid) else 1}/"
     limits = hard_limits(_read(folder + "limits"))
-    raises = raises_limits(_read(folder + "status"), _read(folder + "uid_map"))
-    return {"memlock": limits.get("memlock"), "limits": limits, "raises_limits": raises}
+    return {
+        "name": name, "version": version, "root": root, "driver": driver, "store": kind, "cgroup": cgroup,
+        "rootless": rootless, "free_bytes": _free_bytes(str(root)), "memlock": limits.get("memlock"),
+        "limits": limits, "raises_limits": raises_limits(_read(folder + "status"), _read(folder + "uid_map")),
+        "cgroup_writable": cgroup_writable(), "problem": problem, "error": error,
+    }  # fmt: skip
+
+
+def _free_bytes(root: str) -> int | None:
+    try:
+        room = os.statvfs(root)
+    except OSError:
+        return None
+    return room.f_bavail * room.f_frsize
 
 
 def cgroup_writable(mounts: str | None = None) -> bool:
@@ -162,7 +212,7 @@ def cgroup_writable(mounts: str | None = None) -> bool:
     return False
 
 
-def _container(row: Row) -> Row:
+def _container(row: Row) -> ContainerRow:
     state, labels = row.get("State") or {}, (row.get("Config") or {}).get("Labels") or {}
     health = state.get("Health") or {}
     return {
@@ -174,14 +224,15 @@ def _container(row: Row) -> Row:
     }  # fmt: skip
 
 
-def _image(row: Row) -> Row:
+def _image(row: Row) -> ImageRow:
     labels = (row.get("Config") or {}).get("Labels") or {}
     return {
         "id": image_id(row.get("Id")), "names": list(row.get("RepoTags") or []),
         "digests": list(row.get("RepoDigests") or []),
         "layers": list((row.get("RootFS") or {}).get("Layers") or []), "size": int(row.get("Size") or 0),
         "created": str(row.get("Created") or ""),
-        **{key: str(labels.get(OWN + key, "")) for key in ("role", "content", "stack", "nic")},
+        "role": str(labels.get(OWN + "role", "")), "content": str(labels.get(OWN + "content", "")),
+        "stack": str(labels.get(OWN + "stack", "")), "nic": str(labels.get(OWN + "nic", "")),
     }  # fmt: skip
 
 

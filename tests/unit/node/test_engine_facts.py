@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rocstack.deploy.read.facts import NodeContainer, NodeEngine, NodeImage
+from rocstack.deploy.read.facts import FactsAnswer, NodeContainer, NodeEngine, NodeImage
 from rocstack.node import deploy_facts, engine_facts
 
 DATA = Path(__file__).parents[1] / "data/engines"
@@ -209,3 +209,16 @@ def test_without_root_it_says_what_it_could_not_read() -> None:
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == '[{"closed/keys": "Permission denied"}, 65534, 1]'
+
+
+@pytest.mark.parametrize(
+    ("row", "model"),
+    [
+        (engine_facts.EngineRow, NodeEngine),
+        (engine_facts.ContainerRow, NodeContainer),
+        (engine_facts.ImageRow, NodeImage),
+        (deploy_facts.DeployFacts, FactsAnswer),
+    ],
+)
+def test_the_controller_reads_exactly_what_the_node_sends(row: Any, model: Any) -> None:
+    assert set(row.__annotations__) == {field.alias or name for name, field in model.model_fields.items()}

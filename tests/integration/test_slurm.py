@@ -20,7 +20,7 @@ from workspace import Built, engine
 
 from rocstack.cluster import accounts, cgroup, slurm_files, slurm_records
 from rocstack.cluster.settings import ClusterSettings
-from rocstack.cluster.slurm_node import SlurmNode, slurm_node
+from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
 from rocstack.node.profile import Gpu, NodeProfile, System
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]  # the deployed cluster of other tests has the same files
@@ -105,7 +105,7 @@ def cluster(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pyte
     virtual = None if request.param == "auto" else "made by hand"
     system = System(cpus=os.cpu_count(), memory=6 << 30)
     profile = NodeProfile(1, "sl1", virtual=virtual, system=system, gpus=gpus())
-    workers: list[SlurmNode] = [
+    workers: list[SlurmNodeConfig] = [
         slurm_node(profile, name=name, address=addresses[name], cgroup=version, cgroup_writable=True)
         for name in ("sl1", "sl2")
     ]

@@ -15,7 +15,7 @@ from deployed_cluster import INVENTORY, DeployedCluster, until
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import journal, verified
-from rocstack.deploy.read.journal import Verified
+from rocstack.deploy.read.journal import VerifiedLevel
 from rocstack.edge import locks, ssh
 from rocstack.verify import drain, proved
 from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State
@@ -86,7 +86,7 @@ def test_only_what_was_verified_is_deployed(deployed: DeployedCluster, inventory
     assert deployed.ssh("n1", f"cat {journal.PATH}") == before, "it was changed"
 
     assert proved.keep(made(deployed, 1), inventory, runs).sentence.startswith("level 1 is proved: on n1")
-    assert release(deployed).verified == Verified(
+    assert release(deployed).verified == VerifiedLevel(
         level=1, when="2026-11-21T00:00:00Z", virtual=True, report="20261121-000000"
     )
     assert {node["verified"] for node in deployed.json("status")["nodes"]} == {"level 1"}

@@ -28,7 +28,7 @@ class Changes:
 
 def changes(
     cluster: ClusterSettings,
-    found: SlurmRecords,
+    records: SlurmRecords,
     *,
     workers: Sequence[str],
     groups: Mapping[str, Sequence[str]],
@@ -45,22 +45,24 @@ def changes(
     Raises:
         BadInput: a reservation names nodes that are not there.
     """
-    held = reservations.changes(cluster, found.reservations, workers=workers, groups=groups, now=now, absent=absent)
-    commands = [*_qos(cluster, found), *_accounts(cluster, found), *_users(cluster, found), *held.commands]
-    return Changes(tuple(commands), (*_left(cluster, found), *held.notes))
+    reserved = reservations.changes(
+        cluster, records.reservations, workers=workers, groups=groups, now=now, absent=absent
+    )
+    commands = [*_qos(cluster, records), *_accounts(cluster, records), *_users(cluster, records), *reserved.commands]
+    return Changes(tuple(commands), (*_left(cluster, records), *reserved.notes))
 
 
-def _qos(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[Command]:
+def _qos(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:
     for name in cluster.qos:
-        if name not in found.qos:
+        if name not in records.qos:
             yield (*_DO, "add", "qos", f"name={name}")
-    for name, wanted in cluster.qos.items():
-        words = _differing(_wanted_qos(wanted), _found_qos(found.qos.get(name, {})))
+    for name, desired in cluster.qos.items():
+        words = _differing(_desired_qos(desired), _recorded_qos(records.qos.get(name, {})))
         if words:
             yield (*_DO, "modify", "qos", "where", f"name={name}", "set", *words)
 
 
-def _wanted_qos(qos: Qos) -> dict[str, str | None]:
+def _desired_qos(qos: Qos) -> dict[str, str | None]:
     """By sacctmgr's keyword, TRES behind a second '='; None is not named."""
     grace = None if qos.grace is None else seconds(qos.grace)
     return {
@@ -79,7 +81,7 @@ def _wanted_qos(qos: Qos) -> dict[str, str | None]:
     }
 
 
-def _found_qos(row: Row) -> dict[str, str]:
+def _recorded_qos(row: Row) -> dict[str, str]:
     grouped, account, user, job = (tres(row.get(key, "")) for key in ("GrpTRES", "MaxTRESPA", "MaxTRESPU", "MaxTRES"))
     return {
         "Priority": row.get("Priority") or "0",
@@ -97,9 +99,9 @@ def _found_qos(row: Row) -> dict[str, str]:
     }
 
 
-def _accounts(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[Command]:
+def _accounts(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:
     for name in sorted(cluster.accounts, key=lambda each: len(cluster.ancestors(each))):  # parents first
-        account, row = cluster.accounts[name], found.accounts.get(name)
+        account, row = cluster.accounts[name], records.accounts.get(name)
         if row is None:
             about = ("description=rocstack", "organization=rocstack")
             parent = account.parent or ROOT
@@ -134,20 +136,20 @@ def _more_qos(account: Account, cluster: ClusterSettings, row: Row) -> list[str]
     return [f"QosLevel+={','.join(missing)}"] if missing and account.qos is None else []
 
 
-def _users(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[Command]:
+def _users(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:
     """One command for all who are added to the same account."""
     new: dict[tuple[str, ...], list[str]] = {}
     for name in sorted(cluster.users):
         for number, account in enumerate(cluster.accounts_of(name)):
-            if (account, name) not in found.members:
-                first = number == 0 and name not in found.users
+            if (account, name) not in records.members:
+                first = number == 0 and name not in records.users
                 words = (f"account={account}", *([f"defaultaccount={account}"] if first else []))
                 new.setdefault(words, []).append(name)
     # A user's first account comes first, or another would become the default one.
     for words, users in sorted(new.items(), key=lambda item: -len(item[0])):
         yield (*_DO, "add", "user", f"name={','.join(users)}", *words)
     for name, person in sorted(cluster.users.items()):
-        row = found.users.get(name, {"DefaultAccount": cluster.accounts_of(name)[0], "AdminLevel": "None"})
+        row = records.users.get(name, {"DefaultAccount": cluster.accounts_of(name)[0], "AdminLevel": "None"})
         default = person.accounts[0] if person.accounts else None
         admin = _ADMIN[person.admin] if person.admin else None
         changed = _differing(
@@ -158,20 +160,20 @@ def _users(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[Command]:
             yield (*_DO, "modify", "user", "where", f"name={name}", "set", *changed)
 
 
-def _differing(wanted: Mapping[str, str | None], found: Mapping[str, str]) -> list[str]:
+def _differing(desired: Mapping[str, str | None], records: Mapping[str, str]) -> list[str]:
     """KEY=VALUE of what is named and not so. Flags are taken away with -1, all else with nothing."""
-    changed = {key: value for key, value in wanted.items() if value is not None and value != found[key]}
+    changed = {key: value for key, value in desired.items() if value is not None and value != records[key]}
     return [f"{key}={'-1' if key == 'Flags' and not value else value}" for key, value in changed.items()]
 
 
-def _left(cluster: ClusterSettings, found: SlurmRecords) -> Iterator[str]:
+def _left(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[str]:
     """What rocstack.yml doesn't name."""
-    wanted = {(account, user) for user in cluster.users for account in cluster.accounts_of(user)}
-    others = sorted(pair for pair in found.members - wanted if pair[1] in cluster.users)
-    yield from _note("QoS", set(found.qos) - {*cluster.qos, NORMAL})
-    yield from _note("account", set(found.accounts) - {*cluster.accounts, ROOT})
-    yield from _note("user", set(found.users) - {*cluster.users, ROOT})
-    yield from _note("reservation", set(found.reservations) - set(cluster.reservations))
+    desired = {(account, user) for user in cluster.users for account in cluster.accounts_of(user)}
+    others = sorted(pair for pair in records.members - desired if pair[1] in cluster.users)
+    yield from _note("QoS", set(records.qos) - {*cluster.qos, NORMAL})
+    yield from _note("account", set(records.accounts) - {*cluster.accounts, ROOT})
+    yield from _note("user", set(records.users) - {*cluster.users, ROOT})
+    yield from _note("reservation", set(records.reservations) - set(cluster.reservations))
     yield from (
         f"{user} is also in account {account}, which rocstack.yml doesn't say: left" for account, user in others
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster import hostlist
-from rocstack.cluster.slurm_node import SlurmNode
+from rocstack.cluster.slurm_node import SlurmNodeConfig
 
 MOUNT = "/sys/fs/cgroup"
 
@@ -32,7 +32,7 @@ class Cgroups:
 DISABLED = Cgroups("disabled")
 
 
-def decide(setting: str, machines: Sequence[SlurmNode]) -> Cgroups:
+def decide(setting: str, machines: Sequence[SlurmNodeConfig]) -> Cgroups:
     """`setting` is `cluster.cgroup`: auto, v1, v2 or disabled.
 
     Raises:
@@ -63,7 +63,7 @@ def decide(setting: str, machines: Sequence[SlurmNode]) -> Cgroups:
     )
 
 
-def lost(setting: str, before: Iterable[SlurmNode], now: Iterable[SlurmNode]) -> str:
+def lost(setting: str, before: Iterable[SlurmNodeConfig], now: Iterable[SlurmNodeConfig]) -> str:
     """What a running cluster is told that loses its cgroups by a node that came, or changed; "" where none does."""
     closed = sorted((each.name for each in now if _lack(each)), key=hostlist.natural)
     was = decide("auto", tuple(before))
@@ -76,7 +76,7 @@ def lost(setting: str, before: Iterable[SlurmNode], now: Iterable[SlurmNode]) ->
     )
 
 
-def _lack(each: SlurmNode) -> str:
+def _lack(each: SlurmNodeConfig) -> str:
     if each.cgroup is None:
         return "says no cgroup version"
     return "" if each.cgroup_writable else "lets no container write its cgroups"

@@ -229,12 +229,12 @@ class ClusterSettings(Value):
 
     def ancestors(self, account: str) -> list[str]:
         """From the parent up, the root left out; ends where it comes back."""
-        found: list[str] = []
+        result: list[str] = []
         parent = self.accounts[account].parent or ROOT
-        while parent in self.accounts and parent not in found:
-            found.append(parent)
+        while parent in self.accounts and parent not in result:
+            result.append(parent)
             parent = self.accounts[parent].parent or ROOT
-        return found
+        return result
 
 
 def _unknown(

@@ -12,7 +12,7 @@ from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.cluster import cgroup, hostlist
 from rocstack.cluster.operation import seconds
 from rocstack.cluster.settings import VERIFY, ClusterSettings, Partition
-from rocstack.cluster.slurm_node import SlurmNode
+from rocstack.cluster.slurm_node import SlurmNodeConfig
 from rocstack.stack import component, sourcemap
 from rocstack.stack.blocks import Blocks, environment, sources
 
@@ -47,7 +47,7 @@ class Files:
 def files(
     cluster: ClusterSettings,
     control: Control,
-    machines: Sequence[SlurmNode],
+    machines: Sequence[SlurmNodeConfig],
     *,
     absent: Sequence[str] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
@@ -101,12 +101,12 @@ def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, S
     Raises:
         BadInput: a name that is no worker and no group.
     """
-    found: set[str] = set()
+    result: set[str] = set()
     for text in texts:
         if text == ALL:
-            found.update(workers)
+            result.update(workers)
         elif text in groups and text not in workers:
-            found.update(name for name in groups[text] if name in workers)
+            result.update(name for name in groups[text] if name in workers)
         else:
             unknown = [name for name in hostlist.expand(text) if name not in workers]
             if unknown:
@@ -116,14 +116,14 @@ def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, S
                     code="unknown-node",
                     next_step="name workers, a hostlist such as n[1-3], a group of the inventory, or all",
                 )
-            found.update(hostlist.expand(text))
-    return sorted(found, key=hostlist.natural)
+            result.update(hostlist.expand(text))
+    return sorted(result, key=hostlist.natural)
 
 
 def _variables(
     cluster: ClusterSettings,
     control: Control,
-    workers: Sequence[SlurmNode],
+    workers: Sequence[SlurmNodeConfig],
     absent: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     cgroups: cgroup.Cgroups,
@@ -146,15 +146,15 @@ def _variables(
     }
 
 
-def _alike(workers: Sequence[SlurmNode]) -> list[list[SlurmNode]]:
+def _alike(workers: Sequence[SlurmNodeConfig]) -> list[list[SlurmNodeConfig]]:
     """Workers that differ in nothing that slurm.conf says but name and address."""
-    found: dict[SlurmNode, list[SlurmNode]] = {}
+    result: dict[SlurmNodeConfig, list[SlurmNodeConfig]] = {}
     for each in workers:
-        found.setdefault(replace(each, name="", address="", cgroup=None, cgroup_writable=False), []).append(each)
-    return list(found.values())
+        result.setdefault(replace(each, name="", address="", cgroup=None, cgroup_writable=False), []).append(each)
+    return list(result.values())
 
 
-def _node(alike: Sequence[SlurmNode]) -> dict[str, str]:
+def _node(alike: Sequence[SlurmNodeConfig]) -> dict[str, str]:
     one = alike[0]
     size = f"CPUs={one.cpus}"
     if one.topology:
@@ -171,13 +171,13 @@ def _node(alike: Sequence[SlurmNode]) -> dict[str, str]:
     }
 
 
-def _gres(workers: Sequence[SlurmNode]) -> list[dict[str, str]]:
+def _gres(workers: Sequence[SlurmNodeConfig]) -> list[dict[str, str]]:
     rows = []
-    found: dict[tuple[Any, ...], list[str]] = {}
+    result: dict[tuple[Any, ...], list[str]] = {}
     for each in workers:
         if each.gres:
-            found.setdefault(each.gres, []).append(each.name)
-    for gres, names in found.items():
+            result.setdefault(each.gres, []).append(each.name)
+    for gres, names in result.items():
         rows += [{"names": hostlist.fold(names), "type": each.type, "files": each.files} for each in gres]
     return rows
 
@@ -185,7 +185,7 @@ def _gres(workers: Sequence[SlurmNode]) -> list[dict[str, str]]:
 def _partition(
     cluster: ClusterSettings,
     name: str,
-    workers: Sequence[SlurmNode],
+    workers: Sequence[SlurmNodeConfig],
     absent: Sequence[str],
     groups: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:

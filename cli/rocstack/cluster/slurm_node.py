@@ -26,7 +26,7 @@ class Gres:
 
 
 @dataclass(frozen=True)
-class SlurmNode:
+class SlurmNodeConfig:
     """One worker. `name` is what its container calls itself (hostname), `address` an IP: slurmctld waits minutes for a
     name that doesn't resolve."""
 
@@ -55,7 +55,7 @@ def slurm_node(
     cgroup_writable: bool = False,
     topology: tuple[int, int, int] | None = None,
     offer_gpus: bool = True,
-) -> SlurmNode:
+) -> SlurmNodeConfig:
     """
     Raises:
         BadInput: the profile doesn't say how large the node is.
@@ -72,7 +72,7 @@ def slurm_node(
     words = {gpu.gfx for gpu in profile.gpus} | {nic.nic for nic in profile.nics} | {each.type for each in gres}
     if topology and topology[0] * topology[1] * topology[2] != system.cpus:
         topology = None  # CPUs are switched off: the number alone is right
-    return SlurmNode(
+    return SlurmNodeConfig(
         name=name,
         address=address,
         cpus=max(system.cpus, VIRTUAL_CPUS_PER_GPU * count) if profile.virtual else system.cpus,
@@ -104,8 +104,8 @@ def gpu_gres(gpus: tuple[Gpu, ...]) -> tuple[Gres, ...]:
     """The GPUs that the driver drives. Slurm numbers them line by line in the order of their files, and that number is
     what jobs get in ROCR_VISIBLE_DEVICES; so both are ROCm's order."""
     driven = [gpu for gpu in gpus if gpu.kfd_node is not None and gpu.render_minor]
-    found = []
+    result = []
     for kind, group in itertools.groupby(driven, key=gpu_type):
         files = [f"/dev/dri/renderD{gpu.render_minor}" for gpu in group]
-        found.append(Gres(kind, len(files), hostlist.fold(files)))
-    return tuple(found)
+        result.append(Gres(kind, len(files), hostlist.fold(files)))
+    return tuple(result)

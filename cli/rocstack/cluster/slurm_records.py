@@ -65,13 +65,13 @@ def names(text: str) -> str:
 
 
 def _rows(text: str, form: str) -> list[Row]:
-    columns, found = form.split(","), []
+    columns, result = form.split(","), []
     for line in filter(None, text.splitlines()):
         values = line.split("|")
         if len(values) != len(columns):
             raise ValueError(f"sacctmgr said {line!r}, not {len(columns)} columns")
-        found.append(dict(zip(columns, values, strict=True)))
-    return found
+        result.append(dict(zip(columns, values, strict=True)))
+    return result
 
 
 def _reservations(text: str) -> list[Row]:

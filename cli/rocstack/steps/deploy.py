@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rocstack.deploy.nodes.image import Image
     from rocstack.deploy.nodes.runs import DeployEvents
     from rocstack.deploy.plan.plan import Outcome, Plan
-    from rocstack.deploy.plan.prepare import Choose, Request
+    from rocstack.deploy.plan.prepare import Choose, DeployRequest
     from rocstack.deploy.read.journal import Journal
     from rocstack.deploy.state.status import Status
     from rocstack.settings.settings import Settings
@@ -146,7 +146,7 @@ def status(options: StatusOptions = StatusOptions()) -> Status:
     return deployed.status(read_state(nodes, chosen.cluster, overlay=chosen.overlay_folder(), forks=forks))
 
 
-def _run(request: tuple[Request, Settings], events: DeployEvents | None) -> Outcome:
+def _run(request: tuple[DeployRequest, Settings], events: DeployEvents | None) -> Outcome:
     from rocstack.deploy.nodes.runs import NodeRuns, SilentEvents
     from rocstack.deploy.ship.shipping import Shipping
     from rocstack.deploy.work import deploy as work
@@ -158,7 +158,7 @@ def _run(request: tuple[Request, Settings], events: DeployEvents | None) -> Outc
     return work.deploy(asked, Shipping(_client(), log.parent), NodeRuns(asked.inventory.path, log, events), events)
 
 
-def _preview(request: tuple[Request, Settings], events: DeployEvents | None) -> DeployPreview:
+def _preview(request: tuple[DeployRequest, Settings], events: DeployEvents | None) -> DeployPreview:
     from rocstack.deploy.nodes.runs import SilentEvents
     from rocstack.deploy.plan.prepare import prepare
     from rocstack.deploy.work.deploy import refused
@@ -188,7 +188,7 @@ def _client() -> Any:
         return None
 
 
-def _deploy_request(options: DeployOptions) -> tuple[Request, Settings]:
+def _deploy_request(options: DeployOptions) -> tuple[DeployRequest, Settings]:
     if options.resume and (options.image or options.control_image or options.stack or options.nic):
         raise BadInput(
             "--resume goes on with the images of the deploy that was interrupted",
@@ -211,7 +211,7 @@ def _deploy_request(options: DeployOptions) -> tuple[Request, Settings]:
     return replace(request, resume=options.resume, overrides=own, require=options.require), chosen
 
 
-def _rollback_request(options: RollbackOptions, note: Note) -> tuple[Request, Settings]:
+def _rollback_request(options: RollbackOptions, note: Note) -> tuple[DeployRequest, Settings]:
     chosen = settings(options)
     rollout = {"drain_timeout": options.drain_timeout, "requeue": options.requeue or None}
     cluster = _cluster(chosen, rollout, None, options.forks)
@@ -291,11 +291,11 @@ def _earlier(journal: Journal, note: Note) -> Mapping[str, Image]:
 
 def _request(
     inventory: Path, chosen: Settings, cluster: ClusterSettings, choose: Choose, layer_bytes: Mapping[str, int]
-) -> Request:
-    from rocstack.deploy.plan.prepare import Request
+) -> DeployRequest:
+    from rocstack.deploy.plan.prepare import DeployRequest
     from rocstack.deploy.read import inventory as inventories
 
-    return Request(
+    return DeployRequest(
         inventories.load(inventory),
         cluster,
         choose,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.read import journal, verified
-from rocstack.deploy.read.journal import Journal, Verified
+from rocstack.deploy.read.journal import Journal, VerifiedLevel
 from rocstack.edge import locks, ssh
 from rocstack.verify.result import BAD, Run
 
@@ -21,7 +21,7 @@ class StoredProof:
     news: bool = True
 
 
-def after(before: Verified | None, run: Run) -> Verified | None:
+def after(before: VerifiedLevel | None, run: Run) -> VerifiedLevel | None:
     """What is proved after `run`: a level that it failed, and those above, are not any more; a level that it didn't
     come to is as before."""
     failed = min((each.check.level for each in run.results if each.state in BAD), default=None)
@@ -30,7 +30,7 @@ def after(before: Verified | None, run: Run) -> Verified | None:
         before = before.model_copy(update={"level": failed - 1}) if failed else None
     if proved is None or (before and before.level > proved):
         return before
-    return Verified(level=proved, when=run.when, virtual=run.virtual, report=run.id)
+    return VerifiedLevel(level=proved, when=run.when, virtual=run.virtual, report=run.id)
 
 
 def keep(run: Run, inventory: Path, out: Path) -> StoredProof:
@@ -95,7 +95,7 @@ def _ids(id_: str, reference: str) -> frozenset[str]:
     return frozenset({id_, reference.partition("@")[2]} - {""})
 
 
-def _said(before: Verified | None, now: Verified | None) -> str:
+def _said(before: VerifiedLevel | None, now: VerifiedLevel | None) -> str:
     if before and (now is None or now.level < before.level):
         return f"{before.text} is taken back" + (f", {now.text} stays" if now else "")
     if now and before and now.text == before.text:
@@ -105,7 +105,7 @@ def _said(before: Verified | None, now: Verified | None) -> str:
 
 def _note(run: Run, out: Path, worker_id: str, control_id: str) -> Path:
     """In the file of this machine; another cluster's claim stays."""
-    file = verified.place(out, worker_id)
+    file = verified.file_of(out, worker_id)
     known = {(each.cluster, each.control, each.control_id): each for each in verified.read(file)}
     mine = (run.cluster, run.control, control_id)
     found = after(known[mine].verified if mine in known else None, run)

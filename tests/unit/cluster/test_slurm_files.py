@@ -13,7 +13,7 @@ import pytest
 from rocstack.base.errors import BadInput
 from rocstack.cluster import cgroup, slurm_files
 from rocstack.cluster.settings import ClusterSettings
-from rocstack.cluster.slurm_node import SlurmNode, gpu_type, job_memory, slurm_node
+from rocstack.cluster.slurm_node import SlurmNodeConfig, gpu_type, job_memory, slurm_node
 from rocstack.node.profile import Gpu, Nic, NodeProfile, System
 from rocstack.stack import blocks
 
@@ -32,12 +32,14 @@ def profile(count: int = 8, **more: Any) -> NodeProfile:
     return NodeProfile(1, "x", nics=(Nic("0000:80:00.0", "14e4:1760", "broadcom"),), **{**facts, **more})
 
 
-def node(name: str, last: int, of: NodeProfile | None = None, **more: Any) -> SlurmNode:
+def node(name: str, last: int, of: NodeProfile | None = None, **more: Any) -> SlurmNodeConfig:
     facts = {"cgroup": 1, "cgroup_writable": True, **more}
     return slurm_node(of or profile(), name=name, address=f"10.0.0.{last}", **facts)
 
 
-def made(machines: list[SlurmNode], folder: Path | None = None, groups: Any = None, **settings: Any) -> dict[str, str]:
+def made(
+    machines: list[SlurmNodeConfig], folder: Path | None = None, groups: Any = None, **settings: Any
+) -> dict[str, str]:
     cluster = ClusterSettings.model_validate(settings)
     files = slurm_files.files(cluster, CONTROL, machines, groups=groups, password="pass-word-1", overlay=folder)
     return dict(files.texts)

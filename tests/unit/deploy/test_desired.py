@@ -19,7 +19,7 @@ from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
-from rocstack.deploy.read.journal import ReleaseImages
+from rocstack.deploy.read.journal import JournalImages
 from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.probe.recordings import ProbeFailure
 
@@ -151,6 +151,6 @@ def test_registries_and_their_ports() -> None:
 
 def test_the_controllers_slurm_is_known_later() -> None:
     assert deployed()["slurm"] == "24.11.5"
-    release = ReleaseImages.of(IMAGES)
+    release = JournalImages.of(IMAGES)
     assert release.by_role()["control"].slurm == "24.11.5"
     assert release.model_copy(update={"control_labels": {}}).by_role()["control"].slurm == ""

@@ -112,9 +112,9 @@ def test_what_was_answered() -> None:
 def test_the_clock_is_known_within_bounds() -> None:
     data = recorded()
     began, ended = data["deploy"]["began"], data["deploy"]["ended"]
-    on_time = facts.of_dict("n1", data, asked=began - 0.5, heard=ended + 0.7)
+    on_time = facts.of_dict("n1", data, asked=began - 0.5, answered_at=ended + 0.7)
     assert (on_time.behind, on_time.ahead) == (pytest.approx(-0.7), pytest.approx(0.5))
-    ahead = facts.of_dict("n1", data, asked=began - 100.5, heard=ended - 99.0)
+    ahead = facts.of_dict("n1", data, asked=began - 100.5, answered_at=ended - 99.0)
     assert (ahead.behind, ahead.ahead) == (pytest.approx(99.0), pytest.approx(100.5))
 
 

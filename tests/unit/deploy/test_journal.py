@@ -8,11 +8,11 @@ import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.read import journal
-from rocstack.deploy.read.journal import Deploy, Journal, NodeStep, ReleaseImages, Verified
+from rocstack.deploy.read.journal import Deploy, Journal, JournalImages, NodeStep, VerifiedLevel
 
 
 def deploy(name: str, *nodes: str) -> Deploy:
-    images = ReleaseImages(worker_id=f"sha256:{name}", control_id="sha256:c", worker_reference=f"r/w@sha256:{name}")
+    images = JournalImages(worker_id=f"sha256:{name}", control_id="sha256:c", worker_reference=f"r/w@sha256:{name}")
     steps = {node: NodeStep() for node in nodes or ("n1", "n2")}
     return Deploy(id=name, who="me@here", started="2026-11-20T20:00:00Z", images=images, nodes=steps)
 
@@ -25,8 +25,8 @@ def done(before: Journal, name: str, *, failed: str = "", verified: int | None =
     return now if verified is None else now.verified(proved(verified))
 
 
-def proved(level: int) -> Verified:
-    return Verified(level=level, when="2026-11-20T22:00:00Z", report="20261120-220000")
+def proved(level: int) -> VerifiedLevel:
+    return VerifiedLevel(level=level, when="2026-11-20T22:00:00Z", report="20261120-220000")
 
 
 def target(now: Journal) -> tuple[str, str] | None:

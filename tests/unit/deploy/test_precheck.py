@@ -23,7 +23,7 @@ from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
-from rocstack.deploy.read.journal import Verified
+from rocstack.deploy.read.journal import VerifiedLevel
 from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.probe.recordings import ProbeFailure
 
@@ -128,7 +128,7 @@ def scope_of(data: dict[str, Any]) -> tuple[Scope, list[ProbeFailure]]:
         registries=data.get("registries", {}),
         require=data.get("require"),
         insist=data.get("insist", True),
-        proved=tuple(Verified(**each) for each in data.get("proved", [])),
+        proved=tuple(VerifiedLevel(**each) for each in data.get("proved", [])),
     )
     return scope, failures
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 from rocstack.cluster.operation import RolloutSettings
 from rocstack.cluster.settings import ClusterSettings
-from rocstack.deploy.nodes.answers import Drained, WaitedDrained, WaitedReady
+from rocstack.deploy.nodes.answers import DrainAnswer, WaitDrainedAnswer, WaitReadyAnswer
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.nodes.runs import NodeRun
-from rocstack.deploy.plan.prepare import Request
+from rocstack.deploy.plan.prepare import DeployRequest
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
-from rocstack.deploy.read.journal import Deploy, Journal, ReleaseImages
+from rocstack.deploy.read.journal import Deploy, Journal, JournalImages
 from rocstack.deploy.work.rolling import Rolling
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -31,15 +31,15 @@ class Slurm:
 
     def empty(
         self, nodes: Sequence[str], reason: str, seconds: float, *, requeue: bool
-    ) -> tuple[Drained, WaitedDrained]:
+    ) -> tuple[DrainAnswer, WaitDrainedAnswer]:
         kept = self._of(self.kept, nodes)
         return (
-            Drained(drained=tuple(name for name in nodes if name not in kept), kept=kept),
-            WaitedDrained(busy=self._of(self.busy, nodes), requeued=(), refused=self.refused),
+            DrainAnswer(drained=tuple(name for name in nodes if name not in kept), kept=kept),
+            WaitDrainedAnswer(busy=self._of(self.busy, nodes), requeued=(), refused=self.refused),
         )
 
-    def wait_ready(self, nodes: Sequence[str], seconds: float, since: float = 0) -> WaitedReady:
-        return WaitedReady(waiting=self._of(self.slow, nodes))
+    def wait_ready(self, nodes: Sequence[str], seconds: float, since: float = 0) -> WaitReadyAnswer:
+        return WaitReadyAnswer(waiting=self._of(self.slow, nodes))
 
     @staticmethod
     def _of(all_of: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
@@ -125,12 +125,12 @@ def test_what_somebody_else_drained_is_not_waited_for() -> None:
 def test_a_resumed_update_goes_on_as_it_was_begun() -> None:
     host = InventoryHost("n1", "10.0.0.1", "10.0.0.1")
     inventory = Inventory(Path("i.yml"), host, (host,))
-    images = ReleaseImages(worker_id="sha256:a", control_id="sha256:b")
+    images = JournalImages(worker_id="sha256:a", control_id="sha256:b")
     began = Deploy(
         id="1", who="me", started="", images=images, options={"rollout": {"canary": 0, "drain_timeout": "infinite"}}
     )
     known = Journal(current=began)
-    plain = Request(inventory, ClusterSettings(), lambda journal: {})
+    plain = DeployRequest(inventory, ClusterSettings(), lambda journal: {})
     assert plain.rollout(known) == RolloutSettings()
-    resumed = Request(inventory, ClusterSettings(), lambda journal: {}, resume=True, overrides={"wave": 2})
+    resumed = DeployRequest(inventory, ClusterSettings(), lambda journal: {}, resume=True, overrides={"wave": 2})
     assert resumed.rollout(known) == RolloutSettings(canary=0, drain_timeout="infinite", wave=2)

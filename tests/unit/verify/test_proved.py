@@ -13,7 +13,7 @@ import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.read import journal, verified
-from rocstack.deploy.read.journal import Deploy, Journal, Release, ReleaseImages, Verified
+from rocstack.deploy.read.journal import Deploy, Journal, JournalImages, Release, VerifiedLevel
 from rocstack.edge import locks, ssh
 from rocstack.verify import proved as store
 from rocstack.verify.result import Check, CheckResult, NodeSeen, Run, State, skips_in
@@ -47,8 +47,8 @@ def keep(found: Run, out: Path) -> str:
     return store.keep(found, Path("inventory.yml"), out).sentence
 
 
-def proved(level: int, virtual: bool = False) -> Verified:
-    return Verified(level=level, when="before", virtual=virtual, report="r")
+def proved(level: int, virtual: bool = False) -> VerifiedLevel:
+    return VerifiedLevel(level=level, when="before", virtual=virtual, report="r")
 
 
 @dataclass
@@ -64,13 +64,13 @@ class Node:
         self.text = text
 
     @property
-    def verified(self) -> Verified | None:
+    def verified(self) -> VerifiedLevel | None:
         return journal.loads(self.text).releases[-1].verified
 
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
-    images = ReleaseImages(worker_id=WORKER, control_id=CONTROL, worker_reference=f"r:5000/w@{OTHER}")
+    images = JournalImages(worker_id=WORKER, control_id=CONTROL, worker_reference=f"r:5000/w@{OTHER}")
     found = Node(Journal(releases=(Release(images=images, when="t", who="w", healthy=True),)).dumps())
 
     @contextmanager
@@ -109,11 +109,11 @@ def test_what_stays_proved(before: int | None, states: list[State], after: int |
 
 def test_stored_at_both_places_and_found_again(node: Node, tmp_path: Path) -> None:
     said = keep(run("passed", "passed"), tmp_path)
-    wanted = Verified(level=1, when="2026-11-21T00:00:00Z", report="20261121-000000")
+    wanted = VerifiedLevel(level=1, when="2026-11-21T00:00:00Z", report="20261121-000000")
     assert node.verified == wanted
     assert verified.claims(tmp_path, WORKER, CONTROL) == (wanted,)
     assert verified.claims(tmp_path, WORKER, OTHER) == verified.claims(tmp_path, OTHER, CONTROL) == ()
-    assert said == f"level 1 is proved: on n1, and in {verified.place(tmp_path, WORKER)}"
+    assert said == f"level 1 is proved: on n1, and in {verified.file_of(tmp_path, WORKER)}"
 
 
 def test_no_news_where_the_same_is_proved(node: Node, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_while_somebody_deploys_it_is_kept_here(node: Node, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 9}', '{"schema": 1, "image": "sha256:x", "claims": []}', ""])
 def test_a_file_that_says_something_else(text: str, tmp_path: Path) -> None:
-    file = verified.place(tmp_path, WORKER)
+    file = verified.file_of(tmp_path, WORKER)
     file.parent.mkdir()
     file.write_text(text)
     with pytest.raises(BadInput) as refused:
@@ -223,7 +223,7 @@ def test_a_file_that_says_something_else(text: str, tmp_path: Path) -> None:
 
 def test_one_with_an_extra_key(node: Node, tmp_path: Path) -> None:
     keep(run("passed"), tmp_path)
-    file = verified.place(tmp_path, WORKER)
+    file = verified.file_of(tmp_path, WORKER)
     data = json.loads(file.read_text())
     data["claims"][0]["level"] = 4
     file.write_text(json.dumps(data))

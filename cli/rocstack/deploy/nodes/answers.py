@@ -19,7 +19,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class ContainerAnswer(Answer):
+class AppliedContainer(Answer):
     """What became of a container. `action`: kept, started, restarted, created or replaced."""
 
     action: str
@@ -37,7 +37,7 @@ class ApplyAnswer(Answer):
     """rocstack_apply; a run that failed says what it did until then."""
 
     files: tuple[str, ...]
-    containers: dict[str, ContainerAnswer]
+    containers: dict[str, AppliedContainer]
     removed: tuple[str, ...]
     exec: tuple[tuple[str, ...], ...]
     pruned: tuple[str, ...]
@@ -109,14 +109,14 @@ class SlurmAnswer(Answer):
     steps: tuple[dict[str, Any], ...]
 
 
-class Drained(Answer):
+class DrainAnswer(Answer):
     """`kept`: node -> why somebody else drained it."""
 
     drained: tuple[str, ...]
     kept: dict[str, str]
 
 
-class WaitedDrained(Answer):
+class WaitDrainedAnswer(Answer):
     """`busy`: node -> what still runs there; `refused`: job -> why it can't be requeued."""
 
     busy: dict[str, str]
@@ -124,7 +124,7 @@ class WaitedDrained(Answer):
     refused: dict[str, str]
 
 
-class WaitedReady(Answer):
+class WaitReadyAnswer(Answer):
     """`waiting`: node -> why no job can start there."""
 
     waiting: dict[str, str]

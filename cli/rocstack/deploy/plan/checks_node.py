@@ -111,9 +111,9 @@ def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     if node.name in scope.registries:
         purposes = {scope.registries[node.name]: "image registry", **purposes}
     for port, purpose in purposes.items():
-        found = node.ports.get(str(port))
-        if found and not found.service:
-            by = f" by {found.program}" if found.program else ""
+        listener = node.ports.get(str(port))
+        if listener and not listener.service:
+            by = f" by {listener.program}" if listener.program else ""
             yield {"port": port, "purpose": purpose, "program": by}
 
 

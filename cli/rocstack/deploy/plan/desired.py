@@ -13,7 +13,7 @@ from rocstack.base.image_names import name_on_node
 from rocstack.cluster import cgroup, hostlist, slurm_files
 from rocstack.cluster.cgroup import cgroup_flags
 from rocstack.cluster.settings import ClusterSettings
-from rocstack.cluster.slurm_node import SlurmNode, slurm_node
+from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
 from rocstack.container.environment import Environment
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.container.run_line import RunProfile
@@ -67,7 +67,7 @@ class DesiredCluster:
         return addresses.node_address(host.variables, name, found.profile) if found else host.address
 
     @cached_property
-    def machines(self) -> dict[str, SlurmNode]:
+    def machines(self) -> dict[str, SlurmNodeConfig]:
         """The workers as slurm.conf describes them. One that can't be read now, or whose engine says nothing, is as it
         was: taking it out of slurm.conf would end its jobs, and to take it for one without cgroups would take them
         from all."""
@@ -88,7 +88,7 @@ class DesiredCluster:
         return found
 
     @cached_property
-    def before(self) -> dict[str, SlurmNode]:
+    def before(self) -> dict[str, SlurmNodeConfig]:
         return known_machines(self.control)
 
     @property
@@ -286,6 +286,6 @@ def running(facts: NodeFacts) -> frozenset[str]:
     return frozenset(each.image for each in facts.containers)
 
 
-def known_machines(control: NodeFacts | None) -> dict[str, SlurmNode]:
+def known_machines(control: NodeFacts | None) -> dict[str, SlurmNodeConfig]:
     """The workers as the last deploy described them."""
     return dict(control.state.machines) if control and control.state else {}

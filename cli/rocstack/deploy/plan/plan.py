@@ -132,12 +132,12 @@ def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
     out = [
         Change("ship", image.name_on_node, "another image runs there" if running else "not on the node")
         for image in spec.images
-        if not any(_same(image, found, facts.engine.store) for found in facts.images)
+        if not any(_same(image, current, facts.engine.store) for current in facts.images)
     ]
     for file in spec.files:
-        found = facts.files.get(file.path)
-        if found != file.sha256:
-            out.append(Change("file", file.path, "differs" if found else "not there"))
+        current = facts.files.get(file.path)
+        if current != file.sha256:
+            out.append(Change("file", file.path, "differs" if current else "not there"))
     digests = spec.digests()
     for container in spec.containers:
         out += _of_container(container, digests[container.name], spec, facts)
@@ -146,23 +146,23 @@ def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
 
 
-def _same(image: Image, found: NodeImage, store: str) -> bool:
+def _same(image: Image, current: NodeImage, store: str) -> bool:
     """containerd's store has the manifest's digest for an id, so there the layers count, or the name that a deploy gave
     it. In the other one the same layers under another id are an image with another configuration."""
     if store != "containerd":
-        return image.id == found.id
-    by_layers = bool(image.layers) and image.layers == found.layers
-    return image.id == found.id or by_layers or image.name_on_node in found.names
+        return image.id == current.id
+    by_layers = bool(image.layers) and image.layers == current.layers
+    return image.id == current.id or by_layers or image.name_on_node in current.names
 
 
 def _of_container(container: ContainerSpec, digest: str, spec: NodeSpec, facts: NodeFacts) -> list[Change]:
-    found = next((each for each in facts.containers if each.name == container.name), None)
-    if found is None:
+    current = next((each for each in facts.containers if each.name == container.name), None)
+    if current is None:
         return [Change("start", container.name, "not there")]
-    if found.spec != digest or _changed(container, spec, facts):
-        return [Change("replace", container.name, _why(container, found.image, spec, facts))]
-    if found.status != "running":
-        return [Change("restart", container.name, f"it is {found.status}")]
+    if current.spec != digest or _changed(container, spec, facts):
+        return [Change("replace", container.name, _why(container, current.image, spec, facts))]
+    if current.status != "running":
+        return [Change("restart", container.name, f"it is {current.status}")]
     return []
 
 

@@ -23,7 +23,7 @@ from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read import facts, journal, verified
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.read.journal import Journal, ReleaseImages, Verified
+from rocstack.deploy.read.journal import Journal, JournalImages, VerifiedLevel
 from rocstack.edge.ansible import FORKS, State
 
 MUNGE_UID = 42430
@@ -34,7 +34,7 @@ Choose = Callable[[Journal], Mapping[str, Image]]
 
 
 @dataclass(frozen=True)
-class Request:
+class DeployRequest:
     """What the person asked for. `choose` gives the images by role, for which it may look into the journal."""
 
     inventory: Inventory
@@ -61,10 +61,10 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedDeploy:
     """A request, and what was found. `findings` are of all nodes at once."""
 
-    request: Request
+    request: DeployRequest
     images: Mapping[str, Image]
     gathered: Gathered
     journal: Journal
@@ -105,7 +105,7 @@ class Prepared:
         method, why = self.desired.ship_method(lacking)
         return {"method": method, "why": why, "nodes": len(lacking)}
 
-    def with_images(self, images: Mapping[str, Image]) -> Prepared:
+    def with_images(self, images: Mapping[str, Image]) -> PreparedDeploy:
         """The same with images that nodes can pull now."""
         if self.desired is None:
             return self
@@ -123,20 +123,20 @@ class Prepared:
         return self.facts(self.request.inventory.control.name)
 
 
-def prepare(request: Request, events: DeployEvents) -> Prepared:
+def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     """
     Raises:
         BadInput: secrets or settings that can't be used, or keys that are another cluster's.
         Missing, CheckFailed: as `facts.gather`.
     """
     inventory = request.inventory
-    place = secrets.beside(inventory.path)
-    keys = secrets.read(place)
+    path = secrets.beside(inventory.path)
+    keys = secrets.read(path)
     gathered = _gather(request, events)
     events.rest()
     control = gathered.node(inventory.control.name)
     if control:
-        secrets.refuse_others(place, keys, control.state.keys if control.state else {})
+        secrets.refuse_others(path, keys, control.state.keys if control.state else {})
     known = journal.loads_dict(control.journal) if control else Journal()
     images = request.choose(known)
     desired = None
@@ -168,18 +168,18 @@ def prepare(request: Request, events: DeployEvents) -> Prepared:
         proved=_proved(known, images, request.runs),
     )
     found = precheck.precheck(scope, gathered.failures)
-    return Prepared(request, images, gathered, known, keys, found, desired)
+    return PreparedDeploy(request, images, gathered, known, keys, found, desired)
 
 
-def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[Verified, ...]:
+def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[VerifiedLevel, ...]:
     """By the cluster's journal, and by what this machine has."""
     worker, control = images["worker"].id, images["control"].id
-    mine = ReleaseImages(worker_id=worker, control_id=control)
+    mine = JournalImages(worker_id=worker, control_id=control)
     there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
     return (*there, *(verified.claims(runs, worker, control) if runs else ()))
 
 
-def _gather(request: Request, events: DeployEvents) -> Gathered:
+def _gather(request: DeployRequest, events: DeployEvents) -> Gathered:
     inventory = request.inventory
 
     def on_event(name: str, state: State) -> None:

@@ -11,7 +11,7 @@ from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.read import addresses
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory import Inventory
-from rocstack.deploy.read.journal import Verified
+from rocstack.deploy.read.journal import VerifiedLevel
 
 Gate = Literal["refuse", "warn", "off"]
 Values = dict[str, object]
@@ -40,7 +40,7 @@ class Scope:
     registries: Mapping[str, int] = field(default_factory=dict)
     require: int | None = None
     insist: bool = True
-    proved: tuple[Verified, ...] = ()
+    proved: tuple[VerifiedLevel, ...] = ()
 
     def roles(self, node: NodeFacts) -> tuple[str, ...]:
         return self.inventory.roles(node.name)

@@ -63,9 +63,9 @@ def _decrypted(path: Path) -> str:
         check=False,
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["it gave no reason"]
+        output = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["it gave no reason"]
         raise BadInput(
-            f"it is encrypted and can't be opened: {re.sub(r'^.*?ERROR.*?: *', '', said[0])}",
+            f"it is encrypted and can't be opened: {re.sub(r'^.*?ERROR.*?: *', '', output[0])}",
             code="locked-secrets",
             where=Where(str(path)),
             next_step="name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg "

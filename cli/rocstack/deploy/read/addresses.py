@@ -63,13 +63,13 @@ def rack_registries(inventory: Inventory, address: Callable[[str], str]) -> tupl
         BadInput: one node is to run two of them.
     """
     names = {name: host.name for host in inventory.nodes for name in (host.host, address(host.name), host.name)}
-    found: dict[str, RackRegistry] = {}
+    result: dict[str, RackRegistry] = {}
     for registry, nodes in inventory.racks.items():
         mirror = RackRegistry(registry, None, tuple(node.name for node in nodes))
         node = names.get(mirror.host)
         if node == inventory.control.name:
             continue
-        twin = next((each for each in found.values() if node and each.node == node), None)
+        twin = next((each for each in result.values() if node and each.node == node), None)
         if twin:
             raise BadInput(
                 f"{node} would run two registries, {twin.registry} and {registry}",
@@ -77,8 +77,8 @@ def rack_registries(inventory: Inventory, address: Callable[[str], str]) -> tupl
                 where=Where(str(inventory.path)),
                 next_step="let the nodes of both racks write it in the same way in rocstack_rack_registry",
             )
-        found[registry] = RackRegistry(registry, node, mirror.serves)
-    return tuple(found.values())
+        result[registry] = RackRegistry(registry, node, mirror.serves)
+    return tuple(result.values())
 
 
 def no_racks(inventory: Path) -> BadInput:

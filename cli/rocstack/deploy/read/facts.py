@@ -17,7 +17,7 @@ import pydantic_core
 from pydantic import Field, SkipValidation
 
 from rocstack.base.words import Value
-from rocstack.cluster.slurm_node import SlurmNode
+from rocstack.cluster.slurm_node import SlurmNodeConfig
 from rocstack.container import host
 from rocstack.deploy.nodes.answers import Answer, parse
 from rocstack.deploy.read import addresses
@@ -99,7 +99,7 @@ class User(Value):
     name: str
 
 
-class NodeState(Answer):
+class DeployedState(Answer):
     """/var/lib/rocstack/node.json: what the last deploy made of the node. `machines` and `keys` (fingerprints) are the
     control node's; so is `slurm`, the version it has."""
 
@@ -107,7 +107,7 @@ class NodeState(Answer):
     images: dict[str, str] = Field(default_factory=dict)
     keys: dict[str, str] = Field(default_factory=dict)
     slurm: str = ""
-    machines: dict[str, SlurmNode] = Field(default_factory=dict)
+    machines: dict[str, SlurmNodeConfig] = Field(default_factory=dict)
 
 
 class FactsAnswer(Value):
@@ -118,7 +118,7 @@ class FactsAnswer(Value):
     containers: tuple[NodeContainer, ...]
     images: tuple[NodeImage, ...]
     user: User
-    state: NodeState | None
+    state: DeployedState | None
     journal: dict[str, Any] | None  # /var/lib/rocstack/deploy.json
     files: dict[str, str]  # path -> sha256, below /etc/rocstack
     ports: dict[str, Listener]
@@ -183,10 +183,10 @@ def gather(
     Raises:
         BadInput, Missing, CheckFailed: as `remote.run` and `ssh.resolve`.
     """
-    heard: dict[str, float] = {}
+    answered_at: dict[str, float] = {}
 
     def listen(name: str, state: ansible.State) -> None:
-        heard[name] = time.time()
+        answered_at[name] = time.time()
         on_event(name, state)
 
     variables = {**questions(inventory, uids, users, registry_port), "rocstack_facts_timeout": timeout}
@@ -201,7 +201,7 @@ def gather(
             )
             continue
         try:
-            nodes.append(of_answer(run.host, run.results[TASK], heard[run.host], overlay))
+            nodes.append(of_answer(run.host, run.results[TASK], answered_at[run.host], overlay))
         except (KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
     return Gathered(
@@ -231,35 +231,35 @@ def questions(
     }
 
 
-def of_answer(name: str, answer: Mapping[str, Any], heard: float, overlay: Path | None = None) -> NodeFacts:
-    """The module's answer as a value; `heard` is the controller's clock when it came.
+def of_answer(name: str, answer: Mapping[str, Any], answered_at: float, overlay: Path | None = None) -> NodeFacts:
+    """The module's answer as a value; `answered_at` is the controller's clock when it came.
 
     Raises:
         KeyError, TypeError, ValueError: it is damaged, too large, or of another version.
     """
     asked = answer.get("asked")
-    return of_dict(name, _unpacked(answer["facts"]), float(asked) if asked else None, heard, overlay)
+    return of_dict(name, _unpacked(answer["facts"]), float(asked) if asked else None, answered_at, overlay)
 
 
 def of_dict(
-    name: str, data: Any, asked: float | None = None, heard: float | None = None, overlay: Path | None = None
+    name: str, data: Any, asked: float | None = None, answered_at: float | None = None, overlay: Path | None = None
 ) -> NodeFacts:
-    """`data` as rocstack.node.deploy_facts gives it; without `asked` and `heard` the clock is taken for right.
+    """`data` as rocstack.node.deploy_facts gives it; without `asked` and `answered_at` the clock is taken for right.
 
     Raises:
         KeyError, TypeError, ValueError: as `of_answer`.
     """
     recording = replace(Recording.from_dict(data["recording"]), host=name)
-    said = data["deploy"]
-    if said.get("schema") != SCHEMA:
-        raise ValueError(f"facts of schema {said.get('schema')!r:.40}, this rocstack reads {SCHEMA}")
-    checked = parse(FactsAnswer, said)
+    answer = data["deploy"]
+    if answer.get("schema") != SCHEMA:
+        raise ValueError(f"facts of schema {answer.get('schema')!r:.40}, this rocstack reads {SCHEMA}")
+    checked = parse(FactsAnswer, answer)
     return NodeFacts.model_construct(
         **dict(checked),
         name=name,
         recording=recording,
         profile=recordings.profiles([recording], overlay)[0],
-        behind=checked.ended - (checked.ended if heard is None else heard),
+        behind=checked.ended - (checked.ended if answered_at is None else answered_at),
         ahead=checked.began - (checked.began if asked is None else asked),
     )
 

@@ -72,11 +72,11 @@ class Inventory:
     @property
     def racks(self) -> dict[str, tuple[InventoryHost, ...]]:
         """Rack mirror -> the nodes that pull from it."""
-        found: dict[str, list[InventoryHost]] = defaultdict(list)
+        result: dict[str, list[InventoryHost]] = defaultdict(list)
         for node in self.nodes:
             if node.rack_registry:
-                found[node.rack_registry].append(node)
-        return {registry: tuple(nodes) for registry, nodes in found.items()}
+                result[node.rack_registry].append(node)
+        return {registry: tuple(nodes) for registry, nodes in result.items()}
 
 
 def load(path: Path) -> Inventory:
@@ -122,17 +122,17 @@ def _listed(path: Path) -> dict[str, Any]:
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ansible.explained(done.stderr, path)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ()) -> Iterator[str]:
     """The hosts of a group and of the groups below it, each once, as people count."""
-    found = dict.fromkeys(listed.get(group, {}).get("hosts", ()))
+    result = dict.fromkeys(listed.get(group, {}).get("hosts", ()))
     for child in listed.get(group, {}).get("children", ()):
         if child not in above:
-            found |= dict.fromkeys(_members(listed, child, (*above, group)))
-    yield from sorted(found, key=natural_key)
+            result |= dict.fromkeys(_members(listed, child, (*above, group)))
+    yield from sorted(result, key=natural_key)
 
 
 def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> None:
@@ -248,7 +248,7 @@ def _unsure(value: object) -> bool:
 
 def _rendered(path: Path, hosts: Hosts) -> Hosts:
     """The variables that we need, as Ansible makes them; nothing is connected to."""
-    found = {}
+    result = {}
     for run in ansible.run(PLAYBOOK, path):
         if run.state != "ok":
             raise BadInput(
@@ -258,8 +258,8 @@ def _rendered(path: Path, hosts: Hosts) -> Hosts:
                 next_step=f"`ansible -i {path} {run.host} -m debug -a var=ansible_host` shows what it makes of it",
             )
         values = run.results[TASK]["msg"]
-        found[run.host] = {**hosts.get(run.host, {}), **{key: value for key, value in values.items() if value != ""}}
-    return found
+        result[run.host] = {**hosts.get(run.host, {}), **{key: value for key, value in values.items() if value != ""}}
+    return result
 
 
 def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> InventoryHost:

@@ -40,7 +40,7 @@ def lock(folder: str = FOLDER) -> LockSpec:
     )
 
 
-class ReleaseImages(Value):
+class JournalImages(Value):
     """A worker and a control image. `id` is the image's, the same at every engine; `reference` says where from."""
 
     worker_id: str
@@ -51,7 +51,7 @@ class ReleaseImages(Value):
     control_labels: Mapping[str, str] = Field(default_factory=dict)
 
     @classmethod
-    def of(cls, images: Mapping[str, Image]) -> ReleaseImages:
+    def of(cls, images: Mapping[str, Image]) -> JournalImages:
         """From images by role."""
         worker, control = images["worker"], images["control"]
         return cls(
@@ -72,11 +72,11 @@ class ReleaseImages(Value):
             "control": Image("control", control, control[7:19], labels, reference=self.control_reference or None),
         }
 
-    def same(self, other: ReleaseImages) -> bool:
+    def same(self, other: JournalImages) -> bool:
         return (self.worker_id, self.control_id) == (other.worker_id, other.control_id)
 
 
-class Verified(Value):
+class VerifiedLevel(Value):
     """What the acceptance suite proved of images. `virtual`: not all of its nodes were real, and what it says of GPUs
     and fabric is then about emulated ones; `report` is the run's id."""
 
@@ -97,11 +97,11 @@ class Verified(Value):
 class Release(Value):
     """Images that were deployed. `verified` is None where no level was proved."""
 
-    images: ReleaseImages
+    images: JournalImages
     when: str  # UTC, ISO 8601
     who: str
     healthy: bool
-    verified: Verified | None = None
+    verified: VerifiedLevel | None = None
 
     @property
     def basis(self) -> str:
@@ -122,7 +122,7 @@ class Deploy(Value):
     id: str
     who: str
     started: str  # UTC, ISO 8601
-    images: ReleaseImages
+    images: JournalImages
     options: Mapping[str, Any] = Field(default_factory=dict)
     nodes: Mapping[str, NodeStep] = Field(default_factory=dict)
 
@@ -164,7 +164,7 @@ class Journal(Value):
         release = Release(images=deploy.images, when=when, who=deploy.who, healthy=not deploy.at("failed"))
         return Journal(releases=_appended(self.releases, release))
 
-    def verified(self, found: Verified | None) -> Journal:
+    def verified(self, found: VerifiedLevel | None) -> Journal:
         """The acceptance suite proved this of the newest release; None: nothing any more.
 
         Raises:
@@ -179,7 +179,7 @@ class Journal(Value):
         """A deploy that was interrupted, or stopped by its budget."""
         return self.current
 
-    def unfinished(self) -> ReleaseImages | None:
+    def unfinished(self) -> JournalImages | None:
         """What `--resume` goes on with: such a deploy's images, or those of the last one if a node of it failed."""
         if self.current:
             return self.current.images
@@ -213,7 +213,7 @@ class Journal(Value):
             raise ValueError("no deploy is under way")
         return self.current
 
-    def _left(self, images: ReleaseImages) -> tuple[Release, ...]:
+    def _left(self, images: JournalImages) -> tuple[Release, ...]:
         """The releases, with a deploy that is given up for other images."""
         gone = self.current
         if gone is None or gone.images.same(images) or not gone.at(*_TOUCHED):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rocstack.base.errors import BadInput, Where
 from rocstack.base.words import Value
-from rocstack.deploy.read.journal import Verified
+from rocstack.deploy.read.journal import VerifiedLevel
 from rocstack.edge import files
 
 FOLDER = "verified"  # below the runs'
@@ -24,20 +24,20 @@ class Claim(Value):
     cluster: str
     control: str  # its control node
     control_id: str
-    verified: Verified | None
+    verified: VerifiedLevel | None
 
 
-def claims(out: Path, worker_id: str, control_id: str) -> tuple[Verified, ...]:
+def claims(out: Path, worker_id: str, control_id: str) -> tuple[VerifiedLevel, ...]:
     """What this machine knows to be proved of these images.
 
     Raises:
         BadInput: the file isn't one.
     """
-    found = read(place(out, worker_id))
-    return tuple(each.verified for each in found if each.verified and each.control_id == control_id)
+    result = read(file_of(out, worker_id))
+    return tuple(each.verified for each in result if each.verified and each.control_id == control_id)
 
 
-def place(out: Path, worker_id: str) -> Path:
+def file_of(out: Path, worker_id: str) -> Path:
     return out / FOLDER / f"{worker_id.removeprefix('sha256:')}.json"
 
 

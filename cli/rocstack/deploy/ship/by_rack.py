@@ -10,13 +10,13 @@ from rocstack.deploy.nodes.answers import CopyAnswer
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.desired import DesiredCluster
-from rocstack.deploy.plan.prepare import Prepared
+from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.read.addresses import RackRegistry
 from rocstack.deploy.ship.by_registry import account, home
 
 
 def fill(
-    prepared: Prepared, image: Image, lacking: Collection[str], node_runs: NodeRuns, events: DeployEvents
+    prepared: PreparedDeploy, image: Image, lacking: Collection[str], node_runs: NodeRuns, events: DeployEvents
 ) -> dict[str, str]:
     """Node -> HOST:PORT to pull from. A rack whose registry can't be filled pulls from where the image was published.
 
@@ -43,7 +43,7 @@ class RackCopy:
 
 @dataclass
 class _RackFill:
-    prepared: Prepared
+    prepared: PreparedDeploy
     desired: DesiredCluster
     image: Image
     node_runs: NodeRuns

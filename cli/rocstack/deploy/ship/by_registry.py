@@ -18,7 +18,7 @@ from rocstack.deploy.nodes.node_spec import RegistrySpec
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.deploy.plan.desired import USER, DesiredCluster
 from rocstack.deploy.plan.plan import Shipped
-from rocstack.deploy.plan.prepare import Prepared
+from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.edge import ssh
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import parse_manifest
@@ -59,7 +59,7 @@ def account(desired: DesiredCluster, host: str) -> RegistrySpec:
 
 
 @contextmanager
-def repository(prepared: Prepared, desired: DesiredCluster) -> Iterator[Repository]:
+def repository(prepared: PreparedDeploy, desired: DesiredCluster) -> Iterator[Repository]:
     """As this machine reaches it: the control node's through ssh, which also passes jump hosts."""
     ship = desired.cluster.ship
     if ship.registry:
@@ -80,7 +80,7 @@ def repository(prepared: Prepared, desired: DesiredCluster) -> Iterator[Reposito
 
 
 def bring(
-    prepared: Prepared,
+    prepared: PreparedDeploy,
     image: Image,
     client: docker.DockerClient | None,
     packed_layers: PackedLayers,
@@ -129,7 +129,7 @@ def published_before(target: Repository, image: Image) -> Published | None:
 
 
 def pull(
-    prepared: Prepared, image: Image, sources: Mapping[str, RegistrySpec], node_runs: NodeRuns
+    prepared: PreparedDeploy, image: Image, sources: Mapping[str, RegistrySpec], node_runs: NodeRuns
 ) -> tuple[tuple[Shipped, ...], dict[str, str]]:
     """Nodes pull `image`, each from its source: how it came to each, and why it didn't."""
     node_specs = {}

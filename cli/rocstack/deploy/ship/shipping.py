@@ -13,7 +13,7 @@ from rocstack.base.errors import CheckFailed
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.plan import Shipped
-from rocstack.deploy.plan.prepare import Prepared
+from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.ship import by_rack, by_registry
 from rocstack.edge.ssh import SshHost
@@ -43,7 +43,7 @@ class Shipping:
     client: docker.DockerClient | None
     folder: Path
 
-    def load_control(self, prepared: Prepared, names: Sequence[str], events: DeployEvents) -> dict[str, str]:
+    def load_control(self, prepared: PreparedDeploy, names: Sequence[str], events: DeployEvents) -> dict[str, str]:
         """The control image to the control node and to those that run a rack's registry: registries run from it.
         Why it doesn't reach a node, by node.
 
@@ -62,7 +62,7 @@ class Shipping:
         return failed
 
     def ship(
-        self, prepared: Prepared, lacking: Sequence[str], node_runs: NodeRuns, events: DeployEvents
+        self, prepared: PreparedDeploy, lacking: Sequence[str], node_runs: NodeRuns, events: DeployEvents
     ) -> ShippingResult:
         """The worker image to the nodes that lack it; a node that fails is no reason for the others to wait.
 
@@ -91,7 +91,7 @@ class Shipping:
         return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": used})
 
     def _archives(
-        self, prepared: Prepared, image: Image, names: Sequence[str], events: DeployEvents
+        self, prepared: PreparedDeploy, image: Image, names: Sequence[str], events: DeployEvents
     ) -> list[LoadedImage]:
         if not names:
             return []

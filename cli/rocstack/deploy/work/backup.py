@@ -123,10 +123,10 @@ def about(file: Path) -> BackupInfo:
             text = content.read(4096).decode()
     except (zstandard.ZstdError, tarfile.TarError, ValueError, EOFError) as error:
         raise _no_backup(file, str(error)) from None
-    said = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-    if said.get("format") != "1" or not {"cluster", "slurm", "time"} <= set(said):
+    output = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    if output.get("format") != "1" or not {"cluster", "slurm", "time"} <= set(output):
         raise _no_backup(file, "it says another format, or not what it is of")
-    return BackupInfo(said["cluster"], said["slurm"], said["time"], file.stat().st_size)
+    return BackupInfo(output["cluster"], output["slurm"], output["time"], file.stat().st_size)
 
 
 def _no_backup(file: Path, why: str) -> BadInput:
@@ -138,7 +138,7 @@ def _no_backup(file: Path, why: str) -> BadInput:
     )
 
 
-def _failed(code: str, ssh_host: SshHost, said: bytes, next_step: str) -> CheckFailed:
-    text = said.decode(errors="replace").strip()
+def _failed(code: str, ssh_host: SshHost, output: bytes, next_step: str) -> CheckFailed:
+    text = output.decode(errors="replace").strip()
     last = text.splitlines()[-1] if text else "no reason given"
     return CheckFailed(f"no {code.partition('-')[0]} of {ssh_host.host}: {last}", code=code, next_step=next_step)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rocstack.base.errors import CheckFailed
 from rocstack.cluster import accounts, slurm_records
 from rocstack.cluster.settings import ClusterSettings
-from rocstack.deploy.nodes.answers import Answer, Drained, SlurmAnswer, WaitedDrained, WaitedReady, parse
+from rocstack.deploy.nodes.answers import Answer, DrainAnswer, SlurmAnswer, WaitDrainedAnswer, WaitReadyAnswer, parse
 from rocstack.deploy.nodes.runs import NodeRuns
 from rocstack.deploy.plan import services
 from rocstack.deploy.state import cluster_state
@@ -53,19 +53,19 @@ class Controller:
 
     def empty(
         self, nodes: Sequence[str], reason: str, seconds: float, *, requeue: bool
-    ) -> tuple[Drained, WaitedDrained]:
+    ) -> tuple[DrainAnswer, WaitDrainedAnswer]:
         """Drains the nodes and waits for their jobs to end; with `requeue` those that are left then are requeued."""
         drained, waited = self._work(
             {"do": "drain", "nodes": list(nodes), "reason": reason},
             {"do": "wait_drained", "nodes": list(nodes), "seconds": seconds, "requeue": requeue},
         )
-        return self._parsed(Drained, drained), self._parsed(WaitedDrained, waited)
+        return self._parsed(DrainAnswer, drained), self._parsed(WaitDrainedAnswer, waited)
 
-    def wait_ready(self, nodes: Sequence[str], seconds: float, since: float = 0) -> WaitedReady:
+    def wait_ready(self, nodes: Sequence[str], seconds: float, since: float = 0) -> WaitReadyAnswer:
         """Waits until jobs can start there, and resumes what a deploy had drained. `since`: seconds since the epoch
         after which slurmd must have started."""
         (waited,) = self._work({"do": "wait_ready", "nodes": list(nodes), "seconds": seconds, "since": since})
-        return self._parsed(WaitedReady, waited)
+        return self._parsed(WaitReadyAnswer, waited)
 
     def run(self, commands: Iterable[Sequence[str]]) -> None:
         """sacctmgr and scontrol lines, one after the other."""

@@ -12,7 +12,7 @@ from rocstack.deploy.nodes.answers import ApplyAnswer
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.deploy.plan import secrets, services
 from rocstack.deploy.plan.plan import Outcome, Shipped
-from rocstack.deploy.plan.prepare import Prepared, Request, prepare
+from rocstack.deploy.plan.prepare import DeployRequest, PreparedDeploy, prepare
 from rocstack.deploy.read import journal
 from rocstack.deploy.ship.shipping import Shipping
 from rocstack.deploy.work.controller import Controller
@@ -26,7 +26,7 @@ CONTROL_SERVICES = ("registry", "db", "controller")
 WORKERS_TASK = "Containers"  # of start.yml; it follows when the control node's own services run
 
 
-def deploy(request: Request, shipping: Shipping, node_runs: NodeRuns, events: DeployEvents) -> Outcome:
+def deploy(request: DeployRequest, shipping: Shipping, node_runs: NodeRuns, events: DeployEvents) -> Outcome:
     """Makes the cluster as `request` says. What can't be changed stays, is named, and is no reason for the others to
     wait.
 
@@ -48,7 +48,7 @@ def deploy(request: Request, shipping: Shipping, node_runs: NodeRuns, events: De
     return Outcome(prepared.plan, {}, stopped=refused(prepared), seconds=time.monotonic() - began)
 
 
-def refused(prepared: Prepared) -> str:
+def refused(prepared: PreparedDeploy) -> str:
     """Why nothing can be done at all; empty where something can."""
     plan, inventory = prepared.plan, prepared.request.inventory
     if between := [finding.what for finding in plan.findings if finding.level == "error"]:
@@ -65,7 +65,7 @@ def refused(prepared: Prepared) -> str:
 class _Work:
     """One deploy, under its lock."""
 
-    prepared: Prepared
+    prepared: PreparedDeploy
     shipping: Shipping
     node_runs: NodeRuns
     events: DeployEvents

@@ -10,7 +10,7 @@ from typing import Any
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.read import journal
-from rocstack.deploy.read.journal import Journal, ReleaseImages, Step
+from rocstack.deploy.read.journal import Journal, JournalImages, Step
 from rocstack.edge import locks
 from rocstack.edge.locks import ClusterLock
 
@@ -30,7 +30,7 @@ class JournalWriter:
         before = self.now.resumable()
         if not names and before is None:
             return
-        wanted = ReleaseImages.of(images)
+        wanted = JournalImages.of(images)
         if before and before.images.same(wanted):
             self.events.say(f"going on with the deploy that {before.who} began at {before.started}")
         deploy = journal.Deploy(
@@ -60,7 +60,7 @@ class JournalWriter:
         """Where the images can be pulled from now."""
         if self.now.current is None:
             return
-        deploy = self.now.current.model_copy(update={"images": ReleaseImages.of(images)})
+        deploy = self.now.current.model_copy(update={"images": JournalImages.of(images)})
         self.now = self.now.model_copy(update={"current": deploy})
         self.cluster_lock.write(self.now.dumps(), wait=False)
 

@@ -12,7 +12,7 @@ from cli_run import Cli, Ran
 from hypothesis import HealthCheck, settings
 from resolved_stack import Joined, join
 
-from rocstack.image.context import Context
+from rocstack.image.context import BuildContext
 
 # How fast a machine makes examples is no property of the code.
 settings.register_profile("rocstack", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -58,5 +58,5 @@ def default() -> Joined:
 
 
 @pytest.fixture(scope="session")
-def default_context(default: Joined) -> Context:
+def default_context(default: Joined) -> BuildContext:
     return default.render()

@@ -14,9 +14,9 @@ import typer
 from rocstack.cli import options
 from rocstack.cli.ui import Interrupted
 
-Node = Annotated[str, typer.Argument(help="A node of the inventory.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows, until Ctrl-C.")]
-Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")]
+Node = Annotated[str, typer.Argument(help="Node of the inventory.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines to show.")]
 # Nobody there hears that we are gone, but its input ends: then `docker logs` has to.
 _FOLLOW = 'exec 3<&0; "$@" & p=$!; exec 2>/dev/null; (cat <&3; kill $p) >/dev/null 2>&1 & wait $p'
 
@@ -32,7 +32,7 @@ def logs(
     follow: Follow = False,
     lines: Lines = 100,
 ) -> None:
-    """Show what a node's container says: slurmd and slurmctld log there, the entrypoint and the gate too."""
+    """Show the log of a node's container: slurmd, slurmctld, the entrypoint and the gate write there."""
     from rocstack.deploy.state import service_target
 
     chosen = options.settings()

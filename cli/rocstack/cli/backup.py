@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rocstack.deploy.work.backup import BackupInfo
 
 Inventory = Annotated[Path, typer.Argument(help="The cluster's inventory.")]
-File = Annotated[Path, typer.Argument(help="The backup; it holds jobs' scripts, and only you may read it.")]
+File = Annotated[Path, typer.Argument(help="Backup file. It contains jobs' scripts, so only you can read it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def backup(inventory: Inventory, file: File, json: options.Json = False) -> None:
-    """Write the accounting database and slurmctld's state into one file. Nothing is stopped."""
+    """Save the accounting database and slurmctld's state to one file. Nothing is stopped."""
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.state import service_target
     from rocstack.deploy.work import backup as backups
@@ -47,7 +47,7 @@ def restore(
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Put a backup in the place of the accounting database and slurmctld's state. The controller stops for it."""
+    """Replace the accounting database and slurmctld's state with a backup. The controller stops meanwhile."""
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.read import journal
     from rocstack.deploy.state import service_target
@@ -69,7 +69,7 @@ def restore(
         print_json({"file": str(file), **found.__dict__, "cancelled": cancelled})
         return
     if cancelled:
-        out.print(f"cancelled, for they ran then and don't now: {', '.join(map(str, cancelled))}")
+        out.print(f"cancelled, because they ran then and don't run now: {', '.join(map(str, cancelled))}")
     out.print(escape(f"restored: {_of(found)}, {time.monotonic() - began:.1f} s"))
     out.print(f"next: rocstack status {escape(str(inventory))}")
 

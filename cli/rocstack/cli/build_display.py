@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rocstack.cli.ui import bars, err, escape, say, table
-from rocstack.image.build_progress import Line, Step
+from rocstack.image.build_progress import BuildLine, BuildStep
 from rocstack.steps.build import BuildEvents
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class BuildDisplay(BuildEvents):
             self._bars = self._stack.enter_context(bars(max(map(len, roles))))
             self._tasks = {role: self._bars.add_task(role, total=None, detail="") for role in roles}
 
-    def step(self, role: Role, item: Step | Line) -> None:
+    def step(self, role: Role, item: BuildStep | BuildLine) -> None:
         with self._guard:
-            if isinstance(item, Line):
+            if isinstance(item, BuildLine):
                 if item.text.strip():
                     self._detail(role, item.step.stage, item.text.strip())
                 return

@@ -1,4 +1,4 @@
-"""`rocstack down`: a cluster off its nodes."""
+"""`rocstack down`: remove a cluster from its nodes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KINDS = {"containers": "container", "volumes": "volume", "images": "image", "files": "path"}
-Data = Annotated[bool, typer.Option("--data", help="Remove the cluster's data, keys and settings on the nodes too.")]
-Images = Annotated[bool, typer.Option("--images", help="Remove the images that deploys brought too.")]
+Data = Annotated[bool, typer.Option("--data", help="Also remove the cluster's data, keys and settings from the nodes.")]
+Images = Annotated[bool, typer.Option("--images", help="Also remove the images that deploys brought to the nodes.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,9 +31,9 @@ def down(
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Stop and remove the cluster's containers. Data, keys and images stay, unless asked for.
+    """Stop and remove the cluster's containers. Data, keys and images stay unless you ask.
 
-    Exit code 1: jobs run, another deploy does, or a node could not be changed; the others are done.
+    Exit code 1: jobs run, another deploy runs, or a node could not be changed; the others are done.
     """
     from rocstack.cli.nodes_display import NodesDisplay
     from rocstack.deploy.nodes.answers import DownAnswer

@@ -72,10 +72,10 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where the files go.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(help="Folder to write the files to.")] = Path("."),
     json: options.Json = False,
 ) -> None:
-    """Write a commented rocstack.yml and inventory.yml; files that exist are left alone."""
+    """Write a commented rocstack.yml and inventory.yml; existing files stay as they are."""
     files = {"rocstack.yml": settings_text(), "inventory.yml": INVENTORY}
     folder.mkdir(parents=True, exist_ok=True)
     written = [name for name in files if not (folder / name).exists()]

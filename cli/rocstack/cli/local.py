@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from rocstack.virtual.local_cluster import LocalCluster
     from rocstack.virtual.node import NodeState
 
-Node = Annotated[str, typer.Argument(help="A node's name: n1, n2 ...")]
-Model = Annotated[str, typer.Option(help="Node model; `rocstack local models` lists them. Or a .yml file.")]
+Node = Annotated[str, typer.Argument(help="Name of a node: n1, n2, ...")]
+Model = Annotated[str, typer.Option(help="Node model: a name from `rocstack local models`, or a .yml file.")]
 
 
 def register(app: typer.Typer) -> None:
     local = typer.Typer(
-        help="A cluster of virtual nodes on this machine: GPUs and NICs are files that the real tools read.",
+        help="Run a cluster of virtual nodes on this machine. Their GPUs and NICs are files that the real tools read.",
         no_args_is_help=True,
     )
     options.add(local, "up", up, "rocstack local up --nodes 2 --fault n2:port-down=bnxt_re3")
@@ -38,14 +38,14 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="How many nodes.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes.")] = 2,
     model: Model = "mi300x-thor2",
     fault: Annotated[
         list[str],
         typer.Option(
             "--fault",
             metavar="[nK:]FAULT[=VALUE]",
-            help="What is broken (`rocstack local models` lists faults); may be repeated.",
+            help="Break something (`rocstack local models` lists faults): n2:port-down=bnxt_re3; may be repeated.",
         ),
     ] = [],  # noqa: B006
     stack: Stack = None,
@@ -82,7 +82,7 @@ def up(
 
 
 def down(
-    every: Annotated[bool, typer.Option("--all", help="Remove the image of virtual nodes too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also remove the image of virtual nodes.")] = False,
     json: options.Json = False,
 ) -> None:
     """Remove this folder's virtual nodes with their disks, network, keys and inventory, and nothing else."""
@@ -112,12 +112,12 @@ def status(json: options.Json = False) -> None:
 
 
 def reboot(node: Node, json: options.Json = False) -> None:
-    """Restart a virtual node as a server restarts, and wait until it answers. Its disk stays."""
+    """Restart a virtual node and wait until it answers. Its disk stays."""
     _report(_local(options.settings()).reboot(node), json)
 
 
 def cut(node: Node, json: options.Json = False) -> None:
-    """Take a virtual node off the network, as a pulled cable does, until `heal`, `reboot` or `up`."""
+    """Disconnect a virtual node from the network, until `heal`, `reboot` or `up`."""
     _local(options.settings()).cut(node)
     if json:
         print_json({"virtual": True, "cut": node})
@@ -126,7 +126,7 @@ def cut(node: Node, json: options.Json = False) -> None:
 
 
 def heal(node: Node, json: options.Json = False) -> None:
-    """Give a virtual node its network back, and wait until it answers."""
+    """Reconnect a virtual node to the network, and wait until it answers."""
     _report(_local(options.settings()).heal(node), json)
 
 
@@ -138,7 +138,7 @@ def _report(state: NodeState, json: bool) -> None:
 
 
 def models(json: options.Json = False) -> None:
-    """List the node models, and what can be broken."""
+    """List the node models and faults."""
     from rocstack.virtual import faults
     from rocstack.virtual import model as node_models
 

@@ -25,7 +25,7 @@ Service = Annotated[
     str | None,
     typer.Option(help="Container: worker, controller, db or registry; default: the worker, else the controller."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Go on although jobs run; they are ended.")]
+Force = Annotated[bool, typer.Option("--force", help="Proceed even if jobs run; they are cancelled.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")]
 
 

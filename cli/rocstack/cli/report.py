@@ -16,20 +16,22 @@ if TYPE_CHECKING:
     from rocstack.verify.compare import CheckChange, Comparison, ValueChange
 
 Report = Annotated[
-    Path | None, typer.Argument(metavar="PATH", help="report.json, or its folder; default: of the last run here.")
+    Path | None, typer.Argument(metavar="PATH", help="report.json or its folder; default: the last run's.")
 ]
 Compare = Annotated[
     tuple[Path, Path] | None,
-    typer.Option("--compare", metavar="A B", help="Say what became worse or better from A to B; writes nothing."),
+    typer.Option(
+        "--compare", metavar="A B", help="Show what became worse or better from run A to run B. Writes nothing."
+    ),
 ]
 Previous = Annotated[
     Path | None,
     typer.Option(
-        help="The run that the HTML report compares with; default: the last one before it that asked the same.",
+        help="Run to compare with in the HTML report; default: the last similar run before it.",
         show_default=False,
     ),
 ]
-Open = Annotated[bool, typer.Option("--open", help="Show the HTML report in the browser.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the HTML report in the browser.")]
 MOST = 20  # rows of one kind
 
 

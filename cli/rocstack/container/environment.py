@@ -30,7 +30,7 @@ def parse_env(texts: Sequence[str], environ: Mapping[str, str]) -> Environment:
     Raises:
         BadInput: not a variable's name.
     """
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -39,11 +39,11 @@ def parse_env(texts: Sequence[str], environ: Mapping[str, str]) -> Environment:
                 code="bad-env",
                 next_step="write --env NAME or --env NAME=VALUE",
             )
-        found[name] = value if equals else environ.get(name)
-    given = {name: value for name, value in found.items() if value is not None}
-    own = {name for name in given if _CLIENTS_OWN.fullmatch(name)}
+        values[name] = value if equals else environ.get(name)
+    known = {name: value for name, value in values.items() if value is not None}
+    own = {name for name in known if _CLIENTS_OWN.fullmatch(name)}
     return Environment(
-        tuple(f"--env={name}={value}" if name in own else f"--env={name}" for name, value in given.items()),
-        tuple((name, value) for name, value in given.items() if name not in own),
-        tuple(f"{name} is not set here, so the container doesn't get it" for name in found if name not in given),
+        tuple(f"--env={name}={value}" if name in own else f"--env={name}" for name, value in known.items()),
+        tuple((name, value) for name, value in known.items() if name not in own),
+        tuple(f"{name} is not set here, so the container doesn't get it" for name in values if name not in known),
     )

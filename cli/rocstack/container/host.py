@@ -54,10 +54,10 @@ class Stat(Protocol):
 
 def shm_size(path: Path) -> int | None:
     try:
-        found = os.statvfs(path)
+        system = os.statvfs(path)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return system.f_blocks * system.f_frsize
 
 
 def read_host(
@@ -74,15 +74,15 @@ def read_host(
 
     def device(path: Path) -> Device | None:
         try:
-            found = stat(path)
+            status = stat(path)
         except OSError:
             return None
-        return Device(path="/" + str(path.relative_to(root)), gid=found.st_gid, mode=found.st_mode & 0o777)
+        return Device(path="/" + str(path.relative_to(root)), gid=status.st_gid, mode=status.st_mode & 0o777)
 
     def devices(folder: str, pattern: str) -> tuple[Device, ...]:
         paths = [path for path in (root / folder).glob(pattern) if not path.is_dir()]
-        found = (device(path) for path in sorted(paths, key=_natural))
-        return tuple(item for item in found if item)
+        nodes = (device(path) for path in sorted(paths, key=_natural))
+        return tuple(item for item in nodes if item)
 
     engine = _engine(root / "proc", root / "run/docker.pid")
     return Host(

@@ -67,14 +67,14 @@ def parse_gpus(text: str) -> tuple[int, ...] | None:
         return None
     chosen: dict[int, None] = {}
     for part in [] if text == "none" else text.split(","):
-        found = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", part.strip())
-        if not found or int(found[2] or found[1]) < int(found[1]):
+        match = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", part.strip())
+        if not match or int(match[2] or match[1]) < int(match[1]):
             raise BadInput(
                 f"'{text}' does not choose GPUs",
                 code="bad-gpus",
                 next_step="write all, none, or numbers: --gpus 0,2-3",
             )
-        chosen.update(dict.fromkeys(range(int(found[1]), int(found[2] or found[1]) + 1)))
+        chosen.update(dict.fromkeys(range(int(match[1]), int(match[2] or match[1]) + 1)))
     return tuple(chosen)
 
 

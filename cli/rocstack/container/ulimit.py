@@ -23,10 +23,10 @@ def parse_limit(value: Any) -> str:
     """`SOFT[:HARD]` (or one number for both, -1 for none) as "soft:hard"; "auto" stays."""
     if value == "auto":
         return "auto"
-    found = re.fullmatch(r"(-1|\d{1,18})(?::(-1|\d{1,18}))?", str(value))
-    if not found or isinstance(value, bool | float):
+    match = re.fullmatch(r"(-1|\d{1,18})(?::(-1|\d{1,18}))?", str(value))
+    if not match or isinstance(value, bool | float):
         raise ValueError(f"{value!r} is not a limit (a number or SOFT:HARD; -1 is unlimited)")
-    soft, hard = found[1], found[2] or found[1]
+    soft, hard = match[1], match[2] or match[1]
     if int(hard) != UNLIMITED and (int(soft) == UNLIMITED or int(soft) > int(hard)):
         raise ValueError(f"{value!r}: the soft limit is above the hard one")
     return f"{soft}:{hard}"
@@ -50,12 +50,12 @@ Limit = Annotated[str, BeforeValidator(parse_limit)]
 Ulimits = Annotated[dict[UlimitName, Limit], AfterValidator(_auto_is_known)] | Literal["auto"]
 
 
-def choose(host: Host, wanted: Ulimits) -> tuple[dict[str, str], tuple[str, ...]]:
+def choose(host: Host, profile: Ulimits) -> tuple[dict[str, str], tuple[str, ...]]:
     """The limits to ask the engine for, and notes on those left out.
 
     What the user wrote is asked for as it stands; an "auto" that this host is known to refuse is left out.
     """
-    asked = dict.fromkeys(AUTO, "auto") if wanted == "auto" else wanted
+    asked = dict.fromkeys(AUTO, "auto") if profile == "auto" else profile
     known = {name: AUTO[name] if limit == "auto" else limit for name, limit in asked.items()}
     out = [name for name, limit in asked.items() if limit == "auto" and not _allowed(host, name, known[name])]
     given = {name: limit for name, limit in known.items() if name not in out}

@@ -19,11 +19,11 @@ from rocstack.base import __version__, image_names
 from rocstack.edge import locks
 from rocstack.edge.retry import Retry
 from rocstack.image.base_image import BaseImage
-from rocstack.image.build_failure import Failure, explain
-from rocstack.image.build_progress import Line, Step
+from rocstack.image.build_failure import BuildFailure, explain
+from rocstack.image.build_progress import BuildLine, BuildStep
 from rocstack.image.build_report import BuildReport, GateResult, ImageReport, StepTime, failure_report, over_budget
-from rocstack.image.buildkit import Builder, Request
-from rocstack.image.context import Context
+from rocstack.image.buildkit import Buildkit, BuildkitRequest
+from rocstack.image.context import BuildContext
 from rocstack.image.labels import content_digest, labels
 from rocstack.node.gate import FITS, judge
 from rocstack.node.image_facts import from_manifest
@@ -34,7 +34,7 @@ from rocstack.stack.component import Role
 from rocstack.stack.lock import Lock, against_stack, base_drift, drift
 from rocstack.stack.resolve import Resolved
 
-OnEvent = Callable[[Role, Step | Line], None]
+OnEvent = Callable[[Role, BuildStep | BuildLine], None]
 OnNote = Callable[[str], None]
 
 
@@ -45,7 +45,7 @@ class Build:
     client: docker.DockerClient
     resolved: Resolved
     lock: Lock | None
-    context: Context
+    context: BuildContext
     base: BaseImage
     settings: Settings
     site: Site
@@ -57,7 +57,7 @@ class Build:
     refresh: bool = False
     on_event: OnEvent = lambda role, event: None
     on_note: OnNote = lambda text: None
-    _builder: Builder = field(default_factory=Builder)
+    _builder: Buildkit = field(default_factory=Buildkit)
     _failed: dict[str, Role] = field(default_factory=dict)  # step digest -> the role that reported it
     _world: str = ""
     _guard: threading.Lock = field(default_factory=threading.Lock)
@@ -102,7 +102,7 @@ class Build:
         )
 
     def _index(self, refresh: bool) -> str:
-        """Which state of the distribution's index is meant: this week's, until told to look again."""
+        """Which state of the distribution's index is meant: this week's, until a refresh is asked for."""
         file = self.folder / "world"
         now = datetime.now(UTC)
         week = f"{now.isocalendar().year}.{now.isocalendar().week:02d}"
@@ -125,17 +125,17 @@ class Build:
         log = self.folder / "logs" / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         dest = self.folder / role
-        steps: dict[str, Step] = {}
+        steps: dict[str, BuildStep] = {}
         with log.open("w", buffering=1) as out:  # by line: somebody may watch it
 
-            def event(item: Step | Line) -> None:
-                step = item.step if isinstance(item, Line) else item
+            def event(item: BuildStep | BuildLine) -> None:
+                step = item.step if isinstance(item, BuildLine) else item
                 steps[step.digest] = step
-                if isinstance(item, Line):
+                if isinstance(item, BuildLine):
                     out.write(f"[{step.stage}] {item.text}\n")
                 self.on_event(role, item)
 
-            request = Request(
+            request = BuildkitRequest(
                 self.folder / "context", f"report-{role}", self._world, self.site, dest=dest, no_cache=self.no_cache
             )
             request, attempts, failure = self._retried(role, request, event)
@@ -157,7 +157,7 @@ class Build:
             if refused:
                 return self._broken(report, role, request, refused, started)
             content = content_digest(self.context.digest(), self.base, manifest)
-            final = Request(
+            final = BuildkitRequest(
                 self.folder / "context",
                 role,
                 request.world,
@@ -172,8 +172,8 @@ class Build:
         return report.model_copy(update={"image_id": image.id, "seconds": round(time.monotonic() - started, 2)})
 
     def _retried(
-        self, role: Role, request: Request, event: Callable[[Step | Line], None]
-    ) -> tuple[Request, int, Failure | None]:
+        self, role: Role, request: BuildkitRequest, event: Callable[[BuildStep | BuildLine], None]
+    ) -> tuple[BuildkitRequest, int, BuildFailure | None]:
         """Runs until it works, fails for good, or the attempts are spent; gives the request as it ran last.
         Backoff: 5, 10, 20 ... 60 s."""
         retry = Retry(self.settings.attempts, first_s=5, longest_s=60, sleep=self._builder.pause)
@@ -196,7 +196,7 @@ class Build:
                 retry.wait()
 
     def _broken(
-        self, report: ImageReport, role: Role, request: Request, failure: Failure, started: float
+        self, report: ImageReport, role: Role, request: BuildkitRequest, failure: BuildFailure, started: float
     ) -> ImageReport:
         with self._guard:
             first = self._failed.setdefault(failure.digest or f"own-{role}", role)
@@ -206,7 +206,7 @@ class Build:
         shown = failure_report(failure, shlex.join(request.shown()))
         return report.model_copy(update={"status": "failed", "failure": shown, "seconds": seconds})
 
-    def _described(self, report: ImageReport, manifest: dict[str, Any], steps: dict[str, Step]) -> ImageReport:
+    def _described(self, report: ImageReport, manifest: dict[str, Any], steps: dict[str, BuildStep]) -> ImageReport:
         shown = [s for s in steps.values() if s.seconds is not None and not s.stage.startswith(("internal", "export"))]
         return report.model_copy(
             update={
@@ -235,7 +235,7 @@ class Build:
         verdicts = [judge(image, node) for node in self.nodes]
         return tuple(GateResult(node=each.node, result=each.result, says=each.sentence) for each in verdicts)
 
-    def _refusal(self, report: ImageReport) -> Failure | None:
+    def _refusal(self, report: ImageReport) -> BuildFailure | None:
         """What makes a whole image unwanted: drift under --frozen, a node that it doesn't fit, and its size."""
         if self.frozen and report.drift:
             first = report.drift[0]
@@ -272,8 +272,8 @@ def write_report(folder: Path, report: BuildReport) -> None:
     (folder / "report.xml").write_text(report.to_junit())
 
 
-def _refused(stage: str, error: str, cause: str | None, next_step: str) -> Failure:
-    return Failure(
+def _refused(stage: str, error: str, cause: str | None, next_step: str) -> BuildFailure:
+    return BuildFailure(
         stage=stage,
         step="",
         digest="",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rocstack.image.build_progress import Progress, Step
-from rocstack.image.context import Context
+from rocstack.image.build_progress import BuildProgress, BuildStep
+from rocstack.image.context import BuildContext
 
 CONFUSED = "inconsistent graph state"  # BuildKit, when builds that share steps run at once: moby/buildkit issue 2303
 # What may be gone a minute later. Anything else is permanent: trying again would only hide it.
@@ -51,7 +51,7 @@ _ERROR_LINE = re.compile(
     re.IGNORECASE,
 )
 _TRACEBACK = re.compile(r"^(\[[a-z0-9.-]+\] )?Traceback ")
-# What the builder repeats of our own scripts must not be taken for something that was said.
+# What the builder repeats of our own scripts is no output.
 _QUOTED = re.compile(r'process "(?:[^"\\]|\\.)*"|^ *\d+ \| .*$', re.MULTILINE)
 _AT = re.compile(r"rocstack-failed-at: (\d+): (.*)")
 _DOCKERFILE = re.compile(r"^Dockerfile:(\d+)$", re.MULTILINE)
@@ -65,7 +65,7 @@ _GONE = re.compile(
 
 
 @dataclass(frozen=True)
-class Failure:
+class BuildFailure:
     """Everything a person needs: `kind` is transient, stale or permanent."""
 
     stage: str
@@ -80,7 +80,7 @@ class Failure:
     next_step: str | None
 
 
-def explain(progress: Progress, context: Context) -> Failure:
+def explain(progress: BuildProgress, context: BuildContext) -> BuildFailure:
     """Reads the failed step (or the builder's closing words) and points to the template line."""
     step = progress.failed()
     log = step.log if step else []
@@ -100,7 +100,7 @@ def explain(progress: Progress, context: Context) -> Failure:
     # From the error on: what is far above it was tried again and passed.
     text = "\n".join([*(lines[max(0, index - BEFORE) :] if log else ()), _QUOTED.sub("", messages)]).lower()
     cause, next_step = _advice(gone, text, smoke is not None)
-    return Failure(
+    return BuildFailure(
         stage=step.stage if step else "start",
         step=step.title if step else "",
         digest=step.digest if step else "",
@@ -142,11 +142,13 @@ def _first_error(lines: list[str]) -> tuple[int, str]:
     return last, lines[last].strip()
 
 
-def _dockerfile_line(progress: Progress, step: Step | None, log: list[str], context: Context) -> int | None:
+def _dockerfile_line(
+    progress: BuildProgress, step: BuildStep | None, log: list[str], context: BuildContext
+) -> int | None:
     """The failing line: that of the instruction, moved on to the shell line inside its heredoc."""
     lines = context.files["Dockerfile"].data.decode().splitlines() if "Dockerfile" in context.files else []
-    found = _DOCKERFILE.search(progress.messages)
-    line = int(found[1]) if found else _instruction_line(progress, step, lines)
+    match = _DOCKERFILE.search(progress.messages)
+    line = int(match[1]) if match else _instruction_line(progress, step, lines)
     at = next((m for m in map(_AT.search, log) if m), None)
     if line and at:
         opening = next((i for i in range(line - 1, len(lines)) if lines[i].rstrip().endswith("<<'EOS'")), None)
@@ -155,25 +157,25 @@ def _dockerfile_line(progress: Progress, step: Step | None, log: list[str], cont
     return line
 
 
-def _instruction_line(progress: Progress, step: Step | None, lines: list[str]) -> int | None:
+def _instruction_line(progress: BuildProgress, step: BuildStep | None, lines: list[str]) -> int | None:
     """The step's instruction, counted out in its stage: of two builds that wait for one step, BuildKit tells only
     one the line where it failed."""
     vertex = _VERTEX.match(step.name) if step else None
     start = next((i for i, line in enumerate(lines) if vertex and _opens(line, vertex["stage"])), None)
     if vertex is None or start is None:
         return None
-    found = [start + 1]
+    numbers = [start + 1]
     script = False
     for number, line in enumerate(lines[start + 1 :], start + 2):
         if not script and line.startswith("FROM "):
             break
         if not script and _INSTRUCTION.match(line):
-            found.append(number)
+            numbers.append(number)
         script = line != "EOS" if script else line.endswith("<<'EOS'")
     others = [seen for seen in map(_VERTEX.match, (s.name for s in progress.steps.values())) if seen]
     firsts = {seen["word"] for seen in others if (seen["stage"], seen["index"]) == (vertex["stage"], "1")}
     at = 0 if vertex["word"] == "FROM" else int(vertex["index"]) - (firsts == {"FROM"})  # FROM a stage has no number
-    return found[at] if at < len(found) else None
+    return numbers[at] if at < len(numbers) else None
 
 
 def _opens(line: str, stage: str | None) -> bool:
@@ -181,7 +183,7 @@ def _opens(line: str, stage: str | None) -> bool:
     return line.startswith("FROM ") and (stage is None or line.endswith(f" AS {stage}"))
 
 
-def _smoke_script(step: Step | None, component: str, context: Context) -> str | None:
+def _smoke_script(step: BuildStep | None, component: str, context: BuildContext) -> str | None:
     role = step.stage.removeprefix("smoke-") if step else ""
     return next((p for p in context.files if p.startswith(f"smoke/{role}/") and p.endswith(f"-{component}.sh")), None)
 

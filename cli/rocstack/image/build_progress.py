@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-_SAID = re.compile(r"<<'EOS' \(: \"([^\"]+)\";")
+_TITLE = re.compile(r"<<'EOS' \(: \"([^\"]+)\";")
 # "[internal] ...", "[worker-base 2/7] RUN ...", and "[2/7] RUN ..." where there is one stage only.
 _STAGE = re.compile(r"\[(?P<stage>(?!\d+/\d+\])[^\]]+?)?(?: *\d+/\d+)?\] (?P<text>.*)", re.DOTALL)
 
 
 @dataclass
-class Step:
+class BuildStep:
     """One vertex of the build graph."""
 
     digest: str
@@ -36,9 +36,9 @@ class Step:
     @property
     def title(self) -> str:
         """A short line for people: what a heredoc says it is, or the instruction without its mounts."""
-        said = _SAID.search(self.name)
-        if said:
-            return said[1]
+        title = _TITLE.search(self.name)
+        if title:
+            return title[1]
         match = _STAGE.match(self.name)
         text = match["text"] if match else self.name
         text = re.sub(r"--(mount|network)=\S+\s+", "", text)
@@ -47,23 +47,23 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Line:
+class BuildLine:
     """One finished line of one step's output."""
 
-    step: Step
+    step: BuildStep
     text: str
 
 
-class Progress:
+class BuildProgress:
     """Collects the raw JSON stream; `feed` gives the lines and steps that became complete."""
 
     def __init__(self) -> None:
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, BuildStep] = {}
         self.messages = ""  # what the builder says outside the stream: the closing error
         self._buffer = ""
         self._partial: dict[tuple[str, int], bytes] = {}  # unfinished lines of standard output and error
 
-    def feed(self, text: str) -> Iterator[Step | Line]:
+    def feed(self, text: str) -> Iterator[BuildStep | BuildLine]:
         """Takes a piece of the stream.
 
         Yields:
@@ -87,16 +87,16 @@ class Progress:
             self._buffer = self._buffer[end:]
             yield from self._take(value)
 
-    def close(self) -> list[Line]:
+    def close(self) -> list[BuildLine]:
         """The stream is over: what stands without a newline is a line too."""
         self.messages += self._buffer
         self._buffer = ""
         rests, self._partial = self._partial, {}
         return [self._line(self.steps[digest], rest) for (digest, _), rest in rests.items() if rest]
 
-    def _take(self, value: dict[str, Any]) -> Iterator[Step | Line]:
+    def _take(self, value: dict[str, Any]) -> Iterator[BuildStep | BuildLine]:
         for vertex in value.get("vertexes") or []:
-            step = self.steps.setdefault(vertex["digest"], Step(vertex["digest"], vertex["name"]))
+            step = self.steps.setdefault(vertex["digest"], BuildStep(vertex["digest"], vertex["name"]))
             before = (step.started, step.seconds, step.error, step.cached)
             step.inputs = tuple(vertex.get("inputs") or step.inputs)
             step.cached = step.cached or bool(vertex.get("cached"))
@@ -107,20 +107,20 @@ class Progress:
             if before != (step.started, step.seconds, step.error, step.cached):
                 yield step
         for log in value.get("logs") or []:
-            step = self.steps.setdefault(log["vertex"], Step(log["vertex"], log["vertex"]))
+            step = self.steps.setdefault(log["vertex"], BuildStep(log["vertex"], log["vertex"]))
             stream = (step.digest, log.get("stream", 1))
             data = self._partial.pop(stream, b"") + base64.b64decode(log.get("data") or "")
             *lines, self._partial[stream] = data.split(b"\n")
             for line in lines:
                 yield self._line(step, line)
 
-    def _line(self, step: Step, data: bytes) -> Line:
+    def _line(self, step: BuildStep, data: bytes) -> BuildLine:
         """Keeps what a terminal would show at the end: a carriage return starts the line again."""
         text = data.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
         step.log.append(text)
-        return Line(step, text)
+        return BuildLine(step, text)
 
-    def failed(self) -> Step | None:
+    def failed(self) -> BuildStep | None:
         """The step that failed by itself, not one that was cancelled for it."""
         broken = [s for s in self.steps.values() if s.error and "context canceled" not in s.error]
         return broken[0] if broken else None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rocstack.base import junit
 from rocstack.base.words import Value
-from rocstack.image.build_failure import Failure
+from rocstack.image.build_failure import BuildFailure
 from rocstack.stack.lock import Drift
 
 SCHEMA = 1  # of report.json
@@ -106,7 +106,7 @@ class BuildReport(Value):
         return junit.text_of(junit.suite(f"rocstack build {self.stack} {self.nic}", cases, seconds=self.seconds))
 
 
-def failure_report(failure: Failure, reproduce: str) -> FailureReport:
+def failure_report(failure: BuildFailure, reproduce: str) -> FailureReport:
     return FailureReport(
         stage=failure.stage,
         step=failure.step,

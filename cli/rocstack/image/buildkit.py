@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocstack.image.build_progress import Line, Progress, Step
+from rocstack.image.build_progress import BuildLine, BuildProgress, BuildStep
 from rocstack.settings.site import Site
 
 
-class Stopped(Exception):
+class BuildStopped(Exception):
     """The build was ended from outside; the one who did it knows why."""
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildkitRequest:
     """One target of one context. With `dest` its files come out; with `tags` the image is kept."""
 
     context: Path
@@ -56,7 +56,7 @@ class Request:
         return ["plain" if word == "rawjson" else word for word in self.command()]
 
 
-class Builder:
+class Buildkit:
     """Runs builds; `stop` (from another thread) ends them all, and what was finished stays in the cache."""
 
     def __init__(self) -> None:
@@ -64,17 +64,19 @@ class Builder:
         self._stopped = threading.Event()
         self._guard = threading.Lock()
 
-    def run(self, request: Request, on_event: Callable[[Step | Line], None]) -> tuple[int, Progress]:
+    def run(
+        self, request: BuildkitRequest, on_event: Callable[[BuildStep | BuildLine], None]
+    ) -> tuple[int, BuildProgress]:
         """Runs one build to its end and gives its exit status and all its progress.
 
         Raises:
             Stopped: `stop` was called.
         """
-        progress = Progress()
+        progress = BuildProgress()
         env = {**os.environ, "ROCSTACK_SITE_ENV": request.site.env_file()}
         with self._guard:
             if self._stopped.is_set():
-                raise Stopped
+                raise BuildStopped
             # Its own process group: Ctrl-C reaches us alone, and we end it in order.
             process = subprocess.Popen(
                 request.command(),
@@ -95,7 +97,7 @@ class Builder:
         finally:
             self._running.discard(process)
         if self._stopped.is_set():
-            raise Stopped
+            raise BuildStopped
         for event in progress.close():
             on_event(event)
         return process.returncode, progress
@@ -107,7 +109,7 @@ class Builder:
             Stopped: `stop` was called.
         """
         if self._stopped.wait(seconds):
-            raise Stopped
+            raise BuildStopped
 
     def stop(self) -> None:
         """Ends every build that runs; one that doesn't end by itself in 20 s is killed."""

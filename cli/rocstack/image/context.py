@@ -11,16 +11,16 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class File:
+class ContextFile:
     data: bytes
     mode: int = 0o644
 
 
 @dataclass(frozen=True)
-class Context:
+class BuildContext:
     """Path -> file; for generated text the template line of every line, and for packages the line that asks."""
 
-    files: dict[str, File]
+    files: dict[str, ContextFile]
     origins: dict[str, list[str]] = field(default_factory=dict)
     asked: dict[str, str] = field(default_factory=dict)
 
@@ -72,17 +72,17 @@ def is_ours(folder: Path) -> bool:
     return dockerfile.is_file() and b"rendered by rocstack" in dockerfile.read_bytes()[:300]
 
 
-def read(folder: Path) -> Context:
+def read(folder: Path) -> BuildContext:
     """A context that was written before; empty when the folder is not there."""
     files = {
-        str(path.relative_to(folder)): File(path.read_bytes(), path.stat().st_mode & 0o777)
+        str(path.relative_to(folder)): ContextFile(path.read_bytes(), path.stat().st_mode & 0o777)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    return Context(files)
+    return BuildContext(files)
 
 
-def diff(old: Context, new: Context) -> str:
+def diff(old: BuildContext, new: BuildContext) -> str:
     """A unified diff of two contexts; empty when they are the same."""
     out: list[str] = []
     for path in sorted({*old.files, *new.files}):
@@ -97,5 +97,5 @@ def diff(old: Context, new: Context) -> str:
     return "".join(line if line.endswith("\n") else line + "\n" for line in out)
 
 
-def _lines(file: File | None) -> list[str]:
+def _lines(file: ContextFile | None) -> list[str]:
     return file.data.decode("utf-8", "replace").splitlines(keepends=True) if file else []

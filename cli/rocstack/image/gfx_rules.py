@@ -48,7 +48,7 @@ def names(gfx: Sequence[str]) -> tuple[str, ...]:
     """
     if not gfx:
         raise BadInput("no gfx target to keep", code="bad-gfx", next_step="name one, such as gfx942")
-    found: list[str] = []
+    targets: list[str] = []
     for target in gfx:
         if not TARGET.fullmatch(target):
             raise BadInput(
@@ -57,8 +57,8 @@ def names(gfx: Sequence[str]) -> tuple[str, ...]:
                 cause="a target is gfx, major version, minor and stepping: gfx90a, gfx942, gfx1100",
             )
         generic = [name for name, members in GENERIC.items() if re.fullmatch(members, target)]
-        found += [target, *generic, f"{target[:-1]}[xX]", f"{target[:-2]}[xX][xX]"]
-    return tuple(dict.fromkeys(found))
+        targets += [target, *generic, f"{target[:-1]}[xX]", f"{target[:-2]}[xX][xX]"]
+    return tuple(dict.fromkeys(targets))
 
 
 def excluded() -> tuple[str, ...]:

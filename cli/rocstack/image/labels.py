@@ -18,7 +18,7 @@ OWN = "io.rocstack."
 
 def content_digest(context_digest: str, base: BaseImage, manifest: dict[str, Any]) -> str:
     """sha256 of everything that decides what the image is: the rendered context, the base, and the package
-    and wheel versions found in it."""
+    and wheel versions in it."""
     inputs = [context_digest, base.digest, manifest["packages"], manifest["wheels"]]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 

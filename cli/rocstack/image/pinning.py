@@ -31,11 +31,11 @@ echo --- sources
 
 def packages(resolved: Resolved) -> tuple[str, ...]:
     """Every package any role asks for by name."""
-    wanted = list(resolved.shared_packages()) + list(resolved.nic_packages())
+    names = list(resolved.shared_packages()) + list(resolved.nic_packages())
     for layer in resolved.stack.layers:
         for role in ROLES:
-            wanted += resolved.layer_packages(layer, role)
-    return tuple(dict.fromkeys(wanted))
+            names += resolved.layer_packages(layer, role)
+    return tuple(dict.fromkeys(names))
 
 
 def script(resolved: Resolved, site: Site) -> str:
@@ -66,15 +66,15 @@ def script(resolved: Resolved, site: Site) -> str:
     for part in resolved.parts:
         choice = part.choice
         if choice.source:
-            found = shlex.join([f"{_BUILD}/fetch-source", "--dsc", choice.source, choice.version])
+            command = shlex.join([f"{_BUILD}/fetch-source", "--dsc", choice.source, choice.version])
         elif choice.url and not choice.sha256:
             run(f"{_BUILD}/fetch", choice.url, "/tmp/archive")
-            found = "sha256sum </tmp/archive"
+            command = "sha256sum </tmp/archive"
         elif choice.url:
-            found = f"echo {choice.sha256}"
+            command = f"echo {choice.sha256}"
         else:
             continue
-        lines.append(f"sum=$({found} | cut -d ' ' -f 1)\necho {part.name} $sum")
+        lines.append(f"sum=$({command} | cut -d ' ' -f 1)\necho {part.name} $sum")
     return "\n".join(lines) + "\n"
 
 

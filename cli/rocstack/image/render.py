@@ -12,7 +12,7 @@ from rocstack import nic
 from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
 from rocstack.image import gfx_rules, node_package
-from rocstack.image.context import Context, File
+from rocstack.image.context import BuildContext, ContextFile
 from rocstack.stack import sourcemap
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources
 from rocstack.stack.component import ROLES, Role, TemplateFile, TemplateLibrary
@@ -43,7 +43,7 @@ def render(
     components: TemplateLibrary,
     nics: TemplateLibrary,
     archives: Mapping[str, bytes] | None = None,
-) -> Context:
+) -> BuildContext:
     """The whole context. `archives` are the sources of the NIC's providers, by their path in it.
 
     Raises:
@@ -68,14 +68,14 @@ def render(
     vars["nic_block"] = nic_block
     dockerfile = guarded(lambda: env.get_template("Dockerfile.j2").render(vars))
 
-    files: dict[str, File] = {}
+    files: dict[str, ContextFile] = {}
     origins: dict[str, list[str]] = {}
 
     own = {**own_files(components), **own_files(nics)}
 
     def put(path: str, marked: str) -> None:
         text, lines = sourcemap.split(marked)
-        files[path] = File(text.encode())
+        files[path] = ContextFile(text.encode())
         places = (line.rpartition(":") for line in lines)
         origins[path] = [f"{own.get(name, f'templates/{name}')}:{line}" if name else "" for name, _, line in places]
 
@@ -90,23 +90,23 @@ def render(
             put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
             if resolved.plugin:
                 put(f"smoke/{role}/91-plugin.sh", guarded(lambda: vars["m"].plugin_smoke(resolved)))
-        files[f"facts/{role}.json"] = File(_facts(resolved, lock, role))
+        files[f"facts/{role}.json"] = ContextFile(_facts(resolved, lock, role))
     rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *gfx_rules.rules(resolved.stack.gfx))
-    files["build/dpkg.rules"] = File(("\n".join(rules) + "\n").encode())
+    files["build/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")
     files["check/libibverbs"] = files["build/libibverbs"]
     files |= readers()
     files |= node_package.files(nics)
-    files |= {path: File(data) for path, data in (archives or {}).items()}
+    files |= {path: ContextFile(data) for path, data in (archives or {}).items()}
     files |= _tree(paths.images() / "rootfs", "rootfs")
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
     if vars["wheels"]:
         indexes = [part.choice.index for part in resolved.parts if part.choice.index]
         extra = "".join(f"--extra-index-url {index}\n" for index in indexes)
-        files["wheels.txt"] = File((extra + (lock.requirements() if lock else "")).encode())
-    return Context(dict(sorted(files.items())), origins, _asked(resolved, components, nics, own))
+        files["wheels.txt"] = ContextFile((extra + (lock.requirements() if lock else "")).encode())
+    return BuildContext(dict(sorted(files.items())), origins, _asked(resolved, components, nics, own))
 
 
 def _asked(
@@ -267,27 +267,29 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
     return (json.dumps(facts, indent=1) + "\n").encode()  # in layer order: a package belongs to the first
 
 
-def readers() -> dict[str, File]:
+def readers() -> dict[str, ContextFile]:
     """What reads provider libraries in the build, as the package it is here."""
     own = Path(nic.__file__).parent
     modules = {name: (own / name).read_bytes() for name in ("__init__.py", "elf.py", "shared_library.py")}
     package = {"__init__.py": b"", **{f"nic/{name}": data for name, data in modules.items()}}
-    return {f"check/rocstack/{name}": File(data) for name, data in package.items()}
+    return {f"check/rocstack/{name}": ContextFile(data) for name, data in package.items()}
 
 
 def _own_templates() -> dict[str, str]:
     return {name: (paths.templates() / name).read_text() for name in ("Dockerfile.j2", "macros.j2")}
 
 
-def _tree(folder: Path, prefix: str) -> dict[str, File]:
+def _tree(folder: Path, prefix: str) -> dict[str, ContextFile]:
     return {
-        f"{prefix}/{path.relative_to(folder)}": File(path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644)
+        f"{prefix}/{path.relative_to(folder)}": ContextFile(
+            path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644
+        )
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
     }
 
 
-def trainer_files(site_packages: str) -> dict[str, File]:
+def trainer_files(site_packages: str) -> dict[str, ContextFile]:
     """The trainer as it lies in the image: its package, its metadata and its command."""
     source = paths.images() / "trainer"
     package = source / "rocstack_trainer"
@@ -300,8 +302,8 @@ def trainer_files(site_packages: str) -> dict[str, File]:
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     lines = ["Metadata-Version: 2.1", "Name: rocstack-trainer", f"Version: {version}"]
     lines += [f"Requires-Dist: {needed}" for needed in project["dependencies"]]  # the smoke test looks at them
-    files[f"{info}/METADATA"] = File(("\n".join(lines) + "\n").encode())
-    files[f"{info}/INSTALLER"] = File(b"rocstack\n")
+    files[f"{info}/METADATA"] = ContextFile(("\n".join(lines) + "\n").encode())
+    files[f"{info}/INSTALLER"] = ContextFile(b"rocstack\n")
     command = b'#!/bin/sh\nexec python3 -m rocstack_trainer "$@"\n'
-    files["trainer/usr/local/bin/rocstack-train"] = File(command, 0o755)
+    files["trainer/usr/local/bin/rocstack-train"] = ContextFile(command, 0o755)
     return files

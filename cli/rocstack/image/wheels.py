@@ -25,13 +25,13 @@ def resolve(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
     Raises:
         CheckFailed: pip can't resolve them (no such version, a conflict, no network).
     """
-    wanted = [f"{name}=={version}" for name, version in stack.wheels.items()]
+    requirements = [f"{name}=={version}" for name, version in stack.wheels.items()]
     indexes = []
     for name, choice in stack.components.items():
         if choice.method == "wheel":
-            wanted.append(f"{wheel_of(name)}=={choice.version}")
+            requirements.append(f"{wheel_of(name)}=={choice.version}")
             indexes += ["--extra-index-url", choice.index] if choice.index else []
-    if not wanted:
+    if not requirements:
         return ()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -51,7 +51,7 @@ def resolve(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
         command += ["--target", folder, "--report", str(report), *indexes]
         command += ["--cert", site.ca] if site.ca else []
         env = {"PATH": "/usr/bin:/bin", **_pip_env(), **site.env}
-        ran = subprocess.run([*command, *wanted], capture_output=True, text=True, env=env, check=False)
+        ran = subprocess.run([*command, *requirements], capture_output=True, text=True, env=env, check=False)
         if ran.returncode != 0:
             errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
             raise CheckFailed(

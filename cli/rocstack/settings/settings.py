@@ -87,7 +87,7 @@ class Settings(Value):
         return stack.name_of(self.stack)
 
 
-class Found(Value):
+class SettingValue(Value):
     """One setting's value and where it came from; a password in an address is not shown."""
 
     name: str
@@ -95,7 +95,7 @@ class Found(Value):
     source: str
 
 
-def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tuple[Settings, tuple[Found, ...]]:
+def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tuple[Settings, tuple[SettingValue, ...]]:
     """Joins the layers; `flags` holds only what was given.
 
     Raises:
@@ -113,7 +113,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
                 code="unknown-key",
                 where=doc.where((key,)),
             )
-    found: list[Found] = []
+    chosen: list[SettingValue] = []
     values: dict[str, Any] = {}
     for name, info in known.items():
         variable = PREFIX + name.upper()
@@ -129,14 +129,14 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         if info.annotation is int and isinstance(value, str) and value.isdecimal():
             value = int(value)
         values[name] = value
-        found.append(Found(name=name, value=_without_password(value), source=source))
+        chosen.append(SettingValue(name=name, value=_without_password(value), source=source))
     _refuse_misspelt(env)
     try:
-        return Settings.model_validate(values), tuple(found)
+        return Settings.model_validate(values), tuple(chosen)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        setting = next(f for f in found if f.name == name)
+        setting = next(f for f in chosen if f.name == name)
         if first["type"] == "extra_forbidden" or (name == "cluster" and name in own):
             raise doc.explain(Settings, error) from None
         raise BadInput(

@@ -12,7 +12,7 @@ from rocstack.settings.settings import Settings
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 _PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
-# What common clients are told by; the first that names a file is taken.
+# Variables of common clients; the first that names a file counts.
 _CA = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -27,17 +27,17 @@ class Site(Value):
 
 def of(settings: Settings, env: Mapping[str, str] = os.environ) -> Site:
     """This machine's site: settings first, then what the environment tells every client."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name in _PROXIES:
         value = env.get(name) or env.get(name.upper())
         if value:
-            found[name] = found[name.upper()] = value
+            variables[name] = variables[name.upper()] = value
     for name in _PIP:
         if env.get(name) and not env[name].startswith("file:"):
-            found[name] = env[name]
+            variables[name] = env[name]
     if settings.pip_index:
-        found["PIP_INDEX_URL"] = settings.pip_index
+        variables["PIP_INDEX_URL"] = settings.pip_index
     if settings.apt_mirror:
-        found["ROCSTACK_MIRROR"] = settings.apt_mirror
+        variables["ROCSTACK_MIRROR"] = settings.apt_mirror
     ca = settings.ca_bundle or next((env[n] for n in _CA if env.get(n) and Path(env[n]).is_file()), None)
-    return Site(env=found, ca=ca)
+    return Site(env=variables, ca=ca)

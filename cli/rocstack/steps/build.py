@@ -11,9 +11,9 @@ from rocstack.base.errors import BadInput, Where, did_you_mean
 from rocstack.steps.options import LOCK, Flag, ImageOptions, Methods, Note, StackOptions, ignore, settings
 
 if TYPE_CHECKING:
-    from rocstack.image.build_progress import Line, Step
+    from rocstack.image.build_progress import BuildLine, BuildStep
     from rocstack.image.build_report import BuildReport
-    from rocstack.image.context import Context
+    from rocstack.image.context import BuildContext
     from rocstack.stack.component import Role
     from rocstack.stack.lock import Drift, Lock
     from rocstack.steps.image_plan import ImagePlan
@@ -46,7 +46,7 @@ class BuildEvents:
     def started(self, roles: tuple[Role, ...], plan: ImagePlan) -> None:
         """BuildKit starts."""
 
-    def step(self, role: Role, item: Step | Line) -> None:
+    def step(self, role: Role, item: BuildStep | BuildLine) -> None:
         """A step of a role's image started or ended, or printed a line."""
 
 
@@ -125,7 +125,7 @@ class RenderOptions(ImageOptions):
 class Rendered:
     """A build context; `changes` is a unified diff to the last build's, if that was asked for."""
 
-    context: Context
+    context: BuildContext
     folder: Path | None = None
     changes: str | None = None
 

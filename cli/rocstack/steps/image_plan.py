@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError, did_you_mean
 from rocstack.image import render as renderer
-from rocstack.image.context import Context
+from rocstack.image.context import BuildContext
 from rocstack.nic import plugin_source, rdma_core, vendor_release, ways
 from rocstack.nic.needs import is_worker, needs
 from rocstack.nic.planned_image import planned
@@ -42,7 +42,7 @@ class ImagePlan:
         """Where a build of this stack and NIC keeps its context, logs and reports."""
         return Path(self.settings.out) / f"{self.resolved.stack.name}-{self.resolved.nic.name}"
 
-    def render(self) -> Context:
+    def render(self) -> BuildContext:
         archives = self.providers.archives if self.providers else {}
         return renderer.render(self.resolved, self.lock, self.components, self.nics, archives)
 

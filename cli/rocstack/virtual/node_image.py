@@ -15,9 +15,9 @@ from rocstack.base.errors import CheckFailed
 from rocstack.edge.engine import find_image
 from rocstack.edge.retry import Retry
 from rocstack.image import base_image
-from rocstack.image.build_failure import Failure, explain
-from rocstack.image.buildkit import Builder, Request
-from rocstack.image.context import Context, File
+from rocstack.image.build_failure import BuildFailure, explain
+from rocstack.image.buildkit import Buildkit, BuildkitRequest
+from rocstack.image.context import BuildContext, ContextFile
 from rocstack.settings import site
 from rocstack.settings.settings import Settings
 from rocstack.stack.stack import Stack
@@ -27,12 +27,12 @@ _HELPERS = ("site", "apt-update", "apt-install", "apt-clean")
 Report = Callable[[str], None]
 
 
-def context(base_reference: str) -> Context:
+def context(base_reference: str) -> BuildContext:
     images = paths.images()
     dockerfile = f"FROM {base_reference} AS node\n" + (images / "node/Dockerfile.steps").read_text()
-    helpers = {f"build/{name}": File((images / "build" / name).read_bytes(), 0o755) for name in _HELPERS}
-    own = {name: File((images / "node" / name).read_bytes(), 0o755) for name in ("start", "devices")}
-    return Context({"Dockerfile": File(dockerfile.encode()), **own, **helpers})
+    helpers = {f"build/{name}": ContextFile((images / "build" / name).read_bytes(), 0o755) for name in _HELPERS}
+    own = {name: ContextFile((images / "node" / name).read_bytes(), 0o755) for name in ("start", "devices")}
+    return BuildContext({"Dockerfile": ContextFile(dockerfile.encode()), **own, **helpers})
 
 
 def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder: Path, report: Report) -> str:
@@ -50,7 +50,7 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
         return name
     report(f"building the image of virtual nodes, {name}")
     made.write(folder)
-    request = Request(folder, "node", "node", site.of(settings), tags=(name,), labels={LABEL: stack.base.os})
+    request = BuildkitRequest(folder, "node", "node", site.of(settings), tags=(name,), labels={LABEL: stack.base.os})
     failure = _build(request, made, settings.attempts, report)
     if failure:
         raise CheckFailed(
@@ -62,8 +62,8 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
     return name
 
 
-def _build(request: Request, made: Context, attempts: int, report: Report) -> Failure | None:
-    builder = Builder()
+def _build(request: BuildkitRequest, made: BuildContext, attempts: int, report: Report) -> BuildFailure | None:
+    builder = Buildkit()
     retry = Retry(attempts, first_s=5, longest_s=60, sleep=builder.pause)
     with ThreadPoolExecutor(1) as pool:
         try:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rocstack.cli import ui
 from rocstack.cli.build_display import BuildDisplay
 from rocstack.cli.nodes_display import NodesDisplay
-from rocstack.image.build_progress import Line, Step
+from rocstack.image.build_progress import BuildLine, BuildStep
 
 TEXTS = ["x", "Get:12 http://deb.debian.org/debian trixie/main amd64 Packages", "y" * 300, "[green]a[/] \\", "é→" * 60]
 
@@ -48,7 +48,7 @@ def test_a_build(console: Console) -> None:
         display._tasks = {role: bars.add_task(role, total=None, detail="") for role in ("worker", "control")}
         for text in TEXTS:
             for role in ("worker", "control"):
-                display.step(role, Line(Step("d", "[worker-base 2/7] RUN apt-get"), text))
+                display.step(role, BuildLine(BuildStep("d", "[worker-base 2/7] RUN apt-get"), text))
                 bars.refresh()
     check(console, ["worker", "control"])
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from rocstack.base import paths
-from rocstack.image.build_failure import BEFORE, Failure, explain
-from rocstack.image.build_progress import Progress
-from rocstack.image.context import Context
+from rocstack.image.build_failure import BEFORE, BuildFailure, explain
+from rocstack.image.build_progress import BuildProgress
+from rocstack.image.context import BuildContext
 
 DATA = Path(__file__).parents[1] / "data/failures"
 sys.path.append(str(DATA))
@@ -36,8 +36,8 @@ def stream_of(folder: Path) -> str:
     return out + (messages.read_text() if messages.exists() else "")
 
 
-def failure_of(case: str) -> Failure:
-    progress = Progress()
+def failure_of(case: str) -> BuildFailure:
+    progress = BuildProgress()
     list(progress.feed(stream_of(DATA / case)))
     progress.close()
     return explain(progress, cases.context(case))
@@ -73,11 +73,11 @@ def test_every_kind_has_cases() -> None:
 
 
 def test_a_package_that_is_gone_points_to_the_line_that_asks_for_it() -> None:
-    progress = Progress()
+    progress = BuildProgress()
     list(progress.feed(stream_of(DATA / "package-gone")))
     asked = {"libucx-that-is-gone0": "templates/components/ucx.j2:6"}
     plain = cases.context("package-gone")
-    failure = explain(progress, Context(plain.files, plain.origins, asked))
+    failure = explain(progress, BuildContext(plain.files, plain.origins, asked))
     assert failure.template == "templates/components/ucx.j2:6"
 
 
@@ -90,10 +90,10 @@ def test_the_templates_say_where_they_failed() -> None:
 
 @pytest.mark.parametrize("stream", ["", "{", '{"vertexes": [', "\x00\xff not JSON", "Dockerfile:99999\n"])
 def test_whatever_the_builder_says_there_is_an_answer(stream: str) -> None:
-    progress = Progress()
+    progress = BuildProgress()
     list(progress.feed(stream))
     progress.close()
-    failure = explain(progress, Context({}))
+    failure = explain(progress, BuildContext({}))
     assert failure.kind == "permanent"
     assert failure.first_error
     assert failure.template is None

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstack.image.build_progress import Line, Progress, Step
+from rocstack.image.build_progress import BuildLine, BuildProgress, BuildStep
 
 FAILURES = Path(__file__).parents[1] / "data/failures"
 STREAMS = sorted(FAILURES.glob("*/stream.txt"))
 PLAIN = (FAILURES / "plain-command/stream.txt").read_text()
 
 
-def feed(*pieces: str) -> tuple[Progress, list[Step | Line]]:
-    progress = Progress()
+def feed(*pieces: str) -> tuple[BuildProgress, list[BuildStep | BuildLine]]:
+    progress = BuildProgress()
     events = [event for piece in pieces for event in progress.feed(piece)]
     return progress, [*events, *progress.close()]
 
 
-def summary(progress: Progress) -> Any:
+def summary(progress: BuildProgress) -> Any:
     steps = [(s.digest, s.name, s.seconds, s.cached, s.error, s.log, s.inputs) for s in progress.steps.values()]
     return steps, progress.messages
 
@@ -43,7 +43,7 @@ def test_a_recorded_build() -> None:
     assert ran["a"].seconds == pytest.approx(0.236, abs=0.001)
     assert ran["b"].inputs == (ran["a"].digest,)
     assert progress.failed() is ran["b"]
-    assert [event.text for event in events if isinstance(event, Line)] == [
+    assert [event.text for event in events if isinstance(event, BuildLine)] == [
         "hi",
         "err",
         "/bin/sh: 1: false-command: not found",
@@ -106,7 +106,7 @@ def test_a_cancelled_step_is_not_the_one_that_failed() -> None:
 )
 def test_lines(pieces: list[bytes], lines: list[str]) -> None:
     progress, events = feed(*(log(piece) for piece in pieces))
-    assert [event.text for event in events if isinstance(event, Line)] == lines
+    assert [event.text for event in events if isinstance(event, BuildLine)] == lines
     assert [line for step in progress.steps.values() for line in step.log] == lines
 
 
@@ -137,12 +137,12 @@ def test_closing_twice_adds_nothing() -> None:
     ],
 )
 def test_names(name: str, stage: str, title: str) -> None:
-    assert (Step("d", name).stage, Step("d", name).title) == (stage, title)
+    assert (BuildStep("d", name).stage, BuildStep("d", name).title) == (stage, title)
 
 
 def test_a_step_of_the_templates_tells_what_it_installs() -> None:
     name = "[worker-base 1/4] RUN --mount=type=bind,from=index,target=/x <<'EOS' (: \"pytorch\"; set -E; trap ...)"
-    assert Step("d", name).title == "pytorch"
+    assert BuildStep("d", name).title == "pytorch"
 
 
 def vertex(**fields: Any) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rocstack.image.build_failure import Failure
+from rocstack.image.build_failure import BuildFailure
 from rocstack.image.build_report import BuildReport, ImageReport, StepTime, failure_report, last_base, over_budget
 from rocstack.stack.lock import Drift
 
-FAILURE = Failure(
+FAILURE = BuildFailure(
     stage="worker-base",
     step="RUN pytorch",
     digest="sha256:1",

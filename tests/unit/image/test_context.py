@@ -9,10 +9,14 @@ import pytest
 from cli_run import listing
 
 from rocstack.image import context
-from rocstack.image.context import Context, File
+from rocstack.image.context import BuildContext, ContextFile
 
-SOME = Context(
-    {"Dockerfile": File(b"# x, rendered by rocstack 0\n"), "a/b/run": File(b"#!/bin/sh\n", 0o755), "a/c": File(b"\xff")}
+SOME = BuildContext(
+    {
+        "Dockerfile": ContextFile(b"# x, rendered by rocstack 0\n"),
+        "a/b/run": ContextFile(b"#!/bin/sh\n", 0o755),
+        "a/c": ContextFile(b"\xff"),
+    }
 )
 
 
@@ -41,7 +45,7 @@ def test_written_with_the_same_modes_under_any_umask(umask: int, tmp_path: Path)
 
 def test_written_over_an_older_one(tmp_path: Path) -> None:
     SOME.write(tmp_path / "out")
-    newer = Context({"only": File(b"1")})
+    newer = BuildContext({"only": ContextFile(b"1")})
     newer.write(tmp_path / "out")
     assert listing(tmp_path) == {"out": None, "out/only": b"1"}
 
@@ -49,7 +53,7 @@ def test_written_over_an_older_one(tmp_path: Path) -> None:
 def test_an_error_leaves_the_old_one_whole_and_nothing_else(tmp_path: Path) -> None:
     SOME.write(tmp_path / "out")
     before = listing(tmp_path)
-    broken = Context({"a": File(b"1"), "a/b": File(b"2")})  # a file can't be a folder
+    broken = BuildContext({"a": ContextFile(b"1"), "a/b": ContextFile(b"2")})  # a file can't be a folder
     with pytest.raises(OSError, match="a"):
         broken.write(tmp_path / "out")
     assert listing(tmp_path) == before
@@ -75,27 +79,29 @@ def test_ours_or_not(tmp_path: Path) -> None:
 
 
 def test_digest() -> None:
-    same = Context(dict(reversed(SOME.files.items())), {"Dockerfile": ["x"]})
+    same = BuildContext(dict(reversed(SOME.files.items())), {"Dockerfile": ["x"]})
     assert same.digest() == SOME.digest()
     for path, file in [
-        ("a/c", File(b"\xfe")),
-        ("a/c", File(b"\xff", 0o755)),
-        ("a/d", File(b"")),
+        ("a/c", ContextFile(b"\xfe")),
+        ("a/c", ContextFile(b"\xff", 0o755)),
+        ("a/d", ContextFile(b"")),
     ]:
-        other = Context({**SOME.files, path: file})
+        other = BuildContext({**SOME.files, path: file})
         assert other.digest() != SOME.digest()
         assert other.digest(without="a/") == SOME.digest(without="a/")
-    assert Context({"ab": File(b"")}).digest() != Context({"a": File(b"b")}).digest()
+    assert BuildContext({"ab": ContextFile(b"")}).digest() != BuildContext({"a": ContextFile(b"b")}).digest()
 
 
 def test_origin() -> None:
-    some = Context({}, {"f": ["", "x:1", "x:2"]})
+    some = BuildContext({}, {"f": ["", "x:1", "x:2"]})
     assert [some.origin("f", line) for line in (0, 1, 2, 3, 4, -1)] == [None, None, "x:1", "x:2", None, None]
     assert some.origin("g", 1) is None
 
 
 def test_diff() -> None:
-    new = Context({"Dockerfile": File(b"# y\nEND"), "a/b/run": File(b"#!/bin/sh\n"), "n": File(b"1\n")})
+    new = BuildContext(
+        {"Dockerfile": ContextFile(b"# y\nEND"), "a/b/run": ContextFile(b"#!/bin/sh\n"), "n": ContextFile(b"1\n")}
+    )
     assert context.diff(SOME, SOME) == ""
     assert context.diff(SOME, new) == (
         "--- last build/Dockerfile\n+++ now/Dockerfile\n@@ -1 +1,2 @@\n"
@@ -107,4 +113,4 @@ def test_diff() -> None:
 
 
 def test_reading_nothing(tmp_path: Path) -> None:
-    assert context.read(tmp_path / "none") == Context({})
+    assert context.read(tmp_path / "none") == BuildContext({})

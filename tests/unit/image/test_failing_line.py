@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocstack.image.build_failure import explain
-from rocstack.image.build_progress import Progress
+from rocstack.image.build_progress import BuildProgress
 
 DATA = Path(__file__).parents[1] / "data/failures"
 sys.path.append(str(DATA))
@@ -24,7 +24,7 @@ def test_line_is_counted_when_it_is_not_told(name: str) -> None:
     stream = (DATA / name / "stream.txt").read_text()
     found = []
     for text in (stream, TOLD.sub("", stream)):
-        progress = Progress()
+        progress = BuildProgress()
         list(progress.feed(text))
         list(progress.close())
         found.append((explain(progress, cases.context(name)), progress.failed()))

@@ -41,7 +41,7 @@ def tool(name: str) -> str:
     return found
 
 
-def rendered(name: str, nic: str, *, sources: bool = False) -> context.Context:
+def rendered(name: str, nic: str, *, sources: bool = False) -> context.BuildContext:
     chosen = stack.load(name)
     if sources:
         components = {**chosen.model_dump()["components"], **SOURCES}

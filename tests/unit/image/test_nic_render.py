@@ -8,7 +8,7 @@ import pytest
 from resolved_stack import join
 
 from rocstack.image import render
-from rocstack.image.context import Context
+from rocstack.image.context import BuildContext
 from rocstack.stack.provider import ProviderSpec
 
 SOURCE = ProviderSpec(
@@ -17,14 +17,14 @@ SOURCE = ProviderSpec(
 INBOX = ProviderSpec(place="inbox", way="inbox")
 
 
-def made(*providers: ProviderSpec, nic: str = "broadcom") -> Context:
+def made(*providers: ProviderSpec, nic: str = "broadcom") -> BuildContext:
     joined = join(nic=nic)
     value = joined.resolved.model_copy(update={"providers": providers})
     archives = {f"nic/{each.place}/{each.archive}": b"tarball" for each in providers if each.archive}
     return render.render(value, joined.lock, joined.components, joined.nics, archives)
 
 
-def text(context: Context) -> str:
+def text(context: BuildContext) -> str:
     return context.files["Dockerfile"].data.decode()
 
 

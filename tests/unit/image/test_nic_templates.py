@@ -15,7 +15,7 @@ from test_hadolint import hadolint, scripts, shellcheck
 
 from rocstack.base.errors import BadInput
 from rocstack.image import render
-from rocstack.image.context import Context
+from rocstack.image.context import BuildContext
 from rocstack.image.node_package import settings
 from rocstack.nic import plugin_source, ways
 from rocstack.nic.needs import Need
@@ -132,12 +132,12 @@ def test_a_cut_off_archive_is_refused(tmp_path: Path) -> None:
     assert refused("slingshot", whole).code == "bad-archive"
 
 
-def made(joined: Joined, given: PluginArchives) -> Context:
+def made(joined: Joined, given: PluginArchives) -> BuildContext:
     value = joined.resolved.model_copy(update={"plugin": given.plugin})
     return render.render(value, joined.lock, joined.components, joined.nics, given.archives)
 
 
-def stage(context: Context, name: str) -> str:
+def stage(context: BuildContext, name: str) -> str:
     return context.files["Dockerfile"].data.decode().split(f"AS {name}\n")[1].split("\nFROM ")[0]
 
 

@@ -19,7 +19,7 @@ from resolved_stack import Joined, instructions, join
 from rocstack.base import paths
 from rocstack.base.errors import BadInput
 from rocstack.image import render
-from rocstack.image.context import Context
+from rocstack.image.context import BuildContext
 from rocstack.stack import component, stack
 
 NAMES, NICS = stack.names(), sorted(component.library("nic").files)
@@ -88,7 +88,7 @@ def test_every_shell_script_tells_its_line(name: str) -> None:
             assert "rocstack-failed-at: $LINENO: $BASH_COMMAND" in after
 
 
-def test_smoke_scripts_parse(default_context: Context) -> None:
+def test_smoke_scripts_parse(default_context: BuildContext) -> None:
     for path, file in default_context.files.items():
         if path.startswith("smoke/"):
             checked = subprocess.run(["bash", "-n"], input=file.data, capture_output=True, check=False)
@@ -96,7 +96,7 @@ def test_smoke_scripts_parse(default_context: Context) -> None:
             assert (b"version() {" in file.data) == (not path.endswith("-nic.sh"))
 
 
-def test_every_component_is_tested_in_its_roles(default: Joined, default_context: Context) -> None:
+def test_every_component_is_tested_in_its_roles(default: Joined, default_context: BuildContext) -> None:
     for role in ("worker", "control"):
         tested = {
             re.sub(r"^\d\d-|\.sh$", "", path.rsplit("/", 1)[1])
@@ -107,7 +107,7 @@ def test_every_component_is_tested_in_its_roles(default: Joined, default_context
         assert tested == (wanted | {"nic"} if role == "worker" else wanted)
 
 
-def test_facts(default: Joined, default_context: Context) -> None:
+def test_facts(default: Joined, default_context: BuildContext) -> None:
     facts = json.loads(default_context.files["facts/worker.json"].data)
     assert facts["identity"]["stack"] == "debian-13"
     assert default.lock
@@ -116,7 +116,7 @@ def test_facts(default: Joined, default_context: Context) -> None:
     assert "slurmctld" in json.loads(default_context.files["facts/control.json"].data)["packages"]["slurm"]
 
 
-def test_the_exclude_rules_of_stack_components_and_gfx(default: Joined, default_context: Context) -> None:
+def test_the_exclude_rules_of_stack_components_and_gfx(default: Joined, default_context: BuildContext) -> None:
     rules = default_context.files["build/dpkg.rules"].data.decode().splitlines()
     assert rules[: len(default.resolved.exclude)] == [f"path-exclude={glob}" for glob in default.resolved.exclude]
     other = join(gfx=("gfx908",)).render().files["build/dpkg.rules"].data.decode().splitlines()
@@ -124,7 +124,7 @@ def test_the_exclude_rules_of_stack_components_and_gfx(default: Joined, default_
     assert all(re.match(r"path-(exclude|include)=/\S+$", rule) for rule in [*rules, *other])
 
 
-def test_wheels_come_with_their_hashes(default: Joined, default_context: Context) -> None:
+def test_wheels_come_with_their_hashes(default: Joined, default_context: BuildContext) -> None:
     assert default.lock
     lines = default_context.files["wheels.txt"].data.decode().splitlines()
     assert len(lines) == len(default.lock.wheels)
@@ -137,7 +137,7 @@ def test_wheels_come_with_their_hashes(default: Joined, default_context: Context
     assert refused.value.code == "no-lock"
 
 
-def test_modes(default_context: Context) -> None:
+def test_modes(default_context: BuildContext) -> None:
     modes = {path: file.mode for path, file in default_context.files.items()}
     assert modes["build/apt-install"] == modes["trainer/usr/local/bin/rocstack-train"] == 0o755
     assert modes["Dockerfile"] == modes["check/manifest.py"] == 0o644
@@ -146,7 +146,7 @@ def test_modes(default_context: Context) -> None:
 
 
 def test_a_change_of_the_trainer_is_a_change_of_its_files_only(
-    default: Joined, default_context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    default: Joined, default_context: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would build more than its own layer anew."""
     import shutil
@@ -259,7 +259,7 @@ def test_replacing_a_shipped_component(tmp_path: Path) -> None:
     assert " fio" in text
 
 
-def test_packages_know_the_line_that_asks_for_them(default_context: Context) -> None:
+def test_packages_know_the_line_that_asks_for_them(default_context: BuildContext) -> None:
     for package, place in default_context.asked.items():
         path, _, line = place.partition(":")
         assert package in (paths.data_root() / path).read_text().splitlines()[int(line) - 1]

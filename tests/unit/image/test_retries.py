@@ -15,9 +15,9 @@ from resolved_stack import Joined
 
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build import Build
-from rocstack.image.build_progress import Progress
-from rocstack.image.buildkit import Request
-from rocstack.image.context import Context
+from rocstack.image.build_progress import BuildProgress
+from rocstack.image.buildkit import BuildkitRequest
+from rocstack.image.context import BuildContext
 from rocstack.settings.settings import Settings
 from rocstack.settings.site import Site
 
@@ -36,8 +36,8 @@ class Builder:
         self.pauses: list[float] = []
         self.worlds: list[str] = []
 
-    def run(self, request: Request, on_event: Callable[[Any], None]) -> tuple[int, Progress]:
-        progress = Progress()
+    def run(self, request: BuildkitRequest, on_event: Callable[[Any], None]) -> tuple[int, BuildProgress]:
+        progress = BuildProgress()
         self.worlds.append(request.world)
         if not self.plan:
             return 0, progress
@@ -72,7 +72,7 @@ def test_tries(
         client=cast(DockerClient, SimpleNamespace()),
         resolved=default.resolved,
         lock=None,
-        context=Context({}),
+        context=BuildContext({}),
         base=BaseImage(reference="a", digest="b", how="given"),
         settings=Settings(attempts=6),
         site=Site(),
@@ -81,7 +81,7 @@ def test_tries(
     )
     build._builder = cast(Any, builder)
     build._world = "2026.47"
-    request = Request(tmp_path, "report-worker", "2026.47", Site())
+    request = BuildkitRequest(tmp_path, "report-worker", "2026.47", Site())
     last, tried, failure = build._retried("worker", request, lambda event: None)
     assert (tried, failure.kind if failure else None, builder.pauses) == (attempts, kind, pauses)
     assert (len(set(builder.worlds)) > 1) == ("stale" in plan)

@@ -10,7 +10,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 from rocstack.base import paths
-from rocstack.image.context import Context
+from rocstack.image.context import BuildContext
 
 SOURCE = paths.images() / "trainer"
 PROJECT = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
@@ -39,7 +39,7 @@ def test_what_it_imports_is_what_it_requires() -> None:
     assert set().union(*map(imported, MODULES)) == required
 
 
-def test_the_image_knows_its_requirements(default_context: Context) -> None:
+def test_the_image_knows_its_requirements(default_context: BuildContext) -> None:
     metadata = next(file.data for path, file in default_context.files.items() if path.endswith("/METADATA"))
     told = message_from_bytes(metadata)
     assert told["Name"] == PROJECT["name"]

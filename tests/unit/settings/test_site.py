@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstack.image.buildkit import Request
+from rocstack.image.buildkit import BuildkitRequest
 from rocstack.settings.settings import Settings
 from rocstack.settings.site import Site, of
 
@@ -75,11 +75,11 @@ def test_the_shell_reads_back_what_was_written(env: dict[str, str]) -> None:
 
 def test_no_secret_on_the_command_line(tmp_path: Path) -> None:
     site = Site(env={"https_proxy": "http://user:s3cret@proxy.example"}, ca="/etc/ca.pem")
-    request = Request(tmp_path, "worker", "2026.47", site, tags=("a:b",), labels={"x": "y z"})
+    request = BuildkitRequest(tmp_path, "worker", "2026.47", site, tags=("a:b",), labels={"x": "y z"})
     for command in (request.command(), request.shown()):
         assert "s3cret" not in " ".join(command)
         assert "id=site-env,env=ROCSTACK_SITE_ENV" in command
         assert "id=site-ca,src=/etc/ca.pem" in command
-    bare = Request(tmp_path, "worker", "2026.47", Site()).command()
+    bare = BuildkitRequest(tmp_path, "worker", "2026.47", Site()).command()
     assert "--secret" not in bare
     assert bare[-1] == str(tmp_path)

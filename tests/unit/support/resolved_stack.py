@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.image import render
-from rocstack.image.context import Context
+from rocstack.image.context import BuildContext
 from rocstack.stack import component, overlay, resolve, stack
 from rocstack.stack.lock import Lock, for_stack
 
@@ -22,7 +22,7 @@ class Joined:
     nics: component.TemplateLibrary
     lock: Lock | None
 
-    def render(self) -> Context:
+    def render(self) -> BuildContext:
         return render.render(self.resolved, self.lock, self.components, self.nics)
 
     def dockerfile(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocstack.image.context import Context, File
+from rocstack.image.context import BuildContext, ContextFile
 from rocstack.stack import blocks, sourcemap
 
 HERE = Path(__file__).parent
@@ -21,16 +21,16 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in HERE.glob("*/expected.yml"))
 
 
-def context(case: str) -> Context:
+def context(case: str) -> BuildContext:
     """The case's context, rendered; its generated files carry their template lines."""
     folder = HERE / case
     texts = {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.j2"))}
     env = blocks.environment(texts)
-    files: dict[str, File] = {}
+    files: dict[str, ContextFile] = {}
     origins: dict[str, list[str]] = {}
     for name in texts:
         if not name.startswith("components/"):
             path = name.removesuffix(".j2")
             text, origins[path] = sourcemap.split(env.get_template(name).render())
-            files[path] = File(text.encode())
-    return Context(files, origins)
+            files[path] = ContextFile(text.encode())
+    return BuildContext(files, origins)

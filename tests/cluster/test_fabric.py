@@ -11,7 +11,7 @@ from typing import Any
 import states
 from states import profiles
 
-from rocstack.doctor.diagnosis import few
+from rocstack.base.text import listed
 from rocstack.doctor.nodes import RULES
 from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
 from rocstack.image.labels import OWN
@@ -62,11 +62,11 @@ def test_rdma_devices(record: Recorder, cluster_evidence: ClusterEvidence) -> No
             record.skipped(node.name, f"no RDMA device on node {node.name}, and no card that should be one")
             continue
         files = [d.name for d in profile.verbs if d.uverbs is None or d.device_node is False]
-        more = [f"{few(sorted(usual - own))} is not there"] if usual - own else []
-        more += [f"{few(sorted(own - usual))} is on no other node"] if own - usual else []
+        more = [f"{listed(sorted(usual - own))} is not there"] if usual - own else []
+        more += [f"{listed(sorted(own - usual))} is on no other node"] if own - usual else []
         more += [f"without an RDMA device: {lost[0]}"] if lost and not own else []
-        more += [f"{few(files)} without a device file in /dev/infiniband"] if files else []
-        text = few(sorted(own))
+        more += [f"{listed(files)} without a device file in /dev/infiniband"] if files else []
+        text = listed(sorted(own))
         if more:
             record.failed(
                 node.name, "; ".join(more), len(own), "devices", wanted=f"{len(usual)} devices", evidence=text
@@ -121,7 +121,9 @@ def test_nic_speed(record: Recorder) -> None:
         own = rates[node.name]
         short = list(_below(record, profile, own))
         whys = [why for why, _ in short]
-        whys += [f"slower than others: {few(slow)}"] if (slow := [name for name in own if own[name] < fastest]) else []
+        whys += (
+            [f"slower than others: {listed(slow)}"] if (slow := [name for name in own if own[name] < fastest]) else []
+        )
         if not own:
             record.skipped(node.name, "no active port whose speed can be read")
             continue
@@ -145,7 +147,7 @@ def _below(record: Recorder, profile: NodeProfile, rates: dict[str, int]) -> Ite
         if bound and not bound.holds(rate / 1000):
             slow[card, rate, bound].append(device)
     for (card, rate, bound), devices in slow.items():
-        yield f"{card} at {rate / 1000:g} Gb/s, expected {bound.text(known.unit)}: {few(devices)}", bound
+        yield f"{card} at {rate / 1000:g} Gb/s, expected {bound.text(known.unit)}: {listed(devices)}", bound
 
 
 @check(
@@ -246,7 +248,7 @@ def test_mtu(record: Recorder) -> None:
         if not own:
             record.skipped(node.name, "no RoCE port")
         elif small:
-            why = f"smaller than elsewhere: {few(small)}"
+            why = f"smaller than elsewhere: {listed(small)}"
             record.failed(node.name, why, min(own.values()), "bytes", wanted=f"{largest} bytes")
         else:
             record.judge(node.name, largest, "mtu", evidence=f"{len(own)} interfaces")
@@ -276,9 +278,9 @@ def test_arp(record: Recorder) -> None:
         elif not shared:
             record.passed(node.name, "a subnet for each port", evidence=text, **more)
         elif wrong:
-            record.failed(node.name, f"{few(shared)} share a subnet, with {', '.join(wrong)}", text, **more)
+            record.failed(node.name, f"{listed(shared)} share a subnet, with {', '.join(wrong)}", text, **more)
         elif None in found.values():
-            record.skipped(node.name, f"{few(shared)} share a subnet, and the settings could not be read", **more)
+            record.skipped(node.name, f"{listed(shared)} share a subnet, and the settings could not be read", **more)
         else:
             record.passed(node.name, text, **more)
 

@@ -7,7 +7,7 @@ from typing import Any
 import states
 from states import profiles, readable
 
-from rocstack.doctor.diagnosis import few
+from rocstack.base.text import listed
 from rocstack.image.labels import OWN
 from rocstack.node.gate import TCP
 from rocstack.probe.classes import OWN as OWN_NAMES
@@ -44,7 +44,7 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_eviden
         else:
             lacking = sorted(wanted - set(said["rdma"]))
             number = len(wanted) - len(lacking)
-            record.equal(node.name, number, len(wanted), "devices", why=f"a job does not see {few(lacking)}")
+            record.equal(node.name, number, len(wanted), "devices", why=f"a job does not see {listed(lacking)}")
 
 
 @check(
@@ -72,10 +72,10 @@ def test_fabric_env(record: Recorder, in_jobs: dict[str, JobAnswer], cluster_evi
             record.failed(name, "its worker has no fabric environment", 0, "variables")
         elif lost:
             record.failed(
-                name, f"a task has not {few(lost)} as computed", count, "variables", wanted=f"{len(own)} variables"
+                name, f"a task has not {listed(lost)} as computed", count, "variables", wanted=f"{len(own)} variables"
             )
         elif texts[name] != usual:
             odd = sorted(set(texts[name].split(" + ")) ^ set(usual.split(" + ")))
-            record.failed(name, f"different from most nodes: {few(odd)}", count, "variables")
+            record.failed(name, f"different from most nodes: {listed(odd)}", count, "variables")
         else:
             record.passed(name, count, "variables", evidence="\n".join(f"{k}={v}" for k, v in own.items()))

@@ -10,7 +10,7 @@ from typing import Any
 from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed
-from rocstack.doctor.diagnosis import few
+from rocstack.base.text import listed
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.answers import HostAnswer, NoAnswer
 from rocstack.verify.parsers import amd_smi
@@ -52,7 +52,7 @@ def test_pci_errors(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]
             record.skipped(node.name, "no GPU and no NIC whose PCIe status can be read")
             continue
         bad = [name for name, fatal in read.items() if fatal]
-        record.equal(node.name, len(bad), 0, "cards", why=f"FatalErr+ of {few(bad)}", evidence=f"{len(read)} cards")
+        record.equal(node.name, len(bad), 0, "cards", why=f"FatalErr+ of {listed(bad)}", evidence=f"{len(read)} cards")
 
 
 @check(
@@ -76,7 +76,7 @@ def test_acs(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> No
         else:
             on = [at for at, control in sorted(read.items()) if control & SOURCE_VALIDATION]
             record.equal(
-                node.name, len(on), 0, "bridges", why=f"ACS is on at {few(on)}", evidence=f"{len(own)} bridges"
+                node.name, len(on), 0, "bridges", why=f"ACS is on at {listed(on)}", evidence=f"{len(own)} bridges"
             )
 
 
@@ -107,13 +107,13 @@ def test_gpu_links(record: Recorder, request: Any) -> None:
         if not usual and not found:
             record.skipped(node.name, "its GPUs have no xGMI")
         elif len(found) < usual:
-            why = f"{len(found)} of {usual} xGMI links; without one: {few(missing)}"
+            why = f"{len(found)} of {usual} xGMI links; without one: {listed(missing)}"
             record.failed(node.name, why, len(found), "links", wanted=f"{usual} links")
         elif told is not None and (odd := told ^ {f"{a}-{b}" for a, b in found}):
-            why = f"rocm-smi and the kernel differ in the links of {few(sorted(odd))}"
+            why = f"rocm-smi and the kernel differ in the links of {listed(sorted(odd))}"
             record.failed(node.name, why, len(told), "links", wanted=f"{len(found)} links")
         elif off:
-            why = f"amd-smi calls the links of {few(off)} disabled"
+            why = f"amd-smi calls the links of {listed(off)} disabled"
             record.failed(node.name, why, len(found) - len(off), "links", wanted=f"{len(found)} links")
         else:
             text = "\n".join([*(["as rocm-smi says"] if told is not None else []), unread])
@@ -168,9 +168,9 @@ def test_topology(record: Recorder) -> None:
         if not profile.affinity:
             record.skipped(node.name, "no NIC belongs to its GPUs")
         elif vias["switch"] and far:
-            record.failed(node.name, f"without a NIC on its switch: {few(far)}", value, evidence=text)
+            record.failed(node.name, f"without a NIC on its switch: {listed(far)}", value, evidence=text)
         elif ways[node.name] != usual:
-            odd = few(f"GPU {gpu}" for gpu, *_ in sorted(set(ways[node.name]) ^ set(usual)))
+            odd = listed(f"GPU {gpu}" for gpu, *_ in sorted(set(ways[node.name]) ^ set(usual)))
             record.failed(node.name, f"{odd}: connected differently from most nodes", value, evidence=text)
         elif not vias["switch"]:
             record.measured(node.name, value, evidence=text)  # there is no switch, or none was seen

@@ -9,7 +9,7 @@ import pytest
 from experiments import training
 from experiments.ranks import Row, alone, apart, ill, misplaced, of, speed, strangers, unlearned
 
-from rocstack.probe.summary import count
+from rocstack.base.text import count
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.text import count
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
@@ -84,7 +85,7 @@ class Document:
             loc, message = named, message.partition(": ")[2]
         key = ".".join(str(part) for part in loc if part != "[key]") or "the document"
         others = len(error.errors()) - 1
-        more = f" ({others} more problem{'s' * (others > 1)})" if others else ""
+        more = f" ({count(others, 'more problem')})" if others else ""
         if first["type"] == "extra_forbidden":
             known = _known_keys(model, loc[:-1])
             hint = did_you_mean(str(loc[-1]), known)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rocstack.base.text import listed
 from rocstack.cli.ui import bars, err, escape, say, table
 from rocstack.image.build_progress import BuildLine, BuildStep
 from rocstack.steps.build import BuildEvents
@@ -114,5 +115,4 @@ def _show_providers(image: ImagePlan) -> None:
 
 def _node_names(names: tuple[str, ...], nodes: tuple[NodeProfile, ...]) -> str:
     virtual = {node.name for node in nodes if node.virtual}
-    shown = [f"{name} (virtual)" if name in virtual else name for name in names[:6]]
-    return ", ".join(shown) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return listed((f"{name} (virtual)" if name in virtual else name for name in names), 6)

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocstack.base.findings import LEVELS, Finding
+from rocstack.base.text import count, listed
 from rocstack.cli import findings as display
 from rocstack.cli.ui import escape, out, print_json, table
 from rocstack.deploy.plan.plan import Change, NodePlan, Outcome, Plan
-from rocstack.doctor.diagnosis import few
-from rocstack.probe.summary import count
 from rocstack.steps.deploy import DeployPreview
 
 
@@ -53,8 +52,7 @@ def _grouped(changes: tuple[Change, ...]) -> list[Change]:
     if not files:
         return rest
     names = [change.what.rpartition("/")[2] for change in files]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return [*rest, replace(files[0], what=shown, why=", ".join(sorted({change.why for change in files})))]
+    return [*rest, replace(files[0], what=listed(names), why=", ".join(sorted({change.why for change in files})))]
 
 
 def _row(change: Change) -> tuple[str, str]:
@@ -71,7 +69,7 @@ def _show_findings(plan: Plan) -> None:
         groups.setdefault(finding, [])
     for finding, names in sorted(groups.items(), key=lambda item: LEVELS.index(item[0].level)):
         out.print()
-        display.show(finding, few(names, 8))
+        display.show(finding, listed(names, 8))
     for note in plan.notes:
         out.print(f"\n[bold]note[/] {escape(note)}")
 

@@ -53,25 +53,25 @@ def _show_log(report: LogReport, name: str) -> None:
 
 
 def _show_nodes(report: NodeReport) -> None:
-    from rocstack.doctor.diagnosis import few
+    from rocstack.base.text import listed
 
-    out.print(escape(f"examined: {few(report.nodes, 8)}"))
+    out.print(escape(f"examined: {listed(report.nodes, 8)}"))
     for model in sorted(set(report.virtual.values())):
         names = [name for name, own in report.virtual.items() if own == model]
-        out.print(escape(f"virtual, no real hardware ({model}): {few(names, 8)}"))
+        out.print(escape(f"virtual, no real hardware ({model}): {listed(names, 8)}"))
     if report.software:
-        devices = (f"{node}: {few(names)}" for node, names in report.software.items())
-        out.print(escape(f"RDMA in software, no card: {few(devices, 8)}"))
+        devices = (f"{node}: {listed(names)}" for node, names in report.software.items())
+        out.print(escape(f"RDMA in software, no card: {listed(devices, 8)}"))
     for finding in report.findings:
-        share = f"{len(finding.nodes)} of {len(report.nodes)} nodes: {few(finding.nodes, 8)}"
+        share = f"{len(finding.nodes)} of {len(report.nodes)} nodes: {listed(finding.nodes, 8)}"
         _show(finding, share if len(report.nodes) > 1 else "")
     for node, what in report.unread.items():
         out.print()
         findings.paragraph(
-            "unread", f"{node}: {len(what)} things could not be read, so nothing is said of them: {few(what)}"
+            "unread", f"{node}: {len(what)} things could not be read, so nothing is said of them: {listed(what)}"
         )
     known = [finding for finding in report.findings if finding.level != "note"]
-    _sum_up(report.findings, f"nothing known found on {few(report.nodes, 8)}" if not known else "")
+    _sum_up(report.findings, f"nothing known found on {listed(report.nodes, 8)}" if not known else "")
 
 
 def _lines(report: LogReport) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocstack.base.text import count
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json
 from rocstack.steps.options import Inventory as Nodes
@@ -70,7 +71,7 @@ def down(
 def _show(done: Mapping[str, Mapping[str, list[str]]], failed: Mapping[str, str], data: bool) -> None:
     width = max(map(len, done))
     for name, gone in done.items():
-        said = [f"{len(gone[kind])} {word}{'s' * (len(gone[kind]) != 1)}" for kind, word in KINDS.items() if gone[kind]]
+        said = [count(len(gone[kind]), word) for kind, word in KINDS.items() if gone[kind]]
         names = ", ".join(each.removeprefix("rocstack-") for each in gone["containers"])
         text = f"removed {', '.join(said)}{f' ({names})' if names else ''}" if said else "nothing to remove"
         if name not in failed or said:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocstack.base.text import count, listed
 from rocstack.cli import options
 from rocstack.cli.ui import err, escape, out, print_json, say, table
 from rocstack.steps.options import Flag
@@ -38,7 +39,6 @@ def probe(
 
     Works without root, and names what it could not read.
     """
-    from rocstack.probe import summary
     from rocstack.steps import probe as steps
 
     with _progress(choice.inventory is not None) as on_node:
@@ -46,7 +46,7 @@ def probe(
     for name, file in result.recorded:
         say(f"{name} is recorded as {file}")
     if choice.out and result.profiles:
-        say(f"{summary.count(len(result.profiles), 'node profile')}: {choice.out}")
+        say(f"{count(len(result.profiles), 'node profile')}: {choice.out}")
     drawn = _named(result.profiles, result.failures, draw) if draw else None
     if env:
         environment = steps.fabric_environment(result.profiles, nic, choice.overlay)
@@ -123,8 +123,6 @@ def _named(found: Sequence[NodeProfile], failures: Iterable[ProbeFailure], name:
 
 def _show_unread(found: Iterable[NodeProfile]) -> None:
     """Grouped by what and why, since many nodes fail alike."""
-    from rocstack.probe.summary import listed
-
     groups: dict[tuple[str, str], list[str]] = {}
     for node in found:
         for unread in node.unread:

@@ -103,7 +103,7 @@ def _compare(before: Path, after: Path, *, json: bool) -> int:
 
 
 def _show(found: Comparison) -> None:
-    from rocstack.probe.summary import count
+    from rocstack.base.text import count
 
     out.print(escape(f"from {found.before} to {found.after}"))
     _changes("[bold red]regressions[/]: failing now, not then", found.regressions)

@@ -14,9 +14,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 from rocstack.base.levels import LEVELS
+from rocstack.base.text import count
 from rocstack.cli import findings
 from rocstack.cli.ui import err, escape, out, say
-from rocstack.probe.summary import count
 from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
 STYLE = {"passed": "green", "measured": "cyan", "skipped": "dim", "failed": "bold red", "error": "bold red"}
@@ -152,7 +152,7 @@ def _others(measures: list[Measure]) -> str:
 
     pairs = sum(bool(measure.peer) for measure in measures)
     ends = {name for measure in measures for name in (measure.node, measure.peer) if name}
-    names = verdict.listed(ends) or "the cluster"
+    names = verdict.folded(ends) or "the cluster"
     return f"{count(pairs, 'pair')} more, of {names}" if pairs else names
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from rocstack.base.text import listed
 from rocstack.cluster import reservations
 from rocstack.cluster.operation import seconds
 from rocstack.cluster.settings import NORMAL, ROOT, Account, ClusterSettings, Qos
@@ -181,8 +182,7 @@ def _left(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[str]:
 
 def _note(noun: str, left: Iterable[str]) -> Iterator[str]:
     if left := sorted(left):
-        shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
-        yield f"{noun} {shown}: not in rocstack.yml, left as it is"
+        yield f"{noun} {listed(left)}: not in rocstack.yml, left as it is"
 
 
 def _text(number: int | None) -> str | None:

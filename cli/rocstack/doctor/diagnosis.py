@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +50,3 @@ def gate_values(verdict: GateVerdict) -> dict[str, object]:
         "reasons": "; ".join(finding.what for finding in worst),
         "step": next(steps, "`rocstack doctor` says more of the node"),
     }
-
-
-def few(names: Iterable[str], most: int = 4) -> str:
-    """The names, or the first of them and how many more."""
-    known = list(names)
-    if len(known) <= most:
-        return ", ".join(known)
-    return f"{', '.join(known[: most - 1])} and {len(known) - most + 1} more"

@@ -9,8 +9,9 @@ from typing import Any
 
 from rocstack.base.finding_texts import Table, TextEntry
 from rocstack.base.findings import in_order
+from rocstack.base.text import listed
 from rocstack.base.words import Value
-from rocstack.doctor.diagnosis import Diagnosis, diagnosis, few
+from rocstack.doctor.diagnosis import Diagnosis, diagnosis
 from rocstack.doctor.origin import LogOrigin, origin
 
 RULES = ("tcp-fallback", "tcp-mixed", "tcp-one-node", "transport-unknown")  # found by what all lines say together
@@ -167,7 +168,7 @@ class _Network:
         else:
             name = "tcp-fallback" if "Socket" in self.via or len(self.hosts) != 1 else "tcp-one-node"
         count = f"{len(sockets)} processes on " if len(sockets) > 1 else ""
-        who = count + few(hosts)
+        who = count + listed(hosts)
         return [diagnosis(table[name], {"who": who}, count=max(len(sockets), 1), nodes=hosts[:_NAMES])]
 
 

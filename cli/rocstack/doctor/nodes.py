@@ -7,9 +7,10 @@ from typing import Any
 
 from rocstack.base.finding_texts import Entry, Table
 from rocstack.base.findings import in_order
+from rocstack.base.text import listed
 from rocstack.base.words import Value
 from rocstack.doctor import fleet, rdma_states, states
-from rocstack.doctor.diagnosis import Diagnosis, diagnosis, few
+from rocstack.doctor.diagnosis import Diagnosis, diagnosis
 from rocstack.node.parse_network import SOFT_ROCE_MODULE
 from rocstack.node.profile import NodeProfile
 
@@ -66,5 +67,5 @@ def _findings(entry: Entry, cases: Iterable[tuple[states.Values, tuple[str, ...]
         return []
     order = sorted(by_text.items(), key=lambda item: -len(item[1][1]))
     nodes = tuple(dict.fromkeys(name for _, (_, names) in order for name in names))
-    seen = tuple(f"{few(names)}: {text}" for text, (_, names) in order)
+    seen = tuple(f"{listed(names)}: {text}" for text, (_, names) in order)
     return [diagnosis(entry, order[0][1][0], count=len(nodes), nodes=nodes, seen=seen)]

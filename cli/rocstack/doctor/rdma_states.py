@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from rocstack.base.finding_texts import registering
-from rocstack.doctor.diagnosis import few
+from rocstack.base.text import listed
 from rocstack.doctor.states import Rule, Values, grouped
 from rocstack.node import rdma_ports
 from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs
@@ -87,7 +87,7 @@ def _speaking(node: NodeProfile) -> Iterator[tuple[str, str, int, list[Library]]
     for driver, devices in by_driver(node).items():
         own = [library for library in node.libraries if library.driver == driver]
         for abi in sorted({d.kernel_abi for d in devices if d.kernel_abi is not None}):
-            yield driver, few(d.name for d in devices if d.kernel_abi == abi), abi, own
+            yield driver, listed(d.name for d in devices if d.kernel_abi == abi), abi, own
 
 
 @rule
@@ -156,7 +156,7 @@ def no_rdma_device(node: NodeProfile) -> Iterator[Values]:
         if nic.nic in modules and nic.verbs is None and not any(bonded.get(name) in served for name in nic.netdevs):
             lacking[nic.nic].append(nic.netdevs[0] if nic.netdevs else nic.pci)
     for name, cards in lacking.items():
-        yield {"cards": f"{len(cards)} {name} NIC{'s' * (len(cards) > 1)} ({few(cards)})", "module": modules[name]}
+        yield {"cards": f"{len(cards)} {name} NIC{'s' * (len(cards) > 1)} ({listed(cards)})", "module": modules[name]}
 
 
 @rule
@@ -164,7 +164,7 @@ def gpu_without_nic(node: NodeProfile) -> Iterator[Values]:
     """Where most GPUs have a card of their own on their switch, one without has lost it."""
     lacking = [f"GPU {link.gpu}" for link in node.affinity if link.via != "switch"]
     if 0 < len(lacking) < len(node.affinity) / 2:
-        yield {"gpus": few(lacking), "others": len(node.affinity) - len(lacking)}
+        yield {"gpus": listed(lacking), "others": len(node.affinity) - len(lacking)}
 
 
 @rule
@@ -183,7 +183,7 @@ def firmware_mixed(node: NodeProfile) -> Iterator[Values]:
 def no_uverbs(node: NodeProfile) -> Iterator[Values]:
     lacking = [device.name for device in node.verbs if device.uverbs is None or device.device_node is False]
     if lacking:
-        yield {"devices": few(lacking)}
+        yield {"devices": listed(lacking)}
 
 
 @rule
@@ -199,7 +199,7 @@ def port_down(node: NodeProfile) -> Iterator[Values]:
     ]
     down += [f"{netdev.name} ({netdev.state})" for netdev in slingshot(node) if netdev.state in _DOWN]
     if down:
-        yield {"ports": few(down)}
+        yield {"ports": listed(down)}
 
 
 def data_mtu(node: NodeProfile) -> dict[str, int]:
@@ -215,7 +215,7 @@ def mtu_small(node: NodeProfile) -> Iterator[Values]:
         if mtu < MTU:
             small[mtu].append(name)
     for mtu, names in small.items():
-        yield {"mtu": mtu, "netdevs": few(names)}
+        yield {"mtu": mtu, "netdevs": listed(names)}
 
 
 @rule
@@ -231,14 +231,14 @@ def mtu_differs(node: NodeProfile) -> Iterator[Values]:
 def gid_none(node: NodeProfile) -> Iterator[Values]:
     bad = [device.name for device, rows in gid_rows(node) if not rows]
     if bad:
-        yield {"devices": few(bad)}
+        yield {"devices": listed(bad)}
 
 
 @rule
 def gid_no_ipv4(node: NodeProfile) -> Iterator[Values]:
     bad = [device.name for device, rows in gid_rows(node) if rows and rows[0].family != rdma_ports.IPV4]
     if bad:
-        yield {"devices": few(bad)}
+        yield {"devices": listed(bad)}
 
 
 @rule
@@ -262,7 +262,7 @@ def arp_flux(node: NodeProfile) -> Iterator[Values]:
     value = node.sysctl.get("net.ipv4.conf.all.arp_ignore")
     for subnet, names in subnets.items():
         if len(set(names)) > 1 and value == "0":
-            yield {"netdevs": few(dict.fromkeys(names)), "subnet": subnet, "value": value}
+            yield {"netdevs": listed(dict.fromkeys(names)), "subnet": subnet, "value": value}
 
 
 @rule

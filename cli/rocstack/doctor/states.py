@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from rocstack.base.finding_texts import registering
-from rocstack.doctor.diagnosis import few
+from rocstack.base.text import listed
 from rocstack.node.profile import NodeProfile, Pcie
 from rocstack.stack import rules
 
@@ -27,7 +27,7 @@ NOFILE = 1048576  # gpu-cluster-networking, Resource limit restrictions
 def grouped(groups: dict[str, list[str]]) -> str:
     """ "9000 (eth1, eth2), 1500 (eth3)": the largest group first."""
     order = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    return ", ".join(f"{value} ({few(names)})" for value, names in order)
+    return ", ".join(f"{value} ({listed(names)})" for value, names in order)
 
 
 def _links(node: NodeProfile) -> Iterator[tuple[str, Pcie]]:
@@ -43,7 +43,7 @@ def pcie_width(node: NodeProfile) -> Iterator[Values]:
         if link.width and link.max_width and link.width < link.max_width
     ]
     if low:
-        yield {"which": few(low)}
+        yield {"which": listed(low)}
 
 
 @rule
@@ -54,7 +54,7 @@ def pcie_speed(node: NodeProfile) -> Iterator[Values]:
         if link.speed and link.max_speed and link.speed < link.max_speed
     ]
     if low:
-        yield {"which": few(low)}
+        yield {"which": listed(low)}
 
 
 def _works(node: NodeProfile) -> bool:

@@ -9,6 +9,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.text import listed
 from rocstack.nic.needs import VERSION, Need
 from rocstack.nic.rdma_core import RdmaCore
 from rocstack.nic.vendor_release import VendorRelease, pick
@@ -66,7 +67,7 @@ def plan(
         )
     groups = _by_abi(needs)
     if len(groups) > 1 and not variants:
-        shown = "; ".join(f"{abi}: {_names(_nodes(rows))}" for abi, rows in groups.items())
+        shown = "; ".join(f"{abi}: {listed(_nodes(rows))}" for abi, rows in groups.items())
         raise BadInput(
             f"the nodes speak {len(groups)} kernel ABIs ({shown})",
             code="several-abis",
@@ -95,7 +96,7 @@ def _by_abi(needs: Sequence[Need]) -> dict[int, list[Need]]:
 def _strays(groups: Mapping[int, Sequence[Need]]) -> list[str]:
     """Nodes whose driver is of another release, but speaks the same ABI."""
     return [
-        f"{_names(other.nodes)}: driver {other.release or 'in-tree'}, not {rows[0].release or 'in-tree'}; "
+        f"{listed(other.nodes)}: driver {other.release or 'in-tree'}, not {rows[0].release or 'in-tree'}; "
         f"both speak kernel ABI {abi}"
         for abi, rows in groups.items()
         for other in rows[1:]
@@ -242,7 +243,3 @@ def holds(kernel_abi: str, abi: int) -> bool:
 
 def _nodes(rows: Sequence[Need]) -> tuple[str, ...]:
     return tuple(node for row in rows for node in row.nodes)
-
-
-def _names(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from rocstack.base.text import count, listed
 from rocstack.node import gate
 from rocstack.node.parse_network import SOFT_ROCE_MODULE
 from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
@@ -75,11 +76,6 @@ def alike(profiles: Iterable[NodeProfile]) -> list[str]:
     return lines
 
 
-def listed(names: Iterable[str], most: int = 6) -> str:
-    every = list(names)
-    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
-
-
 def _short(gpu: str) -> str:
     """MI300X of "AMD Instinct MI300X OAM"."""
     match = re.search(r"\bMI\d+\w*", gpu)
@@ -89,10 +85,6 @@ def _short(gpu: str) -> str:
 def _counted(words: Counter[str], *, bare: bool = False) -> str:
     """ "8 × a, 1 × b"; `bare` leaves the numbers out."""
     return ", ".join(word if bare else f"{many} × {word}" for word, many in words.items()) or "none"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _system(profile: NodeProfile) -> Iterator[str]:

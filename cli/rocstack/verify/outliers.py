@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from rocstack.probe.summary import count
+from rocstack.base.text import count
 from rocstack.verify.result import CheckResult, Run, SlowNode
 
 ENOUGH = 4  # nodes, from which on a median tells which one is unlike the others

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rocstack.base.text import count, listed
 from rocstack.cluster import hostlist
-from rocstack.probe.summary import count
 from rocstack.verify.result import BAD, BUSY, CheckResult, Measure, NodeSeen, Run, Skip, State, state_of
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]
@@ -172,17 +172,17 @@ def _parts(run: Run, verdict: RunVerdict) -> list[str]:
     for state, one, many in others:
         names = verdict.names(state)
         if names:
-            parts[0] += f", {len(names)} {one if len(names) == 1 else many}: {listed(names)}"
+            parts[0] += f", {len(names)} {one if len(names) == 1 else many}: {folded(names)}"
     if verdict.cluster:
         checks = dict.fromkeys(reason.check for reason in verdict.cluster)
-        parts.append(f"the cluster as a whole fails: {_few(list(checks))}")
+        parts.append(f"the cluster as a whole fails: {listed(list(checks), MOST)}")
     parts += _levels(run, bool(_faults(verdict)))
     gone = [result for result in run.results if result.state == "skipped"]
     if gone:
         lacking = [why for why, checks in verdict.skipped.items() if {result.check.name for result in gone} & {*checks}]
         # "virtual node" of "virtual node (mi300x-thor2): it computes nothing"
         brief = list(dict.fromkeys(re.split(r": | \(", why)[0] for why in lacking))
-        parts.append(f"{count(len(gone), 'check')} skipped: {_few(brief, REASONS)}")
+        parts.append(f"{count(len(gone), 'check')} skipped: {listed(brief, REASONS)}")
     return parts
 
 
@@ -222,14 +222,10 @@ def _unproved(run: Run, level: int) -> str:
     return "not all of it was judged"
 
 
-def listed(names: Iterable[str], longest: int = LONGEST) -> str:
+def folded(names: Iterable[str], longest: int = LONGEST) -> str:
     """A hostlist, or the beginning of one and how many there are."""
     every = sorted(names, key=hostlist.natural)
     text = hostlist.fold(every)
     if len(text) <= longest:
         return text
     return f"{', '.join(every[:MOST])} and {len(every) - MOST} more"
-
-
-def _few(words: list[str], most: int = MOST) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

@@ -247,7 +247,7 @@ def test_two_releases_of_one_abi() -> None:
     assert made.rows[0].nodes == ("n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9")
     assert made.notes == (
         f"n3: driver {V237}, not {V235}; both speak kernel ABI 8",
-        f"n4, n5, n6, n7 and 2 more: driver in-tree, not {V235}; both speak kernel ABI 8",
+        f"n4, n5, n6 and 3 more: driver in-tree, not {V235}; both speak kernel ABI 8",
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from rocstack.base.text import listed
 from rocstack.deploy.plan.scope import NODE_RULES, Scope, Values, node_rule, size
 from rocstack.deploy.read.facts import PORTS, SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD, NodeFacts
-from rocstack.doctor.diagnosis import few
 from rocstack.node.gate import TCP
 from rocstack.node.limits import UNLIMITED
 from rocstack.stack.rules import upstream
@@ -164,4 +164,4 @@ def cgroups_fixed(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 @node_rule
 def things_unread(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     if node.unread:
-        yield {"which": few(f"{path} ({why})" for path, why in node.unread.items())}
+        yield {"which": listed(f"{path} ({why})" for path, why in node.unread.items())}

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from rocstack.base import finding_texts
 from rocstack.base.findings import Finding, in_order
+from rocstack.base.text import listed
 from rocstack.deploy.plan import checks_cluster, checks_image, checks_node
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope
 from rocstack.doctor import fleet
-from rocstack.doctor.diagnosis import few
 from rocstack.probe.recordings import ProbeFailure
 
 __all__ = ["Finding", "Scope", "blocked", "precheck"]
@@ -38,7 +38,7 @@ def precheck(scope: Scope, failures: Sequence[ProbeFailure] = ()) -> tuple[Findi
     for code in MIXED if len(profiles) > 1 else ():
         for values, names in fleet.RULES[code](profiles):
             mixed = table[code].finding({**values, "level": "warning"})  # a mixed fleet may be meant
-            findings.append(replace(mixed, what=f"{few(names)}: {mixed.what}") if names else mixed)
+            findings.append(replace(mixed, what=f"{listed(names)}: {mixed.what}") if names else mixed)
     return in_order(findings)
 
 

@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from rocstack.base.errors import CheckFailed
+from rocstack.base.text import listed
 from rocstack.cluster import accounts, slurm_records
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.nodes.answers import Answer, DrainAnswer, SlurmAnswer, WaitDrainedAnswer, WaitReadyAnswer, parse
 from rocstack.deploy.nodes.runs import NodeRuns
 from rocstack.deploy.plan import services
 from rocstack.deploy.state import cluster_state
-from rocstack.doctor.diagnosis import few
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 
@@ -156,7 +156,7 @@ def end_jobs(ssh_host: SshHost, force: bool) -> None:
     if slurm.jobs and not force:
         count = "a job runs" if len(slurm.jobs) == 1 else f"{len(slurm.jobs)} jobs run"
         raise CheckFailed(
-            f"{count}: {few(map(str, slurm.jobs), 8)}",
+            f"{count}: {listed(map(str, slurm.jobs), 8)}",
             code="jobs-running",
             next_step="wait, `scancel` them, or go on with --force: they end",
         )

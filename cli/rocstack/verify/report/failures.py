@@ -85,11 +85,11 @@ def _groups(result: CheckResult) -> Iterator[FailureGroup]:
 
 def _where(nodes: dict[str, list[str]]) -> str:
     alone = [node for node, peers in nodes.items() if not peers]
-    pairs = [f"{node} with {verdict.listed(set(peers), LONGEST)}" for node, peers in nodes.items() if peers]
+    pairs = [f"{node} with {verdict.folded(set(peers), LONGEST)}" for node, peers in nodes.items() if peers]
     if alone == [""]:
         return "the cluster"
     many = len(pairs) - 4
-    words = [verdict.listed(alone, LONGEST)] if alone else []
+    words = [verdict.folded(alone, LONGEST)] if alone else []
     return "; ".join([*words, *pairs[:4], *([f"and {many} more nodes"] if many > 0 else [])])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from rocstack.probe.summary import count
+from rocstack.base.text import count
 from rocstack.verify import verdict
 from rocstack.verify.recorder import Scalar
 from rocstack.verify.result import Check, Measure, Run, State
@@ -134,7 +134,7 @@ def _column(names: tuple[str, ...], nodes: int) -> NodeColumn:
     if len(names) == 1:
         return NodeColumn(names[0], "", names)
     every = "all " if len(names) == nodes else ""
-    return NodeColumn(f"{every}{count(len(names), 'node')}", verdict.listed(names, 40), names)
+    return NodeColumn(f"{every}{count(len(names), 'node')}", verdict.folded(names, 40), names)
 
 
 KINDS = (

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from rocstack.base import paths
 from rocstack.base.levels import LEVELS
-from rocstack.probe.summary import count
+from rocstack.base.text import count
 from rocstack.verify import compare, outliers, verdict
 from rocstack.verify.report import charts, drawings, failures, matrix, topology
 from rocstack.verify.result import Run
@@ -39,7 +39,7 @@ def html(run: Run, previous: Run | None = None) -> str:
             failures=failures.failures(run),
             nodes=_nodes(found)[:ROWS],
             nodes_unsaid=max(len(_nodes(found)) - ROWS, 0),
-            passing=verdict.listed(found.names("passing"), 2000),
+            passing=verdict.folded(found.names("passing"), 2000),
             slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
             table=matrix.table(run),
             kinds=matrix.kinds(run),
@@ -126,5 +126,5 @@ def _hardware(run: Run) -> list[tuple[str, str, str]]:
 
 def _label(names: Iterable[str]) -> str:
     every = list(names)
-    listed = verdict.listed(every, 120)
+    listed = verdict.folded(every, 120)
     return listed if len(every) < 3 else f"{count(len(every), 'node')}: {listed}"

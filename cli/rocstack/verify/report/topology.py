@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from rocstack.base.text import count
 from rocstack.probe.diagram import VIA, bits
-from rocstack.probe.summary import count
 from rocstack.verify import verdict
 from rocstack.verify.report.drawings import Devices, DrawnNic, Topology
 
@@ -107,9 +107,9 @@ def _picture(names: list[str], devices: Devices) -> Picture:
             if link.a in gpus and link.b in gpus
         ]
     return Picture(
-        nodes=verdict.listed(names, 120)
+        nodes=verdict.folded(names, 120)
         if len(names) < 3
-        else f"{count(len(names), 'node')} alike: {verdict.listed(names, 120)}",
+        else f"{count(len(names), 'node')} alike: {verdict.folded(names, 120)}",
         width=max(left - GAP, CELL),
         height=HEIGHT,
         zones=tuple(zones),

@@ -1,0 +1,18 @@
+"""Lists and numbers in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """The names; of more than `most`, the first of them and how many more there are (at least 2)."""
+    known = list(names)
+    if len(known) <= most:
+        return ", ".join(known)
+    return f"{', '.join(known[: most - 1])} and {len(known) - most + 1} more"
+
+
+def count(number: int, noun: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{number} {noun}{'s' * (number != 1)}"

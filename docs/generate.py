@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "NIC profile head": (
         component.NicProfile,
         component.Way,
-        component.NicSetting,
+        component.NicVariable,
         component.RcclPlugin,
         component.CompanionArchive,
     ),

@@ -66,7 +66,7 @@ class Way(Value):
     asked: bool = False  # only by name: never chosen by itself
 
 
-class NicSetting(Value):
+class NicVariable(Value):
     """One environment variable of a NIC, why it is set and who says so."""
 
     name: EnvName
@@ -110,7 +110,7 @@ class NicProfile(Value):
     ways: dict[Name, Way] = Field(min_length=1)
     dscp: int | None = Field(None, ge=0, le=63)  # of RoCE traffic, as the card's own QoS defaults have it
     dscp_source: Line | None = None
-    env: tuple[NicSetting, ...] = ()
+    env: tuple[NicVariable, ...] = ()
     plugin: RcclPlugin | None = None
 
 

@@ -56,10 +56,10 @@ def abi_differs(nodes: Nodes) -> Iterator[tuple[Values, tuple[str, ...]]]:
 
 def _facts(node: NodeProfile) -> dict[str, str]:
     """What should be equal on all nodes of a kind; how many there are of it has rules of its own."""
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+    values_by_fact: dict[str, dict[str, None]] = defaultdict(dict)
     for fact, value in _each(node):
-        found[fact][value] = None
-    return {fact: " + ".join(sorted(values)) for fact, values in found.items()}
+        values_by_fact[fact][value] = None
+    return {fact: " + ".join(sorted(values)) for fact, values in values_by_fact.items()}
 
 
 def _each(node: NodeProfile) -> Iterator[tuple[str, str]]:

@@ -139,15 +139,15 @@ class _Network:
 
     def look(self, piece: bytes) -> None:
         self.info = self.info or b"NCCL INFO" in piece
-        for _, line in (found for key in _NET_KEYS for found in _holding(piece, key)):
-            if found := _VIA.search(line):
-                self.via.add(_family(found["net"]))
-            elif found := _USING.search(line):
+        for _, line in (match for key in _NET_KEYS for match in _holding(piece, key)):
+            if match := _VIA.search(line):
+                self.via.add(_family(match["net"]))
+            elif match := _USING.search(line):
                 process = re.search(r"([A-Za-z0-9][\w.-]*):(\d+):\d+ \[", line)
                 place = origin(line)
                 name = f"{process[1]}:{process[2]}" if process else f"{place.node or '?'}:{place.rank}"
                 if name in self.processes or len(self.processes) < 65536:
-                    self.processes[name] = _family(found["net"].strip())
+                    self.processes[name] = _family(match["net"].strip())
                     self.hosts[name.partition(":")[0]] = None
 
     def used(self) -> dict[str, int]:

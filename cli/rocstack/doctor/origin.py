@@ -42,9 +42,9 @@ def origin(line: str) -> LogOrigin:
     node: str | None = None
     rank: int | None = None
     at, line = 0, line[:_KEPT]
-    while found := next((m for m in (p.match(line, at) for p in _PREFIXES) if m and m.end() > at), None):
-        groups = found.groupdict()
+    while match := next((m for m in (p.match(line, at) for p in _PREFIXES) if m and m.end() > at), None):
+        groups = match.groupdict()
         node = groups.get("node") or node
         rank = int(groups["rank"][:9]) if groups.get("rank") else rank
-        at = found.end()
+        at = match.end()
     return LogOrigin(node, rank)

@@ -22,11 +22,11 @@ _PROVIDERS = {"bnxt_re": "bnxt_re", "mlx5_ib": "mlx5", "ionic_rdma": "ionic", "r
 
 def by_driver(node: NodeProfile) -> dict[str, list[Verbs]]:
     """The RDMA devices of each provider that the probe looks for."""
-    found: dict[str, list[Verbs]] = defaultdict(list)
+    devices_by_driver: dict[str, list[Verbs]] = defaultdict(list)
     for device in node.verbs:
         if device.driver in _PROVIDERS:
-            found[_PROVIDERS[device.driver]].append(device)
-    return dict(found)
+            devices_by_driver[_PROVIDERS[device.driver]].append(device)
+    return dict(devices_by_driver)
 
 
 def data_ports(node: NodeProfile) -> list[tuple[Verbs, Port]]:

@@ -83,13 +83,13 @@ def registered(library: SharedLibrary) -> tuple[str, tuple[int, int]]:
     passed = library.passed_to(f"verbs_register_driver_{number}")
     if not passed:
         raise UnreadableLibrary(f"no constructor seen that calls verbs_register_driver_{number}")
-    found = {ops for address in passed if (ops := device_ops(library, address))}
-    if len(found) != 1:
-        several = ", ".join(f"{name} {lowest}-{highest}" for name, lowest, highest in sorted(found))
+    drivers = {ops for address in passed if (ops := device_ops(library, address))}
+    if len(drivers) != 1:
+        several = ", ".join(f"{name} {lowest}-{highest}" for name, lowest, highest in sorted(drivers))
         raise UnreadableLibrary(
-            f"several drivers: {several}" if found else "the constructor registers no verbs_device_ops"
+            f"several drivers: {several}" if drivers else "the constructor registers no verbs_device_ops"
         )
-    ((name, lowest, highest),) = found
+    ((name, lowest, highest),) = drivers
     if lowest > min(highest, HIGHEST_ABI) or HIGHEST_ABI < highest != ANY_ABI:
         raise UnreadableLibrary(f"implausible range {lowest}-{highest}")
     return name, (lowest, highest)
@@ -97,10 +97,10 @@ def registered(library: SharedLibrary) -> tuple[str, tuple[int, int]]:
 
 def private_abi(library: SharedLibrary, *, defined: bool = False) -> int:
     versions = {v for of, v in library.versions(defined=defined) if defined or of == "libibverbs.so.1"}
-    found = [version for version in sorted(versions) if version.startswith("IBVERBS_PRIVATE_")]
-    number = re.fullmatch(r"IBVERBS_PRIVATE_([1-9][0-9]{0,3})", ",".join(found))
+    private = [version for version in sorted(versions) if version.startswith("IBVERBS_PRIVATE_")]
+    number = re.fullmatch(r"IBVERBS_PRIVATE_([1-9][0-9]{0,3})", ",".join(private))
     if not number:
-        raise UnreadableLibrary(f"{'defines' if defined else 'needs'} {', '.join(found) or 'no IBVERBS_PRIVATE_N'}")
+        raise UnreadableLibrary(f"{'defines' if defined else 'needs'} {', '.join(private) or 'no IBVERBS_PRIVATE_N'}")
     return int(number[1])
 
 
@@ -125,8 +125,8 @@ def newest(data: bytes, family: str, *, defined: bool = False) -> str | None:
 
 def _newest(library: SharedLibrary, family: str, defined: bool) -> str | None:
     names = [name for _, name in library.versions(defined=defined)]
-    found = [match[1] for match in (re.fullmatch(rf"{family}_(\d+(?:\.\d+)*)", name) for name in names) if match]
-    return max(found, key=lambda text: [int(part) for part in text.split(".")], default=None)
+    numbers = [match[1] for match in (re.fullmatch(rf"{family}_(\d+(?:\.\d+)*)", name) for name in names) if match]
+    return max(numbers, key=lambda text: [int(part) for part in text.split(".")], default=None)
 
 
 def build_id(library: SharedLibrary) -> str:
@@ -144,21 +144,21 @@ def soname(library: SharedLibrary) -> str:
 def _read(data: bytes, **fields: Callable[[SharedLibrary], Any]) -> LibraryAbi:
     if data[:4] != b"\x7fELF":
         raise ValueError(f"not an ELF file: it starts with {data[:4]!r}")
-    found: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
+    values: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
     if b"FABRIC_1." in data:
-        found["fabric"] = newest(data, "FABRIC", defined=True) or ""
+        values["fabric"] = newest(data, "FABRIC", defined=True) or ""
     fields.update(build_id=build_id, glibc=glibc, soname=soname)
     try:
         library = SharedLibrary(data)
     except UnreadableLibrary as e:
-        return LibraryAbi(**found, reasons=tuple(f"{field}: {e}" for field in fields))
+        return LibraryAbi(**values, reasons=tuple(f"{field}: {e}" for field in fields))
     reasons = []
     for field, read in fields.items():
         try:
-            found[field] = read(library)
+            values[field] = read(library)
         except UnreadableLibrary as e:
             reasons.append(f"{field}: {e}")
-    return LibraryAbi(**found, reasons=tuple(reasons))
+    return LibraryAbi(**values, reasons=tuple(reasons))
 
 
 def read_provider(data: bytes) -> LibraryAbi:
@@ -187,10 +187,10 @@ def read_libibverbs(data: bytes) -> LibraryAbi:
 def main(files: list[str]) -> None:
     for file in files:
         data = Path(file).read_bytes()
-        found = read_provider(data)
-        if (found.soname or "").startswith("libibverbs.so"):
-            found = read_libibverbs(data)
-        sys.stdout.write(json.dumps({"file": file, **asdict(found)}) + "\n")
+        abi = read_provider(data)
+        if (abi.soname or "").startswith("libibverbs.so"):
+            abi = read_libibverbs(data)
+        sys.stdout.write(json.dumps({"file": file, **asdict(abi)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ def devices(nic: NicProfile, profile: NodeProfile) -> tuple[Verbs, ...]:
 
 def needs(nic: NicProfile, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
     """By kernel ABI and release, the most nodes first. What could not be read is left to the gate."""
-    found: dict[tuple[int, str | None], list[str]] = {}
+    nodes_by_driver: dict[tuple[int, str | None], list[str]] = {}
     for profile in profiles:
         abis = {device.kernel_abi for device in devices(nic, profile) if device.kernel_abi is not None}
         version = profile.modules.get(nic.modules[-1]) if nic.modules else None
         release = version if version and VERSION.fullmatch(version) else None
         for abi in sorted(abis):
-            found.setdefault((abi, release), []).append(profile.name)
-    rows = (Need(abi, release, tuple(nodes)) for (abi, release), nodes in found.items())
+            nodes_by_driver.setdefault((abi, release), []).append(profile.name)
+    rows = (Need(abi, release, tuple(nodes)) for (abi, release), nodes in nodes_by_driver.items())
     return tuple(sorted(rows, key=lambda need: (-len(need.nodes), need.kernel_abi, need.release or "")))

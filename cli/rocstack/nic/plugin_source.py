@@ -79,16 +79,16 @@ def _source(name: str, data: bytes) -> PluginSource:
 def _beside(head: RcclPlugin, path: Path, versions: Mapping[str, str]) -> tuple[str, bytes] | None:
     if not head.beside:
         return None
-    wanted = f"{head.beside.archive}-{versions.get(head.beside.version, '')}.tar.gz"
-    found = path.with_name(wanted)
-    if not found.is_file():
+    name = f"{head.beside.archive}-{versions.get(head.beside.version, '')}.tar.gz"
+    file = path.with_name(name)
+    if not file.is_file():
         raise BadInput(
-            f"no {wanted} beside {path}",
+            f"no {name} beside {path}",
             code="no-file",
             cause=f"{head.archive} is compiled with it ({head.source})",
             next_step="put the archive of the tag there, as the project publishes it",
         )
-    return wanted, _archive(found, head.beside.archive)[1]
+    return name, _archive(file, head.beside.archive)[1]
 
 
 def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None = None) -> tuple[str, bytes]:
@@ -115,9 +115,9 @@ def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None
     if missing:
         raise _other(path, f"it has no {missing[0]}")
     if notes:
-        said = _HEADING.search(files.get(notes, ""))
-        if not said or said[1] != named[1]:
-            raise _other(path, f"its {notes} is of {said[1] if said else 'no version'}")
+        heading = _HEADING.search(files.get(notes, ""))
+        if not heading or heading[1] != named[1]:
+            raise _other(path, f"its {notes} is of {heading[1] if heading else 'no version'}")
     return named[1], data
 
 

@@ -47,15 +47,15 @@ def read(path: Path | None) -> RdmaCore:
     if path.stat().st_size > LARGEST:
         raise vendor_archive.bad(f"larger than {LARGEST // MIB} MB", str(path), "a release has about two")
     data = path.read_bytes()
-    said = ""
+    version = ""
     for member in vendor_archive.members(io.BytesIO(data), path.name, str(path), Budget(20_000, 512 * MIB), plain=True):
         if member.is_file and re.fullmatch(r"(\./)?[^/]+/CMakeLists\.txt", member.name):
-            said = "".join(_VERSION.findall(member.read(MIB).decode("utf-8", "replace")))
-    if said != named[1]:
+            version = "".join(_VERSION.findall(member.read(MIB).decode("utf-8", "replace")))
+    if version != named[1]:
         raise BadInput(
-            f"it is named {named[1]}, and its CMakeLists.txt says {said or 'nothing'}",
+            f"it is named {named[1]}, and its CMakeLists.txt says {version or 'nothing'}",
             code="wrong-release",
             where=Where(str(path)),
             next_step="take the archive as the project publishes it",
         )
-    return RdmaCore(said, path.name, hashlib.sha256(data).hexdigest(), data)
+    return RdmaCore(version, path.name, hashlib.sha256(data).hexdigest(), data)

@@ -265,7 +265,7 @@ class SharedLibrary:
 
     def passed_to(self, symbol: str) -> set[int]:
         """The addresses that constructors pass to the function."""
-        found: set[int] = set()
+        addresses: set[int] = set()
         first = self.tag(INIT_ARRAY)
         for slot in range(first, first + 8 * self.plausible(self.tag(INIT_ARRAYSZ) // 8), 8):
             entry = self.pointers.get(slot, -1)
@@ -277,5 +277,5 @@ class SharedLibrary:
             others = {target for target in data - passed if self.pointers.get(target) not in passed}
             if others or any(argument is None for _, argument in calls):
                 raise UnreadableLibrary(f"a constructor that may call {symbol} with something else")
-            found |= passed
-        return found
+            addresses |= passed
+        return addresses

@@ -58,15 +58,15 @@ def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None
     source, where = source.expanduser(), shown(str(source))
     if not os.path.exists(source):
         raise BadInput(f"no file or folder {where}", code="no-file", next_step="check the path of --nic-source")
-    found = tuple(_on_disk(source, Budget(), skipped=skipped))
-    if not found:
+    releases = tuple(_on_disk(source, Budget(), skipped=skipped))
+    if not releases:
         raise BadInput(
             f"no release of libbnxt_re in {where}",
             code="no-library",
             cause="looked for libbnxt_re-A.B.C.D.tar.gz in it, in its folders and in the archives inside them",
             next_step="name the vendor's bundle (bcm*.zip) or the library's own tarball with --nic-source",
         )
-    return found
+    return releases
 
 
 def find_usual(
@@ -74,15 +74,15 @@ def find_usual(
 ) -> tuple[VendorRelease, ...]:
     """Releases in what is called as Broadcom calls it, directly in one of `folders`; `skipped` is told what can't be
     read there."""
-    found: list[VendorRelease] = []
+    releases: list[VendorRelease] = []
     for folder in folders:
         for path in _children(Path(folder).expanduser(), strict=False):
             if VENDOR.match(path.name):
                 try:
-                    found += _on_disk(path, Budget())
+                    releases += _on_disk(path, Budget())
                 except BadInput as error:
                     skipped(error)
-    return tuple(found)
+    return tuple(releases)
 
 
 def pick(releases: Iterable[VendorRelease], wanted: str | None, accept: str | None = None) -> VendorRelease:

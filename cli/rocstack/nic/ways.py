@@ -173,8 +173,10 @@ def _made(nic: NicProfile, place: str, name: str, abi: int | None, release: str 
         kernel_abi=abi,
         packages=way.packages,
     )
-    told = source.kernel_abi if isinstance(source, VendorRelease) else None
-    supports = (told, told) if told is not None else bounds(way.kernel_abi) if way.kernel_abi else None
+    release_abi = source.kernel_abi if isinstance(source, VendorRelease) else None
+    supports = (
+        (release_abi, release_abi) if release_abi is not None else bounds(way.kernel_abi) if way.kernel_abi else None
+    )
     return _Made(provider, {f"nic/{place}/{source.name}": source.data} if source else {}, supports)
 
 
@@ -215,7 +217,7 @@ def _none(nic: NicProfile, abi: int, offer: Offer, packaged: Sequence[str]) -> B
 
 
 def _has(nic: NicProfile, name: str, release: str | None, offer: Offer) -> bool:
-    return any(found.kind == "source" and found.version == release for found in offer.releases())
+    return any(each.kind == "source" and each.version == release for each in offer.releases())
 
 
 def _met(way: Way, versions: Mapping[str, str]) -> bool:

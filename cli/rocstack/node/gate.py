@@ -127,10 +127,11 @@ def _reasons(image: ImageFacts, node: NodeProfile) -> list[GateFinding]:
         return [
             GateFinding(UNKNOWN, f"there may be RDMA devices that could not be read: {unseen}", "probe again as root")
         ]
-    devices, unsure = candidates(image, node)
-    strangers = [device.name for device in unsure]
-    if strangers:
-        unread = [GateFinding(UNKNOWN, f"the driver of {', '.join(strangers)} could not be read")]
+    devices, undriven = candidates(image, node)
+    if undriven:
+        unread = [
+            GateFinding(UNKNOWN, f"the driver of {', '.join(device.name for device in undriven)} could not be read")
+        ]
     else:
         unread = [] if devices else [_no_device(image, node)]
     return [*unread, *_missing_device_nodes(devices), *_abi_reasons(image, node, devices)]
@@ -231,8 +232,8 @@ def _provider_reasons(image: ImageFacts, node: NodeProfile, abi: int) -> list[Ga
     if len(drivers) != 1 or "" in drivers:
         return [GateFinding(UNKNOWN, "the image does not say which provider it holds", REBUILD)]
     findings: list[GateFinding] = []
-    there = [_from_host(provider, image, node, findings) for provider in image.providers]
-    known = [provider for provider in there if provider is not None]
+    providers = [_from_host(provider, image, node, findings) for provider in image.providers]
+    known = [provider for provider in providers if provider is not None]
     return [*findings, _choose(image, known, abi)] if known else findings
 
 
@@ -245,7 +246,7 @@ def _choose(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> 
     chosen, (low, high) = min(holding, key=lambda item: item[0].place != f"abi-{abi}")
     same = [p for p in image.providers if p.place == chosen.place or p.path == chosen.path]
     if len(image.providers) > 1 and (len(same) > 1 or not chosen.place or not chosen.path):
-        return GateFinding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not told", REBUILD)
+        return GateFinding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not known", REBUILD)
     if image.private_abi is None or chosen.private_abi is None:
         return GateFinding(
             UNKNOWN, f"the private ABI of {_owner(chosen)} or of the image's libibverbs could not be read"

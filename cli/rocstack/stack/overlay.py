@@ -136,6 +136,6 @@ def _change(doc: document.Document, key: str, value: Any) -> OverlayChange:
         packages = _PACKAGES.validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        told = first["msg"].removeprefix("Value error, ") if first["loc"] else "must be a list of packages: [a, b]"
-        raise BadInput(f"{key}: {told}", code="bad-value", where=doc.where((key, *first["loc"]))) from None
+        problem = first["msg"].removeprefix("Value error, ") if first["loc"] else "must be a list of packages: [a, b]"
+        raise BadInput(f"{key}: {problem}", code="bad-value", where=doc.where((key, *first["loc"]))) from None
     return OverlayChange(match["component"].replace("_", "-"), match["list"], match["op"], packages, where)

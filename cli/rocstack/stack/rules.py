@@ -25,8 +25,8 @@ def _is_spec(text: str) -> bool:
     return text[:1] in "<>=~" or text.startswith("!=")
 
 
-def _condition(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
-    alternatives = (wanted,) if isinstance(wanted, str) else wanted
+def _condition(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
+    alternatives = (conditions,) if isinstance(conditions, str) else conditions
     for text in alternatives:
         if _is_spec(text):
             try:
@@ -127,8 +127,8 @@ def _judge(rule: Rule, facts: Mapping[str, object]) -> RuleVerdict:
         return RuleVerdict(rule=rule, state="does not apply", text=why)
     holds, decided = _all(rule.need, facts, all)
     if rule.same:
-        agree, told = _same(rule.same, facts)
-        holds, decided = _both((holds, decided) if rule.need else (True, ""), (agree, told))
+        agree, reason = _same(rule.same, facts)
+        holds, decided = _both((holds, decided) if rule.need else (True, ""), (agree, reason))
     if applies is None:
         return RuleVerdict(rule=rule, state="unknown", text=f"whether it applies: {why}")
     state: RuleState = "unknown" if holds is None else "holds" if holds else "broken"
@@ -142,8 +142,8 @@ def _all(
 ) -> tuple[Truth, str]:
     """Whether all conditions are met; the text is of those that decided it."""
     answer: tuple[Truth, str] = (True, "")
-    for name, wanted in conditions.items():
-        answer = _both(answer, _meets(name, facts.get(name), _condition(wanted), items))
+    for name, alternatives in conditions.items():
+        answer = _both(answer, _meets(name, facts.get(name), _condition(alternatives), items))
     return answer
 
 
@@ -156,27 +156,29 @@ def _both(first: tuple[Truth, str], second: tuple[Truth, str]) -> tuple[Truth, s
     return True, "; ".join(text for _, text in (first, second) if text)
 
 
-def _meets(name: str, fact: object, wanted: tuple[str, ...], items: Callable[[list[bool]], bool]) -> tuple[Truth, str]:
+def _meets(
+    name: str, fact: object, alternatives: tuple[str, ...], items: Callable[[list[bool]], bool]
+) -> tuple[Truth, str]:
     values = list(fact) if isinstance(fact, list | tuple) else [fact]
     answers: list[bool] = []
     for value in values:
-        answer = _matches(value, wanted)
+        answer = _matches(value, alternatives)
         if answer is None:
             return None, f"{name} is not known" if fact is None else f"{name} {value!r} can't be compared"
         answers.append(answer)
-    said = ", ".join(str(value) for value in values) or "(none)"
+    shown = ", ".join(str(value) for value in values) or "(none)"
     met = items(answers)
-    if any(_is_spec(text) for text in wanted):
-        return met, f"{name} {said} is {'within' if met else 'outside'} {' or '.join(wanted)}"
-    words = [text for text in wanted if not text.startswith("!")]
-    return met, f"{name} is {said}" + (f", not {' or '.join(words)}" if words and not met else "")
+    if any(_is_spec(text) for text in alternatives):
+        return met, f"{name} {shown} is {'within' if met else 'outside'} {' or '.join(alternatives)}"
+    words = [text for text in alternatives if not text.startswith("!")]
+    return met, f"{name} is {shown}" + (f", not {' or '.join(words)}" if words and not met else "")
 
 
-def _matches(value: object, wanted: tuple[str, ...]) -> Truth:
+def _matches(value: object, alternatives: tuple[str, ...]) -> Truth:
     if not isinstance(value, str) or not value:
         return None
-    specs = [text for text in wanted if _is_spec(text)]
-    words = [text for text in wanted if not _is_spec(text)]
+    specs = [text for text in alternatives if _is_spec(text)]
+    words = [text for text in alternatives if not _is_spec(text)]
     if any(value != word[1:] if word.startswith("!") else value == word for word in words):
         return True
     if not specs:
@@ -194,8 +196,8 @@ def _same(names: tuple[str, str], facts: Mapping[str, object]) -> tuple[Truth, s
             return None, f"{name} is not known"
         known.append(version)
     same = known[0].release[:2] == known[1].release[:2]
-    said = " and ".join(f"{name} {facts[name]}" for name in names)
-    return same, f"{said} are {'' if same else 'not '}of one series"
+    shown = " and ".join(f"{name} {facts[name]}" for name in names)
+    return same, f"{shown} are {'' if same else 'not '}of one series"
 
 
 def upstream(text: str) -> Version | None:

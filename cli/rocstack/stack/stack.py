@@ -176,11 +176,11 @@ def folders(overlay: Path | None) -> list[Path]:
 
 def names(overlay: Path | None = None) -> dict[str, Path]:
     """Every known stack and its file."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in folders(overlay):
         for file in sorted(folder.glob("*.yml")):
-            found.setdefault(file.stem, file)
-    return dict(sorted(found.items()))
+            files.setdefault(file.stem, file)
+    return dict(sorted(files.items()))
 
 
 def name_of(text: str) -> str:

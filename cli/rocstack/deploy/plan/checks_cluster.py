@@ -84,10 +84,10 @@ def name_unknown(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 @node_rule
 def name_elsewhere(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    found, address = _control_is(node, scope), scope.address(scope.inventory.control.name)
+    resolved, address = _control_is(node, scope), scope.address(scope.inventory.control.name)
     own = {each.address.partition("/")[0] for each in scope.control.profile.addresses} if scope.control else set()
-    if found and own and not {*found} & {address, *own} and _is_address(address):
-        yield {"name": scope.inventory.control.name, "found": ", ".join(found), "address": address}
+    if resolved and own and not {*resolved} & {address, *own} and _is_address(address):
+        yield {"name": scope.inventory.control.name, "resolved": ", ".join(resolved), "address": address}
 
 
 def _is_address(text: str) -> bool:

@@ -85,8 +85,8 @@ def gfx_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 
 def _labels(scope: Scope, key: str) -> tuple[str, str]:
-    found = {role: image.labels.get(LABEL_PREFIX + key, "") for role, image in scope.images.items()}
-    return found.get("worker", ""), found.get("control", "")
+    values = {role: image.labels.get(LABEL_PREFIX + key, "") for role, image in scope.images.items()}
+    return values.get("worker", ""), values.get("control", "")
 
 
 @cluster_rule
@@ -128,11 +128,15 @@ def images_differ(scope: Scope) -> Iterator[Values]:
 
 @cluster_rule
 def not_verified(scope: Scope) -> Iterator[Values]:
-    wanted = scope.require
+    level_required = scope.require
     virtual = all(node.profile.virtual for node in scope.nodes)
-    if wanted is None or any(each.holds(wanted, virtual) for each in scope.proved):
+    if level_required is None or any(each.holds(level_required, virtual) for each in scope.proved):
         return
     best = max(scope.proved, key=lambda each: (each.holds(each.level, virtual), each.level), default=None)
-    where = "virtual nodes (`rocstack local up`)" if virtual or wanted < HARDWARE else "a test cluster with such nodes"
+    where = (
+        "virtual nodes (`rocstack local up`)"
+        if virtual or level_required < HARDWARE
+        else "a test cluster with such nodes"
+    )
     level: Values = {} if scope.insist else {"level": "warning"}
-    yield {"wanted": wanted, "passed": best.text if best else "none", "where": where, **level}
+    yield {"required": level_required, "passed": best.text if best else "none", "where": where, **level}

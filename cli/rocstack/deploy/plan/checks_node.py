@@ -50,13 +50,13 @@ def engine_rootless(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 
 def missing(node: NodeFacts, scope: Scope) -> float:
-    """Bytes that the wanted images take on the node, unpacked; layers that are there, or in both images, count not."""
-    there = {image.id for image in node.images}
+    """Bytes that the images take on the node, unpacked. Layers that it has don't count; shared ones count once."""
+    present = {image.id for image in node.images}
     layers = {layer for image in node.images for layer in image.layers}
     total = 0.0
     for role in scope.roles(node):
         image = scope.images.get(role)
-        if image is None or image.id in there:
+        if image is None or image.id in present:
             continue
         lacking = [layer for layer in image.layers if layer not in layers]
         known = all(layer in scope.layer_bytes for layer in lacking)

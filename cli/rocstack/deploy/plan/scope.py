@@ -55,8 +55,8 @@ class Scope:
     def address(self, name: str) -> str:
         """By which the other nodes reach it."""
         host = next(host for host in self.inventory.nodes if host.name == name)
-        found = next((node for node in self.nodes if node.name == name), None)
-        return addresses.node_address(host.variables, name, found.profile) if found else host.address
+        facts = next((node for node in self.nodes if node.name == name), None)
+        return addresses.node_address(host.variables, name, facts.profile) if facts else host.address
 
 
 # A rule has the name of its entry in images/findings and yields the values that the entry's sentences show. `level`

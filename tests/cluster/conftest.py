@@ -29,7 +29,7 @@ def in_jobs(evidence: Evidence, cluster: Any, cluster_evidence: ClusterEvidence)
     def fetch() -> dict[str, Any]:
         cluster.allocated()
         names = sorted({name for env in cluster_evidence.fabric.values() for name in env})
-        step = cluster.slurm.python(PROGRAMS / "worker.py", *names, seconds=60, alone=True)
+        step = cluster.slurm.python(PROGRAMS / "worker.py", *names, seconds=60, independent=True)
         return {answer["node"]: answer for answer in step.expect("the look at each worker")}
 
     return evidence.parsed("in_jobs", answers.IN_JOBS, fetch)
@@ -53,7 +53,7 @@ def in_containers(evidence: Evidence, cluster: Any) -> dict[str, ContainerAnswer
 
     def fetch() -> Any:
         names = [host.name for host in cluster.state.inventory.workers]
-        return cluster.python(PROGRAMS / "container.py", seconds=90, inside=True, arguments=names)
+        return cluster.python(PROGRAMS / "container.py", seconds=90, in_worker=True, arguments=names)
 
     return evidence.parsed("in_containers", answers.IN_CONTAINERS, fetch)
 
@@ -67,8 +67,8 @@ def controller(evidence: Evidence, cluster: Any) -> ControllerAnswer:
     """
 
     def fetch() -> Any:
-        said = cluster.python(PROGRAMS / "controller.py", [cluster.control], arguments=[cluster.slurm.name])
-        return said[cluster.control]
+        answers_of = cluster.python(PROGRAMS / "controller.py", [cluster.control], arguments=[cluster.slurm.name])
+        return answers_of[cluster.control]
 
     answer = evidence.parsed("controller", answers.CONTROLLER, fetch)
     if isinstance(answer, NoAnswer):

@@ -33,14 +33,14 @@ def bad(line: str) -> bool:
 
 def before_up(lines: Iterable[str]) -> list[str]:
     """Of those about links that are down: what comes before they are up for the first time, as on every start."""
-    found: list[str] = []
+    early: list[str] = []
     waiting: dict[str, list[str]] = {}
     seen: set[str] = set()  # up
     for line in lines:
         link = LINK.search(line)
         if link and link["state"].lower() == "up":
             seen.add(link["port"])
-            found += waiting.pop(link["port"], [])
+            early += waiting.pop(link["port"], [])
         elif link and link["port"] not in seen:
             waiting.setdefault(link["port"], []).append(line)
-    return found
+    return early

@@ -34,9 +34,9 @@ def judge(
             record.skipped(node.name, "its profile was not read")
             continue
         seen = part(node.profile)
-        found = [known()[name].filled("what", values) for name in names for values in RULES[name](seen)]
-        if found:
-            record.failed(node.name, "; ".join(found), value(seen), wanted=wanted)
+        problems = [known()[name].filled("what", values) for name in names for values in RULES[name](seen)]
+        if problems:
+            record.failed(node.name, "; ".join(problems), value(seen), wanted=wanted)
         elif value(seen) is None:
             record.skipped(node.name, unread, wanted=wanted)
         else:
@@ -67,15 +67,15 @@ def readable(record: Recorder, rows: Mapping[str, Any], key: str) -> list[tuple[
 
 def answers(record: Recorder, rows: Mapping[str, Any]) -> list[tuple[CheckedNode, Any]]:
     """The nodes with their answers; those that gave none fail, as nothing is known to be right there."""
-    given = []
+    answered = []
     for node in record.nodes:
         row = rows.get(node.name, NoAnswer(error="no answer"))
         error = row.error if isinstance(row, NoAnswer) else row.get("error") if isinstance(row, Mapping) else None
         if error is not None:
             record.failed(node.name, f"could not be inspected: {error}")
         else:
-            given.append((node, row))
-    return given
+            answered.append((node, row))
+    return answered
 
 
 def profiles(record: Recorder) -> list[tuple[CheckedNode, NodeProfile]]:

@@ -24,8 +24,8 @@ GROWTH = 2.0  # that the largest size must be faster than the smallest
 
 @pytest.fixture(scope="session")
 def summed(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> dict[str, Any]:
-    found: dict[str, Any] = evidence.take("collective_performance", lambda: performance.collectives(cluster, tools))
-    return found
+    results: dict[str, Any] = evidence.take("collective_performance", lambda: performance.collectives(cluster, tools))
+    return results
 
 
 @check(
@@ -56,12 +56,12 @@ def by_rccl_tests(record: Recorder, summed: Mapping[str, Any]) -> None:
     gpus, nodes = summed["gpus"], summed["nodes"]
     series, judged = [], entire(record, nodes, gpus)
     for node in nodes:
-        said = summed["each"].get(node, {}).get(performance.RCCL)
-        points = one(record, node, said, gpus, judged)
+        run = summed["each"].get(node, {}).get(performance.RCCL)
+        points = one(record, node, run, gpus, judged)
         wanted = line(record, QUANTITY, [node]) if judged else None
         series.append({"name": f"all_reduce, {gpus} GPUs of {node}", "points": points, "threshold": wanted})
-    for tool, said in summed["all"].items():
-        points = one(record, "", said, gpus * len(nodes), judged, tool)
+    for tool, run in summed["all"].items():
+        points = one(record, "", run, gpus * len(nodes), judged, tool)
         name = f"{tool.removesuffix('_perf')}, {gpus * len(nodes)} GPUs on {len(nodes)} nodes"
         wanted = line(record, performance.OTHERS.get(tool, QUANTITY), nodes) if judged else None
         series.append({"name": name, "points": points, "threshold": wanted})
@@ -71,36 +71,40 @@ def by_rccl_tests(record: Recorder, summed: Mapping[str, Any]) -> None:
 def one(
     record: Recorder,
     node: str,
-    said: Mapping[str, Any] | None,
+    run: Mapping[str, Any] | None,
     ranks: int,
     judged: bool,
     tool: str = performance.RCCL,
 ) -> list[list[float]]:
     """Judges one run of rccl-tests; its points."""
-    if said is None:
+    if run is None:
         record.failed(node, f"{tool} gave no answer")
         return []
     try:
-        found = rccl.parse(said["out"], tool)
+        output = rccl.parse(run["out"], tool)
     except CheckFailed as error:
-        record.failed(node, error.what, evidence=said["out"])
+        record.failed(node, error.what, evidence=run["out"])
         return []
-    last = found.rows[-1]
-    evidence = f"{tool} {found.tests}, RCCL {found.library}: {last.size} bytes in {last.outside.us:g} us"
-    if ways := ways_of(said["out"]):
+    last = output.rows[-1]
+    evidence = f"{tool} {output.tests}, RCCL {output.library}: {last.size} bytes in {last.out_of_place.us:g} us"
+    if ways := ways_of(run["out"]):
         evidence += f"\nbetween nodes via {ways}"
-    if said["code"]:
-        record.failed(node, f"{tool} ended with {said['code']}", evidence=said["out"])
-    if found.wrong:
-        record.failed(node, f"{found.wrong} elements are wrong", found.wrong, "elements", wanted="0", evidence=evidence)
-    if found.ranks and found.ranks != ranks:
-        record.failed(node, f"{found.ranks} ranks took part, not {ranks}: is it built with MPI?", found.ranks, "ranks")
-    quantity, busbw = performance.OTHERS.get(tool, QUANTITY), found.busbw(BIG)
+    if run["code"]:
+        record.failed(node, f"{tool} ended with {run['code']}", evidence=run["out"])
+    if output.wrong:
+        record.failed(
+            node, f"{output.wrong} elements are wrong", output.wrong, "elements", wanted="0", evidence=evidence
+        )
+    if output.ranks and output.ranks != ranks:
+        record.failed(
+            node, f"{output.ranks} ranks took part, not {ranks}: is it built with MPI?", output.ranks, "ranks"
+        )
+    quantity, busbw = performance.OTHERS.get(tool, QUANTITY), output.busbw(BIG)
     if judged or busbw is None:
         record.judge(node, busbw, quantity, evidence=evidence)
     else:
         record.measured(node, busbw, "GB/s", evidence=evidence)
-    return found.points
+    return output.points
 
 
 def entire(record: Recorder, names: Collection[str], gpus: int) -> bool:
@@ -119,13 +123,13 @@ def by_our_benchmark(record: Recorder, summed: Mapping[str, Any]) -> None:
     """Between CPUs nothing is known to judge the bandwidth by, and between GPUs only that of the largest sums; but sums
     must be right, and large ones go faster."""
     rows = []
-    for said in (summed, *([summed["big"]] if "big" in summed else [])):
-        start = said["out"].find("{")
+    for run in (summed, *([summed["big"]] if "big" in summed else [])):
+        start = run["out"].find("{")
         try:
-            rows += json.loads(said["out"][max(start, 0) :])["rows"]
+            rows += json.loads(run["out"][max(start, 0) :])["rows"]
         except (ValueError, KeyError):
-            why = f"the benchmark ended with {said['code']}: {said['said'] or 'it said nothing'}"
-            record.failed("", why, evidence=said["out"])
+            why = f"the benchmark ended with {run['code']}: {run['said'] or 'it printed nothing'}"
+            record.failed("", why, evidence=run["out"])
             return
     nodes = summed["nodes"]
     by = "RCCL, GPUs" if summed["gpus"] else "gloo, CPU"

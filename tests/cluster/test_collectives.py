@@ -20,8 +20,8 @@ from rocstack.verify.recorder import Recorder
 @pytest.fixture(scope="session")
 def collectives(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> Mapping[str, Any]:
     """What rccl-tests said of each collective, checked by itself."""
-    found: Mapping[str, Any] = evidence.take("rccl", lambda: functional(cluster, tools))
-    return found
+    results: Mapping[str, Any] = evidence.take("rccl", lambda: functional(cluster, tools))
+    return results
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +29,8 @@ def trained(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> Mapp
     """As test_training.py has it."""
     if not all("rocstack-train" in names for names in tools.values()):
         return {"answers": [], "left_out": "no rocstack-train in the image", "kind": "no-tool"}
-    found: Mapping[str, Any] = evidence.take("training_gpus", lambda: training.on_gpus(cluster))
-    return found
+    results: Mapping[str, Any] = evidence.take("training_gpus", lambda: training.on_gpus(cluster))
+    return results
 
 
 @check(
@@ -51,27 +51,27 @@ def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> N
     if not collectives["runs"]:
         record.skipped("", "no node with GPUs was free as a whole")
     ranks = collectives["gpus"] * len(collectives["nodes"])
-    for tool, said in collectives["runs"].items():
+    for tool, run in collectives["runs"].items():
         try:
-            found = rccl.parse(said["out"], tool)
+            output = rccl.parse(run["out"], tool)
         except CheckFailed as error:
-            record.failed("", error.what, evidence=said["out"])
+            record.failed("", error.what, evidence=run["out"])
             continue
-        timings = [(row, timing) for row in found.rows for timing in (row.outside, row.inside)]
+        timings = [(row, timing) for row in output.rows for timing in (row.out_of_place, row.in_place)]
         wrong = [row for row, timing in timings if timing.wrong]
         unchecked = all(timing.wrong is None for _, timing in timings)
         right = len(timings) - len(wrong)
-        why = f"{tool}: {found.wrong} elements of {found.out_of_bounds or len(wrong)} results are wrong"
+        why = f"{tool}: {output.wrong} elements of {output.out_of_bounds or len(wrong)} results are wrong"
         if wrong:
             why += f", first with {wrong[0].size} bytes of {wrong[0].dtype} {wrong[0].redop}"
-        if said["code"] and not found.wrong:
-            record.failed("", f"{tool} ended with {said['code']}", right, "results", evidence=said["out"])
+        if run["code"] and not output.wrong:
+            record.failed("", f"{tool} ended with {run['code']}", right, "results", evidence=run["out"])
         elif unchecked:
-            record.failed("", f"{tool} compared nothing", evidence=said["out"])
-        elif found.ranks and found.ranks != ranks:
-            record.failed("", f"{tool}: {found.ranks} ranks took part, not {ranks}", found.ranks, "ranks")
-        elif found.wrong:
-            record.failed("", why, right, "results", evidence=said["out"])
+            record.failed("", f"{tool} compared nothing", evidence=run["out"])
+        elif output.ranks and output.ranks != ranks:
+            record.failed("", f"{tool}: {output.ranks} ranks took part, not {ranks}", output.ranks, "ranks")
+        elif output.wrong:
+            record.failed("", why, right, "results", evidence=run["out"])
         else:
             record.passed("", right, "results", wanted=f"{len(timings)} results", evidence=f"{tool}, {ranks} ranks")
 
@@ -97,29 +97,29 @@ def test_transport(
     """By what RCCL says in training and in rccl-tests, of which an image may have none. Whether they pass host
     memory is said and not judged: no source says which channels of a healthy node don't."""
     unfit = {why for node in record.nodes if (why := not_for(cluster_evidence, node))}
-    said = {name: run["out"] for name, run in collectives["runs"].items() if name == "all_reduce_perf"}
+    texts = {name: run["out"] for name, run in collectives["runs"].items() if name == "all_reduce_perf"}
     rows = [row for row in trained["answers"] if row["run"] == "all"]
     if any(row["code"] == 0 for row in rows):
-        said["training"] = "\n".join(line for row in rows for line in row.get("rccl", ()))
-    if unfit or not said:
+        texts["training"] = "\n".join(line for row in rows for line in row.get("rccl", ()))
+    if unfit or not texts:
         why = next(iter(sorted(unfit)), "")
         kind = "" if why else trained.get("kind", "")
         record.skipped("", why or trained.get("left_out") or "nothing was summed between nodes", kind)
         return
     nic = cluster_evidence.labels["io.rocstack.nic"]
-    for name, text in said.items():
+    for name, text in texts.items():
         try:
-            found = rccl.parse_transport(text)
+            output = rccl.parse_transport(text)
         except CheckFailed as error:
             record.failed("", f"{name}: {error.what}", evidence=text)
             continue
-        networks = ", ".join(found.net or found.networks)
-        evidence = f"{name}, RCCL {found.version}: {', '.join(found.ways) or networks}"
+        networks = ", ".join(output.net or output.networks)
+        evidence = f"{name}, RCCL {output.version}: {', '.join(output.ways) or networks}"
         wanted = f"NET/{WAYS.get(nic, IB)}"
-        if wrong := astray(found, nic):
+        if wrong := astray(output, nic):
             record.failed("", f"{', '.join(wrong)}, not {wanted}", networks, wanted=wanted, evidence=evidence)
             continue
         record.passed("", networks, wanted=wanted, evidence=evidence)
-        if channels := sum(found.ways[way] for way in found.net):
-            part = "directly" if found.direct == channels else "partly directly" if found.direct else "by host memory"
+        if channels := sum(output.ways[way] for way in output.net):
+            part = "directly" if output.direct == channels else "partly directly" if output.direct else "by host memory"
             record.measured("", f"GPU memory to NIC {part}", evidence=evidence)

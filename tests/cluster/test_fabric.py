@@ -91,8 +91,8 @@ def _times(names: dict[str, set[str]]) -> Any:
 )
 def test_nic_ports(record: Recorder) -> None:
     def ports(profile: NodeProfile) -> str | None:
-        found = [port.state for _, port in data_ports(profile)]
-        return None if None in found or not found else f"{found.count('ACTIVE')} of {len(found)} active"
+        states_of = [port.state for _, port in data_ports(profile)]
+        return None if None in states_of or not states_of else f"{states_of.count('ACTIVE')} of {len(states_of)} active"
 
     states.judge(record, ("port-down", "no-rdma-device"), ports, wanted="all ACTIVE, LinkUp")
 
@@ -179,8 +179,8 @@ def test_nic_pcie(record: Recorder) -> None:
 )
 def test_nic_firmware(record: Recorder) -> None:
     def firmware(profile: NodeProfile) -> str | None:
-        found = {f"{nic.nic} {nic.device}: {nic.firmware}" for nic in profile.nics if nic.nic and nic.firmware}
-        return states.listed(found) or None
+        texts = {f"{nic.nic} {nic.device}: {nic.firmware}" for nic in profile.nics if nic.nic and nic.firmware}
+        return states.listed(texts) or None
 
     states.equal(record, "the firmware", firmware)
     for node, profile in profiles(record):
@@ -270,16 +270,16 @@ def test_arp(record: Recorder) -> None:
     more = {"wanted": "a subnet for each port, or arp_ignore 2, arp_announce 1, rp_filter 2"}
     for node, profile in profiles(record):
         shared = _shared(profile)
-        found = {name: profile.sysctl.get(f"net.ipv4.conf.all.{name}") for name in ARP}
-        text = ", ".join(f"{name} {value}" for name, value in found.items() if value is not None)
-        wrong = [f"{name} {found[name]}" for name, good in ARP.items() if found[name] not in (None, *good)]
+        settings = {name: profile.sysctl.get(f"net.ipv4.conf.all.{name}") for name in ARP}
+        text = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+        wrong = [f"{name} {settings[name]}" for name, good in ARP.items() if settings[name] not in (None, *good)]
         if shared is None:
             record.skipped(node.name, "no address of an active RoCE port", **more)
         elif not shared:
             record.passed(node.name, "a subnet for each port", evidence=text, **more)
         elif wrong:
             record.failed(node.name, f"{listed(shared)} share a subnet, with {', '.join(wrong)}", text, **more)
-        elif None in found.values():
+        elif None in settings.values():
             record.skipped(node.name, f"{listed(shared)} share a subnet, and the settings could not be read", **more)
         else:
             record.passed(node.name, text, **more)

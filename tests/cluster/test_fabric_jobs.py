@@ -33,16 +33,16 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_eviden
     """An image for other cards, or for none, has no library for these and need not."""
     image = cluster_evidence.labels.get(f"{OWN}nic", "")
     seen = {node.name: profile for node, profile in profiles(record)}
-    for node, said in readable(record, gpu_jobs, "all"):
+    for node, answer in readable(record, gpu_jobs, "all"):
         wanted = {nic.verbs for nic in seen[node.name].nics if nic.nic == image and nic.verbs}
         if not wanted:
             of = "has no RDMA" if image in ("", TCP) else f"is for {image} cards, which the node has not"
             record.skipped(node.name, f"the image {of}")
-        elif said.get("rdma") is None:
-            why = said.get("error")
+        elif answer.get("rdma") is None:
+            why = answer.get("error")
             record.skipped(node.name, why or "no ibv_devices in the image", "" if why else "no-tool")
         else:
-            lacking = sorted(wanted - set(said["rdma"]))
+            lacking = sorted(wanted - set(answer["rdma"]))
             number = len(wanted) - len(lacking)
             record.equal(node.name, number, len(wanted), "devices", why=f"a job does not see {listed(lacking)}")
 

@@ -56,15 +56,15 @@ def test_gres(record: Recorder, controller: ControllerAnswer) -> None:
     source=LAMINI,
 )
 def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: ControllerAnswer) -> None:
-    given = {row.name: sum(gres(row.gres or "").values()) for row in controller.nodes}
+    counted = {row.name: sum(gres(row.gres or "").values()) for row in controller.nodes}
     for node, text in readable(record, gpu_jobs, "detected"):
         lines = [line for line in text.splitlines() if "Gres Name=gpu" in line]
-        found = sum(int(line.partition("Count=")[2].split()[0]) for line in lines if "Count=" in line)
-        least, more = given.get(node.name, 0), {"evidence": "\n".join(lines) or text}
-        if found and found >= least:
-            record.passed(node.name, found, "GPUs", wanted=f"{least} GPUs", **more)
+        count = sum(int(line.partition("Count=")[2].split()[0]) for line in lines if "Count=" in line)
+        least, more = counted.get(node.name, 0), {"evidence": "\n".join(lines) or text}
+        if count and count >= least:
+            record.passed(node.name, count, "GPUs", wanted=f"{least} GPUs", **more)
         else:
-            record.failed(node.name, f"{found} of {least} GPUs", found, "GPUs", wanted=f"{least} GPUs", **more)
+            record.failed(node.name, f"{count} of {least} GPUs", count, "GPUs", wanted=f"{least} GPUs", **more)
 
 
 @check(
@@ -78,13 +78,13 @@ def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: Con
     source="Slurm, gres.conf(5), Flags=amd_gpu_env; ROCm documentation, GPU isolation",
 )
 def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
-    for node, said in readable(record, gpu_jobs, "one"):
-        if "error" in said:
-            why = f"no job with a GPU ran there: {said['error']}"
-            record.skipped(node.name, why) if BUSY in said["error"] else record.failed(node.name, why)
+    for node, answer in readable(record, gpu_jobs, "one"):
+        if "error" in answer:
+            why = f"no job with a GPU ran there: {answer['error']}"
+            record.skipped(node.name, why) if BUSY in answer["error"] else record.failed(node.name, why)
             continue
-        own = said["env"].get("ROCR_VISIBLE_DEVICES")
-        others = sorted(set(said["env"]) - {"ROCR_VISIBLE_DEVICES"})
+        own = answer["env"].get("ROCR_VISIBLE_DEVICES")
+        others = sorted(set(answer["env"]) - {"ROCR_VISIBLE_DEVICES"})
         value = len(own.split(",")) if own else None
         if others:
             record.failed(node.name, f"{', '.join(others)} is set, too", value, "GPUs", wanted="1 GPU")
@@ -109,8 +109,8 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 )
 def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: ControllerAnswer) -> None:
     settings = controller.settings
-    for node, said in _answers(record, gpu_jobs, "one"):
-        seen = {path: why for path, why in said.get("devices", {}).items() if "renderD" in path}
+    for node, answer in _answers(record, gpu_jobs, "one"):
+        seen = {path: why for path, why in answer.get("devices", {}).items() if "renderD" in path}
         can = sorted(path for path, why in seen.items() if not why or (node.virtual and why in HARMLESS))
         without = "" if "cgroup" in settings.get("TaskPlugin", "") else "Slurm does without cgroups here"
         if without and node.virtual:
@@ -134,10 +134,10 @@ def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: 
 )
 def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
     seen = {node.name: profile for node, profile in profiles(record)}
-    for node, said in _answers(record, gpu_jobs, "all", failing=True):
+    for node, answer in _answers(record, gpu_jobs, "all", failing=True):
         wanted = ["/dev/kfd", *(f"/dev/dri/renderD{g.render_minor}" for g in seen[node.name].gpus if g.render_minor)]
         good = ("", *HARMLESS) if node.virtual else ("",)
-        bad = {path: said["devices"].get(path, "not there") for path in wanted}
+        bad = {path: answer["devices"].get(path, "not there") for path in wanted}
         bad = {path: why for path, why in bad.items() if why not in good}
         texts = [f"{path}: {why}" for path, why in bad.items()]
         why = f"{texts[0]}{f' and {len(texts) - 1} more' if len(texts) > 1 else ''}" if texts else ""
@@ -156,14 +156,14 @@ def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 )
 def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
     seen = {node.name: profile for node, profile in profiles(record)}
-    for node, said in _answers(record, gpu_jobs, "all"):
+    for node, answer in _answers(record, gpu_jobs, "all"):
         pcis = {gpu.pci for gpu in seen[node.name].gpus}
-        counts = {"rocm-smi": said["smi"] and len(said["smi"]["cards"])}
-        counts["lspci"] = None if said["lspci"] is None else len(pcis & set(said["lspci"]))
+        counts = {"rocm-smi": answer["smi"] and len(answer["smi"]["cards"])}
+        counts["lspci"] = None if answer["lspci"] is None else len(pcis & set(answer["lspci"]))
         if not node.virtual:  # nothing computes there
-            counts["rocminfo"] = said["agents"]
+            counts["rocminfo"] = answer["agents"]
             try:
-                counts["amd-smi"] = _listed((said.get("amd_smi") or {}).get("list"))
+                counts["amd-smi"] = _listed((answer.get("amd_smi") or {}).get("list"))
             except CheckFailed as error:
                 record.failed(node.name, error.what)
         known = {tool: count for tool, count in counts.items() if count is not None}
@@ -190,8 +190,8 @@ def _listed(text: str | None) -> int | None:
     source="AMD-AGI/Primus, node smoke",
 )
 def test_smi_seconds(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
-    for node, said in _answers(record, gpu_jobs, "all"):
-        record.judge(node.name, said["smi"] and said["smi"]["seconds"], "smi-seconds")
+    for node, answer in _answers(record, gpu_jobs, "all"):
+        record.judge(node.name, answer["smi"] and answer["smi"]["seconds"], "smi-seconds")
 
 
 def _answers(
@@ -199,11 +199,11 @@ def _answers(
 ) -> list[tuple[CheckedNode, Any]]:
     """Of the jobs that ran. Where none did the nodes are skipped; they fail, once, where it isn't that others have the
     GPUs."""
-    found = []
-    for node, said in readable(record, gpu_jobs, job):
-        if "error" in said:
-            why = f"no job with its GPUs ran there: {said['error']}"
-            record.failed(node.name, why) if failing and BUSY not in said["error"] else record.skipped(node.name, why)
+    ran = []
+    for node, answer in readable(record, gpu_jobs, job):
+        if "error" in answer:
+            why = f"no job with its GPUs ran there: {answer['error']}"
+            record.failed(node.name, why) if failing and BUSY not in answer["error"] else record.skipped(node.name, why)
         else:
-            found.append((node, said))
-    return found
+            ran.append((node, answer))
+    return ran

@@ -44,16 +44,16 @@ def test_gpu_count(record: Recorder, request: Any) -> None:
     sizes = [len(profile.gpus) for _, profile in profiles(record) if profile.gpus]
     usual = max(Counter(sizes).items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))[0]
     for node in record.nodes:
-        found = node.profile.gpus if node.profile else ()
-        wanted = max(usual, len(found)) if found else _known(request, node.name)
+        gpus = node.profile.gpus if node.profile else ()
+        wanted = max(usual, len(gpus)) if gpus else _known(request, node.name)
         if node.profile is None:
             record.failed(node.name, "could not be inspected: its profile was not read")
         elif not wanted:
             record.skipped(node.name, f"no GPU on node {node.name}")
         else:
-            driven = sum(gpu.kfd_node is not None for gpu in found)
-            text = states.listed(gpu.name or gpu.device for gpu in found)
-            why = f"{driven} of {wanted} GPUs: {len(found)} on the PCI bus, {driven} with a driver"
+            driven = sum(gpu.kfd_node is not None for gpu in gpus)
+            text = states.listed(gpu.name or gpu.device for gpu in gpus)
+            why = f"{driven} of {wanted} GPUs: {len(gpus)} on the PCI bus, {driven} with a driver"
             record.equal(node.name, driven, wanted, "GPUs", why=why, evidence=text)
 
 
@@ -136,24 +136,24 @@ def _jobs(record: Recorder, request: Any) -> dict[str, Any]:
 
 def _firmware(record: Recorder, jobs: dict[str, Any]) -> dict[str, dict[str, Firmware]]:
     """Model -> node -> what amd-smi says there. Of a virtual node it knows nothing."""
-    found: dict[str, dict[str, Firmware]] = defaultdict(dict)
+    versions: dict[str, dict[str, Firmware]] = defaultdict(dict)
     for node, profile in profiles(record):
         text = ((jobs.get(node.name, {}).get("all") or {}).get("amd_smi") or {}).get("firmware")
         if node.virtual or text is None:
             continue
         try:
-            said = amd_smi.firmware(text)
+            listed = amd_smi.firmware(text)
         except CheckFailed as error:
             record.failed(node.name, error.what)
             continue
         models = {gpu.name or gpu.device for gpu in profile.gpus}
         if len(models) > 1:
             record.skipped(node.name, "its GPUs are of several models, each with firmware of its own")
-        elif not any(said.values()):
+        elif not any(listed.values()):
             record.skipped(node.name, "amd-smi reports no firmware of any GPU")
         else:
-            found[models.pop()][node.name] = said
-    return found
+            versions[models.pop()][node.name] = listed
+    return versions
 
 
 def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
@@ -163,7 +163,7 @@ def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
         for gpu, named in gpus.items():
             for block, version in named.items():
                 blocks[block].append((node, gpu, version))
-    found: dict[str, list[str]] = {node: [] for node in nodes}
+    differing: dict[str, list[str]] = {node: [] for node in nodes}
     for block, rows in sorted(blocks.items()):
         versions = [version for *_, version in rows]
         usual = max(sorted(set(versions)), key=versions.count)
@@ -173,8 +173,8 @@ def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
                 others[node, version].append(gpu)
         for (node, version), own in others.items():
             which = f"GPU {own[0]}" if len(own) == 1 else f"{len(own)} GPUs"
-            found[node].append(f"{which}: {block} {version}, most have {usual}")
-    return found
+            differing[node].append(f"{which}: {block} {version}, most have {usual}")
+    return differing
 
 
 @check(

@@ -28,8 +28,8 @@ DEPLOY = "run `rocstack deploy INVENTORY`"
 @pytest.fixture(scope="session")
 def seen_secrets(evidence: Any, cluster: Any) -> dict[str, Any]:
     """What programs/secrets.py found on each node."""
-    found: dict[str, Any] = evidence.take("secrets", lambda: cluster.python(PROGRAMS / "secrets.py"))
-    return found
+    rows: dict[str, Any] = evidence.take("secrets", lambda: cluster.python(PROGRAMS / "secrets.py"))
+    return rows
 
 
 @check(
@@ -169,11 +169,11 @@ def test_versions(
         if key.startswith(f"{OWN}component.")
     }
     for node, answer in answers(record, in_containers):
-        found = answer.versions
+        versions = answer.versions
         wrong = [
-            f"{name} {found.get(name, 'not there')}, the label says {version}"
+            f"{name} {versions.get(name, 'not there')}, the label says {version}"
             for name, version in wanted.items()
-            if found.get(name) != version
+            if versions.get(name) != version
         ]
         if wrong:
             record.failed(
@@ -230,9 +230,10 @@ def test_pmix(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAns
     next_step="remove it there, then give the cluster a new key: whoever could read the old one may have it",
 )
 def test_secrets(record: Recorder, seen_secrets: dict[str, Any]) -> None:
-    for node, said in answers(record, seen_secrets):
-        if said["found"]:
-            record.failed(node.name, "; ".join(said["found"][:5]), len(said["found"]), "places", wanted="none")
+    for node, answer in answers(record, seen_secrets):
+        if answer["found"]:
+            record.failed(node.name, "; ".join(answer["found"][:5]), len(answer["found"]), "places", wanted="none")
         else:
-            looked = f"{len(said['secrets'])} secrets looked for in {said['looked']} places and {said['layers']} layers"
-            record.passed(node.name, 0, "places", evidence=looked)
+            places = f"{answer['looked']} places and {answer['layers']} layers"
+            evidence = f"looked for {len(answer['secrets'])} secrets in {places}"
+            record.passed(node.name, 0, "places", evidence=evidence)

@@ -30,26 +30,26 @@ def mpi(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> dict
         nodes = cluster.allocated()
         whole(cluster, math.ceil((seconds(len(nodes)) * len(PARTS)) / 60) + 1)
         before = others(cluster.slurm, nodes)
-        found = launched(cluster.slurm, nodes, shared=any(node.virtual for node in all_nodes))
-        return found | {"others": sorted(before | others(cluster.slurm, nodes))}
+        results = launched(cluster.slurm, nodes, shared=any(node.virtual for node in all_nodes))
+        return results | {"others": sorted(before | others(cluster.slurm, nodes))}
 
-    found: dict[str, Any] = evidence.take("mpi", fetch)
-    return found
+    results: dict[str, Any] = evidence.take("mpi", fetch)
+    return results
 
 
 def by_node(mpi: dict[str, Any], part: str) -> dict[str, list[dict[str, Any]]]:
-    found = defaultdict(list)
+    answers_of = defaultdict(list)
     for answer in mpi["answers"]:
         if answer["part"] == part:
-            found[answer["node"]].append(answer)
-    return found
+            answers_of[answer["node"]].append(answer)
+    return answers_of
 
 
 def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Each node with its answers of a part. What is wrong with the part itself is written down."""
-    said = by_node(mpi, part)
+    answers_of = by_node(mpi, part)
     for name in [node.name for node in record.nodes]:
-        answers = said.get(name, [])
+        answers = answers_of.get(name, [])
         if mpi["failed"] or name in mpi["broken"]:
             record.skipped(name, LAUNCH)
         elif name not in mpi["asked"]:
@@ -219,7 +219,7 @@ def test_transport(record: Recorder, mpi: dict[str, Any], cluster_evidence: Clus
 
 def over_rdma(answers: Iterable[dict[str, Any]]) -> bool:
     """Whether all lanes to other nodes are."""
-    said = list(answers)
-    lanes = [lane for answer in said for lane in answer.get("lanes", ())]
-    pmls = {pml for answer in said for pml in answer.get("pml", ())}
+    ends = list(answers)
+    lanes = [lane for answer in ends for lane in answer.get("lanes", ())]
+    pmls = {pml for answer in ends for pml in answer.get("pml", ())}
     return pmls == {"ucx"} and bool(lanes) and all(lane.split("_")[0] in RDMA for lane in lanes)

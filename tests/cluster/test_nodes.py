@@ -84,8 +84,8 @@ def test_kernel_parameters(record: Recorder) -> None:
         if line is None:
             record.skipped(node.name, "its kernel's command line was not read")
             continue
-        given = set(line.split())
-        has = [name for name, texts in PARAMETERS.items() if given & set(texts)]
+        words = set(line.split())
+        has = [name for name, texts in PARAMETERS.items() if words & set(texts)]
         lacking = [name for name in PARAMETERS if name not in has]
         if lacking:
             record.failed(node.name, f"without {', '.join(lacking)}", " ".join(has), wanted=" ".join(PARAMETERS))
@@ -189,13 +189,13 @@ def test_kernel_log(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]
         text = "".join(f"{line}\n" for line in lines).encode()
         entries = {name: entry for name, entry in states.known().items() if entry.text and entry.level == "error"}
         scanned = logscan.scan([text], states.known()).findings
-        found = [finding for finding in scanned if finding.code in entries]
+        findings = [finding for finding in scanned if finding.code in entries]
         bad = [line for line in lines if kernel.bad(line)]
-        bad += [line for finding in found for line in finding.seen if line not in bad]
+        bad += [line for finding in findings for line in finding.seen if line not in bad]
         now, started = on_hosts[node.name].now, kernel.before_up(lines)
         past = [line for line in bad if line in started or (kernel.LINK.search(line) and _age(line, now) > RECENT)]
         bad = [line for line in bad if line not in past]
-        why = "; ".join(dict.fromkeys(finding.what for finding in found)) or f"{len(bad)} lines report errors"
+        why = "; ".join(dict.fromkeys(finding.what for finding in findings)) or f"{len(bad)} lines report errors"
         record.equal(node.name, len(bad), 0, "lines", why=why, evidence="\n".join((bad or past)[-SHOWN:]))
 
 

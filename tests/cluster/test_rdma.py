@@ -34,18 +34,18 @@ def between(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_
             whole(cluster, math.ceil(rdma.seconds(len(nodes)) / 60) + 1)
             return rdma.between(cluster.slurm, rdma.of_cluster(cluster_evidence, nodes), tool)
 
-        found: Mapping[str, Any] = evidence.take(tool, fetch)
-        return found
+        results: Mapping[str, Any] = evidence.take(tool, fetch)
+        return results
 
     return take
 
 
 def pairs(
-    record: Recorder, found: Mapping[str, Any], cluster_evidence: ClusterEvidence
+    record: Recorder, results: Mapping[str, Any], cluster_evidence: ClusterEvidence
 ) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
     """Two nodes that met, with what both ends of each rail said. Nodes that could not meet, or not on all rails, are
     written down."""
-    counts = {name: rails_of(found, name) for name in found["rails"]}
+    counts = {name: rails_of(results, name) for name in results["rails"]}
     usual = max(sorted(counts.values(), reverse=True), key=list(counts.values()).count, default=0)
     able = []
     for node in record.nodes:
@@ -61,16 +61,16 @@ def pairs(
             if counts[name] < wanted:
                 why = f"{counts[name]} of {wanted} RDMA ports can be used"
                 record.failed(name, why, counts[name], "rails", wanted=f"{wanted} rails")
-    said = defaultdict(list)
-    for answer in found["answers"]:
-        said[frozenset((answer["node"], answer["peer"]))].append(answer)
+    answers_of = defaultdict(list)
+    for answer in results["answers"]:
+        answers_of[frozenset((answer["node"], answer["peer"]))].append(answer)
     for one, other in combinations(able, 2):
-        yield one, other, said.get(frozenset((one, other)), [])
+        yield one, other, answers_of.get(frozenset((one, other)), [])
 
 
-def words(said: Sequence[Mapping[str, Any]], rail: int) -> str:
+def words(answers: Sequence[Mapping[str, Any]], rail: int) -> str:
     """Of both ends; the server's first."""
-    ends = sorted((each for each in said if each.get("rail") == rail), key=lambda each: not each["server"])
+    ends = sorted((each for each in answers if each.get("rail") == rail), key=lambda each: not each["server"])
     return "\n".join(f"{each['node']} {each['device']} GID {each['gid']}: {each['said'].strip()}" for each in ends)
 
 
@@ -90,52 +90,52 @@ def words(said: Sequence[Mapping[str, Any]], rail: int) -> str:
 )
 def test_reachability(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
     """A measure for each pair that doesn't, and for each node that reaches all."""
-    found = between(rdma.PINGPONG)
+    results = between(rdma.PINGPONG)
     apart: set[str] = set()
     together: Counter[str] = Counter()
     untried: Counter[str] = Counter()
-    for one, other, said in pairs(record, found, cluster_evidence):
-        common = rdma.shared(found["rails"][one], found["rails"][other])
+    for one, other, ends in pairs(record, results, cluster_evidence):
+        common = rdma.shared(results["rails"][one], results["rails"][other])
         if not common:
             record.skipped(one, NO_RAIL, peer=other)
             continue
-        tried = [rail for rail in common if was_tried(said, rail)]
-        wrong = {rail: why for rail in tried if (why := unreached(said, rail))}
+        tried = [rail for rail in common if was_tried(ends, rail)]
+        wrong = {rail: why for rail in tried if (why := unreached(ends, rail))}
         if wrong:
             why = "; ".join(f"rail {rail}: {text}" for rail, text in list(wrong.items())[:2])
-            more = {"wanted": f"{len(common)} rails", "peer": other, "evidence": words(said, next(iter(wrong)))}
+            more = {"wanted": f"{len(common)} rails", "peer": other, "evidence": words(ends, next(iter(wrong)))}
             record.failed(one, why, len(tried) - len(wrong), "rails", **more)
             apart |= {one, other}
         (together if len(tried) == len(common) else untried).update([one, other])
     for name, count in together.items():
         if name not in apart and not untried[name]:
-            record.passed(name, count, "peers", evidence=f"on {rails_of(found, name)} rails")
+            record.passed(name, count, "peers", evidence=f"on {rails_of(results, name)} rails")
     missed = {name: f"{count} of its peers were not tried" for name, count in untried.items() if name not in apart}
-    left_over(record, found, missed)
+    left_over(record, results, missed)
 
 
-def rails_of(found: Mapping[str, Any], name: str) -> int:
-    return sum(rail is not None for rail in found["rails"][name])
+def rails_of(results: Mapping[str, Any], name: str) -> int:
+    return sum(rail is not None for rail in results["rails"][name])
 
 
-def left_over(record: Recorder, found: Mapping[str, Any], missed: Mapping[str, str]) -> None:
+def left_over(record: Recorder, results: Mapping[str, Any], missed: Mapping[str, str]) -> None:
     """That it was not tried is no node's failure; where there is no other, it is the cluster's."""
     for name, why in missed.items():
-        record.skipped(name, f"no time was left: {why}", evidence=found["said"])
+        record.skipped(name, f"no time was left: {why}", evidence=results["said"])
     if missed and all(measure.state != "failed" for measure in record.measures):
         why = f"{len(missed)} nodes were not tried in time, or not on all rails with all others"
-        record.failed("", why, evidence=found["said"])
+        record.failed("", why, evidence=results["said"])
 
 
-def was_tried(said: Sequence[Mapping[str, Any]], rail: int) -> bool:
+def was_tried(ends: Sequence[Mapping[str, Any]], rail: int) -> bool:
     """Whether the client came to an end; of a rail that did well at both ends there is but its number."""
-    clients = (each for each in said if each.get("rail") == rail and not each["server"])
-    return any(clients) or any(rail in each.get("well", ()) for each in said)
+    clients = (each for each in ends if each.get("rail") == rail and not each["server"])
+    return any(clients) or any(rail in each.get("well", ()) for each in ends)
 
 
-def unreached(said: Sequence[Mapping[str, Any]], rail: int) -> str:
+def unreached(answers: Sequence[Mapping[str, Any]], rail: int) -> str:
     """Why; empty where messages went and came."""
-    ends = [each for each in said if each.get("rail") == rail]
+    ends = [each for each in answers if each.get("rail") == rail]
     for each in ends:
         if each["server"]:
             continue
@@ -181,29 +181,29 @@ def test_write_both_ways(record: Recorder, between: Any, cluster_evidence: Clust
     bandwidth(record, between(rdma.BOTH_WAYS), cluster_evidence, "rdma-write-both-ways")
 
 
-def bandwidth(record: Recorder, found: Mapping[str, Any], cluster_evidence: ClusterEvidence, quantity: str) -> None:
+def bandwidth(record: Recorder, results: Mapping[str, Any], cluster_evidence: ClusterEvidence, quantity: str) -> None:
     """The slowest rail of a pair is judged."""
     tried: set[str] = set()
     missed: dict[str, str] = {}
-    for one, other, said in pairs(record, found, cluster_evidence):
-        tried |= {one, other} if said else set()
+    for one, other, ends in pairs(record, results, cluster_evidence):
+        tried |= {one, other} if ends else set()
         values: dict[int, float] = {}
-        wanted = rdma.shared(found["rails"][one], found["rails"][other]) if said else []
+        wanted = rdma.shared(results["rails"][one], results["rails"][other]) if ends else []
         for rail in wanted:
-            if not was_tried(said, rail):
+            if not was_tried(ends, rail):
                 missed[one] = f"rail {rail} to {other} was not tried"
                 continue
             try:
-                values[rail] = written([each for each in said if each["rail"] == rail])
+                values[rail] = written([each for each in ends if each["rail"] == rail])
             except CheckFailed as error:
-                record.failed(one, f"rail {rail}: {error.what}", peer=other, evidence=words(said, rail))
+                record.failed(one, f"rail {rail}: {error.what}", peer=other, evidence=words(ends, rail))
         if values and len(values) == len(wanted):
             rail = min(values, key=lambda each: values[each])
             rates = ", ".join(f"rail {each}: {value:.0f}" for each, value in sorted(values.items()))
             record.judge(one, values[rail], quantity, peer=other, evidence=f"Gb/s of {rates}")
     able = [node.name for node in record.nodes if not rdma.not_for(cluster_evidence, node)]
-    missed |= {name: "it was not tried" for name in able if name not in tried and any(found["rails"].get(name, ()))}
-    left_over(record, found, missed)
+    missed |= {name: "it was not tried" for name in able if name not in tried and any(results["rails"].get(name, ()))}
+    left_over(record, results, missed)
 
 
 def written(ends: Sequence[Mapping[str, Any]]) -> float:
@@ -229,8 +229,8 @@ def queue_pairs(
         names = [node.name for node in rdma.fit(all_nodes, cluster_evidence)]
         return rdma.queue_pairs(cluster.slurm, [name for name in cluster.allocated() if name in names] if names else [])
 
-    found: dict[str, Any] = evidence.take("queue_pairs", fetch)
-    return found
+    counts: dict[str, Any] = evidence.take("queue_pairs", fetch)
+    return counts
 
 
 @check(
@@ -247,14 +247,14 @@ def test_queue_pairs(record: Recorder, queue_pairs: dict[str, Any], cluster_evid
         if why := rdma.not_for(cluster_evidence, node):
             record.skipped(node.name, why)
             continue
-        said = queue_pairs.get(node.name, {"code": -1, "said": "no answer from the node"})
-        counts = {device: int(count) for device, count in PROVED.findall(said["said"])}
+        answer = queue_pairs.get(node.name, {"code": -1, "said": "no answer from the node"})
+        counts = {device: int(count) for device, count in PROVED.findall(answer["said"])}
         lacking = sorted(rdma.devices(cluster_evidence, node) - counts.keys()) if counts else []
-        if lacking and not said["code"]:
+        if lacking and not answer["code"]:
             why = f"no answer about {', '.join(lacking)}"
-            record.failed(node.name, why, len(counts), "devices", evidence=said["said"])
-        elif said["code"] and (not counts or min(counts.values()) >= 512):
-            lines = said["said"].strip().splitlines() or ["rocstack-node said nothing"]
-            record.failed(node.name, lines[-1], evidence=said["said"])
+            record.failed(node.name, why, len(counts), "devices", evidence=answer["said"])
+        elif answer["code"] and (not counts or min(counts.values()) >= 512):
+            lines = answer["said"].strip().splitlines() or ["rocstack-node said nothing"]
+            record.failed(node.name, lines[-1], evidence=answer["said"])
         else:
-            record.judge(node.name, min(counts.values(), default=None), "queue-pairs", evidence=said["said"])
+            record.judge(node.name, min(counts.values(), default=None), "queue-pairs", evidence=answer["said"])

@@ -45,23 +45,23 @@ def tried(evidence: Any, cluster: Any, controller: ControllerAnswer) -> Iterator
 
 @pytest.fixture(scope="session")
 def competed(evidence: Any, tried: dict[str, Future[Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = evidence.take("competed", lambda: tried["competed"].result())
-    return found
+    results: dict[str, Any] = evidence.take("competed", lambda: tried["competed"].result())
+    return results
 
 
 @pytest.fixture(scope="session")
 def limited(evidence: Any, tried: dict[str, Future[Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = evidence.take("limited", lambda: tried["limited"].result())
-    return found
+    results: dict[str, Any] = evidence.take("limited", lambda: tried["limited"].result())
+    return results
 
 
 @pytest.fixture(scope="session")
 def recorded(evidence: Any, cluster: Any, competed: Any) -> dict[str, Any]:
     """Job -> what accounting has of it."""
-    found: dict[str, Any] = evidence.take(
+    results: dict[str, Any] = evidence.take(
         "recorded", lambda: accounting.run(cluster.slurm, competed.get("numbers", {}))
     )
-    return found
+    return results
 
 
 @check(
@@ -82,18 +82,18 @@ def test_scheduling(record: Recorder, competed: dict[str, Any], controller: Cont
     if _untried(record, competed):
         return
     low, high, weighed, jobs = (competed[key] for key in ("low", "high", "priorities", "jobs"))
-    said = f"priorities {weighed}; {jobs}"
+    text = f"priorities {weighed}; {jobs}"
     more = weighed.get("high", 0) - weighed.get("low", 0)
     if more > 0:
-        record.passed("", more, "points", wanted=f"{high} above {low}", evidence=said)
+        record.passed("", more, "points", wanted=f"{high} above {low}", evidence=text)
     else:
-        record.failed("", f"a job of {high} has no higher priority than one of {low}", more, "points", evidence=said)
+        record.failed("", f"a job of {high} has no higher priority than one of {low}", more, "points", evidence=text)
     if jobs["low"]["state"] not in scheduling.STARTED:
-        record.failed("", f"a job of {low} never started: {jobs['low']['reason']}", evidence=said)
+        record.failed("", f"a job of {low} never started: {jobs['low']['reason']}", evidence=text)
     elif jobs["high"]["state"] in scheduling.STARTED and jobs["high"]["started"] <= jobs["low"]["started"]:
-        record.passed("", high, wanted=f"{high} before {low}", evidence=said)
+        record.passed("", high, wanted=f"{high} before {low}", evidence=text)
     else:
-        record.failed("", f"the job of {low} started before that of {high}", low, wanted=high, evidence=said)
+        record.failed("", f"the job of {low} started before that of {high}", low, wanted=high, evidence=text)
 
 
 @check(
@@ -165,11 +165,11 @@ def test_accounting(record: Recorder, recorded: dict[str, Any]) -> None:
     if not recorded:
         record.skipped("", "no job of the suite has ended")
     for name, row in recorded.items():
-        said = f"job {row['job']}"
+        text = f"job {row['job']}"
         if row["state"]:
-            record.passed("", row["state"], wanted=f"the end of the job '{name}'", evidence=said)
+            record.passed("", row["state"], wanted=f"the end of the job '{name}'", evidence=text)
         else:
-            record.failed("", f"{said} has ended, but accounting doesn't show it", evidence=said)
+            record.failed("", f"{text} has ended, but accounting doesn't show it", evidence=text)
 
 
 def _untried(record: Recorder, competed: dict[str, Any]) -> bool:

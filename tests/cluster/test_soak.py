@@ -20,8 +20,8 @@ def soaked(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> d
         virtual = any(node.virtual for node in all_nodes)
         return performance.soak(cluster, performance.minutes(virtual, os.environ.get(performance.VARIABLE)))
 
-    found: dict[str, Any] = evidence.take("soak", fetch)
-    return found
+    results: dict[str, Any] = evidence.take("soak", fetch)
+    return results
 
 
 @check(
@@ -36,8 +36,8 @@ def soaked(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> d
 def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
     asked = f"{soaked['minutes']:g} minutes"
     ended = broken_off(soaked)
-    for node, number, why, said in ended:
-        record.failed(node, f"step {number} of {asked}{why}", evidence=said)
+    for node, number, why, text in ended:
+        record.failed(node, f"step {number} of {asked}{why}", evidence=text)
     for node, number in soaked.get("lost", {}).items():
         record.failed(node, f"the allocation lost it after step {number} of {asked}")
     ill = {*(node for node, *_ in ended), *soaked.get("lost", {})}
@@ -71,14 +71,14 @@ def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
 def broken_off(soaked: dict[str, Any]) -> list[tuple[str, int, str, str]]:
     """Node, step, why, and what the step said. Where ranks gave no answer it is due to their nodes, whatever it did
     to the others."""
-    found = []
+    failures = []
     for number, step in enumerate(soaked["steps"], 1):
-        told = Counter(answer["node"] for answer in step["answers"])
+        counts = Counter(answer["node"] for answer in step["answers"])
         nodes = step.get("nodes", soaked["nodes"])
-        silent = [node for node in nodes if told[node] < soaked["ranks"]]
+        silent = [node for node in nodes if counts[node] < soaked["ranks"]]
         errors = {answer["node"]: answer["error"] for answer in step["answers"] if answer.get("error")}
         if silent or (step["code"] and not errors):
-            found += [(node, number, f" ended with {step['code']}", step["said"]) for node in silent or nodes]
+            failures += [(node, number, f" ended with {step['code']}", step["said"]) for node in silent or nodes]
         else:
-            found += [(node, number, f": {why}", step["said"]) for node, why in errors.items()]
-    return found
+            failures += [(node, number, f": {why}", step["said"]) for node, why in errors.items()]
+    return failures

@@ -68,25 +68,25 @@ def gpus(record: Recorder) -> int:
 def model(node: CheckedNode) -> str:
     """ "MI300X" of "AMD Instinct MI300X OAM"."""
     named = (re.search(r"\bMI\d+\w*", gpu.name or "") for gpu in (node.profile.gpus if node.profile else ()))
-    return next((found[0] for found in named if found), "")
+    return next((names[0] for name in named if name), "")
 
 
 def read(
-    record: Recorder, node: str, said: Mapping[str, Any] | None, parse: Callable[[str, str], T], tool: str
+    record: Recorder, node: str, run: Mapping[str, Any] | None, parse: Callable[[str, str], T], tool: str
 ) -> T | None:
     """What the tool measured; None, written down as failed, where it didn't come to an end."""
-    if said is None:
+    if run is None:
         record.failed(node, f"{tool} gave no answer")
         return None
     try:
-        found = parse(said["out"], tool)
+        value = parse(run["out"], tool)
     except CheckFailed as error:
-        record.failed(node, error.what, evidence=said["out"])
+        record.failed(node, error.what, evidence=run["out"])
         return None
-    if said["code"]:
-        record.failed(node, f"{tool} ended with {said['code']}", said["code"], evidence=said["out"])
+    if run["code"]:
+        record.failed(node, f"{tool} ended with {run['code']}", run["code"], evidence=run["out"])
         return None
-    return found
+    return value
 
 
 @check(
@@ -102,25 +102,25 @@ def read(
 )
 def test_rvs(record: Recorder, evidence: Any, cluster: Any) -> None:
     def fetch() -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for kind in sorted({model(node) for node in record.nodes}):
             chosen = [node.name for node in record.nodes if model(node) == kind]
             batches = [{module: ["sh", "-c", RUN_RVS, kind, module]} for module in MODULES]
-            found |= performance.tools(cluster, chosen, batches, seconds=1200, minutes=120, keep=RVS_LINES)
-        return found
+            outputs |= performance.tools(cluster, chosen, batches, seconds=1200, minutes=120, keep=RVS_LINES)
+        return outputs
 
     ran = evidence.take("rvs", fetch)
     for node in got(record, ran):
         for module in MODULES:
-            said = ran.get(node, {}).get(module)
-            found = read(record, node, said and said | {"code": 0}, rvs.parse, f"rvs, {module}")
-            if found is None:
+            run = ran.get(node, {}).get(module)
+            report = read(record, node, run and run | {"code": 0}, rvs.parse, f"rvs, {module}")
+            if report is None:
                 continue
-            if found.bad or said["code"]:
-                why = found.bad[0] if found.bad else f"rvs ended with {said['code']}"
-                record.failed(node, f"{module}: {why}", len(found.bad), "results", evidence="\n".join(found.bad))
+            if report.bad or run["code"]:
+                why = report.bad[0] if report.bad else f"rvs ended with {run['code']}"
+                record.failed(node, f"{module}: {why}", len(report.bad), "results", evidence="\n".join(report.bad))
             else:
-                record.passed(node, len(found.statements), "results", wanted="all as they should be", evidence=module)
+                record.passed(node, len(report.statements), "results", wanted="all as they should be", evidence=module)
 
 
 @check(
@@ -143,17 +143,17 @@ def test_transferbench(record: Recorder, evidence: Any, cluster: Any) -> None:
         "transferbench", lambda: performance.tools(cluster, names(record), batches, seconds=600, minutes=60)
     )
     for node in got(record, ran):
-        said = ran.get(node, {})
-        every = read(record, node, said.get("a2a"), gpu_tools.all_to_all, "TransferBench a2a")
+        runs = ran.get(node, {})
+        every = read(record, node, runs.get("a2a"), gpu_tools.all_to_all, "TransferBench a2a")
         if every:
             slowest = min(every.pairs, key=lambda pair: every.pairs[pair], default=None)
             evidence_ = f"slowest: GPU {slowest[0]} to {slowest[1]}, {every.pairs[slowest]} GB/s" if slowest else ""
             record.judge(node, every.average, "transferbench-a2a", evidence=evidence_)
-        peers = read(record, node, said.get("p2p"), gpu_tools.peer_to_peer, "TransferBench p2p")
+        peers = read(record, node, runs.get("p2p"), gpu_tools.peer_to_peer, "TransferBench p2p")
         if peers:
             record.judge(node, peers.one_way.get("GPU->GPU"), "transferbench-p2p")
             record.judge(node, peers.both_ways.get("GPU->GPU"), "transferbench-p2p-bidirectional")
-        tests = read(record, node, said.get("example"), gpu_tools.configured, "TransferBench example.cfg")
+        tests = read(record, node, runs.get("example"), gpu_tools.configured, "TransferBench example.cfg")
         if tests:
             judge_tests(record, node, tests)
 
@@ -184,9 +184,9 @@ def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
 
     ran = evidence.take("babelstream", fetch)
     for node in got(record, ran):
-        for name, said in sorted(ran.get(node, {"GPU 0": None}).items()):
-            found = read(record, node, said, gpu_tools.parse_babelstream, f"hip-stream, {name}")
-            for function, speed in found.gb.items() if found else ():
+        for name, run in sorted(ran.get(node, {"GPU 0": None}).items()):
+            stream = read(record, node, run, gpu_tools.parse_babelstream, f"hip-stream, {name}")
+            for function, speed in stream.gb.items() if stream else ():
                 record.judge(node, speed, f"stream-{function.lower()}", evidence=f"{name}, {function}")
 
 
@@ -212,11 +212,11 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
 
     ran = evidence.take("rocblas", fetch)
     for node in got(record, ran):
-        for name, said in sorted(ran.get(node, {"rocblas-fp32 GPU 0": None}).items()):
+        for name, run in sorted(ran.get(node, {"rocblas-fp32 GPU 0": None}).items()):
             quantity, _, gpu = name.partition(" ")
-            found = read(record, node, said, gpu_tools.parse_rocblas, f"rocblas-bench, {gpu}")
-            if found:
-                record.judge(node, found.tflops, quantity, evidence=gpu)
+            result = read(record, node, run, gpu_tools.parse_rocblas, f"rocblas-bench, {gpu}")
+            if result:
+                record.judge(node, result.tflops, quantity, evidence=gpu)
 
 
 @check(
@@ -234,15 +234,15 @@ def test_gemm(record: Recorder, evidence: Any, cluster: Any) -> None:
     ran = evidence.take("gemm", lambda: performance.gemm(cluster, names(record)))
     has = {node.name: len(node.profile.gpus) for node in record.nodes if node.profile}
     for node in got(record, ran):
-        said = ran.get(node) or {"gpus": [], "error": "it gave no answer"}
-        if "without ROCm" in said["error"]:
-            record.skipped(node, said["error"], "no-tool")
-        elif said["error"] or not said["gpus"]:
-            record.failed(node, said["error"] or "PyTorch sees no GPU", evidence=said["error"])
-        elif len(said["gpus"]) < has.get(node, 0):
-            why = f"PyTorch sees {len(said['gpus'])} of {has[node]} GPUs"
-            record.failed(node, why, len(said["gpus"]), "GPUs", wanted=f"{has[node]} GPUs")
-        for index, gpu in enumerate(said["gpus"]):
+        answer = ran.get(node) or {"gpus": [], "error": "it gave no answer"}
+        if "without ROCm" in answer["error"]:
+            record.skipped(node, answer["error"], "no-tool")
+        elif answer["error"] or not answer["gpus"]:
+            record.failed(node, answer["error"] or "PyTorch sees no GPU", evidence=answer["error"])
+        elif len(answer["gpus"]) < has.get(node, 0):
+            why = f"PyTorch sees {len(answer['gpus'])} of {has[node]} GPUs"
+            record.failed(node, why, len(answer["gpus"]), "GPUs", wanted=f"{has[node]} GPUs")
+        for index, gpu in enumerate(answer["gpus"]):
             about = f"GPU {index}, {gpu['name']}"
             if not gpu["error"] <= 0.01:  # bf16 has 8 bits; also where it is no number
                 why = f"GPU {index} multiplies wrongly: relative error {gpu['error']:g}"

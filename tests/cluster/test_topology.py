@@ -97,27 +97,27 @@ def test_gpu_links(record: Recorder, request: Any) -> None:
     counts = {node.name: _xgmi(profile) for node, profile in profiles(record)}
     most = max(Counter(map(len, counts.values())).items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))[0]
     for node, profile in profiles(record):
-        found = counts[node.name]
+        links = counts[node.name]
         meshed = all(gpu.gfx in MESHED for gpu in profile.gpus) and any(gpu.links for gpu in profile.gpus)
         usual = len(_pairs(profile)) if meshed else most
-        missing = [f"{a}-{b}" for a, b in _pairs(profile) if (a, b) not in found]
-        said = (jobs.get(node.name, {}).get("all") or {}).get("smi")
-        told = {pair for pair, kind in said["links"].items() if kind == "XGMI"} if said else None
+        missing = [f"{a}-{b}" for a, b in _pairs(profile) if (a, b) not in links]
+        smi = (jobs.get(node.name, {}).get("all") or {}).get("smi")
+        smi_links = {pair for pair, kind in smi["links"].items() if kind == "XGMI"} if smi else None
         off, unread = ([], "") if node.virtual else _disabled(jobs.get(node.name, {}))
-        if not usual and not found:
+        if not usual and not links:
             record.skipped(node.name, "its GPUs have no xGMI")
-        elif len(found) < usual:
-            why = f"{len(found)} of {usual} xGMI links; without one: {listed(missing)}"
-            record.failed(node.name, why, len(found), "links", wanted=f"{usual} links")
-        elif told is not None and (odd := told ^ {f"{a}-{b}" for a, b in found}):
+        elif len(links) < usual:
+            why = f"{len(links)} of {usual} xGMI links; without one: {listed(missing)}"
+            record.failed(node.name, why, len(links), "links", wanted=f"{usual} links")
+        elif smi_links is not None and (odd := smi_links ^ {f"{a}-{b}" for a, b in links}):
             why = f"rocm-smi and the kernel differ in the links of {listed(sorted(odd))}"
-            record.failed(node.name, why, len(told), "links", wanted=f"{len(found)} links")
+            record.failed(node.name, why, len(smi_links), "links", wanted=f"{len(links)} links")
         elif off:
             why = f"amd-smi calls the links of {listed(off)} disabled"
-            record.failed(node.name, why, len(found) - len(off), "links", wanted=f"{len(found)} links")
+            record.failed(node.name, why, len(links) - len(off), "links", wanted=f"{len(links)} links")
         else:
-            text = "\n".join([*(["as rocm-smi says"] if told is not None else []), unread])
-            record.passed(node.name, len(found), "links", evidence=text)
+            text = "\n".join([*(["as rocm-smi says"] if smi_links is not None else []), unread])
+            record.passed(node.name, len(links), "links", evidence=text)
 
 
 def _disabled(jobs: Mapping[str, Any]) -> tuple[list[str], str]:

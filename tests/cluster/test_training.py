@@ -18,16 +18,16 @@ NEAR = {"cpu": 1e-4, "gpu": 2e-2}
 ALONE = "not even one rank trains there: see training-one-rank"
 STRANGERS = "its ranks have different weights: see training-weights"
 OTHERS = "Slurm gave the node to other jobs"
-Found = dict[str, Any]
+TrainingRuns = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def on_cpus(evidence: Any, cluster: Any) -> Found:
+def on_cpus(evidence: Any, cluster: Any) -> TrainingRuns:
     return dict(evidence.take("training", lambda: training.on_cpus(cluster)))
 
 
 @pytest.fixture(scope="session")
-def on_gpus(evidence: Any, cluster: Any) -> Found:
+def on_gpus(evidence: Any, cluster: Any) -> TrainingRuns:
     return dict(evidence.take("training_gpus", lambda: training.on_gpus(cluster)))
 
 
@@ -42,7 +42,7 @@ def on_gpus(evidence: Any, cluster: Any) -> Found:
         "run `srun -w NODE rocstack-train --steps 3` to see the error; test the hardware of a node with another result"
     ),
 )
-def test_one_rank(record: Recorder, on_cpus: Found) -> None:
+def test_one_rank(record: Recorder, on_cpus: TrainingRuns) -> None:
     one_rank(record, on_cpus)
 
 
@@ -55,7 +55,7 @@ def test_one_rank(record: Recorder, on_cpus: Found) -> None:
     cause="the node's ranks can't reach each other, or their sums are wrong",
     next_step="run `srun -w NODE rocstack-train --ranks 2 --steps 3` to see the error",
 )
-def test_in_node(record: Recorder, on_cpus: Found) -> None:
+def test_in_node(record: Recorder, on_cpus: TrainingRuns) -> None:
     in_node(record, on_cpus, "cpu")
 
 
@@ -70,7 +70,7 @@ def test_in_node(record: Recorder, on_cpus: Found) -> None:
         "run `srun -N2 rocstack-train --steps 3` to see the error; the mpi-* checks tell which link is at fault"
     ),
 )
-def test_on_nodes(record: Recorder, on_cpus: Found) -> None:
+def test_on_nodes(record: Recorder, on_cpus: TrainingRuns) -> None:
     on_nodes(record, on_cpus, "cpu")
 
 
@@ -83,7 +83,7 @@ def test_on_nodes(record: Recorder, on_cpus: Found) -> None:
     cause="PyTorch doesn't see the GPU, or the GPU computes another result than the others",
     next_step="run `srun -w NODE --gpus=1 rocstack-train --steps 3` to see the error",
 )
-def test_one_gpu(record: Recorder, on_gpus: Found) -> None:
+def test_one_gpu(record: Recorder, on_gpus: TrainingRuns) -> None:
     one_rank(record, on_gpus)
 
 
@@ -98,7 +98,7 @@ def test_one_gpu(record: Recorder, on_gpus: Found) -> None:
         "run with NCCL_DEBUG=INFO to see which path RCCL takes; `rocstack doctor --log FILE` explains its lines"
     ),
 )
-def test_gpus_in_node(record: Recorder, on_gpus: Found) -> None:
+def test_gpus_in_node(record: Recorder, on_gpus: TrainingRuns) -> None:
     in_node(record, on_gpus, "gpu")
 
 
@@ -111,7 +111,7 @@ def test_gpus_in_node(record: Recorder, on_gpus: Found) -> None:
     cause="RCCL doesn't work between the nodes",
     next_step="run with NCCL_DEBUG=INFO to see which NIC RCCL takes; `rocstack doctor --log FILE` explains its lines",
 )
-def test_gpus_on_nodes(record: Recorder, on_gpus: Found) -> None:
+def test_gpus_on_nodes(record: Recorder, on_gpus: TrainingRuns) -> None:
     on_nodes(record, on_gpus, "gpu")
 
 
@@ -124,7 +124,7 @@ def test_gpus_on_nodes(record: Recorder, on_gpus: Found) -> None:
     cause="the model didn't reach all ranks unchanged, or the sums of their gradients differ",
     next_step="drain the named node and test it: its memory, network or collectives are at fault",
 )
-def test_weights(record: Recorder, on_cpus: Found) -> None:
+def test_weights(record: Recorder, on_cpus: TrainingRuns) -> None:
     rows = [row for row in of(on_cpus, "node", "all") if "before" in row]
     others = strangers(rows)
     for name in taking_part(record, on_cpus):
@@ -146,7 +146,7 @@ def test_weights(record: Recorder, on_cpus: Found) -> None:
     cause="a rank takes itself for another one, or the nodes run different trainers",
     next_step="check with `rocstack status` that all nodes have the same image",
 )
-def test_data(record: Recorder, on_cpus: Found) -> None:
+def test_data(record: Recorder, on_cpus: TrainingRuns) -> None:
     if not taking_part(record, on_cpus):
         return
     rows = [row for row in of(on_cpus, "all") if row.get("ids")]
@@ -170,7 +170,7 @@ def test_data(record: Recorder, on_cpus: Found) -> None:
     cause="checkpoints aren't written or aren't read back unchanged, or a lost rank isn't noticed",
     next_step="check the file system of the checkpoints; `rocstack-train` prints which ones it skips, and why",
 )
-def test_restart(record: Recorder, on_cpus: Found) -> None:
+def test_restart(record: Recorder, on_cpus: TrainingRuns) -> None:
     if not taking_part(record, on_cpus):
         return
     ranks = on_cpus["ranks"] * len(on_cpus["nodes"])
@@ -186,7 +186,7 @@ def test_restart(record: Recorder, on_cpus: Found) -> None:
     newest = on_cpus["kill"] // on_cpus["every"] * on_cpus["every"]
     for run, start in (("restart", newest), ("damaged", newest - on_cpus["every"])):
         what = "with the newest damaged" if run == "damaged" else "after the kill"
-        more: Found = {"wanted": f"from step {start}, to the weights of the run that nobody interrupts"}
+        more: TrainingRuns = {"wanted": f"from step {start}, to the weights of the run that nobody interrupts"}
         rows = of(on_cpus, run)
         node, why, text = ill(rows, ranks)
         others = [] if why else [row for row in rows if row["after"] != whole[0]["after"]]
@@ -205,26 +205,26 @@ def test_restart(record: Recorder, on_cpus: Found) -> None:
             record.passed("", seconds, "s", evidence=text, **more)
 
 
-def taking_part(record: Recorder, found: Found) -> list[str]:
+def taking_part(record: Recorder, runs: TrainingRuns) -> list[str]:
     """The nodes that trained; of the others it is written down why they didn't."""
     for node in record.nodes:
-        if node.name not in found["nodes"]:
-            record.skipped(node.name, ALONE if node.name in found["asked"] else found.get("left_out", OTHERS))
-    return [node.name for node in record.nodes if node.name in found["nodes"]]
+        if node.name not in runs["nodes"]:
+            record.skipped(node.name, ALONE if node.name in runs["asked"] else runs.get("left_out", OTHERS))
+    return [node.name for node in record.nodes if node.name in runs["nodes"]]
 
 
-def one_rank(record: Recorder, found: Found) -> None:
-    rows = {row["node"]: row for row in of(found, "start", "alone")}
+def one_rank(record: Recorder, runs: TrainingRuns) -> None:
+    rows = {row["node"]: row for row in of(runs, "start", "alone")}
     for name in [node.name for node in record.nodes]:
         row = rows.get(name)
         _, why, text = ill([row] if row else [], 1)
-        if name not in found["asked"]:
-            record.skipped(name, found.get("left_out", OTHERS))
+        if name not in runs["asked"]:
+            record.skipped(name, runs.get("left_out", OTHERS))
             continue
         if row is None or why:
-            record.failed(name, why, evidence=text or found["said"])
+            record.failed(name, why, evidence=text or runs["said"])
             continue
-        if row["after"] != alone(found, row["device"])["after"]:
+        if row["after"] != alone(runs, row["device"])["after"]:
             why = "it ends with other weights than most nodes with such a device"
         if why := why or unlearned(row):
             record.failed(name, why, row["losses"][-1], "nats", evidence=row["device"])
@@ -233,26 +233,26 @@ def one_rank(record: Recorder, found: Found) -> None:
             record.measured(name, speed(row), "tokens/s")
 
 
-def in_node(record: Recorder, found: Found, kind: str) -> None:
+def in_node(record: Recorder, runs: TrainingRuns, kind: str) -> None:
     """What goes wrong with weights has a check of its own on CPUs; on GPUs it has not."""
-    for name in taking_part(record, found):
-        rows = of(found, "node", node=name)
-        _, why, text = ill(rows, found["ranks"])
-        if found["ranks"] < 2:
+    for name in taking_part(record, runs):
+        rows = of(runs, "node", node=name)
+        _, why, text = ill(rows, runs["ranks"])
+        if runs["ranks"] < 2:
             record.skipped(name, "it has one GPU")
         elif others := strangers(rows):
             record.failed(name, others[name]) if kind == "gpu" else record.skipped(name, STRANGERS)
         elif why:
-            record.failed(name, why, evidence=text or found["said"])
+            record.failed(name, why, evidence=text or runs["said"])
         else:
-            alike(record, name, rows[0], alone(found), kind)
+            alike(record, name, rows[0], alone(runs), kind)
 
 
-def on_nodes(record: Recorder, found: Found, kind: str) -> None:
+def on_nodes(record: Recorder, runs: TrainingRuns, kind: str) -> None:
     """As `in_node`; and so it is with the data."""
-    names = taking_part(record, found)
-    rows = of(found, "all")
-    node, why, text = ill(rows, found["ranks"] * len(names))
+    names = taking_part(record, runs)
+    rows = of(runs, "all")
+    node, why, text = ill(rows, runs["ranks"] * len(names))
     if len(names) < 2:
         record.skipped("", f"{len(names)} of the nodes can take part")
     elif (others := strangers(rows)) and kind == "gpu":
@@ -261,14 +261,14 @@ def on_nodes(record: Recorder, found: Found, kind: str) -> None:
     elif others:
         record.skipped("", STRANGERS)
     elif why:
-        record.failed(node, why, evidence=text or found["said"])
+        record.failed(node, why, evidence=text or runs["said"])
     elif (wrong := misplaced(rows)) and kind == "gpu":
         for node, why, number in wrong:
             record.failed(node, why, number, "samples")
     elif wrong:
         record.skipped("", "its ranks don't share the data as they should: see training-data")
     else:
-        alike(record, "", rows[0], alone(found), kind)
+        alike(record, "", rows[0], alone(runs), kind)
 
 
 def alike(record: Recorder, name: str, row: Row, one: Row, kind: str) -> None:

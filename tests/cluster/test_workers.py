@@ -41,9 +41,9 @@ def exchanged(evidence: Evidence, cluster: Any) -> dict[str, CredentialAnswers]:
 @pytest.fixture(scope="session")
 def health(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> dict[str, str]:
     """Node -> that of its containers; those that had just started are asked again."""
-    said = {node.name: node.health or "" for node in cluster_evidence.nodes}
-    starting = [name for name, word in said.items() if re.search(r"\bstarting", word)]  # not: restarting
-    return {**said, **(evidence.take("settled", lambda: containers.settle(cluster, starting)) if starting else {})}
+    words = {node.name: node.health or "" for node in cluster_evidence.nodes}
+    starting = [name for name, word in words.items() if re.search(r"\bstarting", word)]  # not: restarting
+    return {**words, **(evidence.take("settled", lambda: containers.settle(cluster, starting)) if starting else {})}
 
 
 @check(
@@ -98,12 +98,14 @@ def _size(record: Recorder, node: NodeEvidence, row: SlurmNode) -> None:
     if node.virtual or node.cpus is None or node.memory is None:
         return
     sizes = ((node.cpus, row.cpus, "CPUs"), (node.memory >> 20, row.real_memory, "MiB"))
-    for has, given, unit in sizes:
+    for has, configured, unit in sizes:
         wanted = f"{has // 2} to {has} {unit}"
-        if has // 2 <= given <= has:
-            record.passed(node.name, given, unit, wanted=wanted)
+        if has // 2 <= configured <= has:
+            record.passed(node.name, configured, unit, wanted=wanted)
         else:
-            record.failed(node.name, f"Slurm counts on {given} {unit}, it has {has}", given, unit, wanted=wanted)
+            record.failed(
+                node.name, f"Slurm counts on {configured} {unit}, it has {has}", configured, unit, wanted=wanted
+            )
 
 
 @check(
@@ -119,13 +121,13 @@ def test_munge(record: Recorder, exchanged: dict[str, CredentialAnswers], cluste
         credentials_of = exchanged.get(node.name, CredentialAnswers())
         here, there = credentials_of.here, credentials_of.there
         offset = _offset(here, there)
-        for said, peer, where in (
+        for credential, peer, where in (
             (there, cluster_evidence.control, "at the control node"),
             (here, "", "of the control node"),
         ):
-            if said.status not in (0, EXPIRED, REWOUND):
-                why = said.said.splitlines()[0] if said.said else "no answer"
-                record.failed(node.name, f"its credential {where}: {why}", peer=peer, evidence=said.said)
+            if credential.status not in (0, EXPIRED, REWOUND):
+                why = credential.said.splitlines()[0] if credential.said else "no answer"
+                record.failed(node.name, f"its credential {where}: {why}", peer=peer, evidence=credential.said)
                 break
         else:
             record.judge(node.name, offset, "munge-seconds", peer=cluster_evidence.control, evidence=there.said)
@@ -149,11 +151,11 @@ def _offset(here: CredentialAnswer, there: CredentialAnswer) -> float | None:
 )
 def test_munge_host(record: Recorder, exchanged: dict[str, CredentialAnswers]) -> None:
     for node in record.nodes:
-        said = exchanged[node.name].host if node.name in exchanged else None
-        if said is None:
+        credential = exchanged[node.name].host if node.name in exchanged else None
+        if credential is None:
             record.skipped(node.name, f"no MUNGE runs on the host {node.name}")
         else:
-            record.equal(node.name, said.status, 0, evidence=said.said)
+            record.equal(node.name, credential.status, 0, evidence=credential.said)
 
 
 @check(
@@ -238,7 +240,7 @@ def test_names(
 ) -> None:
     addresses = _addresses(record, controller)
     for node, answer in answers(record, in_containers):
-        judged = {name: _wrong(name, found, node.name, addresses) for name, found in answer.names.items()}
+        judged = {name: _wrong(name, address, node.name, addresses) for name, address in answer.names.items()}
         wrong = [f"{name}: {why}" for name, why in judged.items() if why]
         count = len(judged) - len(wrong)
         if wrong:
@@ -256,19 +258,19 @@ def _addresses(record: Recorder, controller: ControllerAnswer) -> dict[str, set[
         if node.profile
     }
     times = Counter(address for some in own.values() for address in some)
-    found = {name: {address for address in some if times[address] == 1} for name, some in own.items()}
+    addresses = {name: {address for address in some if times[address] == 1} for name, some in own.items()}
     for row in controller.nodes:
-        found.setdefault(row.name, set()).add(row.address)
-    return found
+        addresses.setdefault(row.name, set()).add(row.address)
+    return addresses
 
 
-def _wrong(name: str, found: str, here: str, addresses: dict[str, set[str]]) -> str:
+def _wrong(name: str, address: str, here: str, addresses: dict[str, set[str]]) -> str:
     """A node's own name may be of its loopback."""
-    if found.startswith("!"):
-        return found.lstrip("! ")
-    if found.startswith("127."):
-        return "" if name == here else f"{found}, which is its own"
-    if found in addresses.get(name, {found}):
+    if address.startswith("!"):
+        return address.lstrip("! ")
+    if address.startswith("127."):
+        return "" if name == here else f"{address}, which is its own"
+    if address in addresses.get(name, {address}):
         return ""
-    owner = next((other for other, some in addresses.items() if found in some), None)
-    return f"{found}, which is {owner}'s" if owner else f"{found}, which is no address of {name}"
+    owner = next((other for other, some in addresses.items() if address in some), None)
+    return f"{address}, which is {owner}'s" if owner else f"{address}, which is no address of {name}"

@@ -13,7 +13,7 @@ from deployed_cluster import INVENTORY, DeployedCluster
 from evidence_replay import good, red, replay, states
 
 from rocstack.settings import settings
-from rocstack.verify.deployed import connect
+from rocstack.verify.deployed_cluster import connect
 from rocstack.verify.result import CheckResult
 from rocstack.verify.suite import checks
 

@@ -19,7 +19,7 @@ from verbs import DEVICE, NETDEV, VLAN_ADDRESS, index_of
 from rocstack.node.nic_settings import SOFT_ROCE
 from rocstack.node.profile import Nic, NodeProfile
 from rocstack.verify.result import CheckResult
-from rocstack.verify.slurm_steps import StepOutput
+from rocstack.verify.slurm_session import StepOutput
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))

@@ -25,14 +25,14 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
     """`previous` is what the HTML report compares with. The lists of nodes hold workers, a name on each line; a slow
     one is passing or failing, too, and is only listed where there are nodes enough to tell."""
     run = run.model_copy(update={"schema_": result.SCHEMA, "slow_nodes": outliers.find(run)})
-    found, slow = verdict.judge(run), {each.node for each in run.slow_nodes if each.sure}
+    judged, slow = verdict.judge(run), {each.node for each in run.slow_nodes if each.sure}
     texts = {
         JSON: run.dumps(),
         SCHEMA: schema_text(),
         JUNIT: junit_xml(run),
         HTML: page.html(run, previous),
-        PASSING: _lines(found.names("passing", "worker")),
-        FAILING: _lines(found.names("failing", "worker")),
+        PASSING: _lines(judged.names("passing", "worker")),
+        FAILING: _lines(judged.names("failing", "worker")),
         SLOW: _lines(node.name for node in run.nodes if "worker" in node.roles and node.name in slow),
     }
     for name, text in texts.items():
@@ -41,15 +41,15 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
 
 def schema() -> dict[str, Any]:
     """JSON schema of report.json, with the comments behind the fields."""
-    found = Run.model_json_schema(by_alias=True, mode="serialization")
+    model = Run.model_json_schema(by_alias=True, mode="serialization")
     comments = profile_schema.comments(result)
-    for name, part in (*found.get("$defs", {}).items(), ("Run", found)):
+    for name, part in (*model.get("$defs", {}).items(), ("Run", model)):
         for field, about in part.get("properties", {}).items():
             about.pop("title", None)
             if text := comments.get(name, {}).get(field):
                 about["description"] = text
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack report"}
-    return {**head, **{key: value for key, value in found.items() if key != "title"}}
+    return {**head, **{key: value for key, value in model.items() if key != "title"}}
 
 
 def schema_text() -> str:

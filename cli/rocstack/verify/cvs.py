@@ -95,18 +95,18 @@ def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | N
         raise CheckFailed("no worker was reached", code="no-worker", next_step=f"`rocstack status {path}`")
     release = state.release
     labels = release.images.labels if release else {}
-    said = _ask(state.gathered.ssh_hosts[hosts[0].name], bool(hosts[0].profile.virtual))
-    made = documents(hosts, said, labels.get("io.rocstack.component.rocm", ""), overlay)
+    facts = _ask(state.gathered.ssh_hosts[hosts[0].name], bool(hosts[0].profile.virtual))
+    made = documents(hosts, facts, labels.get("io.rocstack.component.rocm", ""), overlay)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
-    texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in said.fabric.items())
+    texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in facts.fabric.items())
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     absent = [failure.node for failure in state.gathered.failures]
-    return CvsExport(tuple(folder / name for name in texts), tuple(_notes(hosts, said, absent, made)))
+    return CvsExport(tuple(folder / name for name in texts), tuple(_notes(hosts, facts, absent, made)))
 
 
-def documents(hosts: tuple[CvsHost, ...], said: CvsFacts, rocm: str, overlay: Path | None = None) -> dict[str, Any]:
+def documents(hosts: tuple[CvsHost, ...], facts: CvsFacts, rocm: str, overlay: Path | None = None) -> dict[str, Any]:
     """The files' contents, by name. `overlay`: the site's folder, whose thresholds go before ours."""
     profile = hosts[0].profile
     hardware = thresholds.hardware(profile)
@@ -125,8 +125,8 @@ def documents(hosts: tuple[CvsHost, ...], said: CvsFacts, rocm: str, overlay: Pa
     rccl["rccl"]["mpi_params"] |= {
         "no_of_nodes": str(len(hosts)),
         "no_of_local_ranks": _usual(len(each.profile.gpus) for each in hosts),
-        "mpi_oob_port": said.fabric.get("GLOO_SOCKET_IFNAME") or _netdev(hosts[0]),
-        "net_dev_list": said.fabric.get("NCCL_IB_HCA", "").lstrip("="),
+        "mpi_oob_port": facts.fabric.get("GLOO_SOCKET_IFNAME") or _netdev(hosts[0]),
+        "net_dev_list": facts.fabric.get("NCCL_IB_HCA", "").lstrip("="),
     }
     rccl["rccl"]["rccl_test_params"]["rccl_collective"] = list(COLLECTIVES)
     rccl["rccl"]["cvs_params"] |= {
@@ -137,7 +137,7 @@ def documents(hosts: tuple[CvsHost, ...], said: CvsFacts, rocm: str, overlay: Pa
     rccl["rccl"]["results"] = {name: {"bus_bw": {LARGE: bound}} for name, bound in busbw.items() if bound}
     bound = least("rdma-write-bandwidth")  # one direction's, of large messages
     ibperf["ibperf"] |= {
-        "gid_index": said.fabric.get("NCCL_IB_GID_INDEX", "3"),
+        "gid_index": facts.fabric.get("NCCL_IB_GID_INDEX", "3"),
         "verify_bw": str(bool(bound)),
         "expected_results": {"ib_write_bw": {"8388608": {"8": bound, "16": bound}}} if bound else {},
     }
@@ -145,7 +145,7 @@ def documents(hosts: tuple[CvsHost, ...], said: CvsFacts, rocm: str, overlay: Pa
         key: least(TRANSFERS.get(key, key)) or FILL_IN for key in (*TRANSFERS, *own) if key != PAIRWISE
     }
     health["rvs"]["config_path_mi300x"] = f"{health['rvs']['config_path_default']}/{_model(profile)}"
-    texts["host_config"]["host"] |= _host([each.profile for each in hosts], said, rocm)
+    texts["host_config"]["host"] |= _host([each.profile for each in hosts], facts, rocm)
     return {f"{name}.json": value for name, value in {"cluster": _cluster(hosts), **texts}.items()}
 
 
@@ -160,7 +160,7 @@ def _cluster(hosts: tuple[CvsHost, ...]) -> dict[str, Any]:
     }
 
 
-def _host(profiles: list[NodeProfile], said: CvsFacts, rocm: str) -> dict[str, Any]:
+def _host(profiles: list[NodeProfile], facts: CvsFacts, rocm: str) -> dict[str, Any]:
     """What is so on most nodes is wanted of all; links as fast as they can be."""
     gpus = [gpu for each in profiles for gpu in each.gpus]
     nics = [nic for each in profiles for nic in each.nics if nic.nic]
@@ -168,14 +168,14 @@ def _host(profiles: list[NodeProfile], said: CvsFacts, rocm: str) -> dict[str, A
         "os_version": _pattern(_usual(each.system.os_name for each in profiles)),
         "kernel_version": _pattern(_usual(each.system.kernel for each in profiles)),
         "rocm_version": rocm or FILL_IN,
-        "bios_version": _pattern(said.bios or FILL_IN),
-        "online_memory": said.memory or FILL_IN,
+        "bios_version": _pattern(facts.bios or FILL_IN),
+        "online_memory": facts.memory or FILL_IN,
         "gpu_count": _usual(len(each.gpus) for each in profiles),
         "gpu_pcie_speed": _usual(gpu.pcie.max_speed for gpu in gpus),
         "gpu_pcie_width": _usual(gpu.pcie.max_width for gpu in gpus),
         "nic_pcie_speed": _usual(nic.pcie.max_speed for nic in nics),
         "nic_pcie_width": _usual(nic.pcie.max_width for nic in nics),
-        "fw_dict": dict(said.firmware),
+        "fw_dict": dict(facts.firmware),
     }
 
 
@@ -199,23 +199,25 @@ def _model(profile: NodeProfile) -> str:
 
 def _netdev(host: CvsHost) -> str:
     """The one with its address."""
-    found = (each.netdev for each in host.profile.addresses if each.address.partition("/")[0] == host.address)
-    return next(found, FILL_IN)
+    names = (each.netdev for each in host.profile.addresses if each.address.partition("/")[0] == host.address)
+    return next(names, FILL_IN)
 
 
 def _fixed() -> dict[str, Any]:
-    found: dict[str, Any] = copy.deepcopy(dict(document.read(paths.images() / "cvs.yml").data))
-    return found
+    texts: dict[str, Any] = copy.deepcopy(dict(document.read(paths.images() / "cvs.yml").data))
+    return texts
 
 
-def _notes(hosts: tuple[CvsHost, ...], said: CvsFacts, absent: Iterable[str], made: Mapping[str, Any]) -> Iterable[str]:
+def _notes(
+    hosts: tuple[CvsHost, ...], facts: CvsFacts, absent: Iterable[str], made: Mapping[str, Any]
+) -> Iterable[str]:
     yield f"copy {ENV} to the head node's home; cvs wants ROCm, rccl-tests and Open MPI on the hosts"
     if models := {each.profile.virtual for each in hosts if each.profile.virtual}:
         yield f"virtual nodes ({', '.join(sorted(models))}): cvs would measure hardware that isn't there"
     for name, value in made.items():
         if keys := list(_open(value)):
             yield f"{name}: fill in what is {FILL_IN}: {', '.join(keys)}"
-    if not said.firmware:
+    if not facts.firmware:
         yield "host_config.json: fw_dict is empty, and cvs fails on the firmware: see `amd-smi firmware` on a good node"
     if any(each.login.get("Port", "22") != "22" for each in hosts):
         yield "cvs knows ssh's port 22 only"
@@ -242,8 +244,8 @@ def _hosts(state: ClusterState) -> Iterable[CvsHost]:
 
 def login(ssh_host: SshHost) -> dict[str, str]:
     """Of ssh's options those that cvs takes; a password is not among them."""
-    found = (re.fullmatch(r'(User|Port|IdentityFile)="?([^"]*)"?', word) for word in ssh_host.program)
-    return {match[1]: match[2] for match in reversed([each for each in found if each])}
+    matches = (re.fullmatch(r'(User|Port|IdentityFile)="?([^"]*)"?', word) for word in ssh_host.program)
+    return {match[1]: match[2] for match in reversed([each for each in matches if each])}
 
 
 def _ask(ssh_host: SshHost, virtual: bool) -> CvsFacts:

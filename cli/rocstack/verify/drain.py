@@ -74,17 +74,17 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
         CheckFailed: as `decide`; the controller doesn't answer.
         BadInput, Missing: as `ssh.ssh_hosts`.
     """
-    found = verdict.judge(run)
+    judged = verdict.judge(run)
     failing = {
         each.node.name: f"{each.reasons[0].check}: {each.reasons[0].why}"
-        for each in found.nodes
+        for each in judged.nodes
         if each.state == "failing" and "worker" in each.node.roles
     }
     ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
-    said = cluster_state.read_slurm(ssh_host)
-    if said.nodes is None:
-        raise _silent(run.control, said.why)
-    decided = decide(failing, found.names("passing", "worker"), said.nodes, force)
+    table = cluster_state.read_slurm(ssh_host)
+    if table.nodes is None:
+        raise _silent(run.control, table.why)
+    decided = decide(failing, judged.names("passing", "worker"), table.nodes, force)
     nodes: dict[str, list[str]] = defaultdict(list)
     for name, reason in decided.drained.items():
         nodes[reason].append(name)

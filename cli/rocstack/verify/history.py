@@ -57,10 +57,10 @@ class HistoryEntry(Value):
 
 
 def entry(run: Run) -> HistoryEntry:
-    found = verdict.judge(run)
-    failing = {each.node.name: each.reasons[0] for each in found.nodes if each.state == "failing"}
-    if found.cluster:
-        failing[""] = found.cluster[0]
+    judged = verdict.judge(run)
+    failing = {each.node.name: each.reasons[0] for each in judged.nodes if each.state == "failing"}
+    if judged.cluster:
+        failing[""] = judged.cluster[0]
     return HistoryEntry(
         id=run.id,
         when=run.when,
@@ -124,15 +124,15 @@ def report(out: Path, now: HistoryEntry) -> Path | None:
     """The folder of the last whole run before `now` that asked the same, if its report is still there. Runs that only
     judged recorded evidence are not in the history."""
     older = (each for each in _newest_first(out) if each.id != now.id and each.when <= now.when)
-    found = (each for each in older if each.folder and each.complete and each.like(now))
-    return next((out / each.folder for each in found if (out / each.folder / JSON).exists()), None)
+    entries = (each for each in older if each.folder and each.complete and each.like(now))
+    return next((out / each.folder for each in entries if (out / each.folder / JSON).exists()), None)
 
 
 def previous(out: Path, run: Run) -> Run | None:
     """The run that `report` finds; None also where another version wrote it."""
-    found = report(out, entry(run))
+    folder = report(out, entry(run))
     with suppress(BadInput):
-        return result.read(found) if found else None
+        return result.read(folder) if folder else None
     return None
 
 
@@ -142,14 +142,14 @@ def changes(before: HistoryEntry | None, now: HistoryEntry) -> list[str]:
         return [_fails(name, why) for name, why in now.failing.items()] + [
             f"{name} is absent: {why}" for name, why in now.absent.items()
         ]
-    said = [_fails(name, why) for name, why in now.failing.items() if before.failing.get(name) != why]
-    said += [f"{name} is absent: {why}" for name, why in now.absent.items() if name not in before.absent]
+    lines = [_fails(name, why) for name, why in now.failing.items() if before.failing.get(name) != why]
+    lines += [f"{name} is absent: {why}" for name, why in now.absent.items() if name not in before.absent]
     better = [name for name in before.failing if name not in now.failing and name not in now.absent]
-    said += [f"{name or 'the cluster as a whole'} passes again" for name in better if not name or name in now.nodes]
-    said += [f"{name} is back" for name in before.absent if name in now.nodes and name not in now.absent]
+    lines += [f"{name or 'the cluster as a whole'} passes again" for name in better if not name or name in now.nodes]
+    lines += [f"{name} is back" for name in before.absent if name in now.nodes and name not in now.absent]
     if before.image != now.image:
-        said.append(f"the image is {_short(now.image)} now, was {_short(before.image)}")
-    return said
+        lines.append(f"the image is {_short(now.image)} now, was {_short(before.image)}")
+    return lines
 
 
 def flapping(entries: Sequence[HistoryEntry]) -> dict[str, str]:

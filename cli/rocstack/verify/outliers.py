@@ -36,8 +36,8 @@ def better(unit: str) -> Better | None:
 def find(run: Run) -> tuple[SlowNode, ...]:
     """The worst first. Of a few virtual nodes, which share a machine, nothing is said."""
     virtual = {node.name for node in run.nodes if node.virtual}
-    found = [slow for result in run.results for slow in _of_check(result, virtual)]
-    return tuple(sorted(found, key=lambda each: (not each.sure, -each.share)))
+    slow_nodes = [slow for result in run.results for slow in _of_check(result, virtual)]
+    return tuple(sorted(slow_nodes, key=lambda each: (not each.sure, -each.share)))
 
 
 def text(slow: SlowNode) -> str:
@@ -61,14 +61,14 @@ def values(result: CheckResult) -> dict[str, dict[str, float]]:
 
 def numbers(result: CheckResult) -> dict[str, dict[str, list[float]]]:
     """Unit -> node, or "" for the cluster -> what was measured there, in the check's order."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values_of: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for measure in result.measures:
         value = measure.value
         if isinstance(value, bool) or not isinstance(value, int | float) or not measure.unit:
             continue
         for node in {measure.node, measure.peer or measure.node}:
-            found[measure.unit][node].append(float(value))
-    return found
+            values_of[measure.unit][node].append(float(value))
+    return values_of
 
 
 def middle(each: Sequence[float], unit: str) -> float:

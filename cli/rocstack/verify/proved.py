@@ -108,7 +108,7 @@ def _note(run: Run, out: Path, worker_id: str, control_id: str) -> Path:
     file = verified.file_of(out, worker_id)
     known = {(each.cluster, each.control, each.control_id): each for each in verified.read(file)}
     mine = (run.cluster, run.control, control_id)
-    found = after(known[mine].verified if mine in known else None, run)
-    known[mine] = verified.Claim(cluster=run.cluster, control=run.control, control_id=control_id, verified=found)
+    proof = after(known[mine].verified if mine in known else None, run)
+    known[mine] = verified.Claim(cluster=run.cluster, control=run.control, control_id=control_id, verified=proof)
     verified.write(file, worker_id, known.values())
     return file

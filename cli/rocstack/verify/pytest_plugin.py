@@ -26,7 +26,7 @@ from rocstack.verify.evidence import Evidence, NotRecorded
 from rocstack.verify.recorder import CheckedNode, Recorder, SkippedCheck, sort_out
 from rocstack.verify.result import MARK, Check, CheckResult, Measure, Skip, State
 from rocstack.verify.session import Suite
-from rocstack.verify.slurm_steps import USER
+from rocstack.verify.slurm_session import USER
 
 DEFAULT_LEVEL = 3
 _SUITE = pytest.StashKey[Suite]()
@@ -101,9 +101,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def suite(pytestconfig: pytest.Config) -> Iterator[Suite]:
-    found = pytestconfig.stash[_SUITE]
-    yield found
-    found.close()
+    session_suite = pytestconfig.stash[_SUITE]
+    yield session_suite
+    session_suite.close()
 
 
 @pytest.fixture(scope="session")
@@ -143,11 +143,11 @@ def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[Checke
     tools: Mapping[str, list[str]] = {}
     if any(need.startswith("tool:") for need in about.needs):
         tools = request.getfixturevalue("tools")
-    found = record_for(about, all_nodes, tools, suite.settings.overlay_folder())
-    if isinstance(found, SkippedCheck):
-        raise CheckSkipped(found)
-    request.node.stash[_RECORDER] = found
-    return found
+    recorder = record_for(about, all_nodes, tools, suite.settings.overlay_folder())
+    if isinstance(recorder, SkippedCheck):
+        raise CheckSkipped(recorder)
+    request.node.stash[_RECORDER] = recorder
+    return recorder
 
 
 class CheckSkipped(Skipped):
@@ -160,10 +160,10 @@ def record_for(
     about: Check, known: tuple[CheckedNode, ...], tools: Mapping[str, list[str]], overlay: Path | None = None
 ) -> Recorder | SkippedCheck:
     judged = known if about.scope == "cluster" else tuple(node for node in known if node.is_worker)
-    found = sort_out(judged, about.needs, tools, hardware=about.level >= HARDWARE)
-    if isinstance(found, Recorder):
-        found.quantities = thresholds.load(overlay)
-    return found
+    recorder = sort_out(judged, about.needs, tools, hardware=about.level >= HARDWARE)
+    if isinstance(recorder, Recorder):
+        recorder.quantities = thresholds.load(overlay)
+    return recorder
 
 
 @pytest.hookimpl(wrapper=True)
@@ -173,8 +173,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     about = of_item(item)
     if about is None or call.when == "teardown" or (call.when == "setup" and report.passed):
         return report
-    found = item.stash.get(_RECORDER, None)
-    measures = tuple(found.measures) if found else ()
+    recorder = item.stash.get(_RECORDER, None)
+    measures = tuple(recorder.measures) if recorder else ()
     state, why, skips = _outcome(call, measures)
     outcome = CheckResult(
         check=about,
@@ -183,7 +183,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         measures=measures,
         why=why,
         skips=skips,
-        drawings=dict(found.drawings) if found else {},
+        drawings=dict(recorder.drawings) if recorder else {},
     )
     suite = item.config.stash[_SUITE]
     suite.results.append(outcome)

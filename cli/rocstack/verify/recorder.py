@@ -121,8 +121,8 @@ class Recorder:
         return frozenset(names | {""} if names else ())
 
     def _add(self, state: State, node: str, value: Scalar, unit: str, **more: Any) -> None:
-        said = plain(str(more.get("evidence", "")))
-        more["evidence"] = "\n".join(said.strip().splitlines()[-LINES:])[-LENGTH:]
+        text = plain(str(more.get("evidence", "")))
+        more["evidence"] = "\n".join(text.strip().splitlines()[-LINES:])[-LENGTH:]
         virtual = self.hardware and node in self._virtual
         value = round(value, 6) if isinstance(value, float) else value
         self.measures.append(Measure(state=state, node=node, value=value, unit=unit, virtual=virtual, **more))

@@ -223,9 +223,9 @@ class Run(Value):
     @property
     def not_summed(self) -> CheckResult | None:
         """The check of RCCL's sums on GPUs, where neither it nor training compared them for want of a tool."""
-        found = next((result for result in self.results if result.check.name == SUMS and result.no_tool), None)
+        sums = next((result for result in self.results if result.check.name == SUMS and result.no_tool), None)
         too = any(result.check.name in SUMS_TOO and result.state == "passed" for result in self.results)
-        return None if too else found
+        return None if too else sums
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -253,15 +253,17 @@ def read(path: Path) -> Run:
         path = path / "report.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        found = data.get("schema") if isinstance(data, dict) else None
-        if isinstance(found, int) and found > SCHEMA:
+        version = data.get("schema") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > SCHEMA:
             raise BadInput(
-                f"it has format {found}, this rocstack knows up to {SCHEMA}",
+                f"it has format {version}, this rocstack knows up to {SCHEMA}",
                 code="bad-report",
                 where=Where(str(path)),
                 next_step="use the rocstack that wrote it, or a newer one",
             )
-        return Run.model_validate_json(json.dumps(with_skips(data) if isinstance(found, int) and found < 3 else data))
+        return Run.model_validate_json(
+            json.dumps(with_skips(data) if isinstance(version, int) and version < 3 else data)
+        )
     except FileNotFoundError:
         raise BadInput(
             f"no report {path}", code="no-report", next_step="`rocstack verify INVENTORY` writes one"

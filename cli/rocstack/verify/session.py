@@ -19,8 +19,8 @@ from rocstack.base.errors import BadInput
 from rocstack.edge import locks
 from rocstack.edge.locks import LockSpec
 from rocstack.settings.settings import Settings, load
-from rocstack.verify import artifacts, evidence, history, hosts
-from rocstack.verify.deployed import DeployedCluster, connect
+from rocstack.verify import artifacts, evidence, history, testinfra_hosts
+from rocstack.verify.deployed_cluster import DeployedCluster, connect
 from rocstack.verify.evidence import ClusterEvidence, Evidence, NotRecorded
 from rocstack.verify.result import CheckResult
 
@@ -62,12 +62,12 @@ class Suite:
         if self._cluster is None:
             option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
             more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
-            found, asked = self._named(connect(path, settings, **more)), time.monotonic()
-            ssh_host, wait = found.state.gathered.ssh_hosts[found.control], found.slurm.wait
+            cluster, asked = self._named(connect(path, settings, **more)), time.monotonic()
+            ssh_host, wait = cluster.state.gathered.ssh_hosts[cluster.control], cluster.slurm.wait
             waiting = partial(self.event, "waiting", seconds=wait)
             self._open.enter_context(locks.cluster_lock(ssh_host, LOCK, wait=wait, on_wait=waiting))
             late = time.monotonic() > asked + STALE
-            self._cluster = self._named(connect(path, settings, **more)) if late else found
+            self._cluster = self._named(connect(path, settings, **more)) if late else cluster
             self._cluster.slurm.heal()
         return self._cluster
 
@@ -77,10 +77,10 @@ class Suite:
     def left_out(self) -> Mapping[str, str]:
         """Node -> why the suite's jobs can't run there, though jobs do."""
         try:
-            found: Mapping[str, str] = self.evidence.take("left_out", lambda: self.cluster.left_out())
+            reasons: Mapping[str, str] = self.evidence.take("left_out", lambda: self.cluster.left_out())
         except NotRecorded:
             return {}
-        return found
+        return reasons
 
     def event(self, kind: str, **values: Any) -> None:
         """A line of JSON for whoever shows the progress.
@@ -128,7 +128,7 @@ class Suite:
         named = self.config.getoption("hosts")
         if not named or not self._file:
             return cluster
-        state = hosts.limited(cluster.state, str(named))
+        state = testinfra_hosts.limited(cluster.state, str(named))
         reached = {name: host for name, host in cluster.hosts.items() if state.inventory.roles(name)}
         kept = state.inventory.roles
         unnamed = tuple(host.name for host in cluster.state.inventory.workers if "worker" not in kept(host.name))
@@ -147,4 +147,4 @@ class Suite:
             raise pytest.UsageError("which cluster? --inventory FILE, or --hosts=ssh://n1,ssh://n2")
         folder = self.config.invocation_params.dir / ".rocstack/verify"
         folder.mkdir(parents=True, exist_ok=True)
-        return hosts.inventory_of(str(named), folder, option("ssh_config"), option("ssh_identity_file"))
+        return testinfra_hosts.inventory_of(str(named), folder, option("ssh_config"), option("ssh_identity_file"))

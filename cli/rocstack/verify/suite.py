@@ -25,7 +25,7 @@ from rocstack.verify.history import LOG
 from rocstack.verify.result import Check, Run
 
 OnEvent = Callable[[Mapping[str, Any]], None]
-PATIENCE = 60  # seconds for an interrupted run to cancel its jobs
+TIMEOUT_S = 60  # seconds for an interrupted run to cancel its jobs
 _ENDED, _NO_TESTS = (0, 1, 2), 5  # what pytest ends with: nothing failed, something did, it was interrupted
 _USER = re.compile("[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 
@@ -58,21 +58,21 @@ def checks() -> Path:
     return paths.data_root() / "tests/cluster"
 
 
-def run(wish: SuiteOptions, on_event: OnEvent) -> Run:
+def run(options: SuiteOptions, on_event: OnEvent) -> Run:
     """
     Raises:
         BadInput: no check has such a name, the evidence is none, jobs of root.
         CheckFailed: the suite itself could not run.
     """
-    if wish.user and (wish.user == "root" or not _USER.fullmatch(wish.user)):
+    if options.user and (options.user == "root" or not _USER.fullmatch(options.user)):
         raise BadInput(
-            f"--user {wish.user}: jobs of the suite run as an ordinary user",
+            f"--user {options.user}: jobs of the suite run as an ordinary user",
             code="bad-value",
             next_step="name a user that the cluster knows, or leave it to rocstack-verify, which deploy makes",
         )
-    if wish.evidence:
-        evidence.load(wish.evidence)
-    _clear(wish)
+    if options.evidence:
+        evidence.load(options.evidence)
+    _clear(options)
     stopped: list[Mapping[str, Any]] = []
 
     def heard(event: Mapping[str, Any]) -> None:
@@ -80,23 +80,23 @@ def run(wish: SuiteOptions, on_event: OnEvent) -> Run:
         if event["event"] == "stopped":
             stopped.append(event["error"])
 
-    code = _pytest(wish, heard)
+    code = _pytest(options, heard)
     if stopped:
         raise _again(stopped[0])
-    if code == _NO_TESTS and wish.only:
-        raise _unknown(wish.only)
-    if code not in _ENDED or not (wish.folder / REPORT).exists():
-        log = wish.folder / LOG
+    if code == _NO_TESTS and options.only:
+        raise _unknown(options.only)
+    if code not in _ENDED or not (options.folder / REPORT).exists():
+        log = options.folder / LOG
         lines = [text for text in log.read_text(errors="replace").strip().splitlines() if text.strip()]
         raise CheckFailed(
             f"the suite ended with {code}: {lines[-1] if lines else 'it said nothing'}",
             code="suite-failed",
             next_step=f"{log} has all that it said",
         )
-    return result.read(wish.folder / REPORT)
+    return result.read(options.folder / REPORT)
 
 
-def _pytest(wish: SuiteOptions, on_event: OnEvent, *more: str) -> int:
+def _pytest(options: SuiteOptions, on_event: OnEvent, *more: str) -> int:
     reader, writer = os.pipe()
     line = [
         sys.executable,
@@ -109,8 +109,16 @@ def _pytest(wish: SuiteOptions, on_event: OnEvent, *more: str) -> int:
         "-c",
         os.devnull,
     ]
-    line += [f"--rootdir={checks()}", "-q", "--tb=short", f"--events={writer}", *wish.arguments(), *more, str(checks())]
-    with (wish.folder / LOG).open("wb") as output:
+    line += [
+        f"--rootdir={checks()}",
+        "-q",
+        "--tb=short",
+        f"--events={writer}",
+        *options.arguments(),
+        *more,
+        str(checks()),
+    ]
+    with (options.folder / LOG).open("wb") as output:
         process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
@@ -128,19 +136,19 @@ def _pytest(wish: SuiteOptions, on_event: OnEvent, *more: str) -> int:
             return process.wait()
         except BaseException:
             with _deaf():
-                on_event({"event": "stopping", "seconds": PATIENCE})
+                on_event({"event": "stopping", "seconds": TIMEOUT_S})
                 _stop(process)
             raise
 
 
-def _clear(wish: SuiteOptions) -> None:
+def _clear(options: SuiteOptions) -> None:
     """What an older run left in the folder is never taken for this one's."""
     from rocstack.verify import artifacts
 
-    wish.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     names = {*artifacts.NAMES, evidence.FILE, LOG}
-    for path in (wish.folder / name for name in names):
-        if not (wish.evidence and path.exists() and path.samefile(evidence.file_of(wish.evidence))):
+    for path in (options.folder / name for name in names):
+        if not (options.evidence and path.exists() and path.samefile(evidence.file_of(options.evidence))):
             path.unlink(missing_ok=True)
 
 
@@ -150,22 +158,22 @@ def listed() -> list[Check]:
     Raises:
         CheckFailed: as `run`.
     """
-    found: list[Check] = []
+    all_checks: list[Check] = []
 
     def on_event(event: Mapping[str, Any]) -> None:
         if event["event"] == "checks":
-            found.extend(Check.model_validate_json(json.dumps(each)) for each in event["checks"])
+            all_checks.extend(Check.model_validate_json(json.dumps(each)) for each in event["checks"])
 
     with tempfile.TemporaryDirectory() as folder:
         _pytest(SuiteOptions(Path(folder), level=max(LEVELS)), on_event, "--collect-only")
-    return found
+    return all_checks
 
 
-def _again(said: Mapping[str, Any]) -> RocstackError:
+def _again(error: Mapping[str, Any]) -> RocstackError:
     """The error of the other process as it was."""
-    kind = {2: BadInput, 3: Missing}.get(said["exit_code"], CheckFailed)
-    where = Where(said["where"]) if said["where"] else None
-    return kind(said["what"], code=said["code"], where=where, cause=said["cause"], next_step=said["next"])
+    kind = {2: BadInput, 3: Missing}.get(error["exit_code"], CheckFailed)
+    where = Where(error["where"]) if error["where"] else None
+    return kind(error["what"], code=error["code"], where=where, cause=error["cause"], next_step=error["next"])
 
 
 def _unknown(pattern: str) -> BadInput:
@@ -182,7 +190,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)
     try:
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_S)
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

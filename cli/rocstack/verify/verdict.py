@@ -59,22 +59,22 @@ class RunVerdict:
 
 
 def judge(run: Run) -> RunVerdict:
-    found: dict[str, list[tuple[str, Measure]]] = defaultdict(list)
+    measures_of: dict[str, list[tuple[str, Measure]]] = defaultdict(list)
     cluster: list[Reason] = []
     for result in run.results:
         name = result.check.name
         mine = by_node(result)
         for node, measures in mine.items():
-            found[node] += [(name, measure) for measure in measures]
+            measures_of[node] += [(name, measure) for measure in measures]
         cluster += [Reason(name, measure.why) for measure in mine.get("", ()) if measure.state in BAD]
         if result.state == "skipped" and not result.measures:
             for skip in result.skips:
                 missing = Measure(state="skipped", why=result.why, skip=skip.kind)
                 for node in _missed(skip, run.nodes):
-                    found[node].append((name, missing))
+                    measures_of[node].append((name, missing))
         if "" not in mine and states(result).get("") in BAD:
             cluster.append(Reason(name, result.why))
-    nodes = tuple(_node(node, found[node.name]) for node in run.nodes)
+    nodes = tuple(_node(node, measures_of[node.name]) for node in run.nodes)
     verdict = RunVerdict(nodes, tuple(cluster), skipped(run))
     return replace(verdict, parts=tuple(_parts(run, verdict)))
 
@@ -91,42 +91,42 @@ def by_node(result: CheckResult) -> dict[str, tuple[Measure, ...]]:
     failing = Counter(
         name for measure in result.measures if measure.peer and measure.state in BAD for name in _ends(measure)
     )
-    found: dict[str, list[Measure]] = defaultdict(list)
+    measures_of: dict[str, list[Measure]] = defaultdict(list)
     for measure in result.measures:
         ends = _ends(measure)
         most = max(failing[end] for end in ends)
         for end in ends:
             if measure.state not in BAD or failing[end] == most:
-                found[end].append(measure)
-    return {name: tuple(measures) for name, measures in found.items()}
+                measures_of[end].append(measure)
+    return {name: tuple(measures) for name, measures in measures_of.items()}
 
 
 def states(result: CheckResult) -> dict[str, State]:
     """Of the check on each node; "" is the cluster, or a check that was skipped or broke off as a whole."""
-    found = {name: state_of(measures) for name, measures in by_node(result).items()}
-    if not found or (result.state in BAD and result.state not in found.values()):
-        found[""] = result.state
-    return found
+    states_of = {name: state_of(measures) for name, measures in by_node(result).items()}
+    if not states_of or (result.state in BAD and result.state not in states_of.values()):
+        states_of[""] = result.state
+    return states_of
 
 
 def skipped(run: Run) -> dict[str, tuple[str, ...]]:
     """Reason -> the checks that it kept from something, the commonest first. Reasons name no nodes."""
     names = {node.name for node in run.nodes}
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+    checks_of: dict[str, dict[str, None]] = defaultdict(dict)
     for result in run.results:
         texts = {measure.why for measure in result.measures if measure.state == "skipped"}
         if not texts and result.state == "skipped":  # as a whole, for what each of its nodes lacks
             texts = {result.why} if "(" in result.why else set(result.why.split("; "))
         for text in texts:
-            found[nameless(text, names)][result.check.name] = None
-    return {why: tuple(checks) for why, checks in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))}
+            checks_of[nameless(text, names)][result.check.name] = None
+    return {why: tuple(checks) for why, checks in sorted(checks_of.items(), key=lambda item: (-len(item[1]), item[0]))}
 
 
 def nameless(why: str, names: set[str]) -> str:
     """The reason, the same for every node: "no GPU" of "no GPU on node n1", whether one or too many lack it."""
     lacking = _LACKING.fullmatch(why)
     why = lacking[1] if lacking else why
-    return _ON.sub(lambda found: "" if found[1] in names else found[0], why) or "no reason was given"
+    return _ON.sub(lambda match: "" if match[1] in names else match[0], why) or "no reason was given"
 
 
 def _missed(skip: Skip, nodes: Iterable[NodeSeen]) -> Iterable[str]:

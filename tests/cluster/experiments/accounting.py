@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rocstack.verify.slurm_steps import SlurmSession
+from rocstack.verify.slurm_session import SlurmSession
 
-PATIENCE = 10.0  # seconds: slurmctld tells slurmdbd in bundles
+TIMEOUT_S = 10.0  # seconds: slurmctld tells slurmdbd in bundles
 OPEN = frozenset({"", "PENDING", "RUNNING", "REQUEUED", "SUSPENDED"})
 
 
 def run(slurm: SlurmSession, jobs: dict[str, str]) -> dict[str, Any]:
     """Name -> {"job": its number, "state": how it ended, empty where that isn't recorded}."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_S
     while jobs:
         words = ["-nPX", f"--jobs={','.join(jobs.values())}", "--format=JobID,State"]
-        said = slurm.run("sacct", *words).stdout
-        rows = dict(line.split("|") for line in said.splitlines() if "|" in line)
+        rows_text = slurm.run("sacct", *words).stdout
+        rows = dict(line.split("|") for line in rows_text.splitlines() if "|" in line)
         states = {name: rows.get(number, "").partition(" ")[0] for name, number in jobs.items()}
         if not OPEN & set(states.values()) or time.monotonic() > deadline:
             return {

@@ -22,8 +22,8 @@ def run(cluster: Any) -> dict[str, Any]:
     host's, or None where no MUNGE runs there}."""
     of_control, why = _made(cluster.slurm)
     line = f"{_decode([of_control])}; timeout 5 munge -n"
-    said = cluster.in_workers(line, seconds=30)
-    parts = {name: (*done.stdout.split(BREAK), "", "")[:2] for name, done in said.items()}
+    outputs = cluster.in_workers(line, seconds=30)
+    parts = {name: (*done.stdout.split(BREAK), "", "")[:2] for name, done in outputs.items()}
     texts = {name: text.strip() for name, (_, text) in parts.items() if text.startswith("\nMUNGE:")}
     there: dict[str, Any] = {}
     names = sorted(texts)
@@ -38,7 +38,7 @@ def run(cluster: Any) -> dict[str, Any]:
             "there": there.get(name, read(done.stderr)),
             "host": None if hosts[name].stdout.strip() == "absent" else read(hosts[name].stdout + hosts[name].stderr),
         }
-        for name, done in said.items()
+        for name, done in outputs.items()
     }
 
 
@@ -48,8 +48,8 @@ def _made(slurm: Any) -> tuple[str, str]:
         done = slurm.admin("timeout", "5", "munge", "-n")
         if done.stdout.startswith("MUNGE:"):
             return done.stdout.strip(), ""
-    said = (done.stderr or done.stdout).strip() or "it said nothing"
-    return "", f"none was made (exit code {done.rc}): {said}"
+    message = (done.stderr or done.stdout).strip() or "it said nothing"
+    return "", f"none was made (exit code {done.rc}): {message}"
 
 
 def _decode(credentials: list[str]) -> str:

@@ -31,32 +31,32 @@ class Pair(NamedTuple):
     wrong: int = 0
 
 
-def usual(found: Iterable[Pair], better: str) -> float | None:
+def usual(pairs: Iterable[Pair], better: str) -> float | None:
     """What most nodes have with most others: one bad node among three changes it no more than noise does. None where
     there are too few."""
     middle = median_high if better == "high" else median_low
     of_node: dict[str, list[float]] = defaultdict(list)
-    for pair in found:
+    for pair in pairs:
         for name in (pair.node, pair.peer) if pair.value is not None else ():
             of_node[name].append(pair.value or 0.0)
     return middle(middle(values) for values in of_node.values()) if len(of_node) >= ENOUGH else None
 
 
-def told(found: Sequence[Pair], better: str) -> list[Pair]:
+def told(pairs: Sequence[Pair], better: str) -> list[Pair]:
     """All, or of many the worst of each node, and those without a value or with another than was sent."""
-    if len(found) <= MANY:
-        return sorted(found)
+    if len(pairs) <= MANY:
+        return sorted(pairs)
     sign = 1 if better == "high" else -1
     worst: dict[str, Pair] = {}
-    for pair in sorted((pair for pair in found if pair.value is not None), key=lambda pair: sign * (pair.value or 0)):
+    for pair in sorted((pair for pair in pairs if pair.value is not None), key=lambda pair: sign * (pair.value or 0)):
         worst.setdefault(pair.node, pair)
         worst.setdefault(pair.peer, pair)
-    return sorted({*worst.values(), *(pair for pair in found if pair.wrong or pair.value is None)})
+    return sorted({*worst.values(), *(pair for pair in pairs if pair.wrong or pair.value is None)})
 
 
 def judge(
     record: Recorder,
-    found: Sequence[Pair],
+    pairs: Sequence[Pair],
     what: str,
     over_rdma: Collection[str] = (),
     others: Collection[str] = (),
@@ -69,9 +69,9 @@ def judge(
     """
     unit, better = UNITS[what], BETTER[what]
     real = not any(node.virtual for node in record.nodes)
-    most = usual(found, better) if real else None
-    quiet = [pair for pair in found if not {pair.node, pair.peer} & {*others}]
-    for pair in sorted([*told(quiet, better), *told([*{*found} - {*quiet}], better)]):
+    most = usual(pairs, better) if real else None
+    quiet = [pair for pair in pairs if not {pair.node, pair.peer} & {*others}]
+    for pair in sorted([*told(quiet, better), *told([*{*pairs} - {*quiet}], better)]):
         quantity = QUANTITIES[what][{pair.node, pair.peer} <= {*over_rdma}]
         slow = most is not None and pair.value is not None and (
             pair.value < most / TIMES if better == "high" else pair.value > max(most * TIMES, FINE[quantity])

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.cluster import hostlist
-from rocstack.verify.hosts import GONE
+from rocstack.verify.testinfra_hosts import GONE
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TASKS = 2  # ranks on a node
 PARTS = ("ring", "links", "collectives")
-SECONDS, ALONE = 60.0, 30.0  # that a step may take, on few nodes and on one that is tried by itself
+SECONDS, ONE_NODE_SECONDS = 60.0, 30.0  # that a step may take, on few nodes and on one that is tried by itself
 AT_ONCE = 8  # connections to the control node: of more than ten that begin together its sshd drops some (MaxStartups)
 
 
@@ -61,24 +61,24 @@ def launched(slurm: Any, asked: Sequence[str], *, shared: bool, parts: Sequence[
     """
     env = {"OMPI_MCA_mpi_yield_when_idle": "1"} if shared else {}
     nodes, left = tuple(asked), list(parts)
-    found: dict[str, Any] = {"asked": list(asked), "broken": {}, "ended": {}, "failed": "", "answers": []}
+    results: dict[str, Any] = {"asked": list(asked), "broken": {}, "ended": {}, "failed": "", "answers": []}
     while nodes and left:
-        said = _run(slurm, env, nodes, left, seconds(len(nodes)))
-        if not said.all("launch", nodes):
-            broken = {} if found["broken"] else _broken(slurm, env, nodes)
-            found["broken"] |= broken
+        step = _run(slurm, env, nodes, left, seconds(len(nodes)))
+        if not step.all("launch", nodes):
+            broken = {} if results["broken"] else _broken(slurm, env, nodes)
+            results["broken"] |= broken
             nodes = tuple(node for node in nodes if node not in broken)
             if not broken:
-                found["failed"] = said.why
+                results["failed"] = step.why
                 break
             continue
-        unfinished = next((part for part in left if not said.all(part, nodes)), None)
+        unfinished = next((part for part in left if not step.all(part, nodes)), None)
         done = left[: left.index(unfinished) + 1] if unfinished else left
-        found["answers"] += [answer for answer in said.answers if answer["part"] in ("launch", "end", *done)]
+        results["answers"] += [answer for answer in step.answers if answer["part"] in ("launch", "end", *done)]
         left = left[len(done) :]
         if unfinished:
-            found["ended"][unfinished] = said.why
-    return {**found, "nodes": list(nodes)}
+            results["ended"][unfinished] = step.why
+    return {**results, "nodes": list(nodes)}
 
 
 def others(slurm: Any, nodes: Collection[str]) -> set[str]:
@@ -102,10 +102,10 @@ def _broken(slurm: Any, env: Mapping[str, str], nodes: Sequence[str]) -> dict[st
     """The nodes on which it doesn't start even by themselves."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         tried = dict(zip(nodes, pool.map(lambda node: _alone(slurm, env, node), nodes), strict=True))
-    return {node: said.why for node, said in tried.items() if not said.all("launch", [node])}
+    return {node: step.why for node, step in tried.items() if not step.all("launch", [node])}
 
 
 def _alone(slurm: Any, env: Mapping[str, str], node: str) -> _Said:
     """Once more where ssh to the control node failed, which tells nothing of this one."""
-    said = _run(slurm, env, [node], [], ALONE)
-    return _run(slurm, env, [node], [], ALONE) if said.code == GONE else said
+    step = _run(slurm, env, [node], [], ONE_NODE_SECONDS)
+    return _run(slurm, env, [node], [], ONE_NODE_SECONDS) if step.code == GONE else step

@@ -68,8 +68,8 @@ def tools(
     """node -> name -> {"code", "out"}, as `on_each` has it. `seconds` is what one command may take, `minutes` all."""
     minutes = max(minutes, math.ceil(seconds * len(batches) / 60) + 2)
     asked = json.dumps({"batches": [dict(batch) for batch in batches], "seconds": seconds, "keep": keep})
-    found = on_each(cluster, nodes, "tools.py", asked, seconds=seconds * len(batches) + 30, minutes=minutes)
-    return {node: answer and answer["said"] for node, answer in found.items()}
+    outputs = on_each(cluster, nodes, "tools.py", asked, seconds=seconds * len(batches) + 30, minutes=minutes)
+    return {node: answer and answer["said"] for node, answer in outputs.items()}
 
 
 def gemm(cluster: Any, nodes: Sequence[str]) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def on_each(
     """node -> the program's answer, on all nodes at once and on each by itself. None: the node was not got; one that
     is missing gave no answer."""
     got = whole(cluster, minutes)
-    found: dict[str, Any] = {node: None for node in nodes if node not in got}
+    outputs: dict[str, Any] = {node: None for node in nodes if node not in got}
     if chosen := [node for node in nodes if node in got]:
         more: dict[str, Any] = {"nodes": chosen, "options": shares(cluster, 1), "alone": True}
         step = cluster.slurm.python(PROGRAMS / program, *arguments, seconds=seconds, **more)
-        found |= {answer["node"]: answer for answer in step.answers}
-    return found
+        outputs |= {answer["node"]: answer for answer in step.answers}
+    return outputs
 
 
 def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -107,20 +107,20 @@ def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str
         step = cluster.slurm.step(*words, tasks=ranks, seconds=120 + len(nodes), options=options)
         return {"code": step.code, "out": step.out, "said": step.said}
 
-    found = of_run | bench("ring", sizes)
+    results = of_run | bench("ring", sizes)
     profiles = [cluster.state.gathered.node(node).profile for node in nodes] if cluster.slurm.gpus else []
     if profiles and all((gpu.memory or 0) >= ROOMY for profile in profiles for gpu in profile.gpus):
-        found["big"] = bench("flat", str(BIG))
-    return found
+        results["big"] = bench("flat", str(BIG))
+    return results
 
 
 def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
     one = [RCCL, "-b", "8", "-e", "8G", "-f", "2", "-g", str(gpus)]
     each = tools(cluster, nodes, [{RCCL: one}], seconds=600, minutes=60)
     nodes = [node for node in nodes if each.get(node, {}) is not None]
-    found: dict[str, Any] = {"tool": "rccl-tests", "nodes": list(nodes), "gpus": gpus, "each": each, "all": {}}
+    results: dict[str, Any] = {"tool": "rccl-tests", "nodes": list(nodes), "gpus": gpus, "each": each, "all": {}}
     if len(nodes) < 2:
-        return found
+        return results
     ask = f"for tool in {' '.join(OTHERS)}; do command -v $tool; done; true"
     others = {Path(line).name for line in cluster.slurm.step("sh", "-c", ask, nodes=nodes[:1]).out.splitlines()}
     for tool, begin in ((RCCL, "1024"), *((other, "8G") for other in OTHERS if other in others)):
@@ -128,34 +128,34 @@ def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
         env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"} if tool == RCCL else {}
         options = ["--mpi=pmix", *shares(cluster, gpus)]
         step = cluster.slurm.step(*words, tasks=gpus, seconds=600, env=env, options=options)
-        found["all"][tool] = {"code": step.code, "out": short(f"{step.out}\n{step.err}")}
-    return found
+        results["all"][tool] = {"code": step.code, "out": short(f"{step.out}\n{step.err}")}
+    return results
 
 
 def short(text: str) -> str:
     """Each way that data take, once; of each rank its number; and the end of the tool's own lines."""
     own = [line for line in text.splitlines() if "NCCL INFO" not in line]
-    ranks = [found[0] for line in own if (found := RANK.match(line))]
+    ranks = [rank[0] for line in own if (rank := RANK.match(line))]
     rest = "\n".join(line for line in own if not RANK.match(line))
     return "\n".join([*rccl_parser.brief(text), *ranks, rest[-KEPT:]])
 
 
-def minutes(virtual: bool, said: str | None) -> float:
+def minutes(virtual: bool, text: str | None) -> float:
     """That a soak takes, by default or as the variable says.
 
     Raises:
         BadInput: it says no number of minutes, or more than a week's.
     """
-    if not said:
+    if not text:
         return VIRTUAL if virtual else MINUTES
     try:
-        found = float(said)
+        parsed = float(text)
     except ValueError:
-        found = 0
-    if 0 < found <= 7 * 24 * 60:
-        return found
+        parsed = 0
+    if 0 < parsed <= 7 * 24 * 60:
+        return parsed
     raise BadInput(
-        f"{VARIABLE}={said} is no number of minutes",
+        f"{VARIABLE}={text} is no number of minutes",
         code="bad-setting",
         cause="a soak takes up to a week",
         next_step=f"such as {VARIABLE}=60",
@@ -194,21 +194,21 @@ def soak(cluster: Any, lasting: float) -> dict[str, Any]:
 
 
 def _uptimes(cluster: Any, nodes: Sequence[str]) -> dict[str, float]:
-    said = cluster.everywhere("cat /proc/uptime", nodes)
-    return {node: float(done.stdout.split()[0]) for node, done in said.items() if done.rc == 0}
+    outputs = cluster.everywhere("cat /proc/uptime", nodes)
+    return {node: float(done.stdout.split()[0]) for node, done in outputs.items() if done.rc == 0}
 
 
 def _kernels(cluster: Any, uptimes: Mapping[str, float]) -> dict[str, list[str]]:
     """Of the nodes whose log can be read."""
-    said = cluster.everywhere("dmesg", list(uptimes))
-    return {node: _since(done.stdout, uptimes[node]) for node, done in said.items() if done.rc == 0}
+    outputs = cluster.everywhere("dmesg", list(uptimes))
+    return {node: _since(done.stdout, uptimes[node]) for node, done in outputs.items() if done.rc == 0}
 
 
 def _since(log: str, begun: float) -> list[str]:
     """The kernel's lines from `begun` on, in seconds after its start, that tell of a fault; the last of them."""
-    found = []
+    lines = []
     for line in log.splitlines():
         stamp = line.partition("]")[0].lstrip("[ ")
         if stamp.replace(".", "", 1).isdecimal() and float(stamp) >= begun and kernel.bad(line):
-            found.append(line)
-    return found[-LINES:]
+            lines.append(line)
+    return lines[-LINES:]

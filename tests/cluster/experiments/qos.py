@@ -9,7 +9,7 @@ from typing import Any
 from experiments.scheduling import end, remove_qos, started, watch
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.slurm_steps import SlurmSession
+from rocstack.verify.slurm_session import SlurmSession
 
 
 def run(slurm: SlurmSession, exclude: Sequence[str], *, gpus: bool, threads: int = 1) -> dict[str, Any]:
@@ -49,18 +49,18 @@ def _try(slurm: SlurmSession, where: list[str], gpus: bool, threads: int) -> dic
         return ""
 
     try:
-        found: dict[str, Any] = {"over": job("over", "true", "--hold", cpus=2 * threads)}
+        results: dict[str, Any] = {"over": job("over", "true", "--hold", cpus=2 * threads)}
         if gpus:
-            found["over_gpus"] = job("over_gpus", "true", "--hold", "--gpus=2")
-            found["within_gpus"] = job("within_gpus", "true", "--hold", "--gpus=1")
+            results["over_gpus"] = job("over_gpus", "true", "--hold", "--gpus=2")
+            results["within_gpus"] = job("within_gpus", "true", "--hold", "--gpus=1")
         refused = job("first", "sleep 300") or job("second", "sleep 300")
         if refused:
-            return {**found, "problem": f"a job within the limits was refused: {refused}"}
+            return {**results, "problem": f"a job within the limits was refused: {refused}"}
         two = {name: jobs[name] for name in ("first", "second")}
         now = watch(slurm, two, lambda now: started(now["first"]) and now["second"]["reason"] != "None")
         end(slurm, {"first": jobs["first"]})
         then = watch(slurm, two, lambda now: started(now["second"]))
-        return {**found, "first": now["first"], "second": now["second"], "then": then["second"]}
+        return {**results, "first": now["first"], "second": now["second"], "then": then["second"]}
     finally:
         end(slurm, jobs)
 

@@ -12,9 +12,9 @@ LOST = 4  # the exit code of a rank that lost another one
 Row = Mapping[str, Any]
 
 
-def of(found: Mapping[str, Any], *runs: str, node: str = "") -> list[Row]:
+def of(training: Mapping[str, Any], *runs: str, node: str = "") -> list[Row]:
     """In the order of their ranks."""
-    rows = [row for row in found["answers"] if row["run"] in runs and node in ("", row["node"])]
+    rows = [row for row in training["answers"] if row["run"] in runs and node in ("", row["node"])]
     return sorted(rows, key=lambda row: (row["node"] if row["run"] == "node" else "", row["rank"]))
 
 
@@ -51,7 +51,7 @@ def speed(row: Row) -> float:
 
 def strangers(rows: Sequence[Row]) -> dict[str, str]:
     """Of each node that has a rank whose weights are not those of most in their run, which rank and when."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for when, words in (("before", "at the start"), ("after", "at the end")):
         groups: dict[str, list[Row]] = {}
         for row in rows:
@@ -63,17 +63,17 @@ def strangers(rows: Sequence[Row]) -> dict[str, str]:
             for row in group:
                 if row[when] != usual:
                     why = f"rank {row['rank']} of {row['world']} has other weights {words} than most {run} ranks"
-                    found.setdefault(row["node"], why)
-    return found
+                    reasons.setdefault(row["node"], why)
+    return reasons
 
 
 def most(values: Iterable[str]) -> str:
     return Counter(values).most_common(1)[0][0]
 
 
-def alone(found: Mapping[str, Any], device: str = "") -> Row:
+def alone(training: Mapping[str, Any], device: str = "") -> Row:
     """One rank that trained as most of them did."""
-    rows = [row for row in of(found, "alone") if "after" in row and device in ("", row["device"])]
+    rows = [row for row in of(training, "alone") if "after" in row and device in ("", row["device"])]
     rows = [row for row in rows if not unlearned(row)] or rows
     usual = most(row["after"] for row in rows)
     return next(row for row in rows if row["after"] == usual)
@@ -81,14 +81,14 @@ def alone(found: Mapping[str, Any], device: str = "") -> Row:
 
 def misplaced(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
     """(node, why, how many) of samples that several ranks have, or none."""
-    found, owner = [], dict[int, int]()
+    problems, owner = [], dict[int, int]()
     for row in rows:
         twice = [sample for sample in row["ids"] if sample in owner]
         if twice:
             why = f"rank {row['rank']} has {len(twice):,} samples that rank {owner[twice[0]]} has too"
-            found.append((row["node"], why, len(twice)))
+            problems.append((row["node"], why, len(twice)))
         owner |= dict.fromkeys(row["ids"], row["rank"])
     every = range(rows[0]["samples"]) if rows else range(0)
     if missing := len(every) - len(owner.keys() & set(every)):
-        found.append(("", f"{missing:,} of {len(every):,} samples are no rank's", missing))
-    return found
+        problems.append(("", f"{missing:,} of {len(every):,} samples are no rank's", missing))
+    return problems

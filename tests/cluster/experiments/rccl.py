@@ -34,7 +34,7 @@ def functional(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str,
     return {"nodes": list(nodes), "gpus": gpus, "runs": runs}
 
 
-def astray(found: rccl_parser.Transport, nic: str) -> list[str]:
+def astray(output: rccl_parser.Transport, nic: str) -> list[str]:
     """What between nodes isn't RDMA of such cards; where ranks of several nodes have no way to another node, that."""
-    ways = found.net or (("no network",) if found.ways else found.networks)
+    ways = output.net or (("no network",) if output.ways else output.networks)
     return [way for way in ways if not re.fullmatch(WAYS.get(nic, IB), way.removeprefix("NET/"))]

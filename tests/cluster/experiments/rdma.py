@@ -70,14 +70,14 @@ def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> lis
     GPUs, and with its GID index: `env` is its fabric environment. InfiniBand has none, and its MTU isn't known."""
     ports = {hca.name: hca for hca in choose_ports(profile, nic)[0]}
     listed = [name for name in env.get("NCCL_IB_HCA", "").removeprefix("=").split(",") if name] or list(ports)
-    found: list[list[Any]] = []
+    ports_of: list[list[Any]] = []
     for name in listed:
         device, _, port = name.partition(":")
         own = ports.get(name)
         index = own.gid.index if own and own.gid else None
         common = env.get("NCCL_IB_GID_INDEX")
-        found.append([device, int(port or 1), int(common) if common and index is not None else index, mtu(own)])
-    return found
+        ports_of.append([device, int(port or 1), int(common) if common and index is not None else index, mtu(own)])
+    return ports_of
 
 
 def mtu(own: Hca | None) -> int | None:
@@ -92,19 +92,19 @@ def of_cluster(cluster_evidence: ClusterEvidence, nodes: Sequence[CheckedNode]) 
     return placed({name: rails(profile, fabric.get(name, {}), nic) for name, profile in known.items()}, known)
 
 
-def placed(found: Mapping[str, Sequence[Rail]], profiles: Mapping[str, NodeProfile]) -> Rails:
+def placed(rails_of: Mapping[str, Sequence[Rail]], profiles: Mapping[str, NodeProfile]) -> Rails:
     """Ports that are cabled to the same switch get the same place in the list of each node; None where a node has no
     such port, or can't use it. A place is that of the GPU on whose PCIe switch the port is; where not all are on one,
     it is the port's name; where nodes have no names in common, ports take their places as they come."""
-    most = sorted(found, key=lambda name: -len(found[name]))
+    most = sorted(rails_of, key=lambda name: -len(rails_of[name]))
     for by in (_by_gpu, _by_name):
-        keys = {name: by(profiles[name], listed) for name, listed in found.items()}
+        keys = {name: by(profiles[name], listed) for name, listed in rails_of.items()}
         sound = all(None not in own and len({*own}) == len(own) for own in keys.values())
         if sound and all({*own} & {*keys[most[0]]} for own in keys.values() if own):
             places = dict.fromkeys(key for name in most for key in keys[name])
-            ports = {name: dict(zip(own, found[name], strict=True)) for name, own in keys.items()}
+            ports = {name: dict(zip(own, rails_of[name], strict=True)) for name, own in keys.items()}
             return {name: [own.get(place) for place in places] for name, own in ports.items()}
-    return found
+    return rails_of
 
 
 def _by_gpu(profile: NodeProfile, listed: Sequence[Rail]) -> list[Hashable]:
@@ -153,5 +153,5 @@ def queue_pairs(slurm: Any, nodes: Sequence[str]) -> dict[str, Any]:
     """node -> what `rocstack-node prove --many` said in a job there."""
     if not nodes:
         return {}
-    step = slurm.step("python3", "-c", source("queue_pairs.py"), nodes=nodes, alone=True)
+    step = slurm.step("python3", "-c", source("queue_pairs.py"), nodes=nodes, independent=True)
     return {answer["node"]: answer for answer in step.answers}

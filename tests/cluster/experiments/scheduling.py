@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.slurm_steps import NAME, SlurmSession
+from rocstack.verify.slurm_session import NAME, SlurmSession
 
 MINUTES = 5
 STARTED = frozenset({"RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED", "FAILED", "TIMEOUT"})
 PROLOG = "Prolog"  # squeue's reason of a job that runs, and hasn't begun
-PATIENCE = 45.0  # seconds for a job that could start: the backfill scheduler looks every 30
+TIMEOUT_S = 45.0  # seconds for a job that could start: the backfill scheduler looks every 30
 PAUSE = 0.4
 EPILOG = 90.0  # seconds that the last job of a reservation may take to end
 LEFT = f"{NAME}-"  # begins the names of all that a run makes
@@ -38,11 +38,11 @@ def run(slurm: SlurmSession, nodes: Sequence[str]) -> dict[str, Any]:
     if not qos:
         return {"qos": qos, "problem": f"the user {slurm.user} has no account"}
     low, high = (pick(qos, key=lambda each: int(each["priority"])) for pick in (min, max))
-    found: dict[str, Any] = {"qos": qos, "low": low["name"], "high": high["name"]}
+    results: dict[str, Any] = {"qos": qos, "low": low["name"], "high": high["name"]}
     if low["priority"] == high["priority"]:
-        return {**found, "problem": "the user's QoS all have one priority"}
+        return {**results, "problem": "the user's QoS all have one priority"}
     with _slot(slurm, nodes) as problem:
-        return {**found, **({"problem": problem} if problem else _compete(slurm, low["name"], high["name"]))}
+        return {**results, **({"problem": problem} if problem else _compete(slurm, low["name"], high["name"]))}
 
 
 def ranks(slurm: SlurmSession) -> list[dict[str, Any]]:
@@ -50,10 +50,10 @@ def ranks(slurm: SlurmSession) -> list[dict[str, Any]]:
     mine = slurm.admin("sacctmgr", "-nP", "show", "assoc", f"user={slurm.user}", "format=QOS").stdout
     rows = slurm.admin("sacctmgr", "-nP", "show", "qos", "format=Name,Priority,Preempt").stdout
     names = set(mine.replace("\n", ",").split(","))
-    found = [line.split("|") for line in rows.splitlines()]
+    fields = [line.split("|") for line in rows.splitlines()]
     return [
         {"name": name, "priority": int(priority or 0), "preempts": preempts.split(",")}
-        for name, priority, preempts in found
+        for name, priority, preempts in fields
         if name in names and not name.startswith(LEFT)
     ]
 
@@ -84,18 +84,18 @@ def _compete(slurm: SlurmSession, low: str, high: str) -> dict[str, Any]:
 @contextmanager
 def _slot(slurm: SlurmSession, nodes: Iterable[str]) -> Iterator[str]:
     """One free core of one of `nodes`; gives why there is none."""
-    said = "no node takes jobs"
+    problem = "no node takes jobs"
     for node in list(nodes)[:8]:
         words = [f"ReservationName={slurm.name}", f"Users={slurm.user}", "StartTime=now", f"Duration={MINUTES}"]
         words += [f"PartitionName={slurm.partition}"] if slurm.partition else []
         done = slurm.admin("scontrol", "create", "reservation", *words, f"Nodes={node}", "CoreCnt=1")
-        said = "" if done.rc == 0 else f"no core could be reserved: {(done.stderr or done.stdout).strip()}"
-        if not said:
+        problem = "" if done.rc == 0 else f"no core could be reserved: {(done.stderr or done.stdout).strip()}"
+        if not problem:
             break
     try:
-        yield said
+        yield problem
     finally:
-        if not said:
+        if not problem:
             _remove(slurm, slurm.name)
 
 
@@ -145,13 +145,13 @@ def end(slurm: SlurmSession, jobs: dict[str, str]) -> None:
         slurm.run("scancel", *jobs.values())
 
 
-def watch(slurm: SlurmSession, jobs: dict[str, str], done: Callable[[Jobs], bool], seconds: float = PATIENCE) -> Jobs:
+def watch(slurm: SlurmSession, jobs: dict[str, str], done: Callable[[Jobs], bool], seconds: float = TIMEOUT_S) -> Jobs:
     """Looks until `done`, or for so many seconds; job -> _COLUMNS of it."""
     deadline = time.monotonic() + seconds
     words = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs.values())}"]
     while True:
-        said = slurm.run(*words, "--format=%i|%T|%r|%S|%Q").stdout
-        rows = {row[0]: row for row in (line.strip().split("|") for line in said.splitlines())}
+        listed = slurm.run(*words, "--format=%i|%T|%r|%S|%Q").stdout
+        rows = {row[0]: row for row in (line.strip().split("|") for line in listed.splitlines())}
         now = {
             name: dict(zip(_COLUMNS, rows.get(number, (number, "", "", "", "")), strict=True))
             for name, number in jobs.items()

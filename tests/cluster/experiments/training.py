@@ -15,7 +15,7 @@ from experiments import rccl
 from experiments.performance import whole
 
 from rocstack.container.mount import parse_mount
-from rocstack.verify.slurm_steps import StepOutput
+from rocstack.verify.slurm_session import StepOutput
 
 PROGRAM = Path(__file__).parents[1] / "programs/training.py"
 RANKS = 2  # of a node, on CPUs
@@ -33,13 +33,13 @@ def on_cpus(cluster: Any) -> dict[str, Any]:
     """All runs. `shared`: whether all nodes see the folder of the checkpoints, which is `below`."""
     nodes = lasting(cluster)
     folder, shared = scratch(cluster, nodes)
-    cluster.slurm.step("mkdir", temporary(folder), nodes=nodes, alone=True)
+    cluster.slurm.step("mkdir", temporary(folder), nodes=nodes, independent=True)
     try:
-        found = run(cluster.slurm, nodes, RANKS, "gloo", folder)
-        return found | {"shared": shared, "below": str(Path(folder).parent)}
+        results = run(cluster.slurm, nodes, RANKS, "gloo", folder)
+        return results | {"shared": shared, "below": str(Path(folder).parent)}
     finally:
         if left := cluster.slurm.kept(nodes):
-            cluster.slurm.step("rm", "-rf", folder, temporary(folder), nodes=left, alone=True)
+            cluster.slurm.step("rm", "-rf", folder, temporary(folder), nodes=left, independent=True)
 
 
 def temporary(folder: str) -> str:
@@ -58,8 +58,8 @@ def on_gpus(cluster: Any) -> dict[str, Any]:
 
 def lasting(cluster: Any) -> Sequence[str]:
     """The nodes, for as long as all runs may take."""
-    found: Sequence[str] = whole(cluster, math.ceil(8 * (SECONDS + len(cluster.allocated())) / 60))
-    return found
+    nodes: Sequence[str] = whole(cluster, math.ceil(8 * (SECONDS + len(cluster.allocated())) / 60))
+    return nodes
 
 
 def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str = "") -> dict[str, Any]:
@@ -82,8 +82,8 @@ def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str 
     well = {row["node"] for row in answers if row["run"] == "alone" and row["code"] == 0}
     if well and len(well) < len(nodes):
         ill = [row for row in answers if row["node"] not in well and row["run"] in ("start", "alone")]
-        found = run(slurm, [node for node in nodes if node in well], ranks, backend, folder)
-        return found | {"asked": list(nodes), "answers": [*ill, *found["answers"]], "said": step.said}
+        results = run(slurm, [node for node in nodes if node in well], ranks, backend, folder)
+        return results | {"asked": list(nodes), "answers": [*ill, *results["answers"]], "said": step.said}
     if any(row["run"] == "killed" for row in answers):
         copied = [*saving, f"--checkpoint.dir={folder}/damaged"]
         damaged = {"from": f"{folder}/run", "to": f"{folder}/damaged"}
@@ -92,8 +92,8 @@ def run(slurm: Any, nodes: Sequence[str], ranks: int, backend: str, folder: str 
             of_run | {"name": "damaged", "over": "all", "settings": copied, "damage": damaged},
         ]
         answers = [*answers, *_launch(slurm, nodes, ranks, again, env).answers]
-    found = {"asked": list(nodes), "nodes": sorted(well), "ranks": ranks, "answers": answers, "said": step.said}
-    return found | {"every": EVERY, "kill": KILL}
+    results = {"asked": list(nodes), "nodes": sorted(well), "ranks": ranks, "answers": answers, "said": step.said}
+    return results | {"every": EVERY, "kill": KILL}
 
 
 def _launch(
@@ -104,8 +104,8 @@ def _launch(
     options = [f"--cpus-per-task={ranks}", "--kill-on-bad-exit=0", f"--wait={SECONDS}"]
     plan = json.dumps({"ranks": ranks, "runs": runs})
     env = {"OMP_NUM_THREADS": "1", **rccl.ENV, **env}  # RCCL says which way data take
-    found: StepOutput = slurm.python(PROGRAM, plan, nodes=nodes, seconds=seconds, env=env, options=options)
-    return found
+    step: StepOutput = slurm.python(PROGRAM, plan, nodes=nodes, seconds=seconds, env=env, options=options)
+    return step
 
 
 def scratch(cluster: Any, nodes: Sequence[str]) -> tuple[str, bool]:

@@ -11,8 +11,8 @@ from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify import slurm_steps
-from rocstack.verify.slurm_steps import Busy, SlurmSession
+from rocstack.verify import slurm_session
+from rocstack.verify.slurm_session import Busy, SlurmSession
 
 GRANTED = "salloc: Granted job allocation {}\nsalloc: Nodes n[1-2] are ready for job"
 TIMED_OUT = "salloc: job 9 queued\nsalloc: error: Unable to allocate resources: Connection timed out"
@@ -64,7 +64,7 @@ class Controller:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(slurm_steps, "PAUSE", 0)
+    monkeypatch.setattr(slurm_session, "PAUSE", 0)
     return Controller({"n1": "idle 0/8/0/8", "n2": "idle 0/8/0/8"})
 
 
@@ -101,7 +101,7 @@ def test_tasks_that_do_not_wait_for_each_other_end_no_other(node: Controller) ->
     found = made(node)
     found.allocate(["n1", "n2"])
     for alone, options in ((True, {"--wait=0", "--kill-on-bad-exit=0", "--no-kill"}), (False, {"--wait=10"})):
-        found.step("true", alone=alone)
+        found.step("true", independent=alone)
         assert {word for word in node.asked[-1] if "kill" in word or "--wait" in word} >= options
         assert ("--wait=10" in node.asked[-1]) is not alone
     found.step("true", options=["--wait=60"])

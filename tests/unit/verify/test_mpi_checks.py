@@ -15,7 +15,7 @@ import pytest
 from evidence_replay import good, red, replay, states
 
 from rocstack.verify.recorder import CheckedNode, Recorder
-from rocstack.verify.slurm_steps import MARK, StepOutput
+from rocstack.verify.slurm_session import MARK, StepOutput
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))

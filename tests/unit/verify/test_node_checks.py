@@ -15,7 +15,7 @@ from evidence_replay import good, red, replay
 from rocstack.node import parse
 from rocstack.probe import recordings
 from rocstack.verify import suite
-from rocstack.verify.deployed import usual
+from rocstack.verify.deployed_cluster import usual
 from rocstack.virtual import faults, machine, model, tree
 
 FILES = ("test_nodes.py", "test_gpus.py", "test_gpu_jobs.py", "test_topology.py")

@@ -29,7 +29,7 @@ def parser(path: Path) -> Any:
 
 
 def found(value: Any, way: str) -> Any:
-    """`rows.-1.outside.us` of a value; `len` is its length."""
+    """`rows.-1.out_of_place.us` of a value; `len` is its length."""
     while way:
         name, _, way = way.partition(".")
         if name == "len":

@@ -16,7 +16,7 @@ import pytest
 from rocstack.node.fabric import parse_env
 from rocstack.verify import suite
 from rocstack.verify.evidence import Evidence
-from rocstack.verify.slurm_steps import StepOutput
+from rocstack.verify.slurm_session import StepOutput
 
 sys.path.append(str(suite.checks()))
 import kernel

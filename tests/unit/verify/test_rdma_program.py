@@ -25,7 +25,7 @@ from testinfra.host import Host
 
 from rocstack.node.profile import Affinity, NodeProfile
 from rocstack.node.rdma_ports import Hca, choose_ports
-from rocstack.verify.slurm_steps import SlurmSession, StepOutput
+from rocstack.verify.slurm_session import SlurmSession, StepOutput
 from rocstack.verify.suite import checks
 
 sys.path.append(str(checks()))
@@ -272,7 +272,7 @@ def test_no_node_s_queue_pairs_end_with_another_s() -> None:
 
     asked: list[Mapping[str, Any]] = []
     assert rdma.queue_pairs(Srun(), ["n1", "n2"]).keys() == {"n1", "n2"}
-    assert asked == [{"alone": True}]
+    assert asked == [{"independent": True}]
     assert rdma.queue_pairs(Srun(), []) == {}
 
 

@@ -17,7 +17,7 @@ from evidence_replay import good, replay
 
 from rocstack.base.errors import BadInput
 from rocstack.verify import suite
-from rocstack.verify.slurm_steps import ALONE, StepOutput
+from rocstack.verify.slurm_session import ALONE, StepOutput
 
 SAMPLES = Path(__file__).parents[1] / "data/verify/parsers"
 PROGRAM = suite.checks() / "programs/tools.py"
@@ -91,7 +91,7 @@ def test_collectives_on_gpus_from_the_start_to_the_verdict() -> None:
     asked = json.loads(steps["tools.py"][0][0])
     assert asked["batches"] == [{"all_reduce_perf": ["all_reduce_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "8"]}]
     assert steps["tools.py"][1]["options"] == ["--cpus-per-task=192", "--gres=gpu:8"]
-    assert steps["tools.py"][1]["alone"]
+    assert steps["tools.py"][1]["independent"]
     assert steps["all_reduce_perf"][1]["tasks"] == 8
     assert steps["all_reduce_perf"][1]["options"] == ["--mpi=pmix", "--cpus-per-task=24", "--gres=gpu:8"]
     assert steps["all_reduce_perf"][1]["env"]["NCCL_DEBUG"] == "INFO"
@@ -128,7 +128,7 @@ def test_a_node_that_died_takes_no_answers_of_others(dead: set[str]) -> None:
     gemm = performance.gemm(cluster, NODES)
     assert tools["n2"] is gemm["n2"] is None
     assert [more["nodes"] for *_, more in cluster.slurm.steps] == [["n1"]] * (2 if dead == {"n2"} else 0)
-    assert all(more["alone"] for *_, more in cluster.slurm.steps)
+    assert all(more["independent"] for *_, more in cluster.slurm.steps)
     if dead == {"n2"}:
         assert tools["n1"] == {"x": {"code": 0, "out": ""}}
         assert gemm["n1"]["node"] == "n1"
@@ -138,7 +138,7 @@ def test_jobs_with_gpus_do_not_wait_for_each_other() -> None:
     program, lines = module("experiments/gpus.py"), list[tuple[str, ...]]()
     cluster = fake(8, {"gpus.py": StepOutput(1, '@rocstack {"node": "n1"}\n', "")})
     assert program._job(cluster, list(NODES), 8, ())["n1"] == {"node": "n1"}
-    assert cluster.slurm.steps[0][2]["alone"]
+    assert cluster.slurm.steps[0][2]["independent"]
     done = SimpleNamespace(rc=1, stdout='@rocstack {"node": "n1"}\n', stderr="")
     slurm = SimpleNamespace(gpus=0, name="x", partition="", run=lambda *words, seconds: lines.append(words) or done)
     assert program._job(SimpleNamespace(slurm=slurm), list(NODES), 8, ())["n1"] == {"node": "n1"}

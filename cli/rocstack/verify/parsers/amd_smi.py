@@ -88,15 +88,15 @@ def _each(text: str, tool: str, of: Callable[[Mapping[str, Any]], list[T]]) -> t
     if not starts:
         raise bad(tool, text, "it answered no JSON")
     try:
-        found = json.loads("\n".join(text.splitlines()[starts[0] :]))
+        rows = json.loads("\n".join(text.splitlines()[starts[0] :]))
     except ValueError as error:
         raise bad(tool, text, "its JSON is cut off or broken", starts[0] + getattr(error, "lineno", 1)) from None
-    if isinstance(found, dict):
-        if "error" in found:
+    if isinstance(rows, dict):
+        if "error" in rows:
             raise bad(tool, text, "it complains", starts[0] + 1)
-        found = found.get("gpu_data")
+        rows = rows.get("gpu_data")
     try:
-        return tuple(value for row in found for value in of(row))
+        return tuple(value for row in rows for value in of(row))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise bad(tool, text, "its JSON is not what it was expected to be", starts[0] + 1) from None
 

@@ -42,8 +42,8 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> AllToAll:
         CheckFailed: it complains, or its averages are missing.
     """
     lines = _lines(text, tool)
-    found = {(match[1], match[2]): float(match[3]) for line in lines if (match := _AVERAGE.match(line))}
-    if ("Average", "GPU") not in found or ("Aggregate", "CPU") not in found:
+    speeds = {(match[1], match[2]): float(match[3]) for line in lines if (match := _AVERAGE.match(line))}
+    if ("Average", "GPU") not in speeds or ("Aggregate", "CPU") not in speeds:
         raise bad(tool, text, "it ended before its averages")
     rows = {int(match[1]): match[2].split() for line in lines if (match := _GPU_ROW.match(line))}
     pairs = {
@@ -52,7 +52,7 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> AllToAll:
         for target, word in enumerate(words[: len(rows)])
         if re.fullmatch(r"[\d.]+", word)
     }
-    return AllToAll(found["Average", "GPU"], found["Aggregate", "CPU"], pairs)
+    return AllToAll(speeds["Average", "GPU"], speeds["Aggregate", "CPU"], pairs)
 
 
 def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> PeerToPeer:
@@ -60,11 +60,11 @@ def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> PeerToPeer:
     Raises:
         CheckFailed: it complains, or its averages of both kinds aren't there.
     """
-    found = {match[1]: match[2].split() for line in _lines(text, tool) if (match := _PEER.match(line))}
-    if found.keys() != {"Uni", "Bi"} or any(len(words) != len(_KINDS) for words in found.values()):
+    averages = {match[1]: match[2].split() for line in _lines(text, tool) if (match := _PEER.match(line))}
+    if averages.keys() != {"Uni", "Bi"} or any(len(words) != len(_KINDS) for words in averages.values()):
         raise bad(tool, text, "it ended before its averages of one and both directions")
     uni, bi = (
-        {kind: float(word) for kind, word in zip(_KINDS, found[way], strict=True) if word != "N/A"}
+        {kind: float(word) for kind, word in zip(_KINDS, averages[way], strict=True) if word != "N/A"}
         for way in ("Uni", "Bi")
     )
     return PeerToPeer(uni, bi)
@@ -76,20 +76,20 @@ def configured(text: str, tool: str = "TransferBench") -> dict[int, list[float]]
     Raises:
         CheckFailed: it complains, or a test has no transfer.
     """
-    found: dict[int, list[float]] = {}
+    tests: dict[int, list[float]] = {}
     test = 0
     for line in _lines(text, tool):
         if match := _TEST.match(line):
             test = int(match[1])
-            found[test] = []
+            tests[test] = []
         elif test and (match := _TRANSFER.match(line)):
-            found[test].append(float(match[2]))
-    for test, speeds in found.items():
+            tests[test].append(float(match[2]))
+    for test, speeds in tests.items():
         if not speeds:
             raise bad(tool, text, f"test {test} has no result")
-    if not found:
+    if not tests:
         raise bad(tool, text, "no test was run")
-    return found
+    return tests
 
 
 def _lines(text: str, tool: str) -> list[str]:
@@ -125,7 +125,7 @@ def parse_babelstream(text: str, tool: str = "hip-stream") -> Stream:
         CheckFailed: its sums were wrong, a row isn't understood, or a function is missing.
     """
     about: dict[str, str] = {}
-    found: dict[str, float] = {}
+    speeds: dict[str, float] = {}
     scale = 0.0
     for number, line in enumerate((raw.strip() for raw in text.splitlines()), 1):
         if _WRONG.match(line):
@@ -136,10 +136,10 @@ def parse_babelstream(text: str, tool: str = "hip-stream") -> Stream:
             scale = _GB[match[1]]
         elif scale and (match := _ROW.match(line)):
             try:
-                found[match[1]] = round(float(match[2]) * scale, 6)
+                speeds[match[1]] = round(float(match[2]) * scale, 6)
             except ValueError:
                 raise bad(tool, text, "this row isn't understood", number) from None
-    missing = [name for name in FUNCTIONS if name not in found]
+    missing = [name for name in FUNCTIONS if name not in speeds]
     if missing:
         raise bad(tool, text, f"it has no {missing[0]}")
     return Stream(
@@ -147,7 +147,7 @@ def parse_babelstream(text: str, tool: str = "hip-stream") -> Stream:
         implementation=about.get("Implementation", ""),
         precision=about.get("Precision", ""),
         device=about.get("Device", ""),
-        gb=found,
+        gb=speeds,
     )
 
 

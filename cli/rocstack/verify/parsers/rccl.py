@@ -33,14 +33,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """`size` in bytes; `dtype` and `redop` as the tool names them ("float", "sum", "none"). `inside` is in-place."""
+    """`size` in bytes; `dtype` and `redop` as the tool names them ("float", "sum", "none")."""
 
     size: int
     count: int
     dtype: str
     redop: str
-    outside: Timing
-    inside: Timing
+    out_of_place: Timing
+    in_place: Timing
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class Collective:
     @property
     def wrong(self) -> int:
         """Elements that were wrong."""
-        timings = [timing for row in self.rows for timing in (row.outside, row.inside)]
+        timings = [timing for row in self.rows for timing in (row.out_of_place, row.in_place)]
         return max(self.out_of_bounds, sum(timing.wrong or 0 for timing in timings))
 
     def busbw(self, size: int) -> float | None:
         """Of the best row of at most `size` bytes that is at least half of it, GB/s, out of place."""
-        fit = [row.outside.busbw for row in self.rows if size / 2 <= row.size <= size]
+        fit = [row.out_of_place.busbw for row in self.rows if size / 2 <= row.size <= size]
         return max(fit, default=None)
 
     @property
     def points(self) -> list[list[float]]:
         """[bytes, busbw, algbw] of each row, GB/s, out of place."""
-        return [[row.size, row.outside.busbw, row.outside.algbw] for row in self.rows]
+        return [[row.size, row.out_of_place.busbw, row.out_of_place.algbw] for row in self.rows]
 
 
 def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
@@ -77,15 +77,15 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
     Raises:
         CheckFailed: no row, a row that isn't understood, or no end.
     """
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     rows, ranks = [], set()
     for number, raw in enumerate(text.splitlines(), 1):
         line = _PREFIX.sub("", raw).strip()
         for key, pattern in {"name": _NAME, "bounds": _BOUNDS, "average": _AVERAGE, "library": _LIBRARY}.items():
             if match := pattern.match(line):
-                found[key] = match[1]
+                fields[key] = match[1]
         if match := _TESTS.search(line):
-            found["tests"] = match[1]
+            fields["tests"] = match[1]
         if match := _RANK.match(line):
             ranks.add(match[1])
         if _ROW.match(line):
@@ -95,16 +95,16 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
                 raise bad(tool, text, "this row isn't understood", number) from None
     if not rows:
         raise bad(tool, text, "no size was measured")
-    if "average" not in found:
+    if "average" not in fields:
         raise bad(tool, text, f"it ended after {len(rows)} sizes, before its average")
     return Collective(
-        name=found.get("name", ""),
-        tests=found.get("tests", ""),
-        library=found.get("library", ""),
+        name=fields.get("name", ""),
+        tests=fields.get("tests", ""),
+        library=fields.get("library", ""),
         ranks=len(ranks),
         rows=tuple(rows),
-        out_of_bounds=int(found.get("bounds", 0)),
-        average=float(found["average"]),
+        out_of_bounds=int(fields.get("bounds", 0)),
+        average=float(fields["average"]),
     )
 
 
@@ -144,16 +144,16 @@ class Transport:
 
 def brief(text: str) -> list[str]:
     """One line of NCCL_DEBUG=INFO for each way that `parse_transport` reads: thousands of ranks print the same."""
-    found: dict[str, str] = {}
+    kept_lines: dict[str, str] = {}
     for line in text.splitlines():
         info = _INFO.search(line)
         way = _WAY.search(info[1]) if info else None
         network = _NETWORK.search(info[1]) if info else None
         if info and (way or network):
-            found.setdefault(re.sub(r"/\d+", "", way[1]) if way else network[0] if network else "", line)
+            kept_lines.setdefault(re.sub(r"/\d+", "", way[1]) if way else network[0] if network else "", line)
         elif _VERSION.search(line):
-            found.setdefault("version", line)
-    return list(found.values())
+            kept_lines.setdefault("version", line)
+    return list(kept_lines.values())
 
 
 def parse_transport(text: str, tool: str = "RCCL") -> Transport:

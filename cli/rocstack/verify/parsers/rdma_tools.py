@@ -89,8 +89,8 @@ def parse_perftest(text: str, tool: str = "ib_write_bw") -> Bandwidth:
 
 
 def _number(text: str | None) -> int | None:
-    found = re.match(r"\d+", text or "")
-    return int(found[0]) if found else None
+    match = re.match(r"\d+", text or "")
+    return int(match[0]) if match else None
 
 
 _GID = re.compile(r"(local|remote) address: .*GID (\S+)")

@@ -64,14 +64,14 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
         if _ERROR.search(line):
             errors.append(line)
             continue
-        found = _RESULT.match(line)
-        if not found:
+        match = _RESULT.match(line)
+        if not match:
             continue
-        action, said = found["action"].strip(), found["said"].strip()
-        if moved := _MOVED.search(said):
+        action, words = match["action"].strip(), match["said"].strip()
+        if moved := _MOVED.search(words):
             wanted[action] = int(moved["of"])
             got.setdefault(action, set()).add(int(moved["index"]))
-        if each := _statement(action, said, line):
+        if each := _statement(action, words, line):
             statements.append(each)
     if not statements and not errors:
         raise bad(tool, text, "no result")
@@ -81,27 +81,27 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
     return RvsReport(tuple(statements), tuple(errors))
 
 
-def _statement(action: str, said: str, line: str) -> RvsResult | None:
-    ends = [*_CPU.findall(said), *_GPU.findall(said)]
-    if not ends and (numbers := _NUMBERS.match(said)):
+def _statement(action: str, text: str, line: str) -> RvsResult | None:
+    ends = [*_CPU.findall(text), *_GPU.findall(text)]
+    if not ends and (numbers := _NUMBERS.match(text)):
         ends = [*numbers.groups()]
     about = " -> ".join(ends)
-    if moved := _MOVED.search(said):
-        speed = _GBPS.search(moved["rest"]) or _GBPS.search(said)
+    if moved := _MOVED.search(text):
+        speed = _GBPS.search(moved["rest"]) or _GBPS.search(text)
         value = float(speed[1]) if speed else None
         return RvsResult(action, about, bool(value), value, "GB/s", line)
-    if peers := _PEERS.match(said):
+    if peers := _PEERS.match(text):
         return None if len(set(ends)) == 1 else RvsResult(action, about, peers[1] == "true", None, "", line)
-    if met := _MET.search(said):
-        load = _LOAD.search(said)
+    if met := _MET.search(text):
+        load = _LOAD.search(text)
         value, unit = (float(load["value"]), _UNITS[load["unit"]]) if load else (None, "")
         return RvsResult(action, about, met[1].upper() == "TRUE", value, unit, line)
-    if mem := _MEM_SPEED.match(said):
+    if mem := _MEM_SPEED.match(text):
         return RvsResult(action, f"test {mem[1]}", float(mem[2]) > 0, float(mem[2]), "GB/s", line)
-    if mem := _MEM.match(said):
+    if mem := _MEM.match(text):
         return RvsResult(action, f"test {mem[1]}", mem[2] == "PASS", None, "", line)
-    if peqt := _PEQT.match(said):
+    if peqt := _PEQT.match(text):
         return RvsResult(action, "PCIe", peqt[1] == "true", None, "", line)
-    if gm := _GM.match(said):
+    if gm := _GM.match(text):
         return RvsResult(action, f"{gm[1]} {gm[2]}", gm[3] == "0", float(gm[3]), "violations", line)
     return None

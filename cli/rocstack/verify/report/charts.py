@@ -212,8 +212,8 @@ def heatmap(quantity: MatrixQuantity) -> Heatmap | None:
             value = None if None in here else (max if low else min)(each for each in here if each is not None)
             step = None if value is None else min(int(abs(value - best) / span * STEPS), STEPS - 1)
             text = "×" if value is None else f"{value:.{digits}f}"
-            said = "not measured" if value is None else f"{text} {quantity.unit}"
-            title = f"{nodes[row]} to {nodes[column]}: {said}" if block == 1 else ""
+            label = "not measured" if value is None else f"{text} {quantity.unit}"
+            title = f"{nodes[row]} to {nodes[column]}: {label}" if block == 1 else ""
             tiles.append(Tile(round(column * side, 2), round(row * side, 2), step, text, title))
     pairs = ((value, i, j) for i, row in enumerate(rows) for j, value in enumerate(row) if value is not None)
     listed = (heapq.nlargest if low else heapq.nsmallest)(MOST, pairs)

@@ -110,28 +110,28 @@ class Drawings:
 
 
 def read(run: Run) -> Drawings:
-    found = Drawings()
+    drawings = Drawings()
     for result in run.results:
         for kind, value in result.drawings.items():
-            _read(found, result, kind, value)
-    return found
+            _read(drawings, result, kind, value)
+    return drawings
 
 
-def _read(found: Drawings, result: CheckResult, kind: str, value: object) -> None:
+def _read(drawings: Drawings, result: CheckResult, kind: str, value: object) -> None:
     if kind not in KINDS:
-        found.unreadable.append(f"{result.check.name}: nothing draws '{kind}'")
+        drawings.unreadable.append(f"{result.check.name}: nothing draws '{kind}'")
         return
     try:
         drawing = KINDS[kind].model_validate_json(json.dumps(value))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        found.unreadable.append(f"{result.check.name}: the {kind} can't be drawn: {place}: {first['msg']}")
+        drawings.unreadable.append(f"{result.check.name}: the {kind} can't be drawn: {place}: {first['msg']}")
         return
     match drawing:
         case Matrix():
-            found.matrices.append((result, drawing))
+            drawings.matrices.append((result, drawing))
         case Curves():
-            found.curves.append((result, drawing))
+            drawings.curves.append((result, drawing))
         case Topology():
-            found.topologies.append((result, drawing))
+            drawings.topologies.append((result, drawing))

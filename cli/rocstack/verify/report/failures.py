@@ -45,8 +45,8 @@ class _Place:
 
 def failures(run: Run) -> tuple[ReportedFailure, ...]:
     """Those on the lowest level first: what is above them often fails for the same reason."""
-    found = [_failure(result) for result in run.results if result.state in BAD]
-    return tuple(sorted(found, key=lambda each: each.check.level))
+    failed = [_failure(result) for result in run.results if result.state in BAD]
+    return tuple(sorted(failed, key=lambda each: each.check.level))
 
 
 def _failure(result: CheckResult) -> ReportedFailure:
@@ -67,8 +67,8 @@ def _groups(result: CheckResult) -> Iterator[FailureGroup]:
             peer = measure.peer if measure.node == node else measure.node
             place.nodes[node] += [peer] if measure.peer else []
     for why, place in places.items():
-        said = {measure.evidence: _names(measure) for measure in reversed(place.measures) if measure.evidence}
-        shown = list(reversed(said.items()))
+        evidence = {measure.evidence: _names(measure) for measure in reversed(place.measures) if measure.evidence}
+        shown = list(reversed(evidence.items()))
         first = place.measures[0]
         yield FailureGroup(
             where=_where(place.nodes),

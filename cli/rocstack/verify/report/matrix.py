@@ -91,10 +91,10 @@ def lines(measures: Iterable[Measure]) -> tuple[tuple[str, str], ...]:
     for measure in measures:
         if measure.state != "skipped" and (measure.value is not None or measure.wanted):
             groups[measure.unit, measure.wanted].append(measure)
-    found = [(_value([m.value for m in group], unit), _short(wanted)) for (unit, wanted), group in groups.items()]
-    if len(found) > LINES:
-        found = [*found[: LINES - 1], (f"and {len(found) - LINES + 1} more", "")]
-    return tuple(found)
+    texts = [(_value([m.value for m in group], unit), _short(wanted)) for (unit, wanted), group in groups.items()]
+    if len(texts) > LINES:
+        texts = [*texts[: LINES - 1], (f"and {len(texts) - LINES + 1} more", "")]
+    return tuple(texts)
 
 
 def _value(values: list[Scalar], unit: str) -> str:

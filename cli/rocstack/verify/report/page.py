@@ -24,22 +24,22 @@ WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error"
 
 def html(run: Run, previous: Run | None = None) -> str:
     """`previous` is compared with. Whatever came from nodes is escaped."""
-    found, drawn = verdict.judge(run), drawings.read(run)
+    judged, drawn = verdict.judge(run), drawings.read(run)
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
             run=run,
-            verdict=found,
-            mood=_mood(run, found),
+            verdict=judged,
+            mood=_mood(run, judged),
             when=_when(run.when),
             counts=_counts(run),
             levels=LEVELS,
             models=sorted({node.virtual for node in run.nodes if node.virtual}),
             failures=failures.failures(run),
-            nodes=_nodes(found)[:ROWS],
-            nodes_unsaid=max(len(_nodes(found)) - ROWS, 0),
-            passing=verdict.folded(found.names("passing"), 2000),
+            nodes=_nodes(judged)[:ROWS],
+            nodes_unsaid=max(len(_nodes(judged)) - ROWS, 0),
+            passing=verdict.folded(judged.names("passing"), 2000),
             slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
             table=matrix.table(run),
             kinds=matrix.kinds(run),
@@ -62,16 +62,16 @@ def html(run: Run, previous: Run | None = None) -> str:
 
 
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(paths.templates() / "report"),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
-    found.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
-    return found
+    environment.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
+    environment.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
+    return environment
 
 
 def _words(text: str) -> Markup:
@@ -79,11 +79,11 @@ def _words(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _mood(run: Run, found: RunVerdict) -> str:
+def _mood(run: Run, judged: RunVerdict) -> str:
     """good, bad, or odd: nothing fails, but not every node was judged."""
-    if found.cluster or found.names("failing") or not run.complete:
+    if judged.cluster or judged.names("failing") or not run.complete:
         return "bad"
-    return "odd" if len(found.names("passing")) < len(run.nodes) or not run.nodes else "good"
+    return "odd" if len(judged.names("passing")) < len(run.nodes) or not run.nodes else "good"
 
 
 def _when(text: str) -> str:
@@ -95,14 +95,14 @@ def _when(text: str) -> str:
 
 
 def _counts(run: Run) -> list[tuple[str, int]]:
-    found: Counter[str] = Counter(result.state for result in run.results)
-    return [(state, found[state]) for state in WORDS if found[state]]
+    states: Counter[str] = Counter(result.state for result in run.results)
+    return [(state, states[state]) for state in WORDS if states[state]]
 
 
-def _nodes(found: RunVerdict) -> list[NodeVerdict]:
+def _nodes(judged: RunVerdict) -> list[NodeVerdict]:
     """Those of which there is something to say."""
     order = ("failing", "absent", "not judged")
-    return sorted((each for each in found.nodes if each.state in order), key=lambda each: order.index(each.state))
+    return sorted((each for each in judged.nodes if each.state in order), key=lambda each: order.index(each.state))
 
 
 def _alike(values: Mapping[str, Mapping[str, str]]) -> list[tuple[str, dict[str, str]]]:

@@ -66,8 +66,8 @@ def pictures(topology: Topology) -> tuple[Picture, ...]:
 
 
 def _picture(names: list[str], devices: Devices) -> Picture:
-    found = {gpu.numa for gpu in devices.gpus} | {nic.numa for nic in devices.nics}
-    numas = sorted(found, key=lambda numa: (numa is None, numa or 0))
+    known_numas = {gpu.numa for gpu in devices.gpus} | {nic.numa for nic in devices.nics}
+    numas = sorted(known_numas, key=lambda numa: (numa is None, numa or 0))
     zones, boxes = [], []
     gpus: dict[int, float] = {}
     nics: dict[str, float] = {}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.slurm_steps import MARK, StepOutput, _whole
+from rocstack.verify.slurm_session import MARK, StepOutput, _whole
 
 
 def test_a_long_line_is_whole_again_whatever_comes_between_its_pieces() -> None:

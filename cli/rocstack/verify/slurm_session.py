@@ -35,11 +35,11 @@ TASKS = 4  # that the allocation has room for on a node
 OPEN = ("idle", "mix")  # sinfo's words for nodes on which jobs start
 TAKEN = ("alloc", "mix", "comp", "resv", "maint", "plnd", "block")  # and for those on which they will
 BEGINNING = ("CONFIGURING", "Prolog")  # squeue's words for a job that has its nodes and hasn't begun
-PATIENCE = 10.0  # seconds for one to begin, and for one that is cancelled to end
+TIMEOUT_S = 10.0  # seconds for one to begin, and for one that is cancelled to end
 PAUSE = 0.3
 KILLED = 10.0  # seconds that we wait longer for a command than it may take: the end of it is to be heard
 # srun's options for tasks none of which waits for another: that one ends, or its node dies, ends no other.
-ALONE = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
+INDEPENDENT = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
 TOGETHER = ("--kill-on-bad-exit=1", "--wait=10")  # seconds after the first that ended, however it did
 _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
 
@@ -63,7 +63,7 @@ class StepOutput:
     def answers(self) -> list[Any]:
         """Those of its tasks, in no order; without one that was cut off as its task was killed."""
         lines = (line.partition(MARK) for line in self.out.splitlines())
-        return [found for _, mark, text in lines if mark and (found := _parsed(text)) is not None]
+        return [answer for _, mark, text in lines if mark and (answer := _parsed(text)) is not None]
 
     @property
     def said(self) -> str:
@@ -77,8 +77,8 @@ class StepOutput:
         Raises:
             CheckFailed: no task gave one.
         """
-        if found := self.answers:
-            return found
+        if answers := self.answers:
+            return answers
         why = self.said or "it said nothing"
         raise CheckFailed(f"{what}: no answer, it ended with {self.code}: {why}", code="step-failed")
 
@@ -132,23 +132,23 @@ class SlurmSession:
         if self._busy:
             raise Busy(self._busy)
         nodes = self._up([name for name in nodes if name in self._nodes]) or nodes
-        said = self._salloc(nodes, self.wait)
+        refusal = self._salloc(nodes, self.wait)
         if not self._job and len(nodes) > 1:
             free = self._free(nodes)
-            said = self._salloc(free, 15) if free else said
+            refusal = self._salloc(free, 15) if free else refusal
         if not self._job:
-            raise self._refused(nodes, said)
+            raise self._refused(nodes, refusal)
         return self._nodes
 
-    def _refused(self, nodes: Sequence[str], said: str) -> Exception:
+    def _refused(self, nodes: Sequence[str], refusal: str) -> Exception:
         now = self.states(nodes)
         taken = any(state.rstrip("*-+$@~#!%^") in TAKEN for state, _ in now.values())
-        if "timed out" in said and taken and not self._free(nodes):
+        if "timed out" in refusal and taken and not self._free(nodes):
             waited = f"{self.wait / 60:.0f} min" if self.wait >= 60 else f"{self.wait:.0f} s"
             self._busy = f"{BUSY} (waited {waited})"
             return Busy(self._busy)
         return CheckFailed(
-            f"Slurm gave no nodes to the user {self.user} within {self.wait:.0f} s: {said}",
+            f"Slurm gave no nodes to the user {self.user} within {self.wait:.0f} s: {refusal}",
             code="no-allocation",
             cause="the user has no account, which `rocstack deploy` makes, or Slurm's controller doesn't answer",
             next_step="`rocstack status` says how Slurm is; --user names another user",
@@ -156,11 +156,11 @@ class SlurmSession:
 
     def _runs(self) -> bool:
         """Whether the allocation still is there; nodes that died are no part of it any more."""
-        said = self.run("squeue", "--all", "--noheader", f"--jobs={self._job}", "--states=running", "--format=%N")
-        names = hostlist.expand(said.stdout.strip()) if said.stdout.strip() else ()
-        if said.rc == 0 and names:
+        listed = self.run("squeue", "--all", "--noheader", f"--jobs={self._job}", "--states=running", "--format=%N")
+        names = hostlist.expand(listed.stdout.strip()) if listed.stdout.strip() else ()
+        if listed.rc == 0 and names:
             self._nodes = tuple(name for name in self._nodes if name in names)
-        elif said.rc == 0 or "Invalid job id" in said.stderr:
+        elif listed.rc == 0 or "Invalid job id" in listed.stderr:
             self._job = ""
         return bool(self._job)
 
@@ -177,15 +177,20 @@ class SlurmSession:
         seconds: float = 120,
         env: Mapping[str, str] | None = None,
         options: Iterable[str] = (),
-        alone: bool = False,
+        independent: bool = False,
     ) -> StepOutput:
-        """A step on `nodes` (default: all that are allocated), `tasks` on each. `allocate` must have been called.
-        `alone`: no task waits for another, so none ends with another; else all end when one fails, and 10 s after the
-        first that is through."""
+        """A step on `nodes` (default: all that are allocated), `tasks` on each. Call `allocate` first. `independent`
+        tasks don't wait for each other; otherwise all end when one fails, and 10 s after the first that is through."""
         chosen = tuple(nodes) or self._nodes
         words = ["srun", f"--jobid={self._job}", "--overlap", "--chdir=/tmp", f"--nodes={len(chosen)}"]
         words += [f"--nodelist={','.join(chosen)}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1"]
-        words += [*(ALONE if alone else TOGETHER), "--quit-on-interrupt", "--input=none", "--label", *options]
+        words += [
+            *(INDEPENDENT if independent else TOGETHER),
+            "--quit-on-interrupt",
+            "--input=none",
+            "--label",
+            *options,
+        ]
         # Not --export: a value may hold a comma.
         more = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
         done = self.run(*words, *more, *command, seconds=seconds + GRACE)
@@ -223,7 +228,7 @@ class SlurmSession:
         """Ends what a run left that was killed. Whoever calls this has the cluster's turn, so it is nobody's."""
         left = self._mine(NAME)
         self.cancel(*left)
-        deadline = time.monotonic() + 3 * PATIENCE
+        deadline = time.monotonic() + 3 * TIMEOUT_S
         while left and self._mine(NAME) and time.monotonic() < deadline:
             time.sleep(PAUSE)
 
@@ -233,15 +238,15 @@ class SlurmSession:
         if not numbers:
             return
         words = ["squeue", "--all", "--noheader", f"--jobs={','.join(numbers)}", "--format=%T|%r"]
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         while any(word in self.run(*words).stdout for word in BEGINNING) and time.monotonic() < deadline:
             time.sleep(PAUSE)
         self.run("scancel", *numbers)
 
     def _mine(self, name: str) -> list[str]:
         """The user's jobs of this name, or that begin with it."""
-        said = self.run("squeue", "--all", "--noheader", f"--user={self.user}", "--format=%i|%j").stdout
-        rows = (line.strip().partition("|") for line in said.splitlines())
+        listed = self.run("squeue", "--all", "--noheader", f"--user={self.user}", "--format=%i|%j").stdout
+        rows = (line.strip().partition("|") for line in listed.splitlines())
         return [number for number, _, called in rows if called == name or called.startswith(f"{name}-")]
 
     def _salloc(self, nodes: Sequence[str], wait: float) -> str:
@@ -259,9 +264,9 @@ class SlurmSession:
         words += [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks-per-node={TASKS}"]
         words += ["--exclusive", f"--gres=gpu:{self.gpus}"] if self.gpus else []
         done = self.run(*words, seconds=wait + 30)
-        found = re.search(r"Granted job allocation (\d+)", done.stderr)
-        if found and done.rc == 0:
-            self._job, self._nodes = found[1], tuple(nodes)
+        granted = re.search(r"Granted job allocation (\d+)", done.stderr)
+        if granted and done.rc == 0:
+            self._job, self._nodes = granted[1], tuple(nodes)
             self._until = time.monotonic() + 60 * minutes
             return ""
         lines = [line for line in done.stderr.strip().splitlines() if "Pending job" not in line]
@@ -307,11 +312,11 @@ def _whole(labelled: str) -> str:
     """The lines of all tasks without their labels, each in one piece again."""
     lines, begun = [], dict[str, str]()
     for line in labelled.splitlines():
-        found = re.match(r" *(\d+): (.*)", line)
-        if not found:
+        match = re.match(r" *(\d+): (.*)", line)
+        if not match:
             lines.append(line)
             continue
-        task, piece = found.groups()
+        task, piece = match.groups()
         text = begun.pop(task, "") + piece
         if len(piece.encode()) == _PIECE:
             begun[task] = text

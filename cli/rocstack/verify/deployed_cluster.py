@@ -27,13 +27,13 @@ from rocstack.node import slurm_state
 from rocstack.node.engine_facts import SERVICE, SPEC
 from rocstack.node.fabric import parse_env
 from rocstack.node.node_command import ENV_FILES
-from rocstack.verify import hosts
-from rocstack.verify.slurm_steps import KILLED, USER, Busy, SlurmSession, bounded
+from rocstack.verify import testinfra_hosts
+from rocstack.verify.slurm_session import KILLED, USER, Busy, SlurmSession, bounded
 
 _FACTS = ("behind", "ahead", "cpus", "memory")  # as NodeFacts has them
 _BREAK = "\x1e"
 # The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
-_SAID = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit
+_WORKER_COMMAND = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit
 exec docker exec {services.WORKER} sh -c 'printf "{_BREAK}"; for file in {" ".join(ENV_FILES)}
 do [ ! -e "$file" ] || {{ cat "$file"; break; }}; done; printf "{_BREAK}"
 timeout 5 munge -n | timeout 5 unmunge >/dev/null'"""
@@ -75,14 +75,17 @@ class DeployedCluster:
         return tuple(name for name in self.workers if not self._no_jobs(name))
 
     @cached_property
-    def said(self) -> Mapping[str, WorkerState]:
+    def worker_states(self) -> Mapping[str, WorkerState]:
         """By worker that was reached. Slurm itself notices a broken container after minutes only."""
-        return {name: _said(done) for name, done in self.everywhere(_SAID, self.workers, seconds=30).items()}
+        return {
+            name: _worker_state(done)
+            for name, done in self.everywhere(_WORKER_COMMAND, self.workers, seconds=30).items()
+        }
 
     def _no_jobs(self, name: str) -> str:
         rows = self.state.slurm.nodes or {}
-        if name in self.said and self.said[name].wrong:
-            return self.said[name].wrong
+        if name in self.worker_states and self.worker_states[name].wrong:
+            return self.worker_states[name].wrong
         return _shut(rows.get(name))
 
     def left_out(self) -> dict[str, str]:
@@ -98,9 +101,9 @@ class DeployedCluster:
         missing = [name for name in self.ready if name not in got]
         now = self.slurm.states(missing) if missing else {}
         wait = f"longer than the {self.slurm.wait:.0f} s that a job of the suite may wait"
-        said = {name: f"it is {now.get(name, ('unknown', 0))[0]} for {wait}: busy, or shut" for name in missing}
+        reasons = {name: f"it is {now.get(name, ('unknown', 0))[0]} for {wait}: busy, or shut" for name in missing}
         fewer = {name: count for name, count in self._gpus.items() if count < self.slurm.gpus}
-        return said | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {fewer[name]}" for name in fewer}
+        return reasons | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {fewer[name]}" for name in fewer}
 
     def on(self, node: str, command: str, seconds: float = 60) -> CommandResult:
         """As root, beside the containers."""
@@ -108,7 +111,7 @@ class DeployedCluster:
 
     def everywhere(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
         """On `names` (default: all nodes) at once."""
-        return hosts.everywhere(self.hosts, names or self.hosts, command, seconds=seconds)
+        return testinfra_hosts.everywhere(self.hosts, names or self.hosts, command, seconds=seconds)
 
     def in_workers(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
         """A shell command as root in the workers' containers."""
@@ -121,14 +124,14 @@ class DeployedCluster:
         names: Iterable[str] = (),
         seconds: float = 60,
         *,
-        inside: bool = False,
+        in_worker: bool = False,
         arguments: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """A program of ours on the nodes themselves, or with `inside` as root in the workers' containers, which prints
+        """A program of ours on the nodes themselves, or as root in the workers' containers (`in_worker`), which prints
         one JSON value: node -> that, or {"error": why}."""
         line = shlex.join(["python3", "-c", program.read_text(encoding="utf-8"), *arguments])
-        reach = self.in_workers if inside else self.everywhere
-        return {node: _answer(done) for node, done in reach(line, names, seconds).items()}
+        run = self.in_workers if in_worker else self.everywhere
+        return {node: _answer(done) for node, done in run(line, names, seconds).items()}
 
     def allocated(self) -> tuple[str, ...]:
         """The nodes on which steps can run.
@@ -158,18 +161,20 @@ class DeployedCluster:
 
     def evidence(self) -> dict[str, Any]:
         """The evidence "cluster" (ClusterEvidence), in JSON values."""
-        found = status.status(self.state)
-        rows = {node.name: node for node in found.nodes}
-        usual = found.images[0].id if found.images else ""
+        now = status.status(self.state)
+        rows = {node.name: node for node in now.nodes}
+        usual = now.images[0].id if now.images else ""
         absent = {failure.node: failure.reason for failure in self.state.gathered.failures}
         return {
-            "cluster": found.cluster,
-            "control": found.control,
+            "cluster": now.cluster,
+            "control": now.control,
             "unnamed": list(self.unnamed),
-            "release": found.release.model_dump(mode="json") if found.release else None,
-            "images": [asdict(image) for image in found.images],
-            "labels": next((said.labels for name, said in self.said.items() if rows[name].image == usual), {}),
-            "fabric": {name: said.fabric for name, said in self.said.items() if said.fabric},
+            "release": now.release.model_dump(mode="json") if now.release else None,
+            "images": [asdict(image) for image in now.images],
+            "labels": next(
+                (worker.labels for name, worker in self.worker_states.items() if rows[name].image == usual), {}
+            ),
+            "fabric": {name: worker.fabric for name, worker in self.worker_states.items() if worker.fabric},
             "nodes": [
                 {
                     "name": name,
@@ -205,8 +210,10 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
             code="control-unreached",
             next_step=f"`rocstack status {path}`",
         )
-    found = hosts.by_ssh(reached)
-    return DeployedCluster(state, settings, found, SlurmSession(found[inventory.control.name], user, wait), level)
+    node_hosts = testinfra_hosts.by_ssh(reached)
+    return DeployedCluster(
+        state, settings, node_hosts, SlurmSession(node_hosts[inventory.control.name], user, wait), level
+    )
 
 
 def usual(counts: Iterable[int]) -> int:
@@ -215,16 +222,16 @@ def usual(counts: Iterable[int]) -> int:
     return max(times, key=lambda count: (times[count], count), default=0)
 
 
-def _said(done: CommandResult) -> WorkerState:
+def _worker_state(done: CommandResult) -> WorkerState:
     labels, env, _ = (*done.stdout.split(_BREAK), "", "", "")[:3]
     lines = _named(done.stderr).splitlines()
     wrong = f"its worker's container is not fit for jobs: {lines[0] if lines else f'exit status {done.rc}'}"
     try:
         known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
-        found = WorkerState(known, parse_env(env))
+        worker = WorkerState(known, parse_env(env))
     except ValueError as error:
         return WorkerState({}, {}, wrong if done.rc else f"{error}")
-    return replace(found, wrong=wrong) if done.rc else found
+    return replace(worker, wrong=wrong) if done.rc else worker
 
 
 def _facts(facts: NodeFacts | None) -> dict[str, Any]:

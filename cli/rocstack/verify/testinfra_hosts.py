@@ -56,12 +56,12 @@ class SshBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no ty
 
 
 def by_ssh(ssh_hosts: Mapping[str, SshHost]) -> dict[str, Host]:
-    found = {}
+    made = {}
     for name, ssh_host in ssh_hosts.items():
         backend = SshBackend(ssh_host)
-        found[name] = Host(backend)
-        backend.set_host(found[name])
-    return found
+        made[name] = Host(backend)
+        backend.set_host(made[name])
+    return made
 
 
 def inventory_of(hosts: str, folder: Path, ssh_config: str | None, identity: str | None) -> Path:
@@ -79,11 +79,11 @@ def inventory_of(hosts: str, folder: Path, ssh_config: str | None, identity: str
             "--hosts=ssh://n1,ssh://n2, or --hosts=ansible://all --ansible-inventory=FILE",
         )
     ways = {"ssh_config": _whole(ssh_config), "ssh_identity_file": _whole(identity)}
-    found = testinfra.get_hosts(specs, **ways, ssh_extra_args="-o BatchMode=yes")
+    named = testinfra.get_hosts(specs, **ways, ssh_extra_args="-o BatchMode=yes")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        said = list(pool.map(_names, specs, found))
+        containers_of = list(pool.map(_names, specs, named))
     groups: dict[str, dict[str, dict[str, Any]]] = {"control": {}, "workers": {}}
-    for host, names in zip(found, said, strict=True):
+    for host, names in zip(named, containers_of, strict=True):
         for container, group in ((services.CONTROL, "control"), (services.WORKER, "workers")):
             if container in names:
                 groups[group][names[container]] = _variables(host.backend)

@@ -20,8 +20,8 @@ from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.facts import Failure, Gathered
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
-from rocstack.verify import hosts, suite
-from rocstack.verify.deployed import DeployedCluster
+from rocstack.verify import suite, testinfra_hosts
+from rocstack.verify.deployed_cluster import DeployedCluster
 from rocstack.verify.session import Suite
 
 BOTH, WORKER = ("/rocstack-control n1", "/rocstack-worker n1"), ("/rocstack-worker n2",)
@@ -46,14 +46,14 @@ def edge(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def made(named: str, folder: Path, config: str | None = None, identity: str | None = None) -> dict[str, Any]:
     """By node: its variables, and under "groups" the names of each."""
-    path = hosts.inventory_of(named, folder, config, identity)
+    path = testinfra_hosts.inventory_of(named, folder, config, identity)
     groups = {group: each["hosts"] for group, each in json.loads(path.read_text()).items()}
     return {**groups["control"], **groups["workers"], "groups": {group: list(nodes) for group, nodes in groups.items()}}
 
 
 def refused(named: str, folder: Path) -> BadInput:
     with pytest.raises(BadInput) as raised:
-        hosts.inventory_of(named, folder, None, None)
+        testinfra_hosts.inventory_of(named, folder, None, None)
     assert raised.value.code == "bad-hosts"
     assert not list(folder.iterdir())
     return raised.value
@@ -81,7 +81,7 @@ def test_they_are_reached_as_they_were_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     edge |= {"gate": BOTH, "far": WORKER}
-    path = hosts.inventory_of("ssh://ann@gate:2201?sudo=true,ssh://root@far", tmp_path, "my config", "~/key")
+    path = testinfra_hosts.inventory_of("ssh://ann@gate:2201?sudo=true,ssh://root@far", tmp_path, "my config", "~/key")
     ssh_hosts = ssh.ssh_hosts(path)
     words = ssh_hosts["n1"].argv(["true"])
     assert words[-2:] == ["gate", "sudo -n -u root true"]
@@ -142,7 +142,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> ClusterState:
     ],
 )
 def test_only_the_named_workers_are_judged(named: str, workers: str, looked: ClusterState) -> None:
-    found = hosts.limited(looked, named)
+    found = testinfra_hosts.limited(looked, named)
     assert [host.name for host in found.inventory.workers] == workers.split()
     assert [host.name for host in found.inventory.nodes] == ["head", *workers.split()], "who finds the control node?"
     assert {failure.node for failure in found.gathered.failures} == {"n2", "n3"} & {*workers.split()}
@@ -152,7 +152,7 @@ def test_only_the_named_workers_are_judged(named: str, workers: str, looked: Clu
 @pytest.mark.parametrize("named", ["ansible://rack3", "ansible://control", "ansible://other", "ansible://n1,ssh://n2"])
 def test_a_group_that_names_no_worker_is_refused(named: str, looked: ClusterState) -> None:
     with pytest.raises(BadInput) as raised:
-        hosts.limited(looked, named)
+        testinfra_hosts.limited(looked, named)
     assert raised.value.code == "bad-hosts"
     assert str(looked.inventory.path) in raised.value.what
 

@@ -17,9 +17,10 @@ from testinfra.backend.ssh import SshBackend
 
 from rocstack.base.errors import BadInput
 from rocstack.deploy.read import inventory as inventories
-from rocstack.deploy.read.facts import Failure, Gathered
+from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
+from rocstack.probe.recordings import ProbeFailure
 from rocstack.verify import suite, testinfra_hosts
 from rocstack.verify.deployed_cluster import DeployedCluster
 from rocstack.verify.session import Suite
@@ -125,7 +126,7 @@ def test_what_is_no_cluster(named: str, says: str, edge: dict[str, Any], tmp_pat
 def looked(tmp_path_factory: pytest.TempPathFactory) -> ClusterState:
     path = tmp_path_factory.mktemp("looked") / "inventory.ini"
     path.write_text("[control]\nhead\n[rack1]\nn1\nn2\n[rack2]\nn3\n[workers:children]\nrack1\nrack2\n[other]\nx1\n")
-    failures = tuple(Failure(name, "unreachable", "no route") for name in ("n2", "n3"))
+    failures = tuple(ProbeFailure(name, "unreachable", "no route") for name in ("n2", "n3"))
     return ClusterState(inventories.load(path), Gathered((), failures, {}))
 
 

@@ -17,7 +17,7 @@ from evidence_replay import good, replay
 
 from rocstack.base.errors import BadInput
 from rocstack.verify import suite
-from rocstack.verify.slurm_session import ALONE, StepOutput
+from rocstack.verify.slurm_session import INDEPENDENT, StepOutput
 
 SAMPLES = Path(__file__).parents[1] / "data/verify/parsers"
 PROGRAM = suite.checks() / "programs/tools.py"
@@ -142,7 +142,7 @@ def test_jobs_with_gpus_do_not_wait_for_each_other() -> None:
     done = SimpleNamespace(rc=1, stdout='@rocstack {"node": "n1"}\n', stderr="")
     slurm = SimpleNamespace(gpus=0, name="x", partition="", run=lambda *words, seconds: lines.append(words) or done)
     assert program._job(SimpleNamespace(slurm=slurm), list(NODES), 8, ())["n1"] == {"node": "n1"}
-    assert set(ALONE) < set(lines[0])
+    assert set(INDEPENDENT) < set(lines[0])
 
 
 def test_training_cleans_the_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:

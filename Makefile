@@ -2,7 +2,9 @@
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup python demo test test-slow test-rdma lint bench lock clean
+.PHONY: help setup python demo test test-quick test-slow test-rdma mutation lint bench lock clean
+# Tests start thousands of short Python processes: without bytecode files each of them compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 SCRIPTS = $(shell find cli .ci images bench docs playbooks tests -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 
@@ -23,6 +25,12 @@ test: setup lint ## lint and all tests but the slow ones
 	tests/browser.sh
 	$(BIN)/pytest -m "not slow" -n 2 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
 
+test-quick: python ## two minutes: style, types, and tests of every package; no container engine
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest --quick -n 2 -q tests/unit $(PYTEST_ARGS)
+
 test-slow: setup ## the tests that take minutes
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
@@ -30,6 +38,9 @@ test-rdma: setup ## real RDMA: two virtual machines with soft-RoCE and the worke
 	tests/rdma/setup.sh
 	@[ -n "$$ROCSTACK_RDMA_IMAGE" ] || $(BIN)/rocstack build --nic tcp --role worker
 	$(BIN)/pytest tests/rdma $(PYTEST_ARGS)
+
+mutation: python ## change the gate's code in every small way
+	tests/mutation.sh
 
 lint: python ## style, types, the order of the packages, shell scripts and workflows
 	$(BIN)/ruff check .
@@ -44,10 +55,9 @@ lint: python ## style, types, the order of the packages, shell scripts and workf
 	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: skipped"; fi
 
 bench: setup ## measure builds, the NIC's library, the probe and the trainer beside what is done today
-	$(BIN)/python bench/build
-	$(BIN)/python bench/nic/build.py
-	$(BIN)/python bench/nic/probe.py
-	$(BIN)/python bench/train
+	@failed=; for part in build nic/build.py nic/probe.py train; do \
+	  $(BIN)/python bench/$$part || failed="$$failed bench/$$part"; \
+	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 lock: python ## resolve requirements.lock again (UPGRADE=--upgrade for the newest versions)
 	$(BIN)/pip-compile --quiet $(UPGRADE) --generate-hashes --allow-unsafe --strip-extras --all-extras --all-build-deps \

@@ -33,6 +33,7 @@ PARTS = {
     "all-reduce": ["-m", "rocstack_trainer.bench", "all-reduce", "--ranks", "2", "--json"],
     "gpu": ["compare.py", "--device", "cuda", "--model", "gpu", "--sides", "ddp,ddp#2,flat,trainer"],
 }
+PEER_PARTS = {"step", "gpu"}  # one of their sides is the Hugging Face Trainer
 HOSTS = {"control": link.CONTROL, "rank0": link.address(0), "rank1": link.address(1)}
 NEEDS = ["--network=none", *(f"--add-host={name}:{address}" for name, address in HOSTS.items())]
 NEEDS += ["--cap-add=NET_ADMIN", "--cap-add=SYS_ADMIN", "--shm-size=1g"]
@@ -44,9 +45,12 @@ class Bench:
         self.image, self.peer = image, peer
         self.name = f"rocstack-bench-{uuid.uuid4().hex[:8]}"
 
-    def fetch_peer(self) -> None:
-        """Here and not in the container, whose network could lack this site's certificates and mirrors."""
-        run("pip", "install", "--quiet", "--no-deps", "--target", str(self.peer), PEER)
+    def fetch_peer(self) -> str:
+        """Here and not in the container, whose network could lack this site's certificates and mirrors; what pip says
+        if it fails."""
+        line = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(self.peer), PEER]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        return (done.stdout + done.stderr)[-4000:] if done.returncode else ""
 
     def part(self, words: list[str], options: list[str]) -> dict[str, Any]:
         mounts = {ROOT / "bench/train": "/bench", ROOT / "images/trainer": "/trainer", self.peer: "/peer"}
@@ -90,12 +94,6 @@ def judge(result: dict[str, Any]) -> dict[str, Any]:
     return judged
 
 
-def run(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS))
@@ -116,9 +114,11 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory(prefix="rocstack-bench-") as peer:
         bench = Bench(args.image, Path(peer))
-        if {"step", "gpu"} & set(wanted):
-            bench.fetch_peer()
+        missing = bench.fetch_peer() if PEER_PARTS & set(wanted) else ""
         for name in wanted:
+            if missing and name in PEER_PARTS:
+                result[name] = {"failed": missing}
+                continue
             if name == "gpu" and not Path("/dev/kfd").exists():
                 result[name] = {"skipped": "no /dev/kfd: there is no AMD GPU here"}
                 continue

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli_run import Cli, Ran
 from hypothesis import HealthCheck, settings
+from quick_selection import quick
 from resolved_stack import Joined, join
 
 from rocstack.image.context import BuildContext
@@ -18,6 +19,17 @@ from rocstack.image.context import BuildContext
 settings.register_profile("rocstack", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rocstack")
 NO_ENGINE = "unix:///nonexistent/engine.sock"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="one case of each test, and none that is marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        kept = quick(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 @pytest.fixture

@@ -22,11 +22,6 @@ pytestmark = pytest.mark.engine
 CONTROL_CODE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def slack() -> float:
-    """How much more than on an idle machine something may take here and now."""
-    return 1.5 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 def layers(image: str) -> list[str]:
     return list(inspect(image)["RootFS"]["Layers"])
 
@@ -69,7 +64,7 @@ def test_json_is_the_report_file(built: Built) -> None:
     assert not suite.findall(".//failure")
 
 
-def test_nothing_changed_takes_seconds_and_makes_the_same_images(built: Built) -> None:
+def test_nothing_changed_builds_nothing_and_makes_the_same_images(built: Built) -> None:
     times = []
     for _ in range(3):
         again = built.workspace.build()
@@ -77,8 +72,7 @@ def test_nothing_changed_takes_seconds_and_makes_the_same_images(built: Built) -
         for image in again.json["images"]:
             assert image["image_id"] == built.first.image(image["role"])["image_id"]
             assert [s for s in image["steps"] if not s["cached"] and not s["step"].startswith("FROM ")] == []
-    print(f"nothing changed: {min(times):.2f} s (limit 3 s)")
-    assert min(times) < 3 * slack()
+    print(f"nothing changed: {min(times):.2f} s (make bench has the limit)")
 
 
 def test_change_in_the_trainer_is_one_small_layer(
@@ -96,9 +90,8 @@ def test_change_in_the_trainer_is_one_small_layer(
     assert layers(old)[-1] != layers(new)[-1]
     made = layers_since(new, started)
     assert len(made) == 1, "only the trainer's layer is new"
-    print(f"a change in the trainer: {after.seconds:.1f} s (limit 10 s), layer of {made[0] / 1e3:.0f} kB uncompressed")
+    print(f"a change in the trainer: {after.seconds:.1f} s, layer of {made[0] / 1e3:.0f} kB uncompressed")
     assert made[0] < 1_000_000  # so its compressed size is, too
-    assert after.seconds < 10 * slack()
     labels = [inspect(outcome.image("worker")["image_id"])["Config"]["Labels"] for outcome in (before, after)]
     assert labels[0]["io.rocstack.content"] != labels[1]["io.rocstack.content"]
     assert before.image("control")["image_id"] != after.image("control")["image_id"], "its content label says so too"

@@ -181,7 +181,6 @@ def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, Ss
         with locks.cluster_lock(ssh_hosts["n1"], journal.lock(folder), silence=silence) as held:
             held.write("before")
             node("n1", workspace, f"ip link set {device} down")
-            cut = time.monotonic()
             until(lambda: held.lost, silence)
             assert node("n1", workspace, holding) == "", "still ours there"
             with pytest.raises(CheckFailed, match="has not answered for") as refused:
@@ -190,7 +189,6 @@ def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, Ss
             with pytest.raises(CheckFailed, match="lost"):
                 held.write("after")
             until(lambda: node("n1", workspace, holding) == "free\n", silence)
-            assert time.monotonic() - cut < 2 * silence
     finally:
         node("n1", workspace, f"ip link set {device} up")
     assert node("n1", workspace, f"cat {folder}/deploy.json") == "before"

@@ -125,7 +125,6 @@ def test_a_stopped_node_is_named_and_the_others_are_read(cluster: Workspace) -> 
     assert done.code == 1
     assert [node["name"] for node in done.json["profiles"]] == ["n1"]
     assert "n2: unreachable: " in done.err
-    assert done.seconds < 60
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or PYTHON is None, reason="only root can try to be nobody")

@@ -122,12 +122,9 @@ def test_a_killed_rank_ends_the_step_and_the_same_command_goes_on(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         wait(lambda: 6 in site.steps("killed"), "six steps")
         rank_3 = "for p in /proc/[0-9]*; do grep -qz ^SLURM_PROCID=3 $p/environ && kill -9 ${p#/proc/}; done"
-        killed = time.monotonic()
         site.workers[1].run("bash", "-c", rank_3, check=False)
         _, err = run.communicate(timeout=60)
-        took = time.monotonic() - killed
     assert run.returncode != 0
-    assert took < 20, f"{took:.0f} s\n{err}"
     assert "srun: error: n2: task 3: Killed" in err
     assert re.search(r"error: rank \d: .*(rank 3|n2|(\d+\.){3}\d+)", err), err
     assert "Traceback" not in err

@@ -75,12 +75,10 @@ def test_a_stopped_rank_ends_the_others_with_its_name(apart, stopped, store, cap
     """SIGSTOP keeps its sockets open: as a host that is off or cut off, it gives no reset."""
     children = start(3, store[0] if apart else "", forever)
     until("trains", 3, capfd)
-    began = time.monotonic()
     os.kill(children[stopped][0], signal.SIGSTOP)
     codes = end(children, LOST_AFTER_S + SOON_S, but=stopped)
     err = capfd.readouterr().err
     assert [code for number, code in enumerate(codes) if number != stopped] == [PeerLostError.exit_code] * 2, err
-    assert time.monotonic() - began < LOST_AFTER_S + SOON_S + 1
     named = 0
     for number in {0, 1, 2} - {stopped}:
         who = f"rank {number}: rank {stopped} on {socket.gethostname()}"

@@ -4,7 +4,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -104,9 +103,7 @@ def test_rare_peaks_of_time_are_cut_and_told_but_bytes_are_not() -> None:
 def test_a_hundred_thousand_steps_are_a_small_picture_that_keeps_extremes() -> None:
     run = steps(100_000)
     run[77_777]["loss"] = 50.0
-    began = time.process_time()
     picture = curves.svg({"": run})
-    assert time.process_time() - began < 5
     assert len(picture) < 200_000
     assert "band: lowest to highest" in picture
     assert "| 50 |" in words(picture)

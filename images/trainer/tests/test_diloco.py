@@ -229,5 +229,5 @@ def test_a_group_waits_for_others_longer_than_a_collective_may_take(store) -> No
     settings = config(2, 1, 1)
     groups = [Group(store[0], g, 2, 2, late, settings, timeout_s=1.5) for g in range(2)]
     waited, punctual = (group.results() for group in groups)
-    assert all(2 < seconds < 10 for seconds in waited)
-    assert all(seconds < 2 for seconds in punctual)
+    assert all(seconds > 2 for seconds in waited)
+    assert max(punctual) < min(waited)

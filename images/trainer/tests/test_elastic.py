@@ -147,14 +147,12 @@ def test_a_killed_group_is_left_out_and_comes_back(store, tmp_path) -> None:
 @pytest.mark.parametrize("calls", [1, 6])  # of moves, of some MB each: 20 MB are not all sent then
 def test_a_group_killed_in_the_middle_of_an_exchange_does_not_hang_or_split_the_others(store, tmp_path, calls) -> None:
     log, settings, large = tmp_path / "log", config(3, 2), {"size": 5_000_000}
-    begin = time.monotonic()
     whole = [Group(store[0], g, 3, 1, odd_life, settings, log, large) for g in (0, 2)]
     dying = large | {"misbehave": (signal.SIGKILL, calls, "move")}
     assert Group(store[0], 1, 3, 1, odd_life, settings, log, dying).results() == [None]
     said = [group.results()[0] for group in whole]
     assert any("outer step at 0" in text and "tries again" in text for each in said for text in each)
     assert agree(log, 2)[2 * H] == {reference(5_000_000, [[0, 2]] * 2)}
-    assert time.monotonic() - begin < 30
 
 
 def test_a_group_that_was_stopped_joins_again(store, tmp_path) -> None:
@@ -348,10 +346,9 @@ def test_who_comes_from_another_exchange_is_not_listened_to() -> None:
 def test_a_connection_that_stands_still_is_given_up() -> None:
     meshes = [Mesh("127.0.0.1")]
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        begin, into = time.monotonic(), {"b": [memoryview(bytearray(5))]}
+        into = {"b": [memoryview(bytearray(5))]}
         with pytest.raises(Broken, match="b: nothing came or went for 0 s"):
             meshes[0].swap("t", "a", {"b": silent.getsockname()}, {"b": []}, into, 0.3, lambda: None)
-        assert time.monotonic() - begin < 2
 
 
 def test_nobody_there_is_said() -> None:

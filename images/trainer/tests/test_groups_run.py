@@ -89,9 +89,7 @@ def test_a_stop_signal_ends_waiting_for_groups_that_do_not_come(store, tmp_path,
     alone = Ranks(2, group, config(tmp_path / "c", f"parallel.store={store[0]}", "diloco.group=0", *more))
     time.sleep(3)
     alone.signal(signal.SIGTERM)
-    began = time.monotonic()
     assert alone.results(10) == [0 if saved else 143] * 2
-    assert time.monotonic() - began < 4
     assert "step 0: waits for the other groups no longer" in capfd.readouterr().out
 
 
@@ -107,10 +105,8 @@ def test_an_outer_step_that_a_stop_signal_prevented_is_made_at_the_next_start(
     wait_for(lambda: len(lines(metrics)) >= due - 1)
     time.sleep(1)
     pid, _ = waiting.children[rank]
-    began = time.monotonic()
     os.kill(pid, signal.SIGTERM)
     assert waiting.results(20) == [0, 0]
-    assert time.monotonic() - began < 4
     behind.signal(signal.SIGTERM)
     free.touch()
     assert behind.results(20) == [0]

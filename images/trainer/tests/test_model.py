@@ -3,7 +3,6 @@ import os
 import shlex
 import shutil
 import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,9 +111,7 @@ def built(rank: Rank, config: Model) -> None:
 
 def refused(config: Model) -> str:
     """What both of two ranks say, the same and at once."""
-    began = time.monotonic()
     first, second = ranks(2, grouped, built, config)
-    assert time.monotonic() - began < 10
     assert isinstance(first, ConfigError), first
     assert first.everywhere
     assert isinstance(second, ConfigError), second

@@ -311,10 +311,8 @@ def dies(rank: Rank, config: Config) -> None:
 
 
 def test_a_rank_that_is_lost_ends_the_others(tmp_path: Path) -> None:
-    began = time.monotonic()
     first, _ = ranks(2, grouped, dies, many(tmp_path, 2))
     assert isinstance(first, PeerLostError)
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("bad", ["a.parquet", "missing"])

@@ -23,7 +23,8 @@ def test_every_package_has_tests_of_its_own() -> None:
     packages = {file.parent.name for file in (ROOT / "cli/rocstack").glob("*/__init__.py")}
     tested = {file.parent.name for file in (ROOT / "tests/unit").glob("*/test_*.py")}
     assert len(packages) > 10
-    assert packages == tested
+    assert packages - tested <= {"steps"}, "tests of the command line and of the docs' examples run these"
+    assert tested <= packages
 
 
 def test_the_quick_run_has_one_case_of_each_test() -> None:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,9 +185,7 @@ def test_broken_files(
     before = listing(tmp_path)
     overlay = ("--overlay", "mine") if path.startswith("mine") else ()
     to = ("--to", "out") if command == "render" else ()
-    started = time.monotonic()
     ran = cli(command, "--json", *overlay, *to)
-    assert time.monotonic() - started < 5
     error = ran.json()["error"]
     assert (ran.code, error["code"]) == (2, code)
     shown = f"{path}:{line}" if line else path

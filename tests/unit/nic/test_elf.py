@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -304,13 +303,10 @@ def test_each_byte_of_the_range_counts(plain: bytes) -> None:
 
 
 def checked(data: bytes) -> LibraryAbi | None:
-    started = time.process_time()
     try:
         return read_provider(data)
     except ValueError:
         return None if data[:4] != b"\x7fELF" else pytest.fail("an ELF file")
-    finally:
-        assert time.process_time() - started < 1
 
 
 HOSTILE = settings(

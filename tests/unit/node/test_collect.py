@@ -228,9 +228,7 @@ def test_a_models_addresses_are_added_to_the_machines_own(tmp_path: Path) -> Non
 
 def test_this_machine() -> None:
     """Whatever it has: nobody raises, the words agree with other tools', and nothing was changed."""
-    started = time.monotonic()
     found = collect()
-    assert time.monotonic() - started < collect_commands.TIMEOUT_S + 3
     rec = Recording.from_dict(json.loads(json.dumps(found)))
     assert {**found, "blobs": {}} == {**rec.to_dict(), "blobs": {}}
     profile = parse(rec)

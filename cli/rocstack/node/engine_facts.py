@@ -11,18 +11,14 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, TypedDict  # noqa: UP035
 
+from . import engine_errors
 from .limits import hard_limits, raises_limits
 
 TIMEOUT_S = 10.0  # seconds for one answer of the engine
 PROGRAM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 SERVICE, SPEC, OWN = "io.rocstack.service", "io.rocstack.spec", "io.rocstack."
 ABSENT, DENIED, SILENT, FAILED = "absent", "denied", "silent", "failed"
-# What docker and podman say, and which of the above it is.
-_WHY = (
-    (DENIED, re.compile(r"permission denied|must be root|access denied", re.IGNORECASE)),
-    (SILENT, re.compile(r"cannot connect to the docker daemon|is the docker daemon running|connection refused"
-                        r"|no such file or directory|error during connect", re.IGNORECASE)),
-)  # fmt: skip
+_KINDS = {"no-permission": DENIED, "silent": SILENT}  # of engine_errors
 Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
 
 
@@ -105,7 +101,7 @@ class EngineCommand:
         if done.returncode == 0:
             return done.stdout.decode("utf-8", "replace"), "", ""
         complaint = complaint or f"exit status {done.returncode}"
-        return "", next((word for word, text in _WHY if text.search(complaint)), FAILED), complaint.splitlines()[-1]
+        return "", _problem(complaint), complaint.splitlines()[-1]
 
     def inspect(self, kind: str, listing: tuple[str, ...]) -> list[Row]:
         """All that `docker <kind> <listing>` lists; what is removed in between is not in it."""
@@ -136,7 +132,7 @@ def engine_facts(program: str | None = None) -> EngineFacts:
     problems = facts.get("ServerErrors") or []
     if not problem and problems:
         error = str(problems[0]).strip()
-        problem = next((word for word, pattern in _WHY if pattern.search(error)), FAILED)
+        problem = _problem(error)
     if not problem:
         for rows_or_why in rows.values():
             if isinstance(rows_or_why, str):
@@ -153,6 +149,10 @@ def _try(engine: EngineCommand, kind: str, listing: tuple[str, ...]) -> Any:
         return engine.inspect(kind, listing)
     except OSError as error:
         return str(error)
+
+
+def _problem(complaint: str) -> str:
+    return _KINDS.get(engine_errors.kind(complaint, _KINDS), FAILED)
 
 
 def _parsed(text: str, kind: Any) -> Any:

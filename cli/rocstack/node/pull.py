@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Optional, Tuple  # noqa: UP035
 from urllib.parse import urlencode
 
-from . import files
+from . import engine_errors, files
 from .engine import EngineApi, NodeError, Row, docker, inspect_existing
 from .engine_facts import image_id
 
@@ -69,24 +69,21 @@ def _ask_helper(helper: str, host: str) -> Optional[Login]:  # noqa: UP045
 CERTS = "/etc/docker/certs.d"  # the engine reads it at every pull (docs.docker.com/engine/security/certificates)
 SILENCE_S = 90.0  # seconds; an engine that loads or unpacks speaks several times a second
 LONGEST_WAIT_S = 15.0  # seconds between attempts
-# What trying again doesn't change: kind, what is said of it, the likely cause.
-_FINAL = (
-    ("disk-full", r"no space left on device|disk quota exceeded", "%(root)s has too little room: %(free)s free now"),
-    ("certificate-time", r"certificate has expired or is not yet valid",
-     "this node's clock is wrong, or the certificate is too old"),
-    ("certificate", r"x509:|certificate signed by unknown|tls: failed to verify",
-     "the engine doesn't trust the certificate of %(host)s: see " + CERTS + "/%(host)s/ca.crt"),
-    ("engine-denied", r"permission denied.*docker (daemon|API)|docker.sock: .*permission denied",
-     "this user may not use the engine: connect as root, or set ansible_become"),
-    ("denied", r"unauthorized|no basic auth|authentication required|denied|\b40[13]\b",
-     "%(host)s doesn't take this user and password"),
-    ("not-found", r"manifest unknown|not found: manifest|name unknown|repository .* not found|\b404\b",
-     "%(host)s doesn't have this image, or no longer"),
-    ("http", r"server gave HTTP response to HTTPS client", "%(host)s doesn't speak TLS"),
-    ("reference", r"invalid reference|invalid repository|invalid tag", ""),
-    ("engine-old", r"zstd|unsupported media type|mediatype", "this engine is older than 20.10 and can't unpack zstd"),
-    ("read-only", r"read-only file system", "%(root)s can't be written"),
-)  # fmt: skip
+# What trying again doesn't change: the kind in engine_errors, what it is called here, the likely cause.
+_FINAL = {
+    "full": ("disk-full", "%(root)s has too little room: %(free)s free now"),
+    "certificate-time": ("certificate-time", "this node's clock is wrong, or the certificate is too old"),
+    "untrusted": ("certificate",
+                  "the engine doesn't trust the certificate of %(host)s: see " + CERTS + "/%(host)s/ca.crt"),
+    "engine-denied": ("engine-denied",
+                      "this user may not use the engine: connect as root, or set ansible_become"),
+    "denied": ("denied", "%(host)s doesn't take this user and password"),
+    "not-found": ("not-found", "%(host)s doesn't have this image, or no longer"),
+    "plain-http": ("http", "%(host)s doesn't speak TLS"),
+    "bad-name": ("reference", ""),
+    "engine-old": ("engine-old", "this engine is older than 20.10 and can't unpack zstd"),
+    "read-only": ("read-only", "%(root)s can't be written"),
+}  # fmt: skip
 
 
 @dataclass
@@ -241,12 +238,9 @@ def _events(reference: str, registry: Row | None) -> Iterator[Row]:
 def _explain(complaint: str, reference: str) -> NodeError:
     """An engine's complaint as a person reads it; kind `network` is worth another attempt."""
     host, text = reference.partition("/")[0], re.sub(r"\s+", " ", complaint).strip()
-    for kind, pattern, cause in _FINAL:
-        if re.search(pattern, text, re.IGNORECASE):
-            facts = {"host": host, **(_disk_facts() if "%(root)s" in cause else {})}
-            return NodeError(f"{reference} can't be pulled: {text}", cause % facts, kind)
-    cause = f"{host} can't be reached, or breaks off"
-    return NodeError(f"{reference} can't be pulled: {text}", cause, "network")
+    kind, cause = _FINAL.get(engine_errors.kind(text, _FINAL), ("network", "%(host)s can't be reached, or breaks off"))
+    facts = {"host": host, **(_disk_facts() if "%(root)s" in cause else {})}
+    return NodeError(f"{reference} can't be pulled: {text}", cause % facts, kind)
 
 
 def _disk_facts() -> dict[str, str]:

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
+from rocstack.node import engine_errors
 
 RegistryFailure = Literal[
     "bad-name", "busy", "denied", "full", "no-host", "plain-http", "unknown", "unreachable", "untrusted"
 ]
 TRANSIENT: frozenset[RegistryFailure] = frozenset({"busy", "unreachable"})
 
-# The first that matches counts, so what is sure to stay stands above what passes.
-_WORDS: tuple[tuple[RegistryFailure, str], ...] = (
-    ("untrusted", r"certificate verify failed|CertificateError|x509:|tls: failed to verify"),
-    ("plain-http", r"WRONG_VERSION_NUMBER|record layer failure"),
-    ("no-host", r"Name or service not known|No address associated|no such host"),
-    ("full", r"no space left|Insufficient Storage|quota exceeded|Entity Too Large|status: (413|507)"),
-    ("bad-name", r"invalid (reference format|repository name|tag)|(NAME|TAG)_INVALID"),
-    ("busy", r"too ?many ?requests|status: (429|5\d\d)\b"),
-    ("denied", r"unauthorized|authentication required|denied|insufficient_scope|status: 40[13]\b"),
-    (
-        "unreachable",
-        r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out"
-        r"|no route to host|network is unreachable|temporary failure",
-    ),
-)
-
 
 def classify(message: str) -> RegistryFailure:
     """The kind of failure behind a message (see the tests' recorded texts)."""
-    return next((kind for kind, words in _WORDS if re.search(words, message, re.IGNORECASE)), "unknown")
+    return cast(RegistryFailure, engine_errors.kind(message, get_args(RegistryFailure), "unknown"))
 
 
 def without_query(message: str) -> str:

@@ -12,6 +12,7 @@ from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
+from rocstack.node import engine_errors
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,4 @@ def container(inventory: Inventory, node: str, service: str | None) -> str:
 
 
 def _last(text: str) -> str:
-    return (text.strip() or "no reason given").splitlines()[-1].removeprefix("Error response from daemon: ")
+    return engine_errors.without_noise((text.strip() or "no reason given").splitlines()[-1])

@@ -32,11 +32,11 @@ def backup(inventory: Inventory, file: File, json: options.Json = False) -> None
     began = time.monotonic()
     nodes = inventories.load(options.inventory(options.settings(), inventory))
     target = service_target.target(nodes.path, nodes.control.name, "controller")
-    found = backups.backup(target.ssh_host, file)
+    info = backups.backup(target.ssh_host, file)
     if json:
-        print_json({"file": str(file), **found.__dict__})
+        print_json({"file": str(file), **info.__dict__})
         return
-    out.print(escape(f"{file}: {_of(found)}, {found.size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"))
+    out.print(escape(f"{file}: {_of(info)}, {info.size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"))
     out.print("keys are not in it: keep rocstack-secrets.yml as well")
 
 
@@ -56,23 +56,23 @@ def restore(
     from rocstack.edge import locks
 
     began = time.monotonic()
-    found = backups.about(file)
+    info = backups.about(file)
     nodes = inventories.load(options.inventory(options.settings(), inventory))
     options.confirmed(
-        f"Slurm's queue and accounting become those of the backup, {_of(found)}: what came since is lost.", yes
+        f"Slurm's queue and accounting become those of the backup, {_of(info)}: what came since is lost.", yes
     )
     target = service_target.target(nodes.path, nodes.control.name, "controller")
     with locks.cluster_lock(target.ssh_host, journal.lock()):
         controller.end_jobs(target.ssh_host, force)
         cancelled = backups.restore(target.ssh_host, file)
     if json:
-        print_json({"file": str(file), **found.__dict__, "cancelled": cancelled})
+        print_json({"file": str(file), **info.__dict__, "cancelled": cancelled})
         return
     if cancelled:
         out.print(f"cancelled, because they ran then and don't run now: {', '.join(map(str, cancelled))}")
-    out.print(escape(f"restored: {_of(found)}, {time.monotonic() - began:.1f} s"))
+    out.print(escape(f"restored: {_of(info)}, {time.monotonic() - began:.1f} s"))
     out.print(f"next: rocstack status {escape(str(inventory))}")
 
 
-def _of(found: BackupInfo) -> str:
-    return f"cluster {found.cluster}, Slurm {found.slurm}, {found.time}"
+def _of(info: BackupInfo) -> str:
+    return f"cluster {info.cluster}, Slurm {info.slurm}, {info.time}"

@@ -19,21 +19,21 @@ def config(json: options.Json = False) -> None:
     """Show each setting, its value and where it came from (flag > variable > rocstack.yml > default)."""
     from rocstack.settings.settings import Settings, load
 
-    chosen, found = load({}, os.environ, Path.cwd())
+    chosen, values = load({}, os.environ, Path.cwd())
     texts = {name: info.description or "" for name, info in Settings.model_fields.items()}
     if json:
         print_json(
             {
                 item.name: {"value": _plain(item.value), "source": item.source, "about": texts[item.name]}
-                for item in found
+                for item in values
             }
         )
         return
-    rows = [(f.name, f.value, f.source, texts[f.name]) for f in found if f.name != "cluster"]
-    cluster = next(f for f in found if f.name == "cluster")
+    rows = [(f.name, f.value, f.source, texts[f.name]) for f in values if f.name != "cluster"]
+    cluster = next(f for f in values if f.name == "cluster")
     for key, value in chosen.cluster.model_dump(exclude_none=True).items():
-        said = key in chosen.cluster.model_fields_set
-        rows.append((f"cluster.{key}", _short(value), cluster.source if said else "default", ""))
+        is_set = key in chosen.cluster.model_fields_set
+        rows.append((f"cluster.{key}", _short(value), cluster.source if is_set else "default", ""))
     table(("SETTING", "VALUE", "FROM", "ABOUT"), rows)
 
 

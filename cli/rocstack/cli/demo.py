@@ -30,15 +30,15 @@ def demo(
     reference = chosen.image_name("worker")
     if engine.find_image(engine.connect(), reference) is None:
         raise Missing(f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it")
-    inside = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]
-    listed = subprocess.run([*inside, "rocstack-versions"], capture_output=True, text=True, check=False)
+    command = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]
+    listed = subprocess.run([*command, "rocstack-versions"], capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         raise CheckFailed(f"{reference} does not run: {listed.stderr.strip()[-300:]}", code="demo-failed")
     versions = dict(line.split("\t", 1) for line in listed.stdout.splitlines())
     if not json:
         table(("COMPONENT", "VERSION"), versions.items(), title=f"{reference}, as read inside the container")
         out.print()
-    train = [*inside, "rocstack-train", "--config", "tiny", "--steps", str(steps), "--ranks", "2"]
+    train = [*command, "rocstack-train", "--config", "tiny", "--steps", str(steps), "--ranks", "2"]
     err.print("training a tiny Llama on 2 ranks (CPU, gloo)")
     ran = subprocess.run(train, capture_output=json, text=True, check=False)
     if json:

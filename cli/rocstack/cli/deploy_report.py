@@ -60,7 +60,7 @@ def _row(change: Change) -> tuple[str, str]:
 
 
 def _show_findings(plan: Plan) -> None:
-    """What several nodes have alike is said once."""
+    """What several nodes have alike is shown once."""
     groups: dict[Finding, list[str]] = {}
     for node in plan.nodes:
         for finding in node.findings:
@@ -91,4 +91,4 @@ def show_outcome(outcome: Outcome, log: Path, json: bool) -> None:
     changed = count(len(outcome.changed), "node")
     out.print(escape(f"{changed} changed, {len(outcome.ready)} ready for jobs, {outcome.seconds:.1f} s"))
     if not outcome.ok:
-        out.print(escape(f"what Ansible said: {log}"))
+        out.print(escape(f"Ansible's output: {log}"))

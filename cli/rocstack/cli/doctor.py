@@ -68,7 +68,7 @@ def _show_nodes(report: NodeReport) -> None:
     for node, what in report.unread.items():
         out.print()
         findings.paragraph(
-            "unread", f"{node}: {len(what)} things could not be read, so nothing is said of them: {listed(what)}"
+            "unread", f"{node}: {len(what)} things could not be read, so they are not judged: {listed(what)}"
         )
     known = [finding for finding in report.findings if finding.level != "note"]
     _sum_up(report.findings, f"nothing known found on {listed(report.nodes, 8)}" if not known else "")

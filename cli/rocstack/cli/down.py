@@ -71,10 +71,10 @@ def down(
 def _show(done: Mapping[str, Mapping[str, list[str]]], failed: Mapping[str, str], data: bool) -> None:
     width = max(map(len, done))
     for name, gone in done.items():
-        said = [count(len(gone[kind]), word) for kind, word in KINDS.items() if gone[kind]]
+        removed = [count(len(gone[kind]), word) for kind, word in KINDS.items() if gone[kind]]
         names = ", ".join(each.removeprefix("rocstack-") for each in gone["containers"])
-        text = f"removed {', '.join(said)}{f' ({names})' if names else ''}" if said else "nothing to remove"
-        if name not in failed or said:
+        text = f"removed {', '.join(removed)}{f' ({names})' if names else ''}" if removed else "nothing to remove"
+        if name not in failed or removed:
             out.print(escape(f"{name.ljust(width)}  {text}"))
     for name, reason in failed.items():
         out.print(f"[bold red]failed[/] {escape(f'{name}: {reason}')}")

@@ -142,12 +142,12 @@ def models(json: options.Json = False) -> None:
     from rocstack.virtual import faults
     from rocstack.virtual import model as node_models
 
-    found = [node_models.load(name) for name in node_models.names()]
+    known = [node_models.load(name) for name in node_models.names()]
     if json:
         kinds = [{"name": kind.name, "takes": kind.takes, "does": kind.does} for kind in faults.KINDS.values()]
-        print_json({"models": [model.model_dump() for model in found], "faults": kinds})
+        print_json({"models": [model.model_dump() for model in known], "faults": kinds})
         return
-    table(("MODEL", "ABOUT"), [(model.name, model.about) for model in found])
+    table(("MODEL", "ABOUT"), [(model.name, model.about) for model in known])
     out.print()
     table(("FAULT", "TAKES", "WHAT IT DOES"), [(kind.name, kind.takes, kind.does) for kind in faults.KINDS.values()])
 

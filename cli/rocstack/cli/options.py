@@ -48,8 +48,8 @@ def _flattened(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def command(**values: Any) -> None:
         for name, kind in groups.items():
-            given = {each.name: values.pop(each.name) for each in fields(kind)}
-            values[name] = kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+            own = {each.name: values.pop(each.name) for each in fields(kind)}
+            values[name] = kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in own.items()})
         function(**values)
 
     del command.__wrapped__  # its signature is the other one

@@ -84,23 +84,23 @@ def _progress(shown: bool) -> Iterator[Callable[[str, State], None]]:
         yield on_event
 
 
-def _show(found: Sequence[NodeProfile]) -> None:
+def _show(nodes: Sequence[NodeProfile]) -> None:
     from rocstack.probe import summary
 
-    if len(found) == 1:
-        out.print(f"[bold]{escape(summary.name(found[0]))}[/]")
-        for row, text in summary.facts(found[0]).items():
+    if len(nodes) == 1:
+        out.print(f"[bold]{escape(summary.name(nodes[0]))}[/]")
+        for row, text in summary.facts(nodes[0]).items():
             out.print(escape(f"  {row:9}  {_clean(text)}"))
         out.print()
-        _draw(found[0])
+        _draw(nodes[0])
     else:
         shown = NARROW if out.is_terminal and out.width < 130 else range(len(summary.COLUMNS))
-        rows = map(summary.cells, found)
+        rows = map(summary.cells, nodes)
         table([summary.COLUMNS[at] for at in shown], ([_clean(row[at]) for at in shown] for row in rows))
         out.print()
-        for line in summary.alike(found):
+        for line in summary.alike(nodes):
             out.print(escape(_clean(line)))
-    _show_unread(found)
+    _show_unread(nodes)
 
 
 def _draw(node: NodeProfile) -> None:
@@ -110,25 +110,25 @@ def _draw(node: NodeProfile) -> None:
     out.print(escape(drawing.rstrip() or f"{node.name}: no GPU and no NIC"), soft_wrap=True)
 
 
-def _named(found: Sequence[NodeProfile], failures: Iterable[ProbeFailure], name: str) -> NodeProfile:
+def _named(nodes: Sequence[NodeProfile], failures: Iterable[ProbeFailure], name: str) -> NodeProfile:
     from rocstack.base.errors import BadInput, did_you_mean
 
-    for node in found:
+    for node in nodes:
         if node.name == name:
             return node
     why = [f"{failure.state}: {_clean(failure.reason)}" for failure in failures if failure.node == name]
-    hint = why[0] if why else did_you_mean(name, [node.name for node in found])
+    hint = why[0] if why else did_you_mean(name, [node.name for node in nodes])
     raise BadInput(f"no node '{name}' was read" + (f": {hint}" if hint else ""), code="unknown-node")
 
 
-def _show_unread(found: Iterable[NodeProfile]) -> None:
+def _show_unread(nodes: Iterable[NodeProfile]) -> None:
     """Grouped by what and why, since many nodes fail alike."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for node in found:
+    for node in nodes:
         for unread in node.unread:
             groups.setdefault((unread.what, unread.why), []).append(node.name)
-    for (what, why), nodes in list(groups.items())[:20]:
-        out.print(escape(_clean(f"not read on {listed(nodes)}: {what}: {why}")))
+    for (what, why), names in list(groups.items())[:20]:
+        out.print(escape(_clean(f"not read on {listed(names)}: {what}: {why}")))
     if len(groups) > 20:
         out.print(f"not read: {len(groups) - 20} more; --json has them all")
 

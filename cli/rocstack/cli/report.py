@@ -56,9 +56,9 @@ def report(
     if compare:
         raise typer.Exit(_compare(*compare, json=json))
     runs = Path(options.settings().out) / "verify"
-    given = path or _newest(runs)
-    run = result.read(given)
-    folder = given if given.is_dir() else given.parent
+    source = path or _newest(runs)
+    run = result.read(source)
+    folder = source if source.is_dir() else source.parent
     artifacts.write(run, folder, result.read(previous) if previous else history.previous(runs, run))
     page = folder / artifacts.HTML
     if json:
@@ -73,14 +73,14 @@ def report(
 def _newest(folder: Path) -> Path:
     from rocstack.base.errors import BadInput
 
-    found = max(folder.glob("*/report.json"), key=_time, default=None)
-    if found is None:
+    newest = max(folder.glob("*/report.json"), key=_time, default=None)
+    if newest is None:
         raise BadInput(
             f"no report below {folder}",
             code="no-report",
             next_step="`rocstack verify INVENTORY` writes one; or give PATH",
         )
-    return found.parent
+    return newest.parent
 
 
 def _time(file: Path) -> tuple[str, float]:
@@ -89,7 +89,7 @@ def _time(file: Path) -> tuple[str, float]:
 
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:  # it is said of the one that is chosen
+    except ValueError:  # reading the chosen one reports it
         data = None
     return str(data.get("when", "")) if isinstance(data, dict) else "", file.stat().st_mtime
 
@@ -97,30 +97,32 @@ def _time(file: Path) -> tuple[str, float]:
 def _compare(before: Path, after: Path, *, json: bool) -> int:
     from rocstack.verify import compare, result
 
-    found = compare.compare(result.read(before), result.read(after))
-    print_json(found.to_dict()) if json else _show(found)
-    return 1 if found.worse else 0
+    comparison = compare.compare(result.read(before), result.read(after))
+    print_json(comparison.to_dict()) if json else _show(comparison)
+    return 1 if comparison.worse else 0
 
 
-def _show(found: Comparison) -> None:
+def _show(comparison: Comparison) -> None:
     from rocstack.base.text import count
 
-    out.print(escape(f"from {found.before} to {found.after}"))
-    _changes("[bold red]regressions[/]: failing now, not then", found.regressions)
-    _changes("no longer judged", found.unjudged)
-    _changes("[green]repaired[/]", found.fixes)
-    _values(found.values)
-    for title, names in (("new checks", found.new), ("checks of then only", found.gone)):
+    out.print(escape(f"from {comparison.before} to {comparison.after}"))
+    _changes("[bold red]regressions[/]: failing now, not then", comparison.regressions)
+    _changes("no longer judged", comparison.unjudged)
+    _changes("[green]repaired[/]", comparison.fixes)
+    _values(comparison.values)
+    for title, names in (("new checks", comparison.new), ("checks of then only", comparison.gone)):
         if names:
             out.print(escape(f"\n{title}: {', '.join(names)}"))
-    if found.differences:
+    if comparison.differences:
         out.print("\n[bold]different about the runs[/]")
-        table(("WHAT", "THEN", "NOW"), [(d.what, d.before or "-", d.after or "-") for d in found.differences[:MOST]])
-        _more(found.differences)
+        table(
+            ("WHAT", "THEN", "NOW"), [(d.what, d.before or "-", d.after or "-") for d in comparison.differences[:MOST]]
+        )
+        _more(comparison.differences)
     out.print()
-    values = count(len(found.values), "value")
-    words = f"{count(found.worse, 'regression')}, {len(found.fixes)} repaired, {values} changed"
-    out.print("nothing changed" if found.same else words)
+    values = count(len(comparison.values), "value")
+    words = f"{count(comparison.worse, 'regression')}, {len(comparison.fixes)} repaired, {values} changed"
+    out.print("nothing changed" if comparison.same else words)
 
 
 def _changes(title: str, changes: Sequence[CheckChange]) -> None:

@@ -89,7 +89,7 @@ def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
     refused limit is named. How an interrupted command ends is its own affair, so its status is waited for."""
     with subprocess.Popen(["docker", *args], env=environ, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        said = b""
+        output = b""
         # Ctrl-C reaches the client as well as us, and it passes it on; SIGTERM reaches us alone.
         before = {
             signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
@@ -97,11 +97,11 @@ def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
         }
         try:
             while chunk := os.read(process.stderr.fileno(), 65536):
-                said = (said + chunk)[:4096]
+                output = (output + chunk)[:4096]
                 sys.stderr.buffer.write(chunk)
                 sys.stderr.flush()
             process.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    return process.returncode, said.decode("utf-8", "replace")
+    return process.returncode, output.decode("utf-8", "replace")

@@ -58,9 +58,9 @@ def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: fl
         # A console of its own: what is captured on the other one would have the live display in it.
         with Live(Text("reading the nodes"), console=Console(), auto_refresh=False) as screen:
             while True:
-                found = read()
+                cluster = read()
                 with out.console.capture() as taken:
-                    show(found)
+                    show(cluster)
                 now = f"{datetime.now():%H:%M:%S}, again every {every:g} s; Ctrl-C ends it"
                 screen.update(Text.from_ansi(f"{taken.get()}\n{now}"), refresh=True)
                 time.sleep(every)
@@ -68,29 +68,31 @@ def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: fl
         raise typer.Exit(130) from None
 
 
-def _show(found: Status) -> None:
+def _show(cluster: Status) -> None:
     from rocstack.cli.findings import show as show_finding
 
-    models = sorted({node.virtual for node in found.nodes if node.virtual})
+    models = sorted({node.virtual for node in cluster.nodes if node.virtual})
     virtual = f" (virtual: {', '.join(models)})" if models else ""
-    count = len(found.nodes)
-    name = escape(found.cluster or "no cluster")
-    out.print(f"[bold]{name}[/]" + escape(f": {count} node{'s' * (count != 1)}{virtual}, control node {found.control}"))
-    if found.release:
-        out.print(escape(f"release of {found.release.when} by {found.release.who}: {found.release.basis}"))
-    if found.images:
+    count = len(cluster.nodes)
+    name = escape(cluster.cluster or "no cluster")
+    out.print(
+        f"[bold]{name}[/]" + escape(f": {count} node{'s' * (count != 1)}{virtual}, control node {cluster.control}")
+    )
+    if cluster.release:
+        out.print(escape(f"release of {cluster.release.when} by {cluster.release.who}: {cluster.release.basis}"))
+    if cluster.images:
         out.print()
         rows = [
             (each.role, _short(each.id), _short(each.digest), each.stack, each.nic, each.content[:12], str(each.nodes))
-            for each in found.images
+            for each in cluster.images
         ]
         table(("ROLE", "IMAGE", "DIGEST", "STACK", "NIC", "CONTENT", "NODES"), rows, right=(6,))
     out.print()
     wide = not out.is_terminal or out.width >= WIDE
-    cells = [_cells(node) for node in found.nodes]
+    cells = [_cells(node) for node in cluster.nodes]
     heads = [head for head in cells[0] if wide or head not in ("ROLES", "DIGEST", "REASON")]
     table(heads, [[row[head] for head in heads] for row in cells])
-    for finding in found.findings:
+    for finding in cluster.findings:
         out.print()
         show_finding(finding, finding.node or "")
 

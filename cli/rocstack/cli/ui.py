@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Terminal:
-    """A console, loaded with the first thing said on it: `--help` and a printed Dockerfile do without."""
+    """A console, loaded with the first text: `--help` and a printed Dockerfile do without."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         self._stderr = stderr

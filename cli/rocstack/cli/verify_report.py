@@ -74,8 +74,8 @@ class _Lines:
         seconds, self._began = now - self._began, now
         state = f"[{STYLE[result.state]}]{result.state:8}[/]"
         took = f"{seconds:5.1f} s" if seconds >= 0.05 else "       "
-        said = _said(result).partition("\n")[0]
-        err.print(f"  {state} {took}  " + escape(f"{result.check.name.ljust(self._width)}  {said}".rstrip()))
+        text = _measured(result).partition("\n")[0]
+        err.print(f"  {state} {took}  " + escape(f"{result.check.name.ljust(self._width)}  {text}".rstrip()))
 
 
 def show(run: Run, folder: Path) -> None:
@@ -119,7 +119,7 @@ def _show_failure(result: CheckResult) -> None:
     findings.show(result.finding, seen=seen, label=result.state)
 
 
-def _said(result: CheckResult) -> str:
+def _measured(result: CheckResult) -> str:
     """The measured value in a few words, or why there is none."""
     bad = [measure for measure in result.measures if measure.state in BAD]
     if bad:

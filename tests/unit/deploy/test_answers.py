@@ -72,7 +72,7 @@ def test_a_module_that_failed_says_what_it_did_until_then(monkeypatch: pytest.Mo
     found = run(failed, monkeypatch=monkeypatch)
     assert found["n1"].reason == "not healthy (bad flag)"
     assert found["n1"].answer("Containers", ApplyAnswer)
-    assert found["n2"] == NodeRun("n2", "unreachable", "Ansible said nothing of it")
+    assert found["n2"] == NodeRun("n2", "unreachable", "Ansible reported nothing for it")
     crashed = run(HostRun("n1", "failed", "Traceback", {"Containers": {"msg": "Traceback"}}), monkeypatch=monkeypatch)
     assert "Containers" in crashed["n1"].answers
     assert crashed["n1"].answer("Containers", ApplyAnswer) is None

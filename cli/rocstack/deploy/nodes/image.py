@@ -64,7 +64,7 @@ def local_image(client: docker.DockerClient, reference: str, role: str) -> Image
         raise Missing(
             f"no image {reference} on this machine",
             code="no-image",
-            next_step="`rocstack build` makes it; or name another: --image REFERENCE",
+            next_step="build it with `rocstack build`, or name another with --image REFERENCE",
         )
     labels = {key: value for key, value in (found.labels or {}).items() if key.startswith(LABEL_PREFIX)}
     is_role = labels.get(f"{LABEL_PREFIX}role")

@@ -123,7 +123,7 @@ class NodeRuns:
                 on_task=on_task,
             )
         by_host = {run.host: _node_run(run) for run in runs}
-        silent = {name: NodeRun(name, "unreachable", "Ansible said nothing of it") for name in rows}
+        silent = {name: NodeRun(name, "unreachable", "Ansible reported nothing for it") for name in rows}
         return {name: by_host.get(name, run) for name, run in silent.items()}
 
     def ask(self, playbook: str, node: str, variables: Mapping[str, Any]) -> NodeRun:

@@ -102,7 +102,7 @@ def save(path: Path, values: Secrets) -> None:
             files.write(path, text.rstrip("\n") + "\n" + added, private=True)
     except FileExistsError:
         raise CheckFailed(
-            f"somebody else wrote {path} meanwhile", code="secrets-changed", next_step="run again: it is read then"
+            f"somebody else wrote {path} meanwhile", code="secrets-changed", next_step="run the command again"
         ) from None
     except OSError as error:
         raise CheckFailed(
@@ -127,7 +127,7 @@ def refuse_others(path: Path, mine: Secrets, there: Mapping[str, str]) -> None:
             f"the cluster has keys that are not in {path}: {', '.join(other)}",
             code="other-secrets",
             where=Where(str(path)),
-            cause="it was deployed from another folder or machine, whose secrets file is not here"
+            cause="it was deployed from another folder or machine, and that secrets file is not here"
             if not kept
             else "this file belongs to another cluster, or was edited",
             next_step=f"copy {path.name} from where the cluster was deployed first",
@@ -194,7 +194,7 @@ def _bad(what: str, path: Path) -> BadInput:
         what,
         code="bad-secrets",
         where=Where(str(path)),
-        next_step="bring it back as rocstack wrote it; a key that is missing is made anew where no cluster has it yet",
+        next_step="restore the file as rocstack wrote it; a missing key is made anew where no cluster uses it yet",
     )
 
 

@@ -160,7 +160,7 @@ def _load_key(pem: str) -> ec.EllipticCurvePrivateKey:
 
 def _unfit(what: str) -> BadInput:
     return BadInput(
-        what, code="bad-secrets", next_step="bring the file back as it was, or remove these keys: others are made"
+        what, code="bad-secrets", next_step="restore the file, or remove these keys: rocstack makes new ones"
     )
 
 

@@ -32,7 +32,7 @@ def read(path: Path) -> tuple[str, bool]:
             f"it can't be read: {getattr(error, 'strerror', 'it is no text')}",
             code="bad-secrets",
             where=Where(str(path)),
-            next_step="bring it back as it was",
+            next_step="restore it from a copy",
         ) from None
     if text.startswith(_VAULT):
         return _decrypted(path), True

@@ -165,14 +165,14 @@ def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> N
                 f"{', '.join(lost)} in group '{group}': did you mean '{meant}'?",
                 code="no-role",
                 where=where,
-                next_step=f"rename the group to '{meant}', or call it otherwise",
+                next_step=f"rename the group to '{meant}', or give it another name",
             )
     if idle:
         raise BadInput(
             f"{', '.join(idle)}: in neither of the groups 'control' and 'workers'",
             code="no-role",
             where=where,
-            next_step="put them into one of both, or into a group of their own, which is left alone",
+            next_step="put them into one of the two, or into a group of their own, which rocstack leaves alone",
         )
     _check_names(where, tuple(dict.fromkeys((*control, *workers))))
     _check_variables(where, hosts)
@@ -207,8 +207,8 @@ def _check_names(where: Where, names: tuple[str, ...]) -> None:
                 f"'{other}' and '{name}' differ only in their capitals",
                 code="bad-node-name",
                 where=where,
-                cause="for the network they are one host, for Slurm two nodes",
-                next_step="write both alike, or give one another name",
+                cause="to the network they are one host, to Slurm two nodes",
+                next_step="spell both the same, or rename one",
             )
         if _is_address(name):
             raise BadInput(
@@ -255,7 +255,7 @@ def _rendered(path: Path, hosts: Hosts) -> Hosts:
                 f"Ansible can't tell the address of {run.host}: {run.reason}",
                 code="bad-inventory",
                 where=Where(str(path)),
-                next_step=f"`ansible -i {path} {run.host} -m debug -a var=ansible_host` shows what it makes of it",
+                next_step=f"`ansible -i {path} {run.host} -m debug -a var=ansible_host` shows what Ansible makes of it",
             )
         values = run.results[TASK]["msg"]
         result[run.host] = {**hosts.get(run.host, {}), **{key: value for key, value in values.items() if value != ""}}

@@ -246,7 +246,7 @@ def loads(text: str | None) -> Journal:
             f"the control node's journal, {PATH}, can't be read",
             code="bad-journal",
             cause="it was edited or cut off",
-            next_step="move it away there and deploy again: only the history and `--resume` are lost",
+            next_step="move the file away and deploy again: you lose only the history and `--resume`",
         ) from None
 
 

@@ -65,5 +65,5 @@ def read(file: Path) -> list[Claim]:
             code="bad-verified",
             where=Where(str(file)),
             cause="it was edited, renamed or cut off, or a newer rocstack wrote it",
-            next_step="remove it, and bring it again or run `rocstack verify`",
+            next_step="remove it, then copy it again or run `rocstack verify`",
         ) from None

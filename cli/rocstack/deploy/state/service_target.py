@@ -47,7 +47,7 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
             f"no container of {node}'s {SERVICE_OF[name]}: {_last(done.stderr)}",
             code="no-container",
             cause="it was never deployed there, or taken down",
-            next_step=f"`rocstack status {path}` shows what is there; `rocstack deploy {path}` makes what is not",
+            next_step=f"`rocstack status {path}` shows what is there; `rocstack deploy {path}` creates what is missing",
         )
     return Target(node, ssh_host, name)
 

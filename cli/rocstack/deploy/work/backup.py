@@ -56,7 +56,9 @@ def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
     """
     if os.path.lexists(file):
         raise BadInput(
-            f"{file} is there already", code="file-exists", next_step="another name; backups are not replaced"
+            f"{file} is there already",
+            code="file-exists",
+            next_step="choose another name; backups are never overwritten",
         )
     with files.writing(file, private=True) as out:
         line = ssh_host.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
@@ -134,7 +136,7 @@ def _no_backup(file: Path, why: str) -> BadInput:
         f"no backup, or not a whole one: {why}",
         code="bad-backup",
         where=Where(str(file)),
-        next_step="take one that `rocstack backup` wrote",
+        next_step="use a file that `rocstack backup` wrote",
     )
 
 

@@ -149,16 +149,16 @@ def end_jobs(ssh_host: SshHost, force: bool) -> None:
         return
     if slurm.nodes is None:
         raise CheckFailed(
-            f"whether jobs run can't be told: Slurm's controller doesn't answer: {slurm.why}",
+            f"can't tell whether jobs run: Slurm's controller doesn't answer: {slurm.why}",
             code="jobs-running",
-            next_step="--force goes on without knowing: jobs that run end",
+            next_step="use --force to go on anyway: running jobs end",
         )
     if slurm.jobs and not force:
         count = "a job runs" if len(slurm.jobs) == 1 else f"{len(slurm.jobs)} jobs run"
         raise CheckFailed(
             f"{count}: {listed(map(str, slurm.jobs), 8)}",
             code="jobs-running",
-            next_step="wait, `scancel` them, or go on with --force: they end",
+            next_step="wait, `scancel` them, or use --force, which ends them",
         )
     if slurm.jobs:
         ssh.run(ssh_host, CANCEL)

@@ -122,7 +122,7 @@ class _Work:
         name = self.prepared.images["control"].name_on_node
         lacking = [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
         for node, reason in self.shipping.load_control(self.prepared, lacking, self.events).items():
-            self.record.fail(node, f"the control image doesn't get there: {reason}")
+            self.record.fail(node, f"the control image didn't arrive: {reason}")
 
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""
@@ -144,7 +144,7 @@ class _Work:
             raise CheckFailed(
                 f"the control node {self.control}: {run.reason}",
                 code="control-failed",
-                next_step="the workers are as they were; when it is set right, `rocstack deploy --resume` goes on",
+                next_step="the workers are unchanged; fix this, then run `rocstack deploy --resume`",
             )
 
     def _ship(self, lacking: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ class _Work:
         self.prepared = self.prepared.with_images({**self.prepared.images, "worker": came.image})
         self.record.shipped(self.prepared.images)
         for name, reason in came.failed.items():
-            self.record.fail(name, f"the image doesn't get there: {reason}")
+            self.record.fail(name, f"the image didn't arrive: {reason}")
         self.record.note([name for name in lacking if name not in came.failed], "shipped")
 
     def _start(self, names: Sequence[str]) -> None:

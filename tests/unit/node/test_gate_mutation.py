@@ -25,7 +25,7 @@ from rocstack.node import gate, image_facts
 # Mutants that do what the original does, and why.
 EQUIVALENT: dict[ModuleType, dict[str, str]] = {
     gate: {
-        "judge: place = next((finding.place for finding in findings if result == FITS), None) -> without filter 1":
+        "judge: prefix = next((finding.place for finding in findings if result == FITS), None) -> without filter 1":
             "only what fits has a place, and it is said last: where anything is wrong, the first finding has none",
         'module: SLINGSHOT_FILES = {"libfabric": "libfabric.so.1", "cxi": "libcxi.so.1", "json-c": "libjson-c.so.3"} '
         "-> 'libjson-c.so.3' to another text": "the gate misses no json-c; test_hostlib reads the name",

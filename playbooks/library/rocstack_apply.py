@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Makes a node what its order says. Standard library and Python 3.8."""
+"""Brings a node to its specification. Standard library and Python 3.8."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from ansible.module_utils.rocstack_node.engine import NodeError
 
 DOCUMENTATION = r"""
 module: rocstack_apply
-short_description: Makes a node what its order says
+short_description: Brings a node to its specification
 description:
   - Writes files, removes and starts containers, runs commands in them where something changed, removes images that
-    nobody keeps, and writes node.json. What is as described stays untouched.
-  - A container that does not become healthy is removed again. Files that were written for it, and with which no other
-    container has come up, get their content before; then the container before it is started. Where a command fails
-    the files of its container are put back as well, and the commands run once more.
-  - Waits while another module of rocstack works on this node. An order without C(state) is a part, which leaves it to
-    the whole one to run the rest of the commands.
+    nobody keeps, and writes node.json. What already matches stays untouched.
+  - If a container doesn't become healthy, it is removed and its predecessor starts again. Files written for it get
+    their old content back, unless another container came up with them. If a command fails, the files of its container
+    are restored too, and the commands run once more.
+  - Waits while another rocstack module works on this node. Without C(state) this is only a part of the specification;
+    the remaining commands run with the whole one.
 options:
   files:
-    description: Files to be there.
+    description: Files to write.
     type: list
     elements: dict
     default: []
     suboptions:
       path:
-        description: Where.
+        description: Path on the node.
         type: str
         required: true
       content:
-        description: What is in it, in base64.
+        description: Content in base64.
         type: str
         required: true
       mode:
-        description: Rights in octal.
+        description: Mode in octal.
         type: str
         required: true
       uid:
-        description: Number of the owner.
+        description: Owner's uid.
         type: int
         required: true
       gid:
-        description: Number of the group.
+        description: Group's gid.
         type: int
         required: true
   images:
@@ -57,7 +57,7 @@ options:
     elements: dict
     default: []
   remove:
-    description: Names of containers not to be there.
+    description: Names of containers to remove.
     type: list
     elements: str
     default: []
@@ -67,15 +67,15 @@ options:
     elements: list
     default: []
   keep:
-    description: Ids of images that stay; without it all stay.
+    description: Ids of images to keep; without it all are kept.
     type: list
     elements: str
   state:
-    description: What is written to node.json in the end.
+    description: What to write to node.json at the end.
     type: dict
     default: {}
   heal:
-    description: Whether containers that are as described but unhealthy are restarted.
+    description: Restart containers that match but are unhealthy.
     type: bool
     default: false
 author: The rocstack engineers
@@ -105,7 +105,7 @@ pruned:
   type: list
   returned: always
 cause:
-  description: What probably led to the failure.
+  description: Likely cause of the failure.
   type: str
   returned: failure
 kind:

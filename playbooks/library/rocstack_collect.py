@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Reads what a node profile is made of. Read-only; standard library and Python 3.8."""
+"""Reads the data of a node profile. Read-only; standard library and Python 3.8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible.module_utils.rocstack_node.collect import collect
 
 DOCUMENTATION = r"""
 module: rocstack_collect
-short_description: Reads what a node profile is made of
+short_description: Reads the data of a node profile
 description:
   - Copies the small files under /sys, /proc and /etc from which the controller makes a node profile. Changes nothing.
 options:
@@ -21,7 +21,7 @@ options:
     type: path
     default: /
   tree:
-    description: Read also what real tools want of /sys.
+    description: Also read what rocm-smi, lspci and libibverbs need of /sys.
     type: bool
     default: false
 author: The rocstack engineers

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Takes away from a node what deploys made of it. Standard library and Python 3.8."""
+"""Removes what deploys created on a node. Standard library and Python 3.8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ansible.module_utils.rocstack_node.removal import take_down
 
 DOCUMENTATION = r"""
 module: rocstack_down
-short_description: Takes away from a node what deploys made of it
+short_description: Removes what deploys created on a node
 description:
   - Stops and removes the containers of all services; volumes, images and files only where they are named.
 options:
@@ -19,7 +19,7 @@ options:
     elements: str
     default: []
   images:
-    description: Whether the images that deploys brought are removed.
+    description: Remove the images that deploys brought.
     type: bool
     default: false
   files:

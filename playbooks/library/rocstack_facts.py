@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Reads all that a deploy decides by. Read-only; standard library and Python 3.8."""
+"""Reads everything that a deploy decides by. Read-only; standard library and Python 3.8."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ansible.module_utils.rocstack_node.deploy_facts import collect_facts
 
 DOCUMENTATION = r"""
 module: rocstack_facts
-short_description: Reads all that a deploy decides by
+short_description: Reads everything that a deploy decides by
 description:
-  - The recording of a node's hardware as rocstack_collect makes it, and what its container engine, ports, users, files
-    and network are like. Changes nothing.
+  - The recording of a node's hardware as rocstack_collect makes it, and the state of its container engine, ports,
+    users, files and network. Changes nothing.
 options:
   names:
     description: Host names to resolve on the node.
@@ -23,22 +23,22 @@ options:
     elements: str
     default: []
   reach:
-    description: Addresses with a port, C(10.0.0.1:6817), to be tried from the node.
+    description: Addresses with a port, C(10.0.0.1:6817), to connect to from the node.
     type: list
     elements: str
     default: []
   ports:
-    description: TCP ports whose owner is wanted.
+    description: TCP ports whose owner to report.
     type: list
     elements: int
     default: []
   uids:
-    description: User numbers whose names are wanted.
+    description: Uids whose names to report.
     type: list
     elements: int
     default: []
   users:
-    description: User names whose numbers are wanted.
+    description: User names whose uids to report.
     type: list
     elements: str
     default: []
@@ -54,7 +54,7 @@ facts:
   type: str
   returned: always
 asked:
-  description: As it was given.
+  description: The option of that name.
   type: float
   returned: always
 """

@@ -12,8 +12,8 @@ DOCUMENTATION = r"""
 module: rocstack_pull
 short_description: Pulls a node's images by digest
 description:
-  - Pulls what is not there yet, checks that it is the image meant, and gives it its name. While the registry can't be
-    reached it tries again.
+  - Pulls missing images, checks that each is the expected one, and tags it. Retries while the registry can't be
+    reached.
 options:
   images:
     description: Images with C(id), C(name) and C(reference), which ends in a digest.
@@ -21,7 +21,7 @@ options:
     elements: dict
     required: true
   registry:
-    description: Who the registry knows this node as, and the certificate that vouches for the registry.
+    description: Login for the registry, and the registry's CA certificate.
     type: dict
     suboptions:
       address:
@@ -37,11 +37,11 @@ options:
         description: Certificate in PEM; empty where the node knows it.
         type: str
   retry_s:
-    description: Seconds after the first failure of an image in which it is tried again.
+    description: How long to retry after an image's first failure, in seconds.
     type: float
     default: 600
   state:
-    description: What is written to node.json in the end.
+    description: What to write to node.json at the end.
     type: dict
     default: {}
 author: The rocstack engineers
@@ -55,7 +55,7 @@ images:
   type: list
   returned: success
 cause:
-  description: What probably led to the failure.
+  description: Likely cause of the failure.
   type: str
   returned: failure
 kind:

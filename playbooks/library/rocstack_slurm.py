@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Works Slurm from the control node. Standard library and Python 3.8."""
+"""Controls Slurm from the control node. Standard library and Python 3.8."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TIMEOUT_S = 90  # seconds; less than the task has
 
 DOCUMENTATION = r"""
 module: rocstack_slurm
-short_description: Works Slurm from the control node
+short_description: Controls Slurm from the control node
 description:
   - Reads the nodes, drains, waits, resumes, and runs lines of sacctmgr or scontrol in the controller's container.
-    Waits while another module of rocstack works on this node.
+    Waits while another rocstack module works on this node.
 options:
   steps:
     description: Steps with C(do) and its arguments, one after the other.
@@ -31,11 +31,11 @@ author: The rocstack engineers
 
 RETURN = r"""
 steps:
-  description: What came of each step.
+  description: Result of each step.
   type: list
   returned: success
 cause:
-  description: What probably led to the failure.
+  description: Likely cause of the failure.
   type: str
   returned: failure
 kind:

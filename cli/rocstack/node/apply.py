@@ -1,4 +1,4 @@
-"""Makes a node what its order says: files, containers, images, state, in this order. Standard library only."""
+"""Brings a node to its specification: files, containers, images, state, in this order. Standard library only."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _commands(order: Row, done: Row, before: list[Row]) -> None:
             # One that has just been started with the files runs with them, whatever this command says.
             if _put_back(order, done, before, {command[0]} - _started(done)):
                 again = [_why(line) for line in [*done["exec"], command]]
-                failed.cause = "its files are as they were" + "".join(f"; {why}" for why in again if why)
+                failed.cause = "its files were restored" + "".join(f"; {why}" for why in again if why)
             raise
         done["exec"].append(command)
 

@@ -1,4 +1,5 @@
-"""Containers of a node: each is as it is described and healthy, or the one before runs again. Standard library only."""
+"""Containers of a node: each matches its specification and is healthy, or its predecessor runs again. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ GRACE_S = 10  # seconds that the engine gives a container to end which doesn't s
 LOG_LINES = 20
 CREATE_S = 600.0  # seconds for the engine to make and start a container: its disk may be slow
 RECHECK_S = 5.0  # seconds for one to show that it is healthy after all
-BACK_S = 60.0  # seconds for the one before to be healthy again
+BACK_S = 60.0  # seconds for the previous container to become healthy again
 
 
 @dataclass
@@ -162,7 +163,9 @@ def undo(failed: NotHealthy) -> None:
     except NodeError as error:
         why = error.what
     if why is not None:
-        done.notes.append(f"the one before doesn't come up either: {why}" if why else "the one before runs again")
+        done.notes.append(
+            f"the previous container doesn't come up either: {why}" if why else "the previous container runs again"
+        )
         failed.cause = done.notes[-1]
 
 
@@ -205,7 +208,7 @@ def _is_current(row: Row, container: Row, image: str) -> bool:
 
 
 def _stale(row: Row, paths: list[str]) -> bool:
-    """A file that it reads was written after its start: it still has the one before."""
+    """A file that it reads was written after its start: it still has the old content."""
     if not _runs(row):
         return False
     whole, _, part = row["State"]["StartedAt"].rstrip("Z").partition(".")
@@ -270,7 +273,7 @@ def _not_healthy(done: ContainerResult, why: str, new: bool) -> NotHealthy:
 
 
 def _bring_back(done: ContainerResult) -> str | None:
-    """Why the one before isn't healthy; None where there is none. As the engine has them now: it may have failed
+    """Why the previous container isn't healthy; None where there is none. Asks the engine: the failure may have come
     anywhere between the stop of the one and the start of the other."""
     rows = {row["Name"]: row for row in find(done.name, done.name + OLD)}
     new, old = rows.get(done.name), rows.get(done.name + OLD)

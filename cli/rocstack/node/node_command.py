@@ -6,7 +6,7 @@ rocstack-node env [--task]             the environment with its reasons; --task:
 rocstack-node prove [--many] [--all]   open device, PD, CQ, QP of each device that the image is for;
                                        --many: 8 threads x 64 queue pairs, --all: every device that libibverbs lists
 
-Ends with 0 yes, 1 no, 2 not known or not understood, 3 this node could not be looked at.
+Ends with 0 yes, 1 no, 2 not known or not understood, 3 this node could not be inspected.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
             return prove(many="--many" in options, every="--all" in options)
         return gate() if command == "gate" else env()
     except Exception as error:  # a crash would read as "doesn't fit"
-        report(f"this node could not be looked at: {type(error).__name__}: {' '.join(str(error).split())}")
+        report(f"this node could not be inspected: {type(error).__name__}: {' '.join(str(error).split())}")
         return UNREADABLE
 
 

@@ -54,8 +54,8 @@ def _lock(handle: int, deadline: float, within: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise NodeError(
-                    f"somebody else is still at work on this node after {within:g} s",
-                    "a deploy that was cut off finishes here what it had begun: try again when it is through",
+                    f"another rocstack run is still working on this node after {within:g} s",
+                    "an interrupted deploy finishes its work here first: try again in a few minutes",
                     "busy",
                 ) from None
         time.sleep(_PAUSE)

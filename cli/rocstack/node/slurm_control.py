@@ -166,7 +166,7 @@ class SlurmController:
             if not left or passed >= deadline:
                 return left
             if caller_left(self._parent):
-                raise NodeError("nobody waits for the answer any more", kind="abandoned")
+                raise NodeError("the caller has disconnected", kind="abandoned")
             time.sleep(min(SOON if passed - began < quick else PAUSE, deadline - passed))
 
     def _update(self, nodes: list[str], state: str, reason: str = "") -> None:

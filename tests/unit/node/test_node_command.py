@@ -388,7 +388,7 @@ def test_what_fails_does_not_read_as_unfitting(place: Place, capsys: pytest.Capt
     for arguments in (["start"], ["start", "--daemons"], ["gate"], ["env"], ["prove"]):
         assert node_command.main(arguments) == 3
         err = capsys.readouterr().err
-        assert err.startswith("rocstack: this node could not be looked at: JSONDecodeError: Expecting value")
+        assert err.startswith("rocstack: this node could not be inspected: JSONDecodeError: Expecting value")
         assert err.count("\n") == 1
 
 

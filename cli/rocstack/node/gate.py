@@ -11,9 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rocstack.node.image_facts import ImageProvider
-
-from .image_facts import ImageFacts
+from .image_facts import ImageFacts, ImageProvider
 from .profile import Library, NodeProfile, Verbs
 
 # Names in the image, under which its loader finds them. json-c is that of SLES 15, which no image has (as OLCF's guide

@@ -18,13 +18,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rocstack.node.image_facts import ImageProvider
-
 from . import start_gate
 from .collect import collect
 from .fabric import ENV_PATH, Fabric, fabric, parse_env, render_env
 from .gate import FITS, LIBRARIES, SLINGSHOT, SLINGSHOT_FILES, UNFIT, UNKNOWN, GateFinding, GateVerdict, judge
-from .image_facts import MANIFEST, ImageFacts, from_manifest
+from .image_facts import MANIFEST, ImageFacts, ImageProvider, from_manifest
 from .nic_settings import NicSettings
 from .parse import parse
 from .parse_cards import NicKind

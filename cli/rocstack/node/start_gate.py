@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rocstack.node.image_facts import ImageProvider
-
 from .gate import FITS, HOST, UNFIT, UNKNOWN, GateFinding, GateVerdict
-from .image_facts import ImageFacts
+from .image_facts import ImageFacts, ImageProvider
 from .rdma_check import RdmaCheck
 
 DECISION_PATH = "/run/rocstack/gate"

@@ -118,8 +118,8 @@ def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str
     known = BLOCKS[library.kind]
     texts = sources(library)
     for name in names:
-        found = list(guarded(lambda n=name: env.parse(texts[n], n), library).find_all(nodes.Block))
-        for block in found:
+        blocks = list(guarded(lambda n=name: env.parse(texts[n], n), library).find_all(nodes.Block))
+        for block in blocks:
             if block.name not in known:
                 hint = did_you_mean(block.name, known)
                 raise BadInput(
@@ -127,14 +127,14 @@ def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str
                     code="override-unmatched",
                     where=Where(shown(name, library), block.lineno),
                 )
-        if not found and name.startswith("overlay/"):
+        if not blocks and name.startswith("overlay/"):
             raise BadInput(
-                "it overrides nothing, for it has no block",
+                "it overrides nothing, because it has no block",
                 code="override-unmatched",
                 where=Where(shown(name, library), 1),
                 next_step=f"blocks: {', '.join(known)}",
             )
-        missing = [block for block in NEEDED[library.kind] if block not in [block.name for block in found]]
+        missing = [block for block in NEEDED[library.kind] if block not in {each.name for each in blocks}]
         if missing and not name.startswith("overlay/"):
             raise BadInput(
                 f"it has no block '{missing[0]}'",
@@ -146,14 +146,14 @@ def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str
 
 def _template_frame(error: BaseException) -> tuple[str, int]:
     """The innermost template and line: Jinja keeps the template object in its frames' globals."""
-    found = ("?", 0)
+    frame = ("?", 0)
     trace = error.__traceback__
     while trace is not None:
         template = trace.tb_frame.f_globals.get("__jinja_template__")
         if template is not None:
-            found = (template.name or "?", template.get_corresponding_lineno(trace.tb_lineno))
+            frame = (template.name or "?", template.get_corresponding_lineno(trace.tb_lineno))
         trace = trace.tb_next
-    return found
+    return frame
 
 
 def _bad_template(message: str, name: str, line: int, library: TemplateLibrary | None) -> BadInput:

@@ -233,7 +233,7 @@ def test_why_a_tunnel_leads_nowhere(ssh_hosts: dict[str, SshHost]) -> None:
     with ssh.tunnel(ssh_hosts["n1"], "127.0.0.1", 1) as near:
         with socket.create_connection((near.address, near.port), timeout=10) as through:
             assert through.recv(1) == b""
-        until(lambda: "Connection refused" in near.said(), 5)
+        until(lambda: "Connection refused" in near.log_text(), 5)
     with (
         pytest.raises(CheckFailed, match=r"no tunnel to nobody: .*Permission denied"),
         ssh.tunnel(ssh_hosts["nobody"], "127.0.0.1", 22),
@@ -250,4 +250,4 @@ def test_this_machine_may_be_the_control_node(tmp_path: Path) -> None:
             pytest.fail("two hold it")
     assert json.loads((tmp_path / "deploy.json").read_text()) == {"schema": 1}
     with ssh.tunnel(here, "127.0.0.1", 7) as near:
-        assert (near.address, near.port, near.said()) == ("127.0.0.1", 7, "")
+        assert (near.address, near.port, near.log_text()) == ("127.0.0.1", 7, "")

@@ -32,7 +32,7 @@ _ENDS: dict[str, State] = {
     "runner_on_failed": "failed",
     "runner_on_unreachable": "unreachable",
 }
-_OURS = {
+_FORCED = {
     "ANSIBLE_STDOUT_CALLBACK": "default",
     "ANSIBLE_VERBOSITY": "0",
     "ANSIBLE_NOCOLOR": "True",
@@ -53,11 +53,11 @@ _DEFAULTS = {
 # ssh would wait for ever at a terminal that nobody sees; so it fails, and its reason is shown.
 _ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": "", r"[Pp]assword:": ""}
 # "Failed to parse FILE with ini plugin: why" of ansible-core 2.17, "... inventory with 'ini' plugin: why" of 2.19.
-_TRIED = re.compile(
+_COMPLAINT = re.compile(
     r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
 )
 _UNREACHED = r"^Data could not be sent to remote host .*? can be reached over ssh:\s*"
-_PLACE = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
+_POSITION = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class _Events:
     def add(self, event: Mapping[str, Any]) -> bool:
         kind, data = event["event"], event.get("event_data") or {}
         self.no_hosts |= kind == "playbook_on_no_hosts_matched"
-        host, task, said = data.get("host"), data.get("task", ""), event.get("stdout") or ""
-        if self.log and said:
-            self.log.write(said + "\n")
+        host, task, printed = data.get("host"), data.get("task", ""), event.get("stdout") or ""
+        if self.log and printed:
+            self.log.write(printed + "\n")
         if host is None:
-            self.texts.append(said)
+            self.texts.append(printed)
         elif kind == "runner_on_start":
             if host not in self.hosts:
                 self.hosts[host] = HostRun(host, "started")
@@ -152,13 +152,13 @@ def run(
         raise BadInput(
             "the inventory names no host", code="no-hosts", where=Where(str(inventory)), next_step="add the nodes to it"
         )
-    raise explained("\n".join(events.texts), inventory)
+    raise start_error("\n".join(events.texts), inventory)
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     # Started by its path, rocstack runs in an environment whose programs PATH doesn't name.
     path = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", os.defpath)))
-    return {**_DEFAULTS, **env, **_OURS, "PATH": path}
+    return {**_DEFAULTS, **env, **_FORCED, "PATH": path}
 
 
 def _module_utils(private: Path) -> str:
@@ -197,15 +197,15 @@ def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], eve
     return int(runner.rc or 0)
 
 
-def _interruptible(work: Callable[[], object], mark: str) -> None:
-    """Runs `work` in a thread. Whatever interrupts the wait ends the processes that carry `mark` in their environment:
+def _interruptible(action: Callable[[], object], mark: str) -> None:
+    """Runs `action` in a thread. An interrupt ends the processes that carry `mark` in their environment:
     Ansible's workers and their ssh have process groups of their own, and no signal to Ansible reaches all of them."""
     done = threading.Event()  # not Thread.join, which believes that the thread has ended when it is interrupted
     failures: list[BaseException] = []
 
     def body() -> None:
         try:
-            work()
+            action()
         except BaseException as error:
             failures.append(error)
         finally:
@@ -224,40 +224,40 @@ def _interruptible(work: Callable[[], object], mark: str) -> None:
 
 def _kill(mark: str) -> int:
     """Ends all processes of this user that have `mark` in their environment, but this one; gives their number."""
-    found = 0
+    count = 0
     for file in Path("/proc").glob("[0-9]*/environ"):
         pid = int(file.parent.name)
         with suppress(OSError):
             if pid != os.getpid() and mark.encode() in file.read_bytes():
                 os.kill(pid, signal.SIGKILL)
-                found += 1
-    return found
+                count += 1
+    return count
 
 
 def reason(result: Mapping[str, Any]) -> str:
     """Why a task failed, in one line: the last that ssh or the module said."""
-    said = [str(result.get(key) or "").strip() for key in ("module_stderr", "msg", "stderr", "exception")]
-    text = next(filter(None, said), "no reason given")
+    texts = [str(result.get(key) or "").strip() for key in ("module_stderr", "msg", "stderr", "exception")]
+    text = next(filter(None, texts), "no reason given")
     for prefix in ("Task failed: ", "Action failed: ", "Failed to connect to the host via ssh: "):
         text = text.removeprefix(prefix)
     text = re.sub(_UNREACHED, "", text) or "the connection broke off"
     return text.splitlines()[-1].strip()
 
 
-def explained(said: str, inventory: Path) -> CheckFailed | BadInput:
-    """Ansible's complaint before any host: nearly always about the inventory. It tries one form after the other; what
-    counts is the complaint of the form that the file has."""
-    words = " ".join(said.split())  # it wraps lines
+def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
+    """What Ansible said before it reached a host; nearly always about the inventory. It tries one format after the
+    other, and we show the complaint about the format that the file has."""
+    words = " ".join(output.split())  # it wraps lines
     messages = [text.strip() for text in re.split(r"\[?\b(?:ERROR|WARNING)\]?[:!]+", words) if text.strip()]
-    tried = {found[1]: found[2] for text in messages if (found := _TRIED.search(text))}
-    form = "ini" if "ini" in tried and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
-    place = None if form == "ini" else _PLACE.search(words)
-    if place or tried or "inventory" in said or "vault" in said:
-        what = tried.get(form) or (messages or ["no reason given"])[0]
+    complaints = {match[1]: match[2] for text in messages if (match := _COMPLAINT.search(text))}
+    form = "ini" if "ini" in complaints and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
+    position = None if form == "ini" else _POSITION.search(words)
+    if position or complaints or "inventory" in output or "vault" in output:
+        what = complaints.get(form) or (messages or ["no reason given"])[0]
         return BadInput(
             f"Ansible can't read the inventory: {what}",
             code="bad-inventory",
-            where=_where(place, inventory),
+            where=_where(position, inventory),
             next_step=f"`ansible-inventory -i {inventory} --list` shows what Ansible makes of it",
         )
     return CheckFailed(
@@ -267,8 +267,8 @@ def explained(said: str, inventory: Path) -> CheckFailed | BadInput:
     )
 
 
-def _where(place: re.Match[str] | None, inventory: Path) -> Where:
-    if place is None:
+def _where(position: re.Match[str] | None, inventory: Path) -> Where:
+    if position is None:
         return Where(str(inventory))
-    found = Path(place["file"])  # not so where a long path was wrapped
-    return Where(str(found if found.exists() else inventory), int(place["line"]))
+    file = Path(position["file"])  # not so where a long path was wrapped
+    return Where(str(file if file.exists() else inventory), int(position["line"]))

@@ -55,15 +55,15 @@ def require_buildx() -> None:
     """
     if shutil.which("docker") is None:
         raise Missing("the command 'docker' is not there", code="no-engine", next_step=INSTALL)
-    found = subprocess.run(["docker", "buildx", "version"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
+    done = subprocess.run(["docker", "buildx", "version"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
         raise Missing(
             "docker has no buildx",
             code="no-buildx",
             cause="some distributions package it apart, and older ones not at all",
             next_step=BUILDX,
         )
-    version = re.search(r"(?:^| )v?(\d+)\.(\d+)", found.stdout)
+    version = re.search(r"(?:^| )v?(\d+)\.(\d+)", done.stdout)
     if version and (int(version[1]), int(version[2])) < OLDEST_BUILDX:
         raise Missing(
             f"buildx {version[1]}.{version[2]} is too old: {OLDEST_BUILDX[0]}.{OLDEST_BUILDX[1]} or newer is needed",

@@ -24,7 +24,7 @@ _LOCAL = ("local", "ansible.builtin.local")
 _SSH = ("ssh", "smart", "ansible.builtin.ssh")
 _SUDO = ("sudo", "ansible.builtin.sudo")
 # ssh takes the first of equal options. Each connection is one of its own, so it ends with us; nobody is asked anything.
-_OURS = (
+_OPTIONS = (
     "BatchMode=yes",
     "ControlMaster=no",
     "ControlPath=none",
@@ -53,11 +53,11 @@ class SshHost:
         words = [*self.become, *command]
         return [*self.program, *options, self.address, shlex.join(words)] if self.program else words
 
-    def error(self, what: str, said: str) -> CheckFailed:
-        """What ssh, or the command behind it, said when it failed."""
-        lines = [line.strip() for line in said.splitlines() if not _NOISE.match(line.strip())]
-        cause = "sudo there asks for a password" if "password is required" in said else None
-        if self.password and "Permission denied" in said:
+    def error(self, what: str, output: str) -> CheckFailed:
+        """For a command that failed with this output of ssh, or of the command behind it."""
+        lines = [line.strip() for line in output.splitlines() if not _NOISE.match(line.strip())]
+        cause = "sudo there asks for a password" if "password is required" in output else None
+        if self.password and "Permission denied" in output:
             cause = "the inventory has a password, which only Ansible can use"
         return CheckFailed(
             f"{what} {self.host}: {lines[-1] if lines else 'ssh gave no reason'}",
@@ -84,25 +84,25 @@ def ssh_hosts(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, 
     return {run.host: resolve(run.host, run.results[TASK]["msg"]) for run in runs}
 
 
-def resolve(host: str, said: Mapping[str, Any]) -> SshHost:
-    """From what the task "Connection" said.
+def resolve(host: str, variables: Mapping[str, Any]) -> SshHost:
+    """From the inventory's variables, as the task "Connection" returned them.
 
     Raises:
         BadInput: a connection that isn't ssh, or another way to root than sudo.
     """
     become: tuple[str, ...] = ()
-    if _yes(said["become"]):
-        method = str(said["become_method"])
+    if _yes(variables["become"]):
+        method = str(variables["become_method"])
         if method not in _SUDO:
             raise _unfit(f"{host} becomes root by '{method}'", "use sudo (ansible_become_method), or log in as root")
-        become = ("sudo", "-n", "-u", str(said["become_user"] or "root"))
-    python = str(said["python"]) if str(said["python"]).startswith("/") else "python3"
-    if said["connection"] in _LOCAL:
+        become = ("sudo", "-n", "-u", str(variables["become_user"] or "root"))
+    python = str(variables["python"]) if str(variables["python"]).startswith("/") else "python3"
+    if variables["connection"] in _LOCAL:
         return SshHost(host, become=become, python=python)
-    if said["connection"] not in _SSH:
-        raise _unfit(f"{host} is reached by '{said['connection']}'", "a node needs sshd; remove ansible_connection")
-    program = (*_program(said),)
-    return SshHost(host, program, str(said["host"]), become, python, password=_yes(said["password"]))
+    if variables["connection"] not in _SSH:
+        raise _unfit(f"{host} has connection '{variables['connection']}'", "use ssh: remove ansible_connection")
+    program = (*_program(variables),)
+    return SshHost(host, program, str(variables["host"]), become, python, password=_yes(variables["password"]))
 
 
 def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
@@ -126,23 +126,23 @@ def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -
         raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s") from None
 
 
-def _program(said: Mapping[str, Any]) -> Iterator[str]:
+def _program(variables: Mapping[str, Any]) -> Iterator[str]:
     """In the order in which Ansible gives them to ssh, after our own."""
-    yield str(said["program"] or "ssh")
-    for option in _OURS:
+    yield str(variables["program"] or "ssh")
+    for option in _OPTIONS:
         yield from ("-o", option)
-    yield from _words(said["args"])
-    if not _yes(said["host_key_checking"]):
+    yield from _words(variables["args"])
+    if not _yes(variables["host_key_checking"]):
         yield from ("-o", "StrictHostKeyChecking=no")
-    if said["port"]:
-        yield from ("-o", f"Port={said['port']}")
-    if said["key"]:
-        yield from ("-o", f'IdentityFile="{Path(str(said["key"])).expanduser()}"')
-    if said["user"]:
-        yield from ("-o", f'User="{said["user"]}"')
-    yield from ("-o", f"ConnectTimeout={said['timeout']}")
-    yield from _words(said["common_args"])
-    yield from _words(said["extra_args"])
+    if variables["port"]:
+        yield from ("-o", f"Port={variables['port']}")
+    if variables["key"]:
+        yield from ("-o", f'IdentityFile="{Path(str(variables["key"])).expanduser()}"')
+    if variables["user"]:
+        yield from ("-o", f'User="{variables["user"]}"')
+    yield from ("-o", f"ConnectTimeout={variables['timeout']}")
+    yield from _words(variables["common_args"])
+    yield from _words(variables["extra_args"])
 
 
 def _words(text: object) -> list[str]:
@@ -167,8 +167,8 @@ class Tunnel:
     port: int
     log: IO[bytes] | None = None
 
-    def said(self) -> str:
-        """What ssh had to say since, such as that the far end refuses; empty if nothing."""
+    def log_text(self) -> str:
+        """What ssh has logged since, such as that the far end refuses."""
         if self.log is None:
             return ""
         self.log.seek(0)
@@ -204,14 +204,14 @@ def _forward(ssh_host: SshHost, address: str, port: int, log: IO[bytes]) -> tupl
         options = ["-a", "-x", "-T", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{near}:{far}:{port}"]
         command = [*ssh_host.program, *options, ssh_host.address, f"echo {_READY} && exec cat"]
         process = start(command, log)
-        if _said(process, _READY):
+        if _prints(process, _READY):
             return process, near
         end(process)
         log.seek(0)
-        said = log.read().decode(errors="replace")
-        if "cannot listen to port" not in said:
+        output = log.read().decode(errors="replace")
+        if "cannot listen to port" not in output:
             break
-    raise ssh_host.error("no tunnel to", said)
+    raise ssh_host.error("no tunnel to", output)
 
 
 def start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -235,13 +235,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def _said(process: subprocess.Popen[bytes], wanted: str) -> bool:
+def _prints(process: subprocess.Popen[bytes], expected: str) -> bool:
     """Whether the process says this line, before it ends and before our patience does."""
     assert process.stdout
     timer = threading.Timer(TIMEOUT_S, process.kill)
     timer.start()
     try:
-        return any(line.strip() == wanted.encode() for line in iter(process.stdout.readline, b""))
+        return any(line.strip() == expected.encode() for line in iter(process.stdout.readline, b""))
     finally:
         timer.cancel()
 

@@ -121,7 +121,7 @@ def _listed(path: Path) -> dict[str, Any]:
     command = [program, "-i", str(path.absolute()), "--list"]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ansible.explained(done.stderr, path)
+        raise ansible.start_error(done.stderr, path)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

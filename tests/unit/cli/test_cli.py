@@ -403,7 +403,7 @@ def test_completion(shell: str, tmp_path: Path) -> None:
 def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:
     command = f"{sys.executable} -m rocstack.cli.main render --json | head -c 10"
     ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
-    assert ran.stdout == '{\n "digest'
+    assert ran.stdout == '{\n "schema'
     assert ran.stderr == ""
 
 

@@ -20,7 +20,7 @@ from rocstack.registry.layers import GraphStore, LayerSource, UnreadableLayer, s
 class LocalImage:
     """A local image, by whatever source gives its layers. Close it: a fallback may keep copies of them.
 
-    `id` is the sha256 of its configuration, on every engine; `wanted` limits what a fallback has to copy.
+    `id` is the sha256 of its configuration, on every engine; `needed` limits what a fallback has to copy.
     """
 
     client: DockerClient

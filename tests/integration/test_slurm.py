@@ -72,7 +72,7 @@ class Slurm:
             {name: self.control.run(*line).stdout for name, line in slurm_records.QUESTIONS.items()}
         )
 
-    def changes(self, settings: ClusterSettings) -> accounts.Changes:
+    def changes(self, settings: ClusterSettings) -> accounts.SlurmChanges:
         now = datetime.fromisoformat(self.control.run("date", "+%Y-%m-%dT%H:%M:%S").stdout.strip())
         return accounts.changes(settings, self.ask(), workers=["sl1", "sl2"], groups={"rack": ["sl2"]}, now=now)
 
@@ -277,7 +277,7 @@ def test_limits_hold(cluster: Slurm) -> None:
 
 
 def test_a_second_time_there_is_nothing_to_do(cluster: Slurm) -> None:
-    assert cluster.changes(cluster.settings) == accounts.Changes()
+    assert cluster.changes(cluster.settings) == accounts.SlurmChanges()
 
 
 def test_what_was_made_by_hand_stays_and_is_said(cluster: Slurm) -> None:
@@ -285,7 +285,7 @@ def test_what_was_made_by_hand_stays_and_is_said(cluster: Slurm) -> None:
     cluster.control.run(*by_hand, "add", "qos", "name=theirs")
     cluster.control.run(*by_hand, "modify", "account", "where", "name=research", "set", "QosLevel+=theirs", "GrpJobs=7")
     changes = cluster.changes(cluster.settings)
-    assert changes == accounts.Changes((), ("QoS theirs: not in rocstack.yml, left as it is",))
+    assert changes == accounts.SlurmChanges((), ("QoS theirs: not in rocstack.yml, left as it is",))
     cluster.control.run(*by_hand, "delete", "qos", "name=theirs")
 
 
@@ -304,28 +304,28 @@ def test_everything_can_be_changed_and_taken_back(cluster: Slurm) -> None:
         users={"alice": {"uid": 2000, "accounts": ["research", "vision"]}, "bob": {"uid": 2001, "admin": "none"}},
     )
     cluster.apply(other)
-    assert cluster.changes(other) == accounts.Changes()
+    assert cluster.changes(other) == accounts.SlurmChanges()
     row = cluster.ask().qos["low"]
     assert (row["MaxWall"], row["GraceTime"], row["MaxTRES"]) == ("01:30:00", "00:00:45", "gres/gpu=6,node=3")
     cluster.apply(cluster.settings)
-    assert cluster.changes(cluster.settings) == accounts.Changes()
+    assert cluster.changes(cluster.settings) == accounts.SlurmChanges()
 
 
 def test_dedicated_capacity(cluster: Slurm) -> None:
     """Their jobs are drawn to it, others stay outside; made twice, moved, and taken away by hand."""
     held = {"vision-nodes": {"nodes": ["rack"], "accounts": ["vision"]}}
     cluster.apply(settings(reservations=held))
-    assert cluster.changes(settings(reservations=held)) == accounts.Changes()
+    assert cluster.changes(settings(reservations=held)) == accounts.SlurmChanges()
     try:
         assert cluster.alice("srun", "--account=vision", "hostname") == "sl2"
         assert cluster.alice("srun", "--account=research", "hostname") == "sl1"
         later = {"vision-nodes": {"count": 1, "accounts": ["vision"], "start": "2031-01-01T08:00", "duration": "36h"}}
         moved = {"vision-nodes": {"nodes": ["sl1"], "accounts": ["research"], "magnetic": False}}
         cluster.apply(settings(reservations=moved))
-        assert cluster.changes(settings(reservations=moved)) == accounts.Changes()
+        assert cluster.changes(settings(reservations=moved)) == accounts.SlurmChanges()
         cluster.control.run("scontrol", "delete", "reservation", "vision-nodes")
         cluster.apply(settings(reservations=later))
-        assert cluster.changes(settings(reservations=later)) == accounts.Changes()
+        assert cluster.changes(settings(reservations=later)) == accounts.SlurmChanges()
         assert cluster.ask().reservations["vision-nodes"]["EndTime"] == "2031-01-02T20:00:00"
     finally:
         cluster.control.run("scontrol", "delete", "reservation", "vision-nodes", check=False)

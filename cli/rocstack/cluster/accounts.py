@@ -20,7 +20,7 @@ _ADMIN = {"none": "None", "operator": "Operator", "admin": "Administrator"}
 
 
 @dataclass(frozen=True)
-class Changes:
+class SlurmChanges:
     """Commands for the control container, in their order, and what the person should know."""
 
     commands: tuple[Command, ...] = ()
@@ -35,7 +35,7 @@ def changes(
     groups: Mapping[str, Sequence[str]],
     now: datetime,
     absent: Sequence[str] = (),
-) -> Changes:
+) -> SlurmChanges:
     """From what is found to what is wanted. The users must be known in the control container before the commands run:
     slurmctld looks up a user's uid when it hears of the user.
 
@@ -50,7 +50,7 @@ def changes(
         cluster, records.reservations, workers=workers, groups=groups, now=now, absent=absent
     )
     commands = [*_qos(cluster, records), *_accounts(cluster, records), *_users(cluster, records), *reserved.commands]
-    return Changes(tuple(commands), (*_left(cluster, records), *reserved.notes))
+    return SlurmChanges(tuple(commands), (*_left(cluster, records), *reserved.notes))
 
 
 def _qos(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:

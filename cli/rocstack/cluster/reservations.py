@@ -17,7 +17,7 @@ _MOMENT = "%Y-%m-%dT%H:%M:%S"
 
 
 @dataclass
-class SlurmChanges:
+class ReservationChanges:
     commands: list[tuple[str, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -30,7 +30,7 @@ def changes(
     groups: Mapping[str, Sequence[str]],
     now: datetime,
     absent: Sequence[str] = (),
-) -> SlurmChanges:
+) -> ReservationChanges:
     """
     Args:
         absent: those of `workers` that Slurm doesn't know yet.
@@ -38,7 +38,7 @@ def changes(
     Raises:
         BadInput: a reservation names nodes that are not there.
     """
-    result = SlurmChanges()
+    result = ReservationChanges()
     for name, reservation in sorted(cluster.reservations.items()):
         _, end = _times(reservation)
         if end and end <= now:

@@ -18,7 +18,7 @@ FRESH = yaml.safe_load((Path(__file__).parents[1] / "data/accounts/fresh-default
 NOW = datetime(2026, 11, 20, 20, 30)
 
 
-def changes(cluster: dict[str, Any], answers: dict[str, str], now: datetime = NOW) -> accounts.Changes:
+def changes(cluster: dict[str, Any], answers: dict[str, str], now: datetime = NOW) -> accounts.SlurmChanges:
     wanted = ClusterSettings.model_validate(cluster)
     return accounts.changes(wanted, slurm_records.read(answers), workers=["n1", "n2"], groups={"rack": ["n1"]}, now=now)
 

@@ -59,14 +59,14 @@ def local_image(client: docker.DockerClient, reference: str, role: str) -> Image
     """
     from rocstack.edge import engine
 
-    found = engine.find_image(client, reference)
-    if found is None:
+    image = engine.find_image(client, reference)
+    if image is None:
         raise Missing(
             f"no image {reference} on this machine",
             code="no-image",
             next_step="build it with `rocstack build`, or name another with --image REFERENCE",
         )
-    labels = {key: value for key, value in (found.labels or {}).items() if key.startswith(LABEL_PREFIX)}
+    labels = {key: value for key, value in (image.labels or {}).items() if key.startswith(LABEL_PREFIX)}
     is_role = labels.get(f"{LABEL_PREFIX}role")
     if is_role != role:
         raise BadInput(
@@ -74,5 +74,5 @@ def local_image(client: docker.DockerClient, reference: str, role: str) -> Image
             code="wrong-image",
             next_step="`rocstack build` makes a worker and a control image that fit together",
         )
-    layers = tuple(found.attrs.get("RootFS", {}).get("Layers") or ())
-    return Image(role, str(found.id), reference, labels, int(found.attrs.get("Size", 0)), layers)
+    layers = tuple(image.attrs.get("RootFS", {}).get("Layers") or ())
+    return Image(role, str(image.id), reference, labels, int(image.attrs.get("Size", 0)), layers)

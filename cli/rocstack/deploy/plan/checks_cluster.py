@@ -3,13 +3,13 @@ images/findings/deploy-cluster.yml. Pure."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from rocstack.deploy.plan.desired import known_machines
 from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import SLURMCTLD, SLURMD, NodeFacts
+from rocstack.deploy.read.inventory import is_address
 
 
 def _alike(scope: Scope, of: Callable[[NodeFacts], str]) -> Iterator[tuple[str, str]]:
@@ -86,13 +86,5 @@ def name_unknown(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 def name_elsewhere(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     resolved, address = _control_is(node, scope), scope.address(scope.inventory.control.name)
     own = {each.address.partition("/")[0] for each in scope.control.profile.addresses} if scope.control else set()
-    if resolved and own and not {*resolved} & {address, *own} and _is_address(address):
+    if resolved and own and not {*resolved} & {address, *own} and is_address(address):
         yield {"name": scope.inventory.control.name, "resolved": ", ".join(resolved), "address": address}
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

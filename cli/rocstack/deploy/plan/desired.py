@@ -51,31 +51,31 @@ class DesiredCluster:
 
     @property
     def control(self) -> NodeFacts:
-        found = self.facts.node(self.inventory.control.name)
-        if found is None:
+        facts = self.facts.node(self.inventory.control.name)
+        if facts is None:
             raise LookupError("the control node has no facts")
-        return found
+        return facts
 
     @cached_property
     def control_address(self) -> str:
-        said = self.cluster.control_address
-        return said or self.address(self.inventory.control.name)
+        configured = self.cluster.control_address
+        return configured or self.address(self.inventory.control.name)
 
     def address(self, name: str) -> str:
         host = next(host for host in self.inventory.nodes if host.name == name)
-        found = self.facts.node(name)
-        return addresses.node_address(host.variables, name, found.profile) if found else host.address
+        facts = self.facts.node(name)
+        return addresses.node_address(host.variables, name, facts.profile) if facts else host.address
 
     @cached_property
     def machines(self) -> dict[str, SlurmNodeConfig]:
         """The workers as slurm.conf describes them. One that can't be read now, or whose engine says nothing, is as it
         was: taking it out of slurm.conf would end its jobs, and to take it for one without cgroups would take them
         from all."""
-        found = {}
+        nodes = {}
         for host in self.inventory.workers:
             facts = self.facts.node(host.name)
             if facts and not facts.engine.problem:
-                found[host.name] = slurm_node(
+                nodes[host.name] = slurm_node(
                     facts.profile,
                     name=host.name,
                     address=self.address(host.name),
@@ -84,8 +84,8 @@ class DesiredCluster:
                     offer_gpus=self.cluster.gres == "auto",
                 )
             elif host.name in self.before:
-                found[host.name] = self.before[host.name]
-        return found
+                nodes[host.name] = self.before[host.name]
+        return nodes
 
     @cached_property
     def before(self) -> dict[str, SlurmNodeConfig]:
@@ -148,10 +148,10 @@ class DesiredCluster:
         method = self.cluster.ship.method
         if method not in ("auto", "rack"):
             return ()
-        found = addresses.rack_registries(self.inventory, self.address)
-        if method == "rack" and not found:
+        registries = addresses.rack_registries(self.inventory, self.address)
+        if method == "rack" and not registries:
             raise addresses.no_racks(self.inventory.path)
-        return found
+        return registries
 
     def ship_method(self, lacking: Collection[str]) -> tuple[str, str]:
         """How the worker image gets to the nodes that lack it, and why so."""
@@ -164,8 +164,8 @@ class DesiredCluster:
 
     def node_specs(self) -> dict[str, NodeSpec]:
         """By node, for those that could be read, and whose engine answers."""
-        found = {host.name: self.facts.node(host.name) for host in self.inventory.nodes}
-        return {name: self._node_spec(name) for name, facts in found.items() if facts and not facts.engine.problem}
+        by_name = {host.name: self.facts.node(host.name) for host in self.inventory.nodes}
+        return {name: self._node_spec(name) for name, facts in by_name.items() if facts and not facts.engine.problem}
 
     def _node_spec(self, name: str) -> NodeSpec:
         facts, roles = self.facts.node(name), self.inventory.roles(name)

@@ -62,7 +62,7 @@ class DeployRequest:
 
 @dataclass(frozen=True)
 class PreparedDeploy:
-    """A request, and what was found. `findings` are of all nodes at once."""
+    """A request, and what the nodes are like. `findings` are of all nodes at once."""
 
     request: DeployRequest
     images: Mapping[str, Image]
@@ -113,10 +113,10 @@ class PreparedDeploy:
 
     def facts(self, name: str) -> NodeFacts:
         """Of a node that could be read."""
-        found = self.gathered.node(name)
-        if found is None:
+        node = self.gathered.node(name)
+        if node is None:
             raise LookupError(f"{name} has no facts")
-        return found
+        return node
 
     @property
     def control(self) -> NodeFacts:
@@ -167,8 +167,8 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         insist=request.require is not None or not ids <= known.kept_ids(),
         proved=_proved(known, images, request.runs),
     )
-    found = precheck.precheck(scope, gathered.failures)
-    return PreparedDeploy(request, images, gathered, known, keys, found, desired)
+    findings = precheck.precheck(scope, gathered.failures)
+    return PreparedDeploy(request, images, gathered, known, keys, findings, desired)
 
 
 def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[VerifiedLevel, ...]:

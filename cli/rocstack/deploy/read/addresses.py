@@ -21,9 +21,9 @@ VARIABLE = "rocstack_address"  # of the inventory: says it where nothing else do
 def node_address(variables: Mapping[str, object], name: str, profile: NodeProfile) -> str:
     """The inventory's own word, else `ansible_host` if the node has that address itself (and not a gateway before
     it), else the node's address on the network of its default route."""
-    said = variables.get(VARIABLE)
-    if said:
-        return str(said)
+    configured = variables.get(VARIABLE)
+    if configured:
+        return str(configured)
     own = {each.address.partition("/")[0]: each.netdev for each in profile.addresses}
     reached = str(variables.get("ansible_host") or name)
     if reached in own:

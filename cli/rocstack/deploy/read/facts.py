@@ -146,9 +146,9 @@ class NodeFacts(FactsAnswer):
 
     def host(self) -> host.Host:
         """What `run_line` needs to know of it."""
-        found = host.of_node(self.recording, self.profile)
-        limits = {"limits": self.engine.limits or found.limits, "raises_limits": self.engine.raises_limits}
-        return found.model_copy(update=limits)
+        of_host = host.of_node(self.recording, self.profile)
+        limits = {"limits": self.engine.limits or of_host.limits, "raises_limits": self.engine.raises_limits}
+        return of_host.model_copy(update=limits)
 
     def container(self, name: str) -> NodeContainer | None:
         return next((each for each in self.containers if each.name == name), None)

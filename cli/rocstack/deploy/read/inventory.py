@@ -210,7 +210,7 @@ def _check_names(where: Where, names: tuple[str, ...]) -> None:
                 cause="to the network they are one host, to Slurm two nodes",
                 next_step="spell both the same, or rename one",
             )
-        if _is_address(name):
+        if is_address(name):
             raise BadInput(
                 f"'{name}' is an address, and Slurm's nodes have names",
                 code="bad-node-name",
@@ -286,7 +286,7 @@ def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[s
     )
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:

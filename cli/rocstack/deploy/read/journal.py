@@ -164,7 +164,7 @@ class Journal(Value):
         release = Release(images=deploy.images, when=when, who=deploy.who, healthy=not deploy.at("failed"))
         return Journal(releases=_appended(self.releases, release))
 
-    def verified(self, found: VerifiedLevel | None) -> Journal:
+    def verified(self, level: VerifiedLevel | None) -> Journal:
         """The acceptance suite proved this of the newest release; None: nothing any more.
 
         Raises:
@@ -172,7 +172,7 @@ class Journal(Value):
         """
         if not self.releases or self.current:
             raise ValueError("nothing to verify")
-        newest = self.releases[-1].model_copy(update={"verified": found})
+        newest = self.releases[-1].model_copy(update={"verified": level})
         return self.model_copy(update={"releases": (*self.releases[:-1], newest)})
 
     def resumable(self) -> Deploy | None:

@@ -86,12 +86,12 @@ class ClusterState:
 
 def wrong(facts: NodeFacts, name: str) -> str:
     """What is wrong with a container, in a word; "" where nothing is."""
-    found = facts.container(name)
-    if found is None:
+    container = facts.container(name)
+    if container is None:
         return "missing"
-    if found.status != "running":
-        return found.status
-    return found.health if found.health in ("unhealthy", "starting") else ""
+    if container.status != "running":
+        return container.status
+    return container.health if container.health in ("unhealthy", "starting") else ""
 
 
 def is_image(facts: NodeFacts, ident: str, wanted: str) -> bool:

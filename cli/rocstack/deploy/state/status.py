@@ -100,12 +100,12 @@ def _images(state: ClusterState) -> tuple[ImageStatus, ...]:
     counts = Counter(ident for facts in nodes for ident in {each.image for each in facts.containers})
     known = {image.id: image for facts in nodes for image in facts.images}
     digests = {image.id: digest for facts in nodes for image in facts.images if (digest := _digest(facts, image.id))}
-    found = [
+    images = [
         ImageStatus(image.role, ident, digests.get(ident, ""), image.stack, image.nic, image.content, counts[ident])
         for ident, image in known.items()
         if ident in counts
     ]
-    return tuple(sorted(found, key=lambda image: (image.role != "worker", -image.nodes, image.id)))
+    return tuple(sorted(images, key=lambda image: (image.role != "worker", -image.nodes, image.id)))
 
 
 def _node(state: ClusterState, name: str) -> NodeStatus:
@@ -121,7 +121,7 @@ def _node(state: ClusterState, name: str) -> NodeStatus:
         return NodeStatus(name, roles, health="not read", **said)
     image = _image(facts, roles)
     release = state.release
-    found = release.verified if release and is_image(facts, image, release.images.worker_id) else None
+    level = release.verified if release and is_image(facts, image, release.images.worker_id) else None
     return NodeStatus(
         name,
         roles,
@@ -131,7 +131,7 @@ def _node(state: ClusterState, name: str) -> NodeStatus:
         gpus=len(facts.profile.gpus),
         health=_health(state, facts),
         restarts=sum(each.restarts for each in facts.containers),
-        verified=found.text if found else None,
+        verified=level.text if level else None,
         **said,
     )
 
@@ -148,8 +148,8 @@ def _health(state: ClusterState, facts: NodeFacts) -> str:
 
 def _image(facts: NodeFacts, roles: tuple[str, ...]) -> str:
     """The worker's, where the node is one."""
-    found = facts.container(services.WORKER if "worker" in roles else services.CONTROL)
-    return found.image if found else ""
+    container = facts.container(services.WORKER if "worker" in roles else services.CONTROL)
+    return container.image if container else ""
 
 
 def _digest(facts: NodeFacts, ident: str) -> str:

@@ -95,7 +95,7 @@ class Controller:
         workers: Sequence[str],
         groups: Mapping[str, Sequence[str]],
         absent: Sequence[str] = (),
-    ) -> accounts.Changes:
+    ) -> accounts.SlurmChanges:
         """What QoS, accounts, users and reservations lack; asks, and changes nothing. `absent` are workers that Slurm
         doesn't know yet.
 

@@ -117,7 +117,7 @@ def user_ids(uids: Sequence[int], names: Sequence[str]) -> tuple[dict[str, str],
 
 
 def resolve_names(names: Sequence[str]) -> dict[str, list[str]]:
-    """Name -> IPv4 and IPv6 addresses, none where nobody knows it. A name server that is silent costs PATIENCE."""
+    """Name -> IPv4 and IPv6 addresses, none where nobody knows it. A name server that is silent costs TIMEOUT_S."""
     addresses: dict[str, list[str]] = {name: [] for name in names}
 
     def ask(name: str) -> None:

@@ -25,7 +25,7 @@ from rocstack.virtual.machine import Machine
 from rocstack.virtual.node import NodeState
 from rocstack.virtual.node_image import LABEL as IMAGE_LABEL
 
-PATIENCE = 60.0  # seconds until a node must let us in and its engine answer
+TIMEOUT_S = 60.0  # until a node must let us in and its engine answer
 _KEYS = "rocstack-secrets.yml"  # of what was deployed there: without the nodes' disks they open nothing
 _OURS = (access.KEY, f"{access.KEY}.pub", access.KNOWN, access.CONFIG, access.INVENTORY, _KEYS)
 _FOLDERS = ("nodes", "image")
@@ -147,7 +147,7 @@ class LocalCluster:
         Raises:
             CheckFailed: one doesn't.
         """
-        states: list[NodeState] = _each(lambda answers: self._ask(answers, PATIENCE), containers, self._stop)
+        states: list[NodeState] = _each(lambda answers: self._ask(answers, TIMEOUT_S), containers, self._stop)
         for state in states:
             if not state.well:
                 raise self._silent(state)
@@ -249,7 +249,7 @@ class LocalCluster:
         log = container.logs(tail=3).decode("utf-8", "replace").strip() if container else "it is gone"
         what = "its engine does not answer" if state.reachable else "does not answer over ssh"
         return CheckFailed(
-            f"virtual node {state.name} ({state.address}): {what} within {PATIENCE:.0f} s",
+            f"virtual node {state.name} ({state.address}): {what} within {TIMEOUT_S:.0f} s",
             code="node-silent",
             cause=f"its last words: {log}" if log else None,
             next_step="`rocstack local status` shows all nodes; `rocstack local down`, then up, makes them anew",

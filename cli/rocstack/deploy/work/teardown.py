@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from rocstack.base.errors import BadInput, CheckFailed
@@ -17,7 +17,7 @@ from rocstack.edge.ssh import SshHost
 from rocstack.node.pull import CERTS
 
 PLAYBOOK, TASK = "down.yml", "Down"
-# The file of the lock stays: it is held.
+# The lock's file stays: we have the lock.
 STATE = ("/etc/rocstack", "/var/lib/rocstack/node.json", journal.PATH)
 
 
@@ -39,7 +39,7 @@ def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dic
         BadInput, Missing: as `remote.run`.
     """
     ssh_host = ssh.ssh_hosts(inventory.path, [inventory.control.name])[inventory.control.name]
-    with _held(ssh_host, options.force) as text:
+    with _locked(ssh_host, options.force) as text:
         controller.end_jobs(ssh_host, options.force)
         variables = {
             "rocstack_volumes": list(services.VOLUMES) if options.data else [],
@@ -50,20 +50,16 @@ def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dic
 
 
 @contextmanager
-def _held(ssh_host: SshHost, force: bool) -> Iterator[str]:
-    """The cluster's lock; gives the journal."""
-    holding = locks.cluster_lock(ssh_host, journal.lock())
-    try:
-        held = holding.__enter__()
-    except CheckFailed as error:
-        if error.code != "ssh-failed" or not force:
-            raise
-        yield ""
-        return
-    try:
-        yield held.text
-    finally:
-        holding.__exit__(None, None, None)
+def _locked(ssh_host: SshHost, force: bool) -> Iterator[str]:
+    """Takes the cluster's lock; gives the journal, which is empty where the control node isn't reached."""
+    with ExitStack() as stack:
+        try:
+            text = stack.enter_context(locks.cluster_lock(ssh_host, journal.lock())).text
+        except CheckFailed as error:
+            if error.code != "ssh-failed" or not force:
+                raise
+            text = ""
+        yield text
 
 
 def _certificates(inventory: Inventory, text: str) -> list[str]:

@@ -122,7 +122,7 @@ def test_the_plan_shows_all_and_changes_nothing(deployed: DeployedCluster) -> No
     assert "uid-taken" in {each["code"] for each in n1["findings"]}
     assert "engine-absent" in {each["code"] for each in n2["findings"]}
     assert (said["ship"]["method"], said["ship"]["nodes"], n1["virtual"]) == ("registry", 1, "mi300x-thor2")
-    for words in ("uid-taken: n1", "engine-absent: n2", "replace rocstack-worker", "none: not fit"):
+    for words in ("uid-taken (n1)", "engine-absent (n2)", "replace rocstack-worker", "none: not fit"):
         assert words in text.out
     assert {node: deployed.containers(node) for node in ("n1", "n2")} == before
     assert deployed.nodes() == {"n1": "idle", "n2": "idle"}

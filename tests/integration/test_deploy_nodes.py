@@ -98,7 +98,7 @@ def test_a_node_that_the_nic_library_does_not_fit(deployed: DeployedCluster) -> 
     deployed.ssh("n2", "docker rm --force rocstack-worker")
     try:
         done = deployed.run("deploy", "--image", inbox, code=1)
-        assert "error nic-unfit: n2: " in done.out
+        assert "error nic-unfit (n2): " in done.out
         assert "1 node changed, 1 ready for jobs" in done.out
         assert "rocstack: update failed: " in deployed.nodes()["n2"]
         assert deployed.nodes()["n1"] == "idle"

@@ -85,7 +85,7 @@ def on_each(
     got = whole(cluster, minutes)
     outputs: dict[str, Any] = {node: None for node in nodes if node not in got}
     if chosen := [node for node in nodes if node in got]:
-        more: dict[str, Any] = {"nodes": chosen, "options": shares(cluster, 1), "alone": True}
+        more: dict[str, Any] = {"nodes": chosen, "options": shares(cluster, 1), "independent": True}
         step = cluster.slurm.python(PROGRAMS / program, *arguments, seconds=seconds, **more)
         outputs |= {answer["node"]: answer for answer in step.answers}
     return outputs
@@ -173,7 +173,7 @@ def soak(cluster: Any, lasting: float) -> dict[str, Any]:
     uptimes = _uptimes(cluster, real) if real else {}
     backend = "nccl" if cluster.slurm.gpus else "gloo"
     # A rank whose peer is gone is to say so: RCCL would end it.
-    more: dict[str, Any] = {"tasks": ranks, "options": shares(cluster, ranks), "alone": True}
+    more: dict[str, Any] = {"tasks": ranks, "options": shares(cluster, ranks), "independent": True}
     more |= {"env": {"OMP_NUM_THREADS": "1", "TORCH_NCCL_BLOCKING_WAIT": "1"}}
     going, left = list(nodes), lasting * 60
     steps, lost = list[dict[str, Any]](), dict[str, int]()

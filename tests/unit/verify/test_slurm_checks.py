@@ -201,7 +201,7 @@ FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
     ("qos", both_run, "a job is running"),
     ("qos", never_runs, "doesn't start"),
     ("qos", within_refused, "Invalid qos specification"),
-    ("accounting", unrecorded, "accounting doesn't say so"),
+    ("accounting", unrecorded, "accounting doesn't show it"),
 ]
 
 

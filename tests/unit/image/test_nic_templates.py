@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from linters import hadolint, scripts, shellcheck
 from resolved_stack import Joined, join
-from test_hadolint import hadolint, scripts, shellcheck
 
 from rocstack.base.errors import BadInput
 from rocstack.image import render

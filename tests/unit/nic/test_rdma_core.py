@@ -8,8 +8,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from archives import entry, raw_tar, tar_gz
 from cli_run import refusal
-from test_vendor_release import entry, raw_tar, tar_gz
 
 from rocstack.base.errors import BadInput
 from rocstack.nic import rdma_core

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from archives import Edit, entry, raw_tar, tar_gz
 from cli_run import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,33 +23,10 @@ from rocstack.base.errors import BadInput, RocstackError
 from rocstack.nic import vendor_archive, vendor_release
 
 V1, V2 = "232.0.164.5", "235.2.86.0"
-Edit = Callable[[tarfile.TarFile], None]
 
 
 def name_of(version: str) -> str:
     return f"libbnxt_re-{version}.tar.gz"
-
-
-def entry(
-    name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = ""
-) -> tuple[tarfile.TarInfo, io.BytesIO]:
-    info = tarfile.TarInfo(name)
-    info.type, info.size, info.linkname = kind, len(data), link
-    return info, io.BytesIO(data)
-
-
-def raw_tar(files: dict[str, bytes], edit: Edit | None = None) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name, data in files.items():
-            tar.addfile(*entry(name, data))
-        if edit:
-            edit(tar)
-    return out.getvalue()
-
-
-def tar_gz(files: dict[str, bytes], edit: Edit | None = None) -> bytes:
-    return gzip.compress(raw_tar(files, edit), mtime=0)
 
 
 def zipped(files: dict[str, bytes]) -> bytes:

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import zstandard
 from docker import DockerClient
-from test_layers import CONFIG, DIFF_IDS, LOWER, UPPER, engine, modern
+from saved_image import CONFIG, DIFF_IDS, LOWER, UPPER, engine, modern
 
 from rocstack.registry.image_archive import ImageArchive, _full
 from rocstack.registry.layers import sha256

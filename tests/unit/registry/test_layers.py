@@ -7,35 +7,16 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import zstandard
+from saved_image import CONFIG, DIFF_IDS, LOWER, UPPER, compressed, engine, listing, modern, old
 
 from rocstack.base.errors import CheckFailed, Missing
 from rocstack.registry.docker_save import SavedImage
 from rocstack.registry.layers import BLOCK, GraphStore, UnreadableLayer, chain_ids, sha256
 from rocstack.registry.local_image import LocalImage
-
-FILES: dict[str, bytes] = {"etc/a": b"a" * 700, "big": b"0123456789" * 200_000, "none": b"", "n\udcff": b"odd"}
-
-
-def tar(files: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
-LOWER, UPPER = tar(FILES), tar({"top": b"t"})
-DIFF_IDS = [sha256(LOWER), sha256(UPPER)]
-CONFIG = json.dumps({"rootfs": {"type": "layers", "diff_ids": DIFF_IDS}}).encode()
 
 
 def write(path: Path, data: bytes) -> None:
@@ -114,50 +95,6 @@ def test_a_folder_that_lacks_something_is_none(root: Path, gone: str) -> None:
 def test_another_image_under_that_id_is_none(root: Path) -> None:
     write(root / "image/overlay2/imagedb/content/sha256" / sha256(CONFIG)[7:], CONFIG + b" ")
     assert GraphStore.find(root, sha256(CONFIG)) is None
-
-
-def modern() -> dict[str, bytes]:
-    """docker 25 and newer, older store: layers by their content."""
-    blobs = {f"blobs/sha256/{sha256(data)[7:]}": data for data in (LOWER, UPPER, CONFIG)}
-    paths = [f"blobs/sha256/{diff_id[7:]}" for diff_id in DIFF_IDS]
-    return {**blobs, **listing(f"blobs/sha256/{sha256(CONFIG)[7:]}", paths)}
-
-
-def compressed() -> dict[str, bytes]:
-    """containerd's store: layers as they were pulled."""
-    packed = [gzip.compress(LOWER), zstandard.compress(UPPER)]
-    blobs = {f"blobs/sha256/{sha256(data)[7:]}": data for data in (*packed, CONFIG)}
-    config = f"blobs/sha256/{sha256(CONFIG)[7:]}"
-    return {**blobs, **listing(config, [f"blobs/sha256/{sha256(data)[7:]}" for data in packed])}
-
-
-def old() -> dict[str, bytes]:
-    """docker 23 and 24: a folder for each layer."""
-    return {
-        "f0/layer.tar": LOWER,
-        "f1/layer.tar": UPPER,
-        "c.json": CONFIG,
-        **listing("c.json", ["f0/layer.tar", "f1/layer.tar"]),
-    }
-
-
-def listing(config: str, layers: list[str]) -> dict[str, bytes]:
-    return {"manifest.json": json.dumps([{"Config": config, "RepoTags": None, "Layers": layers}]).encode()}
-
-
-def engine(files: dict[str, bytes], link: tuple[str, str] | None = None) -> Any:
-    data = io.BytesIO(tar(files))
-    if link:
-        with tarfile.open(fileobj=data, mode="a") as archive:
-            info = tarfile.TarInfo(link[0])
-            info.type, info.linkname = tarfile.SYMTYPE, link[1]
-            archive.addfile(info)
-    text = data.getvalue()
-
-    def get_image(image: str, chunk_size: int) -> Iterator[bytes]:
-        yield from (text[i : i + 100_000] for i in range(0, len(text), 100_000))
-
-    return SimpleNamespace(api=SimpleNamespace(get_image=get_image))
 
 
 @pytest.mark.parametrize("layout", [modern, compressed, old])

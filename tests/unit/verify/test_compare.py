@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from cli_run import Cli
+from made_runs import on, result, run
 from simulated_run import simulated_run
-from test_verdict import on, result, run
 
 from rocstack.verify import artifacts, history
 from rocstack.verify.compare import compare

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_proved import run
+from runs_by_level import NAMES, failed
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.state import cluster_state
@@ -16,9 +16,6 @@ from rocstack.deploy.state.cluster_state import SlurmState
 from rocstack.edge import ssh
 from rocstack.node import slurm_state
 from rocstack.verify import drain
-from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run
-
-NAMES = ("n1", "n2", "n3", "n4")
 
 
 def rows(**states: str) -> dict[str, dict[str, Any]]:
@@ -28,17 +25,6 @@ def rows(**states: str) -> dict[str, dict[str, Any]]:
         state, _, reason = states.get(name, "IDLE").partition(": ")
         found[name] = {"state": ["IDLE", state] if state == "DRAIN" else [state], "reason": reason}
     return found
-
-
-def failed(**whys: str) -> Run:
-    """Nodes n1 to n4, on which one check passed or failed."""
-    check = Check(name="munge", title="t", level=1, cause="c", next_step="n")
-    measures = tuple(
-        Measure(state="failed" if name in whys else "passed", node=name, why=whys.get(name, "")) for name in NAMES
-    )
-    nodes = tuple(NodeSeen(name=name, roles=("worker",)) for name in NAMES)
-    result = CheckResult(check=check, state="failed" if whys else "passed", measures=measures)
-    return run("passed", nodes=nodes).model_copy(update={"results": (result,)})
 
 
 def test_what_fails_is_drained_with_the_reason() -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from test_verdict import on
+from made_runs import on
 
 from rocstack.verify.report import charts, drawings, matrix, topology
 from rocstack.verify.result import Measure

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import typer
 from cli_run import Cli
-from test_drain import failed
-from test_proved import run
+from runs_by_level import failed, run
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.cli import verify_after

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from made_runs import on, pairs, result, run
 from simulated_run import simulated_run
-from test_verdict import on, pairs, result, run
 
 from rocstack.verify.artifacts import junit_xml
 from rocstack.verify.result import Measure, Run

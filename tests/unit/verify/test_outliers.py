@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_runs import pairs, result, run
 from simulated_run import simulated_run
-from test_verdict import pairs, result, run
 
 from rocstack.cli.verify_report import show
 from rocstack.verify import artifacts, outliers

@@ -10,37 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs_by_level import CONTROL, OTHER, WORKER, run
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.read import journal, verified
 from rocstack.deploy.read.journal import Deploy, Journal, JournalImages, Release, VerifiedLevel
 from rocstack.edge import locks, ssh
 from rocstack.verify import proved as store
-from rocstack.verify.result import Check, CheckResult, NodeSeen, Run, State, skips_in
-
-WORKER, CONTROL, OTHER = (f"sha256:{digit * 64}" for digit in "abc")
-
-
-def run(*states: State, level: int | None = None, **about: Any) -> Run:
-    """One check a level, from 0 on."""
-    results = tuple(
-        CheckResult(check=Check(name=f"c{n}", title="t", level=n, cause="c", next_step="n"), state=state)
-        for n, state in enumerate(states)
-    )
-    known: dict[str, Any] = {
-        "rocstack": "1",
-        "id": "20261121-000000",
-        "cluster": "rocstack",
-        "control": "n1",
-        "who": "ann",
-        "when": "2026-11-21T00:00:00Z",
-        "seconds": 1.0,
-        "level": len(states) - 1 if level is None else level,
-        "image": WORKER,
-        "control_image": CONTROL,
-        "nodes": (NodeSeen(name="n1", roles=("control", "worker"), image=WORKER),),
-    }
-    return Run(**{**known, **about}, results=results)
+from rocstack.verify.result import NodeSeen, Run, State, skips_in
 
 
 def keep(found: Run, out: Path) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from made_runs import on, result, run
 from simulated_run import simulated_run
-from test_verdict import on, result, run
 
 from rocstack.base import paths
 from rocstack.verify import artifacts, outliers

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from evidence_replay import red, replay
-from test_rdma_checks import of, real, sample
+from rdma_evidence import of, real, sample
 
 from rocstack.verify.parsers import rccl as parsers_rccl
 from rocstack.verify.suite import checks

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 FABRIC = Fabric(
     node="n1",
     nic="slingshot",
-    variables=(
+    lines=(
         FabricVariable("NCCL_NET", "AWS Libfabric", "a space"),
         FabricVariable("NCCL_IB_HCA", "=bnxt_re0:1,bnxt_re1:1", "an equals sign first"),
         FabricVariable("SITE_NOTE", "it's a $HOME of \\ its own # not a comment", "all that a shell would touch"),

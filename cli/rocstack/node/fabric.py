@@ -40,7 +40,7 @@ class Fabric:
 
     node: str
     nic: str
-    variables: tuple[FabricVariable, ...]
+    lines: tuple[FabricVariable, ...]
     hcas: tuple[Hca, ...] = ()
     excluded: tuple[ExcludedPort, ...] = ()
     affinity: tuple[Affinity, ...] = ()
@@ -50,19 +50,19 @@ class Fabric:
 
     @property
     def env(self) -> dict[str, str]:
-        return {line.name: line.value for line in self.variables}
+        return {line.name: line.value for line in self.lines}
 
 
 class _Draft:
     """Variables, notes and warnings while they come together."""
 
     def __init__(self) -> None:
-        self.variables: dict[str, FabricVariable] = {}
+        self.lines: dict[str, FabricVariable] = {}
         self.notes: list[str] = []
         self.warnings: list[str] = []
 
     def set(self, name: str, value: str, reason: str, source: str = "") -> None:
-        self.variables[name] = FabricVariable(name, value, reason, source)
+        self.lines[name] = FabricVariable(name, value, reason, source)
 
 
 def fabric(
@@ -103,7 +103,7 @@ def fabric(
     return Fabric(
         node=profile.name,
         nic=nic.nic,
-        variables=tuple(draft.variables.values()),
+        lines=tuple(draft.lines.values()),
         hcas=hcas,
         excluded=excluded,
         affinity=tuple(sorted(profile.affinity, key=lambda link: (link.gpu, link.nic))),
@@ -287,11 +287,11 @@ def _overrides(draft: _Draft, overrides: Mapping[str, str | None]) -> None:
     for name, value in overrides.items():
         if not _NAME.fullmatch(name) or (value is not None and not value.isprintable()):
             raise ValueError(f"{name!r} = {value!r} is no environment variable of one line")
-        before = draft.variables.get(name)
+        before = draft.lines.get(name)
         was = f"; computed was {before.value}: {before.reason}" if before else ""
         if value is not None:
             draft.set(name, value, "set by rocstack.yml" + was)
-        elif draft.variables.pop(name, None):
+        elif draft.lines.pop(name, None):
             draft.notes.append(f"{name} is not set, as rocstack.yml says{was}")
     if "NCCL_IB_HCA" in overrides:
         draft.notes.append("GID index and UCX_NET_DEVICES were computed for the ports that rocstack chose")
@@ -317,7 +317,7 @@ def render_env(fabric: Fabric, *, shell: bool = True) -> str:
     head += [f"Note: {note}" for note in fabric.notes]
     head += [f"WARNING: {warning}" for warning in fabric.warnings]
     text = [_comment(line) for line in head]
-    for line in fabric.variables:
+    for line in fabric.lines:
         value = shlex.quote(line.value) if shell and not _BARE.fullmatch(line.value) else line.value
         text += ["", _comment(line.reason + (f" [{line.source}]" if line.source else "")), f"{line.name}={value}"]
     return "\n".join(text) + "\n"

@@ -76,7 +76,7 @@ def test_the_plain_form_has_values_as_they_are(case: str) -> None:
     made = of(case)
     lines = [line for line in render_env(made, shell=False).splitlines() if line and not line.startswith("#")]
     assert dict(line.split("=", 1) for line in lines) == made.env
-    assert all("\n" not in line.reason and line.reason for line in made.variables)
+    assert all("\n" not in line.reason and line.reason for line in made.lines)
 
 
 def test_what_is_virtual_says_so() -> None:
@@ -175,7 +175,7 @@ def test_what_can_not_be_computed_with(args: dict[str, Any]) -> None:
 def test_the_sites_dscp_wins() -> None:
     made = of("mi300x-thor2", dscp=24)
     assert (made.env["NCCL_IB_TC"], made.env["UCX_IB_TRAFFIC_CLASS"]) == ("96", "96")
-    assert {line.source for line in made.variables if line.name == "NCCL_IB_TC"} == {"set by rocstack.yml"}
+    assert {line.source for line in made.lines if line.name == "NCCL_IB_TC"} == {"set by rocstack.yml"}
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def test_diff(cli: Cli, tmp_path: Path) -> None:
     assert [line for line in added if "strace" in line]
     assert "--- last build/Dockerfile" in ran.out
     whole: dict[str, Any] = cli("render", "--diff", "--overlay", "mine", "--json").json()
-    assert whole == {"changed": True, "diff": ran.out}
+    assert whole == {"schema": 1, "changed": True, "diff": ran.out}
     assert {path: data for path, data in listing(tmp_path).items() if not path.startswith("mine")} == before
 
 

@@ -32,7 +32,7 @@ test-quick: python ## two minutes: style, types, and tests of every package; no 
 	$(BIN)/pytest --quick -n 2 -q tests/unit $(PYTEST_ARGS)
 
 test-slow: setup ## the tests that take minutes
-	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/pytest -m slow tests/integration $(PYTEST_ARGS)
 
 test-rdma: setup ## real RDMA: two virtual machines with soft-RoCE and the worker image's files
 	tests/rdma/setup.sh

@@ -18,8 +18,8 @@ def modules() -> list[dict[str, Any]]:
 
 
 def render(text: str, **values: Any) -> Any:
-    orders = {"n1": {"exec": [CONTROL, USERS]}}
-    return NativeEnvironment().from_string(text).render(orders=orders, inventory_hostname="n1", **values)
+    specs = {"n1": {"exec": [CONTROL, USERS]}}
+    return NativeEnvironment().from_string(text).render(node_specs=specs, inventory_hostname="n1", **values)
 
 
 def test_the_first_is_a_part_and_the_second_runs_the_rest() -> None:

@@ -34,7 +34,7 @@ def stack_from_source(folder: Path) -> Path:
     chosen = stack.load(str(file))
     locked = json.loads((REPO / f"images/stacks/{STACK}.lock").read_text())
     locked |= {"stack": chosen.name, "definition": lock.definition_digest(chosen)}
-    (folder / "rocstack.stack.lock").write_text(json.dumps(locked))
+    (folder / "rocstack.lock").write_text(json.dumps(locked))
     return file
 
 

@@ -14,7 +14,7 @@ from rocstack.base.errors import BadInput, Where
 from rocstack.base.words import ImageRef, Line, Name, Package, Sha256, Url, Value, Version
 from rocstack.stack.stack import ComponentChoice, Stack
 
-FILE = "rocstack.stack.lock"
+FILE = "rocstack.lock"
 
 
 class LockedBase(Value):

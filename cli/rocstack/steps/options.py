@@ -20,7 +20,7 @@ _SETTINGS = (
     *("stack", "nic", "overlay", "nic_source", "nic_accept", "nic_plugin"),
     *("base", "base_image", "push", "tag", "ca_bundle"),
 )
-LOCK = Path("rocstack.stack.lock")
+LOCK = Path("rocstack.lock")
 
 
 def ignore(text: str) -> None:

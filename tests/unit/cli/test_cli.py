@@ -169,8 +169,8 @@ BROKEN = [
     ("mine/stacks/debian-13.yml", b"about: \xff\n", 1, "not-utf8"),
     ("mine/stacks/debian-13.yml", b"x: " + b"y" * 10_000_000, None, "too-large"),
     ("mine/stacks/debian-13.yml", b"about: x\npyton: '3.13'\n", 2, "unknown-key"),
-    ("rocstack.stack.lock", b"{}", None, "bad-lock"),
-    ("rocstack.stack.lock", b"\xff\xfe", None, "bad-lock"),
+    ("rocstack.lock", b"{}", None, "bad-lock"),
+    ("rocstack.lock", b"\xff\xfe", None, "bad-lock"),
 ]
 
 

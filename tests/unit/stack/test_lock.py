@@ -99,7 +99,7 @@ def test_a_components_version_and_method_decide_the_lock() -> None:
     ],
 )
 def test_damaged(text: str, says: str, tmp_path: Path) -> None:
-    file = tmp_path / "rocstack.stack.lock"
+    file = tmp_path / "rocstack.lock"
     file.write_text(text)
     with pytest.raises(BadInput) as refused:
         lock.read(file)
@@ -108,7 +108,7 @@ def test_damaged(text: str, says: str, tmp_path: Path) -> None:
 
 
 def test_not_utf8_and_not_there(tmp_path: Path) -> None:
-    file = tmp_path / "rocstack.stack.lock"
+    file = tmp_path / "rocstack.lock"
     file.write_bytes(b'{"stack": "\xff"}')
     with pytest.raises(BadInput, match="not UTF-8"):
         lock.read(file)
@@ -116,7 +116,7 @@ def test_not_utf8_and_not_there(tmp_path: Path) -> None:
         lock.read(tmp_path / "none.lock")
 
 
-def written(folder: Path, name: str = "rocstack.stack.lock", **changes: Any) -> Path:
+def written(folder: Path, name: str = "rocstack.lock", **changes: Any) -> Path:
     file = folder / name
     file.write_text(json.dumps({**data(), **changes}))
     return file
@@ -149,7 +149,7 @@ def test_a_lock_that_does_not_fit(changes: dict[str, Any], says: str, tmp_path: 
     for command in ("build", "render"):
         ran = cli(command, "--json")
         error = ran.json()["error"]
-        assert (ran.code, error["code"], error["where"]) == (2, "lock-mismatch", "rocstack.stack.lock")
+        assert (ran.code, error["code"], error["where"]) == (2, "lock-mismatch", "rocstack.lock")
         assert says in error["what"]
         assert error["next"].startswith("`rocstack lock")
     assert listing(tmp_path) == before

@@ -157,7 +157,7 @@ def stack_file(folder: Path, **changes: int) -> Path:
 
 
 def edited_lock(folder: Path, edit: Any) -> None:
-    """rocstack.lock in `folder`: the stack's own after `edit` changed it in workspace."""
+    """rocstack.lock in `folder`: the stack's own after `edit` changed it."""
     lock = json.loads((REPO / f"images/stacks/{STACK}.lock").read_text())
     edit(lock)
     (folder / "rocstack.lock").write_text(json.dumps(lock))

@@ -71,7 +71,7 @@ def ssh_hosts(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, 
     """By host of the inventory; connects to none.
 
     Raises:
-        BadInput, Missing, CheckFailed: as `remote.run`, and as `resolve`.
+        BadInput, Missing, CheckFailed: as `ansible.run`, and as `resolve`.
     """
     runs = ansible.run(PLAYBOOK, inventory, limit=hosts)
     for run in runs:

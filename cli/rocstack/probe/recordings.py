@@ -63,7 +63,7 @@ def probe_inventory(
     """Every node of an Ansible inventory, in one pass.
 
     Raises:
-        BadInput, Missing, CheckFailed: as `remote.run`.
+        BadInput, Missing, CheckFailed: as `ansible.run`.
     """
     found = record_inventory(inventory, on_event, forks=forks)
     return Probed(profiles(found.recordings, overlay), found.failures)

@@ -277,14 +277,27 @@ def _is_loopback(name: str) -> bool:
 
 def _trust(http: RegistryHttp) -> ssl.SSLContext:
     """The given authority alone; else the system's, and the host's own authorities and client certificates in certs.d
-    (docs.docker.com/engine/security/certificates)."""
+    (docs.docker.com/engine/security/certificates).
+
+    Raises:
+        Missing: what is in certs.d can't be read.
+    """
     context = ssl.create_default_context(cafile=http.ca)
     if http.ca:
         return context
     if http.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    for authority in (CERTIFICATES / http.host).glob("*.crt"):
-        context.load_verify_locations(authority)
-    for certificate in (CERTIFICATES / http.host).glob("*.cert"):
-        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    folder = CERTIFICATES / http.host
+    try:
+        for authority in folder.glob("*.crt"):
+            context.load_verify_locations(authority)
+        for certificate in folder.glob("*.cert"):
+            context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    except OSError as error:  # ssl's own errors are OSErrors, too
+        raise Missing(
+            f"the certificates for {http.host} in {folder} can't be used: {error.strerror or error}",
+            code="registry-untrusted",
+            cause="this user may not read one of them, unlike the engine; or a .cert has no .key, or one is damaged",
+            next_step=f"`ls -l {folder}`; let this user read the files, or run this as root",
+        ) from None
     return context

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -138,7 +139,8 @@ class Repository:
             CheckFailed, Missing: it may not.
         """
         location = self._again(self._begin)
-        self.http.request("DELETE", location, good=range(200, 600), repository=self.name)
+        with suppress(TransientFailure):  # it may push; the registry forgets an upload that is left alone
+            self.http.request("DELETE", location, good=range(200, 600), repository=self.name)
 
     def upload(self, make: Callable[[], Packer], on_bytes: Count = lambda count: None) -> Blob:
         """Sends a layer while it is compressed. `make` starts it anew where the registry lost it."""

@@ -149,6 +149,18 @@ def test_denied_lookup_of_what_may_not_exist_yet_is_left_to_the_push(store: Stor
     assert source.read == [], "no layer is packed for a registry that refuses"
 
 
+def test_an_upload_that_cannot_be_cancelled_stops_no_push(store: Store) -> None:
+    def fault(handler: Handler) -> bool:
+        if handler.command == "DELETE":
+            handler.hang_up()
+            return True
+        return False
+
+    store.faults.append(fault)
+    assert publish(store)[0].sent == (CONTENT, *TAGS)
+    assert store.count("^DELETE") == 1
+
+
 def test_denied_lookup_of_a_tag_is_never_taken_for_a_free_name(store: Store) -> None:
     def fault(handler: Handler) -> bool:
         if handler.command == "GET" and handler.path.endswith(TAGS[0]):

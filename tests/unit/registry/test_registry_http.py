@@ -79,6 +79,17 @@ def test_any_other_must_be_trusted_by_the_system_or_certs_d(
     assert Repository(RegistryHttp(store.host), NAME).tags() == []
 
 
+@pytest.mark.parametrize("name", ["client.cert", "company.crt"])
+def test_certificates_that_cannot_be_read_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client's key is for an ordinary user, though the engine reads it."""
+    monkeypatch.setattr(registry_http, "CERTIFICATES", tmp_path)
+    (tmp_path / "r:5000").mkdir()
+    (tmp_path / "r:5000" / name).write_text("")
+    with pytest.raises(Missing, match=r"for r:5000 .* can't be used") as caught:
+        RegistryHttp("r:5000")
+    assert caught.value.code == "registry-untrusted"
+
+
 def test_http_where_https_is_due_is_refused() -> None:
     with serving() as store, pytest.raises(Missing) as caught:
         Repository(RegistryHttp(store.host), NAME, attempts=1).tags()

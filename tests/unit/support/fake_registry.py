@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, b"{}")
         return None
 
-    do_GET = do_HEAD = do_POST = do_PATCH = do_PUT = go
+    do_GET = do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = go
 
     def _allowed(self) -> bool:
         said = self.headers.get("Authorization", "")
@@ -147,6 +147,9 @@ class Handler(BaseHTTPRequestHandler):
         if rest not in store.uploads:
             self.body()
             return self.answer(404)
+        if self.command == "DELETE":
+            del store.uploads[rest]
+            return self.answer(204)
         upload = store.uploads[rest]
         if self.command == "PATCH":
             start = int(self.headers["Content-Range"].partition("-")[0])

@@ -181,7 +181,7 @@ def gather(
     given up after `timeout` seconds.
 
     Raises:
-        BadInput, Missing, CheckFailed: as `remote.run` and `ssh.resolve`.
+        BadInput, Missing, CheckFailed: as `ansible.run` and `ssh.resolve`.
     """
     answered_at: dict[str, float] = {}
 

@@ -32,11 +32,11 @@ class DownOptions:
 
 
 def down(inventory: Inventory, options: DownOptions, node_runs: NodeRuns) -> dict[str, NodeRun]:
-    """What came of it, by node; rocstack.node.teardown has the shape. Nodes that fail don't stop the others.
+    """What came of it, by node; rocstack.node.removal has the shape. Nodes that fail don't stop the others.
 
     Raises:
         CheckFailed: jobs run, or another deploy does; the control node doesn't answer.
-        BadInput, Missing: as `remote.run`.
+        BadInput, Missing: as `ansible.run`.
     """
     ssh_host = ssh.ssh_hosts(inventory.path, [inventory.control.name])[inventory.control.name]
     with _locked(ssh_host, options.force) as text:

@@ -84,7 +84,7 @@ def measure(nodes: int, level: int, rounds: int) -> dict[str, Any]:
 
 def simulated(nodes: int) -> float:
     """MB of the report of so many nodes."""
-    from simulated import simulated_run
+    from simulated_run import simulated_run
 
     from rocstack.verify import artifacts
 

@@ -78,7 +78,7 @@ def test_a_full_disk_on_one_node(deployed: DeployedCluster) -> None:
         assert blocked["result"] == "blocked"
         (found,) = [each for each in blocked["findings"] if each["level"] == "error"]
         assert found["code"] == "disk-low"
-        assert "300 MiB free at /var/lib/docker, and 1." in found["what"]
+        assert "300 MiB free at /var/lib/docker, but 1." in found["what"]
         assert (done["changed"], done["ready"]) == (["n1"], ["n1"])
         assert "rocstack: update failed: 300 MiB free at /var/lib/docker" in deployed.nodes()["n2"]
     finally:

@@ -82,7 +82,7 @@ def test_only_what_was_verified_is_deployed(deployed: DeployedCluster, inventory
     assert ("error", "not-verified") in [(each["level"], each["code"]) for each in refused["findings"]]
     assert "level 1 of the acceptance suite is required" in refused["refused"]
     refused = deployed.json("deploy", "--require", "1", code=1)
-    assert "is proved: none" in refused["stopped"]
+    assert "proved for these images: none" in refused["stopped"]
     assert deployed.ssh("n1", f"cat {journal.PATH}") == before, "it was changed"
 
     assert proved.keep(made(deployed, 1), inventory, runs).sentence.startswith("level 1 is proved: on n1")

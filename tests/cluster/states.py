@@ -69,7 +69,7 @@ def answers(record: Recorder, rows: Mapping[str, Any]) -> list[tuple[CheckedNode
     """The nodes with their answers; those that gave none fail, as nothing is known to be right there."""
     answered = []
     for node in record.nodes:
-        row = rows.get(node.name, NoAnswer(error="no answer"))
+        row = rows.get(node.name) or NoAnswer(error="no answer")
         error = row.error if isinstance(row, NoAnswer) else row.get("error") if isinstance(row, Mapping) else None
         if error is not None:
             record.failed(node.name, f"could not be inspected: {error}")

@@ -82,7 +82,7 @@ def _masked(text: str) -> str:
     """Cards' addresses are those of one machine; the same one becomes the same stand-in."""
 
     def other(found: re.Match[str]) -> str:
-        digest = blake2b(found[0].lower().encode(), digest_size=4).hex()
+        digest = blake2b(found[0].lower().encode(), digest_size=4).hexdigest()
         return f"02:00:{digest[:2]}:{digest[2:4]}:{digest[4:6]}:{digest[6:]}"
 
     return _MAC.sub(other, text)

@@ -129,3 +129,16 @@ def test_who_is_asked_what() -> None:
     racks = replace(INVENTORY, workers=(replace(HOSTS[1], rack_registry="rack7"), HOSTS[2]))
     assert facts.questions(racks, [], [], 5050)["rocstack_facts_ports"] == [443, 5050, 6817, 6818, 6819, 6820]
     assert asked["rocstack_facts_names"] == ["n1"]
+
+
+@pytest.mark.parametrize("surplus", [{}, {"since": "2027"}])
+def test_what_an_earlier_or_newer_deploy_left_is_read(surplus: dict[str, Any]) -> None:
+    """node.json outlives the rocstack that wrote it."""
+    gres = [{"type": "mi300x", "count": 8, "files": "/dev/dri/renderD[128-135]"}]
+    machine = {"name": "n2", "address": "10.0.0.2", "cpus": 96, "memory": 1000, "topology": [2, 24, 2], "gres": gres}
+    state = {"cluster": "hpc", "images": {"control": "sha256:a"}, "slurm": "25.05.3", "keys": {"munge_key": "ab"}}
+    left = {**state, "machines": {"n2": {**machine, **surplus}}, **surplus}
+    known = facts.of_dict("n1", changed("state", left)).state
+    assert known is not None
+    assert (known.cluster, known.slurm, known.keys) == ("hpc", "25.05.3", {"munge_key": "ab"})
+    assert (known.machines["n2"].topology, known.machines["n2"].gpus) == ((2, 24, 2), 8)

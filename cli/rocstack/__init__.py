@@ -79,6 +79,7 @@ _HOMES = {
     "steps.verify": ("VerifyOptions", "verify"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+_PACKAGES = ("deploy", "doctor", "probe", "verify")  # that have a step's name
 
 
 def _step(name: str) -> Any:
@@ -86,7 +87,7 @@ def _step(name: str) -> Any:
 
 
 class _StepPackage(ModuleType):
-    """A package with a step's name: rocstack.probe is both the package and the function."""
+    """A package with a step's name: rocstack.probe is the package, and to call it is to call the step."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _step(self.__name__.rpartition(".")[2])(*args, **kwargs)
@@ -98,10 +99,10 @@ class _Rocstack(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module 'rocstack' has no attribute '{name}'")
-        return _step(name)
+        return import_module(f"rocstack.{name}") if name in _PACKAGES else _step(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOME and isinstance(value, ModuleType):
+        if name in _PACKAGES and isinstance(value, ModuleType):
             value.__class__ = _StepPackage
         super().__setattr__(name, value)
 

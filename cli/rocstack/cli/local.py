@@ -11,7 +11,6 @@ import typer
 from rocstack.cli import options
 from rocstack.cli.ui import escape, out, print_json, say, table
 from rocstack.steps.options import Stack
-from rocstack.virtual import node_image
 
 if TYPE_CHECKING:
     from rocstack.settings.settings import Settings
@@ -54,7 +53,7 @@ def up(
     """Start virtual nodes (containers with sshd, a container engine and virtual hardware), or change them."""
     from rocstack.edge import engine
     from rocstack.stack import stack as stacks
-    from rocstack.virtual import access, faults
+    from rocstack.virtual import access, faults, node_image
     from rocstack.virtual import model as node_models
     from rocstack.virtual.cluster_layout import ClusterRequest
 

@@ -16,8 +16,6 @@ from hashlib import blake2b
 
 from rocstack.node.recording import RecordedAnswer, Recording
 
-pass
-
 ROUTES, ADDRESSES = "/proc/net/route", "ip -o -4 addr"
 # Files that hold nothing but a number which only one machine has.
 SERIALS = re.compile(

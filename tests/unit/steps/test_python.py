@@ -69,6 +69,12 @@ def test_a_package_with_a_step_s_name_can_be_called() -> None:
         _ = rocstack.nothing  # type: ignore[attr-defined]
 
 
+def test_such_a_package_is_the_same_before_its_modules_are_loaded() -> None:
+    code = "import rocstack; first = rocstack.probe; import rocstack.probe.summary; print(first is rocstack.probe)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n"
+
+
 def test_import_is_light() -> None:
     code = "import sys, rocstack; print(sorted(name for name in sys.modules if name.partition('.')[0] in {!r}))"
     heavy = ("rocstack", "pydantic", "typer", "rich", "docker", "yaml")

@@ -39,10 +39,10 @@ def exchanged(evidence: Evidence, cluster: Any) -> dict[str, CredentialAnswers]:
 
 
 @pytest.fixture(scope="session")
-def health(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> dict[str, str]:
+def health(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> dict[str, str | None]:
     """Node -> that of its containers; those that had just started are asked again."""
-    words = {node.name: node.health or "" for node in cluster_evidence.nodes}
-    starting = [name for name, word in words.items() if re.search(r"\bstarting", word)]  # not: restarting
+    words = {node.name: node.health for node in cluster_evidence.nodes}
+    starting = [name for name, word in words.items() if re.search(r"\bstarting", word or "")]  # not: restarting
     return {**words, **(evidence.take("settled", lambda: containers.settle(cluster, starting)) if starting else {})}
 
 
@@ -197,7 +197,7 @@ def _between(one: tuple[float, float], other: tuple[float, float]) -> float:
     cause="a service ended, or its health check fails",
     next_step=LOGS,
 )
-def test_containers(record: Recorder, cluster_evidence: ClusterEvidence, health: dict[str, str]) -> None:
+def test_containers(record: Recorder, cluster_evidence: ClusterEvidence, health: dict[str, str | None]) -> None:
     for node in record.nodes:
         word, restarts = health[node.name], cluster_evidence.node(node.name).restarts
         record.equal(node.name, word, "healthy", why=word, evidence=f"{restarts} restarts")

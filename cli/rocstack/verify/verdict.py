@@ -14,7 +14,7 @@ from rocstack.verify.result import BAD, BUSY, CheckResult, Measure, NodeSeen, Ru
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]
 LONGEST = 60  # characters of a list of nodes in the sentence
-MOST = 3  # names, or checks, in the sentence
+MOST = 3  # names, or checks, in the sentence before "and N more"
 REASONS = 2  # for skipping, likewise
 _LACKING = re.compile(r"\d+ nodes are needed, \d+ can take part \((.+)\)")
 _ON = re.compile(r"(?: (?:on|of)(?: node)?)? ([A-Za-z0-9_.-]*[A-Za-z0-9_-])")
@@ -175,14 +175,14 @@ def _parts(run: Run, verdict: RunVerdict) -> list[str]:
             parts[0] += f", {len(names)} {one if len(names) == 1 else many}: {folded(names)}"
     if verdict.cluster:
         checks = dict.fromkeys(reason.check for reason in verdict.cluster)
-        parts.append(f"the cluster as a whole fails: {listed(list(checks), MOST)}")
+        parts.append(f"the cluster as a whole fails: {listed(list(checks), MOST + 1)}")
     parts += _levels(run, bool(_faults(verdict)))
     gone = [result for result in run.results if result.state == "skipped"]
     if gone:
         lacking = [why for why, checks in verdict.skipped.items() if {result.check.name for result in gone} & {*checks}]
         # "virtual node" of "virtual node (mi300x-thor2): it computes nothing"
         brief = list(dict.fromkeys(re.split(r": | \(", why)[0] for why in lacking))
-        parts.append(f"{count(len(gone), 'check')} skipped: {listed(brief, REASONS)}")
+        parts.append(f"{count(len(gone), 'check')} skipped: {listed(brief, REASONS + 1)}")
     return parts
 
 

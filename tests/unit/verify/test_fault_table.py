@@ -43,6 +43,6 @@ def test_every_check_has_a_fault_that_turns_it_red() -> None:
     healthy, unknown = sorted(known - faulty), sorted(faulty - known)
     assert not healthy, (
         f"no test expects {', '.join(healthy)} red: for each, add a row to a table of faults (data/verify/faults.yml, "
-        "performance.yml or FAULTS of a test_verify_*.py): what is another in the evidence, and what it then says"
+        "performance.yml or FAULTS of a test_*_checks.py): what is another in the evidence, and what it then says"
     )
     assert not unknown, f"no check is called {', '.join(unknown)}: its rows are in vain"

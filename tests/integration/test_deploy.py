@@ -138,6 +138,6 @@ def test_another_laptop_without_the_keys_is_refused(deployed: DeployedCluster, t
     done = other.run("deploy", inventory)
     assert done.code == 2
     assert "keys that are not in" in done.err
-    assert "next    copy rocstack-secrets.yml from where the cluster was deployed first" in done.err
+    assert "next    copy rocstack-secrets.yml from the machine that deployed the cluster first" in done.err
     assert not (tmp_path / "rocstack-secrets.yml").exists()
     assert deployed.ssh("n1", "md5sum /etc/rocstack/keys/*") == before

@@ -128,7 +128,7 @@ def test_a_person_stops_it_twice(deployed: DeployedCluster, update: Update) -> N
     update.process.send_signal(signal.SIGINT)
     _, err = update.process.communicate(timeout=60)
     assert update.process.returncode == 130, err
-    assert "run the same command again to go on" in err
+    assert "run the same command again to continue" in err
     assert left_behind(deployed) == []
 
     again = deployed.workspace.start("deploy", "--resume", "--json", *AT_ONCE)

@@ -161,7 +161,7 @@ def test_nodes_of_several_kernel_abis(
     refused = build("old", "new")
     assert refused.code == 2
     assert refused.json["error"]["code"] == "several-abis"
-    assert refused.json["error"]["what"] == "the nodes speak 2 kernel ABIs (1: old; 6: new)"
+    assert refused.json["error"]["what"] == "the nodes' NIC drivers speak 2 different kernel ABIs (1: old; 6: new)"
     done = build("old", "new", options=("--nic-variants",))
     assert done.code == 0, done.err + done.failures()
     assert [row["result"] for row in done.image("worker")["gate"]] == ["fits", "fits"]
@@ -183,12 +183,12 @@ def test_nodes_of_several_kernel_abis(
     [
         (("--nic-source", "nowhere.zip"), "no-file", "no file or folder nowhere.zip"),
         (("--nic-accept", "1.2.3.4"), "no-release", "no libbnxt_re 1.2.3.4 to accept"),
-        (("--way", "newer"), "no-library", "is no rdma-core-VERSION.tar.gz"),
+        (("--way", "newer"), "no-library", "is not an rdma-core-VERSION.tar.gz"),
         (("--way", "package"), "no-repository", "way 'package' needs the vendor's apt repository"),
         (("--way", "inbox"), "unfit", "kernel ABI 6, the image's bnxt_re supports 1-1"),
         (("--way", "host"), "unfit", "no bnxt_re library on the host to mount"),
         (("--way", "sauce"), "unknown-way", "NIC profile 'broadcom' has no way 'sauce': did you mean 'source'?"),
-        (("--inventory", "hosts.yml"), "one-source", "--profiles and --inventory: one at a time"),
+        (("--inventory", "hosts.yml"), "one-source", "--profiles and --inventory can't be combined"),
     ],
 )
 def test_refused_before_anything_is_built(

@@ -203,7 +203,7 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
             if depth > MAX_DEPTH:
                 raise refuse(f"nested deeper than {MAX_DEPTH} levels", at)
             if isinstance(event, yaml.AliasEvent):
-                raise refuse("YAML aliases are not read", at)
+                raise refuse("YAML aliases are not supported", at)
         root = loader.get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -226,14 +226,14 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
                     raise refuse("a key must be a plain word", at)
                 name = key.value  # as it is written: YAML would read `on` as true
                 if name in out:
-                    raise refuse(f"key '{name}' stands twice", at, "duplicate-key")
+                    raise refuse(f"key '{name}' appears twice", at, "duplicate-key")
                 lines[(*loc, name)] = at
                 out[name] = value(item, (*loc, name))
             return out
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
             return [value(item, (*loc, index)) for index, item in enumerate(node.value)]
         if not isinstance(node, yaml.ScalarNode) or kind not in _SCALARS:
-            raise refuse(f"the YAML tag '{node.tag}' is not read", line)
+            raise refuse(f"the YAML tag '{node.tag}' is not supported", line)
         try:
             return loader.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):

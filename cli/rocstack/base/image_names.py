@@ -118,8 +118,8 @@ def release_tags(stack: str, nic: str, release: str, *, default: tuple[str, str]
     tag = f"{stack}-{nic}-{release}"
     if not (_TAG.fullmatch(tag) and _TAG.fullmatch(release)):
         raise BadInput(
-            f"'{tag}' can't be a tag (at most 128 letters, digits and ._-)",
+            f"'{tag}' is not a valid tag (at most 128 letters, digits, '.', '_' and '-')",
             code="bad-tag",
-            next_step="give the release, or the stack, a shorter or plainer name",
+            next_step="shorten the name of the release or the stack, and use only those characters",
         )
     return (tag, release) if (stack, nic) == default else (tag,)

@@ -29,7 +29,7 @@ def demo(
     chosen = options.settings(stack=stack, nic=nic)
     reference = chosen.image_name("worker")
     if engine.find_image(engine.connect(), reference) is None:
-        raise Missing(f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it")
+        raise Missing(f"no image {reference} on this host", code="no-image", next_step="build it with `rocstack build`")
     command = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]
     listed = subprocess.run([*command, "rocstack-versions"], capture_output=True, text=True, check=False)
     if listed.returncode != 0:
@@ -51,4 +51,4 @@ def demo(
             }
         )
     if ran.returncode != 0:
-        raise CheckFailed("the trainer did not finish", code="demo-failed", next_step="its output above says why")
+        raise CheckFailed("the trainer did not finish", code="demo-failed", next_step="read its output above")

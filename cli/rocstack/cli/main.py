@@ -134,7 +134,7 @@ def main() -> None:
         print_error(error)
         code = error.exit_code
     except (Interrupted, typer.Abort):
-        err.print("stopped. What was finished is kept; run the same command again to go on.")
+        err.print("stopped. Finished work is kept; run the same command again to continue.")
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -155,8 +155,8 @@ def _engine_gone(error: OSError) -> int:
     shown = Missing(
         f"the container engine: {getattr(error, 'explanation', None) or error.strerror or error}",
         code="engine-failed",
-        cause="it stopped, it refused the request, or the command `docker` is not installed",
-        next_step="`docker version` must answer; then run the same command again",
+        cause="the engine stopped or refused the request, or the command `docker` is not installed",
+        next_step="make sure that `docker version` answers, then run the same command again",
     )
     print_error(shown)
     return shown.exit_code
@@ -189,7 +189,7 @@ def _usage_or_bug(error: Exception) -> int:
     if State.debug:
         raise error
     err.print(f"[bold red]error:[/] {escape(f'{type(error).__name__}: {error}')}")
-    err.print("  cause: a defect in rocstack, not in what you wrote")
+    err.print("  cause: a bug in rocstack, not a mistake of yours")
     err.print("  next: run again with `rocstack --debug ...` and report what it prints")
     return 1
 

@@ -90,7 +90,9 @@ def confirmed(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise BadInput(question, code="unconfirmed", cause="there is no terminal to ask at", next_step="add --yes")
+        raise BadInput(
+            question, code="unconfirmed", cause="there is no terminal to ask for confirmation", next_step="add --yes"
+        )
     typer.confirm(f"{question} Go on?", abort=True, err=True)
 
 

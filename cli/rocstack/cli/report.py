@@ -76,9 +76,9 @@ def _newest(folder: Path) -> Path:
     newest = max(folder.glob("*/report.json"), key=_time, default=None)
     if newest is None:
         raise BadInput(
-            f"no report below {folder}",
+            f"no report in {folder}",
             code="no-report",
-            next_step="`rocstack verify INVENTORY` writes one; or give PATH",
+            next_step="run `rocstack verify INVENTORY`, or give the PATH of a report",
         )
     return newest.parent
 

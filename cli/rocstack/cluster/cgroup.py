@@ -57,9 +57,9 @@ def decide(setting: str, machines: Sequence[SlurmNodeConfig]) -> Cgroups:
         )
         return Cgroups("disabled", (said + more,))
     raise BadInput(
-        f"cluster.cgroup is {setting}, and {why}{more}",
+        f"cluster.cgroup is {setting}, but {why}{more}",
         code="bad-cgroup",
-        next_step="write `cgroup: auto`, or set these nodes right",
+        next_step="set `cgroup: auto`, or reconfigure these nodes",
     )
 
 

@@ -112,7 +112,8 @@ def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, S
             if unknown:
                 hint = did_you_mean(unknown[0], {*workers, *groups, ALL})
                 raise BadInput(
-                    f"{key} names '{unknown[0]}', which is no worker and no group" + (f": {hint}" if hint else ""),
+                    f"{key} names '{unknown[0]}', which is neither a worker nor a group"
+                    + (f": {hint}" if hint else ""),
                     code="unknown-node",
                     next_step="name workers, a hostlist such as n[1-3], a group of the inventory, or all",
                 )
@@ -219,9 +220,9 @@ def _more(cluster: ClusterSettings, conf: str) -> tuple[str, ...]:
     for key in cluster.slurm:
         if key.lower() in {*ours, "nodename", "partitionname", "slurmdparameters", "grestypes", "include"}:
             raise BadInput(
-                f"cluster.slurm names {key}, which rocstack writes itself",
+                f"cluster.slurm sets {key}, which rocstack sets itself",
                 code="bad-slurm-line",
-                next_step="use its key of `cluster:`, or override a block of slurm/slurm.conf.j2 in your overlay",
+                next_step="use its key under `cluster:`, or override a block of slurm/slurm.conf.j2 in your overlay",
             )
     yes = {True: "YES", False: "NO"}
     return tuple(

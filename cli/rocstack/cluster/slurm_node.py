@@ -63,9 +63,9 @@ def slurm_node(
     system = profile.system
     if not system.cpus or not system.memory:
         raise BadInput(
-            f"the profile of {name} says no number of CPUs or no memory",
+            f"the profile of {name} lacks the number of CPUs or the size of the memory",
             code="no-node-size",
-            next_step="`rocstack probe` shows what could not be read, and why",
+            next_step="run `rocstack probe` to see what could not be read, and why",
         )
     gres = gpu_gres(profile.gpus) if offer_gpus else ()
     count = sum(each.count for each in gres)

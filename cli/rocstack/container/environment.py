@@ -35,7 +35,7 @@ def parse_env(texts: Sequence[str], environ: Mapping[str, str]) -> Environment:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise BadInput(
-                f"'{name}' is not the name of a variable",
+                f"'{name}' is not a valid variable name",
                 code="bad-env",
                 next_step="write --env NAME or --env NAME=VALUE",
             )

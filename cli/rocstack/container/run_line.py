@@ -70,7 +70,7 @@ def parse_gpus(text: str) -> tuple[int, ...] | None:
         match = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", part.strip())
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise BadInput(
-                f"'{text}' does not choose GPUs",
+                f"'{text}' is not a list of GPUs",
                 code="bad-gpus",
                 next_step="write all, none, or numbers: --gpus 0,2-3",
             )
@@ -152,7 +152,7 @@ def _gpu_devices(host: Host, gpus: tuple[int, ...] | None) -> tuple[list[Device]
             f"no {lacks}: this host has no usable GPU",
             code="no-gpu",
             cause="the amdgpu driver is not loaded, or there is no AMD GPU",
-            next_step="`lspci -d 1002:` lists the cards, `modprobe amdgpu` loads the driver; or omit --gpus",
+            next_step="list the cards with `lspci -d 1002:` and load the driver with `modprobe amdgpu`; or omit --gpus",
         )
     if lacks or host.kfd is None:
         return [], [f"no {lacks}: GPUs are not visible in the container"]
@@ -165,7 +165,7 @@ def _gpu_devices(host: Host, gpus: tuple[int, ...] | None) -> tuple[list[Device]
                 code="no-gpu",
                 next_step=f"choose from 0-{len(host.gpus) - 1}"
                 if host.gpus
-                else "see /sys/class/kfd/kfd/topology/nodes",
+                else "check /sys/class/kfd/kfd/topology/nodes",
             )
     paths = [f"/dev/dri/renderD{host.gpus[number]}" for number in gpus]
     return [host.kfd, *(device for path in paths for device in host.render if device.path == path)], []

@@ -30,7 +30,7 @@ def opened(name: str) -> Iterator[BinaryIO]:
         raise BadInput(
             f"{name} is a folder",
             code="not-a-log",
-            next_step="name one log file; several: `cat FOLDER/*.log | rocstack doctor --log -`",
+            next_step="name one log file; for several, run `cat FOLDER/*.log | rocstack doctor --log -`",
         )
     try:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as raw:

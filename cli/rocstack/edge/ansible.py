@@ -133,7 +133,7 @@ def run(
         )
     env = environment(os.environ)
     if not shutil.which("ansible-playbook", path=env["PATH"]):
-        raise Missing("ansible-playbook isn't there", code="no-ansible", next_step="pip install ansible-core")
+        raise Missing("ansible-playbook is not installed", code="no-ansible", next_step="pip install ansible-core")
     with ExitStack() as open_files:
         private = open_files.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))
         events = _Events(on_event, on_task, open_files.enter_context(log.open("a")) if log else None)
@@ -150,7 +150,7 @@ def run(
         return tuple(events.hosts.values())
     if events.no_hosts or not code:
         raise BadInput(
-            "the inventory names no host", code="no-hosts", where=Where(str(inventory)), next_step="add the nodes to it"
+            "the inventory has no hosts", code="no-hosts", where=Where(str(inventory)), next_step="add the nodes to it"
         )
     raise start_error("\n".join(events.texts), inventory)
 
@@ -258,12 +258,12 @@ def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
             f"Ansible can't read the inventory: {what}",
             code="bad-inventory",
             where=_where(position, inventory),
-            next_step=f"`ansible-inventory -i {inventory} --list` shows what Ansible makes of it",
+            next_step=f"run `ansible-inventory -i {inventory} --list` to see what Ansible makes of it",
         )
     return CheckFailed(
-        f"Ansible ended before it reached a node: {' '.join(messages[-3:]) or 'no reason given'}",
+        f"Ansible failed before it reached a node: {' '.join(messages[-3:]) or 'no reason given'}",
         code="ansible-failed",
-        next_step=f"`ansible -i {inventory} all -m ping` shows the same without rocstack",
+        next_step=f"run `ansible -i {inventory} all -m ping` to see the same error without rocstack",
     )
 
 

@@ -17,7 +17,7 @@ from rocstack.base.errors import Missing
 OLDEST_ENGINE = 23  # the first with BuildKit's heredocs without a syntax line (Docker release notes)
 OLDEST_BUILDX = (0, 13)  # the first with --progress rawjson (buildx release notes)
 BUILDX = "install the package docker-buildx (Debian 13, Ubuntu) or docker-buildx-plugin (Docker's own)"
-INSTALL = "`make setup` in a checkout installs and starts one; else install docker.io and docker-buildx"
+INSTALL = "in a checkout, run `make setup`; elsewhere, install docker.io and docker-buildx"
 
 
 def connect() -> docker.DockerClient:
@@ -54,13 +54,13 @@ def require_buildx() -> None:
         Missing: no docker command, or no buildx in it.
     """
     if shutil.which("docker") is None:
-        raise Missing("the command 'docker' is not there", code="no-engine", next_step=INSTALL)
+        raise Missing("the command 'docker' is not installed", code="no-engine", next_step=INSTALL)
     done = subprocess.run(["docker", "buildx", "version"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Missing(
             "docker has no buildx",
             code="no-buildx",
-            cause="some distributions package it apart, and older ones not at all",
+            cause="some distributions package it separately, and older ones not at all",
             next_step=BUILDX,
         )
     version = re.search(r"(?:^| )v?(\d+)\.(\d+)", done.stdout)
@@ -68,7 +68,7 @@ def require_buildx() -> None:
         raise Missing(
             f"buildx {version[1]}.{version[2]} is too old: {OLDEST_BUILDX[0]}.{OLDEST_BUILDX[1]} or newer is needed",
             code="old-buildx",
-            cause="progress as data (--progress rawjson) came with that version",
+            cause="older versions lack `--progress rawjson`, which rocstack reads",
             next_step=BUILDX,
         )
 
@@ -85,7 +85,7 @@ def require_version(client: docker.DockerClient) -> None:
             f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed",
             code="old-engine",
             cause="its builder does not know the instructions that rocstack's Dockerfiles use",
-            next_step="install docker.io of Debian 13 or Ubuntu 22.04 and newer, or Docker's own packages",
+            next_step="install docker.io from Debian 13, Ubuntu 22.04 or newer, or Docker's own packages",
         )
 
 
@@ -101,10 +101,10 @@ def require_disk(client: docker.DockerClient, need_mb: int) -> None:
     free_mb = shutil.disk_usage(root).free // 1_000_000
     if free_mb < need_mb:
         raise Missing(
-            f"{free_mb / 1000:.1f} GB are free in {root}; a build of this stack from nothing needs about "
+            f"{free_mb / 1000:.1f} GB are free in {root}; a first build of this stack needs about "
             f"{need_mb / 1000:.1f} GB",
             code="disk-full",
-            next_step="`docker system df` shows what takes the space; `docker builder prune` frees old build cache",
+            next_step="check `docker system df`; free old build cache with `docker builder prune`",
         )
 
 

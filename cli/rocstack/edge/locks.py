@@ -121,8 +121,8 @@ class ClusterLock:
             raise CheckFailed(
                 f"the lock on the cluster is lost: {why}",
                 code="lock-lost",
-                cause=f"another {self.spec.work} may begin now, so this one must stop",
-                next_step=f"{self.spec.resume} goes on where this one stopped",
+                cause=f"another {self.spec.work} may start now, so this one had to stop",
+                next_step=f"{self.spec.resume} continues where this one stopped",
             )
 
     def _converse(self, stop: threading.Event) -> None:

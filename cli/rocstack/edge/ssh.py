@@ -79,7 +79,7 @@ def ssh_hosts(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, 
             raise BadInput(
                 f"{run.host}: {run.reason}",
                 code="bad-inventory",
-                next_step=f"`ansible-inventory -i {inventory} --host {run.host}` shows its variables",
+                next_step=f"check its variables with `ansible-inventory -i {inventory} --host {run.host}`",
             )
     return {run.host: resolve(run.host, run.results[TASK]["msg"]) for run in runs}
 
@@ -156,7 +156,9 @@ def _yes(value: object) -> bool:
 
 
 def _unfit(what: str, next_step: str) -> RocstackError:
-    return BadInput(what, code="bad-connection", cause="deploy needs plain ssh to it, and root", next_step=next_step)
+    return BadInput(
+        what, code="bad-connection", cause="deploy needs plain ssh and root access to that node", next_step=next_step
+    )
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def _found(
             raise Missing(
                 f"no base image {reference}",
                 code="no-base",
-                cause=f"the registry did not give it: {' '.join(str(reason).split())[:200]}",
+                cause=f"the registry did not provide it: {' '.join(str(reason).split())[:200]}",
                 next_step="check the name and the network, or set base: mmdebstrap",
             ) from None
     assert image is not None
@@ -95,16 +95,16 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     spec = stack.base.bootstrap
     if spec is None:
         raise BadInput(
-            f"stack '{stack.name}' does not say how mmdebstrap makes its base",
+            f"stack '{stack.name}' does not define how mmdebstrap makes its base",
             code="no-bootstrap",
             next_step="add base.bootstrap to the stack, or use --base registry",
         )
     partial = f"{reference}-partial-{os.getpid()}"
     if shutil.which("mmdebstrap") is None:
         raise Missing(
-            "mmdebstrap is not installed, and no registry gives the base image",
+            "mmdebstrap is not installed, and no registry provides the base image",
             code="no-mmdebstrap",
-            next_step="`apt-get install mmdebstrap`, or name an image you have: --base-image NAME",
+            next_step="run `apt-get install mmdebstrap`, or name a local image with --base-image NAME",
         )
     command = ["mmdebstrap", "--variant=minbase", "--include=ca-certificates", "--quiet"]
     command += ["--keyring=/usr/share/keyrings/debian-archive-keyring.gpg"] if spec.distribution == "debian" else []

@@ -92,7 +92,7 @@ def ask_apt(resolved: Resolved, base: BaseImage, site: Site) -> str:
         raise CheckFailed(
             f"apt can't resolve the stack's packages: {errors[0] if errors else 'no message'}",
             code="packages-unresolved",
-            cause="a package or source is not there (any more), or its mirror does not answer",
+            cause="a package or source does not exist (any more), or its mirror does not answer",
             next_step="correct the component's packages, or try again",
         )
     return ran.stdout

@@ -135,9 +135,9 @@ def require_lock(resolved: Resolved, lock: Lock | None) -> None:
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise BadInput(
-            f"stack '{resolved.stack.name}' has no lock that says the sha256 of {names}",
+            f"stack '{resolved.stack.name}' has no lock with the sha256 of {names}",
             code="no-lock",
-            next_step=f"`rocstack lock --stack {resolved.stack.name}` where its repositories can be reached",
+            next_step=f"run `rocstack lock --stack {resolved.stack.name}` where its repositories can be reached",
         )
 
 

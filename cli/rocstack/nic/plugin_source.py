@@ -37,7 +37,7 @@ def read(nic: NicProfile, path: Path, versions: Mapping[str, str]) -> PluginArch
     """
     head = nic.plugin
     if head is None:
-        raise BadInput(f"NIC profile '{nic.name}' takes no plugin", code="no-plugin", next_step="drop --nic-plugin")
+        raise BadInput(f"NIC profile '{nic.name}' uses no plugin", code="no-plugin", next_step="drop --nic-plugin")
     if holds(head.when, versions) is False:
         raise BadInput(
             f"RCCL needs no {head.archive} here: {head.instead}",
@@ -54,8 +54,8 @@ def read(nic: NicProfile, path: Path, versions: Mapping[str, str]) -> PluginArch
             f"{head.archive} {version} is not known to fit this stack",
             code="plugin-unfit",
             where=Where(str(path)),
-            cause=f"known are: {known} ({head.source})",
-            next_step="take the release that is made for the stack's ROCm",
+            cause=f"known to fit: {known} ({head.source})",
+            next_step="use the release for the stack's ROCm",
         )
     archives = {f"nic/plugin/{path.name}": data}
     beside = _beside(head, path, versions)
@@ -83,10 +83,10 @@ def _beside(head: RcclPlugin, path: Path, versions: Mapping[str, str]) -> tuple[
     file = path.with_name(name)
     if not file.is_file():
         raise BadInput(
-            f"no {name} beside {path}",
+            f"no {name} next to {path}",
             code="no-file",
             cause=f"{head.archive} is compiled with it ({head.source})",
-            next_step="put the archive of the tag there, as the project publishes it",
+            next_step="put the tag's archive there, as the project publishes it",
         )
     return name, _archive(file, head.beside.archive)[1]
 
@@ -96,9 +96,9 @@ def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None
     named = re.fullmatch(rf"{re.escape(name)}-(\d+(?:\.\d+)+)\.tar\.gz", path.name, re.ASCII)
     if not path.is_file() or not named:
         raise BadInput(
-            f"{path} is no {name}-VERSION.tar.gz",
+            f"{path} is not a {name}-VERSION.tar.gz",
             code="no-file" if not path.is_file() else "no-plugin",
-            next_step=f"name the archive of a release of {name} with --nic-plugin",
+            next_step=f"name the release archive of {name} with --nic-plugin",
         )
     if path.stat().st_size > LARGEST:
         raise vendor_archive.bad(f"larger than {LARGEST // MIB} MB", str(path))
@@ -108,7 +108,7 @@ def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None
         inner = member.name.removeprefix("./").rstrip("/")
         folder, _, rest = inner.partition("/")
         if inner not in ("", ".") and folder != top:
-            raise _other(path, f"it holds '{shown(inner)}', and all of {named[1]} is in {top}/")
+            raise _other(path, f"it holds '{shown(inner)}' outside of {top}/")
         if member.is_file and rest in (*holds, notes):
             files[rest] = member.read(MIB).decode("utf-8", "replace") if rest == notes else ""
     missing = [each for each in holds if each not in files]
@@ -123,9 +123,9 @@ def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None
 
 def _other(path: Path, what: str) -> BadInput:
     return BadInput(
-        f"it is named {path.name}, and {what}",
+        f"it is named {path.name}, but {what}",
         code="wrong-release",
         where=Where(str(path)),
-        cause="it was renamed, packed anew or changed, or this release was packed without a part that ROCm needs",
-        next_step="take the archive as the project publishes it, or another release",
+        cause="it was renamed, repacked or changed, or this release lacks a part that ROCm needs",
+        next_step="use the archive as the project publishes it, or another release",
     )

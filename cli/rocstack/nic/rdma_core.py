@@ -32,7 +32,7 @@ def read(path: Path | None) -> RdmaCore:
     """
     if path is None:
         raise BadInput(
-            "way 'newer' builds rdma-core from its source, and none is given",
+            "way 'newer' builds rdma-core from source, but no source is given",
             code="no-library",
             next_step="download a release from github.com/linux-rdma/rdma-core and name it with --nic-source",
         )
@@ -40,9 +40,9 @@ def read(path: Path | None) -> RdmaCore:
     named = FILE.fullmatch(path.name)
     if not path.is_file() or not named:
         raise BadInput(
-            f"{path} is no rdma-core-VERSION.tar.gz",
+            f"{path} is not an rdma-core-VERSION.tar.gz",
             code="no-file" if not path.is_file() else "no-library",
-            next_step="name the source archive of a release with --nic-source",
+            next_step="name a release's source archive with --nic-source",
         )
     if path.stat().st_size > LARGEST:
         raise vendor_archive.bad(f"larger than {LARGEST // MIB} MB", str(path), "a release has about two")
@@ -53,9 +53,9 @@ def read(path: Path | None) -> RdmaCore:
             version = "".join(_VERSION.findall(member.read(MIB).decode("utf-8", "replace")))
     if version != named[1]:
         raise BadInput(
-            f"it is named {named[1]}, and its CMakeLists.txt says {version or 'nothing'}",
+            f"it is named {named[1]}, but its CMakeLists.txt says {version or 'nothing'}",
             code="wrong-release",
             where=Where(str(path)),
-            next_step="take the archive as the project publishes it",
+            next_step="use the archive as the project publishes it",
         )
     return RdmaCore(version, path.name, hashlib.sha256(data).hexdigest(), data)

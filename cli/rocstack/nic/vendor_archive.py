@@ -79,7 +79,7 @@ def bad(what: str, where: str, cause: str | None = None) -> BadInput:
         code="bad-archive",
         where=Where(where),
         cause=cause,
-        next_step="fetch it again and compare its sha256, or unpack it yourself and name the file that is meant",
+        next_step="download it again and compare its sha256, or unpack it yourself and name the file inside",
     )
 
 
@@ -88,8 +88,8 @@ def hostile(what: str, where: str) -> BadInput:
         what,
         code="hostile-archive",
         where=Where(where),
-        cause="an archive as the vendor makes it has nothing of the kind; nothing of it was used or written",
-        next_step="fetch it again from the vendor's own site",
+        cause="a vendor's archive never holds such a thing; nothing from it was used or written",
+        next_step="download it again from the vendor's own site",
     )
 
 

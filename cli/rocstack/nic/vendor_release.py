@@ -120,7 +120,7 @@ def pick(releases: Iterable[VendorRelease], wanted: str | None, accept: str | No
     raise BadInput(
         what,
         code="no-release",
-        cause="found: " + "; ".join(map(str, releases)) if releases else "none was found at all",
+        cause="found: " + "; ".join(map(str, releases)) if releases else "no release was found",
         next_step="; or ".join(steps),
     )
 
@@ -164,8 +164,8 @@ def _other(what: str, where: str) -> BadInput:
         f"the tarball is not what its name says: {what}",
         code="wrong-release",
         where=Where(where),
-        cause="it was renamed, packed anew or changed",
-        next_step="take the tarball as it is in the vendor's bundle",
+        cause="it was renamed, repacked or changed",
+        next_step="use the tarball from the vendor's bundle, unchanged",
     )
 
 

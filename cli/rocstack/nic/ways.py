@@ -69,10 +69,10 @@ def plan(
     if len(groups) > 1 and not variants:
         shown = "; ".join(f"{abi}: {listed(_nodes(rows))}" for abi, rows in groups.items())
         raise BadInput(
-            f"the nodes speak {len(groups)} kernel ABIs ({shown})",
+            f"the nodes' NIC drivers speak {len(groups)} different kernel ABIs ({shown})",
             code="several-abis",
-            cause="they run NIC drivers of different releases",
-            next_step="--nic-variants puts a provider for each into one image; or load one driver on all nodes",
+            cause="the drivers are of different releases",
+            next_step="put a provider for each into one image with --nic-variants, or load one driver on all nodes",
         )
     if not groups:
         return _for_nobody(nic, offer, way)
@@ -146,7 +146,7 @@ def _made(nic: NicProfile, place: str, name: str, abi: int | None, release: str 
         raise BadInput(
             f"way '{name}' to the {nic.provider} provider needs {needs}; this stack has {has}",
             code="no-provider",
-            next_step=f"another way: --way {' or --way '.join(others)}; or a stack that has it",
+            next_step=f"use --way {' or --way '.join(others)}, or a stack that has it",
         )
     source: VendorRelease | RdmaCore | None = None
     if way.archive == "release":
@@ -157,13 +157,17 @@ def _made(nic: NicProfile, place: str, name: str, abi: int | None, release: str 
     version = source.version if source else (offer.accept or (None if named else release)) if way.release else None
     if way.release and version is None:
         raise BadInput(
-            f"which version of {', '.join(way.packages)} is not known",
+            f"the version of {', '.join(way.packages)} to install is not known",
             code="no-release",
-            cause="the package has numbers of its own" if named else "no node is known whose driver would tell it",
-            next_step="--nic-accept VERSION" + ("" if named else ", or --profiles FILE"),
+            cause="the package has its own version numbers"
+            if named
+            else "no node is known, so there is no driver to match",
+            next_step="give it with --nic-accept VERSION" + ("" if named else ", or --profiles FILE"),
         )
     if version is not None and not VERSION.fullmatch(version):
-        raise BadInput(f"'{version}' is not a version", code="no-release", next_step="--nic-accept VERSION")
+        raise BadInput(
+            f"'{version}' is not a version", code="no-release", next_step="give it with --nic-accept VERSION"
+        )
     provider = ProviderSpec(
         place=place,
         way=name,

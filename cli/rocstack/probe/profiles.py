@@ -68,7 +68,7 @@ def read_profiles(path: Path) -> tuple[NodeProfile, ...]:
         _refuse(path, "no node profile in it", code="no-profiles")
     for name, number in Counter(profile.name for profile in profiles).items():
         if number > 1:
-            _refuse(path, f"{number} profiles of the name '{name}'", cause="files were joined by hand")
+            _refuse(path, f"{number} profiles of the name '{name}'", cause="somebody joined files by hand")
     for profile in profiles:
         for wrong in contradictions(profile):
             _refuse(path, f"{profile.name or '(no name)'}: {wrong}", cause="it was edited by hand")
@@ -107,7 +107,7 @@ def _read(path: Path) -> str:
         raise BadInput(
             f"can't read {path}: {error.strerror}",
             code="no-file",
-            next_step=f"`rocstack probe INVENTORY --out {path}` makes one",
+            next_step=f"`rocstack probe INVENTORY --out {path}` writes one",
         ) from None
     if len(raw) > MAX_BYTES:
         _refuse(path, f"more than {MAX_BYTES // 1_000_000} MB", code="too-large")
@@ -122,7 +122,7 @@ def _parse(path: Path, text: str) -> Any:
         data = dict(pairs)
         if len(data) < len(pairs):
             name = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
-            raise ValueError(f"key '{name}' stands twice")
+            raise ValueError(f"key '{name}' appears twice")
         return data
 
     def never(word: str) -> NoReturn:

@@ -129,7 +129,7 @@ def read_recordings(path: Path) -> tuple[Recording, ...]:
     files = sorted(path.glob("*.json"), key=lambda file: natural_key(file.stem)) if path.is_dir() else [path]
     if not files:
         raise BadInput(
-            f"no recording in {path}", code="no-file", next_step=f"`rocstack probe --record {path}` makes one"
+            f"no recording in {path}", code="no-file", next_step=f"`rocstack probe --record {path}` writes one"
         )
     return tuple(map(_read_recording, files))
 

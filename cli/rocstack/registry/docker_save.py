@@ -53,25 +53,25 @@ class SavedImage:
         except (APIError, RequestException) as error:
             shutil.rmtree(folder)
             raise Missing(
-                f"the engine does not save {image[:19]}",
+                f"the engine could not save {image[:19]}",
                 code="engine-failed",
                 cause=str(error),
-                next_step="`docker save` shows the same; then run again",
+                next_step="try `docker save` by hand; when it works, run again",
             ) from None
         except (OSError, ValueError, KeyError, IndexError, tarfile.TarError) as error:
             shutil.rmtree(folder)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise Missing(
-                    f"{folder.parent} has no room for the layers that `docker save` gives",
+                    f"{folder.parent} has no room for the layers from `docker save`",
                     code="disk-full",
                     cause="the engine's own folder can't be read from here, so they are copied first",
                     next_step="set TMPDIR to a folder with more room, or run as root",
                 ) from None
             raise CheckFailed(
-                f"what `docker save` gives for {image[:19]} can't be read",
+                f"the output of `docker save` for {image[:19]} can't be read",
                 code="damaged-image",
                 cause=str(error) or type(error).__name__,
-                next_step="`docker save` it by hand and look with `tar -t`; then build the image again",
+                next_step="inspect the output of `docker save` with `tar -t`, then build the image again",
             ) from None
         except BaseException:
             shutil.rmtree(folder)

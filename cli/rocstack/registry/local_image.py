@@ -88,10 +88,10 @@ class LocalImage:
         except (UnreadableLayer, OSError, ValueError) as error:
             if self._saved is not None:
                 raise CheckFailed(
-                    f"the engine does not give the layers of {self.reference} as they were built",
+                    f"the engine's layers of {self.reference} are not those that were built",
                     code="damaged-image",
                     cause=str(error),
-                    next_step="build the image again; `docker save` shows whether the engine can read it",
+                    next_step="build the image again; try `docker save` to see whether the engine can read it",
                 ) from None
             with self._lock:
                 if source is self._source:

@@ -82,8 +82,8 @@ def require_zstd(data: bytes, where: str) -> None:
         raise CheckFailed(
             f"{where} has {len(other)} layers that are not zstd, such as {other[0].media_type}",
             code="wrong-media-type",
-            cause="something between here and there packs layers anew",
-            next_step="see what else writes to this repository; a new, empty one is never touched by it",
+            cause="something between this machine and the registry repacks layers",
+            next_step="find out what else writes to this repository, or use a new, empty one",
         )
 
 

@@ -32,21 +32,21 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
     match kind:
         case "denied":
             return Missing(
-                f"the registry does not let you use {reference}",
+                f"the registry denies access to {reference}",
                 code="registry-denied",
                 cause=cause,
-                next_step=f"`docker login {host}`; if you are logged in, this account may not push there",
+                next_step=f"run `docker login {host}`; if you are logged in, this account may not push there",
             )
         case "unreachable" | "no-host":
             return Missing(
                 f"the registry {host} can't be reached{tried}",
                 code="registry-unreachable",
                 cause=cause,
-                next_step=f"check the name, and that this machine gets to it: `docker login {host}`",
+                next_step=f"check the name, and test the connection with `docker login {host}`",
             )
         case "busy":
             return CheckFailed(
-                f"the registry {host} can't serve now{tried}",
+                f"the registry {host} can't answer requests now{tried}",
                 code="registry-busy",
                 cause=cause,
                 next_step="run again later; layers that arrived are not sent twice",
@@ -79,5 +79,5 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
                 f"push of {reference} failed",
                 code="push-failed",
                 cause=cause,
-                next_step="see the registry's log; `docker push` shows the same",
+                next_step="read the registry's log; try `docker push` to see the same error",
             )

@@ -62,7 +62,7 @@ def docker_login(host: str) -> RegistryLogin | None:
             f"the login for {host} can't be read",
             code="no-credentials",
             cause=str(error),
-            next_step="see credHelpers and credsStore in docker's config.json, and run `docker login` again",
+            next_step="check credHelpers and credsStore in docker's config.json, and run `docker login` again",
         ) from None
     if token := entry.get("IdentityToken"):
         return RegistryLogin("", str(token))

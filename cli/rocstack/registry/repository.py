@@ -242,10 +242,10 @@ class Repository:
     def _same(self, actual: str | None, expected: str, what: str) -> None:
         if actual not in (None, expected):
             raise CheckFailed(
-                f"{self.reference} has another {what} than was sent: {actual} instead of {expected}",
+                f"{self.reference} has a different {what} than was sent: {actual} instead of {expected}",
                 code="digest-differs",
-                cause="somebody else writes there at the same time, or something between changes images",
-                next_step="run again; if it stays, ask who runs the registry or a proxy before it",
+                cause="somebody else pushes there at the same time, or a proxy changes images",
+                next_step="run again; if that doesn't help, ask who runs the registry or the proxy before it",
             )
 
     def _path(self, end: str) -> str:

@@ -132,7 +132,7 @@ def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str
                 "it overrides nothing, because it has no block",
                 code="override-unmatched",
                 where=Where(shown(name, library), 1),
-                next_step=f"blocks: {', '.join(known)}",
+                next_step=f"override one of these blocks: {', '.join(known)}",
             )
         missing = [block for block in NEEDED[library.kind] if block not in {each.name for each in blocks}]
         if missing and not name.startswith("overlay/"):
@@ -140,7 +140,7 @@ def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str
                 f"it has no block '{missing[0]}'",
                 code="bad-template",
                 where=Where(shown(name, library), 1),
-                next_step="every component tells its version and how it is tested",
+                next_step="add the block: every component must print its version and test itself",
             )
 
 

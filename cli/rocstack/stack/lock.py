@@ -124,7 +124,7 @@ def read(path: Path) -> Lock:
             f"not a rocstack lock: {at + ': ' if at else ''}{first['msg']}",
             code="bad-lock",
             where=Where(str(path)),
-            next_step="make it anew with `rocstack lock`",
+            next_step="create it again with `rocstack lock`",
         ) from None
 
 
@@ -136,7 +136,9 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
             is not there.
     """
     if file and file != Path(FILE) and not file.exists():
-        raise BadInput(f"no lock file {file}", code="no-lock", next_step="check the path, or make it: `rocstack lock`")
+        raise BadInput(
+            f"no lock file {file}", code="no-lock", next_step="check the path, or create it with `rocstack lock`"
+        )
     shipped = paths.images() / "stacks" / f"{stack.name}.lock"
     path = file if file and file.exists() else shipped
     if not path.exists():
@@ -145,10 +147,10 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
     if lock.stack != stack.name:
         if path == file:
             raise BadInput(
-                f"the lock is of stack '{lock.stack}', not of '{stack.name}'",
+                f"the lock is for stack '{lock.stack}', not for '{stack.name}'",
                 code="lock-mismatch",
                 where=Where(str(path)),
-                next_step=f"`rocstack lock --stack {stack.name}`, or name the other stack",
+                next_step=f"run `rocstack lock --stack {stack.name}`, or name the other stack",
             )
         return None
     if lock.definition != definition_digest(stack):
@@ -156,7 +158,7 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
             f"the lock does not match its stack: '{stack.name}' was changed after it was locked{_changes(stack, lock)}",
             code="lock-mismatch",
             where=Where(str(path)),
-            next_step="`rocstack lock` with the same --stack makes it anew",
+            next_step="run `rocstack lock` again, with the same --stack",
         )
     return lock
 

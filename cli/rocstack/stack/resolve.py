@@ -176,7 +176,7 @@ def _part(
     choice = stack.components[name]
     if choice.method not in head.methods:
         raise BadInput(
-            f"component '{name}' can't be had by method '{choice.method}': known: {', '.join(head.methods)}",
+            f"component '{name}' has no method '{choice.method}'; it has {', '.join(head.methods)}",
             code="unknown-method",
             where=where(("components", name, "method")),
         )

@@ -117,7 +117,7 @@ class Stack(Value):
                     f"layers: '{name}' is not among this stack's components" + (f": {hint}" if hint else "")
                 )
             if placed.count(name) > 1:
-                raise ValueError(f"layers: '{name}' stands in two layers")
+                raise ValueError(f"layers: '{name}' is in two layers")
         for name in self.alternatives:
             if name not in self.components:
                 raise ValueError(f"alternatives: '{name}' is not among this stack's components")
@@ -160,7 +160,7 @@ class Stack(Value):
             if method not in known:
                 hint = did_you_mean(method, known)
                 raise BadInput(
-                    f"stack '{self.name}' can't have '{name}' by method '{method}'" + (f": {hint}" if hint else ""),
+                    f"stack '{self.name}' has no method '{method}' for '{name}'" + (f": {hint}" if hint else ""),
                     code="unknown-method",
                 )
             chosen[name] = known.pop(method)

@@ -147,7 +147,7 @@ def render(options: RenderOptions = RenderOptions(), note: Note = ignore) -> Ren
     """The Dockerfile and its context. Builds nothing and needs no engine; the same input gives the same bytes.
 
     Raises:
-        BadInput: as `build`; there is no last build to compare with; the folder holds something else.
+        BadInput: as `build`; there is no earlier build to compare with; the folder holds something else.
     """
     from rocstack.image import context
     from rocstack.image.build_report import last_base
@@ -161,16 +161,16 @@ def render(options: RenderOptions = RenderOptions(), note: Note = ignore) -> Ren
         last = context.read(folder / "context")
         if not last.files:
             raise BadInput(
-                "there is no last build to compare with",
+                "there is no earlier build to compare with",
                 code="no-build",
                 where=Where(str(folder)),
-                next_step="`rocstack build` first, or drop --diff",
+                next_step="run `rocstack build` first, or drop --diff",
             )
         return Rendered(result, changes=context.diff(last, result))
     if to := options.to:
         if to.exists() and not (to.is_dir() and (not any(to.iterdir()) or context.is_ours(to))):
             raise BadInput(
-                f"{to} holds something else",
+                f"{to} holds other files",
                 code="not-empty",
                 where=Where(str(to)),
                 next_step="name an empty folder, or one written by `rocstack render`",

@@ -191,7 +191,7 @@ def _client() -> Any:
 def _deploy_request(options: DeployOptions) -> tuple[DeployRequest, Settings]:
     if options.resume and (options.image or options.control_image or options.stack or options.nic):
         raise BadInput(
-            "--resume goes on with the images of the deploy that was interrupted",
+            "--resume continues the interrupted deploy with its own images",
             code="one-source",
             next_step="leave out --image, --control-image, --stack and --nic",
         )
@@ -270,7 +270,7 @@ def _resumed(journal: Journal) -> Mapping[str, Image]:
         raise BadInput(
             "no deploy of this cluster was interrupted, and no node failed in the last one",
             code="nothing-to-resume",
-            next_step="`rocstack deploy INVENTORY --plan` shows what a new one would change",
+            next_step="run `rocstack deploy INVENTORY --plan` to see what a new deploy would change",
         )
     return images.by_role()
 

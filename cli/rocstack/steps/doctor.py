@@ -41,7 +41,7 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> LogReport | NodeReport:
     sources = (("INVENTORY", options.inventory), ("--log", options.log), ("--profiles", options.profiles))
     names = [name for name, value in sources if value]
     if len(names) > 1:
-        raise BadInput(f"{' and '.join(names)}: one at a time", code="one-source", next_step="run it once for each")
+        raise BadInput(f"{' and '.join(names)} can't be combined", code="one-source", next_step="run it once for each")
     table = finding_texts.table()
     if options.log:
         with logfile.opened(options.log) as stream:

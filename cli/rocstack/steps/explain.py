@@ -121,7 +121,9 @@ def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> 
     if options.image:
         return _fit(options.image, options.profiles, options.inventory, note)
     if options.profiles or options.inventory:
-        raise BadInput("nodes are judged by an image", code="no-image", next_step="name it with --image")
+        raise BadInput(
+            "--profiles and --inventory need an image to judge", code="no-image", next_step="name it with --image"
+        )
     value = join(settings(options), gfx=options.gfx, methods=options.methods).resolved
     facts = value.facts() | ({"driver": options.driver} if options.driver else {})
     return Explanation(tuple(rules.judge(rules.load(), facts)), facts, value.stack.facts)
@@ -135,9 +137,11 @@ def _fit(reference: str, profiles: Path | None, inventory: Path | None, note: No
 
     local = engine.find_image(engine.connect(), reference)
     if local is None:
-        raise Missing(f"no image {reference} on this host", code="no-image", next_step="`rocstack build` makes it")
+        raise Missing(f"no image {reference} on this host", code="no-image", next_step="build it with `rocstack build`")
     image = from_labels(reference, local.labels or {})
     if image.role == "control":
-        raise BadInput(f"{reference} is a control image: it needs no NIC", code="no-node", next_step="name the worker")
+        raise BadInput(
+            f"{reference} is a control image: it needs no NIC", code="no-node", next_step="name the worker image"
+        )
     nodes = nodes_of(profiles, inventory, image.modules, image.pci, note)
     return ImageFit(reference, tuple(judge(image, node) for node in nodes))

@@ -116,9 +116,9 @@ def _methods(texts: Sequence[str]) -> dict[str, str]:
         name, equals, method = text.partition("=")
         if not (name and equals and method):
             raise BadInput(
-                f"--with {text}: the form is COMPONENT=METHOD",
+                f"--with {text}: not in the form COMPONENT=METHOD",
                 code="bad-with",
-                next_step="such as --with openmpi=source",
+                next_step="write, for example, --with openmpi=source",
             )
         methods[name] = method
     return methods
@@ -151,7 +151,7 @@ def _providers(
     plan = ways.plan(nic, needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
     if not offer.repository and any(provider.way == "package" for provider in plan.providers):
         raise BadInput(
-            "way 'package' needs the vendor's apt repository, and no setting names it",
+            "way 'package' needs the vendor's apt repository, but no setting names it",
             code="no-repository",
             next_step="set nic_repository in rocstack.yml (name, uri, suite, key, origin)",
         )
@@ -192,7 +192,7 @@ def nodes_of(
         CheckFailed: a node of the inventory could not be read.
     """
     if profiles and inventory:
-        raise BadInput("--profiles and --inventory: one at a time", code="one-source", next_step="give one")
+        raise BadInput("--profiles and --inventory can't be combined", code="one-source", next_step="give only one")
     if not (profiles or inventory):
         if not here and not any(Path(f"/sys/module/{name}").is_dir() for name in modules):
             return ()
@@ -207,10 +207,10 @@ def nodes_of(
     others = [node.name for node in probed if node not in workers]
     if not workers:
         raise BadInput(
-            f"none of {', '.join(others[:6])}{_more(len(others) - 6)} has a GPU or such a NIC",
+            f"none of {', '.join(others[:6])}{_more(len(others) - 6)} has a GPU or a NIC of this profile",
             code="no-node",
-            cause="an image is judged by nodes that can run it",
-            next_step="`rocstack probe` shows what the nodes have",
+            cause="the image can only be judged against nodes that can run it",
+            next_step="run `rocstack probe` to see what the nodes have",
         )
     if others:
         note(f"not judged, for lack of GPUs and such a NIC: {', '.join(others[:6])}{_more(len(others) - 6)}")

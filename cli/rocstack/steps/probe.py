@@ -85,7 +85,7 @@ def _refuse(options: ProbeOptions) -> None:
         raise BadInput(f"{to} is a folder", code="no-file", where=Where(str(to)), next_step="name a file")
     if record and record.exists() and not (record.is_dir() and not any(record.iterdir())):
         text = "name a new or an empty folder"
-        raise BadInput(f"{record} holds something else", code="not-empty", where=Where(str(record)), next_step=text)
+        raise BadInput(f"{record} holds other files", code="not-empty", where=Where(str(record)), next_step=text)
 
 
 def _recorded(options: ProbeOptions, on_node: OnNode) -> Recorded:

@@ -90,7 +90,7 @@ def plan_run(
         raise Missing(
             f"no image {reference} on this host",
             code="no-image",
-            next_step=f"`rocstack build --stack {chosen.stack} --nic {chosen.nic}`, or name one: --image REFERENCE",
+            next_step=f"run `rocstack build --stack {chosen.stack} --nic {chosen.nic}`, or use --image REFERENCE",
         )
     return RunPlan(line, dict(variables.values))
 
@@ -135,7 +135,7 @@ def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
         raise CheckFailed(
             f"{verdict.result}: {verdict.sentence}",
             code="unfit",
-            cause="the image takes a library of this host, which must fit the image's own libibverbs and libc",
-            next_step="`rocstack doctor` examines this host",
+            cause="the image uses a library of this host, which must fit the image's own libibverbs and libc",
+            next_step="run `rocstack doctor` on this host",
         )
     return host_mounts(image, node)

@@ -143,7 +143,7 @@ class DeployedCluster:
             raise CheckFailed(
                 "no worker takes jobs",
                 code="no-allocation",
-                next_step=f"`rocstack status {self.state.inventory.path}` says what is wrong with them",
+                next_step=f"run `rocstack status {self.state.inventory.path}` to see why",
             )
         self.slurm.gpus = usual(self._gpus.values())
         return self.slurm.allocate([name for name in self.ready if self._gpus[name] >= self.slurm.gpus])
@@ -208,7 +208,7 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
         raise CheckFailed(
             f"the control node {inventory.control.name} can't be reached: {reason}",
             code="control-unreached",
-            next_step=f"`rocstack status {path}`",
+            next_step=f"run `rocstack status {path}` to see why",
         )
     node_hosts = testinfra_hosts.by_ssh(reached)
     return DeployedCluster(

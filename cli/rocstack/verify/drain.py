@@ -60,9 +60,9 @@ def decide(
         raise CheckFailed(
             f"{', '.join(sorted(drained))} would be drained, and {len(out)} of {len(rows)} workers be out of service",
             code="drain-refused",
-            cause="so many fail that the cause may be a common one"
-            + (f"; {', '.join(gone)} takes no jobs already" if gone else ""),
-            next_step="look at the report; --force drains them all the same",
+            cause="when so many fail, they probably share one cause"
+            + (f"; {', '.join(gone)} already out of service" if gone else ""),
+            next_step="read the report first; --force drains them anyway",
         )
     again = (name for name in passing if name in rows and states[name] & _SHUT)
     return Drained(drained, kept, tuple(name for name in again if rows[name]["reason"].startswith(OURS)))
@@ -111,7 +111,7 @@ def _reason(why: str) -> str:
 
 def _silent(control: str, why: str) -> CheckFailed:
     return CheckFailed(
-        f"nodes that fail could not be drained: Slurm's controller: {why}",
+        f"the failing nodes could not be drained: Slurm's controller: {why}",
         code="slurm-failed",
         next_step=f"`rocstack logs {control} --service controller` shows its log",
     )

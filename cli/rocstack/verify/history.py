@@ -104,7 +104,9 @@ def read(out: Path) -> tuple[HistoryEntry, ...]:
         BadInput: there is none.
     """
     if not (out / FILE).exists():
-        raise BadInput(f"no history in {out}", code="no-report", next_step="`rocstack verify INVENTORY` begins one")
+        raise BadInput(
+            f"no history in {out}", code="no-report", next_step="run `rocstack verify INVENTORY` to start one"
+        )
     return tuple(_newest_first(out))[::-1]
 
 

@@ -256,7 +256,7 @@ def read(path: Path) -> Run:
         version = data.get("schema") if isinstance(data, dict) else None
         if isinstance(version, int) and version > SCHEMA:
             raise BadInput(
-                f"it has format {version}, this rocstack knows up to {SCHEMA}",
+                f"it has format {version}, but this rocstack reads only up to {SCHEMA}",
                 code="bad-report",
                 where=Where(str(path)),
                 next_step="use the rocstack that wrote it, or a newer one",

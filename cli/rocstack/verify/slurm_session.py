@@ -148,10 +148,10 @@ class SlurmSession:
             self._busy = f"{BUSY} (waited {waited})"
             return Busy(self._busy)
         return CheckFailed(
-            f"Slurm gave no nodes to the user {self.user} within {self.wait:.0f} s: {refusal}",
+            f"Slurm gave user {self.user} no nodes within {self.wait:.0f} s: {refusal}",
             code="no-allocation",
-            cause="the user has no account, which `rocstack deploy` makes, or Slurm's controller doesn't answer",
-            next_step="`rocstack status` says how Slurm is; --user names another user",
+            cause="the user has no Slurm account (`rocstack deploy` creates it), or Slurm's controller doesn't answer",
+            next_step="run `rocstack status` to see the state of Slurm, or choose another user with --user",
         )
 
     def _runs(self) -> bool:

@@ -66,9 +66,9 @@ def run(options: SuiteOptions, on_event: OnEvent) -> Run:
     """
     if options.user and (options.user == "root" or not _USER.fullmatch(options.user)):
         raise BadInput(
-            f"--user {options.user}: jobs of the suite run as an ordinary user",
+            f"--user {options.user}: the suite's jobs must run as an ordinary user",
             code="bad-value",
-            next_step="name a user that the cluster knows, or leave it to rocstack-verify, which deploy makes",
+            next_step="name another user, or omit --user to run as rocstack-verify, which deploy creates",
         )
     if options.evidence:
         evidence.load(options.evidence)
@@ -89,9 +89,9 @@ def run(options: SuiteOptions, on_event: OnEvent) -> Run:
         log = options.folder / LOG
         lines = [text for text in log.read_text(errors="replace").strip().splitlines() if text.strip()]
         raise CheckFailed(
-            f"the suite ended with {code}: {lines[-1] if lines else 'it said nothing'}",
+            f"the suite ended with {code}: {lines[-1] if lines else 'it printed nothing'}",
             code="suite-failed",
-            next_step=f"{log} has all that it said",
+            next_step=f"read its output in {log}",
         )
     return result.read(options.folder / REPORT)
 
@@ -181,7 +181,7 @@ def _unknown(pattern: str) -> BadInput:
         f"no check is called '{pattern}'",
         code="unknown-check",
         cause=did_you_mean(pattern, [check.name for check in listed()]),
-        next_step="`rocstack verify --list` names them all; a pattern such as 'mpi-*' fits several",
+        next_step="list all checks with `rocstack verify --list`; a pattern such as 'mpi-*' selects several",
     )
 
 

@@ -35,7 +35,7 @@ def require_ssh() -> None:
     for tool in ("ssh", "ssh-keygen"):
         if shutil.which(tool) is None:
             raise Missing(
-                f"the command '{tool}' is not there", code="no-ssh", next_step="install the package openssh-client"
+                f"the command '{tool}' is not installed", code="no-ssh", next_step="install the package openssh-client"
             )
 
 

@@ -81,7 +81,7 @@ def free_networks(taken: Iterable[IPv4Network], cluster: str) -> list[IPv4Networ
             f"no free network in {POOL}",
             code="no-subnet",
             cause="routes or container networks of this machine overlap with all of it",
-            next_step="`ip route` and `docker network ls` show them; remove those that are not in use",
+            next_step="list them with `ip route` and `docker network ls`, and remove unused ones",
         )
     return free
 

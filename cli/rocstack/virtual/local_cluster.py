@@ -212,9 +212,9 @@ class LocalCluster:
             made.reload()
             return made
         raise CheckFailed(
-            f"the engine makes no network for virtual nodes: {refused}",
+            f"the engine could not create a network for virtual nodes: {refused}",
             code="no-subnet",
-            next_step="`docker network ls` shows what is there; remove those that are not in use",
+            next_step="list the networks with `docker network ls`, and remove unused ones",
         )
 
     def _keep(self, wanted: dict[str, str], network: IPv4Network) -> set[str]:
@@ -251,8 +251,8 @@ class LocalCluster:
         return CheckFailed(
             f"virtual node {state.name} ({state.address}): {what} within {TIMEOUT_S:.0f} s",
             code="node-silent",
-            cause=f"its last words: {log}" if log else None,
-            next_step="`rocstack local status` shows all nodes; `rocstack local down`, then up, makes them anew",
+            cause=f"its log ends with: {log}" if log else None,
+            next_step="check `rocstack local status`; to start afresh, run `rocstack local down`, then up",
         )
 
 

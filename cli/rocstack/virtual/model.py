@@ -159,7 +159,7 @@ class NodeModel(Value):
             if name not in netdevs:
                 raise ValueError(f"switches: no network device '{name}' here: {did_you_mean(name, netdevs) or ''}")
             if placed.count(name) > 1:
-                raise ValueError(f"switches: '{name}' hangs on two switches")
+                raise ValueError(f"switches: '{name}' is on two switches")
         for numa in (*(s.numa for s in self.switches), *(n.numa for n in self.nics)):
             if numa >= self.cpu.numa:
                 raise ValueError(f"switches: something on NUMA node {numa}, and the machine has {self.cpu.numa}")

@@ -117,7 +117,7 @@ def make(
         if error.status_code != 403 and "privileg" not in complaint:
             raise
         raise CheckFailed(
-            f"the engine does not start virtual node {machine.host}: {complaint}",
+            f"the engine could not start virtual node {machine.host}: {complaint}",
             code="no-privileged",
             cause="a virtual node is a privileged container, because it runs an engine of its own",
             next_step="use an engine that allows `docker run --privileged`",
@@ -167,5 +167,5 @@ def _inside(container: Any, script: str) -> None:
     raise CheckFailed(
         f"virtual node {label(container, 'node')}: {output}",
         code="node-silent",
-        next_step="`rocstack local up` with the same words as before repairs it",
+        next_step="run `rocstack local up` again with the same options to repair it",
     )

@@ -89,5 +89,5 @@ def test_only_the_default_pair_gets_the_bare_release() -> None:
     ("stack", "release"), [("s" * 120, "2026.47"), ("a", "-x"), ("a", "a b"), ("a", ""), ("a", "x:y")]
 )
 def test_what_can_not_be_a_tag(stack: str, release: str) -> None:
-    with pytest.raises(BadInput, match="can't be a tag"):
+    with pytest.raises(BadInput, match="is not a valid tag"):
         release_tags(stack, "tcp", release, default=("a", "b"))

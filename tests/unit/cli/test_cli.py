@@ -100,12 +100,12 @@ REFUSALS = [
     (("build", "--lock", "none.lock"), "no-lock", "no lock file none.lock"),
     (("build", "--ca-bundle", "none.pem"), "bad-setting", "no file none.pem"),
     (("build", "--push", "https://registry.example"), "bad-registry", "without http:// or https://"),
-    (("build", "--push", "registry.example:5000", "--tag", "a b"), "bad-tag", "can't be a tag"),
+    (("build", "--push", "registry.example:5000", "--tag", "a b"), "bad-tag", "is not a valid tag"),
     (("render", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
     (("render", "--nic", "tpc"), "unknown-nic", "did you mean 'tcp'"),
     (("render", "--base-image", "a\nRUN reboot"), "bad-setting", "is not an image reference"),
     (("render", "--gfx", ""), None, ""),
-    (("render", "--diff"), "no-build", "no last build"),
+    (("render", "--diff"), "no-build", "no earlier build"),
     (("lock", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
     (("lock", "--to", "none/rocstack.lock"), "no-folder", "can't be written there"),
     (("explain", "--nic", "tpc"), "unknown-nic", "did you mean 'tcp'"),
@@ -115,7 +115,7 @@ REFUSALS = [
     (("run", "--role", "x"), "unknown-role", "worker, control"),
     (("run", "--gpus", "x"), "bad-gpus", ""),
     (("run", "--mount", "/none:/x"), "bad-mount", ""),
-    (("run", "--env", "1A=b"), "bad-env", "not the name of a variable"),
+    (("run", "--env", "1A=b"), "bad-env", "not a valid variable name"),
 ]
 
 
@@ -310,7 +310,7 @@ def test_no_permission_on_the_socket(buildx: str, tmp_path: Path) -> None:
     [
         (("render", "--to", "/proc/nothing/here"), "/proc/nothing"),
         (("init", "file/below"), "file"),
-        (("render", "--to", "file"), "holds something else"),
+        (("render", "--to", "file"), "holds other files"),
         (("config",), None),
     ],
 )

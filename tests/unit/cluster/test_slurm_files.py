@@ -120,7 +120,7 @@ def test_types(name: str | None, kind: str) -> None:
 def test_sizes() -> None:
     assert [job_memory(size << 20) for size in (512, 6144, 65536, 2048000)] == [256, 5632, 63488, 1983488]
     assert job_memory(2000 * GIB) == job_memory(2000 * GIB - (300 << 20)), "another kernel keeps a little more"
-    with pytest.raises(BadInput, match="no number of CPUs or no memory"):
+    with pytest.raises(BadInput, match="lacks the number of CPUs or the size of the memory"):
         node("n1", 1, profile(system=System(cpus=4)))
 
 
@@ -222,7 +222,7 @@ def test_more_lines() -> None:
     "key", ["PreemptType", "preempttype", "NodeName", "PartitionName", "Include", "SlurmdParameters"]
 )
 def test_a_line_that_is_ours(key: str) -> None:
-    with pytest.raises(BadInput, match=f"cluster.slurm names {key}") as refused:
+    with pytest.raises(BadInput, match=f"cluster.slurm sets {key}") as refused:
         made([node("n1", 1)], slurm={key: "x"})
     assert refused.value.code == "bad-slurm-line"
 

@@ -142,7 +142,7 @@ def test_parse_gpus(text: str, gpus: tuple[int, ...] | None) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "3-1", "0,", "-1", "0;1", "9999"])
 def test_parse_gpus_refuses(text: str) -> None:
-    with pytest.raises(BadInput, match="does not choose GPUs"):
+    with pytest.raises(BadInput, match="is not a list of GPUs"):
         parse_gpus(text)
 
 
@@ -191,7 +191,7 @@ def test_variables_that_steer_the_client_are_not_put_into_its_environment() -> N
 
 @pytest.mark.parametrize("text", ["", "=x", "A B", "1A", "A-B=c", "--privileged"])
 def test_parse_env_refuses(text: str) -> None:
-    with pytest.raises(BadInput, match="is not the name of a variable"):
+    with pytest.raises(BadInput, match="is not a valid variable name"):
         parse_env([text], {})
     assert environment.NOTHING.flags == ()
 

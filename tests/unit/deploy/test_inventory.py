@@ -86,19 +86,19 @@ def read(groups: dict[str, Any], **variables: dict[str, Any]) -> Inventory:
 
 GOOD = {"control": ["c1"], "workers": ["w1"]}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "nobody": ({}, {}, "no-hosts", "names no host"),
+    "nobody": ({}, {}, "no-hosts", "has no hosts"),
     "no control": ({"workers": ["w1"]}, {}, "no-control", "its groups are workers"),
     "only a list": ({"ungrouped": ["n1", "n2"]}, {}, "no-control", "it has no groups"),
     "control misspelt": ({"contol": ["c1"], "workers": ["w1"]}, {}, "no-control", "did you mean 'contol'"),
     "control by another word": ({"head": ["c1"], "workers": ["w1"]}, {}, "no-control", "did you mean 'head'"),
-    "control empty": ({"control": [], "workers": ["w1"]}, {}, "no-control", "'control' names no host"),
+    "control empty": ({"control": [], "workers": ["w1"]}, {}, "no-control", "'control' has no hosts"),
     "two controls": ({"control": ["c1", "c2"], "workers": ["w1"]}, {}, "several-controls", "has 2 hosts: c1, c2"),
     "no workers": ({"control": ["c1"]}, {}, "no-workers", "its groups are control"),
     "worker": ({"control": ["c1"], "worker": ["w1"]}, {}, "no-workers", "did you mean 'worker'"),
     "compute": ({"control": ["c1"], "compute": ["w1"]}, {}, "no-workers", "did you mean 'compute'"),
     "some misspelt": ({**GOOD, "wrokers": ["w2"]}, {}, "no-role", "w2 in group 'wrokers': did you mean 'workers'"),
-    "in no group": ({**GOOD, "ungrouped": ["x1", "x2"]}, {}, "no-role", "x1, x2: in neither"),
-    "capitals": ({"control": ["c1"], "workers": ["n1", "N1"]}, {}, "bad-node-name", "differ only in their capitals"),
+    "in no group": ({**GOOD, "ungrouped": ["x1", "x2"]}, {}, "no-role", "x1, x2: neither in"),
+    "capitals": ({"control": ["c1"], "workers": ["n1", "N1"]}, {}, "bad-node-name", "differ only in upper and"),
     "capitals across groups": ({"control": ["HEAD"], "workers": ["head"]}, {}, "bad-node-name", "'HEAD' and 'head'"),
     "an address": ({"control": ["c1"], "workers": ["192.0.2.5"]}, {}, "bad-node-name", "is an address"),
     "an IPv6 address": ({"control": ["c1"], "workers": ["2001:db8::5"]}, {}, "bad-node-name", "is an address"),
@@ -107,8 +107,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a list of nodes": ({"control": ["c1"], "workers": ["w[1-2]"]}, {}, "bad-node-name", "can't be"),
     "a long name": ({"control": ["c1"], "workers": ["w" * 64]}, {}, "bad-node-name", "can't be"),
     "misspelt variable": (GOOD, {"w1": {"rocstack_adress": "x"}}, "unknown-key", "did you mean 'rocstack_address'"),
-    "port": (GOOD, {"w1": {"ansible_port": "ssh"}}, "bad-value", "'ssh' of w1 is no port"),
-    "mirror": (GOOD, {"w1": {"rocstack_rack_registry": "https://m"}}, "bad-value", "is no registry"),
+    "port": (GOOD, {"w1": {"ansible_port": "ssh"}}, "bad-value", "'ssh' of w1 is not a port"),
+    "mirror": (GOOD, {"w1": {"rocstack_rack_registry": "https://m"}}, "bad-value", "is not a registry"),
 }  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def test_who_comes_second_overwrites_nothing(tmp_path: Path, made: Secrets) -> N
 
 def test_a_file_that_others_can_read_is_refused(file: Path) -> None:
     file.chmod(0o640)
-    with pytest.raises(BadInput, match="others") as refused:
+    with pytest.raises(BadInput, match="other users") as refused:
         secrets.read(file)
     assert (refused.value.code, str(refused.value.where)) == ("open-secrets", str(file))
 

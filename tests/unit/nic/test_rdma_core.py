@@ -56,15 +56,15 @@ def with_member(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
 @pytest.mark.parametrize(
     ("name", "data", "code", "words"),
     [
-        (NAME, None, "no-file", "is no rdma-core-VERSION.tar.gz"),
-        ("rdma-core.tar.gz", tar_gz(FILES), "no-library", "is no rdma-core-VERSION.tar.gz"),
-        ("rdma-core-65.0.zip", tar_gz(FILES), "no-library", "is no rdma-core-VERSION.tar.gz"),
-        ("rdma-core-65.tar.gz", tar_gz(FILES), "no-library", "is no rdma-core-VERSION.tar.gz"),
-        ("rdma-core-65.0.tar.gz.part", tar_gz(FILES), "no-library", "is no rdma-core-VERSION.tar.gz"),
-        ("xrdma-core-65.0.tar.gz", tar_gz(FILES), "no-library", "is no rdma-core-VERSION.tar.gz"),
-        ("libbnxt_re-232.0.164.5.tar.gz", tar_gz(FILES), "no-library", "is no rdma-core-VERSION.tar.gz"),
-        ("rdma-core-64.0.tar.gz", tar_gz(FILES), "wrong-release", "named 64.0, and its CMakeLists.txt says 65.0"),
-        ("rdma-core-65.0.1.tar.gz", tar_gz(FILES), "wrong-release", "named 65.0.1, and its CMakeLists.txt says 65.0"),
+        (NAME, None, "no-file", "is not an rdma-core-VERSION.tar.gz"),
+        ("rdma-core.tar.gz", tar_gz(FILES), "no-library", "is not an rdma-core-VERSION.tar.gz"),
+        ("rdma-core-65.0.zip", tar_gz(FILES), "no-library", "is not an rdma-core-VERSION.tar.gz"),
+        ("rdma-core-65.tar.gz", tar_gz(FILES), "no-library", "is not an rdma-core-VERSION.tar.gz"),
+        ("rdma-core-65.0.tar.gz.part", tar_gz(FILES), "no-library", "is not an rdma-core-VERSION.tar.gz"),
+        ("xrdma-core-65.0.tar.gz", tar_gz(FILES), "no-library", "is not an rdma-core-VERSION.tar.gz"),
+        ("libbnxt_re-232.0.164.5.tar.gz", tar_gz(FILES), "no-library", "is not an rdma-core-VERSION.tar.gz"),
+        ("rdma-core-64.0.tar.gz", tar_gz(FILES), "wrong-release", "named 64.0, but its CMakeLists.txt says 65.0"),
+        ("rdma-core-65.0.1.tar.gz", tar_gz(FILES), "wrong-release", "named 65.0.1, but its CMakeLists.txt says 65.0"),
         (NAME, tar_gz({f"{TOP}/a.c": b""}), "wrong-release", "says nothing"),
         (NAME, tar_gz({f"{TOP}/CMakeLists.txt": b"# " + CMAKE.splitlines()[-1]}), "wrong-release", "says nothing"),
         (NAME, tar_gz({f"{TOP}/CMakeLists.txt": CMAKE + CMAKE.replace(b"65", b"64")}), "wrong-release", "65.064.0"),
@@ -100,7 +100,7 @@ def test_nothing_given() -> None:
 
 def test_a_folder_or_a_huge_file(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
-    with pytest.raises(BadInput, match=r"is no rdma-core-VERSION\.tar\.gz"):
+    with pytest.raises(BadInput, match=r"is not an rdma-core-VERSION\.tar\.gz"):
         rdma_core.read(tmp_path / NAME)
     with (tmp_path / "rdma-core-65.1.tar.gz").open("wb") as file:
         file.truncate(rdma_core.LARGEST + 1)

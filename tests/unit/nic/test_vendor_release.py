@@ -156,7 +156,7 @@ def test_the_drivers_own_is_picked() -> None:
         ([release("9.0.0.0"), release("10.0.0.0", "b")], V2, None, "no-release", ["--nic-accept 10.0.0.0"]),
         ([release(V1), release(V2, "b")], None, None, "no-release", ["not known", V1, V2]),
         ([release(V1)], V1, V2, "no-release", [f"no libbnxt_re {V2} to accept", V1]),
-        ([], V1, None, "no-release", ["none was found at all", "--nic-source"]),
+        ([], V1, None, "no-release", ["no release was found", "--nic-source"]),
         ([], None, None, "no-release", ["no libbnxt_re was found", "--nic-source"]),
         ([release(V1, kind="deb")], V1, None, "no-release", ["way `package`"]),
         ([release(V1), release(V1, "b")], V1, None, "two-releases", ["2 different", "/x/a.zip", "/x/b.zip", "bbbb"]),

@@ -175,8 +175,8 @@ def test_ainic_of_the_vendors_driver() -> None:
     assert chosen(made) == [("package", "package", "54.0-149", 4)]
     error = refusal(lambda: plan(nic("ainic"), [need(4, "25.11.1.001")], offer(repository=True)))
     assert error is not None
-    assert (error.code, error.cause) == ("no-release", "the package has numbers of its own")
-    assert error.next_step == "--nic-accept VERSION"
+    assert (error.code, error.cause) == ("no-release", "the package has its own version numbers")
+    assert error.next_step == "give it with --nic-accept VERSION"
     error = refusal(lambda: plan(nic("ainic"), [need(4, "54.0-149")], offer()))
     assert error is not None
     assert (error.code, error.next_step) == ("no-provider", "set nic_repository to the vendor's apt repository")
@@ -197,10 +197,10 @@ def test_mellanox_has_one_abi() -> None:
     ("abi", "driver", "options", "words"),
     [
         (6, V235, {"found": [release(V232)]}, [f"driver is {V235}", f"{V232} (kernel ABI 6)", "--nic-accept 232"]),
-        (6, V235, {}, [f"driver is {V235}", "none was found at all", "--nic-source"]),
+        (6, V235, {}, [f"driver is {V235}", "no release was found", "--nic-source"]),
         (6, None, {"found": [release(V232), release(V235, 8, "b")]}, ["not known", V232, V235]),
         (6, V232, {"found": [release(V232)], "accept": V237}, [f"no libbnxt_re {V237} to accept", V232]),
-        (6, None, {"repository": True}, ["version of bnxt-rocelib is not known", "--nic-accept"]),
+        (6, None, {"repository": True}, ["version of bnxt-rocelib to install is not known", "--nic-accept"]),
         (6, V232, {"accept": "1; reboot", "way": "package"}, ["'1; reboot' is not a version"]),
     ],
 )  # fmt: skip
@@ -218,7 +218,7 @@ def test_several_abis_are_refused_or_each_gets_its_own() -> None:
     error = refusal(lambda: plan(nic("broadcom"), several, NOTHING))
     assert error is not None
     assert error.code == "several-abis"
-    assert error.what == "the nodes speak 3 kernel ABIs (1: n1; 6: n2, n3; 8: n4)"
+    assert error.what == "the nodes' NIC drivers speak 3 different kernel ABIs (1: n1; 6: n2, n3; 8: n4)"
     assert "--nic-variants" in str(error.next_step)
     made = plan(nic("broadcom"), several, offer(release(V232), release(V237, 8, "b")), variants=True)
     assert chosen(made) == [("abi-1", "inbox", None, 1), ("abi-6", "source", V232, 6), ("abi-8", "source", V237, 8)]

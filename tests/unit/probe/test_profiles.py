@@ -148,7 +148,7 @@ TEXTS: dict[str, tuple[bytes, str]] = {
         b'{"schema": 1, "host": "n1", "files": {}, "links": {}}',
         "a recording, not a file of node profiles",
     ),
-    "key twice": (b'{"schema": 1, "schema": 1, "profiles": []}', "key 'schema' stands twice"),
+    "key twice": (b'{"schema": 1, "schema": 1, "profiles": []}', "key 'schema' appears twice"),
     "NaN": (b'{"schema": 1, "profiles": [NaN]}', "NaN is no number"),
     "not UTF-8": (b'{"schema": "\xff"}', "not UTF-8"),
     "half a character": (b'{"schema": 1, "profiles": [{"schema": 1, "name": "\\ud800"}]}', ""),

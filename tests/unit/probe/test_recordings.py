@@ -103,7 +103,7 @@ def test_a_recording_is_masked_and_replays(cli: Cli, recordings: Path, tmp_path:
     assert [gpu.pci for gpu in from_tree.gpus] == [gpu.pci for gpu in probe.profiles(before)[0].gpus]
     again = cli("probe", "--replay", str(recordings), "--record", "masked")
     assert again.code == 2
-    assert "holds something else" in again.err
+    assert "holds other files" in again.err
 
 
 def test_environment(cli: Cli, recordings: Path) -> None:

@@ -119,6 +119,6 @@ def test_registry_that_changes_a_manifest_is_found_out(store: Store) -> None:
         return True
 
     store.faults.append(fault)
-    with pytest.raises(CheckFailed, match="another manifest") as caught:
+    with pytest.raises(CheckFailed, match="different manifest") as caught:
         send(store, Layers(TOP))
     assert caught.value.code == "digest-differs"

@@ -84,7 +84,7 @@ def test_numbers_from_the_environment(text: str, tmp_path: Path) -> None:
         ("1: x\n", 1, "unknown setting '1'"),
         ("nic: 5\n", 1, "nic = 5"),
         ("stack: x\nnic:\n  - tcp\n", 2, "nic = ['tcp']"),
-        ("nic: tcp\nnic: tcp\n", 2, "stands twice"),
+        ("nic: tcp\nnic: tcp\n", 2, "appears twice"),
         ("attempts: 0\n", 1, "attempts = 0"),
         ("attempts: '4'\nbase: registy\n", 2, "'auto', 'registry' or 'mmdebstrap'"),
         ("ca_bundle: /nonexistent.pem\n", 1, "no file /nonexistent.pem"),

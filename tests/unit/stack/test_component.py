@@ -79,7 +79,7 @@ def test_without_a_head(text: str, tmp_path: Path) -> None:
         ("---\nabout: x\n", 1, "no closing '---'"),
         ("---\nabout: x\n--\n", 1, "no closing '---'"),
         ("---\nabout: [x\n---\nbody\n", 2, "not valid YAML"),
-        ("---\n# comment\nabout: x\nabout: y\n---\n", 4, "stands twice"),
+        ("---\n# comment\nabout: x\nabout: y\n---\n", 4, "appears twice"),
         ("---\nabout: x\nmethod:\n  apt: {}\n---\n", 3, "did you mean 'methods'"),
         ("---\nabout: x\nmethods:\n  apt:\n    package: [a]\n---\n", 5, "did you mean 'packages'"),
         ("---\nabout: x\nmethods:\n  atp: {}\n---\n", 4, "'apt', 'amd', 'source'"),

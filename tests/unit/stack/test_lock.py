@@ -138,7 +138,7 @@ def test_which_lock_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"stack": "other"}, "the lock is of stack 'other', not of 'debian-13'"),
+        ({"stack": "other"}, "the lock is for stack 'other', not for 'debian-13'"),
         ({"definition": SHA}, "'debian-13' was changed after it was locked"),
         ({"definition": SHA, "wheels": []}, f"(wheel {WHEEL}: stack {VERSION}, lock none)"),
     ],
@@ -151,7 +151,7 @@ def test_a_lock_that_does_not_fit(changes: dict[str, Any], says: str, tmp_path: 
         error = ran.json()["error"]
         assert (ran.code, error["code"], error["where"]) == (2, "lock-mismatch", "rocstack.lock")
         assert says in error["what"]
-        assert error["next"].startswith("`rocstack lock")
+        assert error["next"].startswith("run `rocstack lock")
     assert listing(tmp_path) == before
 
 

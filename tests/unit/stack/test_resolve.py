@@ -85,7 +85,7 @@ def test_providers_bring_their_packages_and_name_their_ways(default: Joined) -> 
             {"rccl": {"method": "source", "version": "1", "source": "rccl"}},
             "components.rccl.method",
             "unknown-method",
-            "component 'rccl' can't be had by method 'source': known: ",
+            "component 'rccl' has no method 'source'; it has ",
         ),
         (
             {"pmix": None},

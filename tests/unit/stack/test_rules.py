@@ -244,7 +244,7 @@ GOOD = "a:\n  cause: because\n  source: there\n"
         (GOOD, None, "needs 'need' or 'same'"),
         ("a:\n  cause: because\n  need: {rocm: '>=6'}\n", None, "source"),
         ("a:\n  cause: ''\n  source: there\n  need: {rocm: '>=6'}\n", 2, "cause"),
-        (f"{GOOD}  need: {{rocm: '>=6'}}\n{GOOD}  need: {{rocm: '>=7'}}\n", 5, "stands twice"),
+        (f"{GOOD}  need: {{rocm: '>=6'}}\n{GOOD}  need: {{rocm: '>=7'}}\n", 5, "appears twice"),
         ("a: [1]\n", 1, "must be a mapping"),
         ("Big Rule:\n  cause: r\n  source: s\n  need: {rocm: '>=6'}\n", None, "code"),
     ],

@@ -44,7 +44,7 @@ CASES = [
     ('bus: "18"', 'bus: "00"', "bus '00' is there twice", "nics:"),
     ("gpus: [7]", "gpus: [6]", "must hold each GPU from 0 to 7 once, not [0, 1, 2, 3, 4, 5, 6, 6]", "switches:"),
     ("nics: [rdma7]", "nics: [rmda7]", "no network device 'rmda7' here: did you mean 'rdma7'", "switches:"),
-    ("nics: [rdma7]", "nics: [rdma6]", "'rdma6' hangs on two switches", "switches:"),
+    ("nics: [rdma7]", "nics: [rdma6]", "'rdma6' is on two switches", "switches:"),
     ("numa: 1, gpus: [4]", "numa: 2, gpus: [4]", "something on NUMA node 2, and the machine has 2", "switches:"),
     ("management: true, ", "", "exactly one kind of card is the management network", "nics:"),
     ("netdev: eno1", "netdev: rdma3", "network device 'rdma3' is there twice", "nics:"),

@@ -70,9 +70,9 @@ def local_image(client: docker.DockerClient, reference: str, role: str) -> Image
     is_role = labels.get(f"{LABEL_PREFIX}role")
     if is_role != role:
         raise BadInput(
-            f"{reference} is {'a ' + is_role + ' image' if is_role else 'no image of rocstack'}, not a {role} image",
+            f"{reference} is {'a ' + is_role if is_role else 'not a rocstack'} image; a {role} image is needed",
             code="wrong-image",
-            next_step="`rocstack build` makes a worker and a control image that fit together",
+            next_step="build a matching pair of worker and control images with `rocstack build`",
         )
     layers = tuple(image.attrs.get("RootFS", {}).get("Layers") or ())
     return Image(role, str(image.id), reference, labels, int(image.attrs.get("Size", 0)), layers)

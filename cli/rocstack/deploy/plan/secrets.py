@@ -66,10 +66,10 @@ def read(path: Path) -> Secrets:
     lacking = tuple(name for name in NAMES if name not in values)
     if encrypted and lacking:
         raise BadInput(
-            f"it lacks {', '.join(lacking)}, and rocstack doesn't write into an encrypted file",
+            f"it lacks {', '.join(lacking)}, and rocstack can't add keys to an encrypted file",
             code="missing-secrets",
             where=Where(str(path)),
-            next_step=f"`ansible-vault decrypt {path}`, deploy, then encrypt it again",
+            next_step=f"run `ansible-vault decrypt {path}`, deploy, then encrypt it again",
         )
     if ("registry_ca" in lacking) != ("registry_ca_key" in lacking):
         raise _bad("registry_ca and registry_ca_key belong together, one is missing", path)
@@ -102,13 +102,13 @@ def save(path: Path, values: Secrets) -> None:
             files.write(path, text.rstrip("\n") + "\n" + added, private=True)
     except FileExistsError:
         raise CheckFailed(
-            f"somebody else wrote {path} meanwhile", code="secrets-changed", next_step="run the command again"
+            f"somebody else changed {path} in the meantime", code="secrets-changed", next_step="run the command again"
         ) from None
     except OSError as error:
         raise CheckFailed(
             f"can't write {path}: {error.strerror}",
             code="no-secrets-file",
-            next_step="deploy from a folder that you may write to, or keep the inventory in one",
+            next_step="keep the inventory in a folder that you may write to",
         ) from None
 
 
@@ -130,7 +130,7 @@ def refuse_others(path: Path, mine: Secrets, there: Mapping[str, str]) -> None:
             cause="it was deployed from another folder or machine, and that secrets file is not here"
             if not kept
             else "this file belongs to another cluster, or was edited",
-            next_step=f"copy {path.name} from where the cluster was deployed first",
+            next_step=f"copy {path.name} from the machine that deployed the cluster first",
         )
 
 
@@ -194,7 +194,7 @@ def _bad(what: str, path: Path) -> BadInput:
         what,
         code="bad-secrets",
         where=Where(str(path)),
-        next_step="restore the file as rocstack wrote it; a missing key is made anew where no cluster uses it yet",
+        next_step="restore the file from a copy; or delete a key that no cluster uses yet: rocstack creates it",
     )
 
 

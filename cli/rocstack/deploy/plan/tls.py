@@ -101,11 +101,11 @@ def _window(ca: x509.Certificate, now: datetime) -> tuple[datetime, datetime]:
     first, last, step = ca.not_valid_before_utc, ca.not_valid_after_utc, LIFE - RENEWED
     if not first <= now < last - RENEWED:
         raise CheckFailed(
-            f"the registry's CA is for {first:%Y-%m-%d} to {last:%Y-%m-%d}",
+            f"the registry's CA is valid only from {first:%Y-%m-%d} to {last:%Y-%m-%d}",
             code="ca-time",
-            cause="this machine's clock is wrong, or the CA is about to end",
-            next_step="if the clock is right: remove registry_ca and registry_ca_key from the secrets file; "
-            "the next deploy makes others",
+            cause="this machine's clock is wrong, or the CA has expired or soon will",
+            next_step="if the clock is right, remove registry_ca and registry_ca_key from the secrets file; "
+            "the next deploy creates new ones",
         )
     start = first + (now - first) // step * step
     return start, min(start + LIFE, last)
@@ -121,7 +121,7 @@ def _general(name: str) -> x509.GeneralName:
         if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", written):
             return x509.DNSName(written)
     raise BadInput(
-        f"'{name}' is no address or host name",
+        f"'{name}' is neither an address nor a host name",
         code="bad-host-name",
         next_step="correct the control node's address in the inventory",
     )
@@ -160,7 +160,9 @@ def _load_key(pem: str) -> ec.EllipticCurvePrivateKey:
 
 def _unfit(what: str) -> BadInput:
     return BadInput(
-        what, code="bad-secrets", next_step="restore the file, or remove these keys: rocstack makes new ones"
+        what,
+        code="bad-secrets",
+        next_step="restore the file from a copy, or remove these keys; rocstack creates new ones",
     )
 
 

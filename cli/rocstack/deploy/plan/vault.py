@@ -29,7 +29,7 @@ def read(path: Path) -> tuple[str, bool]:
         return "", False
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"it can't be read: {getattr(error, 'strerror', 'it is no text')}",
+            f"it can't be read: {getattr(error, 'strerror', 'it is not text')}",
             code="bad-secrets",
             where=Where(str(path)),
             next_step="restore it from a copy",
@@ -38,10 +38,10 @@ def read(path: Path) -> tuple[str, bool]:
         return _decrypted(path), True
     if mode & 0o077:
         raise BadInput(
-            "others on this machine can read it",
+            "other users of this machine can read it",
             code="open-secrets",
             where=Where(str(path)),
-            next_step=f"`chmod 600 {path}`, or `ansible-vault encrypt {path}`",
+            next_step=f"run `chmod 600 {path}` or `ansible-vault encrypt {path}`",
         )
     return text, False
 
@@ -51,7 +51,7 @@ def _decrypted(path: Path) -> str:
     env = ansible.environment(os.environ)
     vault = shutil.which("ansible-vault", path=env["PATH"])
     if vault is None:
-        raise Missing("ansible-vault isn't there", code="no-ansible", next_step="pip install ansible-core")
+        raise Missing("ansible-vault is not installed", code="no-ansible", next_step="pip install ansible-core")
     asks = sys.stdin.isatty()
     done = subprocess.run(
         [vault, "view", str(path)],
@@ -65,7 +65,7 @@ def _decrypted(path: Path) -> str:
     if done.returncode:
         output = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["it gave no reason"]
         raise BadInput(
-            f"it is encrypted and can't be opened: {re.sub(r'^.*?ERROR.*?: *', '', output[0])}",
+            f"it is encrypted and can't be decrypted: {re.sub(r'^.*?ERROR.*?: *', '', output[0])}",
             code="locked-secrets",
             where=Where(str(path)),
             next_step="name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg "

@@ -75,7 +75,7 @@ def rack_registries(inventory: Inventory, address: Callable[[str], str]) -> tupl
                 f"{node} would run two registries, {twin.registry} and {registry}",
                 code="bad-value",
                 where=Where(str(inventory.path)),
-                next_step="let the nodes of both racks write it in the same way in rocstack_rack_registry",
+                next_step="spell it the same way in rocstack_rack_registry for the nodes of both racks",
             )
         result[registry] = RackRegistry(registry, node, mirror.serves)
     return tuple(result.values())
@@ -86,5 +86,5 @@ def no_racks(inventory: Path) -> BadInput:
         "no rack has a registry",
         code="no-racks",
         where=Where(str(inventory)),
-        next_step="write `rocstack_rack_registry: HOST:PORT` at the nodes of each rack; HOST may be one of them",
+        next_step="set `rocstack_rack_registry: HOST:PORT` for the nodes of each rack; HOST may be one of them",
     )

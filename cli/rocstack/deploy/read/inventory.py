@@ -117,7 +117,7 @@ def _listed(path: Path) -> dict[str, Any]:
     env = ansible.environment(os.environ)
     program = shutil.which("ansible-inventory", path=env["PATH"])
     if program is None:
-        raise Missing("ansible-inventory isn't there", code="no-ansible", next_step="pip install ansible-core")
+        raise Missing("ansible-inventory is not installed", code="no-ansible", next_step="pip install ansible-core")
     command = [program, "-i", str(path.absolute()), "--list"]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -139,7 +139,7 @@ def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> N
     control, workers = groups.get(CONTROL, ()), groups.get(WORKERS, ())
     where = Where(str(path))
     if not groups.get("all"):
-        raise BadInput("the inventory names no host", code="no-hosts", where=where, next_step="add the nodes to it")
+        raise BadInput("the inventory has no hosts", code="no-hosts", where=where, next_step="add the nodes to it")
     if not control:
         raise BadInput(
             _lacks(groups, CONTROL), code="no-control", where=where, next_step="put one host into a group 'control'"
@@ -150,7 +150,7 @@ def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> N
             code="several-controls",
             where=where,
             cause="one node runs slurmctld, the database and the registry",
-            next_step="leave one of them in the group; the others may be workers",
+            next_step="keep only one of them in the group; the others may be workers",
         )
     if not workers:
         raise BadInput(
@@ -169,10 +169,10 @@ def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> N
             )
     if idle:
         raise BadInput(
-            f"{', '.join(idle)}: in neither of the groups 'control' and 'workers'",
+            f"{', '.join(idle)}: neither in group 'control' nor in 'workers'",
             code="no-role",
             where=where,
-            next_step="put them into one of the two, or into a group of their own, which rocstack leaves alone",
+            next_step="put them into one of the two; rocstack ignores hosts that are only in a group of their own",
         )
     _check_names(where, tuple(dict.fromkeys((*control, *workers))))
     _check_variables(where, hosts)
@@ -181,7 +181,7 @@ def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> N
 def _lacks(groups: Mapping[str, tuple[str, ...]], group: str) -> str:
     own = [name for name in groups if name not in ("all", "ungrouped")]
     if group in groups:
-        return f"the group '{group}' names no host"
+        return f"the group '{group}' has no hosts"
     meant = next((name for name in own if _meant(name) == group), None)
     hint = f"did you mean '{meant}'?" if meant else f"its groups are {', '.join(own)}" if own else "it has no groups"
     return f"the inventory has no group '{group}': {hint}"
@@ -204,7 +204,7 @@ def _check_names(where: Where, names: tuple[str, ...]) -> None:
         other = folded.setdefault(name.lower(), name)
         if other != name:
             raise BadInput(
-                f"'{other}' and '{name}' differ only in their capitals",
+                f"'{other}' and '{name}' differ only in upper and lower case",
                 code="bad-node-name",
                 where=where,
                 cause="to the network they are one host, to Slurm two nodes",
@@ -212,7 +212,7 @@ def _check_names(where: Where, names: tuple[str, ...]) -> None:
             )
         if is_address(name):
             raise BadInput(
-                f"'{name}' is an address, and Slurm's nodes have names",
+                f"'{name}' is an address, but Slurm's nodes need names",
                 code="bad-node-name",
                 where=where,
                 cause="slurm.conf's NodeName is also what people type and what logs show",
@@ -223,8 +223,8 @@ def _check_names(where: Where, names: tuple[str, ...]) -> None:
                 f"'{name}' can't be the name of a Slurm node",
                 code="bad-node-name",
                 where=where,
-                cause="letters, digits, '-', '_' and '.', at most 63; 'default' and 'all' mean something in slurm.conf",
-                next_step=f"give it another name, and `ansible_host: {name}`",
+                cause="allowed are 63 letters, digits, '-', '_' and '.'; slurm.conf reserves 'default', 'all'",
+                next_step=f"give it another name, and set `ansible_host: {name}`",
             )
 
 
@@ -237,7 +237,7 @@ def _check_variables(where: Where, hosts: Hosts) -> None:
                     f"unknown variable {variable} of {name}" + (f": {hint}" if hint else ""),
                     code="unknown-key",
                     where=where,
-                    next_step=f"rocstack reads {', '.join(VARIABLES)}",
+                    next_step=f"rocstack knows {', '.join(VARIABLES)}",
                 )
 
 
@@ -252,10 +252,10 @@ def _rendered(path: Path, hosts: Hosts) -> Hosts:
     for run in ansible.run(PLAYBOOK, path):
         if run.state != "ok":
             raise BadInput(
-                f"Ansible can't tell the address of {run.host}: {run.reason}",
+                f"Ansible can't determine the address of {run.host}: {run.reason}",
                 code="bad-inventory",
                 where=Where(str(path)),
-                next_step=f"`ansible -i {path} {run.host} -m debug -a var=ansible_host` shows what Ansible makes of it",
+                next_step=f"check it with `ansible -i {path} {run.host} -m debug -a var=ansible_host`",
             )
         values = run.results[TASK]["msg"]
         result[run.host] = {**hosts.get(run.host, {}), **{key: value for key, value in values.items() if value != ""}}
@@ -266,10 +266,10 @@ def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[s
     host, port = str(variables.get("ansible_host") or name), str(variables.get("ansible_port") or 22)
     registry = variables.get("rocstack_rack_registry")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadInput(f"ansible_port {port!r} of {name} is no port", code="bad-value", where=Where(str(path)))
+        raise BadInput(f"ansible_port {port!r} of {name} is not a port", code="bad-value", where=Where(str(path)))
     if registry and not _REGISTRY.fullmatch(str(registry)):
         raise BadInput(
-            f"rocstack_rack_registry {registry!r} of {name} is no registry",
+            f"rocstack_rack_registry {registry!r} of {name} is not a registry",
             code="bad-value",
             where=Where(str(path)),
             next_step="write host[:port], without https://",

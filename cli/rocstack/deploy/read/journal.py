@@ -235,7 +235,7 @@ def loads(text: str | None) -> Journal:
         schema = data.pop("schema")
         if isinstance(schema, int) and schema > SCHEMA:
             raise CheckFailed(
-                f"the control node's journal has format {schema}, this rocstack knows up to {SCHEMA}",
+                f"the control node's journal has format {schema}, but this rocstack reads only up to {SCHEMA}",
                 code="journal-newer",
                 cause="a newer rocstack deployed this cluster",
                 next_step="use that version, or a newer one",

@@ -61,7 +61,7 @@ def read(file: Path) -> list[Claim]:
         return []
     except (OSError, ValueError, KeyError, TypeError, ValidationError):
         raise BadInput(
-            "it doesn't say what is proved of an image",
+            "it does not record what an image has proved",
             code="bad-verified",
             where=Where(str(file)),
             cause="it was edited, renamed or cut off, or a newer rocstack wrote it",

@@ -52,8 +52,8 @@ def account(desired: DesiredCluster, host: str) -> RegistrySpec:
         raise Missing(
             f"no login for {host} on this machine",
             code="no-credentials",
-            cause="cluster.ship.registry_login lets nodes pull with it",
-            next_step=f"`docker login {host}` here, or leave registry_login out and let the nodes log in themselves",
+            cause="with cluster.ship.registry_login, nodes pull with this machine's login",
+            next_step=f"run `docker login {host}` here; or remove registry_login and log in on the nodes",
         )
     return RegistrySpec(host, login.user, login.password)
 

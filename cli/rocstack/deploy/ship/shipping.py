@@ -55,9 +55,9 @@ class Shipping:
         control = prepared.request.inventory.control.name
         if control in failed:
             raise CheckFailed(
-                f"the control image doesn't reach {control}: {failed[control]}",
+                f"the control image could not be brought to {control}: {failed[control]}",
                 code="control-image",
-                next_step="see the space and the engine there (`docker info`), then deploy again",
+                next_step="check the free space and the engine (`docker info`) there, then deploy again",
             )
         return failed
 

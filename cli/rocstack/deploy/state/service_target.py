@@ -46,8 +46,8 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
         raise CheckFailed(
             f"no container of {node}'s {SERVICE_OF[name]}: {_last(done.stderr)}",
             code="no-container",
-            cause="it was never deployed there, or taken down",
-            next_step=f"`rocstack status {path}` shows what is there; `rocstack deploy {path}` creates what is missing",
+            cause="it was never deployed there, or it was removed",
+            next_step=f"check `rocstack status {path}`; `rocstack deploy {path}` creates what is missing",
         )
     return Target(node, ssh_host, name)
 

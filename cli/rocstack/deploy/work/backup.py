@@ -56,7 +56,7 @@ def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
     """
     if os.path.lexists(file):
         raise BadInput(
-            f"{file} is there already",
+            f"{file} already exists",
             code="file-exists",
             next_step="choose another name; backups are never overwritten",
         )
@@ -65,7 +65,10 @@ def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
         done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
         if done.returncode:
             raise _failed(
-                "backup-failed", ssh_host, done.stderr, "`rocstack status` shows whether controller and database run"
+                "backup-failed",
+                ssh_host,
+                done.stderr,
+                "check with `rocstack status` whether controller and database run",
             )
         return about(Path(out.name))
 
@@ -83,14 +86,17 @@ def restore(ssh_host: SshHost, file: Path) -> list[int]:
     back = ssh.run(ssh_host, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + ssh.TIMEOUT_S)
     if done.returncode:
         raise _failed(
-            "restore-failed", ssh_host, done.stderr, "the controller was started again; set right what it says"
+            "restore-failed",
+            ssh_host,
+            done.stderr,
+            "fix what the message names, then restore again; the controller was restarted",
         )
     if back.returncode:
         raise _failed(
             "restore-failed",
             ssh_host,
             f"everything is restored, but the controller isn't healthy: {back.stderr}".encode(),
-            f"`rocstack logs {ssh_host.host} --service controller` says why",
+            f"run `rocstack logs {ssh_host.host} --service controller` to see why",
         )
     return sorted({int(word) for word in back.stdout.split()})
 
@@ -121,19 +127,19 @@ def about(file: Path) -> BackupInfo:
             first = tar.next()
             content = tar.extractfile(first) if first and first.name == "about" else None
             if content is None:
-                raise ValueError("it doesn't begin as one")
+                raise ValueError("it doesn't begin like one")
             text = content.read(4096).decode()
     except (zstandard.ZstdError, tarfile.TarError, ValueError, EOFError) as error:
         raise _no_backup(file, str(error)) from None
     output = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
     if output.get("format") != "1" or not {"cluster", "slurm", "time"} <= set(output):
-        raise _no_backup(file, "it says another format, or not what it is of")
+        raise _no_backup(file, "its format is unknown, or its description is missing")
     return BackupInfo(output["cluster"], output["slurm"], output["time"], file.stat().st_size)
 
 
 def _no_backup(file: Path, why: str) -> BadInput:
     return BadInput(
-        f"no backup, or not a whole one: {why}",
+        f"not a complete backup: {why}",
         code="bad-backup",
         where=Where(str(file)),
         next_step="use a file that `rocstack backup` wrote",
@@ -143,4 +149,6 @@ def _no_backup(file: Path, why: str) -> BadInput:
 def _failed(code: str, ssh_host: SshHost, output: bytes, next_step: str) -> CheckFailed:
     text = output.decode(errors="replace").strip()
     last = text.splitlines()[-1] if text else "no reason given"
-    return CheckFailed(f"no {code.partition('-')[0]} of {ssh_host.host}: {last}", code=code, next_step=next_step)
+    return CheckFailed(
+        f"the {code.partition('-')[0]} of {ssh_host.host} failed: {last}", code=code, next_step=next_step
+    )

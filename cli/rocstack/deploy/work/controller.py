@@ -149,16 +149,16 @@ def end_jobs(ssh_host: SshHost, force: bool) -> None:
         return
     if slurm.nodes is None:
         raise CheckFailed(
-            f"can't tell whether jobs run: Slurm's controller doesn't answer: {slurm.why}",
+            f"can't tell whether jobs are running: Slurm's controller doesn't answer: {slurm.why}",
             code="jobs-running",
-            next_step="use --force to go on anyway: running jobs end",
+            next_step="use --force to proceed anyway; running jobs are cancelled",
         )
     if slurm.jobs and not force:
         count = "a job runs" if len(slurm.jobs) == 1 else f"{len(slurm.jobs)} jobs run"
         raise CheckFailed(
             f"{count}: {listed(map(str, slurm.jobs), 8)}",
             code="jobs-running",
-            next_step="wait, `scancel` them, or use --force, which ends them",
+            next_step="wait until they end, `scancel` them, or use --force, which cancels them",
         )
     if slurm.jobs:
         ssh.run(ssh_host, CANCEL)

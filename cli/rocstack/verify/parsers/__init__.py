@@ -22,7 +22,7 @@ def bad(tool: str, text: str, why: str, line: int | None = None) -> CheckFailed:
     lines = text.splitlines()
     spoken = [number for number, each in enumerate(lines, 1) if each.strip()]
     if not spoken:
-        return CheckFailed(f"{tool} said nothing", code="bad-output", next_step=_by_hand(tool))
+        return CheckFailed(f"{tool} printed nothing", code="bad-output", next_step=_by_hand(tool))
     trouble = next((number for number in spoken if line is None and _TROUBLE.search(lines[number - 1])), None)
     number = line or trouble or spoken[-1]
     shown = lines[number - 1].strip()[:_LENGTH]
@@ -30,7 +30,7 @@ def bad(tool: str, text: str, why: str, line: int | None = None) -> CheckFailed:
         f"{tool}: {why}: {shown}" if line or trouble else f"{tool}: {why}; its last line is: {shown}",
         code="bad-output",
         where=Where(f"output of {tool}", number),
-        cause="the tool failed" if trouble else "it was stopped, or is of a version that prints something else",
+        cause="the tool failed" if trouble else "it was stopped, or its version prints something else",
         next_step=_by_hand(tool),
     )
 

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def doctor(choice: DoctorOptions, json: options.Json = False) -> None:
     """Find known faults of this machine, of an inventory's nodes or in a log: cause and next step.
 
-    None found does not mean that all is well.
+    Finding none does not mean that all is well.
     """
     from rocstack.doctor.logscan import LogReport
     from rocstack.steps.doctor import doctor as step

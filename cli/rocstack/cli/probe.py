@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 NARROW = (0, 1, 2, 3, 6, 8)  # columns of the table on a narrow terminal
 
-Draw = Annotated[str | None, Flag("Draw this one of several nodes.", metavar="NODE")]
+Draw = Annotated[str | None, Flag("Draw only this node.", metavar="NODE")]
 Env = Annotated[bool, Flag("Show the fabric's environment, with the reason for every line.", ("--env",))]
-Nic = Annotated[str | None, Flag("NIC profile to take for --env; default: that of the cards in the nodes.")]
+Nic = Annotated[str | None, Flag("NIC profile for --env; default: that of the nodes' cards.")]
 
 
 def register(app: typer.Typer) -> None:

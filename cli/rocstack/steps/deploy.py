@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rocstack.settings.settings import Settings
 
 DrainTimeout = Annotated[
-    str | None, Flag("Time that running jobs get to end: 30m, 4h, infinite; default: the setting `cluster.rollout`.")
+    str | None, Flag("How long jobs may take to end: 30m, 4h, infinite; default: the setting `cluster.rollout`.")
 ]
 Requeue = Annotated[bool, Flag("Requeue running jobs instead of waiting for them.", ("--requeue",))]
 
@@ -50,7 +50,7 @@ class DeployOptions(StackOptions):
     wave: Annotated[str | None, Flag("Nodes to update at once: a number, or 25%.")] = None
     drain_timeout: DrainTimeout = None
     requeue: Requeue = False
-    failures: Annotated[str | None, Flag("Failed nodes that stop the update: a number, or 10%.")] = None
+    failures: Annotated[str | None, Flag("Nodes that may fail before the update stops: a number, or 10%.")] = None
     method: Annotated[str | None, Flag("How images get to the nodes: auto, registry, archive or rack.")] = None
     require: Annotated[
         int | None, Flag("Refuse images that `rocstack verify` hasn't proved to this level.", least=0, most=4)

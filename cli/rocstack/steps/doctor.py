@@ -29,7 +29,7 @@ class DoctorOptions:
 
 
 def doctor(options: DoctorOptions = DoctorOptions()) -> LogReport | NodeReport:
-    """Looks for known faults. None found does not mean that all is well.
+    """Looks for known faults. Finding none does not mean that all is well.
 
     Raises:
         BadInput: two sources; a file or inventory that can't be read.

@@ -80,7 +80,7 @@ class ImageOptions(StackOptions):
     gfx: Gfx = None
     way: Annotated[
         str | None,
-        Flag("How the NIC's provider gets into the image: inbox, source, ...; default: by the nodes."),
+        Flag("How the NIC's provider gets into the image: inbox, source, ...; default: what the nodes need."),
     ] = None
     methods: Methods = ()
     profiles: Profiles = None

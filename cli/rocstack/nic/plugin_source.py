@@ -96,7 +96,7 @@ def _archive(path: Path, name: str, holds: Sequence[str] = (), notes: str | None
     named = re.fullmatch(rf"{re.escape(name)}-(\d+(?:\.\d+)+)\.tar\.gz", path.name, re.ASCII)
     if not path.is_file() or not named:
         raise BadInput(
-            f"{path} is not a {name}-VERSION.tar.gz",
+            f"{path} is not a file named {name}-VERSION.tar.gz",
             code="no-file" if not path.is_file() else "no-plugin",
             next_step=f"name the release archive of {name} with --nic-plugin",
         )

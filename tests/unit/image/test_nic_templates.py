@@ -88,7 +88,7 @@ def refused(name: str, path: Path, versions: dict[str, str] = ROCM_7_1) -> BadIn
         ({"rocm": "7.2.0"}, "plugin-unfit", "amd-anp 1.3.0 is not known to fit"),
         ({"rocm": "6.4.1"}, "plugin-unfit", "amd-anp 1.3.0 is not known to fit"),
         ({}, "plugin-unfit", "amd-anp 1.3.0 is not known to fit"),
-        ({"rocm": "7.1.0"}, "no-file", "no rccl-rocm-7.1.0.tar.gz beside"),
+        ({"rocm": "7.1.0"}, "no-file", "no rccl-rocm-7.1.0.tar.gz next to"),
     ],
 )
 def test_ainic_s_plugin_is_for_some_releases(versions: dict[str, str], code: str, says: str, tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_other_nics_take_none(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "code", "says"),
     [
-        (lambda at: at / "aws-ofi-nccl-1.19.2.tar.gz", "no-file", "is no aws-ofi-nccl-VERSION.tar.gz"),
-        (lambda at: pack(at / "other-1.0.tar.gz", OFI), "no-plugin", "is no aws-ofi-nccl-VERSION.tar.gz"),
-        (lambda at: pack(at / "aws-ofi-nccl-v1.19.2.tar.gz", OFI), "no-plugin", "is no aws-ofi-nccl-VERSION.tar.gz"),
+        (lambda at: at / "aws-ofi-nccl-1.19.2.tar.gz", "no-file", "file named aws-ofi-nccl-VERSION"),
+        (lambda at: pack(at / "other-1.0.tar.gz", OFI), "no-plugin", "file named aws-ofi-nccl-VERSION"),
+        (lambda at: pack(at / "aws-ofi-nccl-v1.19.2.tar.gz", OFI), "no-plugin", "file named aws-ofi-nccl-VERSION"),
         (lambda at: ofi(at, "1.19.0"), "wrong-release", "its RELEASENOTES.md is of 1.19.2"),
         (lambda at: ofi(at, **{"RELEASENOTES.md": "news"}), "wrong-release", "its RELEASENOTES.md is of no version"),
         (lambda at: ofi(at, **{"RELEASENOTES.md": None}), "wrong-release", "its RELEASENOTES.md is of no version"),

@@ -113,7 +113,7 @@ def row(*ids: int) -> dict[str, list[int]]:
         (SlurmState({"n1": row(7), "n2": row()}, ""), False, "a job runs: 7", False),
         (SlurmState({"n1": row(7)}, ""), True, "", True),
         (SlurmState({"n1": row()}, ""), False, "", False),
-        (SlurmState(None, "timed out"), False, "can't tell whether jobs run", False),
+        (SlurmState(None, "timed out"), False, "can't tell whether jobs are running", False),
         (SlurmState(None, "timed out"), True, "", False),
         (SlurmState(None, ABSENT), False, "", False),
     ],

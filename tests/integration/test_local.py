@@ -223,7 +223,7 @@ def test_a_node_runs_containers_that_survive_what_happens_to_it(cluster: Workspa
 
 def test_a_node_is_cut_off_and_healed(cluster: Workspace) -> None:
     nodes(cluster.run("local", "up", "--nodes", "1", "--json"))
-    assert ask(cluster, "cut", "n1") == {"virtual": True, "cut": "n1"}
+    assert ask(cluster, "cut", "n1") == {"schema": 1, "virtual": True, "cut": "n1"}
     cut = cluster.run("local", "status", "--json")
     assert (cut.code, [(n["state"], n["reachable"]) for n in cut.json["nodes"]]) == (1, [("running", False)])
     assert ask(cluster, "heal", "n1")["reachable"]

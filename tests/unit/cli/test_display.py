@@ -13,7 +13,7 @@ from rocstack.cli.build_display import BuildDisplay
 from rocstack.cli.nodes_display import NodesDisplay
 from rocstack.image.build_progress import BuildLine, BuildStep
 
-TEXTS = ["x", "Get:12 http://deb.debian.org/debian trixie/main amd64 Packages", "y" * 300, "[green]a[/] \\", "é→" * 60]
+TEXTS = ["x", "Get:12 http://example.com/debian trixie/main amd64 Packages", "y" * 300, "[green]a[/] \\", "é→" * 60]
 
 
 @pytest.fixture

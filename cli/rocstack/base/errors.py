@@ -1,11 +1,14 @@
-"""The one error hierarchy. The CLI prints these; nothing else in the package prints."""
-
-from __future__ import annotations
+"""The one error hierarchy, and the texts of errors: images/errors/*.yml, a file for each package. The CLI prints these;
+nothing else in the package prints."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
 
+from rocstack.base import paths
 from rocstack.base.findings import Finding
 
 
@@ -44,6 +47,16 @@ class RocstackError(Exception):
         self.cause = cause
         self.next_step = next_step
 
+    @classmethod
+    def of(cls, name: str, where: Where | Path | None = None, /, **values: object) -> Self:
+        """The error called `name` in images/errors; `values` fill the {places} of its sentences. A sentence that comes
+        out empty is left out."""
+        entry = error_texts()[name]
+        known = {key: "" if value is None else value for key, value in values.items()}
+        what, cause, step = (entry.get(part, "").format_map(known) for part in ("what", "cause", "next"))
+        place = Where(str(where)) if isinstance(where, Path) else where
+        return cls(what, code=entry.get("code", name), where=place, cause=cause or None, next_step=step or None)
+
     @property
     def finding(self) -> Finding:
         return Finding(self.code, "error", self.what, self.cause or "", self.next_step or "")
@@ -75,6 +88,18 @@ class Missing(RocstackError):
     """Something this machine needs is not there; `next_step` says how to get it."""
 
     exit_code = 3
+
+
+@cache
+def error_texts() -> Mapping[str, Mapping[str, str]]:
+    """All errors by name: what, cause and next; and its code, where several errors share one."""
+    import yaml  # most commands raise none, and --help is quick
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    texts: dict[str, Mapping[str, str]] = {}
+    for path in sorted((paths.images() / "errors").glob("*.yml")):
+        texts |= yaml.load(path.read_text(encoding="utf-8"), loader) or {}
+    return texts
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

@@ -1,7 +1,5 @@
 """The one shape of a finding: doctor, precheck, status, the gate, rules, checks and errors all speak in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar

@@ -2,8 +2,6 @@
 
 A registry has one repository a role, with tags by week, stack, NIC and content."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import date

@@ -1,7 +1,5 @@
 """JUnit XML, which CI systems read: of builds and of verify runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Literal

@@ -1,7 +1,5 @@
 """The levels of `rocstack verify`: what each proves, from the image to a soak."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

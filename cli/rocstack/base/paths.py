@@ -1,7 +1,5 @@
 """Where the package's own data lies: inside the wheel, or in a checkout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,8 +1,6 @@
 """Checked strings. Whatever reaches a Dockerfile or a shell passes through one of these, so a value
 can't start an instruction, end a line or open a subshell."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

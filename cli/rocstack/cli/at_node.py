@@ -1,7 +1,5 @@
 """`rocstack logs`, and `rocstack shell NODE`: a container of the deployed cluster, by plain ssh."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

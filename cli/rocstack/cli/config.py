@@ -1,7 +1,5 @@
 """`rocstack config`: every setting, its value and where it came from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rocstack demo`: versions read in the image that was built, and a short training run."""
 
-from __future__ import annotations
-
 import subprocess
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What a deploy would do and what it did, for a person."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

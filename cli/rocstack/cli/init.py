@@ -1,7 +1,5 @@
 """`rocstack init`: commented files to start from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`rocstack lock`: pin versions, base digest and sha256."""
 
-from __future__ import annotations
-
 import typer
 
 from rocstack.cli import options

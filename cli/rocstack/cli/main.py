@@ -1,7 +1,5 @@
 """`rocstack`: the root command, exit codes, and nothing heavy at start."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Makes a command's flags from the options of its step; and what several commands share."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`rocstack render`: the context, without building it."""
 
-from __future__ import annotations
-
 import sys
 
 import typer

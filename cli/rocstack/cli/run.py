@@ -1,7 +1,5 @@
 """`rocstack run` and `rocstack shell`: the image on this host."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

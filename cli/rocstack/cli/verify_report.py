@@ -1,7 +1,5 @@
 """A run of the acceptance suite for a person: each check as it ends, then the verdict and what is wrong."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -1,8 +1,6 @@
 """QoS, accounts, users and reservations: the commands that make them what rocstack.yml says. What it doesn't name is
 left as it is, and said. Pure; when all is so already there is no command."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

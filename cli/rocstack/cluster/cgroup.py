@@ -1,7 +1,5 @@
 """Whether jobs are held in cgroups: by what the workers allow, one answer for the cluster (slurm.conf is one)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

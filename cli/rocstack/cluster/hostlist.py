@@ -1,7 +1,5 @@
 """Slurm's hostlists: `n[01-03,7]` and the names it stands for."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable

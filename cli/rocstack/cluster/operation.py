@@ -1,7 +1,5 @@
 """How a cluster is run: timeouts, the workers' own check, shipping, updates; and the amounts that settings name."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Annotated, Literal

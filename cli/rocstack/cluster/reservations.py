@@ -1,7 +1,5 @@
 """Dedicated capacity as Slurm's reservations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

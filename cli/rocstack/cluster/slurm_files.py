@@ -1,7 +1,5 @@
 """slurm.conf, gres.conf, cgroup.conf and slurmdbd.conf. Pure: the same input gives the same bytes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What slurm.conf and gres.conf say of one worker: its size, its GPUs in ROCm's order, its features."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass

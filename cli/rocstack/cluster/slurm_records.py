@@ -1,7 +1,5 @@
 """What Slurm's accounting and controller say there is: the questions, and their answers as values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

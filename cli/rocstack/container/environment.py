@@ -1,7 +1,5 @@
 """Variables handed to a container without showing their values to everybody who can list processes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What `run` needs to know of the host: device nodes and their groups, GPUs, NICs, limits of the engine."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

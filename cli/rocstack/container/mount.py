@@ -1,7 +1,5 @@
 """A folder or file of the host inside the container: `SRC[:DST[:ro]]`."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Iterable
 from pathlib import Path

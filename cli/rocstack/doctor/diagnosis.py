@@ -1,7 +1,5 @@
 """What the doctor says: a finding, and where in a log or on which nodes it was seen."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Rules as in states.py, over all nodes: each yields the values of its entry and the nodes it speaks of. Pure.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 

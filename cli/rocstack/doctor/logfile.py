@@ -1,7 +1,5 @@
 """A log as it comes: any size, any encoding, from a file, a pipe or standard input, in pieces of whole lines."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

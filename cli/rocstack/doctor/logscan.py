@@ -1,7 +1,5 @@
 """Reads a log against the table of known texts. Pure: pieces of bytes in, findings out, memory bounded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

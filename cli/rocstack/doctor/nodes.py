@@ -1,7 +1,5 @@
 """What is known to be wrong with these nodes: every rule over every profile, findings grouped by what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

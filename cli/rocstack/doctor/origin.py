@@ -1,7 +1,5 @@
 """Which node and rank a log line comes from, as far as what stands before it says so."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

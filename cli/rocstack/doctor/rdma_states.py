@@ -1,7 +1,5 @@
 """What can be wrong with one node's RDMA devices, their libraries and their network. Rules as in states.py."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections import defaultdict

@@ -4,8 +4,6 @@ A rule has the name of its entry in images/findings/node.yml and yields, each ti
 the entry's sentence shows. What could not be read (None) is never a finding. Those about RDMA are in rdma_states.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -4,8 +4,6 @@ Whatever Ansible reads is an inventory, and the person's own ansible.cfg, ssh co
 in force; only what would change our results or print noise is set over them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The container engine at the edge: is it there, does it have buildx, is there room."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

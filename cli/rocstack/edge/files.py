@@ -1,7 +1,5 @@
 """Files that appear as a whole or not at all, also after a power cut. (Nodes have their own: `node.files`.)"""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

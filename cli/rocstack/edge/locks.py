@@ -4,8 +4,6 @@ A process on the node holds the cluster's lock as long as it hears from us. A la
 silent, and loses the lock after half a minute; we know of it earlier than anybody else can have it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import getpass
 import json

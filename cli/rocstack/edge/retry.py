@@ -4,8 +4,6 @@ Ours instead of tenacity: a build changes its request between two attempts, and 
 a chunk gets through.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Plain ssh to a host, by the same way as Ansible's: commands on the control node, and a tunnel to its registry."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import socket

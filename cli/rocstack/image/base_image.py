@@ -1,7 +1,5 @@
 """The base image: from the registry, or by mmdebstrap where no registry answers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Builds the images of one stack and NIC: context, report stage, labels, image; retries and the report."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import threading

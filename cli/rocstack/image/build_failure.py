@@ -1,7 +1,5 @@
 """Why a build failed: the first line that says so, where it came from, and whether trying again can help. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """BuildKit's progress as values: what each step is, when it ran, what it printed. Pure; fed by `buildkit`."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The result of a build as values: for the table, for JSON, for JUnit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """BuildKit at the edge: one `docker buildx build`, its progress as it comes."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The build context: every file BuildKit gets, as one value."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import shutil

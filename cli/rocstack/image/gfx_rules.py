@@ -5,8 +5,6 @@ files, and in them only names with a gfx target; fallbacks and manifests have no
 several targets in one file (rocFFT's cache, code objects inside a .so) is not a matter of names.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Sequence

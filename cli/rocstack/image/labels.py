@@ -1,7 +1,5 @@
 """The labels of an image: all that `deploy` needs to judge it. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

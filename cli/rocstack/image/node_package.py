@@ -1,7 +1,5 @@
 """What of rocstack itself lies in the worker image: the node package, and the NIC profiles as data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Makes a lock from the world as it is now."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Resolved stack + lock -> build context. Pure: the same input gives the same bytes."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Resolves a stack's wheels to exact versions and hashes, with pip itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Libraries of the node that an image takes at start: for way `host`, and for Slingshot's libfabric."""
 
-from __future__ import annotations
-
 from rocstack.container.mount import Mount
 from rocstack.node import gate
 from rocstack.node.gate import SLINGSHOT, mountable

@@ -1,7 +1,5 @@
 """The image that a plan will give, as far as the gate can know it beforehand: enough to refuse before building."""
 
-from __future__ import annotations
-
 from rocstack.nic.ways import ProviderPlan
 from rocstack.node.image_facts import ImageFacts, ImageProvider
 from rocstack.stack.component import NicProfile

@@ -1,7 +1,5 @@
 """RCCL's plugin as the source archive that the user gives: is it one for this NIC and this stack?"""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

@@ -1,7 +1,5 @@
 """A newer rdma-core, as its source archive: for hosts whose kernel ABI is 1 and whose distribution's release fails."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

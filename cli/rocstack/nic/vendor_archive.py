@@ -1,7 +1,5 @@
 """Archives that strangers made, read member by member in memory: nothing is unpacked onto this machine."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

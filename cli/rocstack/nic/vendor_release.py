@@ -1,7 +1,5 @@
 """Releases of Broadcom's bnxt_re library: found in what the vendor delivers, checked, chosen by the host's driver."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

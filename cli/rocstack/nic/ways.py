@@ -1,7 +1,5 @@
 """By which way the NIC's provider gets into the image: chosen from what the nodes need, before anything is built."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Which nodes are alike, and what sets the others apart."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The file of node profiles: `{"schema": 1, "profiles": [...]}`, as `rocstack probe --out` writes it and `build`,
 `deploy` and `verify` read it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What nodes are: recordings read off this host or an inventory's nodes, and the node profiles made of them here."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,7 +1,5 @@
 """The published JSON schema of node profiles, made from the dataclasses and the comments behind their fields."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A node profile in a few lines of words: what `rocstack probe` shows of each node."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator

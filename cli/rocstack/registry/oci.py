@@ -3,8 +3,6 @@
 The configuration's sha256 is the image's id on an engine, so the nodes' image has the id of the one built here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Pushes built images under their release tags, and reports each tag's digest as the registry gives it back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

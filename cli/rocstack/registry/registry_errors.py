@@ -1,7 +1,5 @@
 """What went wrong with a registry, read from its answer or the connection's error: may it pass, and what to do."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal, cast, get_args
 

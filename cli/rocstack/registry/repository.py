@@ -4,8 +4,6 @@ Every request is tried again while its failure may pass. A blob that breaks off 
 it stopped; where the registry can't tell (docker-registry 2.8 can't), from its start.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator

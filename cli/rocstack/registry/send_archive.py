@@ -1,7 +1,5 @@
 """Sends an archive to nodes over ssh, several at once, and compares what their engines have afterwards."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """Settings: flag > ROCSTACK_* variable > rocstack.yml > default."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

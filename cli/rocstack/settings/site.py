@@ -1,7 +1,5 @@
 """What the build must know of this site's network: proxies, mirrors, CA bundle. All of it may be secret."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping

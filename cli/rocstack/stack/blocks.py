@@ -1,7 +1,5 @@
 """Renders single blocks of component and NIC templates, the user's overrides over ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Components and NIC profiles: template files whose head (YAML) says what they are and whose blocks say
 how they are built, what reaches the runtime stage, how their version is read and how they are smoke-tested."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar

@@ -1,7 +1,5 @@
 """The lock: the resolved versions, digests and sha256 of a stack."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The user's own folder: package-list changes (`overlay.yml`), block overrides, new components, NICs, stacks."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

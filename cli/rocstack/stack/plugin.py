@@ -1,7 +1,5 @@
 """RCCL's network plugin of an image, as it is to be built: which release, from which source."""
 
-from __future__ import annotations
-
 from rocstack.base.words import FileName, Name, Package, Sha256, Value, Version
 
 

@@ -1,7 +1,5 @@
 """One provider library of an image, as it is to be built: by which way, from what, for which nodes."""
 
-from __future__ import annotations
-
 from rocstack.base.words import FileName, Name, Package, Sha256, Value, Version
 
 ROOT = "/opt/rocstack/nic"  # in the image; every place is a folder below

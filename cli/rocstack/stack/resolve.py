@@ -1,7 +1,5 @@
 """Stack + NIC profile + overlay -> one resolved value: all that rendering needs, and nothing it must look up."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which template line every line of generated text came from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

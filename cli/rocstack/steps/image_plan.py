@@ -1,7 +1,5 @@
 """What an image will hold: stack, NIC profile and overlay joined, and how the NIC's provider gets in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,8 +1,6 @@
 """The rows that nodes answer with, as models: what the programs of tests/cluster print, and what the experiments make
 of it. A node that could not answer is a `NoAnswer`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import Field, TypeAdapter

@@ -1,7 +1,5 @@
 """The files of a run: report.json, and what is made of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

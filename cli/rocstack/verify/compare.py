@@ -1,7 +1,5 @@
 """Two runs side by side: what became worse, what became better, and what is different about them. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Inventory and configuration for AMD's Cluster Validation Suite, so that it runs on the same cluster (on its hosts,
 not in rocstack's containers). images/cvs.yml has what doesn't depend on the cluster, and where the format is from."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

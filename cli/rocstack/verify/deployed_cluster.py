@@ -1,7 +1,5 @@
 """The deployed cluster as the suite's experiments reach it: its nodes by ssh, its containers, its Slurm."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Nodes that fail are drained in Slurm, with the reason; never so many that little is left to work with."""
 
-from __future__ import annotations
-
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Mapping

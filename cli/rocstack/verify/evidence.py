@@ -4,8 +4,6 @@ judged again from its file, without the cluster: `rocstack verify --evidence FIL
 Each kind of evidence that has a model here or in `answers` is validated by `parse` before a check sees it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

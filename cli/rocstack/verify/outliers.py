@@ -6,8 +6,6 @@ median absolute deviation of all nodes, so neither equal values nor common noise
 one value that is looked for (Rousseeuw and Croux 1993, "Alternatives to the Median Absolute Deviation").
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median

@@ -1,8 +1,6 @@
 """What is proved of images: in the journal of the cluster's control node, and on this machine in a file by image, which
 can be taken to another one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -5,8 +5,6 @@ down what they find.
     pytest -p rocstack.verify.pytest_plugin tests/cluster --hosts=ansible://all --ansible-inventory=inventory.yml
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a check writes down of each node, pair or the cluster. The state of the check follows from it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -3,8 +3,6 @@
 Written as report.json; `SCHEMA` grows with any change of its shape.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rocstack.base.errors import BadInput, Where
+from rocstack.base.errors import BadInput
 from rocstack.base.findings import Finding
 from rocstack.base.levels import Level
 from rocstack.base.words import Name, Value
@@ -255,28 +253,16 @@ def read(path: Path) -> Run:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("schema") if isinstance(data, dict) else None
         if isinstance(version, int) and version > SCHEMA:
-            raise BadInput(
-                f"it has format {version}, but this rocstack reads only up to {SCHEMA}",
-                code="bad-report",
-                where=Where(str(path)),
-                next_step="use the rocstack that wrote it, or a newer one",
-            )
+            raise BadInput.of("newer-report", path, version=version, known=SCHEMA)
         return Run.model_validate_json(
             json.dumps(with_skips(data) if isinstance(version, int) and version < 3 else data)
         )
     except FileNotFoundError:
-        raise BadInput(
-            f"no report {path}", code="no-report", next_step="`rocstack verify INVENTORY` writes one"
-        ) from None
+        raise BadInput.of("no-report", file=path) from None
     except (ValueError, ValidationError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(
-            "it is not a report of rocstack",
-            code="bad-report",
-            where=Where(str(path)),
-            next_step="give the report.json, or the folder, that `rocstack verify` named",
-        ) from None
+        raise BadInput.of("bad-report", path) from None
 
 
 def with_skips(report: Any) -> Any:

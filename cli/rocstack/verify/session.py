@@ -1,7 +1,5 @@
 """One run of the suite inside pytest: its evidence, its edge to the cluster, and the report at its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -4,8 +4,6 @@ Commands run in the controller's container, which every deployed cluster has. No
 what still is there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

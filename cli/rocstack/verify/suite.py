@@ -1,7 +1,5 @@
 """Runs tests/cluster in a pytest of its own, and tells what happens as it happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

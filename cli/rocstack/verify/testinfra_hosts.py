@@ -1,7 +1,5 @@
 """The nodes as testinfra's hosts: over the inventory's own ssh way, or those that pytest's `--hosts` names."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

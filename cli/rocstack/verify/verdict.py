@@ -1,7 +1,5 @@
 """Which nodes pass, which don't and why, and the run in one sentence. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

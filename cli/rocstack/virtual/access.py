@@ -1,7 +1,5 @@
 """SSH to virtual nodes: a key of their own, host keys known beforehand, and the inventory that says so."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """What a virtual cluster is to be, before anything is made: names, addresses, machines. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

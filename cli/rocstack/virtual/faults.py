@@ -3,8 +3,6 @@
 `--fault port-down=bnxt_re2`, on one node only: `--fault n2:port-down=bnxt_re2`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ What librocm_smi64 and Slurm's rsmi plugin need beyond the obvious: initstate `l
 and folders io_links and p2p_links below every KFD node.
 """
 
-from __future__ import annotations
-
 from rocstack.virtual.machine import Machine, VirtualGpu
 from rocstack.virtual.tree_builder import TreeBuilder
 

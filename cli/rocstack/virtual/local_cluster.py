@@ -1,7 +1,5 @@
 """`local up` and `down` at the engine: a network, a container and a volume a node, all found again by their label."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable

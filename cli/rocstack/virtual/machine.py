@@ -1,7 +1,5 @@
 """One virtual node as a value: the model's machine with every device by its address, before it becomes files."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network

@@ -1,7 +1,5 @@
 """The network of a virtual node: PCI functions, network devices, verbs devices with their GIDs, Slingshot devices."""
 
-from __future__ import annotations
-
 from rocstack.node.recording import RecordedAnswer
 from rocstack.virtual.machine import Machine, VirtualPort
 from rocstack.virtual.tree_builder import TreeBuilder

@@ -1,7 +1,5 @@
 """One virtual node at the engine: a container that boots like a server, and the volume that is its disk."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass

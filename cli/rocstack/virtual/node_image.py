@@ -1,7 +1,5 @@
 """The image of node containers: the stack's base and what a freshly installed server has. Kept by content."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 from collections.abc import Callable

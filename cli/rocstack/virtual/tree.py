@@ -5,8 +5,6 @@ virtual node: `model` (its name), `root/` (files by their path), `commands/` (an
 node's start script `devices` (device nodes to make), `groups` and `netdev` (what its network device is called).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

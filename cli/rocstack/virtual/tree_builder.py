@@ -1,7 +1,5 @@
 """A recording in the making, with the few things that every part of /sys needs."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, field
 

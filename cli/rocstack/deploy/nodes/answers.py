@@ -3,8 +3,6 @@
 The modules are in playbooks/library, and what they answer with in rocstack.node. Keys that Ansible adds are left out.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import pydantic_core

@@ -1,8 +1,6 @@
 """The Ansible runs of a deploy: what each node is to be goes there in a private file, and the answers come back by
 node."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,8 +1,6 @@
 """What is wrong when nodes stand side by side, and with the network between them: rules as scope.py says, texts in
 images/findings/deploy-cluster.yml. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 

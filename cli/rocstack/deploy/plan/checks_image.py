@@ -1,7 +1,5 @@
 """Whether the images fit a node and each other: rules as scope.py says, texts in images/findings/deploy-image.yml."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """What can be wrong with one node before a deploy: rules as scope.py says, texts in images/findings/deploy-node.yml."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What every node of a cluster is to be, from its facts and the person's settings: one order a node. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime

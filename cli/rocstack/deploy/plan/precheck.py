@@ -1,7 +1,5 @@
 """All that is known to be wrong before a deploy changes anything: every rule, every node, at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a precheck looks at, and what it says. Pure values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """rocstack-secrets.yml: the keys of one cluster, made once and kept by the person beside the inventory."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The containers of a cluster: registry, database and controller of the control node, the worker of every node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rocstack.container.environment import Environment

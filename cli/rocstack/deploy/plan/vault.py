@@ -1,7 +1,5 @@
 """A private file of the person's: plain and readable by nobody else, or encrypted as a whole by ansible-vault."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

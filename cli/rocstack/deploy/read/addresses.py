@@ -4,8 +4,6 @@ A node's address for the others may differ from the one by which this machine re
 is one of our nodes' is ours: that node runs it beside its worker. Any other belongs to the site.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

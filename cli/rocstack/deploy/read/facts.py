@@ -3,8 +3,6 @@
 The shapes of the models are those that rocstack.node.deploy_facts answers with. None means "could not be read".
 """
 
-from __future__ import annotations
-
 import base64
 import time
 import zlib

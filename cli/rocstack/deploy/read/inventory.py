@@ -1,7 +1,5 @@
 """The inventory as a value: whatever form Ansible reads, with the person's own ansible.cfg and vault in force."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

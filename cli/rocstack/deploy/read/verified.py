@@ -1,7 +1,5 @@
 """What is proved of images, as this machine knows it: a file for each worker image, to be taken to others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fills the racks' registries with an image, and names those from which nodes can pull afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 

@@ -1,8 +1,6 @@
 """What a deployed cluster is like now, read without changing anything: one Ansible run over all nodes, and one question
 to the control node."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What of a deployed cluster is not in order. The texts are in images/findings/status.yml."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

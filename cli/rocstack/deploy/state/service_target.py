@@ -1,7 +1,5 @@
 """Commands on one node by plain ssh, in its containers or beside them."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a deployed cluster is: its release, its images, its nodes. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Slurm's state and accounting database into a file on this machine, and back."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Slurm's controller as a deploy works it: steps on the control node, and questions by ssh."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A deploy at work: control node, registry, images, workers, Slurm."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The journal of a deploy at work: each step is on the control node before the next one begins."""
 
-from __future__ import annotations
-
 import secrets as random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

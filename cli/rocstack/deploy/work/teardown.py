@@ -1,7 +1,5 @@
 """Takes a cluster's containers off its nodes; data, keys and images only where they are asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

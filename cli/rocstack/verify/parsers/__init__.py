@@ -1,8 +1,6 @@
 """Parsers of what the field's tools print: text in, values out, no I/O. Output that is incomplete or unknown raises
 CheckFailed `bad-output`, which says what is missing, and in which line."""
 
-from __future__ import annotations
-
 import re
 
 from rocstack.base.errors import CheckFailed, Where

@@ -1,7 +1,5 @@
 """`amd-smi ... --json`: list, topology and firmware (github.com/ROCm/amdsmi; ROCm 7 puts the list under "gpu_data")."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

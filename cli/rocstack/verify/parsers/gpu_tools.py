@@ -2,8 +2,6 @@
 all in GB/s), BabelStream's `hip-stream` (github.com/UoB-HPC/BabelStream, src/main.cpp), and `rocblas-bench`, which
 prints lines of comma-separated names and values (github.com/ROCm/rocBLAS, clients)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

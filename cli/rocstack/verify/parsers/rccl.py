@@ -1,8 +1,6 @@
 """rccl-tests and nccl-tests, `all_reduce_perf` and its like (github.com/ROCm/rccl-tests, src/common.cu), and what RCCL
 prints with NCCL_DEBUG=INFO about the paths its data take (github.com/NVIDIA/nccl, src/transport)."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """RDMA's own tools: perftest's bandwidth tests, `ib_write_bw` and its like (github.com/linux-rdma/perftest), and
 rdma-core's `ibv_rc_pingpong` (libibverbs/examples/rc_pingpong.c)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

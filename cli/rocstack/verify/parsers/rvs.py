@@ -1,8 +1,6 @@
 """ROCm Validation Suite: what its modules gpup, gm, gst, iet, mem, pebb, peqt and pbqt say (ROCm/ROCmValidationSuite,
 docs; "system acceptance" of AMD)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What the report plots: bandwidth by message size against the thresholds, and all pairs of nodes as a map. Pure."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterator

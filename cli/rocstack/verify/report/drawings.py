@@ -1,7 +1,5 @@
 """What checks give to be drawn: the shapes of `CheckResult.drawings`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

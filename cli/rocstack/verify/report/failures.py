@@ -1,7 +1,5 @@
 """What failed, where, and what to do about it: nodes that fail alike stand together. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field

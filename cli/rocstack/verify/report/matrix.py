@@ -1,8 +1,6 @@
 """Checks by nodes: a row for each check, a column for each node or for a group of equal ones; and the kinds of test
 that a training cluster must pass. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

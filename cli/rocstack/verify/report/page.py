@@ -1,7 +1,5 @@
 """The whole report as one HTML file that needs nothing else: no script, no font, no network."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """A node's GPUs and NICs, and who is near whom; nodes that are alike are drawn once. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 

@@ -1,0 +1,95 @@
+"""Each error's text is in images/errors once; whoever raises it fills exactly its places, and none is unused."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rocstack.base import paths
+from rocstack.base.errors import BadInput, Where, error_texts
+
+PACKAGE = Path(__file__).resolve().parents[3] / "cli/rocstack"
+FOLDER = paths.images() / "errors"
+KINDS = {"BadInput", "CheckFailed", "Missing", "RocstackError", "cls"}
+
+
+def raised() -> Iterator[tuple[str, ast.Call]]:
+    """Every `BadInput.of(...)` and its like, with its place in the code."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "of":
+                owner = node.func.value
+                if isinstance(owner, ast.Name) and owner.id in KINDS:
+                    yield f"{file.relative_to(PACKAGE)}:{node.lineno}", node
+
+
+def names_of(call: ast.Call) -> list[str]:
+    """The errors that a call may raise: its first argument, one text or a choice of two."""
+    first = call.args[0]
+    choices = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
+    return [each.value for each in choices if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+
+
+def places(entry: dict[str, str]) -> set[str]:
+    fields = {field for text in entry.values() for _, field, _, _ in string.Formatter().parse(text) if field}
+    return {re.split(r"[.\[]", field)[0] for field in fields}
+
+
+CALLS = list(raised())
+
+
+def test_each_name_stands_once() -> None:
+    keys = [key for path in FOLDER.glob("*.yml") for key in re.findall(r"(?m)^([^\s#][^:]*):", path.read_text())]
+    assert sorted(keys) == sorted(set(keys)) == sorted(error_texts())
+
+
+def test_a_file_is_named_after_its_package() -> None:
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    assert {path.stem for path in FOLDER.glob("*.yml")} <= packages
+
+
+@pytest.mark.parametrize("name", sorted(error_texts()))
+def test_an_error_is_complete(name: str) -> None:
+    entry = error_texts()[name]
+    assert set(entry) <= {"code", "what", "cause", "next"}
+    assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", entry.get("code", name))
+    assert entry["what"]
+    for part, text in entry.items():
+        assert isinstance(text, str), part
+        assert text.strip() == text != "", part
+        assert "\n" not in text, part
+        assert text.count("`") % 2 == 0, "a command stands between two backquotes"
+        assert not text.endswith("."), "no full stop at the end"
+
+
+@pytest.mark.parametrize(("place", "call"), CALLS, ids=[place for place, _ in CALLS])
+def test_whoever_raises_it_fills_its_places(place: str, call: ast.Call) -> None:
+    names = names_of(call)
+    assert names, f"{place}: name the error in the call itself, for this test and for people who search"
+    given = {keyword.arg for keyword in call.keywords}
+    assert None not in given, f"{place}: no ** here"
+    wanted = set().union(*(places(dict(error_texts()[name])) for name in names))
+    assert given == wanted, place
+
+
+def test_no_text_is_unused() -> None:
+    assert set(error_texts()) == {name for _, call in CALLS for name in names_of(call)}
+
+
+def test_empty_sentences_are_left_out_and_values_are_not_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"code": "shared", "what": "no {name}", "cause": "{why}", "next": "{step}"}
+    monkeypatch.setattr("rocstack.base.errors.error_texts", lambda: {"one": entry})
+    error = BadInput.of("one", Path("a.yml"), name="{name}", why=None, step="run it")
+    assert (error.what, error.code, error.cause, error.next_step) == ("no {name}", "shared", None, "run it")
+    assert error.where == Where("a.yml")
+
+
+def test_the_texts_are_plain_yaml() -> None:
+    for path in FOLDER.glob("*.yml"):
+        assert isinstance(yaml.safe_load(path.read_text()), dict), path

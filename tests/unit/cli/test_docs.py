@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer
 
-from rocstack.base.errors import BadInput, CheckFailed, Missing
+from rocstack.base.errors import BadInput, CheckFailed, Missing, error_texts
 from rocstack.cli.main import app
 from rocstack.cli.run import COMMANDS
 
@@ -170,8 +170,13 @@ def raised() -> tuple[dict[str, set[int]], set[str], set[str]]:
                     elif isinstance(code, ast.JoinedStr):
                         parts = (str(p.value) if isinstance(p, ast.Constant) else "[a-z]+" for p in code.values)
                         patterns.add("".join(parts))
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="of"), args=[first, *_]) if name in EXIT:
+                    for part in ast.walk(first):
+                        if isinstance(part, ast.Constant) and part.value in error_texts():
+                            found[error_texts()[part.value].get("code", part.value)].add(EXIT[name])
                 case ast.Constant(value=str(text)):
                     texts.add(text)
+    texts |= {entry.get("code", name) for name, entry in error_texts().items()}
     return dict(found), patterns, texts
 
 

@@ -93,9 +93,9 @@ def _show_providers(image: ImagePlan) -> None:
         ("PROVIDER", "VERSION", "KERNEL ABI", "NODES", "WHY"),
         [
             (
-                row.way,
-                row.version or "the distribution's",
-                "" if row.kernel_abi is None else str(row.kernel_abi),
+                row.provider.way,
+                row.provider.version or "the distribution's",
+                "" if row.provider.kernel_abi is None else str(row.provider.kernel_abi),
                 _node_names(row.nodes, image.nodes),
                 row.why,
             )

@@ -1,15 +1,11 @@
 """What the nodes need of an image's provider library: which kernel ABI their driver speaks, of which release it is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rocstack.node.profile import NodeProfile, Verbs
-    from rocstack.stack.component import NicProfile
+from rocstack.node.profile import NodeProfile
+from rocstack.stack.component import NicProfile
 
 VERSION = re.compile(r"[0-9][0-9A-Za-z.+~:-]{0,63}")  # of a vendor's release; the kernel's own driver has none
 
@@ -30,15 +26,12 @@ def is_worker(profile: NodeProfile, modules: Collection[str], pci: Collection[st
     return bool(profile.gpus or profile.cxi or cards or any(device.driver in modules for device in profile.verbs))
 
 
-def devices(nic: NicProfile, profile: NodeProfile) -> tuple[Verbs, ...]:
-    return tuple(device for device in profile.verbs if device.driver in nic.modules)
-
-
 def needs(nic: NicProfile, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
     """By kernel ABI and release, the most nodes first. What could not be read is left to the gate."""
     nodes_by_driver: dict[tuple[int, str | None], list[str]] = {}
     for profile in profiles:
-        abis = {device.kernel_abi for device in devices(nic, profile) if device.kernel_abi is not None}
+        devices = [device for device in profile.verbs if device.driver in nic.modules]
+        abis = {device.kernel_abi for device in devices if device.kernel_abi is not None}
         version = profile.modules.get(nic.modules[-1]) if nic.modules else None
         release = version if version and VERSION.fullmatch(version) else None
         for abi in sorted(abis):

@@ -72,23 +72,11 @@ def shown(text: str) -> str:
 
 
 def bad(what: str, where: str, cause: str | None = None) -> BadInput:
-    return BadInput(
-        what,
-        code="bad-archive",
-        where=Where(where),
-        cause=cause,
-        next_step="download it again and compare its sha256, or unpack it yourself and name the file inside",
-    )
+    return BadInput.of("bad-archive", Where(where), what=what, cause=cause)
 
 
 def hostile(what: str, where: str) -> BadInput:
-    return BadInput(
-        what,
-        code="hostile-archive",
-        where=Where(where),
-        cause="a vendor's archive never holds such a thing; nothing from it was used or written",
-        next_step="download it again from the vendor's own site",
-    )
+    return BadInput.of("hostile-archive", Where(where), what=what)
 
 
 def ending(name: str) -> str | None:

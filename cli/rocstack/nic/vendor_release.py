@@ -27,16 +27,13 @@ _DEFINE = r"^[ \t]*#[ \t]*define[ \t]+{}[ \t]+\"?([\w.]+)\"?[ \t]*$"
 
 @dataclass(frozen=True)
 class VendorRelease:
-    """One release: its source, or (`deb`) the vendor's package, which is only reported.
-
-    `kernel_abi` is BNXT_RE_ABI_VERSION of src/abi.h; None where that isn't one plain number.
-    """
+    """One release: its source, or (`deb`) the vendor's package, which is only reported. `kernel_abi` is
+    BNXT_RE_ABI_VERSION of src/abi.h; None where that isn't one plain number, and for rdma-core."""
 
     name: str  # of the file
     version: str
     kernel_abi: int | None
     sha256: str
-    size: int  # bytes
     where: str  # "bundle.zip > inner.tar.gz > libbnxt_re-....tar.gz"
     kind: Literal["source", "deb"] = "source"
     data: bytes = field(default=b"", repr=False)
@@ -55,15 +52,10 @@ def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None
     """
     source, where = source.expanduser(), shown(str(source))
     if not os.path.exists(source):
-        raise BadInput(f"no file or folder {where}", code="no-file", next_step="check the path of --nic-source")
+        raise BadInput.of("no-nic-source", where=where)
     releases = tuple(_on_disk(source, Budget(), skipped=skipped))
     if not releases:
-        raise BadInput(
-            f"no release of libbnxt_re in {where}",
-            code="no-library",
-            cause="looked for libbnxt_re-A.B.C.D.tar.gz in it, in its folders and in the archives inside them",
-            next_step="name the vendor's bundle (bcm*.zip) or the library's own tarball with --nic-source",
-        )
+        raise BadInput.of("no-release-inside", where=where)
     return releases
 
 
@@ -97,12 +89,8 @@ def pick(releases: Iterable[VendorRelease], wanted: str | None, accept: str | No
     if len(matching) == 1:
         return matching[0]
     if matching and version:
-        raise BadInput(
-            f"{len(matching)} different files claim to be libbnxt_re {version}",
-            code="two-releases",
-            cause="; ".join(f"{each.where} (sha256 {each.sha256[:12]})" for each in matching),
-            next_step="name the right one with --nic-source",
-        )
+        claims = "; ".join(f"{each.where} (sha256 {each.sha256[:12]})" for each in matching)
+        raise BadInput.of("two-releases", count=len(matching), version=version, claims=claims)
     if accept:
         what = f"there is no libbnxt_re {accept} to accept"
     elif wanted:
@@ -115,12 +103,8 @@ def pick(releases: Iterable[VendorRelease], wanted: str | None, accept: str | No
     if sources and not accept:
         newest = max((each.version for each in sources), key=lambda text: [int(n) for n in text.split(".")])
         steps.append(f"accept another by its version: --nic-accept {newest}")
-    raise BadInput(
-        what,
-        code="no-release",
-        cause="found: " + "; ".join(map(str, releases)) if releases else "no release was found",
-        next_step="; or ".join(steps),
-    )
+    found = "found: " + "; ".join(map(str, releases)) if releases else "no release was found"
+    raise BadInput.of("no-release", what=what, found=found, steps="; or ".join(steps))
 
 
 def inspect(name: str, data: bytes, where: str) -> VendorRelease:
@@ -148,7 +132,7 @@ def inspect(name: str, data: bytes, where: str) -> VendorRelease:
         raise _other(f"its src/version.h says {', '.join(sorted(said))}", where)
     abis = _defined(texts["src/abi.h"], "BNXT_RE_ABI_VERSION")
     abi = int(abis.pop()) if len(abis) == 1 and re.fullmatch(r"\d{1,4}", min(abis), re.ASCII) else None
-    return VendorRelease(name, version, abi, hashlib.sha256(data).hexdigest(), len(data), where, data=data)
+    return VendorRelease(name, version, abi, hashlib.sha256(data).hexdigest(), where, data=data)
 
 
 def _defined(header: str, name: str) -> set[str]:
@@ -158,13 +142,7 @@ def _defined(header: str, name: str) -> set[str]:
 
 
 def _other(what: str, where: str) -> BadInput:
-    return BadInput(
-        f"the tarball is not what its name says: {what}",
-        code="wrong-release",
-        where=Where(where),
-        cause="it was renamed, repacked or changed",
-        next_step="use the tarball from the vendor's bundle, unchanged",
-    )
+    return BadInput.of("renamed-release", Where(where), what=what)
 
 
 def _on_disk(
@@ -187,7 +165,7 @@ def _on_disk(
             with path.open("rb") as file:
                 yield from in_file(path.name, where, file, budget)
         except OSError as error:
-            raise BadInput(f"can't read {where}: {error.strerror}", code="no-file") from None
+            raise BadInput.of("unreadable-source", where=where, reason=error.strerror) from None
 
 
 def _children(folder: Path, strict: bool) -> list[Path]:
@@ -195,7 +173,7 @@ def _children(folder: Path, strict: bool) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError as error:
         if strict:
-            raise BadInput(f"can't read {shown(str(folder))}: {error.strerror}", code="no-file") from None
+            raise BadInput.of("unreadable-source", where=shown(str(folder)), reason=error.strerror) from None
         return []
 
 
@@ -215,7 +193,7 @@ def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int =
         if len(data) > MAX_RELEASE:
             raise vendor_archive.bad(f"larger than {MAX_RELEASE // MIB} MB", where, "a release has about one")
         if package:
-            yield VendorRelease(name, package[1], None, hashlib.sha256(data).hexdigest(), len(data), where, "deb")
+            yield VendorRelease(name, package[1], None, hashlib.sha256(data).hexdigest(), where, "deb")
         else:
             yield inspect(name, data, where)
         return

@@ -9,33 +9,35 @@ from packaging.version import InvalidVersion
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.text import listed
 from rocstack.nic.needs import VERSION, Need
-from rocstack.nic.rdma_core import RdmaCore
 from rocstack.nic.vendor_release import VendorRelease, pick
+from rocstack.node.image_facts import ImageFacts, ImageProvider
 from rocstack.stack.component import NicProfile, Way
 from rocstack.stack.plugin import PluginSpec
-from rocstack.stack.provider import ProviderSpec
+from rocstack.stack.provider import ROOT, ProviderSpec
 
 
 @dataclass(frozen=True)
 class ProviderRow:
-    """One line of what is shown before building. `supports` is the kernel-ABI range, where it is known by then."""
+    """A provider to build, and what is shown of it before. `supports` is the kernel-ABI range, where it is known by
+    then; `source` is the archive that it is built from."""
 
-    place: str
-    way: str
-    version: str | None
-    kernel_abi: int | None
+    provider: ProviderSpec
     nodes: tuple[str, ...]
     why: str
     supports: tuple[int, int] | None = None
+    source: VendorRelease | None = None
 
 
 @dataclass(frozen=True)
 class ProviderPlan:
-    providers: tuple[ProviderSpec, ...]
     rows: tuple[ProviderRow, ...]
     archives: dict[str, bytes] = field(default_factory=dict, repr=False)  # path in the context -> bytes
     notes: tuple[str, ...] = ()
     plugin: PluginSpec | None = None  # of RCCL
+
+    @property
+    def providers(self) -> tuple[ProviderSpec, ...]:
+        return tuple(row.provider for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Offer:
     """What there is to choose from; sources are looked for when they are asked for."""
 
     releases: Callable[[], Sequence[VendorRelease]]
-    rdma_core: Callable[[], RdmaCore]
+    rdma_core: Callable[[], VendorRelease]
     accept: str | None = None  # a release by name, whatever the driver's version
     repository: bool = False  # does a setting name the vendor's apt repository?
     versions: Mapping[str, str] = field(default_factory=dict)  # component -> version in this stack
@@ -59,94 +61,65 @@ def plan(
     """
     if way is not None and way not in nic.ways:
         hint = did_you_mean(way, nic.ways)
-        raise BadInput(
-            f"NIC profile '{nic.name}' has no way '{way}'" + (f": {hint}" if hint else ""),
-            code="unknown-way",
-        )
-    groups = _by_abi(needs)
-    if len(groups) > 1 and not variants:
-        shown = "; ".join(f"{abi}: {listed(_nodes(rows))}" for abi, rows in groups.items())
-        raise BadInput(
-            f"the nodes' NIC drivers speak {len(groups)} different kernel ABIs ({shown})",
-            code="several-abis",
-            cause="the drivers are of different releases",
-            next_step="put a provider for each into one image with --nic-variants, or load one driver on all nodes",
-        )
-    if not groups:
-        return _for_nobody(nic, offer, way)
-    made = [_provider(nic, abi, rows, offer, way, several=len(groups) > 1) for abi, rows in groups.items()]
-    ignored = [f"--way {way} is for one kernel ABI; here each has its own"] if way and len(groups) > 1 else []
-    return ProviderPlan(
-        tuple(provider for provider, _, _ in made),
-        tuple(row for _, row, _ in made),
-        {path: data for _, _, archive in made for path, data in archive.items()},
-        (*ignored, *_strays(groups)),
-    )
+        raise BadInput.of("unknown-way", nic=nic.name, way=way, hint=f": {hint}" if hint else "")
+    by_abi: dict[int, list[Need]] = {}
+    for need in sorted(needs, key=lambda need: need.kernel_abi):
+        by_abi.setdefault(need.kernel_abi, []).append(need)
+    several = len(by_abi) > 1
+    if several and not variants:
+        shown = "; ".join(f"{abi}: {listed(_nodes(group))}" for abi, group in by_abi.items())
+        raise BadInput.of("several-abis", count=len(by_abi), shown=shown)
+    rows, notes = [], [f"--way {way} is for one kernel ABI; here each has its own"] if way and several else []
+    for abi, group in by_abi.items():
+        release = group[0].release
+        name, why = (way, "asked for") if way and not several else _choose(nic, abi, release, offer)
+        rows.append(_row(nic, name, offer, why, f"abi-{abi}" if several else name, abi, release, _nodes(group)))
+        notes += [  # another release of the driver, but the same ABI
+            f"{listed(other.nodes)}: driver {other.release or 'in-tree'}, not {release or 'in-tree'}; "
+            f"both speak kernel ABI {abi}"
+            for other in group[1:]
+        ]
+    if not by_abi:
+        rows.append(_for_nobody(nic, offer, way))
+    archives = {f"nic/{row.provider.place}/{row.source.name}": row.source.data for row in rows if row.source}
+    return ProviderPlan(tuple(rows), archives, tuple(notes))
 
 
-def _by_abi(needs: Sequence[Need]) -> dict[int, list[Need]]:
-    groups: dict[int, list[Need]] = {}
-    for need in needs:
-        groups.setdefault(need.kernel_abi, []).append(need)
-    return dict(sorted(groups.items()))
+def _nodes(group: Sequence[Need]) -> tuple[str, ...]:
+    return tuple(node for need in group for node in need.nodes)
 
 
-def _strays(groups: Mapping[int, Sequence[Need]]) -> list[str]:
-    """Nodes whose driver is of another release, but speaks the same ABI."""
-    return [
-        f"{listed(other.nodes)}: driver {other.release or 'in-tree'}, not {rows[0].release or 'in-tree'}; "
-        f"both speak kernel ABI {abi}"
-        for abi, rows in groups.items()
-        for other in rows[1:]
-    ]
-
-
-def _for_nobody(nic: NicProfile, offer: Offer, way: str | None) -> ProviderPlan:
+def _for_nobody(nic: NicProfile, offer: Offer, way: str | None) -> ProviderRow:
     """No node is known: the way that was asked for, that of a release which was named, or the first that works."""
-    why = "asked for" if way else "no node is known; a release was named" if offer.accept else "no node is known"
-    if not way and not offer.accept:
-        way = next((n for n, w in nic.ways.items() if not (w.asked or w.release) and _met(w, offer.versions)), None)
-    elif not way:
-        way = next((n for n, w in nic.ways.items() if w.release), None)
-    name = way or next(iter(nic.ways))
-    made = _made(nic, name, name, None, None, offer)
-    return ProviderPlan(
-        (made.provider,), (ProviderRow(name, name, made.provider.version, None, (), why, made.supports),), made.files
-    )
+    if way:
+        return _row(nic, way, offer, "asked for", way)
+    if offer.accept:
+        why, fitting = "no node is known; a release was named", (n for n, w in nic.ways.items() if w.release)
+    else:
+        plain = {n: w for n, w in nic.ways.items() if not (w.asked or w.release)}
+        why, fitting = "no node is known", (n for n, w in plain.items() if _met(w, offer.versions))
+    name = next(fitting, next(iter(nic.ways)))
+    return _row(nic, name, offer, why, name)
 
 
-def _provider(
-    nic: NicProfile, abi: int, rows: Sequence[Need], offer: Offer, way: str | None, *, several: bool
-) -> tuple[ProviderSpec, ProviderRow, dict[str, bytes]]:
-    release = rows[0].release
-    name, why = (way, "asked for") if way and not several else _choose(nic, abi, release, offer)
-    place = f"abi-{abi}" if several else name
-    made = _made(nic, place, name, abi, release, offer)
-    row = ProviderRow(place, name, made.provider.version, abi, _nodes(rows), why, made.supports)
-    return made.provider, row, made.files
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A provider, its source for the context, and the range it is known to support."""
-
-    provider: ProviderSpec
-    files: dict[str, bytes]
-    supports: tuple[int, int] | None
-
-
-def _made(nic: NicProfile, place: str, name: str, abi: int | None, release: str | None, offer: Offer) -> _Made:
+def _row(
+    nic: NicProfile,
+    name: str,
+    offer: Offer,
+    why: str,
+    place: str,
+    abi: int | None = None,
+    release: str | None = None,
+    nodes: tuple[str, ...] = (),
+) -> ProviderRow:
+    """The provider by the way `name`, with its source and the range that it is known to support."""
     way = nic.ways[name]
     if not _met(way, offer.versions):
         needs = ", ".join(f"{component} {versions}" for component, versions in way.needs.items())
         has = ", ".join(f"{component} {offer.versions.get(component, 'none')}" for component in way.needs)
-        others = [other for other in nic.ways if other != name]
-        raise BadInput(
-            f"way '{name}' to the {nic.provider} provider needs {needs}; this stack has {has}",
-            code="no-provider",
-            next_step=f"use --way {' or --way '.join(others)}, or a stack that has it",
-        )
-    source: VendorRelease | RdmaCore | None = None
+        others = " or --way ".join(other for other in nic.ways if other != name)
+        raise BadInput.of("way-unmet", way=name, driver=nic.provider, needs=needs, has=has, others=others)
+    source: VendorRelease | None = None
     if way.archive == "release":
         source = pick(offer.releases(), release, offer.accept)
     elif way.archive == "rdma-core":
@@ -154,18 +127,9 @@ def _made(nic: NicProfile, place: str, name: str, abi: int | None, release: str 
     named = way.release == "named"
     version = source.version if source else (offer.accept or (None if named else release)) if way.release else None
     if way.release and version is None:
-        raise BadInput(
-            f"the version of {', '.join(way.packages)} to install is not known",
-            code="no-release",
-            cause="the package has its own version numbers"
-            if named
-            else "no node is known, so there is no driver to match",
-            next_step="give it with --nic-accept VERSION" + ("" if named else ", or --profiles FILE"),
-        )
+        raise BadInput.of("no-named-release" if named else "no-node-release", packages=", ".join(way.packages))
     if version is not None and not VERSION.fullmatch(version):
-        raise BadInput(
-            f"'{version}' is not a version", code="no-release", next_step="give it with --nic-accept VERSION"
-        )
+        raise BadInput.of("bad-release", version=version)
     provider = ProviderSpec(
         place=place,
         way=name,
@@ -175,11 +139,10 @@ def _made(nic: NicProfile, place: str, name: str, abi: int | None, release: str 
         kernel_abi=abi,
         packages=way.packages,
     )
-    release_abi = source.kernel_abi if isinstance(source, VendorRelease) else None
-    supports = (
-        (release_abi, release_abi) if release_abi is not None else bounds(way.kernel_abi) if way.kernel_abi else None
-    )
-    return _Made(provider, {f"nic/{place}/{source.name}": source.data} if source else {}, supports)
+    supports = bounds(way.kernel_abi) if way.kernel_abi else None
+    if source and source.kernel_abi is not None:
+        supports = (source.kernel_abi, source.kernel_abi)
+    return ProviderRow(provider, nodes, why, supports, source)
 
 
 def _choose(nic: NicProfile, abi: int, release: str | None, offer: Offer) -> tuple[str, str]:
@@ -191,8 +154,10 @@ def _choose(nic: NicProfile, abi: int, release: str | None, offer: Offer) -> tup
     versioned = [name for name, way in nic.ways.items() if way.release and not way.asked]
     with_source = [name for name in versioned if nic.ways[name].archive]
     packaged = [name for name in versioned if nic.ways[name].packages]
-    if with_source and (not offer.repository or offer.accept or _has(nic, with_source[0], release, offer)):
-        return with_source[0], why
+    if with_source:
+        found = not offer.repository or offer.accept
+        if found or any(each.kind == "source" and each.version == release for each in offer.releases()):
+            return with_source[0], why
     if packaged and offer.repository:
         return packaged[0], why
     raise _none(nic, abi, offer, packaged)
@@ -210,27 +175,22 @@ def _none(nic: NicProfile, abi: int, offer: Offer, packaged: Sequence[str]) -> B
     steps = [f"--way {name}: {way.about}" for name, way in speaking.items() if way.asked]
     if packaged:
         steps.append("set nic_repository to the vendor's apt repository")
-    return BadInput(
-        f"no way to a {nic.provider} provider that speaks kernel ABI {abi}" + (f" (known: {known})" if known else ""),
-        code="no-provider",
+    return BadInput.of(
+        "no-way",
+        driver=nic.provider,
+        abi=abi,
+        known=f" (known: {known})" if known else "",
         cause="; ".join(unmet) or "the nodes run a vendor driver that is newer than rdma-core's provider",
-        next_step="; or ".join(steps) or "load the kernel's own driver on the nodes",
+        step="; or ".join(steps) or "load the kernel's own driver on the nodes",
     )
-
-
-def _has(nic: NicProfile, name: str, release: str | None, offer: Offer) -> bool:
-    return any(each.kind == "source" and each.version == release for each in offer.releases())
 
 
 def _met(way: Way, versions: Mapping[str, str]) -> bool:
     """Are the components there in versions with which this way works?"""
-    for component, specifier in way.needs.items():
-        try:
-            if not SpecifierSet(specifier).contains(versions.get(component, ""), prereleases=True):
-                return False
-        except InvalidVersion:
-            return False
-    return True
+    try:
+        return all(SpecifierSet(v).contains(versions.get(name, ""), prereleases=True) for name, v in way.needs.items())
+    except InvalidVersion:
+        return False
 
 
 def bounds(kernel_abi: str) -> tuple[int, int]:
@@ -245,5 +205,13 @@ def holds(kernel_abi: str, abi: int) -> bool:
     return low <= abi <= high
 
 
-def _nodes(rows: Sequence[Need]) -> tuple[str, ...]:
-    return tuple(node for row in rows for node in row.nodes)
+def planned(nic: NicProfile, plan: ProviderPlan) -> ImageFacts:
+    """The image that a plan will give, as far as the gate can know it: enough to refuse before building. Without
+    private ABIs, which are measured in the image: the gate finds it unfit or unknown, never fitting."""
+    providers = []
+    for row in plan.rows if nic.provider else ():
+        own = row.provider
+        abis = row.supports or (None if own.kernel_abi is None else (own.kernel_abi, own.kernel_abi))
+        path = f"{ROOT}/{own.place}/planned"
+        providers.append(ImageProvider(own.place, own.way, str(nic.provider), path, own.version, None, abis, None))
+    return ImageFacts("planned", nic.name, "worker", nic.modules, nic.pci, providers=tuple(providers))

@@ -10,7 +10,6 @@ from rocstack.image import render as renderer
 from rocstack.image.context import BuildContext
 from rocstack.nic import plugin_source, rdma_core, vendor_release, ways
 from rocstack.nic.needs import is_worker, needs
-from rocstack.nic.planned_image import planned
 from rocstack.nic.ways import ProviderPlan
 from rocstack.node.gate import UNFIT, judge
 from rocstack.node.profile import NodeProfile
@@ -155,13 +154,13 @@ def _providers(
         )
     _refuse_unfit(nic, plan, nodes)
     if chosen.nic_plugin:
-        plugin = plugin_source.read(nic, Path(chosen.nic_plugin), offer.versions)
-        plan = replace(plan, plugin=plugin.plugin, archives={**plan.archives, **plugin.archives})
+        plugin, archives = plugin_source.read(nic, Path(chosen.nic_plugin), offer.versions)
+        plan = replace(plan, plugin=plugin, archives={**plan.archives, **archives})
     return plan
 
 
 def _refuse_unfit(nic: NicProfile, plan: ProviderPlan, nodes: Sequence[NodeProfile]) -> None:
-    verdicts = [judge(planned(nic, plan), node) for node in nodes]
+    verdicts = [judge(ways.planned(nic, plan), node) for node in nodes]
     unfit = [verdict for verdict in verdicts if verdict.result == UNFIT]
     if unfit:
         raise CheckFailed(

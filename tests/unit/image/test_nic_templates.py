@@ -19,10 +19,10 @@ from rocstack.image.context import BuildContext
 from rocstack.image.node_package import settings
 from rocstack.nic import plugin_source, ways
 from rocstack.nic.needs import Need
-from rocstack.nic.plugin_source import PluginArchives
 from rocstack.node.fabric import Fabric, fabric
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import component
+from rocstack.stack.plugin import PluginSpec
 from rocstack.stack.provider import ProviderSpec
 
 NICS = component.library("nic")
@@ -60,16 +60,16 @@ def anp(folder: Path, version: str = "1.3.0", rocm: str | None = "7.1.1") -> Pat
 
 
 def test_the_plugin_of_slingshot(tmp_path: Path) -> None:
-    given = plugin_source.read(nic("slingshot"), ofi(tmp_path), {"rocm": "6.1.2"})
-    assert (given.plugin.name, given.plugin.version, given.plugin.beside) == ("aws-ofi-nccl", "1.19.2", None)
-    assert list(given.archives) == ["nic/plugin/aws-ofi-nccl-1.19.2.tar.gz"]
+    plugin, archives = plugin_source.read(nic("slingshot"), ofi(tmp_path), {"rocm": "6.1.2"})
+    assert (plugin.name, plugin.version, plugin.beside) == ("aws-ofi-nccl", "1.19.2", None)
+    assert list(archives) == ["nic/plugin/aws-ofi-nccl-1.19.2.tar.gz"]
 
 
 def test_the_plugin_of_ainic_comes_with_rccl(tmp_path: Path) -> None:
-    given = plugin_source.read(nic("ainic"), anp(tmp_path), ROCM_7_1)
-    assert given.plugin.beside
-    assert given.plugin.beside.archive == "rccl-rocm-7.1.1.tar.gz"
-    assert list(given.archives) == ["nic/plugin/amd-anp-1.3.0.tar.gz", "nic/plugin/rccl-rocm-7.1.1.tar.gz"]
+    plugin, archives = plugin_source.read(nic("ainic"), anp(tmp_path), ROCM_7_1)
+    assert plugin.beside
+    assert plugin.beside.archive == "rccl-rocm-7.1.1.tar.gz"
+    assert list(archives) == ["nic/plugin/amd-anp-1.3.0.tar.gz", "nic/plugin/rccl-rocm-7.1.1.tar.gz"]
     assert plugin_source.read(nic("ainic"), anp(tmp_path, "1.2.0", "7.0.2"), {"rocm": "7.0.2"})
 
 
@@ -132,9 +132,9 @@ def test_a_cut_off_archive_is_refused(tmp_path: Path) -> None:
     assert refused("slingshot", whole).code == "bad-archive"
 
 
-def made(joined: Joined, given: PluginArchives) -> BuildContext:
-    value = joined.resolved.model_copy(update={"plugin": given.plugin})
-    return render.render(value, joined.lock, joined.components, joined.nics, given.archives)
+def made(joined: Joined, plugin: PluginSpec, archives: dict[str, bytes]) -> BuildContext:
+    value = joined.resolved.model_copy(update={"plugin": plugin})
+    return render.render(value, joined.lock, joined.components, joined.nics, archives)
 
 
 def stage(context: BuildContext, name: str) -> str:
@@ -151,12 +151,12 @@ def stage(context: BuildContext, name: str) -> str:
 def test_slingshot_s_plugin_is_built_apart_and_without_network(
     stack: str, rocm: str, libdir: str, tmp_path: Path
 ) -> None:
-    given = plugin_source.read(nic("slingshot"), ofi(tmp_path), ROCM_7_2)
-    context = made(join(stack, nic="slingshot"), given)
+    plugin, archives = plugin_source.read(nic("slingshot"), ofi(tmp_path), ROCM_7_2)
+    context = made(join(stack, nic="slingshot"), plugin, archives)
     install, build = stage(context, "nic-plugin").split("RUN ")[1:]
     assert "libfabric-dev" in install
     assert "--network=none" in build
-    assert given.plugin.source.sha256 in build
+    assert plugin.source.sha256 in build
     assert rocm in build
     assert libdir in build
     assert "--disable-platform-aws" in build
@@ -175,8 +175,8 @@ def test_slingshot_s_plugin_is_built_apart_and_without_network(
 
 @pytest.mark.parametrize("name", ["slingshot", "ainic"])
 def test_the_linters_have_nothing_against_it(name: str, tmp_path: Path) -> None:
-    given = plugin_source.read(nic(name), (ofi if name == "slingshot" else anp)(tmp_path), ROCM_7_1)
-    context = made(join("rocm-7.2-ubuntu-24.04", nic=name), given)
+    plugin, archives = plugin_source.read(nic(name), (ofi if name == "slingshot" else anp)(tmp_path), ROCM_7_1)
+    context = made(join("rocm-7.2-ubuntu-24.04", nic=name), plugin, archives)
     text = context.files["Dockerfile"].data
     smoke = context.files["smoke/worker/91-plugin.sh"].data.decode()
     assert hadolint(text, tmp_path) == []
@@ -194,10 +194,10 @@ def test_without_a_plugin_nothing_is_built() -> None:
 
 
 def test_ainic_s_plugin_is_built_with_rccl_s_source(tmp_path: Path) -> None:
-    given = plugin_source.read(nic("ainic"), anp(tmp_path), ROCM_7_1)
-    assert given.plugin.beside
-    build = stage(made(join("rocm-7.2-ubuntu-24.04", nic="ainic"), given), "nic-plugin")
-    assert build.index(given.plugin.beside.sha256) < build.index(given.plugin.source.sha256)
+    plugin, archives = plugin_source.read(nic("ainic"), anp(tmp_path), ROCM_7_1)
+    assert plugin.beside
+    build = stage(made(join("rocm-7.2-ubuntu-24.04", nic="ainic"), plugin, archives), "nic-plugin")
+    assert build.index(plugin.beside.sha256) < build.index(plugin.source.sha256)
     assert 'make -j"$(nproc)" RCCL_HOME=/rccl ROCM_PATH=/opt/rocm\n' in build
     assert "-o /out/librccl-anp.so" in build
 

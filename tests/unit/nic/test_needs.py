@@ -7,7 +7,7 @@ from typing import Any
 import gate_cases
 import pytest
 
-from rocstack.nic.needs import Need, devices, is_worker, needs
+from rocstack.nic.needs import Need, is_worker, needs
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import component
 from rocstack.stack.component import NicProfile
@@ -52,7 +52,7 @@ def test_a_version_that_is_none(module: str | None) -> None:
 
 def test_the_devices_of_a_nic_and_the_nodes_that_count() -> None:
     mixed = node("n1", "thor2 and cx7")
-    assert [device.name for device in devices(nic("mellanox"), mixed)] == ["mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]
+    assert needs(nic("mellanox"), [mixed]) == (Need(1, None, ("n1",)),)
     gpu = node("n2", "no nic", gpus=[{"index": 0, "pci": "0000:01:00.0", "device": "1002:74a1"}])
     asked = {
         "broadcom": {"thor2": True, "cx7": False, "nothing": False, "gpu": True},

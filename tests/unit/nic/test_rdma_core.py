@@ -13,6 +13,7 @@ from cli_run import refusal
 
 from rocstack.base.errors import BadInput
 from rocstack.nic import rdma_core
+from rocstack.nic.vendor_release import VendorRelease
 
 NAME, TOP = "rdma-core-65.0.tar.gz", "rdma-core-65.0"
 CMAKE = b'cmake_minimum_required(VERSION 3.18.1)\nset(PACKAGE_NAME "RDMA")\nset(PACKAGE_VERSION "65.0")\n'
@@ -23,7 +24,7 @@ FILES = {
 }
 
 
-def read(folder: Path, data: bytes | None, name: str = NAME) -> rdma_core.RdmaCore:
+def read(folder: Path, data: bytes | None, name: str = NAME) -> VendorRelease:
     path = folder / name
     if data is not None:
         path.write_bytes(data)

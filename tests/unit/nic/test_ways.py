@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 from cli_run import refusal
+from gate_cases import plain, profile
 
 from rocstack.nic import ways
 from rocstack.nic.needs import Need
-from rocstack.nic.rdma_core import RdmaCore
 from rocstack.nic.vendor_release import VendorRelease
-from rocstack.nic.ways import Offer, ProviderPlan, plan
+from rocstack.nic.ways import Offer, ProviderPlan, ProviderRow, plan
+from rocstack.node.gate import UNFIT, UNKNOWN, judge
 from rocstack.stack import component, stack
 from rocstack.stack.component import NicProfile
+from rocstack.stack.provider import ProviderSpec
 
 V232, V235, V237 = "232.0.164.5", "235.2.86.0", "237.1.137.0"
-CORE = RdmaCore("65.0", "rdma-core-65.0.tar.gz", "c" * 64, b"core")
+CORE = VendorRelease("rdma-core-65.0.tar.gz", "65.0", None, "c" * 64, "/opt/rdma-core-65.0.tar.gz", data=b"core")
 STACK = {name: choice.version for name, choice in stack.load("debian-13", None).components.items()}
 
 
@@ -28,7 +30,7 @@ def nic(name: str) -> NicProfile:
 
 def release(version: str, abi: int | None = 6, sha: str = "a") -> VendorRelease:
     name = f"libbnxt_re-{version}.tar.gz"
-    return VendorRelease(name, version, abi, sha * 64, 1, f"/opt/bcm.zip > {name}", data=version.encode())
+    return VendorRelease(name, version, abi, sha * 64, f"/opt/bcm.zip > {name}", data=version.encode())
 
 
 def offer(*found: VendorRelease, **rest: Any) -> Offer:
@@ -54,7 +56,7 @@ def test_the_kernels_own_driver_takes_the_inbox_library() -> None:
     made = plan(nic("broadcom"), [need(1, None, "n1", "n2")], NOTHING)
     assert chosen(made) == [("inbox", "inbox", None, 1)]
     (row,) = made.rows
-    assert (row.place, row.way, row.version, row.kernel_abi, row.nodes) == ("inbox", "inbox", None, 1, ("n1", "n2"))
+    assert row.nodes == ("n1", "n2")
     assert row.why.startswith("speaks kernel ABI 1-1 (rdma-core providers/bnxt_re/main.c")
     assert (made.archives, made.notes) == ({}, ())
 
@@ -299,3 +301,42 @@ def test_sources_are_only_looked_for_where_they_are_needed() -> None:
     assert looked == []
     plan(nic("broadcom"), [need(6, V232)], lazily)
     assert looked == ["release"]
+
+
+# What can't fit is refused before anything is built
+
+
+def row(way: str, abi: int | None, supports: tuple[int, int] | None = None, place: str = "") -> ProviderRow:
+    return ProviderRow(ProviderSpec(place=place or way, way=way, kernel_abi=abi), ("n1",), "", supports)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "rows", "result", "says"),
+    [
+        ("broadcom", "thor2 abi 6", [row("inbox", 6, (1, 1))], UNFIT, "kernel ABI 6, the image's bnxt_re supports 1-1"),
+        ("broadcom", "thor2 abi 6", [row("source", 6, (8, 8))], UNFIT, "the image's bnxt_re supports 8-8"),
+        ("broadcom", "thor2 abi 6", [row("source", 6, (6, 6))], UNKNOWN, "private ABI"),
+        ("broadcom", "thor2 abi 6", [row("package", 6)], UNKNOWN, "private ABI"),
+        (
+            "broadcom",
+            "cx7",
+            [row("inbox", None, (1, 1))],
+            UNFIT,
+            "the NICs are mellanox, the image is built for broadcom",
+        ),
+        ("mellanox", "cx7", [row("inbox", 1, (1, 1))], UNKNOWN, "private ABI"),
+        ("broadcom", "no nic", [row("inbox", None, (1, 1))], UNFIT, "no broadcom NIC"),
+    ],
+)
+def test_planned(name: str, case: str, rows: list[ProviderRow], result: str, says: str) -> None:
+    verdict = judge(ways.planned(nic(name), ProviderPlan(tuple(rows))), profile({**plain(case), "name": "n1"}))
+    assert (verdict.result, says in verdict.sentence) == (result, True), verdict.sentence
+
+
+def test_planned_variants() -> None:
+    made = ways.planned(
+        nic("broadcom"), ProviderPlan((row("inbox", 1, (1, 1), "abi-1"), row("source", 6, (6, 6), "abi-6")))
+    )
+    for case in ("thor2 abi 1", "thor2 abi 6"):
+        assert judge(made, profile({**plain(case), "name": "n1"})).result == UNKNOWN
+    assert judge(made, profile({**plain("thor2 abi 8"), "name": "n1"})).result == UNFIT

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,11 @@ class Bench:
     def archive(self, image: str, tag: str) -> Result:
         """zstd archives over ssh, without what the nodes have."""
         have = frozenset(self.layers(self.image) if image != self.image else ())
-        with LocalImage.find(self.client, image) as found:
-            pack_s, archive = timed(lambda: ImageArchive.make(found, f"{self.name}:{tag}", have, folder=self.work))
-            with archive:
-                targets = [LoadTarget(node, self.site.ssh(node), have=have) for node in self.site.workers]
-                load_s, done = timed(lambda: load(archive, targets))
+        with LocalImage.find(self.client, image) as found, ExitStack() as stack:
+            packed = ImageArchive.make(found, f"{self.name}:{tag}", have, folder=self.work)
+            pack_s, archive = timed(lambda: stack.enter_context(packed))
+            targets = [LoadTarget(node, self.site.ssh(node), have=have) for node in self.site.workers]
+            load_s, done = timed(lambda: load(archive, targets))
         assert not [one.error for one in done if one.error], done
         return {"pack_s": pack_s, "load_s": load_s, "id": self.ids(f"{self.name}:{tag}")}
 

@@ -105,7 +105,6 @@ def test_only_the_changed_layer_travels_and_nothing_the_third_time(shop: Shop) -
     second = shop.publish(shop.image(large, b"two"), "two")
     assert first.bytes_sent > 2_000_000 > 5_000 > second.bytes_sent > 0
     assert first.layers[0] == second.layers[0]
-    assert second.skipped == (first.layers[0].digest,)
     again = shop.publish(shop.made[-1], "two")
     assert (again.bytes_sent, again.reference) == (0, second.reference)
 
@@ -166,7 +165,7 @@ def test_registry_killed_for_good_is_said_and_the_second_run_goes_on(shop: Shop,
     assert caught.value.code == "registry-unreachable"
     assert shop.repository().manifest("one") is None
     done = shop.publish(image, packed_layers=PackedLayers(file))
-    assert len(done.skipped) == len(done_layers) == 1
+    assert len(done_layers) == 1
     assert done.bytes_sent < done.bytes_total - 900_000
 
 

@@ -7,14 +7,15 @@ store keep them compressed: only `manifest.json` at the end tells which is which
 from __future__ import annotations
 
 import errno
-import io
 import json
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import IO, Any
 
 from docker import DockerClient
@@ -29,9 +30,9 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 @dataclass(frozen=True)
 class SavedImage:
-    folder: Path
     config: bytes
     files: dict[str, Path]  # diff id -> its file; only the layers that were asked for
+    close: Callable[[], None]
 
     @classmethod
     def make(
@@ -43,42 +44,21 @@ class SavedImage:
             CheckFailed: the archive does not hold the image, or the temporary folder is full.
             Missing: the engine refused.
         """
-        folder = Path(tempfile.mkdtemp(prefix="rocstack-save-"))
         skip = set(diff_ids) - set(diff_ids if only is None else only)
         try:
-            stream = io.BufferedReader(_Reader(client.api.get_image(image, chunk_size=BLOCK)), BLOCK)
-            links = _unpack(stream, folder, skip)
-            config, files = _sorted(folder, links, diff_ids)
-            return cls(folder, config, files)
+            with ExitStack() as undo:
+                made = tempfile.TemporaryDirectory(prefix="rocstack-save-", ignore_cleanup_errors=True)
+                folder = Path(undo.enter_context(made))
+                links = _unpack(client.api.get_image(image, chunk_size=BLOCK), folder, skip)
+                config, files = _sorted(folder, links, diff_ids)
+                return cls(config, files, undo.pop_all().close)
         except (APIError, RequestException) as error:
-            shutil.rmtree(folder)
-            raise Missing(
-                f"the engine could not save {image[:19]}",
-                code="engine-failed",
-                cause=str(error),
-                next_step="try `docker save` by hand; when it works, run again",
-            ) from None
+            raise Missing.of("save-failed", image=image[:19], cause=error) from None
         except (OSError, ValueError, KeyError, IndexError, tarfile.TarError) as error:
-            shutil.rmtree(folder)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise Missing(
-                    f"{folder.parent} has no room for the layers from `docker save`",
-                    code="disk-full",
-                    cause="the engine's own folder can't be read from here, so they are copied first",
-                    next_step="set TMPDIR to a folder with more room, or run as root",
-                ) from None
-            raise CheckFailed(
-                f"the output of `docker save` for {image[:19]} can't be read",
-                code="damaged-image",
-                cause=str(error) or type(error).__name__,
-                next_step="inspect the output of `docker save` with `tar -t`, then build the image again",
-            ) from None
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+                raise Missing.of("no-room-to-save", folder=tempfile.gettempdir()) from None
+            cause = str(error) or type(error).__name__
+            raise CheckFailed.of("unreadable-save", image=image[:19], cause=cause) from None
 
     def size(self, diff_id: str) -> int:
         return self.files[diff_id].stat().st_size if diff_id in self.files else 0
@@ -89,9 +69,11 @@ class SavedImage:
         return checked(_plain(self.files[diff_id]), diff_id)
 
 
-def _unpack(stream: IO[bytes], folder: Path, skip: Collection[str]) -> dict[str, str]:
+def _unpack(blocks: Iterable[bytes], folder: Path, skip: Collection[str]) -> dict[str, str]:
     """Files of the archive by their path; returns the links among them (older engines link equal layers)."""
     links: dict[str, str] = {}
+    pieces = filter(None, blocks)
+    stream: Any = SimpleNamespace(read=lambda size: next(pieces, b""))  # tarfile takes any number of bytes
     with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as archive:
         for member in archive:
             path = PurePosixPath(member.name)
@@ -152,23 +134,3 @@ def _plain(file: Path) -> Iterator[bytes]:
             opened = raw
         while block := opened.read(BLOCK):
             yield block
-
-
-class _Reader(io.RawIOBase):
-    """An iterator of bytes as a file."""
-
-    def __init__(self, stream: Iterator[bytes]) -> None:
-        self.stream, self.rest = stream, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        while not self.rest:
-            block = next(self.stream, None)
-            if block is None:
-                return 0
-            self.rest = block
-        count = min(len(into), len(self.rest))
-        into[:count], self.rest = self.rest[:count], self.rest[count:]
-        return count

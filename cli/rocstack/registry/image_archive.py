@@ -6,26 +6,24 @@ It is an OCI layout (containerd's store reads `index.json`) that is also docker'
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from rocstack.registry.layers import BLOCK, UnreadableLayer, sha256
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import MANIFEST, Blob, Packer, as_json, config_blob, manifest
 
 PACKERS = 2
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class ImageArchive:
-    """An image's packed layers in a folder of its own. Close it."""
+    """An image's packed layers in a folder."""
 
     folder: Path
     name: str  # what the image is called on the nodes
@@ -34,14 +32,10 @@ class ImageArchive:
     blobs: dict[str, Blob]  # by diff id
 
     @classmethod
+    @contextmanager
     def make(
-        cls,
-        image: LocalImage,
-        name: str,
-        have: Collection[str] = (),
-        progress: Progress = lambda layer, done, total: None,
-        folder: Path | None = None,
-    ) -> ImageArchive:
+        cls, image: LocalImage, name: str, have: Collection[str] = (), folder: Path | None = None
+    ) -> Iterator[ImageArchive]:
         """Packs the layers that are not in `have` (diff ids) into a temporary folder under `folder`.
 
         Raises:
@@ -49,22 +43,12 @@ class ImageArchive:
         """
         needed = [diff_id for diff_id in dict.fromkeys(image.diff_ids) if diff_id not in have]
         image.needed = needed
-        to = Path(tempfile.mkdtemp(prefix="rocstack-archive-", dir=folder))
-        try:
+        with tempfile.TemporaryDirectory(prefix="rocstack-archive-", dir=folder, ignore_cleanup_errors=True) as made:
             with ThreadPoolExecutor(PACKERS) as pool:
                 blobs = dict(
-                    zip(needed, pool.map(lambda diff_id: _pack(image, diff_id, to, progress), needed), strict=True)
+                    zip(needed, pool.map(lambda diff_id: _pack(image, diff_id, Path(made)), needed), strict=True)
                 )
-            return cls(to, name, image.diff_ids, image.config, blobs)
-        except BaseException:
-            shutil.rmtree(to)
-            raise
-
-    def __enter__(self) -> ImageArchive:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+            yield cls(Path(made), name, image.diff_ids, image.config, blobs)
 
     @property
     def id(self) -> str:
@@ -115,16 +99,13 @@ class ImageArchive:
         return manifest(self.config, [self.blobs[diff_id] for diff_id in self.diff_ids])
 
 
-def _pack(image: LocalImage, diff_id: str, to: Path, progress: Progress) -> Blob:
-    total = image.size(diff_id)
+def _pack(image: LocalImage, diff_id: str, to: Path) -> Blob:
     while True:
         packer = Packer(image.open(diff_id))
         part = to / f"{diff_id.removeprefix('sha256:')}.part"
         try:
             with part.open("wb") as file:
-                for chunk in packer:
-                    file.write(chunk)
-                    progress(diff_id, min(packer.read, total), total)
+                file.writelines(packer)
         except UnreadableLayer:  # the next time it comes from the fallback, which ends with a CheckFailed
             continue
         part.rename(to / packer.blob.digest.removeprefix("sha256:"))

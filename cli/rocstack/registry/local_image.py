@@ -6,7 +6,6 @@ import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from docker import DockerClient
 
@@ -40,9 +39,7 @@ class LocalImage:
         """
         image = find_image(client, reference)
         if image is None:
-            raise BadInput(
-                f"there is no image '{reference}' on this machine", code="no-image", next_step="build it first"
-            )
+            raise BadInput.of("no-local-image", reference=reference)
         info = client.info()
         local = cls(client, reference, tuple(image.attrs["RootFS"].get("Layers") or ()), _engine_id=str(image.id))
         if info.get("Driver") == "overlay2":
@@ -52,7 +49,7 @@ class LocalImage:
     def __enter__(self) -> LocalImage:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._saved:
             self._saved.close()
 
@@ -87,12 +84,7 @@ class LocalImage:
             yield from source.open(diff_id)
         except (UnreadableLayer, OSError, ValueError) as error:
             if self._saved is not None:
-                raise CheckFailed(
-                    f"the engine's layers of {self.reference} are not those that were built",
-                    code="damaged-image",
-                    cause=str(error),
-                    next_step="build the image again; try `docker save` to see whether the engine can read it",
-                ) from None
+                raise CheckFailed.of("damaged-layers", reference=self.reference, cause=error) from None
             with self._lock:
                 if source is self._source:
                     self._source = None

@@ -77,12 +77,8 @@ def require_zstd(data: bytes, where: str) -> None:
     """
     other = [blob for blob in parse_manifest(data)[1] if blob.media_type != ZSTD_LAYER]
     if other:
-        raise CheckFailed(
-            f"{where} has {len(other)} layers that are not zstd, such as {other[0].media_type}",
-            code="wrong-media-type",
-            cause="something between this machine and the registry repacks layers",
-            next_step="find out what else writes to this repository, or use a new, empty one",
-        )
+        media_type = other[0].media_type
+        raise CheckFailed.of("wrong-media-type", where=where, count=len(other), media_type=media_type)
 
 
 class Packer:

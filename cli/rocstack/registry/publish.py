@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,18 +36,10 @@ class Published(Value):
     bytes_sent: int  # what was sent twice counts twice
     bytes_total: int
     seconds: float
-    skipped: tuple[str, ...]  # digests of layers that were there before
 
     @classmethod
-    def of(
-        cls,
-        repository: Repository,
-        data: bytes,
-        bytes_sent: int = 0,
-        seconds: float = 0.0,
-        new: Collection[str] = (),
-    ) -> Published:
-        """By its manifest; `new` are digests of layers that were sent.
+    def of(cls, repository: Repository, data: bytes, bytes_sent: int = 0, seconds: float = 0.0) -> Published:
+        """By its manifest.
 
         Raises:
             CheckFailed: layers are not zstd.
@@ -63,7 +55,6 @@ class Published(Value):
             bytes_sent=bytes_sent,
             bytes_total=sum(layer.size for layer in layers),
             seconds=round(seconds, 3),
-            skipped=tuple(dict.fromkeys(layer.digest for layer in layers if layer.digest not in new)),
         )
 
 
@@ -120,36 +111,29 @@ def publish(
     started = time.monotonic()
     work = _Publication(image, repository, packed_layers or PackedLayers(None), progress)
     present = repository.manifest(tag, denied_is_absent=True)
-    if present and _is(present, image.known_id):
+    config, layers = parse_manifest(present or b"{}")
+    if present and config == image.known_id and all(layer.media_type == ZSTD_LAYER for layer in layers):
         data = present
     else:
-        data = work.manifest(_manifests(repository, tag, siblings))
+        data = work.manifest(_manifests(repository, siblings))
         repository.put_manifest(tag, data)
-    return Published.of(repository, data, work.sent, time.monotonic() - started, work.made)
+    return Published.of(repository, data, work.sent, time.monotonic() - started)
 
 
-def _is(data: bytes, image_id: str | None) -> bool:
-    config, layers = parse_manifest(data)
-    return config == image_id and all(layer.media_type == ZSTD_LAYER for layer in layers)
-
-
-def _manifests(repository: Repository, tag: str, siblings: Sequence[str]) -> list[tuple[str, dict[str, Blob]]]:
+def _manifests(repository: Repository, siblings: Sequence[str]) -> list[tuple[str, dict[str, Blob]]]:
     """Repository and zstd layers (by diff id) of the manifests that are there, this repository's last."""
 
-    def layers(where: Repository, name: str) -> dict[str, Blob]:
+    def layers(where: Repository, name: str) -> tuple[str, dict[str, Blob]]:
         config, blobs = parse_manifest(where.manifest(name) or b"{}")
         if not blobs or any(blob.media_type != ZSTD_LAYER for blob in blobs):
-            return {}
+            return where.name, {}
         diff_ids = json.loads(where.blob(config) or b"{}").get("rootfs", {}).get("diff_ids", ())
-        return dict(zip(diff_ids, blobs, strict=False))
+        return where.name, dict(zip(diff_ids, blobs, strict=False))
 
-    asked: list[tuple[Repository, str]] = []
-    for where in (*(replace(repository, name=name) for name in siblings), repository):
-        asked += [(where, name) for name in sorted(where.tags(), reverse=True)[:NEWEST]]
+    places = [*(replace(repository, name=name) for name in siblings), repository]
     with ThreadPoolExecutor(LAYERS_AT_ONCE) as pool:
-        return [
-            (where.name, blobs) for (where, _), blobs in zip(asked, pool.map(lambda a: layers(*a), asked), strict=True)
-        ]
+        asked = [(where, name) for where in places for name in sorted(where.tags(), reverse=True)[:NEWEST]]
+        return list(pool.map(lambda pair: layers(*pair), asked))
 
 
 @dataclass
@@ -161,7 +145,6 @@ class _Publication:
     memory: PackedLayers
     progress: Progress
     sent: int = 0
-    made: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def manifest(self, manifests: Sequence[tuple[str, dict[str, Blob]]]) -> bytes:
@@ -212,7 +195,6 @@ class _Publication:
 
         blob = self.repository.upload(make, count)
         self.memory.note(diff_id, blob)
-        self.made.add(blob.digest)
         self.progress(diff_id, total, total)
         return blob
 

@@ -1,20 +1,17 @@
 """What went wrong with a registry, read from its answer or the connection's error: may it pass, and what to do."""
 
 import re
-from typing import Literal, cast, get_args
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.node import engine_errors
 
-RegistryFailure = Literal[
-    "bad-name", "busy", "denied", "full", "no-host", "plain-http", "unknown", "unreachable", "untrusted"
-]
-TRANSIENT: frozenset[RegistryFailure] = frozenset({"busy", "unreachable"})
+TRANSIENT = frozenset({"busy", "unreachable"})
+_KINDS = {*TRANSIENT, "bad-name", "denied", "full", "no-host", "plain-http", "untrusted"}
 
 
-def classify(message: str) -> RegistryFailure:
+def classify(message: str) -> str:
     """The kind of failure behind a message (see the tests' recorded texts)."""
-    return cast(RegistryFailure, engine_errors.kind(message, get_args(RegistryFailure), "unknown"))
+    return engine_errors.kind(message, _KINDS, "unknown")
 
 
 def without_query(message: str) -> str:
@@ -24,58 +21,22 @@ def without_query(message: str) -> str:
 
 def registry_error(message: str, *, host: str, reference: str, attempts: int = 1) -> RocstackError:
     """The error to raise for a message that is not retried, or not any more."""
-    kind = classify(message)
     cause = without_query(message.strip())
     tried = f" ({attempts} attempts)" if attempts > 1 else ""
-    match kind:
+    match classify(message):
         case "denied":
-            return Missing(
-                f"the registry denies access to {reference}",
-                code="registry-denied",
-                cause=cause,
-                next_step=f"run `docker login {host}`; if you are logged in, this account may not push there",
-            )
+            return Missing.of("registry-denied", reference=reference, cause=cause, host=host)
         case "unreachable" | "no-host":
-            return Missing(
-                f"the registry {host} can't be reached{tried}",
-                code="registry-unreachable",
-                cause=cause,
-                next_step=f"check the name, and test the connection with `docker login {host}`",
-            )
+            return Missing.of("registry-unreachable", host=host, tried=tried, cause=cause)
         case "busy":
-            return CheckFailed(
-                f"the registry {host} can't answer requests now{tried}",
-                code="registry-busy",
-                cause=cause,
-                next_step="run again later; layers that arrived are not sent twice",
-            )
+            return CheckFailed.of("registry-busy", host=host, tried=tried, cause=cause)
         case "untrusted":
-            return Missing(
-                f"this machine does not trust the certificate of {host}",
-                code="registry-untrusted",
-                cause=cause,
-                next_step=f"put the certificate authority's file at /etc/docker/certs.d/{host}/ca.crt",
-            )
+            return Missing.of("registry-untrusted", host=host, cause=cause)
         case "plain-http":
-            return Missing(
-                f"the registry {host} speaks http instead of https",
-                code="registry-plain-http",
-                cause=cause,
-                next_step=f"give it a certificate, or name '{host}' in the engine's insecure-registries",
-            )
+            return Missing.of("registry-plain-http", host=host, cause=cause)
         case "full":
-            return CheckFailed(
-                f"the registry {host} has no room for {reference}",
-                code="registry-full",
-                cause=cause,
-                next_step="free space there, or raise its limit on uploads",
-            )
+            return CheckFailed.of("registry-full", host=host, reference=reference, cause=cause)
         case "bad-name":
-            return BadInput(f"{reference} can't be pushed", code="bad-name", cause=cause, next_step="check the name")
+            return BadInput.of("registry-bad-name", reference=reference, cause=cause)
         case _:
-            return CheckFailed(
-                f"push of {reference} failed",
-                code="push-failed",
-                cause=cause,
-                next_step="read the registry's log; try `docker push` to see the same error",
-            )
+            return CheckFailed.of("push-failed", reference=reference, cause=cause)

@@ -58,12 +58,7 @@ def docker_login(host: str) -> RegistryLogin | None:
     try:
         entry = auth.resolve_authconfig(auth.load_config(), host) or {}
     except DockerException as error:
-        raise Missing(
-            f"the login for {host} can't be read",
-            code="no-credentials",
-            cause=str(error),
-            next_step="check credHelpers and credsStore in docker's config.json, and run `docker login` again",
-        ) from None
+        raise Missing.of("unreadable-login", host=host, cause=error) from None
     if token := entry.get("IdentityToken"):
         return RegistryLogin("", str(token))
     user, password = entry.get("username", entry.get("Username")), entry.get("password", entry.get("Password"))
@@ -294,10 +289,6 @@ def _trust(http: RegistryHttp) -> ssl.SSLContext:
         for certificate in folder.glob("*.cert"):
             context.load_cert_chain(certificate, certificate.with_suffix(".key"))
     except OSError as error:  # ssl's own errors are OSErrors, too
-        raise Missing(
-            f"the certificates for {http.host} in {folder} can't be used: {error.strerror or error}",
-            code="registry-untrusted",
-            cause="this user may not read one of them, unlike the engine; or a .cert has no .key, or one is damaged",
-            next_step=f"`ls -l {folder}`; let this user read the files, or run this as root",
-        ) from None
+        why = error.strerror or error
+        raise Missing.of("unusable-certificates", host=http.host, folder=folder, why=why) from None
     return context

@@ -6,11 +6,13 @@ it stopped; where the registry can't tell (docker-registry 2.8 can't), from its 
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from requests import Response
 
 from rocstack.base.errors import CheckFailed
 from rocstack.edge.retry import Retry, stoppable
@@ -18,19 +20,13 @@ from rocstack.registry.layers import UnreadableLayer, sha256
 from rocstack.registry.oci import CHUNK, INDEX, MANIFEST, Blob, Packer
 from rocstack.registry.registry_http import Body, PushStopped, RegistryHttp, TransientFailure
 
-ACCEPT = ", ".join(
-    (
-        MANIFEST,
-        INDEX,
-        "application/vnd.docker.distribution.manifest.v2+json",
-        "application/vnd.docker.distribution.manifest.list.v2+json",
-    )
-)
-ATTEMPTS = 5
+DOCKERS = "application/vnd.docker.distribution.manifest"
+ACCEPT = ", ".join((MANIFEST, INDEX, f"{DOCKERS}.v2+json", f"{DOCKERS}.list.v2+json"))
 FIRST_PAUSE = 2.0  # seconds; each further one is twice as long
 OCTETS = {"Content-Type": "application/octet-stream"}
 Result = TypeVar("Result")
 Count = Callable[[int], None]
+Failures = type[Exception] | tuple[type[Exception], ...]
 
 
 class _Lost(Exception):
@@ -44,7 +40,7 @@ class Repository:
 
     http: RegistryHttp
     name: str
-    attempts: int = ATTEMPTS
+    attempts: int = 5
     sleep: Callable[[float], None] | None = None  # seconds; None: until `stop`
     stop: threading.Event = field(default_factory=threading.Event)
     on_retry: Callable[[str], None] = lambda text: None
@@ -55,11 +51,7 @@ class Repository:
 
     def tags(self) -> list[str]:
         """All tags; none if there is no such repository yet, or this account may not list them."""
-        answer = self._again(
-            lambda: self.http.request(
-                "GET", self._path("tags/list"), good={200, 401, 403, 404, 405}, repository=self.name
-            )
-        )
+        answer = self._ask("GET", "tags/list", {200, 401, 403, 404, 405})
         return list(answer.json().get("tags") or []) if answer.status_code == 200 else []
 
     def manifest(self, name: str, *, denied_is_absent: bool = False) -> bytes | None:
@@ -70,15 +62,7 @@ class Repository:
             CheckFailed: bytes that are not those of the digest.
         """
         absent = {404, 401, 403} if denied_is_absent else {404}
-        answer = self._again(
-            lambda: self.http.request(
-                "GET",
-                self._path(f"manifests/{name}"),
-                good={200, *absent},
-                repository=self.name,
-                headers={"Accept": ACCEPT},
-            )
-        )
+        answer = self._ask("GET", f"manifests/{name}", {200, *absent}, headers={"Accept": ACCEPT})
         if answer.status_code in absent:
             return None
         expected = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest")
@@ -87,16 +71,7 @@ class Repository:
 
     def put_manifest(self, name: str, data: bytes, media_type: str = MANIFEST) -> str:
         """Stores it under a tag or digest, reads it back, and returns its digest."""
-        answer = self._again(
-            lambda: self.http.request(
-                "PUT",
-                self._path(f"manifests/{name}"),
-                good={201},
-                repository=self.name,
-                data=data,
-                headers={"Content-Type": media_type},
-            )
-        )
+        answer = self._ask("PUT", f"manifests/{name}", {201}, data=data, headers={"Content-Type": media_type})
         digest = sha256(data)
         self._same(answer.headers.get("Docker-Content-Digest"), digest, "manifest")
         back = self.manifest(name)
@@ -105,16 +80,12 @@ class Repository:
 
     def has(self, blob: Blob) -> bool:
         """Is it there, with this size?"""
-        answer = self._again(
-            lambda: self.http.request("HEAD", self._path(f"blobs/{blob.digest}"), good={200, 404}, repository=self.name)
-        )
+        answer = self._ask("HEAD", f"blobs/{blob.digest}", {200, 404})
         return answer.status_code == 200 and answer.headers.get("Content-Length") in (None, str(blob.size))
 
     def blob(self, digest: str) -> bytes | None:
         """A small blob, whole."""
-        answer = self._again(
-            lambda: self.http.request("GET", self._path(f"blobs/{digest}"), good={200, 404}, repository=self.name)
-        )
+        answer = self._ask("GET", f"blobs/{digest}", {200, 404})
         if answer.status_code == 404:
             return None
         self._same(digest, sha256(answer.content), "blob")
@@ -123,12 +94,7 @@ class Repository:
     def mount(self, blob: Blob, origin: str) -> bool:
         """Takes over a blob of another repository of this registry, if it allows that."""
         params = {"mount": blob.digest, "from": origin}
-        answer = self._again(
-            lambda: self.http.request(
-                "POST", self._path("blobs/uploads/"), good={201, 202}, repository=self.name, params=params
-            )
-        )
-        return answer.status_code == 201
+        return self._ask("POST", "blobs/uploads/", {201, 202}, params=params).status_code == 201
 
     def check_access(self) -> None:
         """Begins an upload and cancels it: an account that may not push is refused before layers are read and packed.
@@ -138,7 +104,7 @@ class Repository:
         """
         location = self._again(self._begin)
         with suppress(TransientFailure):  # it may push; the registry forgets an upload that is left alone
-            self.http.request("DELETE", location, good=range(200, 600), repository=self.name)
+            self._request("DELETE", location, range(200, 600))
 
     def upload(self, make: Callable[[], Packer], on_bytes: Count = lambda count: None) -> Blob:
         """Sends a layer while it is compressed. `make` starts it anew where the registry lost it."""
@@ -155,7 +121,9 @@ class Repository:
 
     def put_blob(self, data: bytes, on_bytes: Count = lambda count: None) -> None:
         """Sends a small blob, whole."""
-        self._again(lambda: self._commit(self._begin(), sha256(data), data, on_bytes), lost_too=True)
+        self._again(
+            lambda: self._commit(self._begin(), sha256(data), data, on_bytes), passing=(TransientFailure, _Lost)
+        )
 
     def _upload(self, packer: Packer, retry: Retry, on_bytes: Count) -> Blob:
         location: str | None = None
@@ -182,34 +150,29 @@ class Repository:
         return packer.blob
 
     def _begin(self) -> str:
-        path = self._path("blobs/uploads/")
-        return self._location(self.http.request("POST", path, good={202}, repository=self.name))
+        return self._location(self._request("POST", f"/v2/{self.name}/blobs/uploads/", {202}))
 
     def _send(self, location: str, start: int, chunk: bytes, retry: Retry, on_bytes: Count) -> str:
         """One chunk, in as many attempts as it takes; returns where the next one goes."""
-        at = start
-        while at < start + len(chunk):
+        at, end = start, start + len(chunk)
+        while at < end:
             rest = Body(chunk[at - start :], self.stop, on_bytes)
-            span = {"Content-Range": f"{at}-{start + len(chunk) - 1}", **OCTETS}
+            span = {"Content-Range": f"{at}-{end - 1}", **OCTETS}
             try:
-                answer = self.http.request(
-                    "PATCH", location, good={202, 400, 404, 416}, repository=self.name, data=rest, headers=span
-                )
+                answer = self._request("PATCH", location, {202, 400, 404, 416}, data=rest, headers=span)
                 if answer.status_code != 202:
                     raise _Lost(f"HTTP status: {answer.status_code}")
-                location, at = self._location(answer), start + len(chunk)
+                location, at = self._location(answer), end
             except TransientFailure as failure:
                 self._wait(retry, failure)
                 location, at = self._where(location)
-                if not start <= at <= start + len(chunk):
+                if not start <= at <= end:
                     raise _Lost(str(failure)) from None
         return location
 
     def _where(self, location: str) -> tuple[str, int]:
         """Where an upload stands: its next Location, and how many bytes of it arrived."""
-        answer = self._again(
-            lambda: self.http.request("GET", location, good={204, 400, 404, 416}, repository=self.name)
-        )
+        answer = self._again(lambda: self._request("GET", location, {204, 400, 404, 416}))
         span = re.fullmatch(r"(?:bytes=)?0-(\d+)", answer.headers.get("Range", ""))
         if answer.status_code != 204 or not span:
             raise _Lost(f"HTTP status: {answer.status_code}")
@@ -218,36 +181,28 @@ class Repository:
 
     def _commit(self, location: str, digest: str, data: bytes, on_bytes: Count) -> None:
         body = Body(data, self.stop, on_bytes) if data else b""
-        answer = self.http.request(
-            "PUT",
-            location,
-            good={201, 404},
-            repository=self.name,
-            data=body,
-            headers=OCTETS,
-            params={"digest": digest},
-        )
+        answer = self._request("PUT", location, {201, 404}, data=body, headers=OCTETS, params={"digest": digest})
         if answer.status_code == 404:
             raise _Lost("HTTP status: 404")
         self._same(answer.headers.get("Docker-Content-Digest"), digest, "layer")
 
-    def _location(self, answer: object, otherwise: str = "") -> str:
-        location = str(getattr(answer, "headers", {}).get("Location") or otherwise)
+    def _location(self, answer: Response, otherwise: str = "") -> str:
+        location = answer.headers.get("Location") or otherwise
         if not location:
             raise self.http.error("the registry gives no address for the upload", self.name)
         return location
 
     def _same(self, actual: str | None, expected: str, what: str) -> None:
         if actual not in (None, expected):
-            raise CheckFailed(
-                f"{self.reference} has a different {what} than was sent: {actual} instead of {expected}",
-                code="digest-differs",
-                cause="somebody else pushes there at the same time, or a proxy changes images",
-                next_step="run again; if that doesn't help, ask who runs the registry or the proxy before it",
-            )
+            reference = self.reference
+            raise CheckFailed.of("digest-differs", reference=reference, what=what, actual=actual, expected=expected)
 
-    def _path(self, end: str) -> str:
-        return f"/v2/{self.name}/{end}"
+    def _request(self, method: str, address: str, good: Collection[int], **options: Any) -> Response:
+        return self.http.request(method, address, good=good, repository=self.name, **options)
+
+    def _ask(self, method: str, path: str, good: Collection[int], **options: Any) -> Response:
+        """A request that may be made again as it is; `path` is below the repository's."""
+        return self._again(lambda: self._request(method, f"/v2/{self.name}/{path}", good, **options))
 
     def _retry(self) -> Retry:
         return Retry(self.attempts, FIRST_PAUSE, sleep=self.sleep or stoppable(self.stop, PushStopped))
@@ -264,16 +219,12 @@ class Repository:
         self.on_retry(f"{failure}; attempt {retry.attempt + 1} of {self.attempts} in {retry.pause_s:.0f} s")
         retry.wait()
 
-    def _again(self, action: Callable[[], Result], *, lost_too: bool = False) -> Result:
+    def _again(self, action: Callable[[], Result], *, passing: Failures = TransientFailure) -> Result:
         retry = self._retry()
         while True:
             try:
                 return action()
-            except TransientFailure as failure:
-                self._wait(retry, failure)
-            except _Lost as failure:
-                if not lost_too:
-                    raise
+            except passing as failure:
                 self._wait(retry, failure)
 
 

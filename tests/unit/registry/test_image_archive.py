@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -23,9 +24,14 @@ NAME = "rocstack/worker:deployed-x"
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> ImageArchive:
-    with LocalImage(cast(DockerClient, engine(modern())), "x", tuple(DIFF_IDS), _engine_id="sha256:x") as image:
-        return ImageArchive.make(image, NAME, folder=tmp_path)
+def archive(tmp_path: Path) -> Iterator[ImageArchive]:
+    client = cast(DockerClient, engine(modern()))
+    with (
+        LocalImage(client, "x", tuple(DIFF_IDS), _engine_id="sha256:x") as image,
+        ImageArchive.make(image, NAME, folder=tmp_path) as archive,
+    ):
+        yield archive
+    assert not list(tmp_path.glob("rocstack-archive-*"))
 
 
 def files(data: bytes) -> dict[str, bytes]:

@@ -40,7 +40,6 @@ def test_first_publish_holds_the_image_itself(store: Store) -> None:
     assert {found["mediaType"] for found in json.loads(data)["layers"]} == {oci.ZSTD_LAYER}
     assert done.reference == f"{store.host}/{NAME}@{sha256(data)}"
     assert done.bytes_total < done.bytes_sent < done.bytes_total + 1000  # and the configuration
-    assert done.skipped == ()
     for diff_id, steps in seen.items():
         assert steps == sorted(steps)
         assert steps[-1] == (source.size(diff_id),) * 2
@@ -62,7 +61,7 @@ def test_second_publish_sends_and_reads_nothing(store: Store) -> None:
     source = Layers(BASE, TOP)
     again = send(store, source)
     assert (again.reference, again.bytes_sent, source.read) == (first.reference, 0, [])
-    assert again.skipped == tuple(layer.digest for layer in again.layers)
+    assert again.layers == first.layers
     assert store.requests == [f"GET /v2/{NAME}/manifests/t"]
 
 

@@ -18,7 +18,7 @@ from rocstack.image.build_report import BuildReport, ImageReport
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import INDEX, MANIFEST, media_type
-from rocstack.registry.push import Pushed, PushEvent, push, push_images
+from rocstack.registry.push import push, push_images
 from rocstack.registry.registry_http import RegistryLogin
 from rocstack.settings.settings import Settings
 
@@ -32,13 +32,14 @@ def store() -> Iterator[Store]:
         yield store
 
 
-def publish(store: Store, source: Layers | None = None, **options: Any) -> tuple[Pushed, list[PushEvent], list[float]]:
-    events: list[PushEvent] = []
+def publish(store: Store, source: Layers | None = None, **options: Any) -> tuple[str, list[str], list[float]]:
+    """The digest, what was said without the repository's name, and the pauses."""
+    said: list[str] = []
     slept: list[float] = []
     more = {key: options.pop(key) for key in ("move_tags", "siblings") if key in options}
-    target = repository(store, sleep=slept.append, **options)
-    done = push((source or Layers(BASE)).image(), target, CONTENT, TAGS, on_event=events.append, **more)
-    return done, events, slept
+    target = repository(store, sleep=slept.append, on_retry=said.append, **options)
+    done = push((source or Layers(BASE)).image(), target, CONTENT, TAGS, said.append, **more)
+    return done, [text.replace(f"{store.host}/{NAME}:", "") for text in said], slept
 
 
 def digest(store: Store, tag: str) -> str:
@@ -60,27 +61,23 @@ def manifests(store: Store) -> list[str]:
 
 
 def test_content_first_then_all_tags_are_compared_then_named(store: Store) -> None:
-    done, events, slept = publish(store)
+    done, said, slept = publish(store)
     compared = [f"GET {tag}" for tag in TAGS]
     named = [f"{verb} {tag}" for tag in TAGS for verb in ("PUT", "GET")]
     first = f"GET {CONTENT}"
     assert manifests(store) == [first, *compared, first, f"PUT {CONTENT}", first, *compared, *named]
-    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {done.digest}
-    assert done.reference == f"{store.host}/{NAME}@{done.digest}"
-    assert done.tags == done.sent == (CONTENT, *TAGS)
-    assert len(BASE) < done.bytes_sent < len(BASE) + 1000
-    assert [event.kind for event in events if event.kind != "layer"] == ["push", "done", "done", "done"]
-    assert [event.total for event in events if event.kind == "layer"][-1] == len(BASE)
+    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {done}
+    assert said == [f"pushing {CONTENT}", *(f"{tag} is {done}" for tag in (CONTENT, *TAGS))]
     assert slept == []
 
 
 def test_second_push_sends_nothing(store: Store) -> None:
     first = publish(store)[0]
     store.requests.clear()
-    done, events, _ = publish(store)
+    done, said, _ = publish(store)
     assert {request.split()[0] for request in store.requests} == {"GET"}
-    assert (done.sent, done.bytes_sent, done.digest) == ((), 0, first.digest)
-    assert {event.kind for event in events} == {"kept"}
+    assert done == first
+    assert said == [f"{CONTENT} is there already: {first}", *(f"{tag} is there already" for tag in TAGS)]
 
 
 def test_taken_tag_stops_before_anything_is_sent(store: Store) -> None:
@@ -94,10 +91,10 @@ def test_taken_tag_stops_before_anything_is_sent(store: Store) -> None:
 
 
 def test_taken_tag_is_moved_when_asked(store: Store) -> None:
-    taken(store)
-    done, events, _ = publish(store, move_tags=True)
-    assert digest(store, TAGS[1]) == done.digest
-    assert [event.tag for event in events if event.kind == "moved"] == [TAGS[1]]
+    theirs = taken(store)
+    done, said, _ = publish(store, move_tags=True)
+    assert digest(store, TAGS[1]) == done
+    assert [text for text in said if "moves" in text] == [f"{TAGS[1]} moves from {theirs} to {done}"]
 
 
 @pytest.mark.parametrize("kind", [MANIFEST, INDEX, "application/vnd.docker.distribution.manifest.v2+json"])
@@ -109,10 +106,11 @@ def test_same_content_built_elsewhere_gets_the_tags(store: Store, kind: str) -> 
     data = json.dumps({**json.loads(store.manifests[NAME, CONTENT][1]), "mediaType": kind}).encode()
     store.manifests[NAME, CONTENT] = (kind, data)
     source = Layers(TOP)
+    store.requests.clear()
     done, _, _ = publish(store, source)
-    assert done.digest == sha256(data) != theirs.digest
+    assert done == sha256(data) != theirs
     assert {store.manifests[NAME, tag] for tag in TAGS} == {(kind, data)}
-    assert (source.read, done.bytes_sent) == ([], 0)
+    assert (source.read, store.count("/blobs/")) == ([], 0)
 
 
 def test_media_type_that_a_manifest_leaves_out() -> None:
@@ -122,10 +120,10 @@ def test_media_type_that_a_manifest_leaves_out() -> None:
 
 def test_transient_failures_are_waited_out(store: Store) -> None:
     store.faults += [failing(503, "GET", 2), failing(502, "PUT", 1)]
-    done, events, slept = publish(store, attempts=3)
-    assert done.sent == (CONTENT, *TAGS)
+    done, said, slept = publish(store, attempts=3)
+    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {done}
     assert slept == [2, 4, 2]
-    assert "attempt 2 of 3 in 2 s" in next(event.text for event in events if event.kind == "retry")
+    assert "attempt 2 of 3 in 2 s" in said[0]
 
 
 def test_transient_failure_that_stays(store: Store) -> None:
@@ -138,7 +136,7 @@ def test_transient_failure_that_stays(store: Store) -> None:
 @pytest.mark.parametrize("code", [401, 403])
 def test_denied_lookup_of_what_may_not_exist_yet_is_left_to_the_push(store: Store, code: int) -> None:
     store.faults.append(failing(code, "GET", 2))
-    assert publish(store)[0].sent == (CONTENT, *TAGS)
+    assert publish(store)[0] == digest(store, TAGS[1])
     source = Layers(TOP)
     store.manifests.clear()
     store.faults[:] = [failing(code, "GET", 99), failing(code, "POST", 99)]
@@ -157,7 +155,7 @@ def test_an_upload_that_cannot_be_cancelled_stops_no_push(store: Store) -> None:
         return False
 
     store.faults.append(fault)
-    assert publish(store)[0].sent == (CONTENT, *TAGS)
+    assert publish(store)[0] == digest(store, TAGS[1])
     assert store.count("^DELETE") == 1
 
 

@@ -3,18 +3,22 @@ left as it is, and said. Pure; when all is so already there is no command."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rocstack.base.text import listed
-from rocstack.cluster import reservations
-from rocstack.cluster.operation import seconds
-from rocstack.cluster.settings import NORMAL, ROOT, Account, ClusterSettings, Qos
+from rocstack.cluster import hostlist
+from rocstack.cluster.operation import minutes, seconds
+from rocstack.cluster.settings import NORMAL, ROOT, ClusterSettings, Reservation
+from rocstack.cluster.slurm_files import members
 from rocstack.cluster.slurm_records import Row, SlurmRecords, names, tres
 
 Command = tuple[str, ...]
 _DO = ("sacctmgr", "--immediate")
 _GPU = "gres/gpu"
+_TRES = ("GrpTRES", "MaxTRESPA", "MaxTRESPU", "MaxTRES")
 _ADMIN = {"none": "None", "operator": "Operator", "admin": "Administrator"}
+FOREVER = "3650-00:00:00"  # Slurm's own UNLIMITED ends after a year
+_MOMENT = "%Y-%m-%dT%H:%M:%S"
 
 
 @dataclass(frozen=True)
@@ -44,58 +48,53 @@ def changes(
     Raises:
         BadInput: a reservation names nodes that are not there.
     """
-    reserved = reservations.changes(
-        cluster, records.reservations, workers=workers, groups=groups, now=now, absent=absent
-    )
-    commands = [*_qos(cluster, records), *_accounts(cluster, records), *_users(cluster, records), *reserved.commands]
-    return SlurmChanges(tuple(commands), (*_left(cluster, records), *reserved.notes))
+    notes = list(_left(cluster, records))
+    commands = [*_qos(cluster, records), *_accounts(cluster, records), *_users(cluster, records)]
+    for name, reservation in sorted(cluster.reservations.items()):
+        start, end = _times(reservation)
+        if end and end <= now:
+            notes.append(f"reservation {name} ended {end:%Y-%m-%d %H:%M}: remove it from rocstack.yml")
+            continue
+        named = members(reservation.nodes, workers, groups, f"cluster.reservations.{name}")
+        nodes = [each for each in named if each not in absent]
+        if len(nodes) < len(named):
+            lacking = hostlist.fold(each for each in named if each in absent)
+            notes.append(f"reservation {name}: without {lacking}, which Slurm doesn't know yet")
+        if nodes or not named:
+            # Slurm takes no start in the past.
+            first = f"{start:{_MOMENT}}" if start and start > now else "now"
+            words = {"StartTime": first, **({"EndTime": f"{end:{_MOMENT}}"} if end else {"Duration": FOREVER})}
+            commands += _reservation(cluster, name, words, nodes, records.reservations.get(name))
+    return SlurmChanges(tuple(commands), tuple(notes))
 
 
 def _qos(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:
     for name in cluster.qos:
         if name not in records.qos:
             yield (*_DO, "add", "qos", f"name={name}")
-    for name, desired in cluster.qos.items():
-        words = _differing(_desired_qos(desired), _recorded_qos(records.qos.get(name, {})))
+    for name, qos in cluster.qos.items():
+        row = records.qos.get(name, {})
+        grouped, account, user, job = (tres(row.get(key, "")) for key in _TRES)
+        words = _differing(
+            ("Priority", qos.priority, row.get("Priority") or "0"),
+            ("Preempt", qos.preempts, names(row.get("Preempt", ""))),
+            ("PreemptMode", qos.preempt_mode, row.get("PreemptMode", "")),
+            ("GraceTime", qos.grace and seconds(qos.grace), str(_span(row.get("GraceTime") or "00:00:00"))),
+            (f"GrpTRES={_GPU}", qos.max_gpus, grouped.get(_GPU, "-1")),
+            (f"MaxTRESPerAccount={_GPU}", qos.max_gpus_per_account, account.get(_GPU, "-1")),
+            (f"MaxTRESPerUser={_GPU}", qos.max_gpus_per_user, user.get(_GPU, "-1")),
+            (f"MaxTRESPerJob={_GPU}", qos.max_gpus_per_job, job.get(_GPU, "-1")),
+            ("MaxTRESPerJob=node", qos.max_nodes, job.get("node", "-1")),
+            ("MaxJobsPerUser", qos.max_jobs, row.get("MaxJobsPU") or "-1"),
+            (
+                "MaxWall",
+                qos.max_wall and minutes(qos.max_wall, forever="-1"),
+                str(_span(row["MaxWall"]) // 60) if row.get("MaxWall") else "-1",
+            ),
+            ("Flags", qos.flags, names(row.get("Flags", ""))),
+        )
         if words:
             yield (*_DO, "modify", "qos", "where", f"name={name}", "set", *words)
-
-
-def _desired_qos(qos: Qos) -> dict[str, str | None]:
-    """By sacctmgr's keyword, TRES behind a second '='; None is not named."""
-    grace = None if qos.grace is None else seconds(qos.grace)
-    return {
-        "Priority": _text(qos.priority),
-        "Preempt": None if qos.preempts is None else names(",".join(qos.preempts)),
-        "PreemptMode": qos.preempt_mode,
-        "GraceTime": _text(grace),
-        f"GrpTRES={_GPU}": _text(qos.max_gpus),
-        f"MaxTRESPerAccount={_GPU}": _text(qos.max_gpus_per_account),
-        f"MaxTRESPerUser={_GPU}": _text(qos.max_gpus_per_user),
-        f"MaxTRESPerJob={_GPU}": _text(qos.max_gpus_per_job),
-        "MaxTRESPerJob=node": _text(qos.max_nodes),
-        "MaxJobsPerUser": _text(qos.max_jobs),
-        "MaxWall": None if qos.max_wall is None else _minutes(qos.max_wall),
-        "Flags": None if qos.flags is None else names(",".join(qos.flags)),
-    }
-
-
-def _recorded_qos(row: Row) -> dict[str, str]:
-    grouped, account, user, job = (tres(row.get(key, "")) for key in ("GrpTRES", "MaxTRESPA", "MaxTRESPU", "MaxTRES"))
-    return {
-        "Priority": row.get("Priority") or "0",
-        "Preempt": names(row.get("Preempt", "")),
-        "PreemptMode": row.get("PreemptMode", ""),
-        "GraceTime": str(_span(row.get("GraceTime") or "00:00:00")),
-        f"GrpTRES={_GPU}": grouped.get(_GPU, "-1"),
-        f"MaxTRESPerAccount={_GPU}": account.get(_GPU, "-1"),
-        f"MaxTRESPerUser={_GPU}": user.get(_GPU, "-1"),
-        f"MaxTRESPerJob={_GPU}": job.get(_GPU, "-1"),
-        "MaxTRESPerJob=node": job.get("node", "-1"),
-        "MaxJobsPerUser": row.get("MaxJobsPU") or "-1",
-        "MaxWall": str(_span(row["MaxWall"]) // 60) if row.get("MaxWall") else "-1",
-        "Flags": names(row.get("Flags", "")),
-    }
 
 
 def _accounts(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:
@@ -106,33 +105,19 @@ def _accounts(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Comma
             parent = account.parent or ROOT
             yield (*_DO, "add", "account", f"name={name}", f"parent={parent}", *about)
             row = {"ParentName": parent}
-        has = tres(row.get("GrpTRES", ""))
+        has = row.get("QOS", "")
         words = _differing(
-            {
-                "Parent": account.parent,
-                "Fairshare": _text(account.fairshare),
-                "QosLevel": None if account.qos is None else names(",".join(account.qos)),
-                "DefaultQOS": account.default_qos,
-                f"GrpTRES={_GPU}": _text(account.max_gpus),
-            },
-            {
-                "Parent": row.get("ParentName", ""),
-                "Fairshare": row.get("Share", "1"),
-                "QosLevel": names(row.get("QOS", "")),
-                "DefaultQOS": row.get("DefaultQOS", ""),
-                f"GrpTRES={_GPU}": has.get(_GPU, "-1"),
-            },
+            ("Parent", account.parent, row.get("ParentName", "")),
+            ("Fairshare", account.fairshare, row.get("Share", "1")),
+            ("QosLevel", account.qos, names(has)),
+            ("DefaultQOS", account.default_qos, row.get("DefaultQOS", "")),
+            (f"GrpTRES={_GPU}", account.max_gpus, tres(row.get("GrpTRES", "")).get(_GPU, "-1")),
         )
-        words += _more_qos(account, cluster, row)
+        missing = [each for each in sorted({*cluster.qos, NORMAL}) if each not in has.split(",")]
+        if missing and account.qos is None:  # no list is given: ours beside what the account has
+            words.append(f"QosLevel+={','.join(missing)}")
         if words:
             yield (*_DO, "modify", "account", "where", f"name={name}", "set", *words)
-
-
-def _more_qos(account: Account, cluster: ClusterSettings, row: Row) -> list[str]:
-    """Where no list is given: ours beside what the account has."""
-    has = row.get("QOS", "").split(",")
-    missing = [name for name in sorted({*cluster.qos, NORMAL}) if name not in has]
-    return [f"QosLevel+={','.join(missing)}"] if missing and account.qos is None else []
 
 
 def _users(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:
@@ -149,20 +134,62 @@ def _users(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]
         yield (*_DO, "add", "user", f"name={','.join(users)}", *words)
     for name, person in sorted(cluster.users.items()):
         row = records.users.get(name, {"DefaultAccount": cluster.accounts_of(name)[0], "AdminLevel": "None"})
-        default = person.accounts[0] if person.accounts else None
-        admin = _ADMIN[person.admin] if person.admin else None
         changed = _differing(
-            {"DefaultAccount": default, "AdminLevel": admin},
-            {"DefaultAccount": row["DefaultAccount"], "AdminLevel": row["AdminLevel"]},
+            ("DefaultAccount", person.accounts[0] if person.accounts else None, row["DefaultAccount"]),
+            ("AdminLevel", person.admin and _ADMIN[person.admin], row["AdminLevel"]),
         )
         if changed:
             yield (*_DO, "modify", "user", "where", f"name={name}", "set", *changed)
 
 
-def _differing(desired: Mapping[str, str | None], records: Mapping[str, str]) -> list[str]:
-    """KEY=VALUE of what is named and not so. Flags are taken away with -1, all else with nothing."""
-    changed = {key: value for key, value in desired.items() if value is not None and value != records[key]}
-    return [f"{key}={'-1' if key == 'Flags' and not value else value}" for key, value in changed.items()]
+def _differing(*rows: tuple[str, str | int | tuple[str, ...] | None, str]) -> list[str]:
+    """KEY=VALUE of what is named and not so, from rows of key, what is wanted and what is recorded. Flags are taken
+    away with -1, all else with nothing."""
+    words = []
+    for key, wanted, recorded in rows:
+        value = names(",".join(wanted)) if isinstance(wanted, tuple) else str(wanted)
+        if wanted is not None and value != recorded:
+            words.append(f"{key}={'-1' if key == 'Flags' and not value else value}")
+    return words
+
+
+def _times(reservation: Reservation) -> tuple[datetime | None, datetime | None]:
+    """None: at once, for ever."""
+    start = None if reservation.start == "now" else datetime.strptime(reservation.start, "%Y-%m-%dT%H:%M")
+    lasts = seconds(reservation.duration)
+    return start, start + timedelta(seconds=lasts) if start and lasts else None
+
+
+def _reservation(
+    cluster: ClusterSettings, name: str, times: Mapping[str, str], nodes: Sequence[str], current: Row | None
+) -> Iterator[Command]:
+    wanted = cluster.reservations[name]
+    partition = wanted.partition or cluster.default_partition
+    where = {"Nodes": hostlist.fold(nodes)} if nodes else {"NodeCnt": str(wanted.count), "PartitionName": partition}
+    words = {
+        **times,
+        **where,
+        "Accounts": names(",".join(wanted.accounts)),
+        "Users": names(",".join(wanted.users)),
+    }
+    if current is None:
+        # Jobs that run there now may end; without IGNORE_JOBS it would be refused while there are any.
+        flags = ["IGNORE_JOBS", *["REPLACE_DOWN"] * bool(wanted.count), *["MAGNETIC"] * wanted.magnetic]
+        chosen = [f"{key}={value}" for key, value in words.items() if value]
+        yield ("scontrol", "create", "reservation", f"ReservationName={name}", *chosen, f"Flags={','.join(flags)}")
+        return
+    same = {
+        "StartTime": words["StartTime"] in ("now", current["StartTime"]),
+        "Nodes": not nodes or sorted(hostlist.expand(current["Nodes"])) == sorted(nodes),
+        "PartitionName": True,
+        "Accounts": words["Accounts"] == names(current["Accounts"]),
+        "Users": words["Users"] == names(current["Users"]),
+    }
+    changed = [f"{key}={value}" for key, value in words.items() if not same.get(key, value == current.get(key))]
+    if ("MAGNETIC" in current["Flags"].split(",")) != wanted.magnetic:
+        changed.append(f"Flags{'+' if wanted.magnetic else '-'}=MAGNETIC")
+    if changed:
+        yield ("scontrol", "update", f"ReservationName={name}", *changed)
 
 
 def _left(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[str]:
@@ -181,15 +208,6 @@ def _left(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[str]:
 def _note(noun: str, left: Iterable[str]) -> Iterator[str]:
     if left := sorted(left):
         yield f"{noun} {listed(left)}: not in rocstack.yml, left as it is"
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
-
-
-def _minutes(text: str) -> str:
-    whole = seconds(text)
-    return "-1" if whole is None else str(max(whole // 60, 1))
 
 
 def _span(text: str) -> int:

@@ -54,11 +54,7 @@ def decide(setting: str, machines: Sequence[SlurmNodeConfig]) -> Cgroups:
             f"jobs are not held in cgroups (a job can use GPUs and memory it didn't ask for), because of {names}: {why}"
         )
         return Cgroups("disabled", (said + more,))
-    raise BadInput(
-        f"cluster.cgroup is {setting}, but {why}{more}",
-        code="bad-cgroup",
-        next_step="set `cgroup: auto`, or reconfigure these nodes",
-    )
+    raise BadInput.of("bad-cgroup", setting=setting, why=why + more)
 
 
 def lost(setting: str, before: Iterable[SlurmNodeConfig], now: Iterable[SlurmNodeConfig]) -> str:

@@ -78,6 +78,12 @@ def seconds(text: str) -> int | None:
     return None if text == "infinite" else int(text[:-1]) * _SECONDS[text[-1]]
 
 
+def minutes(text: str, forever: str = "UNLIMITED") -> str:
+    """A Duration as Slurm's limits on jobs, which count whole minutes."""
+    whole = seconds(text)
+    return forever if whole is None else str(max(whole // 60, 1))
+
+
 def how_many(share: int | str, whole: int) -> int:
     """A number of nodes: as it is given, or a percentage of all, rounded up."""
     return share if isinstance(share, int) else math.ceil(whole * int(share.removesuffix("%")) / 100)

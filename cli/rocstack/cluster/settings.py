@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from rocstack.base import document
 from rocstack.base.levels import Level
@@ -40,7 +40,19 @@ TAKEN = {
     65534: "nobody",
 }  # uids in the images
 Limit = Annotated[int, Field(ge=-1)]
-Nodes = Annotated[tuple[Hostlist, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+
+
+def _hostlists(texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        hostlist.expand(text)
+    return texts
+
+
+Nodes = Annotated[
+    tuple[Hostlist, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    AfterValidator(_hostlists),
+]
 
 
 class Partition(Value):
@@ -53,11 +65,6 @@ class Partition(Value):
     accounts: tuple[SlurmName, ...] = ()  # that may use it; empty: all
     tier: Annotated[int, Field(ge=0, le=65533)] = 1  # jobs of a higher tier are looked at first
     state: Literal["up", "down", "drain", "inactive"] = "up"
-
-    @field_validator("nodes")
-    @classmethod
-    def _hostlists(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
-        return _hostlists(texts)
 
 
 class Qos(Value):
@@ -135,11 +142,6 @@ class Reservation(Value):
         if self.start == "now" and self.duration != "infinite":
             raise ValueError("duration: one that ends needs a `start`, or every deploy would make it again")
         return self
-
-    @field_validator("nodes")
-    @classmethod
-    def _hostlists(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
-        return _hostlists(texts)
 
 
 class ClusterSettings(Value):
@@ -243,9 +245,3 @@ def _unknown(
     for each in wanted:
         if each not in known:
             yield key, f"{name} names the {noun} '{each}', which is not there (known: {', '.join(sorted(known))})"
-
-
-def _hostlists(texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        hostlist.expand(text)
-    return texts

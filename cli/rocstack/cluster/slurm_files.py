@@ -1,6 +1,7 @@
 """slurm.conf, gres.conf, cgroup.conf and slurmdbd.conf. Pure: the same input gives the same bytes."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.cluster import cgroup, hostlist
-from rocstack.cluster.operation import seconds
+from rocstack.cluster.operation import minutes, seconds
 from rocstack.cluster.settings import VERIFY, ClusterSettings, Partition
-from rocstack.cluster.slurm_node import SlurmNodeConfig
+from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
 from rocstack.stack import component, sourcemap
 from rocstack.stack.blocks import Blocks, environment, sources
 
@@ -68,10 +69,25 @@ def files(
         raise ValueError("a password that slurmdbd.conf can't hold")
     workers = sorted(machines, key=lambda each: hostlist.natural(each.name))
     cgroups = cgroup.decide(cluster.cgroup, workers)
+    virtual = any(each.virtual for each in workers)
+    variables: dict[str, Any] = {
+        "cluster": cluster,
+        "control": control,
+        "cgroups": cgroups,
+        "seconds": seconds,
+        "jwt_key": JWT_KEY,
+        "nodes": _nodes(workers),
+        "virtual": virtual,
+        "gres_types": sorted({gres.type for each in workers for gres in each.gres}),
+        "gres": _gres(workers),
+        # A virtual node's CPUs are not there to be bound to: `srun --cpu-bind=cores` would fail.
+        "affinity": not virtual,
+        "memory_per_cpu": min((each.memory // each.cpus for each in workers), default=1),
+        "partitions": [_partition(cluster, name, workers, absent, groups or {}) for name in cluster.partitions],
+        "suite": VERIFY,
+    }
     library = component.library("slurm", overlay)
-    blocks = Blocks(
-        environment(sources(library)), library, _variables(cluster, control, workers, absent, groups or {}, cgroups)
-    )
+    blocks = Blocks(environment(sources(library)), library, variables)
 
     def text(name: str, **extra: Any) -> str:
         return "".join(sourcemap.split(blocks.render(name, block, **extra))[0] for block in BLOCKS[name])
@@ -83,14 +99,11 @@ def files(
         "cgroup.conf": text("cgroup.conf"),
         "slurmdbd.conf": text("slurmdbd.conf", password=password),
     }
-    return Files(texts, cgroups, (*cgroups.notes, *_left_out(absent)))
-
-
-def _left_out(absent: Sequence[str]) -> tuple[str, ...]:
-    names = hostlist.fold(sorted(absent, key=hostlist.natural))
-    return (
-        (f"Slurm doesn't know {names} yet, of which nothing could be read: the next deploy adds it",) if names else ()
-    )
+    notes = list(cgroups.notes)
+    if absent:
+        names = hostlist.fold(sorted(absent, key=hostlist.natural))
+        notes.append(f"Slurm doesn't know {names} yet, of which nothing could be read: the next deploy adds it")
+    return Files(texts, cgroups, tuple(notes))
 
 
 def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, Sequence[str]], key: str) -> list[str]:
@@ -109,76 +122,45 @@ def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, S
             unknown = [name for name in hostlist.expand(text) if name not in workers]
             if unknown:
                 hint = did_you_mean(unknown[0], {*workers, *groups, ALL})
-                raise BadInput(
-                    f"{key} names '{unknown[0]}', which is neither a worker nor a group"
-                    + (f": {hint}" if hint else ""),
-                    code="unknown-node",
-                    next_step="name workers, a hostlist such as n[1-3], a group of the inventory, or all",
-                )
+                hint = f": {hint}" if hint else ""
+                raise BadInput.of("not-in-the-cluster", key=key, name=unknown[0], hint=hint)
             result.update(hostlist.expand(text))
     return sorted(result, key=hostlist.natural)
 
 
-def _variables(
-    cluster: ClusterSettings,
-    control: Control,
-    workers: Sequence[SlurmNodeConfig],
-    absent: Sequence[str],
-    groups: Mapping[str, Sequence[str]],
-    cgroups: cgroup.Cgroups,
-) -> dict[str, Any]:
-    return {
-        "cluster": cluster,
-        "control": control,
-        "cgroups": cgroups,
-        "seconds": seconds,
-        "jwt_key": JWT_KEY,
-        "nodes": [_node(alike) for alike in _alike(workers)],
-        "virtual": any(each.virtual for each in workers),
-        "gres_types": sorted({gres.type for each in workers for gres in each.gres}),
-        "gres": _gres(workers),
-        # A virtual node's CPUs are not there to be bound to: `srun --cpu-bind=cores` would fail.
-        "affinity": not any(each.virtual for each in workers),
-        "memory_per_cpu": min((each.memory // each.cpus for each in workers), default=1),
-        "partitions": [_partition(cluster, name, workers, absent, groups) for name in cluster.partitions],
-        "suite": VERIFY,
-    }
-
-
-def _alike(workers: Sequence[SlurmNodeConfig]) -> list[list[SlurmNodeConfig]]:
-    """Workers that differ in nothing that slurm.conf says but name and address."""
-    result: dict[SlurmNodeConfig, list[SlurmNodeConfig]] = {}
+def _nodes(workers: Sequence[SlurmNodeConfig]) -> list[dict[str, str]]:
+    """A line for the workers that differ in nothing that slurm.conf says but name and address."""
+    alike: dict[SlurmNodeConfig, list[SlurmNodeConfig]] = {}
     for each in workers:
-        result.setdefault(replace(each, name="", address="", cgroup=None, cgroup_writable=False), []).append(each)
-    return list(result.values())
-
-
-def _node(alike: Sequence[SlurmNodeConfig]) -> dict[str, str]:
-    one = alike[0]
-    size = f"CPUs={one.cpus}"
-    if one.topology:
-        size = "Sockets={} CoresPerSocket={} ThreadsPerCore={}".format(*one.topology)
-    kinds = dict.fromkeys(each.type for each in one.gres)
-    counts = {kind: sum(each.count for each in one.gres if each.type == kind) for kind in kinds}
-    gres = ",".join(f"gpu:{kind}:{count}" for kind, count in counts.items())
-    return {
-        "names": hostlist.fold(each.name for each in alike),
-        "addresses": hostlist.fold(each.address for each in alike),
-        "size": f"{size} RealMemory={one.memory}",
-        "gres": f" Gres={gres}" if gres else "",
-        "features": f" Features={','.join(one.features)}" if one.features else "",
-    }
+        alike.setdefault(replace(each, name="", address="", cgroup=None, cgroup_writable=False), []).append(each)
+    rows = []
+    for one, machines in alike.items():
+        size = f"CPUs={one.cpus}"
+        if one.topology:
+            size = "Sockets={} CoresPerSocket={} ThreadsPerCore={}".format(*one.topology)
+        counts = Counter[str]()
+        for gres in one.gres:
+            counts[gres.type] += gres.count
+        row = {
+            "names": hostlist.fold(each.name for each in machines),
+            "addresses": hostlist.fold(each.address for each in machines),
+            "size": f"{size} RealMemory={one.memory}",
+            "gres": f" Gres={','.join(f'gpu:{kind}:{count}' for kind, count in counts.items())}" if counts else "",
+            "features": f" Features={','.join(one.features)}" if one.features else "",
+        }
+        rows.append(row)
+    return rows
 
 
 def _gres(workers: Sequence[SlurmNodeConfig]) -> list[dict[str, str]]:
-    rows = []
-    result: dict[tuple[Any, ...], list[str]] = {}
+    alike: dict[tuple[Gres, ...], list[str]] = {}
     for each in workers:
-        if each.gres:
-            result.setdefault(each.gres, []).append(each.name)
-    for gres, names in result.items():
-        rows += [{"names": hostlist.fold(names), "type": each.type, "files": each.files} for each in gres]
-    return rows
+        alike.setdefault(each.gres, []).append(each.name)
+    return [
+        {"names": hostlist.fold(names), "type": each.type, "files": each.files}
+        for gres, names in alike.items()
+        for each in gres
+    ]
 
 
 def _partition(
@@ -207,21 +189,11 @@ def _partition(
     return {"name": name, "text": " ".join(f"{key}={value}" for key, value in words.items() if value)}
 
 
-def minutes(text: str) -> str:
-    """A Duration as slurm.conf's MaxTime, which counts whole minutes."""
-    whole = seconds(text)
-    return "UNLIMITED" if whole is None else str(max(whole // 60, 1))
-
-
 def _more(cluster: ClusterSettings, conf: str) -> tuple[str, ...]:
-    ours = {line.partition("=")[0].lower(): line.partition("=")[0] for line in conf.splitlines() if "=" in line}
+    ours = {line.partition("=")[0].lower() for line in conf.splitlines() if "=" in line}
     for key in cluster.slurm:
         if key.lower() in {*ours, "nodename", "partitionname", "slurmdparameters", "grestypes", "include"}:
-            raise BadInput(
-                f"cluster.slurm sets {key}, which rocstack sets itself",
-                code="bad-slurm-line",
-                next_step="use its key under `cluster:`, or override a block of slurm/slurm.conf.j2 in your overlay",
-            )
+            raise BadInput.of("bad-slurm-line", key=key)
     yes = {True: "YES", False: "NO"}
     return tuple(
         f"{key}={yes[value] if isinstance(value, bool) else value}" for key, value in sorted(cluster.slurm.items())

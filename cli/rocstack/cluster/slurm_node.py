@@ -60,11 +60,7 @@ def slurm_node(
     """
     system = profile.system
     if not system.cpus or not system.memory:
-        raise BadInput(
-            f"the profile of {name} lacks the number of CPUs or the size of the memory",
-            code="no-node-size",
-            next_step="run `rocstack probe` to see what could not be read, and why",
-        )
+        raise BadInput.of("no-node-size", node=name)
     gres = gpu_gres(profile.gpus) if offer_gpus else ()
     count = sum(each.count for each in gres)
     words = {gpu.gfx for gpu in profile.gpus} | {nic.nic for nic in profile.nics} | {each.type for each in gres}

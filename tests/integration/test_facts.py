@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from workspace import Workspace, engine
 
+from rocstack.base.findings import Finding
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan import precheck
-from rocstack.deploy.plan.precheck import Finding, Scope
+from rocstack.deploy.plan.scope import Scope
 from rocstack.deploy.read import facts, inventory
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
@@ -48,11 +49,11 @@ def on(workspace: Workspace, node: str, command: str) -> str:
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
     labels = {LABEL_PREFIX + "nic": nic, LABEL_PREFIX + "gfx": "gfx942", LABEL_PREFIX + "stack": "debian-13"}
     images = {role: Image(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
-    return list(precheck.precheck(Scope(listed, found.nodes, images), found.failures))
+    return list(precheck.precheck(Scope(listed, found, images)))
 
 
 def test_healthy_nodes_have_no_finding(cluster: Workspace, listed: Inventory) -> None:
-    found = facts.gather(listed, uids=[0, 64030], users=["root"])
+    found = facts.gather(listed, uids={"root": 0, "nobody-here": 64030})
     assert found.failures == ()
     assert [node.name for node in found.nodes] == ["n1", "n2"]
     for node in found.nodes:

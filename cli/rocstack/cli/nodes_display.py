@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from rocstack.cli.ui import bars, err, escape
+from rocstack.deploy.nodes.runs import DeployEvents
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 MOST = 16  # rows on a terminal; of more nodes only those at work are shown
 
 
-class NodesDisplay:
+class NodesDisplay(DeployEvents):
     """Takes the events of a deploy from several threads."""
 
     def __init__(self) -> None:

@@ -147,25 +147,25 @@ def status(options: StatusOptions = StatusOptions()) -> Status:
 
 
 def _run(request: tuple[DeployRequest, Settings], events: DeployEvents | None) -> Outcome:
-    from rocstack.deploy.nodes.runs import NodeRuns, SilentEvents
+    from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
     from rocstack.deploy.ship.shipping import Shipping
     from rocstack.deploy.work import deploy as work
 
     asked, chosen = request
-    events = events or SilentEvents()
+    events = events or DeployEvents()
     log = _fresh_log(chosen)
     events.begin([host.name for host in asked.inventory.nodes])
     return work.deploy(asked, Shipping(_client(), log.parent), NodeRuns(asked.inventory.path, log, events), events)
 
 
 def _preview(request: tuple[DeployRequest, Settings], events: DeployEvents | None) -> DeployPreview:
-    from rocstack.deploy.nodes.runs import SilentEvents
+    from rocstack.deploy.nodes.runs import DeployEvents
     from rocstack.deploy.plan.prepare import prepare
     from rocstack.deploy.work.deploy import refused
 
     asked, chosen = request
     _fresh_log(chosen)
-    events = events or SilentEvents()
+    events = events or DeployEvents()
     events.begin([host.name for host in asked.inventory.nodes])
     prepared = prepare(asked, events)
     return DeployPreview(prepared.plan, refused(prepared))

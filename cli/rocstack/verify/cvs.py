@@ -15,7 +15,7 @@ from rocstack.base import document, paths
 from rocstack.base.errors import CheckFailed
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
-from rocstack.deploy.read import addresses, inventory
+from rocstack.deploy.read import inventory
 from rocstack.deploy.state import cluster_state
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
@@ -238,7 +238,7 @@ def _hosts(state: ClusterState) -> Iterable[CvsHost]:
     for each in state.inventory.workers:
         facts = state.gathered.node(each.name)
         if facts:
-            inside = addresses.node_address(each.variables, each.name, facts.profile)
+            inside = state.gathered.address(each)
             yield CvsHost(each.name, each.host, inside, facts.profile, login(state.gathered.ssh_hosts[each.name]))
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from rocstack.deploy.nodes import runs
-from rocstack.deploy.nodes.answers import ANSWERS, ApplyAnswer, PullAnswer, parse
+from rocstack.deploy.nodes.answers import TASKS, ApplyAnswer, PullAnswer, parse
 from rocstack.deploy.nodes.node_spec import NodeSpec
-from rocstack.deploy.nodes.runs import NodeRun, NodeRuns, SilentEvents
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun
 from rocstack.node.containers import ContainerResult
@@ -33,7 +32,7 @@ OF_ANSIBLE = {"changed": True, "invocation": {"module_args": {}}, "_ansible_no_l
 
 def run(*ends: HostRun, monkeypatch: pytest.MonkeyPatch) -> dict[str, NodeRun]:
     monkeypatch.setattr(ansible, "run", lambda *_, **__: ends)
-    return NodeRuns(Path("i.yml"), Path("log"), SilentEvents()).run("start.yml", {"n1": NodeSpec(), "n2": NodeSpec()})
+    return NodeRuns(Path("i.yml"), Path("log"), DeployEvents()).run("start.yml", {"n1": NodeSpec(), "n2": NodeSpec()})
 
 
 def test_what_modules_answer_is_read() -> None:
@@ -49,7 +48,7 @@ def test_what_modules_answer_is_read() -> None:
     ("task", "field"), [("Containers", each) for each in APPLY] + [("Pull", "images"), ("Slurm", "steps")]
 )
 def test_a_field_of_another_kind_is_named(task: str, field: str, value: object) -> None:
-    model = ANSWERS[task]
+    _, model = TASKS[task]
     whole = {"Containers": APPLY, "Pull": PULL, "Slurm": {"steps": []}}[task]
     if (field, value) in (("steps", [{}]), ("exec", [[]])):
         pytest.skip("fits: a step's row is checked by its kind")
@@ -76,4 +75,3 @@ def test_a_module_that_failed_says_what_it_did_until_then(monkeypatch: pytest.Mo
     crashed = run(HostRun("n1", "failed", "Traceback", {"Containers": {"msg": "Traceback"}}), monkeypatch=monkeypatch)
     assert "Containers" in crashed["n1"].answers
     assert crashed["n1"].answer("Containers", ApplyAnswer) is None
-    assert runs.TASKS.keys() == ANSWERS.keys()

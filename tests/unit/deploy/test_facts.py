@@ -119,7 +119,7 @@ def test_the_clock_is_known_within_bounds() -> None:
 
 
 def test_who_is_asked_what() -> None:
-    asked = facts.questions(INVENTORY, [64030], ["slurm"])
+    asked = facts.questions(INVENTORY, {"slurm": 64030})
     assert asked["rocstack_facts_reach"] == {
         "n1": ["10.0.0.2:6818", "10.0.0.10:6818"],
         "n2": ["10.0.0.1:6817"],
@@ -127,8 +127,9 @@ def test_who_is_asked_what() -> None:
     }
     assert asked["rocstack_facts_ports"] == [6817, 6818, 6819, 6820]
     racks = replace(INVENTORY, workers=(replace(HOSTS[1], rack_registry="rack7"), HOSTS[2]))
-    assert facts.questions(racks, [], [], 5050)["rocstack_facts_ports"] == [443, 5050, 6817, 6818, 6819, 6820]
+    assert facts.questions(racks, {}, 5050)["rocstack_facts_ports"] == [443, 5050, 6817, 6818, 6819, 6820]
     assert asked["rocstack_facts_names"] == ["n1"]
+    assert (asked["rocstack_facts_uids"], asked["rocstack_facts_users"]) == ([64030], ["slurm"])
 
 
 @pytest.mark.parametrize("surplus", [{}, {"since": "2027"}])

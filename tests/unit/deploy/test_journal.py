@@ -81,13 +81,13 @@ def test_a_newer_one_is_refused_whatever_is_in_it() -> None:
 
 def test_resumable_until_every_node_was_come_to() -> None:
     now = Journal().begin(deploy("a"))
-    assert now.finish("t").resumable() == now.current
+    assert now.finish("t") == now
     now = now.note("n1", "done").note("n2", "started")
-    found = now.finish("t").resumable()
+    found = now.finish("t").current
     assert found is not None
     assert (found.at("done"), found.at("started"), found.at("pending")) == (("n1",), ("n2",), ())
     now = now.note("n2", "failed", reason="no health").finish("t")
-    assert now.resumable() is None
+    assert now.current is None
     assert not now.releases[-1].healthy
     assert now.unfinished() == now.releases[-1].images, "a node that failed is tried again"
     assert Journal().begin(deploy("a")).note("n1", "done").note("n2", "done").finish("t").unfinished() is None

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from rocstack.base import finding_texts
+from rocstack.base.findings import Finding
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan import precheck
-from rocstack.deploy.plan.precheck import Finding, Scope
-from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES
+from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope
 from rocstack.deploy.read import facts
-from rocstack.deploy.read.facts import NodeFacts
+from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import VerifiedLevel
 from rocstack.node.image_facts import LABEL_PREFIX
@@ -99,8 +99,8 @@ def image(role: str, given: Any, labels: dict[str, str]) -> Image:
     )
 
 
-def scope_of(data: dict[str, Any]) -> tuple[Scope, list[ProbeFailure]]:
-    failures = [ProbeFailure(name, "unreachable", reason) for name, reason in data.get("failures", {}).items()]
+def scope_of(data: dict[str, Any]) -> Scope:
+    failures = tuple(ProbeFailure(name, "unreachable", why) for name, why in data.get("failures", {}).items())
     nodes = []
     for name in ("n1", "n2"):
         if name not in data.get("failures", {}):
@@ -110,16 +110,19 @@ def scope_of(data: dict[str, Any]) -> tuple[Scope, list[ProbeFailure]]:
                 behind, ahead = data["clocks"][name]
                 nodes[-1] = nodes[-1].model_copy(update={"behind": behind, "ahead": ahead})
     variables = {name: {"ansible_host": own_address(name), **data.get("variables", {}).get(name, {})} for name in NAMES}
-    hosts = [InventoryHost(name, own_address(name), own_address(name), variables=variables[name]) for name in NAMES]
+    hosts = [
+        InventoryHost(name, given.get("rocstack_address", own_address(name)), own_address(name), variables=given)
+        for name, given in variables.items()
+    ]
     given = data.get("images", {})
     wanted = {
         "worker": image("worker", given.get("worker"), data.get("labels", {})),
         "control": image("control", None, data.get("control_labels", {})),
     }
     layers = (given.get("worker") or {}).get("bytes", {}) if isinstance(given.get("worker"), dict) else {}
-    scope = Scope(
+    return Scope(
         Inventory(Path("inv.yml"), hosts[0], tuple(hosts)),
-        tuple(nodes),
+        Gathered(tuple(nodes), failures),
         wanted,
         gate=data.get("gate", "refuse"),
         memlock=data.get("memlock", False),
@@ -130,7 +133,6 @@ def scope_of(data: dict[str, Any]) -> tuple[Scope, list[ProbeFailure]]:
         insist=data.get("insist", True),
         proved=tuple(VerifiedLevel(**each) for each in data.get("proved", [])),
     )
-    return scope, failures
 
 
 NAMES = ("n1", "n2")
@@ -142,7 +144,7 @@ def of(name: str, data: dict[str, Any]) -> NodeFacts:
 
 
 def found(name: str) -> tuple[Finding, ...]:
-    return precheck.precheck(*scope_of(case(name)))
+    return precheck.precheck(scope_of(case(name)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -179,7 +181,7 @@ def test_a_node_with_an_error_is_blocked_and_the_others_are_not() -> None:
 
 
 def test_a_control_node_that_does_not_work_needs_no_gpu() -> None:
-    scope, _ = scope_of({**case("kfd-missing"), "nodes": {"n1": {"recording.devices./dev/kfd": None}}})
+    scope = scope_of({**case("kfd-missing"), "nodes": {"n1": {"recording.devices./dev/kfd": None}}})
     apart = replace(scope, inventory=replace(scope.inventory, workers=scope.inventory.workers[1:]))
     assert [each.code for each in precheck.precheck(scope)] == ["kfd-missing"]
     assert precheck.precheck(apart) == ()

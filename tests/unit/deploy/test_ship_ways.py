@@ -18,9 +18,9 @@ from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.nodes.answers import CopiedImage, CopyAnswer
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import NodeSpec, RegistrySpec
-from rocstack.deploy.nodes.runs import NodeRun, SilentEvents
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRun
 from rocstack.deploy.plan.desired import DesiredCluster
-from rocstack.deploy.read import addresses, inventory
+from rocstack.deploy.read import inventory
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.ship import by_rack, by_registry
@@ -44,8 +44,8 @@ def cluster(**registries: str) -> Inventory:
 
 
 def test_a_registry_on_a_node_is_ours_any_other_the_sites() -> None:
-    found = addresses.rack_registries(
-        cluster(n1="n1:5000", n2="n1:5000", n3="10.0.0.4", n4="mirror.example:5000"), {"n3": "10.0.0.4"}.get
+    found = cluster(n1="n1:5000", n2="n1:5000", n3="10.0.0.4", n4="mirror.example:5000").rack_registries(
+        lambda host: {"n3": "10.0.0.4"}.get(host.name, host.name)
     )
     assert [(each.registry, each.node, each.port, each.serves) for each in found] == [
         ("n1:5000", "n1", 5000, ("n1", "n2")),
@@ -55,12 +55,12 @@ def test_a_registry_on_a_node_is_ours_any_other_the_sites() -> None:
 
 
 def test_the_control_nodes_registry_is_nobodys_mirror() -> None:
-    assert addresses.rack_registries(cluster(n1="h:5000", n2="h:5000"), str) == ()
+    assert cluster(n1="h:5000", n2="h:5000").rack_registries(str) == ()
 
 
 def test_a_node_runs_one_registry() -> None:
     with pytest.raises(BadInput, match="n1 would run two registries, n1:5000 and n1:5001"):
-        addresses.rack_registries(cluster(n1="n1:5000", n2="n1:5001"), str)
+        cluster(n1="n1:5000", n2="n1:5001").rack_registries(str)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ class FakeNodeRuns:
         return runs
 
 
-class RecordedEvents(SilentEvents):
+class RecordedEvents(DeployEvents):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -129,8 +129,7 @@ def prepared(nodes: Inventory, **ship: object) -> Any:
         has_registry=not ship.registry,
         registry_address="h:5000",
         control_address="h",
-        address=str,
-        mirrors=addresses.rack_registries(nodes, str),
+        mirrors=nodes.rack_registries(str),
         keys=SimpleNamespace(registry_password="secret", registry_ca="PEM"),
     )
     node_specs = {host.name: NodeSpec() for host in nodes.nodes}

@@ -63,7 +63,7 @@ def looked(case: dict[str, Any]) -> ClusterState:
         Inventory(Path("inventory.yml"), HOSTS[0], HOSTS),
         Gathered(tuple(nodes), tuple(ProbeFailure(name, "unreachable", why) for name, why in unreached.items())),
         SlurmState(None if silent else data["slurm"], silent, case.get("deploying", "")),
-        journal.loads_dict(None if "n1" in unreached else data["nodes"]["n1"]["journal"]),
+        journal.loads(None if "n1" in unreached else data["nodes"]["n1"]["journal"]),
         own_registry=not case.get("without_registry", False),
         offers_gpus=case.get("offers_gpus", True),
     )

@@ -12,9 +12,13 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class Answer(BaseModel):
-    """Keys that a model doesn't name are dropped: Ansible adds some, and a newer module may."""
+    """Keys that a model doesn't name are dropped: Ansible adds some, and a newer module may. As a string it is what
+    people read as soon as a node has answered."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    def __str__(self) -> str:
+        return ""
 
 
 class AppliedContainer(Answer):
@@ -25,10 +29,6 @@ class AppliedContainer(Answer):
     seconds: float
     notes: tuple[str, ...] = ()
     log: tuple[str, ...] = ()  # its last lines, where it failed
-
-    @property
-    def acted(self) -> bool:
-        return self.action != "kept"
 
 
 class ApplyAnswer(Answer):
@@ -44,7 +44,7 @@ class ApplyAnswer(Answer):
         acted = [
             f"{name.removeprefix('rocstack-')} {each.action} ({each.seconds:.1f} s)"
             for name, each in self.containers.items()
-            if each.acted
+            if each.action != "kept"
         ]
         return ", ".join(acted) or ("files written" if self.files else "")
 
@@ -128,13 +128,13 @@ class WaitReadyAnswer(Answer):
     waiting: dict[str, str]
 
 
-ANSWERS: dict[str, type[Answer]] = {  # by the name of the task
-    "Pull": PullAnswer,
-    "Copy": CopyAnswer,
-    "Control": ApplyAnswer,
-    "Containers": ApplyAnswer,
-    "Slurm": SlurmAnswer,
-    "Down": DownAnswer,
+TASKS: dict[str, tuple[str, type[Answer]]] = {  # by name: what people read while it runs, and its answer
+    "Pull": ("pulling the image", PullAnswer),
+    "Copy": ("filling the rack's registry", CopyAnswer),
+    "Control": ("starting the control plane", ApplyAnswer),
+    "Containers": ("writing its files, starting its containers", ApplyAnswer),
+    "Slurm": ("waiting for Slurm", SlurmAnswer),
+    "Down": ("stopping its containers", DownAnswer),
 }
 
 

@@ -61,18 +61,11 @@ def local_image(client: docker.DockerClient, reference: str, role: str) -> Image
 
     image = engine.find_image(client, reference)
     if image is None:
-        raise Missing(
-            f"no image {reference} on this machine",
-            code="no-image",
-            next_step="build it with `rocstack build`, or name another with --image REFERENCE",
-        )
+        raise Missing.of("no-image-here", reference=reference)
     labels = {key: value for key, value in (image.labels or {}).items() if key.startswith(LABEL_PREFIX)}
     is_role = labels.get(f"{LABEL_PREFIX}role")
     if is_role != role:
-        raise BadInput(
-            f"{reference} is {'a ' + is_role if is_role else 'not a rocstack'} image; a {role} image is needed",
-            code="wrong-image",
-            next_step="build a matching pair of worker and control images with `rocstack build`",
-        )
+        found = f"a {is_role}" if is_role else "not a rocstack"
+        raise BadInput.of("wrong-image", reference=reference, found=found, role=role)
     layers = tuple(image.attrs.get("RootFS", {}).get("Layers") or ())
     return Image(role, str(image.id), reference, labels, int(image.attrs.get("Size", 0)), layers)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rocstack.deploy.nodes.image import Image
@@ -27,13 +27,7 @@ class FileSpec:
         return hashlib.sha256(self.content).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "content": base64.b64encode(self.content).decode(),
-            "mode": f"{self.mode:04o}",
-            "uid": self.uid,
-            "gid": self.gid,
-        }
+        return {**asdict(self), "content": base64.b64encode(self.content).decode(), "mode": f"{self.mode:04o}"}
 
 
 @dataclass(frozen=True)
@@ -63,9 +57,6 @@ class RegistrySpec:
     user: str = ""
     password: str = field(default="", repr=False)
     ca: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        return {"address": self.address, "user": self.user, "password": self.password, "ca": self.ca}
 
 
 @dataclass(frozen=True)
@@ -106,23 +97,11 @@ class NodeSpec:
         digests = self.digests()
         return {
             "files": [file.to_dict() for file in self.files],
-            "registry": self.registry.to_dict() if self.registry else None,
+            "registry": asdict(self.registry) if self.registry else None,
             "images": [image.to_dict() for image in self.images],
-            "containers": [
-                {
-                    "name": each.name,
-                    "service": each.service,
-                    "image": each.image,
-                    "args": list(each.args),
-                    "command": [],
-                    "spec": digests[each.name],
-                    "reads": list(each.reads),
-                    "healthy_within": each.healthy_within,
-                }
-                for each in self.containers
-            ],
-            "remove": list(self.remove),
-            "exec": [list(command) for command in self.commands],
-            "keep": None if self.keep is None else list(self.keep),
-            "state": dict(self.state),
+            "containers": [{**asdict(each), "command": [], "spec": digests[each.name]} for each in self.containers],
+            "remove": self.remove,
+            "exec": self.commands,
+            "keep": self.keep,
+            "state": self.state,
         }

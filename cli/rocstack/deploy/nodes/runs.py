@@ -4,32 +4,23 @@ node."""
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from rocstack.deploy.nodes.answers import ANSWERS, Answer, parse
+from rocstack.deploy.nodes.answers import TASKS, Answer, parse
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun, State
 
 A = TypeVar("A", bound=Answer)
 MEMORY = Path("/dev/shm")  # where there is one, a spec's secrets stay off the disk
-TASKS = {  # what people read while a task runs
-    "Pull": "pulling the image",
-    "Copy": "filling the rack's registry",
-    "Control": "starting the control plane",
-    "Containers": "writing its files, starting its containers",
-    "Slurm": "waiting for Slurm",
-    "Down": "stopping its containers",
-}
-REPORTED = ("Pull", "Control", "Containers")  # tasks whose answer is shown as soon as a node has it
 
 
-class DeployEvents(Protocol):
-    """What a deploy tells while it works. Called from several threads."""
+class DeployEvents:
+    """What a deploy tells while it works. Override what you need; methods are called from several threads."""
 
     def begin(self, nodes: Sequence[str]) -> None:
         """The nodes are known."""
@@ -45,20 +36,6 @@ class DeployEvents(Protocol):
 
     def rest(self) -> None:
         """No node works now; times are counted anew from here."""
-
-
-class SilentEvents:
-    """For callers that want only the result."""
-
-    def begin(self, nodes: Sequence[str]) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def step(self, node: str, text: str) -> None: ...
-
-    def end(self, node: str, text: str, *, ok: bool = True) -> None: ...
-
-    def rest(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -104,13 +81,18 @@ class NodeRuns:
 
         def on_task(host: str, task: str, state: State, result: Mapping[str, Any]) -> None:
             if state == "started" and task in TASKS:
-                self.events.step(host, TASKS[task])
-            elif state == "ok" and task in REPORTED and (text := _shown(task, result)):
-                self.events.end(host, text)
+                self.events.step(host, TASKS[task][0])
+            elif state == "ok" and task in TASKS:
+                with suppress(ValueError):  # the node fails for it when the run has ended
+                    if text := str(parse(TASKS[task][1], result)):
+                        self.events.end(host, text)
 
         if not rows:
             return {}
-        with _private_file({"node_specs": dict(rows)}) as file:
+        memory = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="rocstack-", dir=memory) as folder:  # only this user may enter it
+            file = Path(folder) / "node_specs.json"
+            file.write_text(json.dumps({"node_specs": dict(rows)}))
             runs = ansible.run(
                 playbook,
                 self.inventory,
@@ -120,9 +102,8 @@ class NodeRuns:
                 log=self.log,
                 on_task=on_task,
             )
-        by_host = {run.host: _node_run(run) for run in runs}
-        silent = {name: NodeRun(name, "unreachable", "Ansible reported nothing for it") for name in rows}
-        return {name: by_host.get(name, run) for name, run in silent.items()}
+        result = {name: NodeRun(name, "unreachable", "Ansible reported nothing for it") for name in rows}
+        return result | {run.host: _node_run(run) for run in runs if run.host in rows}
 
     def ask(self, playbook: str, node: str, variables: Mapping[str, Any]) -> NodeRun:
         """The same for one node, which needs no spec. `variables` must hold no secrets."""
@@ -132,34 +113,14 @@ class NodeRuns:
 def _node_run(run: HostRun) -> NodeRun:
     """A node that ended well and whose answer can't be read has failed."""
     answers: dict[str, Answer] = {}
-    for task in run.results.keys() & ANSWERS.keys():
+    for task in run.results.keys() & TASKS.keys():
         try:
-            answers[task] = parse(ANSWERS[task], run.results[task])
+            answers[task] = parse(TASKS[task][1], run.results[task])
         except ValueError as error:
             if run.state == "ok":
                 return NodeRun(run.host, "failed", f"its answer can't be read: {task}: {error}")
             answers[task] = Answer()  # it failed before it had one
-    return NodeRun(run.host, run.state, _reason(run), answers)
-
-
-def _reason(run: HostRun) -> str:
-    causes = [str(result.get("cause") or "") for result in run.results.values()]
-    cause = next(filter(None, reversed(causes)), "")
-    return f"{run.reason} ({cause})" if cause and cause not in run.reason else run.reason
-
-
-def _shown(task: str, result: Mapping[str, Any]) -> str:
-    try:
-        return str(parse(ANSWERS[task], result))
-    except ValueError:
-        return ""  # the node fails for it when the run has ended
-
-
-@contextmanager
-def _private_file(data: Mapping[str, Any]) -> Iterator[Path]:
-    """In a folder that only this user may enter."""
-    memory = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="rocstack-", dir=memory) as folder:
-        file = Path(folder) / "node_specs.json"
-        file.write_text(json.dumps(data))
-        yield file
+    causes = [str(result["cause"]) for result in run.results.values() if result.get("cause")]
+    cause = causes[-1] if causes else ""
+    reason = f"{run.reason} ({cause})" if cause and cause not in run.reason else run.reason
+    return NodeRun(run.host, run.state, reason, answers)

@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from rocstack.base.levels import HARDWARE
 from rocstack.deploy.nodes.image import Image
-from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
+from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.doctor.diagnosis import gate_values
-from rocstack.node.gate import FITS, UNFIT, UNKNOWN, judge
+from rocstack.node.gate import UNFIT, UNKNOWN, judge
 from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.stack import rules
 
@@ -21,24 +21,20 @@ def _of_worker(node: NodeFacts, scope: Scope) -> Image | None:
     return scope.images.get("worker") if scope.is_worker(node) else None
 
 
-def _judged(node: NodeFacts, scope: Scope, result: str) -> Iterator[Values]:
+def _judged(result: str, node: NodeFacts, scope: Scope) -> Iterator[Values]:
     image = _of_worker(node, scope)
     if image is None or scope.gate == "off":
         return
     verdict = judge(image.facts, node.profile)
-    if verdict.result == result != FITS:
-        level: Values = {"level": "warning"} if scope.gate == "warn" else {}
-        yield {**gate_values(verdict), **level}
+    if verdict.result == result:
+        yield gate_values(verdict) | _softer(scope.gate == "warn")
 
 
-@node_rule
-def nic_unfit(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    yield from _judged(node, scope, UNFIT)
+def _softer(yes: bool) -> Values:
+    return {"level": "warning"} if yes else {}
 
 
-@node_rule
-def nic_unknown(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    yield from _judged(node, scope, UNKNOWN)
+NODE_RULES |= {"nic-unfit": partial(_judged, UNFIT), "nic-unknown": partial(_judged, UNKNOWN)}
 
 
 @cache
@@ -60,8 +56,8 @@ def driver_rocm(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     facts: dict[str, Any] = {"rocm": _rocm(image), "rocm.method": "amd", "driver": driver}
     for verdict in rules.judge(_matrix(), facts):
         if verdict.state == "broken":
-            level: Values = {"level": "warning"} if node.profile.virtual else {}
-            yield {"driver": driver, "rocm": facts["rocm"], "reason": verdict.rule.cause, **level}
+            values = {"driver": driver, "rocm": facts["rocm"], "reason": verdict.rule.cause}
+            yield values | _softer(bool(node.profile.virtual))
 
 
 @node_rule
@@ -77,9 +73,9 @@ def gfx_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     targets = {target for target in (image.labels.get(f"{LABEL_PREFIX}gfx", "") if image else "").split(",") if target}
     odd = Counter(gpu.gfx for gpu in node.profile.gpus if gpu.gfx and gpu.gfx not in targets)
     if targets and odd:
-        level: Values = {"level": "warning"} if node.profile.virtual else {}  # nothing computes there
         gpus = ", ".join(f"{count} × {gfx}" for gfx, count in odd.items())
-        yield {"gpus": gpus, "gfx": ", ".join(odd), "targets": ", ".join(sorted(targets)), **level}
+        values = {"gpus": gpus, "gfx": ", ".join(odd), "targets": ", ".join(sorted(targets))}
+        yield values | _softer(bool(node.profile.virtual))  # nothing computes there
 
 
 def _labels(scope: Scope, key: str) -> tuple[str, str]:
@@ -95,7 +91,7 @@ def slurm_newer(scope: Scope) -> Iterator[Values]:
         yield {"worker": worker, "control": control}
 
 
-def _controller(scope: Scope, upgrade: bool) -> Iterator[Values]:
+def _controller(upgrade: bool, scope: Scope) -> Iterator[Values]:
     """Slurm's version on the control node, as the last deploy left it, where the wanted image has another release."""
     image = scope.images.get("control")
     now = scope.control.state.slurm if scope.control and scope.control.state else ""
@@ -107,14 +103,7 @@ def _controller(scope: Scope, upgrade: bool) -> Iterator[Values]:
         yield {"now": now, "wanted": image.slurm, "inventory": scope.inventory.path}
 
 
-@cluster_rule
-def slurm_older(scope: Scope) -> Iterator[Values]:
-    yield from _controller(scope, upgrade=False)
-
-
-@cluster_rule
-def slurm_upgrade(scope: Scope) -> Iterator[Values]:
-    yield from _controller(scope, upgrade=True)
+CLUSTER_RULES |= {"slurm-older": partial(_controller, False), "slurm-upgrade": partial(_controller, True)}
 
 
 @cluster_rule
@@ -131,10 +120,7 @@ def not_verified(scope: Scope) -> Iterator[Values]:
     if level_required is None or any(each.holds(level_required, virtual) for each in scope.proved):
         return
     best = max(scope.proved, key=lambda each: (each.holds(each.level, virtual), each.level), default=None)
-    where = (
-        "virtual nodes (`rocstack local up`)"
-        if virtual or level_required < HARDWARE
-        else "a test cluster with such nodes"
-    )
-    level: Values = {} if scope.insist else {"level": "warning"}
-    yield {"required": level_required, "passed": best.text if best else "none", "where": where, **level}
+    simple = virtual or level_required < HARDWARE
+    where = "virtual nodes (`rocstack local up`)" if simple else "a test cluster with such nodes"
+    values = {"required": level_required, "passed": best.text if best else "none", "where": where}
+    yield values | _softer(not scope.insist)

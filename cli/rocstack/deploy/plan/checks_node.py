@@ -5,7 +5,7 @@ from functools import partial
 
 from rocstack.base.text import listed
 from rocstack.deploy.plan.scope import NODE_RULES, Scope, Values, node_rule, size
-from rocstack.deploy.read.facts import PORTS, SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD, NodeFacts
+from rocstack.deploy.read.facts import PORTS, NodeFacts
 from rocstack.node.gate import TCP
 from rocstack.node.limits import UNLIMITED
 from rocstack.stack.rules import upstream
@@ -14,9 +14,6 @@ ENGINE = "23.0"  # reads layers packed with zstd
 PACKED = 0.45  # of the unpacked size, beside which they lie while they are unpacked
 SPARE = 2 << 30  # bytes
 CLOCK, DRIFT = 5.0, 1.0  # seconds
-PURPOSES = {
-    SLURMCTLD: "slurmctld", SLURMD: "slurmd", SLURMDBD: "slurmdbd", SLURMRESTD: "slurmrestd",
-}  # fmt: skip
 
 
 @node_rule
@@ -30,8 +27,7 @@ def _engine(problem: str, node: NodeFacts, scope: Scope) -> Iterator[Values]:
         yield {"error": node.engine.error, "user": node.user.name or node.user.uid}
 
 
-for _problem in ("absent", "denied", "silent", "failed"):
-    NODE_RULES[f"engine-{_problem}"] = partial(_engine, _problem)
+NODE_RULES |= {f"engine-{each}": partial(_engine, each) for each in ("absent", "denied", "silent", "failed")}
 
 
 @node_rule
@@ -65,10 +61,10 @@ def missing(node: NodeFacts, scope: Scope) -> float:
 
 @node_rule
 def disk_low(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    needed, free = missing(node, scope) * (1 + PACKED), node.engine.free_bytes
+    lacking, free = missing(node, scope), node.engine.free_bytes
+    needed = lacking * (1 + PACKED)
     if free is not None and free < needed:
-        words = {"free": size(free), "needed": size(needed), "missing": size(missing(node, scope))}
-        yield {**words, "root": node.engine.root}
+        yield {"free": size(free), "needed": size(needed), "missing": size(lacking), "root": node.engine.root}
 
 
 @node_rule
@@ -87,27 +83,20 @@ def skew(node: NodeFacts, scope: Scope) -> float:
     return least if least > 0 else most if most < 0 else 0.0
 
 
-def _clock(node: NodeFacts, scope: Scope, over: float, up_to: float) -> Iterator[Values]:
+def _clock(over: float, up_to: float, node: NodeFacts, scope: Scope) -> Iterator[Values]:
     seconds = skew(node, scope)
     if over < abs(seconds) <= up_to:
         yield {"seconds": f"{abs(seconds):.1f}", "way": "ahead of" if seconds > 0 else "behind"}
 
 
-@node_rule
-def clock_wrong(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    yield from _clock(node, scope, CLOCK, float("inf"))
-
-
-@node_rule
-def clock_off(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    yield from _clock(node, scope, DRIFT, CLOCK)
+NODE_RULES |= {"clock-wrong": partial(_clock, CLOCK, float("inf")), "clock-off": partial(_clock, DRIFT, CLOCK)}
 
 
 @node_rule
 def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    purposes = {port: PURPOSES[port] for role in scope.roles(node) for port in PORTS[role]}
-    if node.name in scope.registries:
-        purposes = {scope.registries[node.name]: "image registry", **purposes}
+    purposes = {scope.registries[node.name]: "image registry"} if node.name in scope.registries else {}
+    for role in scope.roles(node):
+        purposes |= PORTS[role]
     for port, purpose in purposes.items():
         listener = node.ports.get(str(port))
         if listener and not listener.service:

@@ -1,18 +1,13 @@
-"""The plan: what a deploy would change on each node, and why. Pure: specs against facts. Also what came
-of it."""
+"""The plan: what a deploy would change on each node, and why. Pure: specs against facts. Also what came of it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rocstack.base.findings import Finding
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, NodeSpec
-
-if TYPE_CHECKING:
-    from rocstack.deploy.read.facts import NodeFacts, NodeImage
+from rocstack.deploy.read.facts import NodeFacts, NodeImage
 
 Kind = Literal["ship", "file", "start", "replace", "restart", "remove"]
 Result = Literal["unchanged", "change", "blocked", "unreachable"]
@@ -110,39 +105,29 @@ class Outcome:
         return not (self.failed or self.untouched or self.stopped or self.plan.stopped)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "images": dict(self.images),
-            "changed": list(self.changed),
-            "failed": dict(self.failed),
-            "untouched": list(self.untouched),
-            "stopped": self.stopped,
-            "ready": list(self.ready),
-            "shipped": [asdict(each) for each in self.shipped],
-            "published": dict(self.published),
-            "notes": list(self.notes),
-            "seconds": round(self.seconds, 2),
-            "plan": self.plan.to_dict(),
-        }
+        known = asdict(self)
+        del known["plan"]
+        return {"ok": self.ok, **known, "seconds": round(self.seconds, 2), "plan": self.plan.to_dict()}
 
 
 def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
-    """What makes `facts` into `order`, in the order in which it happens."""
-    running = {each.image for each in facts.containers if each.status == "running"}
+    """What makes `facts` into `spec`, in the order in which it happens."""
+    running = any(each.status == "running" for each in facts.containers)
     out = [
         Change("ship", image.name_on_node, "another image runs there" if running else "not on the node")
         for image in spec.images
         if not any(_same(image, current, facts.engine.store) for current in facts.images)
     ]
-    for file in spec.files:
-        current = facts.files.get(file.path)
-        if current != file.sha256:
-            out.append(Change("file", file.path, "differs" if current else "not there"))
+    shas = {file.path: file.sha256 for file in spec.files}
+    for path, sha in shas.items():
+        current = facts.files.get(path)
+        if current != sha:
+            out.append(Change("file", path, "differs" if current else "not there"))
     digests = spec.digests()
     for container in spec.containers:
-        out += _of_container(container, digests[container.name], spec, facts)
-    present = {each.name for each in facts.containers}
-    gone = [name for name in spec.remove if name in present]
+        read = [path for path in container.reads if facts.files.get(path) != shas.get(path)]
+        out += _of_container(container, digests[container.name], read, facts)
+    gone = [name for name in spec.remove if facts.container(name)]
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
 
 
@@ -155,28 +140,19 @@ def _same(image: Image, current: NodeImage, store: str) -> bool:
     return image.id == current.id or by_layers or image.name_on_node in current.names
 
 
-def _of_container(container: ContainerSpec, digest: str, spec: NodeSpec, facts: NodeFacts) -> list[Change]:
-    current = next((each for each in facts.containers if each.name == container.name), None)
+def _of_container(container: ContainerSpec, digest: str, changed: Sequence[str], facts: NodeFacts) -> Iterator[Change]:
+    """`changed` are files that it reads, and which are others on the node."""
+    current = facts.container(container.name)
     if current is None:
-        return [Change("start", container.name, "not there")]
-    if current.spec != digest or _changed(container, spec, facts):
-        return [Change("replace", container.name, _why(container, current.image, spec, facts))]
-    if current.status != "running":
-        return [Change("restart", container.name, f"it is {current.status}")]
-    return []
-
-
-def _why(container: ContainerSpec, image: str, spec: NodeSpec, facts: NodeFacts) -> str:
-    if image != container.image:
-        return f"image {short(image)} -> {short(container.image)}"
-    changed = _changed(container, spec, facts)
-    return f"{', '.join(changed)} changed" if changed else "other flags"
-
-
-def _changed(container: ContainerSpec, spec: NodeSpec, facts: NodeFacts) -> list[str]:
-    """Files that it reads, and which are others on the node."""
-    shas = {file.path: file.sha256 for file in spec.files}
-    return [path for path in container.reads if facts.files.get(path) != shas.get(path)]
+        yield Change("start", container.name, "not there")
+    elif current.spec == digest and not changed:
+        if current.status != "running":
+            yield Change("restart", container.name, f"it is {current.status}")
+    elif current.image != container.image:
+        yield Change("replace", container.name, f"image {short(current.image)} -> {short(container.image)}")
+    else:
+        why = f"{', '.join(changed)} changed" if changed else "other flags"
+        yield Change("replace", container.name, why)
 
 
 def short(image: str) -> str:
@@ -192,18 +168,13 @@ def running(facts: NodeFacts) -> str:
 
 
 def of_node(
-    name: str,
-    roles: Sequence[str],
-    spec: NodeSpec | None,
-    facts: NodeFacts | None,
-    findings: Sequence[Finding],
+    name: str, roles: tuple[str, ...], spec: NodeSpec | None, facts: NodeFacts | None, findings: tuple[Finding, ...]
 ) -> NodePlan:
     """A node without facts could not be reached; one with an error among its findings stays as it is."""
-    own = tuple(findings)
     if facts is None:
-        return NodePlan(name, tuple(roles), "unreachable", findings=own)
+        return NodePlan(name, roles, "unreachable", findings=findings)
     now, virtual = running(facts), facts.profile.virtual
-    if spec is None or any(finding.level == "error" for finding in own):
-        return NodePlan(name, tuple(roles), "blocked", now, virtual, findings=own)
+    if spec is None or any(finding.level == "error" for finding in findings):
+        return NodePlan(name, roles, "blocked", now, virtual, findings=findings)
     made = changes(spec, facts)
-    return NodePlan(name, tuple(roles), "change" if made else "unchanged", now, virtual, made, own)
+    return NodePlan(name, roles, "change" if made else "unchanged", now, virtual, made, findings)

@@ -1,6 +1,6 @@
 """All that is known to be wrong before a deploy changes anything: every rule, every node, at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rocstack.base import finding_texts
@@ -9,23 +9,18 @@ from rocstack.base.text import listed
 from rocstack.deploy.plan import checks_cluster, checks_image, checks_node
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope
 from rocstack.doctor import fleet
-from rocstack.probe.recordings import ProbeFailure
 
-__all__ = ["Finding", "Scope", "blocked", "precheck"]
 UNREACHED = "node-unreached"
 RULES = (checks_node, checks_image, checks_cluster)  # importing them fills the tables of scope.py
 MIXED = ("nodes-differ", "abi-differs", "gpus-fewer", "rdma-fewer")  # of the doctor
 
 
-def precheck(scope: Scope, failures: Sequence[ProbeFailure] = ()) -> tuple[Finding, ...]:
-    """Errors first, then warnings and notes; in each the nodes as they come, what lies between them last.
-    `failures` are nodes that could not be read."""
-    table = finding_texts.table()
+def precheck(scope: Scope) -> tuple[Finding, ...]:
+    """Errors first, then warnings and notes; in each the nodes as they come, what lies between them last."""
+    table, inventory = finding_texts.table(), scope.inventory.path
     findings = [
-        table[UNREACHED].finding(
-            {"reason": node.reason, "inventory": scope.inventory.path, "node": node.node}, node=node.node
-        )
-        for node in failures
+        table[UNREACHED].finding({"reason": each.reason, "inventory": inventory, "node": each.node}, node=each.node)
+        for each in scope.gathered.failures
     ]
     for node in scope.nodes:
         for code, rule in NODE_RULES.items():

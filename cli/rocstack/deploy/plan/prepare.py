@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,8 @@ from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.plan import plan, precheck, secrets, tls
 from rocstack.deploy.plan.desired import SLURM_UID, DesiredCluster
-from rocstack.deploy.plan.plan import NodePlan, Plan
-from rocstack.deploy.plan.precheck import Scope
+from rocstack.deploy.plan.plan import Plan
+from rocstack.deploy.plan.scope import Scope
 from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read import facts, journal, verified
 from rocstack.deploy.read.facts import Gathered, NodeFacts
@@ -26,10 +27,7 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Journal, JournalImages, VerifiedLevel
 from rocstack.edge.ansible import FORKS, State
 
-MUNGE_UID = 42430
-UIDS = {"munge": MUNGE_UID, "slurm": SLURM_UID}  # in the images
-
-
+UIDS = {"munge": 42430, "slurm": SLURM_UID}  # in the images
 Choose = Callable[[Journal], Mapping[str, Image]]
 
 
@@ -51,7 +49,7 @@ class DeployRequest:
 
     def rollout(self, known: Journal) -> RolloutSettings:
         """How an update goes through the nodes."""
-        before = known.resumable() if self.resume else None
+        before = known.current if self.resume else None
         values = self.cluster.rollout.model_dump() | (before.options.get("rollout", {}) if before else {})
         return RolloutSettings.model_validate({**values, **self.overrides})
 
@@ -81,29 +79,21 @@ class PreparedDeploy:
 
     @cached_property
     def plan(self) -> Plan:
-        node_specs, inventory = self.node_specs, self.request.inventory
-        nodes = tuple(
-            plan.of_node(
-                host.name,
-                inventory.roles(host.name),
-                node_specs.get(host.name),
-                self.gathered.node(host.name),
-                [finding for finding in self.findings if finding.node == host.name],
-            )
-            for host in inventory.nodes
-        )
-        between = tuple(finding for finding in self.findings if finding.node is None)
-        notes = self.desired.plan_notes if self.desired else ()
-        return Plan(nodes, between, self._shipping(nodes), notes)
-
-    def _shipping(self, nodes: Sequence[NodePlan]) -> dict[str, Any]:
-        """How the worker image would travel; empty where it needs not."""
-        image = self.images["worker"]
-        lacking = {node.name for node in nodes if node.has("ship", image.name_on_node)}
-        if not lacking or self.desired is None:
-            return {}
-        method, why = self.desired.ship_method(lacking)
-        return {"method": method, "why": why, "nodes": len(lacking)}
+        inventory = self.request.inventory
+        by_node = defaultdict(list)
+        for finding in self.findings:
+            by_node[finding.node].append(finding)
+        nodes = []
+        for host in inventory.nodes:
+            name, found = host.name, tuple(by_node[host.name])
+            spec, node_facts = self.node_specs.get(name), self.gathered.node(name)
+            nodes.append(plan.of_node(name, inventory.roles(name), spec, node_facts, found))
+        ship: dict[str, Any] = {}
+        lacking = {node.name for node in nodes if node.has("ship", self.images["worker"].name_on_node)}
+        if lacking and self.desired:
+            method, why = self.desired.ship_method(lacking)
+            ship = {"method": method, "why": why, "nodes": len(lacking)}
+        return Plan(tuple(nodes), tuple(by_node[None]), ship, self.desired.plan_notes if self.desired else ())
 
     def with_images(self, images: Mapping[str, Image]) -> PreparedDeploy:
         """The same with images that nodes can pull now."""
@@ -129,69 +119,48 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         BadInput: secrets or settings that can't be used, or keys that are another cluster's.
         Missing, CheckFailed: as `facts.gather`.
     """
-    inventory = request.inventory
-    path = secrets.beside(inventory.path)
-    keys = secrets.read(path)
-    gathered = _gather(request, events)
-    events.rest()
-    control = gathered.node(inventory.control.name)
-    if control:
-        secrets.refuse_others(path, keys, control.state.keys if control.state else {})
-    known = journal.loads_dict(control.journal) if control else Journal()
-    images = request.choose(known)
-    desired = None
-    if control:
-        desired = DesiredCluster(
-            inventory,
-            request.cluster,
-            request.run,
-            keys,
-            images,
-            gathered,
-            tls.utc_now(),
-            keep=known.kept_ids() | known.last_ids(request.cluster.keep_images),
-            gate=request.gate,
-            overlay=request.overlay,
-        )
-    ids = {image.id for image in images.values()}
-    scope = Scope(
-        inventory,
-        gathered.nodes,
-        images,
-        gate=request.gate,  # type: ignore[arg-type]
-        memlock=request.run.ulimits != "auto",
-        uids=UIDS,
-        layer_bytes=request.layer_bytes,
-        registries=desired.registries if desired else {},
-        require=request.cluster.require if request.require is None else request.require,
-        insist=request.require is not None or not ids <= known.kept_ids(),
-        proved=_proved(known, images, request.runs),
-    )
-    findings = precheck.precheck(scope, gathered.failures)
-    return PreparedDeploy(request, images, gathered, known, keys, findings, desired)
-
-
-def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[VerifiedLevel, ...]:
-    """By the cluster's journal, and by what this machine has."""
-    worker, control = images["worker"].id, images["control"].id
-    mine = JournalImages(worker_id=worker, control_id=control)
-    there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
-    return (*there, *(verified.claims(runs, worker, control) if runs else ()))
-
-
-def _gather(request: DeployRequest, events: DeployEvents) -> Gathered:
-    inventory = request.inventory
 
     def on_event(name: str, state: State) -> None:
         if state == "started":
             events.step(name, "reading the node")
 
-    return facts.gather(
-        inventory,
-        on_event,
-        uids=tuple(UIDS.values()),
-        users=tuple(UIDS),
-        registry_port=request.cluster.ship.port,
-        overlay=request.overlay,
-        forks=request.forks,
+    inventory, cluster, gate = request.inventory, request.cluster, request.gate
+    path = secrets.beside(inventory.path)
+    keys = secrets.read(path)
+    gathered = facts.gather(
+        inventory, on_event, uids=UIDS, own_registry=cluster.ship.port, overlay=request.overlay, forks=request.forks
     )
+    events.rest()
+    control = gathered.node(inventory.control.name)
+    if control:
+        secrets.refuse_others(path, keys, control.state.keys if control.state else {})
+    known = journal.loads(control.journal) if control else Journal()
+    images = request.choose(known)
+    desired = None
+    if control:
+        keep = known.kept_ids(cluster.keep_images)
+        desired = DesiredCluster(
+            inventory, cluster, request.run, keys, images, gathered, tls.utc_now(), keep, gate, request.overlay
+        )
+    ids = {image.id for image in images.values()}
+    scope = Scope(
+        inventory,
+        gathered,
+        images,
+        gate=gate,  # type: ignore[arg-type]
+        memlock=request.run.ulimits != "auto",
+        uids=UIDS,
+        layer_bytes=request.layer_bytes,
+        registries=desired.registries if desired else {},
+        require=cluster.require if request.require is None else request.require,
+        insist=request.require is not None or not ids <= known.kept_ids(),
+        proved=_proved(known, images, request.runs),
+    )
+    return PreparedDeploy(request, images, gathered, known, keys, precheck.precheck(scope), desired)
+
+
+def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[VerifiedLevel, ...]:
+    """By the cluster's journal, and by what this machine has."""
+    mine = JournalImages.of(images)
+    there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
+    return (*there, *(verified.claims(runs, mine.worker_id, mine.control_id) if runs else ()))

@@ -6,8 +6,7 @@ from typing import Literal
 
 from rocstack.base.finding_texts import registering
 from rocstack.deploy.nodes.image import Image
-from rocstack.deploy.read import addresses
-from rocstack.deploy.read.facts import NodeFacts
+from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import VerifiedLevel
 
@@ -29,7 +28,7 @@ class Scope:
     """
 
     inventory: Inventory
-    nodes: tuple[NodeFacts, ...]
+    gathered: Gathered
     images: Mapping[str, Image]
     gate: Gate = "refuse"
     memlock: bool = False
@@ -47,14 +46,16 @@ class Scope:
         return "worker" in self.roles(node)
 
     @property
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        return self.gathered.nodes
+
+    @property
     def control(self) -> NodeFacts | None:
-        return next((node for node in self.nodes if node.name == self.inventory.control.name), None)
+        return self.gathered.node(self.inventory.control.name)
 
     def address(self, name: str) -> str:
         """By which the other nodes reach it."""
-        host = next(host for host in self.inventory.nodes if host.name == name)
-        facts = next((node for node in self.nodes if node.name == name), None)
-        return addresses.node_address(host.variables, name, facts.profile) if facts else host.address
+        return self.gathered.address(next(host for host in self.inventory.nodes if host.name == name))
 
 
 # A rule has the name of its entry in images/findings and yields the values that the entry's sentences show. `level`

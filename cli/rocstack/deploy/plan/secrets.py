@@ -1,10 +1,15 @@
-"""rocstack-secrets.yml: the keys of one cluster, made once and kept by the person beside the inventory."""
+"""rocstack-secrets.yml: the keys of one cluster, made once and kept by the person beside the inventory, plain and
+readable by nobody else, or encrypted as a whole by ansible-vault."""
 
 import base64
 import hashlib
 import json
+import os
 import re
 import secrets
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,11 +17,12 @@ from typing import Any
 
 import yaml
 
-from rocstack.base.errors import BadInput, CheckFailed, Where, did_you_mean
-from rocstack.deploy.plan import tls, vault
-from rocstack.edge import files
+from rocstack.base.errors import BadInput, CheckFailed, Missing, Where, did_you_mean
+from rocstack.deploy.plan import tls
+from rocstack.edge import ansible, files
 
 FILE = "rocstack-secrets.yml"
+_VAULT = "$ANSIBLE_VAULT;"
 _PASSWORD = re.compile(r"[A-Za-z0-9._~-]{16,200}")  # needs no quoting wherever it is written
 _HEADER = """\
 # The keys of a rocstack cluster, made once. Who holds them can run anything on its nodes.
@@ -40,11 +46,23 @@ class Secrets:
 
     def fingerprints(self) -> dict[str, str]:
         """The first 12 digits of each key's SHA-256: says which keys are meant, and not what they are."""
-        return {name: _fingerprint(getattr(self, name)) for name in NAMES}
+        values = {name: getattr(self, name) for name in NAMES}
+        return {
+            name: hashlib.sha256(value if isinstance(value, bytes) else value.encode()).hexdigest()[:12]
+            for name, value in values.items()
+        }
 
 
 NAMES = tuple(each.name for each in fields(Secrets) if each.name != "new")
-_BINARY = {"munge_key": range(32, 1025), "jwt_key": range(32, 1025)}  # bytes; munged takes 32 to 1024
+_BINARY = ("munge_key", "jwt_key")
+_LEAST, _MOST = 32, 1024  # bytes that munged takes
+_NEW = {
+    "munge_key": lambda: secrets.token_bytes(_MOST),
+    "jwt_key": lambda: secrets.token_bytes(32),
+    "database_password": lambda: secrets.token_urlsafe(32),
+    "registry_password": lambda: secrets.token_urlsafe(32),
+    "registry_key": tls.make_key,
+}
 
 
 def beside(inventory: Path) -> Path:
@@ -59,21 +77,17 @@ def read(path: Path) -> Secrets:
         BadInput: readable by others, not what rocstack wrote, or encrypted and can't be opened.
         Missing: it is encrypted and ansible-vault isn't installed.
     """
-    text, encrypted = vault.read(path)
-    values = _parsed(text, path)
+    values, encrypted = _stored(path)
     lacking = tuple(name for name in NAMES if name not in values)
     if encrypted and lacking:
-        raise BadInput(
-            f"it lacks {', '.join(lacking)}, and rocstack can't add keys to an encrypted file",
-            code="missing-secrets",
-            where=Where(str(path)),
-            next_step=f"run `ansible-vault decrypt {path}`, deploy, then encrypt it again",
-        )
+        raise BadInput.of("missing-secrets", path, names=", ".join(lacking), file=path)
     if ("registry_ca" in lacking) != ("registry_ca_key" in lacking):
-        raise _bad("registry_ca and registry_ca_key belong together, one is missing", path)
-    values |= _made(lacking)
+        raise BadInput.of("ca-without-key", path)
+    if "registry_ca" in lacking:
+        values["registry_ca"], values["registry_ca_key"] = tls.make_ca(tls.utc_now())
+    values |= {name: make() for name, make in _NEW.items() if name in lacking}
     try:
-        tls.check(*(str(values[name]) for name in ("registry_ca", "registry_ca_key", "registry_key")))
+        tls.load(values["registry_ca"], values["registry_ca_key"], values["registry_key"])
     except BadInput as error:
         error.where = Where(str(path))
         raise
@@ -94,20 +108,14 @@ def save(path: Path, values: Secrets) -> None:
         if not path.exists():
             files.create_private(path, _HEADER.format(name=path.name) + added)
         else:
-            text, encrypted = vault.read(path)
-            if encrypted or set(_parsed(text, path)) & set(values.new):
+            stored, encrypted = _stored(path)
+            if encrypted or stored.keys() & set(values.new):
                 raise FileExistsError
-            files.write(path, text.rstrip("\n") + "\n" + added, private=True)
+            files.write(path, path.read_text(encoding="utf-8").rstrip("\n") + "\n" + added, private=True)
     except FileExistsError:
-        raise CheckFailed(
-            f"somebody else changed {path} in the meantime", code="secrets-changed", next_step="run the command again"
-        ) from None
+        raise CheckFailed.of("secrets-changed", file=path) from None
     except OSError as error:
-        raise CheckFailed(
-            f"can't write {path}: {error.strerror}",
-            code="no-secrets-file",
-            next_step="keep the inventory in a folder that you may write to",
-        ) from None
+        raise CheckFailed.of("no-secrets-file", file=path, why=error.strerror) from None
 
 
 def refuse_others(path: Path, mine: Secrets, there: Mapping[str, str]) -> None:
@@ -119,81 +127,72 @@ def refuse_others(path: Path, mine: Secrets, there: Mapping[str, str]) -> None:
     """
     own = mine.fingerprints()
     kept = [name for name in NAMES if name not in mine.new]
-    other = [name for name in kept or NAMES if there.get(name, own[name]) != own[name]]
+    other = ", ".join(name for name in kept or NAMES if there.get(name, own[name]) != own[name])
     if other:
-        raise BadInput(
-            f"the cluster has keys that are not in {path}: {', '.join(other)}",
-            code="other-secrets",
-            where=Where(str(path)),
-            cause="it was deployed from another folder or machine, and that secrets file is not here"
-            if not kept
-            else "this file belongs to another cluster, or was edited",
-            next_step=f"copy {path.name} from the machine that deployed the cluster first",
-        )
+        raise BadInput.of("other-secrets" if kept else "secrets-elsewhere", path, file=path, names=other)
 
 
-def _fingerprint(value: bytes | str) -> str:
-    return hashlib.sha256(value if isinstance(value, bytes) else value.encode()).hexdigest()[:12]
-
-
-def _made(names: tuple[str, ...]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    if "registry_ca" in names:
-        made["registry_ca"], made["registry_ca_key"] = tls.make_ca(tls.utc_now())
-    for name in names:
-        if name not in made:
-            made[name] = _NEW[name]()
-    return made
-
-
-_NEW = {
-    "munge_key": lambda: secrets.token_bytes(1024),
-    "jwt_key": lambda: secrets.token_bytes(32),
-    "database_password": lambda: secrets.token_urlsafe(32),
-    "registry_password": lambda: secrets.token_urlsafe(32),
-    "registry_key": tls.make_key,
-}
-
-
-def _parsed(text: str, path: Path) -> dict[str, Any]:
-    """What is wrong is said without showing the text."""
+def _stored(path: Path) -> tuple[dict[str, Any], bool]:
+    """The keys in the file, and whether it is encrypted; none where there is no file. What is wrong is said without
+    showing the text."""
     try:
-        data = yaml.safe_load(text) or {}
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return {}, False
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput.of("unread-secrets", path, why=getattr(error, "strerror", "it is not text")) from None
+    encrypted = text.startswith(_VAULT)
+    if not encrypted and mode & 0o077:
+        raise BadInput.of("open-secrets", path, file=path)
+    try:
+        data = yaml.safe_load(_decrypted(path) if encrypted else text) or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f" in line {mark.line + 1}" if mark else ""
-        raise _bad(f"it is no plain YAML{place}; only the whole file can be encrypted", path) from None
+        raise BadInput.of("secrets-not-yaml", path, place=f" in line {mark.line + 1}" if mark else "") from None
     if not isinstance(data, dict):
-        raise _bad("it is no mapping of names to keys", path)
-    for name in data:
-        if name not in NAMES:
-            raise _bad(f"unknown key '{name}': {did_you_mean(str(name), NAMES)}", path)
-    return {name: _value(name, value, path) for name, value in data.items()}
+        raise BadInput.of("secrets-no-mapping", path)
+    return {name: _value(name, value, path) for name, value in data.items()}, encrypted
+
+
+def _decrypted(path: Path) -> str:
+    """By the person's own Ansible settings. Without a terminal it is never asked for a password."""
+    env = ansible.environment(os.environ)
+    vault = shutil.which("ansible-vault", path=env["PATH"])
+    if vault is None:
+        raise Missing.of("no-ansible-program", program="ansible-vault")
+    asks = sys.stdin.isatty()
+    done = subprocess.run(
+        [vault, "view", str(path)],
+        stdin=None if asks else subprocess.DEVNULL,
+        capture_output=True,
+        start_new_session=not asks,  # without it a password would be asked for at the terminal behind our back
+        env=env,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        output = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["it gave no reason"]
+        raise BadInput.of("locked-secrets", path, why=re.sub(r"^.*?ERROR.*?: *", "", output[0]))
+    return done.stdout
 
 
 def _value(name: str, value: object, path: Path) -> bytes | str:
+    if name not in NAMES:
+        raise BadInput.of("secret-unknown", path, name=name, hint=did_you_mean(str(name), NAMES))
     if not isinstance(value, str):
-        raise _bad(f"{name} is no text", path)
+        raise BadInput.of("secret-no-text", path, name=name)
     if name in _BINARY:
         try:
             key = base64.b64decode(value, validate=True)
         except ValueError:
-            raise _bad(f"{name} is no base64", path) from None
-        if len(key) not in _BINARY[name]:
-            raise _bad(f"{name} has {len(key)} bytes; it must have {_BINARY[name][0]} to {_BINARY[name][-1]}", path)
+            raise BadInput.of("secret-no-base64", path, name=name) from None
+        if not _LEAST <= len(key) <= _MOST:
+            raise BadInput.of("secret-size", path, name=name, size=len(key), least=_LEAST, most=_MOST)
         return key
     if name.endswith("_password") and not _PASSWORD.fullmatch(value):
-        raise _bad(f"{name} must be 16 to 200 letters, digits and ._~-", path)
+        raise BadInput.of("secret-no-password", path, name=name)
     return value
-
-
-def _bad(what: str, path: Path) -> BadInput:
-    return BadInput(
-        what,
-        code="bad-secrets",
-        where=Where(str(path)),
-        next_step="restore the file from a copy; or delete a key that no cluster uses yet: rocstack creates it",
-    )
 
 
 def _line(name: str, value: bytes | str) -> str:

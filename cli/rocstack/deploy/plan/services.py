@@ -96,8 +96,8 @@ def worker(
     cgroup: Sequence[str],
     env: Environment,
     wait_for: Sequence[str],
-) -> tuple[ContainerSpec, tuple[str, ...]]:
-    """The worker of node `name` and what the person should know of it.
+) -> ContainerSpec:
+    """The worker of node `name`.
 
     Args:
         control: the controller's address.
@@ -115,4 +115,4 @@ def worker(
         f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
         *cgroup,
     )
-    return ContainerSpec(WORKER, "worker", image, flags, reads=(MUNGE_KEY,)), line.notes
+    return ContainerSpec(WORKER, "worker", image, flags, reads=(MUNGE_KEY,))

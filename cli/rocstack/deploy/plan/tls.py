@@ -5,21 +5,20 @@ so nothing but another name or its renewal restarts the registry. That is why th
 signatures have no random part, and every engine takes them, also under FIPS.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rocstack.base.errors import BadInput, CheckFailed
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 CA_LIFE = timedelta(days=3652)
 LIFE = timedelta(days=730)
@@ -30,10 +29,6 @@ _LOCAL = ("127.0.0.1", "localhost")  # the operator's end of a tunnel
 
 def make_ca(now: datetime) -> tuple[str, str]:
     """A new CA, valid for ten years from a day before `now`: certificate and private key, as PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
     key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
     name = _name("rocstack registry CA")
     start = now.replace(microsecond=0) - _SKEW
@@ -44,13 +39,11 @@ def make_ca(now: datetime) -> tuple[str, str]:
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    return _certificate_pem(built.sign(key, hashes.SHA256())), _key_pem(key)
+    return built.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode(), _key_pem(key)
 
 
 def make_key() -> str:
     """A new private key for the registry, as PEM."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     return _key_pem(ec.generate_private_key(ec.SECP256R1()))
 
 
@@ -64,20 +57,19 @@ def certificate(ca: str, ca_key: str, key: str, names: Iterable[str], now: datet
         BadInput: a name that no certificate can hold, or keys that don't fit.
         CheckFailed: the CA's own time is over, or hasn't come.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    issuer, signer = _load_ca(ca, ca_key)
-    start, end = _window(issuer, now)
-    public = _load_key(key).public_key()
+    issuer, signer, server = load(ca, ca_key, key)
+    first, last, step = issuer.not_valid_before_utc, issuer.not_valid_after_utc, LIFE - RENEWED
+    if not first <= now < last - RENEWED:
+        raise CheckFailed.of("ca-time", first=first, last=last)
+    start = first + (now - first) // step * step
     alternatives = x509.SubjectAlternativeName([_general(name) for name in sorted({*names, *_LOCAL})])
-    key_id = x509.SubjectKeyIdentifier.from_public_key(public)
+    key_id = x509.SubjectKeyIdentifier.from_public_key(server.public_key())
     seen = hashlib.sha256(alternatives.public_bytes() + key_id.digest + start.isoformat().encode()).digest()
-    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # digital_signature
     serial = 1 + int.from_bytes(seen[:16], "big")
+    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # digital_signature
+    name, end = _name("rocstack registry"), min(start + LIFE, last)
     built = (
-        x509.CertificateBuilder(issuer.subject, _name("rocstack registry"), public, serial, start, end)
+        x509.CertificateBuilder(issuer.subject, name, server.public_key(), serial, start, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -85,102 +77,51 @@ def certificate(ca: str, ca_key: str, key: str, names: Iterable[str], now: datet
         .add_extension(key_id, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
-    return _certificate_pem(built.sign(signer, hashes.SHA256()))
+    return built.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
 
 
-def check(ca: str, ca_key: str, key: str) -> None:
-    """
+def load(
+    ca_pem: str, ca_key_pem: str, key_pem: str
+) -> tuple[x509.Certificate, rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey]:
+    """The CA, its key, and the registry's.
+
     Raises:
         BadInput: not PEM, not a CA of ours, or its key is another's.
     """
-    _load_ca(ca, ca_key)
-    _load_key(key)
-
-
-def _window(ca: x509.Certificate, now: datetime) -> tuple[datetime, datetime]:
-    first, last, step = ca.not_valid_before_utc, ca.not_valid_after_utc, LIFE - RENEWED
-    if not first <= now < last - RENEWED:
-        raise CheckFailed(
-            f"the registry's CA is valid only from {first:%Y-%m-%d} to {last:%Y-%m-%d}",
-            code="ca-time",
-            cause="this machine's clock is wrong, or the CA has expired or soon will",
-            next_step="if the clock is right, remove registry_ca and registry_ca_key from the secrets file; "
-            "the next deploy creates new ones",
-        )
-    start = first + (now - first) // step * step
-    return start, min(start + LIFE, last)
+    try:
+        ca = x509.load_pem_x509_certificate(ca_pem.encode())
+        # Primes that aren't would harm only who keeps the key; looking takes a quarter of a second.
+        ca_key = load_pem_private_key(ca_key_pem.encode(), None, unsafe_skip_rsa_key_validation=True)
+    except (ValueError, TypeError):  # TypeError: it has a passphrase
+        raise BadInput.of("ca-not-pem") from None
+    if not isinstance(ca_key, rsa.RSAPrivateKey):
+        raise BadInput.of("ca-key-not-rsa")
+    if ca.public_key() != ca_key.public_key():
+        raise BadInput.of("ca-key-differs")
+    try:
+        key = load_pem_private_key(key_pem.encode(), None)
+    except (ValueError, TypeError):
+        raise BadInput.of("registry-key-not-pem") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadInput.of("registry-key-not-ours")
+    return ca, ca_key, key
 
 
 def _general(name: str) -> x509.GeneralName:
-    from cryptography import x509
-
     with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(name))
     with suppress(ValueError):
         written = name.encode("idna").decode()
         if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", written):
             return x509.DNSName(written)
-    raise BadInput(
-        f"'{name}' is neither an address nor a host name",
-        code="bad-host-name",
-        next_step="correct the control node's address in the inventory",
-    )
-
-
-def _load_ca(pem: str, key_pem: str) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        ca = x509.load_pem_x509_certificate(pem.encode())
-        # Primes that aren't would harm only who keeps the key; looking takes a quarter of a second.
-        key = load_pem_private_key(key_pem.encode(), None, unsafe_skip_rsa_key_validation=True)
-    except (ValueError, TypeError):  # TypeError: it has a passphrase
-        raise _unfit("registry_ca or registry_ca_key is not plain PEM") from None
-    if not isinstance(key, rsa.RSAPrivateKey):
-        raise _unfit("registry_ca_key is no RSA key")
-    if ca.public_key() != key.public_key():
-        raise _unfit("registry_ca_key is not the key of registry_ca")
-    return ca, key
-
-
-def _load_key(pem: str) -> ec.EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        key = load_pem_private_key(pem.encode(), None)
-    except (ValueError, TypeError):
-        raise _unfit("registry_key is not plain PEM") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise _unfit("registry_key is no key of the kind that rocstack makes")
-    return key
-
-
-def _unfit(what: str) -> BadInput:
-    return BadInput(
-        what,
-        code="bad-secrets",
-        next_step="restore the file from a copy, or remove these keys; rocstack creates new ones",
-    )
+    raise BadInput.of("bad-host-name", name=name)
 
 
 def _name(common: str) -> x509.Name:
-    from cryptography import x509
-
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
-
-
-def _certificate_pem(made: x509.Certificate) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return made.public_bytes(Encoding.PEM).decode()
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
 def _key_pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 

@@ -6,7 +6,7 @@ The shapes of the models are those that rocstack.node.deploy_facts answers with.
 import base64
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +18,7 @@ from rocstack.base.words import Value
 from rocstack.cluster.slurm_node import SlurmNodeConfig
 from rocstack.container import host
 from rocstack.deploy.nodes.answers import Answer, parse
-from rocstack.deploy.read import addresses
-from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.read.inventory import Inventory, InventoryHost, registry_port
 from rocstack.edge import ansible, ssh
 from rocstack.node.deploy_facts import SCHEMA
 from rocstack.node.profile import NodeProfile
@@ -30,7 +29,10 @@ from rocstack.probe.recordings import LARGEST, ProbeFailure
 PLAYBOOK, TASK = "facts.yml", "Facts"
 TIMEOUT_S = 60  # seconds
 SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
-PORTS = {"control": (SLURMCTLD, SLURMDBD, SLURMRESTD), "worker": (SLURMD,)}
+PORTS = {  # by role
+    "control": {SLURMCTLD: "slurmctld", SLURMDBD: "slurmdbd", SLURMRESTD: "slurmrestd"},
+    "worker": {SLURMD: "slurmd"},
+}
 
 
 class NodeEngine(Value):
@@ -151,6 +153,11 @@ class NodeFacts(FactsAnswer):
     def container(self, name: str) -> NodeContainer | None:
         return next((each for each in self.containers if each.name == name), None)
 
+    @property
+    def machines(self) -> dict[str, SlurmNodeConfig]:
+        """The workers as the last deploy described them, where this is the control node."""
+        return self.state.machines if self.state else {}
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -163,14 +170,28 @@ class Gathered:
     def node(self, name: str) -> NodeFacts | None:
         return next((node for node in self.nodes if node.name == name), None)
 
+    def address(self, host: InventoryHost) -> str:
+        """Where the other nodes reach it: the inventory's own word, else the address by which this machine does if the
+        node has it itself (and not a gateway before it), else the node's on the network of its default route."""
+        node = self.node(host.name)
+        if node is None or host.variables.get("rocstack_address"):
+            return host.address
+        own = {each.address.partition("/")[0]: each.netdev for each in node.profile.addresses}
+        if host.host in own:
+            return host.host
+        routes = [route for route in node.profile.routes if route.to == "0.0.0.0/0"]
+        routes.sort(key=lambda route: route.metric)
+        on_default = [address for route in routes for address, netdev in own.items() if netdev == route.netdev]
+        others = [address for address in own if not address.startswith("127.")]
+        return next(iter([*on_default, *others]), host.host)
+
 
 def gather(
     inventory: Inventory,
     on_event: ansible.OnEvent = lambda host, state: None,
     *,
-    uids: Sequence[int] = (),
-    users: Sequence[str] = (),
-    registry_port: int | None = None,
+    uids: Mapping[str, int] | None = None,
+    own_registry: int | None = None,
     overlay: Path | None = None,
     forks: int = ansible.FORKS,
     timeout: int = TIMEOUT_S,
@@ -187,19 +208,20 @@ def gather(
         answered_at[name] = time.time()
         on_event(name, state)
 
-    variables = {**questions(inventory, uids, users, registry_port), "rocstack_facts_timeout": timeout}
-    nodes, failures = [], []
-    ssh_hosts: dict[str, ssh.SshHost] = {}
+    variables = {**questions(inventory, uids or {}, own_registry), "rocstack_facts_timeout": timeout}
+    nodes, failures, ssh_hosts = [], [], {}
     for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
         if ssh.TASK in run.results:
             ssh_hosts[run.host] = ssh.resolve(run.host, run.results[ssh.TASK]["msg"])
         if run.state != "ok":
-            failures.append(
-                ProbeFailure(run.host, "unreachable" if run.state == "unreachable" else "failed", run.reason)
-            )
+            state = "unreachable" if run.state == "unreachable" else "failed"
+            failures.append(ProbeFailure(run.host, state, run.reason))
             continue
         try:
-            nodes.append(of_answer(run.host, run.results[TASK], answered_at[run.host], overlay))
+            answer = run.results[TASK]
+            asked = float(answer["asked"]) if answer.get("asked") else None
+            data = _unpacked(answer["facts"])
+            nodes.append(of_dict(run.host, data, asked, answered_at[run.host], overlay))
         except (KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
     return Gathered(
@@ -209,14 +231,10 @@ def gather(
     )
 
 
-def questions(
-    inventory: Inventory, uids: Sequence[int], users: Sequence[str], registry_port: int | None = None
-) -> dict[str, Any]:
-    """The playbook's variables: what each node is asked of the others. `registry_port` is the control node's."""
-    registries = {
-        *([registry_port] if registry_port else []),
-        *(addresses.registry_port(each) for each in inventory.racks),
-    }
+def questions(inventory: Inventory, uids: Mapping[str, int], own_registry: int | None = None) -> dict[str, Any]:
+    """The playbook's variables: what each node is asked of the others. `uids` are those of users in our images,
+    `own_registry` is the port of the control node's."""
+    registries = {*([own_registry] if own_registry else []), *map(registry_port, inventory.racks)}
     control, workers = inventory.control, inventory.workers
     reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
     reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
@@ -224,28 +242,19 @@ def questions(
         "rocstack_facts_names": [control.name],
         "rocstack_facts_reach": reach,
         "rocstack_facts_ports": sorted({port for ports in PORTS.values() for port in ports} | registries),
-        "rocstack_facts_uids": list(uids),
-        "rocstack_facts_users": list(users),
+        "rocstack_facts_uids": list(uids.values()),
+        "rocstack_facts_users": list(uids),
     }
-
-
-def of_answer(name: str, answer: Mapping[str, Any], answered_at: float, overlay: Path | None = None) -> NodeFacts:
-    """The module's answer as a value; `answered_at` is the controller's clock when it came.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is damaged, too large, or of another version.
-    """
-    asked = answer.get("asked")
-    return of_dict(name, _unpacked(answer["facts"]), float(asked) if asked else None, answered_at, overlay)
 
 
 def of_dict(
     name: str, data: Any, asked: float | None = None, answered_at: float | None = None, overlay: Path | None = None
 ) -> NodeFacts:
-    """`data` as rocstack.node.deploy_facts gives it; without `asked` and `answered_at` the clock is taken for right.
+    """`data` as rocstack.node.deploy_facts gives it. `answered_at` is this machine's clock when it came; without it and
+    `asked` the clock is taken for right.
 
     Raises:
-        KeyError, TypeError, ValueError: as `of_answer`.
+        KeyError, TypeError, ValueError: it is damaged, too large, or of another version.
     """
     recording = replace(Recording.from_dict(data["recording"]), host=name)
     answer = data["deploy"]

@@ -12,25 +12,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocstack.base.errors import BadInput, Missing, Where, did_you_mean
+from rocstack.base.errors import BadInput, Missing, did_you_mean
 from rocstack.edge import ansible
 from rocstack.node.recording import natural_key
 
 CONTROL, WORKERS = "control", "workers"
-VARIABLES = {  # ours, that may stand in an inventory
-    "rocstack_address": "the address at which the other nodes reach this one; default: ansible_host",
-    "rocstack_rack_registry": "the rack's registry mirror, from which its nodes pull (`host[:port]`)",
-    "rocstack_nic_hosts": "playbook host-nic.yml",
-    "rocstack_nic_bundle": "playbook host-nic.yml",
-    "rocstack_nic_strict": "playbook host-nic.yml",
-}
+VARIABLES = (  # ours, that may stand in an inventory
+    "rocstack_address",  # at which the other nodes reach this one; default: ansible_host
+    "rocstack_rack_registry",  # the rack's registry mirror (host[:port]), from which its nodes pull
+    "rocstack_nic_hosts",  # this and the rest: playbook host-nic.yml
+    "rocstack_nic_bundle",
+    "rocstack_nic_strict",
+)
 PLAYBOOK, TASK = "inventory.yml", "Values"
 _ASKED = ("ansible_host", "ansible_port", "ansible_user", "rocstack_address", "rocstack_rack_registry")
 # What Slurm reads as one node: slurm.conf(5), NodeName. Brackets and commas make a list of nodes.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RESERVED = ("default", "all")
-Hosts = Mapping[str, Mapping[str, Any]]
 _REGISTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?")
+_HTTPS = 443
+_OTHER_WORDS = {
+    CONTROL: ("controller", "controllers", "controls", "control_node", "head", "master", "slurmctld"),
+    WORKERS: ("worker", "compute", "computes", "compute_nodes", "nodes", "slurmd", "worker_nodes"),
+}
+Hosts = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -41,21 +46,35 @@ class InventoryHost:
     name: str
     address: str
     host: str
-    port: int = 22
-    user: str | None = None
     rack_registry: str | None = None
     groups: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
+class RackRegistry:
+    """`registry` is host[:port] as the nodes write it; `node` runs it, None: it is the site's."""
+
+    registry: str
+    node: str | None
+    serves: tuple[str, ...]
+
+    @property
+    def host(self) -> str:
+        return self.registry.partition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return registry_port(self.registry)
+
+
+@dataclass(frozen=True)
 class Inventory:
-    """`control` may be one of `workers`. `others` are of other groups, and left alone."""
+    """`control` may be one of `workers`. Hosts of other groups are left alone."""
 
     path: Path
     control: InventoryHost
     workers: tuple[InventoryHost, ...]
-    others: tuple[InventoryHost, ...] = ()
 
     @property
     def nodes(self) -> tuple[InventoryHost, ...]:
@@ -70,11 +89,33 @@ class Inventory:
     @property
     def racks(self) -> dict[str, tuple[InventoryHost, ...]]:
         """Rack mirror -> the nodes that pull from it."""
-        result: dict[str, list[InventoryHost]] = defaultdict(list)
+        result: dict[str, tuple[InventoryHost, ...]] = defaultdict(tuple)
         for node in self.nodes:
             if node.rack_registry:
-                result[node.rack_registry].append(node)
-        return {registry: tuple(nodes) for registry, nodes in result.items()}
+                result[node.rack_registry] += (node,)
+        return dict(result)
+
+    def rack_registries(self, address: Callable[[InventoryHost], str]) -> tuple[RackRegistry, ...]:
+        """All but one on the control node, whose registry has the images anyway. One whose address is a node's is ours:
+        that node runs it beside its worker. `address` is where the others reach a node.
+
+        Raises:
+            BadInput: one node is to run two of them.
+        """
+        names = {name: host.name for host in self.nodes for name in (host.host, address(host), host.name)}
+        result: list[RackRegistry] = []
+        for registry, nodes in self.racks.items():
+            node = names.get(registry.partition(":")[0])
+            for twin in result:
+                if node and twin.node == node:
+                    raise BadInput.of("two-registries", self.path, node=node, one=twin.registry, other=registry)
+            if node != self.control.name:
+                result.append(RackRegistry(registry, node, tuple(each.name for each in nodes)))
+        return tuple(result)
+
+
+def registry_port(registry: str) -> int:
+    return int(registry.partition(":")[2] or _HTTPS)
 
 
 def load(path: Path) -> Inventory:
@@ -84,7 +125,17 @@ def load(path: Path) -> Inventory:
         BadInput: it isn't there, can't be read, or doesn't describe a cluster.
         Missing: Ansible isn't installed.
     """
-    return of_listing(path, _listed(path), lambda hosts: _rendered(path, hosts))
+    if not path.exists():
+        raise BadInput.of("inventory-absent", inventory=path)
+    env = ansible.environment(os.environ)
+    program = shutil.which("ansible-inventory", path=env["PATH"])
+    if program is None:
+        raise Missing.of("no-ansible-program", program="ansible-inventory")
+    command = [program, "-i", str(path.absolute()), "--list"]
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ansible.start_error(done.stderr, path)
+    return of_listing(path, json.loads(done.stdout), lambda hosts: _rendered(path, hosts))
 
 
 def of_listing(path: Path, listed: Mapping[str, Any], render: Callable[[Hosts], Hosts]) -> Inventory:
@@ -96,32 +147,12 @@ def of_listing(path: Path, listed: Mapping[str, Any], render: Callable[[Hosts], 
     hosts: Hosts = listed.get("_meta", {}).get("hostvars", {})
     groups = {name: tuple(_members(listed, name)) for name in listed if name != "_meta"}
     _check(path, groups, hosts)
-    ours = {name for group in (CONTROL, WORKERS) for name in groups[group]}
-    unsure = [name for name in ours if any(_unsure(hosts.get(name, {}).get(key)) for key in _ASKED)]
-    if unsure:
+    ours = {*groups[CONTROL], *groups[WORKERS]}
+    values = [hosts.get(name, {}).get(key) for name in ours for key in _ASKED]
+    if any(isinstance(value, Mapping) or (isinstance(value, str) and "{{" in value) for value in values):
         hosts = {**hosts, **render(hosts)}
     made = {name: _host(path, name, hosts.get(name, {}), groups) for name in groups.get("all", ())}
-    workers = tuple(made[name] for name in groups[WORKERS])
-    others = tuple(host for name, host in made.items() if name not in ours)
-    return Inventory(path, made[groups[CONTROL][0]], workers, others)
-
-
-def _listed(path: Path) -> dict[str, Any]:
-    """What `ansible-inventory --list` says."""
-    if not path.exists():
-        raise BadInput(
-            f"no inventory {path}", code="no-inventory", next_step="`rocstack init` writes one to start from"
-        )
-    env = ansible.environment(os.environ)
-    program = shutil.which("ansible-inventory", path=env["PATH"])
-    if program is None:
-        raise Missing("ansible-inventory is not installed", code="no-ansible", next_step="pip install ansible-core")
-    command = [program, "-i", str(path.absolute()), "--list"]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ansible.start_error(done.stderr, path)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return Inventory(path, made[groups[CONTROL][0]], tuple(made[name] for name in groups[WORKERS]))
 
 
 def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -135,51 +166,41 @@ def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ())
 
 def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> None:
     control, workers = groups.get(CONTROL, ()), groups.get(WORKERS, ())
-    where = Where(str(path))
     if not groups.get("all"):
-        raise BadInput("the inventory has no hosts", code="no-hosts", where=where, next_step="add the nodes to it")
+        raise BadInput.of("no-hosts-listed", path)
     if not control:
-        raise BadInput(
-            _lacks(groups, CONTROL), code="no-control", where=where, next_step="put one host into a group 'control'"
-        )
+        raise BadInput.of("no-control", path, lack=_lack(groups, CONTROL))
     if len(control) > 1:
-        raise BadInput(
-            f"the group 'control' has {len(control)} hosts: {', '.join(control)}",
-            code="several-controls",
-            where=where,
-            cause="one node runs slurmctld, the database and the registry",
-            next_step="keep only one of them in the group; the others may be workers",
-        )
+        raise BadInput.of("several-controls", path, count=len(control), names=", ".join(control))
     if not workers:
-        raise BadInput(
-            _lacks(groups, WORKERS), code="no-workers", where=where, next_step="put the nodes into a group 'workers'"
-        )
-    idle = [name for name in groups.get("ungrouped", ()) if name not in (*control, *workers)]
-    astray = {name: hint for name in groups if (hint := _meant(name)) and name not in (CONTROL, WORKERS)}
-    for group, meant in astray.items():
-        lost = [name for name in groups[group] if name not in (*control, *workers)]
-        if lost:
-            raise BadInput(
-                f"{', '.join(lost)} in group '{group}': did you mean '{meant}'?",
-                code="no-role",
-                where=where,
-                next_step=f"rename the group to '{meant}', or give it another name",
-            )
-    if idle:
-        raise BadInput(
-            f"{', '.join(idle)}: neither in group 'control' nor in 'workers'",
-            code="no-role",
-            where=where,
-            next_step="put them into one of the two; rocstack ignores hosts that are only in a group of their own",
-        )
-    _check_names(where, tuple(dict.fromkeys((*control, *workers))))
-    _check_variables(where, hosts)
+        raise BadInput.of("no-workers", path, lack=_lack(groups, WORKERS))
+    ours = dict.fromkeys((*control, *workers))
+    for group, members in groups.items():
+        lost = ", ".join(name for name in members if name not in ours)
+        if lost and (meant := _meant(group)):
+            raise BadInput.of("group-misspelt", path, names=lost, group=group, meant=meant)
+    if idle := ", ".join(name for name in groups.get("ungrouped", ()) if name not in ours):
+        raise BadInput.of("in-no-group", path, names=idle)
+    folded: dict[str, str] = {}
+    for name in ours:
+        other = folded.setdefault(name.lower(), name)
+        if other != name:
+            raise BadInput.of("node-names-alike", path, one=other, other=name)
+        if is_address(name):
+            raise BadInput.of("node-name-address", path, name=name)
+        if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+            raise BadInput.of("bad-node-name", path, name=name)
+    for name, variables in hosts.items():
+        for variable in variables:
+            if variable.startswith("rocstack_") and variable not in VARIABLES:
+                hint, known = did_you_mean(variable, VARIABLES), ", ".join(VARIABLES)
+                raise BadInput.of("unknown-variable", path, variable=variable, name=name, hint=hint, known=known)
 
 
-def _lacks(groups: Mapping[str, tuple[str, ...]], group: str) -> str:
-    own = [name for name in groups if name not in ("all", "ungrouped")]
+def _lack(groups: Mapping[str, tuple[str, ...]], group: str) -> str:
     if group in groups:
         return f"the group '{group}' has no hosts"
+    own = [name for name in groups if name not in ("all", "ungrouped")]
     meant = next((name for name in own if _meant(name) == group), None)
     hint = f"did you mean '{meant}'?" if meant else f"its groups are {', '.join(own)}" if own else "it has no groups"
     return f"the inventory has no group '{group}': {hint}"
@@ -188,60 +209,11 @@ def _lacks(groups: Mapping[str, tuple[str, ...]], group: str) -> str:
 def _meant(group: str) -> str | None:
     """The group of ours for which another word stands."""
     word = group.lower().replace("-", "_")
-    if word in ("controller", "controllers", "controls", "control_node", "head", "master", "slurmctld"):
-        return CONTROL
-    if word in ("worker", "compute", "computes", "compute_nodes", "nodes", "slurmd", "worker_nodes"):
-        return WORKERS
-    hint = did_you_mean(word, (CONTROL, WORKERS)) or ""
-    return next((name for name in (CONTROL, WORKERS) if hint == f"did you mean '{name}'?"), None)
-
-
-def _check_names(where: Where, names: tuple[str, ...]) -> None:
-    folded: dict[str, str] = {}
-    for name in names:
-        other = folded.setdefault(name.lower(), name)
-        if other != name:
-            raise BadInput(
-                f"'{other}' and '{name}' differ only in upper and lower case",
-                code="bad-node-name",
-                where=where,
-                cause="to the network they are one host, to Slurm two nodes",
-                next_step="spell both the same, or rename one",
-            )
-        if is_address(name):
-            raise BadInput(
-                f"'{name}' is an address, but Slurm's nodes need names",
-                code="bad-node-name",
-                where=where,
-                cause="slurm.conf's NodeName is also what people type and what logs show",
-                next_step=f"give it a name: `node1: {{ansible_host: {name}}}`, or `node1 ansible_host={name}`",
-            )
-        if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
-            raise BadInput(
-                f"'{name}' can't be the name of a Slurm node",
-                code="bad-node-name",
-                where=where,
-                cause="allowed are 63 letters, digits, '-', '_' and '.'; slurm.conf reserves 'default', 'all'",
-                next_step=f"give it another name, and set `ansible_host: {name}`",
-            )
-
-
-def _check_variables(where: Where, hosts: Hosts) -> None:
-    for name, variables in hosts.items():
-        for variable in variables:
-            if variable.startswith("rocstack_") and variable not in VARIABLES:
-                hint = did_you_mean(variable, VARIABLES)
-                raise BadInput(
-                    f"unknown variable {variable} of {name}" + (f": {hint}" if hint else ""),
-                    code="unknown-key",
-                    where=where,
-                    next_step=f"rocstack knows {', '.join(VARIABLES)}",
-                )
-
-
-def _unsure(value: object) -> bool:
-    """Whether Ansible makes another value of it: a template, or a secret of the vault."""
-    return isinstance(value, Mapping) or (isinstance(value, str) and "{{" in value)
+    hint = did_you_mean(word, _OTHER_WORDS)
+    for ours, others in _OTHER_WORDS.items():
+        if word in others or hint == f"did you mean '{ours}'?":
+            return ours
+    return None
 
 
 def _rendered(path: Path, hosts: Hosts) -> Hosts:
@@ -249,12 +221,7 @@ def _rendered(path: Path, hosts: Hosts) -> Hosts:
     result = {}
     for run in ansible.run(PLAYBOOK, path):
         if run.state != "ok":
-            raise BadInput(
-                f"Ansible can't determine the address of {run.host}: {run.reason}",
-                code="bad-inventory",
-                where=Where(str(path)),
-                next_step=f"check it with `ansible -i {path} {run.host} -m debug -a var=ansible_host`",
-            )
+            raise BadInput.of("address-unknown", path, inventory=path, host=run.host, reason=run.reason)
         values = run.results[TASK]["msg"]
         result[run.host] = {**hosts.get(run.host, {}), **{key: value for key, value in values.items() if value != ""}}
     return result
@@ -262,23 +229,16 @@ def _rendered(path: Path, hosts: Hosts) -> Hosts:
 
 def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> InventoryHost:
     host, port = str(variables.get("ansible_host") or name), str(variables.get("ansible_port") or 22)
-    registry = variables.get("rocstack_rack_registry")
+    registry = str(variables.get("rocstack_rack_registry") or "")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadInput(f"ansible_port {port!r} of {name} is not a port", code="bad-value", where=Where(str(path)))
-    if registry and not _REGISTRY.fullmatch(str(registry)):
-        raise BadInput(
-            f"rocstack_rack_registry {registry!r} of {name} is not a registry",
-            code="bad-value",
-            where=Where(str(path)),
-            next_step="write host[:port], without https://",
-        )
+        raise BadInput.of("bad-port", path, port=port, name=name)
+    if registry and not _REGISTRY.fullmatch(registry):
+        raise BadInput.of("bad-rack-registry", path, registry=variables["rocstack_rack_registry"], name=name)
     return InventoryHost(
         name=name,
         address=str(variables.get("rocstack_address") or host),
         host=host,
-        port=int(port),
-        user=str(variables["ansible_user"]) if variables.get("ansible_user") else None,
-        rack_registry=str(registry) if registry else None,
+        rack_registry=registry or None,
         groups=tuple(sorted(group for group, members in groups.items() if group != "all" and name in members)),
         variables=dict(variables),
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.levels import HARDWARE, Level
@@ -132,14 +132,20 @@ class Deploy(Value):
 
 
 class Journal(Value):
-    """`releases` from the oldest to the newest; `current` is a deploy that hasn't ended."""
+    """`releases` from the oldest to the newest; `current` is a deploy that hasn't ended: it runs, was interrupted, or
+    stopped by its budget."""
 
     releases: tuple[Release, ...] = ()
     current: Deploy | None = None
 
     def begin(self, deploy: Deploy) -> Journal:
-        """Another deploy begins. One that never ended, and reached a node, is kept as a release that isn't healthy."""
-        return self.model_copy(update={"releases": self._left(deploy.images), "current": deploy})
+        """Another deploy begins. One of other images that never ended, and reached a node, is kept as a release that
+        isn't healthy."""
+        gone, releases = self.current, self.releases
+        if gone and not gone.images.same(deploy.images) and gone.at(*_TOUCHED):
+            left = Release(images=gone.images, when=gone.started, who=gone.who, healthy=False)
+            releases = _appended(releases, left)
+        return Journal(releases=releases, current=deploy)
 
     def note(self, node: str, step: Step, *, reason: str = "", seconds: float = 0.0) -> Journal:
         """A node has come to `step`.
@@ -175,10 +181,6 @@ class Journal(Value):
         newest = self.releases[-1].model_copy(update={"verified": level})
         return self.model_copy(update={"releases": (*self.releases[:-1], newest)})
 
-    def resumable(self) -> Deploy | None:
-        """A deploy that was interrupted, or stopped by its budget."""
-        return self.current
-
     def unfinished(self) -> JournalImages | None:
         """What `--resume` goes on with: such a deploy's images, or those of the last one if a node of it failed."""
         if self.current:
@@ -193,17 +195,13 @@ class Journal(Value):
         verified = (each for each in before if each.verified)
         return next(verified, next((each for each in before if each.healthy), None))
 
-    def kept_ids(self) -> frozenset[str]:
-        """Images that no clean-up may remove: the present release's, the running deploy's, the rollback target's."""
+    def kept_ids(self, count: int = 1) -> frozenset[str]:
+        """Images that no clean-up may remove: the last `count` releases', the running deploy's, the rollback
+        target's."""
         target = self.rollback_target()
-        kept = [*(release.images for release in self.releases[-1:]), *([target.images] if target else [])]
+        kept = [release.images for release in (*self.releases[-count:], *([target] if target else []))]
         kept += [self.current.images] if self.current else []
         return frozenset(name for images in kept for name in (images.worker_id, images.control_id))
-
-    def last_ids(self, count: int) -> frozenset[str]:
-        """The images of the last `count` releases."""
-        last = self.releases[-count:]
-        return frozenset(name for each in last for name in (each.images.worker_id, each.images.control_id))
 
     def dumps(self) -> str:
         return json.dumps({"schema": SCHEMA, **self.model_dump(mode="json")}, indent=1) + "\n"
@@ -213,46 +211,25 @@ class Journal(Value):
             raise ValueError("no deploy is under way")
         return self.current
 
-    def _left(self, images: JournalImages) -> tuple[Release, ...]:
-        """The releases, with a deploy that is given up for other images."""
-        gone = self.current
-        if gone is None or gone.images.same(images) or not gone.at(*_TOUCHED):
-            return self.releases
-        return _appended(self.releases, Release(images=gone.images, when=gone.started, who=gone.who, healthy=False))
 
-
-def loads(text: str | None) -> Journal:
-    """The journal that the control node has; an empty one where it has none.
+def loads(journal: str | Mapping[str, Any] | None) -> Journal:
+    """The journal that the control node has, as text or as a probe brought it; an empty one where it has none.
 
     Raises:
         CheckFailed: a newer rocstack wrote it.
         BadInput: it isn't one.
     """
-    if not text or not text.strip():
+    text = journal if isinstance(journal, str) else json.dumps(journal) if journal else ""
+    if not text.strip():
         return Journal()
     try:
         data = json.loads(text)
         schema = data.pop("schema")
         if isinstance(schema, int) and schema > SCHEMA:
-            raise CheckFailed(
-                f"the control node's journal has format {schema}, but this rocstack reads only up to {SCHEMA}",
-                code="journal-newer",
-                cause="a newer rocstack deployed this cluster",
-                next_step="use that version, or a newer one",
-            )
+            raise CheckFailed.of("journal-newer", version=schema, known=SCHEMA)
         return Journal.model_validate_json(json.dumps(data))
-    except (ValueError, KeyError, AttributeError, TypeError, ValidationError):
-        raise BadInput(
-            f"the control node's journal, {PATH}, can't be read",
-            code="bad-journal",
-            cause="it was edited or cut off",
-            next_step="move the file away and deploy again: you lose only the history and `--resume`",
-        ) from None
-
-
-def loads_dict(data: Mapping[str, Any] | None) -> Journal:
-    """As `loads`, of what a probe of the control node brought."""
-    return loads(json.dumps(data) if data else None)
+    except (ValueError, KeyError, AttributeError, TypeError):  # ValueError: also pydantic's
+        raise BadInput.of("bad-journal", file=PATH) from None
 
 
 def now() -> str:

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from rocstack.base.errors import BadInput, Where
+from rocstack.base.errors import BadInput
 from rocstack.base.words import Value
 from rocstack.deploy.read.journal import VerifiedLevel
 from rocstack.edge import files
@@ -31,8 +29,8 @@ def claims(out: Path, worker_id: str, control_id: str) -> tuple[VerifiedLevel, .
     Raises:
         BadInput: the file isn't one.
     """
-    result = read(file_of(out, worker_id))
-    return tuple(each.verified for each in result if each.verified and each.control_id == control_id)
+    known = read(file_of(out, worker_id))
+    return tuple(each.verified for each in known if each.verified and each.control_id == control_id)
 
 
 def file_of(out: Path, worker_id: str) -> Path:
@@ -57,11 +55,5 @@ def read(file: Path) -> list[Claim]:
         return [Claim.model_validate_json(json.dumps(each)) for each in data["claims"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
-        raise BadInput(
-            "it does not record what an image has proved",
-            code="bad-verified",
-            where=Where(str(file)),
-            cause="it was edited, renamed or cut off, or a newer rocstack wrote it",
-            next_step="remove it, then copy it again or run `rocstack verify`",
-        ) from None
+    except (OSError, ValueError, KeyError, TypeError):  # ValueError: also pydantic's
+        raise BadInput.of("bad-verified", file) from None

@@ -9,7 +9,7 @@ from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.plan.prepare import PreparedDeploy
-from rocstack.deploy.read.addresses import RackRegistry
+from rocstack.deploy.read.inventory import RackRegistry
 from rocstack.deploy.ship.by_registry import account, home
 
 

@@ -114,7 +114,7 @@ def read_state(
         read_slurm(gathered.ssh_hosts[inventory.control.name])
         if control
         else SlurmState(why="the control node wasn't reached"),
-        journal.loads_dict(control.journal) if control else journal.Journal(),
+        journal.loads(control.journal) if control else journal.Journal(),
         own_registry=not cluster.ship.registry,
         offers_gpus=cluster.gres == "auto",
     )

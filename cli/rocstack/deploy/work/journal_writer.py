@@ -25,7 +25,7 @@ class JournalWriter:
     def begin(self, options: Mapping[str, Any], images: Mapping[str, Image], names: Sequence[str]) -> None:
         """`options` are what `--resume` needs. A deploy that changes nothing has no entry, unless it ends one that was
         interrupted."""
-        before = self.now.resumable()
+        before = self.now.current
         if not names and before is None:
             return
         wanted = JournalImages.of(images)

@@ -10,10 +10,10 @@ import subprocess
 from typing import Any, Dict, NamedTuple  # noqa: UP035
 
 from . import engine_errors
-from .engine_facts import PROGRAM_FOLDERS
 
 Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
 TIMEOUT_S = 60.0  # seconds for a command that has nothing to wait for
+PROGRAM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 
 
 class NodeError(Exception):
@@ -43,20 +43,28 @@ def docker(*words: str, stdin: str = "", seconds: float = TIMEOUT_S, check: bool
         NodeError: there is no docker command, no answer within `seconds`, or (with `check`) its complaint.
     """
     try:
-        done = subprocess.run(
-            [_docker_path(), *words], input=stdin.encode(), capture_output=True, timeout=seconds, env=_environment(),
-        )  # fmt: skip
+        output = run_docker(*words, stdin=stdin, seconds=seconds)
     except subprocess.TimeoutExpired:
         raise NodeError(
             f"the engine didn't answer `docker {words[0]}` within {seconds:g} s",
             "the engine or its disk hangs: see its log on the node",
         ) from None
-    output = CommandOutput(
-        done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-    )
     if check and output.code:
         raise NodeError(output.why)
     return output
+
+
+def run_docker(*words: str, stdin: str = "", seconds: float) -> CommandOutput:
+    """
+    Raises:
+        NodeError: there is no docker command.
+        TimeoutExpired, OSError: as subprocess.run.
+    """
+    done = subprocess.run(
+        [_docker_path(), *words], input=stdin.encode(), capture_output=True, timeout=seconds, env=_environment()
+    )
+    out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+    return CommandOutput(done.returncode, out, err)
 
 
 def inspect_existing(kind: str, *names: str) -> str:

@@ -6,149 +6,71 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, TypedDict  # noqa: UP035
+from typing import Any
 
 from . import engine_errors
+from .engine import NodeError, Row, run_docker
 from .limits import hard_limits, raises_limits
 
 TIMEOUT_S = 10.0  # seconds for one answer of the engine
-PROGRAM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 SERVICE, SPEC, OWN = "io.rocstack.service", "io.rocstack.spec", "io.rocstack."
 ABSENT, DENIED, SILENT, FAILED = "absent", "denied", "silent", "failed"
 _KINDS = {"no-permission": DENIED, "silent": SILENT}  # of engine_errors
-Row = Dict[str, Any]  # noqa: UP006  (evaluated by Python 3.8)
 
 
-class EngineRow(TypedDict):
-    """The engine itself. `problem` is "" or a word of ABSENT ..., `error` what it said."""
-
-    name: str
-    version: str
-    root: str
-    driver: str
-    store: str
-    cgroup: int
-    rootless: bool
-    free_bytes: int | None
-    memlock: int | None
-    limits: dict[str, int]
-    raises_limits: bool
-    cgroup_writable: bool
-    problem: str
-    error: str
-
-
-class ContainerRow(TypedDict):
-    """A container of ours."""
-
-    name: str
-    id: str
-    service: str
-    image: str
-    spec: str
-    status: str
-    health: str
-    restarts: int
-    started: str
-    pid: int
-    error: str
-
-
-class ImageRow(TypedDict):
-    """An image of ours."""
-
-    id: str
-    names: list[str]
-    digests: list[str]
-    layers: list[str]
-    size: int
-    created: str
-    role: str
-    content: str
-    stack: str
-    nic: str
-
-
-class EngineFacts(TypedDict):
-    engine: EngineRow
-    containers: list[ContainerRow]
-    images: list[ImageRow]
-
-
-class EngineCommand:
-    """Asks the `docker` command."""
-
-    def __init__(self, program: str | None = None) -> None:
-        self.program = program or shutil.which("docker", path=os.environ.get("PATH", "") + ":" + PROGRAM_FOLDERS)
-
-    def ask(self, *words: str) -> tuple[str, str, str]:
-        """The answer, or else a word of ABSENT ... FAILED and the sentence that was said."""
-        if self.program is None:
-            return "", ABSENT, "there is no docker command"
-        try:
-            done = subprocess.run(
-                [self.program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S,
-                env={**os.environ, "LC_ALL": "C"},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return "", SILENT, f"no answer within {TIMEOUT_S:g} s"
-        except OSError as error:
-            return "", FAILED, f"{self.program}: {error.strerror or error}"
-        complaint = done.stderr.decode("utf-8", "replace").strip()
-        if done.returncode == 0:
-            return done.stdout.decode("utf-8", "replace"), "", ""
-        complaint = complaint or f"exit status {done.returncode}"
-        return "", _problem(complaint), complaint.splitlines()[-1]
-
-    def inspect(self, kind: str, listing: tuple[str, ...]) -> list[Row]:
-        """All that `docker <kind> <listing>` lists; what is removed in between is not in it."""
-        idents = sorted(set(self.ask(*listing)[0].split()))
-        while idents:
-            text, _, why = self.ask(kind, "inspect", *idents)
-            if text:
-                return [row for row in _parsed(text, list) if isinstance(row, dict)]
-            still = [ident for ident in sorted(set(self.ask(*listing)[0].split())) if ident in idents]
-            if still == idents:
-                raise OSError(why)
-            idents = still
-        return []
-
-
-def engine_facts(program: str | None = None) -> EngineFacts:
-    engine = EngineCommand(program)
+def engine_facts() -> Row:
+    """{"engine", "containers", "images"}: shapes and meaning in rocstack.deploy.read.facts."""
     with ThreadPoolExecutor(max_workers=3) as pool:
-        info = pool.submit(engine.ask, "info", "--format", "{{json .}}")
-        containers = pool.submit(_try, engine, "container", ("ps", "-aq", "--no-trunc", "--filter", "label=" + SERVICE))
-        images = pool.submit(
-            _try, engine, "image", ("image", "ls", "-q", "--no-trunc", "--filter", "label=" + OWN + "role")
-        )
+        info = pool.submit(ask, "info", "--format", "{{json .}}")
+        containers = pool.submit(_inspect, "container", "ps", "-aq", "--no-trunc", "--filter", "label=" + SERVICE)
+        images = pool.submit(_inspect, "image", "image", "ls", "-q", "--no-trunc", "--filter", "label=" + OWN + "role")
         text, problem, error = info.result()
-        rows = {"container": containers.result(), "image": images.result()}
+        (container_rows, no_containers), (image_rows, no_images) = containers.result(), images.result()
     # `docker info` may succeed with a client that reached nobody: then it says so in ServerErrors.
     facts = _parsed(text, dict)
     problems = facts.get("ServerErrors") or []
     if not problem and problems:
         error = str(problems[0]).strip()
         problem = _problem(error)
-    if not problem:
-        for rows_or_why in rows.values():
-            if isinstance(rows_or_why, str):
-                problem, error = FAILED, rows_or_why
+    if not problem and (no_containers or no_images):
+        problem, error = FAILED, no_images or no_containers
     return {
         "engine": _engine(facts, problem, error),
-        "containers": [_container(row) for row in rows["container"]] if not problem else [],
-        "images": [_image(row) for row in rows["image"]] if not problem else [],
+        "containers": [_container(row) for row in container_rows] if not problem else [],
+        "images": [_image(row) for row in image_rows] if not problem else [],
     }
 
 
-def _try(engine: EngineCommand, kind: str, listing: tuple[str, ...]) -> Any:
+def ask(*words: str) -> tuple[str, str, str]:
+    """The answer, or else a word of ABSENT ... FAILED and the sentence that was said."""
     try:
-        return engine.inspect(kind, listing)
+        output = run_docker(*words, seconds=TIMEOUT_S)
+    except NodeError as failed:
+        return "", ABSENT, failed.what
+    except subprocess.TimeoutExpired:
+        return "", SILENT, f"no answer within {TIMEOUT_S:g} s"
     except OSError as error:
-        return str(error)
+        return "", FAILED, f"{error.filename}: {error.strerror or error}"
+    if output.code == 0:
+        return output.out, "", ""
+    complaint = output.err.strip() or f"exit status {output.code}"
+    return "", _problem(complaint), complaint.splitlines()[-1]
+
+
+def _inspect(kind: str, *listing: str) -> tuple[list[Row], str]:
+    """All that `docker <listing>` lists, without what is removed in between; and why it can't be had."""
+    idents = sorted(set(ask(*listing)[0].split()))
+    while idents:
+        text, _, why = ask(kind, "inspect", *idents)
+        if text:
+            return [row for row in _parsed(text, list) if isinstance(row, dict)], ""
+        still = [ident for ident in sorted(set(ask(*listing)[0].split())) if ident in idents]
+        if still == idents:
+            return [], why
+        idents = still
+    return [], ""
 
 
 def _problem(complaint: str) -> str:
@@ -163,7 +85,7 @@ def _parsed(text: str, kind: Any) -> Any:
     return value if isinstance(value, kind) else kind()
 
 
-def _engine(info: Row, problem: str, error: str) -> EngineRow:
+def _engine(info: Row, problem: str, error: str) -> Row:
     if isinstance(info.get("host"), dict):  # podman's own words
         host, store = info["host"], info.get("store") or {}
         name, version = "podman", (info.get("version") or {}).get("Version", "")
@@ -181,16 +103,22 @@ def _engine(info: Row, problem: str, error: str) -> EngineRow:
             address = str((info.get("Containerd") or {}).get("Address", ""))
             if address.startswith("/run/containerd/"):  # not the engine's own: its layers lie elsewhere
                 root = "/var/lib/containerd"
-    # A container gets no more than the engine's own process has.
-    pid = _read("/run/docker.pid").strip()
-    folder = f"/proc/{pid if pid.isdigit() and os.path.isdir('/proc/' + pid) else 1}/"
-    limits = hard_limits(_read(folder + "limits"))
+    limits, raises = engine_limits()
     return {
         "name": name, "version": version, "root": root, "driver": driver, "store": kind, "cgroup": cgroup,
         "rootless": rootless, "free_bytes": _free_bytes(str(root)), "memlock": limits.get("memlock"),
-        "limits": limits, "raises_limits": raises_limits(_read(folder + "status"), _read(folder + "uid_map")),
-        "cgroup_writable": cgroup_writable(), "problem": problem, "error": error,
+        "limits": limits, "raises_limits": raises,
+        "cgroup_writable": cgroup_writable(read_text("/proc/self/mounts")), "problem": problem, "error": error,
     }  # fmt: skip
+
+
+def engine_limits() -> tuple[dict[str, int], bool]:
+    """The hard limits of the process that starts containers (dockerd, or else PID 1), of which a container gets no
+    more, unless that process may go beyond them."""
+    pid = read_text("/run/docker.pid").strip()
+    folder = f"/proc/{pid if pid.isdigit() and os.path.isdir('/proc/' + pid) else 1}/"
+    raises = raises_limits(read_text(folder + "status"), read_text(folder + "uid_map"))
+    return hard_limits(read_text(folder + "limits")), raises
 
 
 def _free_bytes(root: str) -> int | None:
@@ -201,9 +129,9 @@ def _free_bytes(root: str) -> int | None:
     return room.f_bavail * room.f_frsize
 
 
-def cgroup_writable(mounts: str | None = None) -> bool:
-    """Whether the node's cgroups can be written: where not, Slurm has to do without."""
-    for line in (_read("/proc/self/mounts") if mounts is None else mounts).splitlines():
+def cgroup_writable(mounts: str) -> bool:
+    """Whether the node's cgroups can be written, by its /proc/self/mounts: where not, Slurm has to do without."""
+    for line in mounts.splitlines():
         words = line.split()
         if len(words) > 3 and words[1].startswith("/sys/fs/cgroup"):
             options = words[3].split(",")
@@ -212,7 +140,7 @@ def cgroup_writable(mounts: str | None = None) -> bool:
     return False
 
 
-def _container(row: Row) -> ContainerRow:
+def _container(row: Row) -> Row:
     state, labels = row.get("State") or {}, (row.get("Config") or {}).get("Labels") or {}
     health = state.get("Health") or {}
     return {
@@ -224,7 +152,7 @@ def _container(row: Row) -> ContainerRow:
     }  # fmt: skip
 
 
-def _image(row: Row) -> ImageRow:
+def _image(row: Row) -> Row:
     labels = (row.get("Config") or {}).get("Labels") or {}
     return {
         "id": image_id(row.get("Id")), "names": list(row.get("RepoTags") or []),
@@ -242,9 +170,9 @@ def image_id(ident: Any) -> str:
     return "sha256:" + text if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
-def _read(path: str) -> str:
+def read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
+            return file.read()
     except OSError:
         return ""

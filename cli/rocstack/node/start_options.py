@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .names import resolve
 from .start_gate import OFF, REFUSE, WARN
 
 RESOLVE_TIMEOUT_S = 2.0  # seconds for all names together: a dead DNS server costs 10 to 20
@@ -39,29 +37,11 @@ def _controller_host(part: str) -> str:
 
 def resolve_first(names: Sequence[str]) -> str | None:
     """The address of the first that has one; each is asked for once, all at the same time."""
-    addresses: dict[str, str] = {name: name for name in names if _literal(name)}
-    threads = [
-        threading.Thread(target=_resolve, args=(name, addresses), daemon=True)
-        for name in names
-        if name not in addresses
-    ]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + RESOLVE_TIMEOUT_S
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    return next((addresses[name] for name in names if name in addresses), None)
-
-
-def _resolve(name: str, addresses: dict[str, str]) -> None:
-    """IPv4 first, as Slurm has it."""
-    try:
-        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return
-    best = min(rows, key=lambda row: row[0] != socket.AF_INET, default=None)
-    if best:
-        addresses[name] = str(best[4][0]).partition("%")[0]
+    addresses = resolve((name for name in names if not _literal(name)), RESOLVE_TIMEOUT_S)
+    for name in names:
+        if found := addresses.get(name, [name]):
+            return min(found, key=lambda address: ":" in address).partition("%")[0]  # IPv4 first, as Slurm has it
+    return None
 
 
 def _literal(text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,34 +13,24 @@ from pydantic import TypeAdapter, ValidationError
 from rocstack.base.errors import BadInput, Missing
 from rocstack.container import environment, ulimit
 from rocstack.container.environment import parse_env
-from rocstack.container.host import Host, read_host
+from rocstack.container.host import Host, of_node, read_host
 from rocstack.container.mount import check_mounts, parse_mount
 from rocstack.container.run_line import RunLine, RunProfile, parse_gpus, run_line, shell_quote
-from rocstack.node.limits import refused_ulimit
+from rocstack.node.limits import hard_limits, raises_limits, refused_ulimit
+from rocstack.node.parse import parse
+from rocstack.node.recording import DeviceNode, Recording
 
 CASES = sorted((Path(__file__).parents[1] / "data/hosts").glob("*.yml"))
-DOCKERD = "347"
 
 
-def host_from(case: dict[str, Any], root: Path) -> Host:
-    """Lays out the case's tree under `root` (device nodes as plain files) and reads it."""
-    groups: dict[Path, SimpleNamespace] = {}
-
-    def put(path: str, text: str = "") -> Path:
-        file = root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    for kind in case["devices"]:
-        for path in kind["paths"]:
-            groups[put(path)] = SimpleNamespace(st_gid=kind["gid"], st_mode=0o020000 | kind["mode"])
-    for folder in case.get("folders", []):
-        (root / folder.lstrip("/")).mkdir(parents=True)
+def host_from(case: dict[str, Any]) -> Host:
+    devices = {
+        path: DeviceNode("c", 226, 0, kind["gid"], kind["mode"]) for kind in case["devices"] for path in kind["paths"]
+    }
+    files = {f"{folder}/mtu": "9000\n" for folder in case.get("folders", [])}
     for number, minor in enumerate(case.get("kfd", [])):
-        put(
-            f"sys/class/kfd/kfd/topology/nodes/{number}/properties",
-            f"simd_count {1216 if minor else 0}\ndrm_render_minor {minor}\n",
+        files[f"/sys/class/kfd/kfd/topology/nodes/{number}/properties"] = (
+            f"simd_count {1216 if minor else 0}\ndrm_render_minor {minor}\n"
         )
     engine = case["engine"]
     rows = [("Limit", "Soft Limit", "Hard Limit", "Units"), ("Max stack size", 8388608, "unlimited", "bytes")]
@@ -49,20 +38,11 @@ def host_from(case: dict[str, Any], root: Path) -> Host:
         ("Max open files", 1024, engine["nofile"], "files"),
         ("Max locked memory", 65536, engine["memlock"], "bytes"),
     ]
-    put(f"proc/{DOCKERD}/limits", "".join(f"{a:<25} {b!s:<20} {c!s:<20} {d:<10}\n" for a, b, c, d in rows))
-    put(
-        f"proc/{DOCKERD}/status",
-        f"Name:\tdockerd\nCapEff:\t{engine['capabilities']}\nCapBnd:\t000001ffffffffff\n",
-    )
-    put(f"proc/{DOCKERD}/uid_map", engine.get("uid_map", "         0          0 4294967295\n"))
-    put("run/docker.pid", DOCKERD)
-
-    def stat(path: Path) -> SimpleNamespace:
-        if path not in groups:
-            raise FileNotFoundError(path)
-        return groups[path]
-
-    return read_host(root, stat=stat, shm=lambda _: int(case["shm_gib"] * 2**30))
+    limits = hard_limits("".join(f"{a:<25} {b!s:<20} {c!s:<20} {d:<10}\n" for a, b, c, d in rows))
+    status = f"Name:\tdockerd\nCapEff:\t{engine['capabilities']}\nCapBnd:\t000001ffffffffff\n"
+    raises = raises_limits(status, engine.get("uid_map", "         0          0 4294967295\n"))
+    recording = Recording(files=files, devices=devices)
+    return of_node(recording, parse(recording), limits, raises, int(case["shm_gib"] * 2**30))
 
 
 def line_for(host: Host, run: dict[str, Any]) -> RunLine:
@@ -89,18 +69,18 @@ def pasted(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
-def test_line_for_host(file: Path, tmp_path: Path) -> None:
+def test_line_for_host(file: Path) -> None:
     case = yaml.safe_load(file.read_text())
-    line = line_for(host_from(case, tmp_path), case["run"])
+    line = line_for(host_from(case), case["run"])
     assert shell_quote(line) + "\n" == case["line"]
     assert list(line.notes) == case["notes"]
     assert pasted(shell_quote(line)) == list(line.args), "what is printed is what runs"
 
 
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
-def test_least_privilege(file: Path, tmp_path: Path) -> None:
+def test_least_privilege(file: Path) -> None:
     case = yaml.safe_load(file.read_text())
-    line = line_for(host_from(case, tmp_path), case["run"])
+    line = line_for(host_from(case), case["run"])
     assert not [flag for flag in line.flags if "privileged" in flag or "SYS_ADMIN" in flag]
     assert "--group-add=0" not in line.flags
     assert len(set(line.flags)) == len(line.flags)
@@ -113,8 +93,8 @@ def test_this_machine_can_be_read() -> None:
     assert run_line(host, "w:1").args[-1] == "w:1"
 
 
-def test_empty_root_is_a_host_without_anything(tmp_path: Path) -> None:
-    assert read_host(tmp_path) == Host()
+def test_a_node_without_anything() -> None:
+    assert of_node(Recording(), parse(Recording()), {}, True) == Host()
 
 
 def test_chosen_gpu_that_is_not_there() -> None:

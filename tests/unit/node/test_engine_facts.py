@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from rocstack.deploy.read.facts import FactsAnswer, NodeContainer, NodeEngine, NodeImage
-from rocstack.node import deploy_facts, engine_facts
+from rocstack.node import deploy_facts, engine_facts, names
 
 DATA = Path(__file__).parents[1] / "data/engines"
 NODE = Path(engine_facts.__file__).parent
@@ -33,20 +34,26 @@ if [ -e error ]; then cat error >&2; exit 1; fi
 """
 
 
-def program(folder: Path, tmp_path: Path) -> str:
-    """A docker command that answers as it was recorded."""
-    file = tmp_path / "docker"
-    file.write_text(PROGRAM.format(folder=folder))
-    file.chmod(0o755)
-    return str(file)
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes this script the docker command."""
+
+    def install(script: str) -> None:
+        (tmp_path / "docker").write_text(script)
+        (tmp_path / "docker").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return install
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_engine(case: str, tmp_path: Path) -> None:
-    found = engine_facts.engine_facts(program(DATA / case, tmp_path))
+def test_every_engine(case: str, docker: Callable[[str], None]) -> None:
+    docker(PROGRAM.format(folder=DATA / case))
+    found = engine_facts.engine_facts()
     wanted: dict[str, Any] = yaml.safe_load((DATA / case / "expected.yml").read_text())["engine"]
     assert {key: found["engine"][key] for key in wanted} == wanted
     NodeEngine.model_validate(found["engine"])
+    assert set(found["engine"]) == set(NodeEngine.model_fields), "the controller reads exactly what the node sends"
     if wanted["problem"]:
         assert found["engine"]["error"].strip()
         assert (found["containers"], found["images"]) == ([], [])
@@ -65,39 +72,31 @@ def test_every_engine(case: str, tmp_path: Path) -> None:
     assert len(image["layers"]) == 1
     NodeContainer.model_validate(container)
     NodeImage.model_validate({**image, **{key: tuple(image[key]) for key in ("names", "digests", "layers")}})
+    assert (set(container), set(image)) == (set(NodeContainer.model_fields), set(NodeImage.model_fields))
 
 
-def test_podman_says_health_and_restarts(tmp_path: Path) -> None:
-    (container,) = engine_facts.engine_facts(program(DATA / "podman", tmp_path))["containers"]
+def test_podman_says_health_and_restarts(docker: Callable[[str], None]) -> None:
+    docker(PROGRAM.format(folder=DATA / "podman"))
+    (container,) = engine_facts.engine_facts()["containers"]
     assert (container["health"], container["restarts"]) == ("healthy", 2)
 
 
-def test_no_engine(tmp_path: Path) -> None:
-    found = engine_facts.engine_facts(str(tmp_path / "docker"))["engine"]
-    assert found["problem"] == "failed"
-    found = engine_facts.EngineCommand.ask(_without())
-    assert found[1:] == ("absent", "there is no docker command")
+def test_no_engine(docker: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    docker("neither a program nor a script\0")
+    assert engine_facts.engine_facts()["engine"]["problem"] == "failed"
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert engine_facts.ask("info")[1:] == ("absent", "there is no docker command")
 
 
-def _without() -> engine_facts.EngineCommand:
-    engine = engine_facts.EngineCommand("unused")
-    engine.program = None
-    return engine
-
-
-def test_an_engine_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "docker"
-    file.write_text("#!/bin/sh\nexec sleep 30\n")
-    file.chmod(0o755)
+def test_an_engine_that_hangs(docker: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    docker("#!/bin/sh\nexec sleep 30\n")
     monkeypatch.setattr(engine_facts, "TIMEOUT_S", 0.2)
-    assert engine_facts.engine_facts(str(file))["engine"]["problem"] == "silent"
+    assert engine_facts.engine_facts()["engine"]["problem"] == "silent"
 
 
-def test_nonsense_is_no_engine(tmp_path: Path) -> None:
-    file = tmp_path / "docker"
-    file.write_text("#!/bin/sh\necho '[17'\n")
-    file.chmod(0o755)
-    found = engine_facts.engine_facts(str(file))
+def test_nonsense_is_no_engine(docker: Callable[[str], None]) -> None:
+    docker("#!/bin/sh\necho '[17'\n")
+    found = engine_facts.engine_facts()
     assert found["engine"]["version"] == ""
     assert found["images"] == []
 
@@ -129,11 +128,14 @@ def test_listening() -> None:
 
 def test_a_taken_port_has_an_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+        port, known = server.getsockname()[1], deploy_facts.processes()
         mine = Path("/proc/self/stat").read_text().partition("(")[2].rpartition(")")[0]
-        assert deploy_facts.listening_services([port], {}) == {str(port): {"program": mine, "service": ""}}
-        assert deploy_facts.listening_services([port], {os.getppid(): "worker"})[str(port)]["service"] == "worker"
-    assert deploy_facts.listening_services([port], {}) == {}
+        assert deploy_facts.listening_services([port], known, {}) == {str(port): {"program": mine, "service": ""}}
+        assert deploy_facts.listening_services([port], known, {os.getppid(): "worker"})[str(port)] == {
+            "program": mine,
+            "service": "worker",
+        }
+    assert deploy_facts.listening_services([port], known, {}) == {}
 
 
 def test_processes_of_a_container_are_those_below_its_first() -> None:
@@ -154,17 +156,15 @@ def test_reach_and_resolve() -> None:
     assert found[f"127.0.0.1:{open_port}"] == found["127.0.0.1:1"] == "", "a refusal is an answer"
     assert found["nonsense"]
     assert found["127.0.0.1:x"]
-    assert deploy_facts.resolve_names(["localhost", "no such name"]) == {
-        "localhost": ["127.0.0.1"],
-        "no such name": [],
-    } or ("::1" in deploy_facts.resolve_names(["localhost"])["localhost"])
+    resolved = names.resolve(["localhost", "no such name"], 2)
+    assert {"127.0.0.1", "::1"} & set(resolved["localhost"])
+    assert resolved["no such name"] == []
 
 
 def test_a_silent_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(deploy_facts, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [never.wait(5)][1:])
-    assert deploy_facts.resolve_names(["head"]) == {"head": []}
+    assert names.resolve(["head"], 0.1) == {"head": []}
     never.set()
 
 
@@ -211,14 +211,8 @@ def test_without_root_it_says_what_it_could_not_read() -> None:
     assert done.stdout.strip() == '[{"closed/keys": "Permission denied"}, 65534, 1]'
 
 
-@pytest.mark.parametrize(
-    ("row", "model"),
-    [
-        (engine_facts.EngineRow, NodeEngine),
-        (engine_facts.ContainerRow, NodeContainer),
-        (engine_facts.ImageRow, NodeImage),
-        (deploy_facts.DeployFacts, FactsAnswer),
-    ],
-)
-def test_the_controller_reads_exactly_what_the_node_sends(row: Any, model: Any) -> None:
-    assert set(row.__annotations__) == {field.alias or name for name, field in model.model_fields.items()}
+def test_the_controller_reads_exactly_what_the_node_sends() -> None:
+    sent = deploy_facts.collect_facts(names=["localhost"], uids=[0], users=["root", "nobody at all"])["deploy"]
+    assert set(sent) == {field.alias or name for name, field in FactsAnswer.model_fields.items()}
+    assert (sent["passwd"], sent["ids"]) == ({"0": "root"}, {"root": 0})
+    assert sent["user"]["uid"] == os.geteuid()

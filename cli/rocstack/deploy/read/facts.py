@@ -146,9 +146,8 @@ class NodeFacts(FactsAnswer):
 
     def host(self) -> host.Host:
         """What `run_line` needs to know of it."""
-        of_host = host.of_node(self.recording, self.profile)
-        limits = {"limits": self.engine.limits or of_host.limits, "raises_limits": self.engine.raises_limits}
-        return of_host.model_copy(update=limits)
+        limits = self.engine.limits or self.profile.limits
+        return host.of_node(self.recording, self.profile, limits, self.engine.raises_limits)
 
     def container(self, name: str) -> NodeContainer | None:
         return next((each for each in self.containers if each.name == name), None)

@@ -32,11 +32,7 @@ def parse_env(texts: Sequence[str], environ: Mapping[str, str]) -> Environment:
     for text in texts:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise BadInput(
-                f"'{name}' is not a valid variable name",
-                code="bad-env",
-                next_step="write --env NAME or --env NAME=VALUE",
-            )
+            raise BadInput.of("bad-env", name=name)
         values[name] = value if equals else environ.get(name)
     known = {name: value for name, value in values.items() if value is not None}
     own = {name for name in known if _CLIENTS_OWN.fullmatch(name)}

@@ -30,15 +30,15 @@ def parse_mount(text: str, *, base: Path, home: Path | None = None) -> Mount:
     source, *rest = text.split(":")
     mode = rest.pop() if rest and rest[-1] in ("ro", "rw") else "rw"
     if not source or len(rest) > 1 or "" in rest:
-        raise _bad(text, "it is not SRC[:DST[:ro]]")
+        raise BadInput.of("bad-mount", text=text, why="it is not SRC[:DST[:ro]]")
     if home and (source == "~" or source.startswith("~/")):
         source = str(home) + source[1:]
     place = posixpath.normpath(posixpath.join(base.as_posix(), source))
     target = rest[0] if rest else place
     if not target.startswith("/") or posixpath.normpath(target) == "/":
-        raise _bad(text, f"the target '{target}' is not an absolute path below /")
+        raise BadInput.of("bad-mount", text=text, why=f"the target '{target}' is not an absolute path below /")
     if not (place + target).isprintable():
-        raise _bad(text, "a path holds a control character")
+        raise BadInput.of("bad-mount", text=text, why="a path holds a control character")
     return Mount(source=place, target=posixpath.normpath(target), read_only=mode == "ro")
 
 
@@ -51,16 +51,9 @@ def check_mounts(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     seen: dict[str, Mount] = {}
     for mount in mounts:
         if not Path(mount.source).exists():
-            raise _bad(str(mount), f"there is no {mount.source} on this host")
+            raise BadInput.of("bad-mount", text=mount, why=f"there is no {mount.source} on this host")
         if mount.target in seen:
-            raise _bad(str(mount), f"{seen[mount.target].source} is already mounted at {mount.target}")
+            why = f"{seen[mount.target].source} is already mounted at {mount.target}"
+            raise BadInput.of("bad-mount", text=mount, why=why)
         seen[mount.target] = mount
     return tuple(seen.values())
-
-
-def _bad(text: str, why: str) -> BadInput:
-    return BadInput(
-        f"can't mount '{text}': {why}",
-        code="bad-mount",
-        next_step="write SRC[:DST[:ro]], for example --mount /data or --mount ./out:/out:ro",
-    )

@@ -69,11 +69,7 @@ def parse_gpus(text: str) -> tuple[int, ...] | None:
     for part in [] if text == "none" else text.split(","):
         match = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", part.strip())
         if not match or int(match[2] or match[1]) < int(match[1]):
-            raise BadInput(
-                f"'{text}' is not a list of GPUs",
-                code="bad-gpus",
-                next_step="write all, none, or numbers: --gpus 0,2-3",
-            )
+            raise BadInput.of("bad-gpus", text=text)
         chosen.update(dict.fromkeys(range(int(match[1]), int(match[2] or match[1]) + 1)))
     return tuple(chosen)
 
@@ -148,25 +144,14 @@ def _gpu_devices(host: Host, gpus: tuple[int, ...] | None) -> tuple[list[Device]
         return [], []
     lacks = "/dev/kfd" if host.kfd is None else "/dev/dri/renderD*" if not host.render else None
     if lacks and gpus:
-        raise Missing(
-            f"no {lacks}: this host has no usable GPU",
-            code="no-gpu",
-            cause="the amdgpu driver is not loaded, or there is no AMD GPU",
-            next_step="list the cards with `lspci -d 1002:` and load the driver with `modprobe amdgpu`; or omit --gpus",
-        )
+        raise Missing.of("host-without-gpu", lacks=lacks)
     if lacks or host.kfd is None:
         return [], [f"no {lacks}: GPUs are not visible in the container"]
     if gpus is None:
         return [host.kfd, *host.render, *host.cards], []
-    for number in gpus:
-        if number >= len(host.gpus):
-            raise BadInput(
-                f"no GPU {number}: this host has {len(host.gpus)}",
-                code="no-gpu",
-                next_step=f"choose from 0-{len(host.gpus) - 1}"
-                if host.gpus
-                else "check /sys/class/kfd/kfd/topology/nodes",
-            )
+    if absent := [number for number in gpus if number >= len(host.gpus)]:
+        count = len(host.gpus)
+        raise BadInput.of("no-such-gpu" if count else "no-gpu-known", number=absent[0], count=count, last=count - 1)
     paths = [f"/dev/dri/renderD{host.gpus[number]}" for number in gpus]
     return [host.kfd, *(device for path in paths for device in host.render if device.path == path)], []
 

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from rocstack.node.limits import RLIMIT_NUMBERS, limit_note
+from rocstack.node.limits import RLIMIT_NUMBERS, UNLIMITED, limit_note
 
 if TYPE_CHECKING:
     from rocstack.container.host import Host
-
-UNLIMITED = -1
-
 
 # RDMA pins memory; a rank opens a socket and files per peer; 64 MiB of stack for OpenMP and Fortran.
 AUTO = {"memlock": "-1:-1", "nofile": "1048576:1048576", "stack": "67108864:67108864"}

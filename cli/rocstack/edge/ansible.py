@@ -126,12 +126,10 @@ def run(
         CheckFailed: Ansible ended before it reached any host.
     """
     if not inventory.exists():
-        raise BadInput(
-            f"no inventory {inventory}", code="no-inventory", next_step="`rocstack init` writes one to start from"
-        )
+        raise BadInput.of("no-inventory", inventory=inventory)
     env = environment(os.environ)
     if not shutil.which("ansible-playbook", path=env["PATH"]):
-        raise Missing("ansible-playbook is not installed", code="no-ansible", next_step="pip install ansible-core")
+        raise Missing.of("no-ansible")
     with ExitStack() as open_files:
         private = open_files.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))
         events = _Events(on_event, on_task, open_files.enter_context(log.open("a")) if log else None)
@@ -141,15 +139,15 @@ def run(
             "inventory": str(inventory.absolute()),
             "forks": forks,
             "extravars": dict(variables or {}),
-            **({"limit": _limit(limit, Path(private))} if limit is not None else {}),
         }
+        if limit is not None:  # in a file: a thousand names would not fit on a command line
+            Path(private, "limit").write_text("\n".join(limit) + "\n")
+            settings["limit"] = f"@{private}/limit"
         code = _ansible(private, settings, env, events)
     if events.hosts:
         return tuple(events.hosts.values())
     if events.no_hosts or not code:
-        raise BadInput(
-            "the inventory has no hosts", code="no-hosts", where=Where(str(inventory)), next_step="add the nodes to it"
-        )
+        raise BadInput.of("no-hosts", inventory)
     raise start_error("\n".join(events.texts), inventory)
 
 
@@ -165,13 +163,6 @@ def _module_utils(private: Path) -> str:
     folder.mkdir()
     (folder / "rocstack_node").symlink_to(Path(node.__file__).parent)
     return str(folder)
-
-
-def _limit(hosts: Iterable[str], private: Path) -> str:
-    """In a file: a thousand names would not fit on a command line."""
-    file = private / "limit"
-    file.write_text("\n".join(hosts) + "\n")
-    return f"@{file}"
 
 
 def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], events: _Events) -> int:
@@ -252,17 +243,9 @@ def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
     position = None if form == "ini" else _POSITION.search(words)
     if position or complaints or "inventory" in output or "vault" in output:
         what = complaints.get(form) or (messages or ["no reason given"])[0]
-        return BadInput(
-            f"Ansible can't read the inventory: {what}",
-            code="bad-inventory",
-            where=_where(position, inventory),
-            next_step=f"run `ansible-inventory -i {inventory} --list` to see what Ansible makes of it",
-        )
-    return CheckFailed(
-        f"Ansible failed before it reached a node: {' '.join(messages[-3:]) or 'no reason given'}",
-        code="ansible-failed",
-        next_step=f"run `ansible -i {inventory} all -m ping` to see the same error without rocstack",
-    )
+        return BadInput.of("unreadable-inventory", _where(position, inventory), complaint=what, inventory=inventory)
+    said = " ".join(messages[-3:]) or "no reason given"
+    return CheckFailed.of("ansible-failed", messages=said, inventory=inventory)
 
 
 def _where(position: re.Match[str] | None, inventory: Path) -> Where:

@@ -17,12 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from subprocess import Popen
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from rocstack.base.errors import CheckFailed
 from rocstack.edge import ssh
-from rocstack.edge.ssh import SshHost
+from rocstack.edge.ssh import Program, SshHost
 from rocstack.node import cluster_lock as holder_program
 
 SILENCE = 30  # seconds without a word from us after which the node gives the lock away
@@ -45,19 +44,12 @@ def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LockSpec:
-    """One of a cluster's locks: its file on the node, and what those are told who can't have it or lose it.
-
-    `file`, if any, is a file beside it that only the holder writes; `unwritten` is the code of the error when that
-    fails. `work` is what the lock is for ("deploy").
-    """
+    """One of a cluster's locks. `file`, if any, is a file beside it on the node, which only the holder writes."""
 
     path: str
-    work: str
-    busy: str  # "another deploy of this cluster is running"
-    busy_next: str
-    resume: str  # the next step when the lock is lost, or the file can't be written
+    work: Literal["deploy", "verify"]
+    resume: str  # the command that goes on when the lock is lost, or the file can't be written
     file: str = ""
-    unwritten: str = ""
 
 
 @dataclass
@@ -69,7 +61,7 @@ class ClusterLock:
 
     spec: LockSpec
     text: str
-    _process: Popen[bytes]
+    _program: Program
     _silence: int
     _words: threading.Condition = field(default_factory=threading.Condition)
     _heard: float = field(default_factory=lambda: time.clock_gettime(_CLOCK))
@@ -82,7 +74,7 @@ class ClusterLock:
     @property
     def lost(self) -> str:
         """Why the lock is not ours any more; empty while it is. To be asked before every step."""
-        if self._over or self._process.poll() is not None:
+        if self._over or self._program.poll() is not None:
             return "the connection to the control node has ended"
         silent = time.clock_gettime(_CLOCK) - self._heard
         return f"the control node has not answered for {silent:.0f} s" if silent > self._silence * 2 / 3 else ""
@@ -104,11 +96,8 @@ class ClusterLock:
                 self._words.wait(0.5)
             self.check()
             if self._refused:
-                raise CheckFailed(
-                    f"the control node can't write {self.spec.file}: {self._refused}",
-                    code=self.spec.unwritten,
-                    next_step=f"make room there, then {self.spec.resume}",
-                )
+                spec = self.spec
+                raise CheckFailed.of("journal-unwritten", file=spec.file, why=self._refused, resume=spec.resume)
 
     def check(self) -> None:
         """
@@ -116,12 +105,7 @@ class ClusterLock:
             CheckFailed: the lock is lost.
         """
         if why := self.lost:
-            raise CheckFailed(
-                f"the lock on the cluster is lost: {why}",
-                code="lock-lost",
-                cause=f"another {self.spec.work} may start now, so this one had to stop",
-                next_step=f"{self.spec.resume} continues where this one stopped",
-            )
+            raise CheckFailed.of("lock-lost", why=why, work=self.spec.work, resume=self.spec.resume)
 
     def _converse(self, stop: threading.Event) -> None:
         """One request at a time, each answered: the text to write, else a sign of life."""
@@ -136,7 +120,9 @@ class ClusterLock:
                     return
                 number += 1
                 sent = time.clock_gettime(_CLOCK)
-                reply = self._ask({"n": number, **({} if text is None else {"text": text})})
+                request = {"n": number} if text is None else {"n": number, "text": text}
+                _send(self._program, json.dumps(request).encode() + b"\n")
+                reply = _answer(self._program)
                 with self._words:
                     self._heard = sent
                     if text is not None:
@@ -148,10 +134,6 @@ class ClusterLock:
             with self._words:
                 self._over = True
                 self._words.notify_all()
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        _send(self._process, json.dumps(request).encode() + b"\n")
-        return _answer(self._process)
 
 
 @contextmanager
@@ -172,8 +154,8 @@ def cluster_lock(
     who = {"who": operator(), "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "pid": os.getpid()}
     request = {"lock": spec.path, "file": spec.file, "silence": silence, "wait": wait, "who": who}
     with tempfile.TemporaryFile() as log:
-        process, text = _begin(ssh_host, spec, request, on_wait, log)
-        lock = ClusterLock(spec, text, process, silence)
+        program, text = _begin(ssh_host, spec, request, on_wait, log)
+        lock = ClusterLock(spec, text, program, silence)
         stop = threading.Event()
         talk = threading.Thread(target=lock._converse, args=(stop,), daemon=True)
         talk.start()
@@ -185,7 +167,7 @@ def cluster_lock(
                 lock._words.notify_all()
             if not lock.lost:
                 talk.join(silence)  # what is to be written is written
-            ssh.end(process)
+            program.end()
 
 
 def operator() -> str:
@@ -208,60 +190,45 @@ def holder(text: str) -> str:
 
 def _begin(
     ssh_host: SshHost, spec: LockSpec, request: dict[str, Any], on_wait: Callable[[], None], log: IO[bytes]
-) -> tuple[Popen[bytes], str]:
+) -> tuple[Program, str]:
     source = Path(holder_program.__file__).read_bytes()
-    command = ssh_host.argv([ssh_host.python, "-u", "-c", _START.format(size=len(source))], options=["-a", "-x", "-T"])
-    process = ssh.start(command, log)
+    python = [ssh_host.python, "-u", "-c", _START.format(size=len(source))]
+    program = Program(ssh_host.argv(python, options=["-a", "-x", "-T"]), log)
     try:
         with suppress(OSError):
-            _send(process, source + json.dumps(request).encode() + b"\n")
-        answer = _answer_within(process, ssh.TIMEOUT_S)
+            _send(program, source + json.dumps(request).encode() + b"\n")
+        with program.within(ssh.TIMEOUT_S):
+            answer = _answer(program)
         if "waits_for" in answer:
             on_wait()
-            answer = _answer_within(process, request["wait"] + ssh.TIMEOUT_S)
+            with program.within(request["wait"] + ssh.TIMEOUT_S):
+                answer = _answer(program)
         if "held_by" in answer:
-            raise _busy(ssh_host, spec, answer["held_by"])
+            raise CheckFailed.of(
+                "deploy-running" if spec.work == "deploy" else "verify-running",
+                holder=holder(answer["held_by"]), path=spec.path, host=ssh_host.host, silence=SILENCE,
+            )  # fmt: skip
         if "error" in answer:
             raise ssh_host.error("no lock on", answer["error"])
-        return process, str(answer["text"])
+        return program, str(answer["text"])
     except BaseException as error:
-        ssh.end(process)
+        program.end()
         if isinstance(error, EOFError | ValueError):
             log.seek(0)
             raise ssh_host.error("no lock on", log.read().decode(errors="replace")) from None
         raise
 
 
-def _busy(ssh_host: SshHost, spec: LockSpec, text: str) -> CheckFailed:
-    return CheckFailed(
-        f"{spec.busy}: {holder(text)}",
-        code=f"{spec.work}-running",
-        cause=f"it holds the lock {spec.path} on {ssh_host.host}",
-        next_step=spec.busy_next,
-    )
-
-
-def _send(process: Popen[bytes], data: bytes) -> None:
-    assert process.stdin
+def _send(program: Program, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[process.stdin.write(view) :]  # unbuffered: it may take a part
+        view = view[program.stdin.write(view) :]  # unbuffered: it may take a part
 
 
-def _answer(process: Popen[bytes]) -> dict[str, Any]:
-    assert process.stdout
-    for line in iter(process.stdout.readline, b""):
+def _answer(program: Program) -> dict[str, Any]:
+    for line in iter(program.stdout.readline, b""):
         _, mark, text = line.decode(errors="replace").partition(holder_program.MARK)
         if mark:
             answer: dict[str, Any] = json.loads(text)
             return answer
     raise EOFError
-
-
-def _answer_within(process: Popen[bytes], seconds: float) -> dict[str, Any]:
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        return _answer(process)
-    finally:
-        timer.cancel()

@@ -8,9 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
-
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -43,20 +40,6 @@ class Retry:
     def reset(self) -> None:
         """The work got further, so only failures from now on count."""
         self.attempt = 1
-
-    def call(self, action: Callable[[], Result], failures: type[Exception] | tuple[type[Exception], ...]) -> Result:
-        """What `action` returns, once it raises none of `failures`.
-
-        Raises:
-            Exception: the failure of the last attempt, or one that isn't among `failures`.
-        """
-        while True:
-            try:
-                return action()
-            except failures:
-                if self.last:
-                    raise
-                self.wait()
 
 
 def stoppable(stop: threading.Event, stopped: type[Exception]) -> Callable[[float], None]:

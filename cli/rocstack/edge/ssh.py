@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge import ansible
 
 PLAYBOOK, TASK = "connection.yml", "Connection"
@@ -57,11 +57,9 @@ class SshHost:
         cause = "sudo there asks for a password" if "password is required" in output else None
         if self.password and "Permission denied" in output:
             cause = "the inventory has a password, which only Ansible can use"
-        return CheckFailed(
-            f"{what} {self.host}: {lines[-1] if lines else 'ssh gave no reason'}",
-            code="ssh-failed",
-            cause=cause,
-            next_step=f"set up passwordless ssh and sudo for {self.address}",
+        reason = lines[-1] if lines else "ssh gave no reason"
+        return CheckFailed.of(
+            "ssh-failed", failed=what, host=self.host, reason=reason, cause=cause, address=self.address
         )
 
 
@@ -74,11 +72,7 @@ def ssh_hosts(inventory: Path, hosts: Iterable[str] | None = None) -> dict[str, 
     runs = ansible.run(PLAYBOOK, inventory, limit=hosts)
     for run in runs:
         if run.state != "ok":
-            raise BadInput(
-                f"{run.host}: {run.reason}",
-                code="bad-inventory",
-                next_step=f"check its variables with `ansible-inventory -i {inventory} --host {run.host}`",
-            )
+            raise BadInput.of("bad-host-variables", host=run.host, reason=run.reason, inventory=inventory)
     return {run.host: resolve(run.host, run.results[TASK]["msg"]) for run in runs}
 
 
@@ -92,15 +86,16 @@ def resolve(host: str, variables: Mapping[str, Any]) -> SshHost:
     if _yes(variables["become"]):
         method = str(variables["become_method"])
         if method not in _SUDO:
-            raise _unfit(f"{host} becomes root by '{method}'", "use sudo (ansible_become_method), or log in as root")
+            raise BadInput.of("not-by-sudo", host=host, method=method)
         become = ("sudo", "-n", "-u", str(variables["become_user"] or "root"))
     python = str(variables["python"]) if str(variables["python"]).startswith("/") else "python3"
     if variables["connection"] in _LOCAL:
         return SshHost(host, become=become, python=python)
     if variables["connection"] not in _SSH:
-        raise _unfit(f"{host} has connection '{variables['connection']}'", "use ssh: remove ansible_connection")
-    program = (*_program(variables),)
-    return SshHost(host, program, str(variables["host"]), become, python, password=_yes(variables["password"]))
+        raise BadInput.of("not-by-ssh", host=host, connection=variables["connection"])
+    return SshHost(
+        host, tuple(_program(variables)), str(variables["host"]), become, python, password=_yes(variables["password"])
+    )
 
 
 def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
@@ -112,13 +107,7 @@ def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -
     line = ssh_host.argv(command, options=["-T"])
     try:
         return subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
+            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
         )
     except subprocess.TimeoutExpired:
         raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s") from None
@@ -153,10 +142,38 @@ def _yes(value: object) -> bool:
     return str(value).lower() in ("true", "yes", "on", "1", "y", "t", "1.0")
 
 
-def _unfit(what: str, next_step: str) -> RocstackError:
-    return BadInput(
-        what, code="bad-connection", cause="deploy needs plain ssh and root access to that node", next_step=next_step
-    )
+class Program(subprocess.Popen[bytes]):
+    """With pipes at both ends, and in a session of its own: Ctrl-C ends the work first, then what it needs; and no
+    terminal is asked."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+    def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
+        super().__init__(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0
+        )
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """If the block takes longer, the program is killed: so what is read of it ends."""
+        timer = threading.Timer(seconds, self.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def end(self) -> None:
+        """Its input ends; what doesn't go by that is killed."""
+        with suppress(OSError):
+            self.stdin.close()
+        try:
+            self.wait(5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
+        self.stdout.close()
 
 
 @dataclass(frozen=True)
@@ -187,66 +204,30 @@ def tunnel(ssh_host: SshHost, address: str, port: int) -> Iterator[Tunnel]:
         yield Tunnel(address, port)
         return
     with tempfile.TemporaryFile() as log:
-        process, near = _forward(ssh_host, address, port, log)
+        program, near = _forward(ssh_host, address, port, log)
         try:
             yield Tunnel("127.0.0.1", near, log)
         finally:
-            end(process)
+            program.end()
 
 
-def _forward(ssh_host: SshHost, address: str, port: int, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+def _forward(ssh_host: SshHost, address: str, port: int, log: IO[bytes]) -> tuple[Program, int]:
     """ssh runs `cat` there, so that it ends when its input does; by then it listens."""
     far = f"[{address}]" if ":" in address else address
     for _ in range(3):  # somebody may take the port first
         log.seek(0)
         log.truncate()
-        near = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            near = int(probe.getsockname()[1])
         options = ["-a", "-x", "-T", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{near}:{far}:{port}"]
-        command = [*ssh_host.program, *options, ssh_host.address, f"echo {_READY} && exec cat"]
-        process = start(command, log)
-        if _prints(process, _READY):
-            return process, near
-        end(process)
+        program = Program([*ssh_host.program, *options, ssh_host.address, f"echo {_READY} && exec cat"], log)
+        with program.within(TIMEOUT_S):
+            if any(line.strip() == _READY.encode() for line in iter(program.stdout.readline, b"")):
+                return program, near
+        program.end()
         log.seek(0)
         output = log.read().decode(errors="replace")
         if "cannot listen to port" not in output:
             break
     raise ssh_host.error("no tunnel to", output)
-
-
-def start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C ends the work first, then what it needs; and no terminal is asked."""
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0
-    )
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Its input ends; what doesn't go by that is killed."""
-    assert process.stdin
-    assert process.stdout
-    with suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
-
-
-def _prints(process: subprocess.Popen[bytes], expected: str) -> bool:
-    """Whether the process says this line, before it ends and before our patience does."""
-    assert process.stdout
-    timer = threading.Timer(TIMEOUT_S, process.kill)
-    timer.start()
-    try:
-        return any(line.strip() == expected.encode() for line in iter(process.stdout.readline, b""))
-    finally:
-        timer.cancel()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -26,8 +26,6 @@ from rocstack.verify.result import CheckResult
 LOCK = LockSpec(
     path="/run/rocstack-verify.lock",
     work="verify",
-    busy="another `rocstack verify` is at work on this cluster",
-    busy_next="wait longer for it: --wait 1h",
     resume="`rocstack verify`",
 )
 STALE = 10  # seconds after which the nodes are read again

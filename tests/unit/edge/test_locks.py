@@ -20,7 +20,7 @@ HERE = SshHost("n1")
 
 @pytest.fixture
 def spec(tmp_path: Path) -> LockSpec:
-    return LockSpec(str(tmp_path / "lock"), "verify", "another run is at work", "wait", "`rocstack verify`")
+    return LockSpec(str(tmp_path / "lock"), "verify", "`rocstack verify`")
 
 
 def test_the_second_process_waits_for_a_folder(tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ def test_the_second_process_waits_for_a_folder(tmp_path: Path) -> None:
 def test_another_hears_who_has_it(spec: LockSpec) -> None:
     with locks.cluster_lock(HERE, spec) as lock:
         assert (lock.text, lock.lost) == ("", "")
-        with pytest.raises(CheckFailed, match="at work: ") as refused, locks.cluster_lock(HERE, spec):
+        with pytest.raises(CheckFailed, match="at work on this cluster: ") as refused, locks.cluster_lock(HERE, spec):
             pytest.fail("two have it")
     assert locks.operator() in refused.value.what
-    assert (refused.value.code, refused.value.next_step) == ("verify-running", "wait")
+    assert (refused.value.code, refused.value.next_step) == ("verify-running", "wait longer for it: --wait 1h")
     with locks.cluster_lock(HERE, spec):
         pass
 
@@ -70,7 +70,7 @@ def test_it_is_taken_as_soon_as_it_is_free(spec: LockSpec) -> None:
 
 
 def test_only_the_holder_writes_the_file(spec: LockSpec, tmp_path: Path) -> None:
-    spec = replace(spec, file=str(tmp_path / "file"), unwritten="file-unwritten")
+    spec = replace(spec, file=str(tmp_path / "file"))
     with locks.cluster_lock(HERE, spec) as lock:
         lock.write("first")
         for number in range(20):
@@ -80,15 +80,15 @@ def test_only_the_holder_writes_the_file(spec: LockSpec, tmp_path: Path) -> None
         (tmp_path / "file.new").mkdir()
         with pytest.raises(CheckFailed, match="Is a directory") as failed:
             lock.write("x")
-        assert failed.value.code == "file-unwritten"
+        assert failed.value.code == "journal-unwritten"
         lock.check()
     assert (tmp_path / "file").read_text() == "19"
 
 
 def test_it_is_lost_when_the_other_end_is_gone(spec: LockSpec) -> None:
     with locks.cluster_lock(HERE, spec) as lock:
-        lock._process.kill()
-        lock._process.wait()
+        lock._program.kill()
+        lock._program.wait()
         with pytest.raises(CheckFailed, match="has ended") as lost:
             lock.check()
     assert lost.value.code == "lock-lost"

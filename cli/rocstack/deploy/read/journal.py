@@ -16,7 +16,7 @@ from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.levels import HARDWARE, Level
 from rocstack.base.words import Value
 from rocstack.deploy.nodes.image import Image
-from rocstack.edge.locks import SILENCE, LockSpec
+from rocstack.edge.locks import LockSpec
 from rocstack.node.image_facts import LABEL_PREFIX
 
 FOLDER = "/var/lib/rocstack"  # on the control node
@@ -32,11 +32,8 @@ def lock(folder: str = FOLDER) -> LockSpec:
     return LockSpec(
         path=f"{folder}/deploy.lock",
         work="deploy",
-        busy="another deploy of this cluster is running",
-        busy_next=f"wait for it. If its machine is lost, the lock is free {SILENCE} s after its last word",
         resume="`rocstack deploy --resume`",
         file=f"{folder}/deploy.json",
-        unwritten="journal-unwritten",
     )
 
 

@@ -90,9 +90,7 @@ def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | N
     state = cluster_state.read_state(inventory.load(path), cluster, overlay=overlay, forks=cluster.ship.forks)
     hosts = tuple(_hosts(state))
     if not hosts:
-        raise CheckFailed(
-            "no worker was reached", code="no-worker", next_step=f"run `rocstack status {path}` to see why"
-        )
+        raise CheckFailed.of("no-worker", inventory=path)
     release = state.release
     labels = release.images.labels if release else {}
     facts = _ask(state.gathered.ssh_hosts[hosts[0].name], bool(hosts[0].profile.virtual))

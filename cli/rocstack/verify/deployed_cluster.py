@@ -5,7 +5,8 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,14 @@ from rocstack.node.engine_facts import SERVICE, SPEC
 from rocstack.node.fabric import parse_env
 from rocstack.node.node_command import ENV_FILES
 from rocstack.verify import testinfra_hosts
-from rocstack.verify.slurm_session import KILLED, USER, Busy, SlurmSession, bounded
+from rocstack.verify.slurm_session import KILLED, USER, Busy, SlurmSession
+from rocstack.verify.testinfra_hosts import bounded
 
-_FACTS = ("behind", "ahead", "cpus", "memory")  # as NodeFacts has them
+AT_ONCE = 64  # connections
+# What evidence has of NodeStatus, and of NodeFacts.
+_STATUS = ("name", "roles", "virtual", "image", "digest", "health", "slurm", "reason", "restarts")
+_FACTS = ("behind", "ahead", "cpus", "memory")
+_SHUT = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"}
 _BREAK = "\x1e"
 # The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
 _WORKER_COMMAND = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit
@@ -75,16 +81,16 @@ class DeployedCluster:
     @cached_property
     def worker_states(self) -> Mapping[str, WorkerState]:
         """By worker that was reached. Slurm itself notices a broken container after minutes only."""
-        return {
-            name: _worker_state(done)
-            for name, done in self.everywhere(_WORKER_COMMAND, self.workers, seconds=30).items()
-        }
+        outputs = self.everywhere(_WORKER_COMMAND, self.workers, seconds=30)
+        return {name: _worker_state(done) for name, done in outputs.items()}
 
     def _no_jobs(self, name: str) -> str:
-        rows = self.state.slurm.nodes or {}
-        if name in self.worker_states and self.worker_states[name].wrong:
-            return self.worker_states[name].wrong
-        return _shut(rows.get(name))
+        worker, row = self.worker_states.get(name), (self.state.slurm.nodes or {}).get(name)
+        if worker and worker.wrong:
+            return worker.wrong
+        if row is None:
+            return "Slurm doesn't know it, or its controller doesn't answer"
+        return slurm_state.state_text(dict(row)) if _SHUT & set(row["state"]) else ""
 
     def left_out(self) -> dict[str, str]:
         """Of the nodes that take jobs, those that were not to be had, and why.
@@ -103,13 +109,12 @@ class DeployedCluster:
         fewer = {name: count for name, count in self._gpus.items() if count < self.slurm.gpus}
         return reasons | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {fewer[name]}" for name in fewer}
 
-    def on(self, node: str, command: str, seconds: float = 60) -> CommandResult:
-        """As root, beside the containers."""
-        return self.hosts[node].run(command, seconds=seconds)
-
     def everywhere(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
-        """On `names` (default: all nodes) at once."""
-        return testinfra_hosts.everywhere(self.hosts, names or self.hosts, command, seconds=seconds)
+        """As root, beside the containers, on `names` (default: all nodes) at once."""
+        chosen = list(names or self.hosts)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            done = pool.map(lambda name: self.hosts[name].run(command, seconds=seconds), chosen)
+            return dict(zip(chosen, done, strict=True))
 
     def in_workers(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
         """A shell command as root in the workers' containers."""
@@ -138,11 +143,7 @@ class DeployedCluster:
             Busy, CheckFailed: no node is to be had.
         """
         if not self.ready:
-            raise CheckFailed(
-                "no worker takes jobs",
-                code="no-allocation",
-                next_step=f"run `rocstack status {self.state.inventory.path}` to see why",
-            )
+            raise CheckFailed.of("no-worker-ready", inventory=self.state.inventory.path)
         self.slurm.gpus = usual(self._gpus.values())
         return self.slurm.allocate([name for name in self.ready if self._gpus[name] >= self.slurm.gpus])
 
@@ -159,36 +160,26 @@ class DeployedCluster:
 
     def evidence(self) -> dict[str, Any]:
         """The evidence "cluster" (ClusterEvidence), in JSON values."""
-        now = status.status(self.state)
-        rows = {node.name: node for node in now.nodes}
-        usual = now.images[0].id if now.images else ""
-        absent = {failure.node: failure.reason for failure in self.state.gathered.failures}
+        now, gathered = status.status(self.state), self.state.gathered
+        usual = [node.name for node in now.nodes if now.images and node.image == now.images[0].id]
+        absent = {failure.node: failure.reason for failure in gathered.failures}
+        labels = (worker.labels for name, worker in self.worker_states.items() if name in usual)
         return {
             "cluster": now.cluster,
             "control": now.control,
-            "unnamed": list(self.unnamed),
+            "unnamed": self.unnamed,
             "release": now.release.model_dump(mode="json") if now.release else None,
             "images": [asdict(image) for image in now.images],
-            "labels": next(
-                (worker.labels for name, worker in self.worker_states.items() if rows[name].image == usual), {}
-            ),
+            "labels": next(labels, {}),
             "fabric": {name: worker.fabric for name, worker in self.worker_states.items() if worker.fabric},
             "nodes": [
                 {
-                    "name": name,
-                    "roles": list(row.roles),
-                    "virtual": row.virtual,
-                    "absent": absent.get(name, ""),
-                    "image": row.image,
-                    "digest": row.digest,
-                    "health": row.health,
-                    "slurm": row.slurm,
-                    "reason": row.reason,
-                    "no_jobs": self._no_jobs(name) if "worker" in row.roles else "",
-                    "restarts": row.restarts,
-                    **_facts(self.state.gathered.node(name)),
+                    **{key: getattr(node, key) for key in _STATUS},
+                    "absent": absent.get(node.name, ""),
+                    "no_jobs": self._no_jobs(node.name) if "worker" in node.roles else "",
+                    **_facts(gathered.node(node.name)),
                 }
-                for name, row in rows.items()
+                for node in now.nodes
             ],
         }
 
@@ -203,15 +194,9 @@ def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wai
     reached = {node.name: state.gathered.ssh_hosts[node.name] for node in state.gathered.nodes}
     if inventory.control.name not in reached:
         reason = next((f.reason for f in state.gathered.failures if f.node == inventory.control.name), "not there")
-        raise CheckFailed(
-            f"the control node {inventory.control.name} can't be reached: {reason}",
-            code="control-unreached",
-            next_step=f"run `rocstack status {path}` to see why",
-        )
-    node_hosts = testinfra_hosts.by_ssh(reached)
-    return DeployedCluster(
-        state, settings, node_hosts, SlurmSession(node_hosts[inventory.control.name], user, wait), level
-    )
+        raise CheckFailed.of("control-unreached", node=inventory.control.name, why=reason, inventory=path)
+    hosts = {name: testinfra_hosts.by_ssh(ssh_host) for name, ssh_host in reached.items()}
+    return DeployedCluster(state, settings, hosts, SlurmSession(hosts[inventory.control.name], user, wait), level)
 
 
 def usual(counts: Iterable[int]) -> int:
@@ -223,13 +208,13 @@ def usual(counts: Iterable[int]) -> int:
 def _worker_state(done: CommandResult) -> WorkerState:
     labels, env, _ = (*done.stdout.split(_BREAK), "", "", "")[:3]
     lines = _named(done.stderr).splitlines()
-    wrong = f"its worker's container is not fit for jobs: {lines[0] if lines else f'exit status {done.rc}'}"
+    why = lines[0] if lines else f"exit status {done.rc}"
+    wrong = f"its worker's container is not fit for jobs: {why}" if done.rc else ""
     try:
         known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
-        worker = WorkerState(known, parse_env(env))
+        return WorkerState(known, parse_env(env), wrong)
     except ValueError as error:
-        return WorkerState({}, {}, wrong if done.rc else f"{error}")
-    return replace(worker, wrong=wrong) if done.rc else worker
+        return WorkerState({}, {}, wrong or f"{error}")
 
 
 def _facts(facts: NodeFacts | None) -> dict[str, Any]:
@@ -241,16 +226,9 @@ def _facts(facts: NodeFacts | None) -> dict[str, Any]:
     return {
         **{key: getattr(facts, key) for key in _FACTS},
         "control_image": control.image if control else "",
-        "names": {image.id: list(image.names) for image in facts.images if image.id in used},
+        "names": {image.id: image.names for image in facts.images if image.id in used},
         "profile": asdict(facts.profile),
     }
-
-
-def _shut(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "Slurm doesn't know it, or its controller doesn't answer"
-    bad = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & set(row["state"])
-    return slurm_state.state_text(dict(row)) if bad else ""
 
 
 def _named(text: str) -> str:

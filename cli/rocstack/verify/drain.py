@@ -51,17 +51,13 @@ def decide(
         for name in failing
         if name not in rows or states[name] & _SHUT
     }
-    drained = {name: _reason(why) for name, why in failing.items() if name not in kept}
+    drained = {name: f"{OURS} {' '.join(why.split())}"[:LENGTH] for name, why in failing.items() if name not in kept}
     out = {name for name, words in states.items() if words & _AWAY} | set(drained)
     if drained and not force and 2 * len(out) > len(rows):
         gone = sorted(out - set(drained))
-        raise CheckFailed(
-            f"{', '.join(sorted(drained))} would be drained, and {len(out)} of {len(rows)} workers be out of service",
-            code="drain-refused",
-            cause="when so many fail, they probably share one cause"
-            + (f"; {', '.join(gone)} already out of service" if gone else ""),
-            next_step="read the report first; --force drains them anyway",
-        )
+        more = f"; {', '.join(gone)} already out of service" if gone else ""
+        names = ", ".join(sorted(drained))
+        raise CheckFailed.of("drain-refused", nodes=names, out=len(out), workers=len(rows), gone=more)
     again = (name for name in passing if name in rows and states[name] & _SHUT)
     return Drained(drained, kept, tuple(name for name in again if rows[name]["reason"].startswith(OURS)))
 
@@ -81,7 +77,7 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
     ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
     table = cluster_state.read_slurm(ssh_host)
     if table.nodes is None:
-        raise _silent(run.control, table.why)
+        raise CheckFailed.of("drain-failed", control=run.control, why=table.why)
     decided = decide(failing, judged.names("passing", "worker"), table.nodes, force)
     nodes: dict[str, list[str]] = defaultdict(list)
     for name, reason in decided.drained.items():
@@ -94,22 +90,11 @@ def drain(run: Run, inventory: Path, force: bool = False) -> Drained:
         script = " && ".join(lines[first : first + AT_ONCE])
         done = ssh.run(ssh_host, ["docker", "exec", services.CONTROL, "sh", "-c", script])
         if done.returncode:
-            raise _silent(run.control, (done.stderr.strip() or done.stdout.strip() or "no reason").splitlines()[-1])
+            why = (done.stderr.strip() or done.stdout.strip() or "no reason").splitlines()[-1]
+            raise CheckFailed.of("drain-failed", control=run.control, why=why)
     return decided
 
 
 def resume_line(control: str, names: Collection[str]) -> str:
     """By which a person gives nodes back."""
     return f"rocstack shell {control} --service controller -- scontrol update nodename={','.join(names)} state=resume"
-
-
-def _reason(why: str) -> str:
-    return f"{OURS} {' '.join(why.split())}"[:LENGTH]
-
-
-def _silent(control: str, why: str) -> CheckFailed:
-    return CheckFailed(
-        f"the failing nodes could not be drained: Slurm's controller: {why}",
-        code="slurm-failed",
-        next_step=f"`rocstack logs {control} --service controller` shows its log",
-    )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from rocstack.base.errors import BadInput, CheckFailed, Where
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.recorder import CheckedNode
 from rocstack.verify.result import NOT_RECORDED, CheckResult, NodeSeen, Run, SkipKind
@@ -121,12 +121,7 @@ def parse(name: str, shape: TypeAdapter[T], value: Any) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, (name, *first["loc"])))
-        raise CheckFailed(
-            f"evidence {path}: {first['msg']}",
-            code="bad-evidence",
-            cause="a node answered something unexpected, or another version of rocstack recorded it",
-            next_step="run `rocstack verify INVENTORY` again",
-        ) from None
+        raise CheckFailed.of("bad-evidence", path=path, problem=first["msg"]) from None
 
 
 class Evidence:
@@ -189,15 +184,10 @@ def load(path: Path) -> dict[str, Any]:
         recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         parse("cluster", CLUSTER, recorded["cluster"])
     except FileNotFoundError:
-        raise _bad(path, "there is no such file") from None
+        raise BadInput.of("no-evidence-file", path) from None
     except (ValueError, KeyError, TypeError, CheckFailed):  # a report is JSON, too
-        raise _bad(path, "this is not the evidence of a run") from None
+        raise BadInput.of("not-evidence", path) from None
     return recorded
-
-
-def _bad(path: Path, what: str) -> BadInput:
-    where, next_step = Where(str(path)), "give the evidence.json of a run's folder"
-    return BadInput(what, code="bad-evidence", where=where, next_step=next_step)
 
 
 def run_of(cluster: ClusterEvidence, *, started: float, results: tuple[CheckResult, ...], **about: Any) -> Run:

@@ -104,9 +104,7 @@ def read(out: Path) -> tuple[HistoryEntry, ...]:
         BadInput: there is none.
     """
     if not (out / FILE).exists():
-        raise BadInput(
-            f"no history in {out}", code="no-report", next_step="run `rocstack verify INVENTORY` to start one"
-        )
+        raise BadInput.of("no-history", folder=out)
     return tuple(_newest_first(out))[::-1]
 
 

@@ -10,6 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rocstack.cluster import hostlist
 from rocstack.deploy.plan import services
 from rocstack.verify.evidence import NotRecorded
 from rocstack.verify.result import BUSY
+from rocstack.verify.testinfra_hosts import bounded
 
 USER = "rocstack-verify"  # made by every deploy, with an account and a partition of that name
 NAME = "rocstack-verify"  # of jobs, with a word of the run behind it
@@ -60,8 +62,11 @@ class StepOutput:
     @property
     def answers(self) -> list[Any]:
         """Those of its tasks, in no order; without one that was cut off as its task was killed."""
-        lines = (line.partition(MARK) for line in self.out.splitlines())
-        return [answer for _, mark, text in lines if mark and (answer := _parsed(text)) is not None]
+        answers = []
+        for line in self.out.splitlines():
+            with suppress(ValueError):
+                answers.append(json.loads(line.partition(MARK)[2]))
+        return answers
 
     @property
     def said(self) -> str:
@@ -78,7 +83,7 @@ class StepOutput:
         if answers := self.answers:
             return answers
         why = self.said or "it said nothing"
-        raise CheckFailed(f"{what}: no answer, it ended with {self.code}: {why}", code="step-failed")
+        raise CheckFailed.of("step-unanswered", step=what, code=self.code, why=why)
 
 
 @dataclass
@@ -106,13 +111,10 @@ class SlurmSession:
         """As the user, in the controller's container."""
         words = [f"--user={self.user}", "--workdir=/tmp", "--env=HOME=/tmp"]
         words += [f"--env={name}={value}" for name, value in (env or {}).items()]
-        return self._inside(words, command, seconds)
+        return self.admin(*command, seconds=seconds, options=words)
 
-    def admin(self, *command: str, seconds: float = 60) -> CommandResult:
-        """As root there: for what an ordinary user can't make, such as a QoS."""
-        return self._inside([], command, seconds)
-
-    def _inside(self, options: Sequence[str], command: Sequence[str], seconds: float) -> CommandResult:
+    def admin(self, *command: str, seconds: float = 60, options: Iterable[str] = ()) -> CommandResult:
+        """As root there: for what an ordinary user can't make, such as a QoS. `options` are those of docker exec."""
         line = [*options, services.CONTROL, *bounded(seconds), *command]
         return self.control.run(shlex.join(["docker", "exec", *line]), seconds=seconds + KILLED)
 
@@ -129,28 +131,19 @@ class SlurmSession:
             return self._nodes
         if self._busy:
             raise Busy(self._busy)
-        nodes = self._up([name for name in nodes if name in self._nodes]) or nodes
+        nodes = self._in([name for name in nodes if name in self._nodes], (*OPEN, *TAKEN)) or nodes
         refusal = self._salloc(nodes, self.wait)
         if not self._job and len(nodes) > 1:
             free = self._free(nodes)
             refusal = self._salloc(free, 15) if free else refusal
-        if not self._job:
-            raise self._refused(nodes, refusal)
-        return self._nodes
-
-    def _refused(self, nodes: Sequence[str], refusal: str) -> Exception:
-        now = self.states(nodes)
-        taken = any(state.rstrip("*-+$@~#!%^") in TAKEN for state, _ in now.values())
+        if self._job:
+            return self._nodes
+        taken = any(state.rstrip("*-+$@~#!%^") in TAKEN for state, _ in self.states(nodes).values())
         if "timed out" in refusal and taken and not self._free(nodes):
             waited = f"{self.wait / 60:.0f} min" if self.wait >= 60 else f"{self.wait:.0f} s"
             self._busy = f"{BUSY} (waited {waited})"
-            return Busy(self._busy)
-        return CheckFailed(
-            f"Slurm gave user {self.user} no nodes within {self.wait:.0f} s: {refusal}",
-            code="no-allocation",
-            cause="the user has no Slurm account (`rocstack deploy` creates it), or Slurm's controller doesn't answer",
-            next_step="run `rocstack status` to see the state of Slurm, or choose another user with --user",
-        )
+            raise Busy(self._busy)
+        raise CheckFailed.of("no-allocation", user=self.user, seconds=self.wait, why=refusal)
 
     def _runs(self) -> bool:
         """Whether the allocation still is there; nodes that died are no part of it any more."""
@@ -182,16 +175,11 @@ class SlurmSession:
         chosen = tuple(nodes) or self._nodes
         words = ["srun", f"--jobid={self._job}", "--overlap", "--chdir=/tmp", f"--nodes={len(chosen)}"]
         words += [f"--nodelist={','.join(chosen)}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1"]
-        words += [
-            *(INDEPENDENT if independent else TOGETHER),
-            "--quit-on-interrupt",
-            "--input=none",
-            "--label",
-            *options,
-        ]
+        together = INDEPENDENT if independent else TOGETHER
+        words += [*together, "--quit-on-interrupt", "--input=none", "--label", *options]
         # Not --export: a value may hold a comma.
-        more = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
-        done = self.run(*words, *more, *command, seconds=seconds + GRACE)
+        words += ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
+        done = self.run(*words, *command, seconds=seconds + GRACE)
         return StepOutput(done.rc, _whole(done.stdout), _whole(done.stderr))
 
     def python(self, program: Path, *arguments: str, **more: Any) -> StepOutput:
@@ -204,12 +192,10 @@ class SlurmSession:
         Raises:
             CheckFailed: it was refused.
         """
-        words = ["sbatch", "--parsable", f"--job-name={self.name}", f"--time={LIMIT}", "--chdir=/tmp"]
-        words += ["--output=/dev/null"]
-        words += [f"--partition={self.partition}"] if self.partition else []
-        done = self.run(*words, *options, f"--wrap={script}")
+        words = [f"--time={LIMIT}", "--chdir=/tmp", "--output=/dev/null", *options, f"--wrap={script}"]
+        done = self.run("sbatch", "--parsable", *self._named(), *words)
         if done.rc:
-            raise CheckFailed(f"sbatch: {done.stderr.strip() or 'no reason given'}", code="step-failed")
+            raise CheckFailed.of("job-refused", why=done.stderr.strip() or "no reason given")
         return str(done.stdout).strip().partition(";")[0]
 
     def release(self) -> None:
@@ -250,18 +236,10 @@ class SlurmSession:
     def _salloc(self, nodes: Sequence[str], wait: float) -> str:
         """Sets the job if it was got; else why not."""
         minutes = self.minutes + len(nodes) // NODES_A_MINUTE
-        words = [
-            "salloc",
-            "--no-shell",
-            f"--job-name={self.name}",
-            "--no-kill",  # as one of its nodes dies
-            f"--time={minutes}",
-            f"--immediate={max(wait, 1):.0f}",
-        ]
-        words += [f"--partition={self.partition}"] if self.partition else []
+        words = [f"--time={minutes}", f"--immediate={max(wait, 1):.0f}", "--no-kill"]  # as one of its nodes dies
         words += [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks-per-node={TASKS}"]
         words += ["--exclusive", f"--gres=gpu:{self.gpus}"] if self.gpus else []
-        done = self.run(*words, seconds=wait + 30)
+        done = self.run("salloc", "--no-shell", *self._named(), *words, seconds=wait + 30)
         granted = re.search(r"Granted job allocation (\d+)", done.stderr)
         if granted and done.rc == 0:
             self._job, self._nodes = granted[1], tuple(nodes)
@@ -275,6 +253,9 @@ class SlurmSession:
         """The one that deploy makes for the suite, with all nodes; another user goes where users go."""
         return NAME if self.user == USER else ""
 
+    def _named(self) -> list[str]:
+        return [f"--job-name={self.name}", *([f"--partition={self.partition}"] if self.partition else [])]
+
     def states(self, nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
         """Node -> sinfo's word for its state, and how many of its CPUs are free."""
         done = self.run("sinfo", "--all", "--noheader", "--Node", "--format=%N %t %C", f"--nodes={','.join(nodes)}")
@@ -284,26 +265,12 @@ class SlurmSession:
 
     def _free(self, nodes: Sequence[str]) -> list[str]:
         """Those on which a job of the suite could start now; with GPUs it takes the node for itself."""
-        now, states = self.states(nodes), OPEN[:1] if self.gpus else OPEN
-        return [name for name in nodes if name in now and now[name][0] in states and now[name][1] >= TASKS]
+        return self._in(nodes, OPEN[:1] if self.gpus else OPEN, TASKS)
 
-    def _up(self, nodes: Sequence[str]) -> Sequence[str]:
-        """Those that didn't die meanwhile."""
+    def _in(self, nodes: Sequence[str], states: Sequence[str], cpus: int = 0) -> list[str]:
+        """Those in one of these states, of which so many CPUs are free."""
         now = self.states(nodes) if nodes else {}
-        return [name for name in nodes if name in now and now[name][0] in (*OPEN, *TAKEN)]
-
-
-def bounded(seconds: float) -> list[str]:
-    """Before a command in a container: killing `docker exec` would leave it there."""
-    return ["timeout", "--kill-after=5", f"{seconds:.0f}"]
-
-
-def _parsed(text: str) -> Any:
-    """None if it is no JSON."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
+        return [name for name in nodes if name in now and now[name][0] in states and now[name][1] >= cpus]
 
 
 def _whole(labelled: str) -> str:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 TIMEOUT_S = 60  # seconds for an interrupted run to cancel its jobs
 _ENDED, _NO_TESTS = (0, 1, 2), 5  # what pytest ends with: nothing failed, something did, it was interrupted
 _USER = re.compile("[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
+_PYTEST = ["-m", "pytest", "-p", "rocstack.verify.pytest_plugin", "-p", "no:cacheprovider", "-q", "--tb=short", "-c"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,8 @@ class SuiteOptions:
     runs: Path | None = None
 
     def arguments(self) -> list[str]:
-        words = [f"--report={self.folder}", f"--level={self.level}", f"--wait={self.wait:g}"]
-        words += [f"--inventory={self.inventory}"] if self.inventory else []
-        words += [f"--evidence={self.evidence}"] if self.evidence else []
-        words += [f"--only={self.only}"] if self.only else []
-        words += [f"--runs={self.runs}"] if self.runs else []
-        return [*words, *([f"--user={self.user}"] if self.user else [])]
+        named = {"report" if name == "folder" else name: value for name, value in vars(self).items()}
+        return [f"--{name}={value}" for name, value in named.items() if value not in (None, "")]
 
 
 def checks() -> Path:
@@ -63,11 +60,7 @@ def run(options: SuiteOptions, on_event: OnEvent) -> Run:
         CheckFailed: the suite itself could not run.
     """
     if options.user and (options.user == "root" or not _USER.fullmatch(options.user)):
-        raise BadInput(
-            f"--user {options.user}: the suite's jobs must run as an ordinary user",
-            code="bad-value",
-            next_step="name another user, or omit --user to run as rocstack-verify, which deploy creates",
-        )
+        raise BadInput.of("no-ordinary-user", user=options.user)
     if options.evidence:
         evidence.load(options.evidence)
     _clear(options)
@@ -82,48 +75,27 @@ def run(options: SuiteOptions, on_event: OnEvent) -> Run:
     if stopped:
         raise _again(stopped[0])
     if code == _NO_TESTS and options.only:
-        raise _unknown(options.only)
+        known = [check.name for check in listed()]
+        raise BadInput.of("unknown-check", pattern=options.only, hint=did_you_mean(options.only, known))
     if code not in _ENDED or not (options.folder / REPORT).exists():
         log = options.folder / LOG
         lines = [text for text in log.read_text(errors="replace").strip().splitlines() if text.strip()]
-        raise CheckFailed(
-            f"the suite ended with {code}: {lines[-1] if lines else 'it printed nothing'}",
-            code="suite-failed",
-            next_step=f"read its output in {log}",
-        )
+        raise CheckFailed.of("suite-failed", code=code, why=lines[-1] if lines else "it printed nothing", log=log)
     return result.read(options.folder / REPORT)
 
 
 def _pytest(options: SuiteOptions, on_event: OnEvent, *more: str) -> int:
     reader, writer = os.pipe()
-    line = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "rocstack.verify.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-    ]
-    line += [
-        f"--rootdir={checks()}",
-        "-q",
-        "--tb=short",
-        f"--events={writer}",
-        *options.arguments(),
-        *more,
-        str(checks()),
-    ]
+    line = [sys.executable, *_PYTEST, os.devnull, f"--rootdir={checks()}", f"--events={writer}", *options.arguments()]
     with (options.folder / LOG).open("wb") as output:
         process = subprocess.Popen(
-            line,
+            [*line, *more, str(checks())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[writer],
-            env=_env(),
+            # pytest's own settings of somebody's shell are not for this run.
+            env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
             start_new_session=True,  # Ctrl-C at the terminal comes to it once, from us
         )
         os.close(writer)
@@ -133,10 +105,25 @@ def _pytest(options: SuiteOptions, on_event: OnEvent, *more: str) -> int:
                     on_event(json.loads(text))
             return process.wait()
         except BaseException:
-            with _deaf():
-                on_event({"event": "stopping", "seconds": TIMEOUT_S})
-                _stop(process)
+            _stop(process, on_event)
             raise
+
+
+def _stop(process: subprocess.Popen[bytes], on_event: OnEvent) -> None:
+    """It cancels its jobs and writes what it has. Ctrl-C pressed again meanwhile is not heard: what is being stopped
+    would be left alone."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    try:
+        on_event({"event": "stopping", "seconds": TIMEOUT_S})
+        process.send_signal(signal.SIGINT)
+        process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _clear(options: SuiteOptions) -> None:
@@ -144,8 +131,7 @@ def _clear(options: SuiteOptions) -> None:
     from rocstack.verify import artifacts
 
     options.folder.mkdir(parents=True, exist_ok=True)
-    names = {*artifacts.NAMES, evidence.FILE, LOG}
-    for path in (options.folder / name for name in names):
+    for path in (options.folder / name for name in {*artifacts.NAMES, evidence.FILE, LOG}):
         if not (options.evidence and path.exists() and path.samefile(evidence.file_of(options.evidence))):
             path.unlink(missing_ok=True)
 
@@ -172,42 +158,3 @@ def _again(error: Mapping[str, Any]) -> RocstackError:
     kind = {2: BadInput, 3: Missing}.get(error["exit_code"], CheckFailed)
     where = Where(error["where"]) if error["where"] else None
     return kind(error["what"], code=error["code"], where=where, cause=error["cause"], next_step=error["next"])
-
-
-def _unknown(pattern: str) -> BadInput:
-    return BadInput(
-        f"no check is called '{pattern}'",
-        code="unknown-check",
-        cause=did_you_mean(pattern, [check.name for check in listed()]),
-        next_step="list all checks with `rocstack verify --list`; a pattern such as 'mpi-*' selects several",
-    )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """It cancels its jobs and writes what it has."""
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """For who presses Ctrl-C again: what is being stopped would be left alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _env() -> dict[str, str]:
-    """pytest's own settings of somebody's shell are not for this run."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

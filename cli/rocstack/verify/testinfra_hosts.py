@@ -3,7 +3,6 @@
 import json
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -17,10 +16,9 @@ from testinfra.host import Host
 from rocstack.base.errors import BadInput
 from rocstack.deploy.plan import services
 from rocstack.deploy.state.cluster_state import ClusterState
-from rocstack.edge.ssh import SshHost
+from rocstack.edge.ssh import FAILED, SshHost
 
 AT_ONCE = 64
-GONE = 255  # ssh's own failure
 # A container's host name is what the node is called in the inventory that it was deployed with.
 _ASK = (
     "docker ps --quiet >/dev/null || exit 1; docker inspect --type=container "
@@ -41,25 +39,27 @@ class SshBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no ty
         """A connection that fails is an exit status of 255, and ssh's words are on its error output."""
         seconds = float(kwargs.get("seconds", 60))
         line = self.get_command(command, *args)
-        bounded = ["timeout", "--kill-after=5", f"{seconds:.0f}", "sh", "-c", line]
-        words = self.ssh_host.argv(bounded, options=["-T"] if self.ssh_host.program else [])
+        words = self.ssh_host.argv([*bounded(seconds), "sh", "-c", line], options=["-T"])
         try:
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds + 30, check=False
             )
         except subprocess.TimeoutExpired as error:
             text = f"no answer within {seconds:.0f} s".encode()
-            return self.result(GONE, line.encode(), error.stdout or b"", text)
+            return self.result(FAILED, line.encode(), error.stdout or b"", text)
         return self.result(done.returncode, line.encode(), done.stdout, done.stderr)
 
 
-def by_ssh(ssh_hosts: Mapping[str, SshHost]) -> dict[str, Host]:
-    made = {}
-    for name, ssh_host in ssh_hosts.items():
-        backend = SshBackend(ssh_host)
-        made[name] = Host(backend)
-        backend.set_host(made[name])
-    return made
+def by_ssh(ssh_host: SshHost) -> Host:
+    backend = SshBackend(ssh_host)
+    host = Host(backend)
+    backend.set_host(host)
+    return host
+
+
+def bounded(seconds: float) -> list[str]:
+    """Before a command: killing `ssh` or `docker exec` would leave it there."""
+    return ["timeout", "--kill-after=5", f"{seconds:.0f}"]
 
 
 def inventory_of(hosts: str, folder: Path, ssh_config: str | None, identity: str | None) -> Path:
@@ -69,27 +69,21 @@ def inventory_of(hosts: str, folder: Path, ssh_config: str | None, identity: str
     Raises:
         BadInput: another connection than ssh, a host that isn't reached, or no controller on any of them.
     """
-    specs = list(dict.fromkeys(spec.strip() for spec in hosts.split(",") if spec.strip()))
-    wrong = [spec for spec in specs if not spec.startswith("ssh://")]
-    if wrong:
-        raise _bad(
-            f"--hosts={wrong[0]}: nodes are reached by ssh",
-            "--hosts=ssh://n1,ssh://n2, or --hosts=ansible://all --ansible-inventory=FILE",
-        )
+    specs = _specs(hosts)
+    for spec in specs:
+        if not spec.startswith("ssh://"):
+            raise BadInput.of("hosts-not-ssh", host=spec)
     ways = {"ssh_config": _whole(ssh_config), "ssh_identity_file": _whole(identity)}
     named = testinfra.get_hosts(specs, **ways, ssh_extra_args="-o BatchMode=yes")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         containers_of = list(pool.map(_names, specs, named))
     groups: dict[str, dict[str, dict[str, Any]]] = {"control": {}, "workers": {}}
-    for host, names in zip(named, containers_of, strict=True):
-        for container, group in ((services.CONTROL, "control"), (services.WORKER, "workers")):
+    for group, container in (("control", services.CONTROL), ("workers", services.WORKER)):
+        for host, names in zip(named, containers_of, strict=True):
             if container in names:
                 groups[group][names[container]] = _variables(host.backend)
-    if not groups["control"] or not groups["workers"]:
-        raise _bad(
-            f"no {'controller' if not groups['control'] else 'worker'} of ours is on the hosts of --hosts",
-            "name the control node, too; `docker ps --all` there shows rocstack-control",
-        )
+        if not groups[group]:
+            raise BadInput.of("hosts-without-ours", service=services.SERVICE_OF[container])
     path = folder / "hosts.json"
     path.write_text(json.dumps({group: {"hosts": nodes} for group, nodes in groups.items()}, indent=1) + "\n")
     return path
@@ -106,11 +100,9 @@ def _names(spec: str, host: Host) -> dict[str, str]:
     except RuntimeError as error:  # testinfra's, where ssh ends with 255
         done = error.args[0]
     if done.rc:
-        lines = done.stderr.strip().splitlines()
-        raise _bad(
-            f"--hosts={spec}: {lines[-1] if lines else f'it gave no reason (exit status {done.rc})'}",
-            f"make `ssh {spec.removeprefix('ssh://').partition('?')[0]} docker ps` work, or leave that host out",
-        )
+        why = [f"it gave no reason (exit status {done.rc})", *done.stderr.strip().splitlines()][-1]
+        target = spec.removeprefix("ssh://").partition("?")[0]
+        raise BadInput.of("hosts-unreached", host=spec, why=why, target=target)
     return dict(line.lstrip("/").split(" ", 1) for line in done.stdout.splitlines() if line.startswith("/"))
 
 
@@ -139,23 +131,15 @@ def limited(state: ClusterState, hosts: str) -> ClusterState:
         BadInput: another connection than Ansible's, or no worker has such a name or group.
     """
     inventory = state.inventory
-    specs = [spec.strip() for spec in hosts.split(",") if spec.strip()]
-    wrong = [spec for spec in specs if not spec.startswith("ansible://")]
-    if wrong:
-        raise _bad(f"--hosts={wrong[0]}: the nodes are those of {inventory.path}", "--hosts=ansible://workers")
     chosen: set[str] = set()
-    for spec in specs:
+    for spec in _specs(hosts):
+        if not spec.startswith("ansible://"):
+            raise BadInput.of("hosts-not-ansible", host=spec, inventory=inventory.path)
         pattern = spec.removeprefix("ansible://") or "all"
-        named = {
-            host.name
-            for host in inventory.workers
-            if any(fnmatchcase(word, pattern) for word in ("all", host.name, *host.groups))
-        }
+        words_of = {host.name: ("all", host.name, *host.groups) for host in inventory.workers}
+        named = {name for name, words in words_of.items() if any(fnmatchcase(word, pattern) for word in words)}
         if not named:
-            raise _bad(
-                f"--hosts={spec}: no worker of {inventory.path} has such a name or group",
-                f"name a group or a host, or a pattern such as 'n*'; `ansible-inventory -i {inventory.path} --graph`",
-            )
+            raise BadInput.of("hosts-unknown", host=spec, inventory=inventory.path)
         chosen |= named
     inventory = replace(inventory, workers=tuple(host for host in inventory.workers if host.name in chosen))
     ours, gathered = {host.name for host in inventory.nodes}, state.gathered
@@ -167,13 +151,5 @@ def limited(state: ClusterState, hosts: str) -> ClusterState:
     return replace(state, inventory=inventory, gathered=kept)
 
 
-def _bad(what: str, next_step: str) -> BadInput:
-    return BadInput(what, code="bad-hosts", next_step=next_step)
-
-
-def everywhere(hosts: Mapping[str, Host], names: Iterable[str], command: str, **options: Any) -> dict[str, Any]:
-    """The command on many nodes at once: node -> testinfra's CommandResult."""
-    chosen = list(names)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        done = pool.map(lambda name: hosts[name].run(command, **options), chosen)
-        return dict(zip(chosen, done, strict=True))
+def _specs(hosts: str) -> list[str]:
+    return list(dict.fromkeys(spec.strip() for spec in hosts.split(",") if spec.strip()))

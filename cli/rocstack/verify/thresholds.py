@@ -87,7 +87,7 @@ def load(overlay: Path | None = None) -> dict[str, Quantity]:
         own, known = _quantity(site, name), ours.get(name)
         if known is None or known.unit != own.unit:
             hint = did_you_mean(name, ours) if known is None else f"it is measured in {known.unit or 'no unit'}"
-            raise BadInput(f"no threshold '{name}': {hint}", code="bad-threshold", where=site.where((name,)))
+            raise BadInput.of("bad-threshold", site.where((name,)), name=name, hint=hint)
         ours[name] = known.model_copy(update={"thresholds": (*own.thresholds, *known.thresholds)})
     return ours
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.cluster import hostlist
-from rocstack.verify.testinfra_hosts import GONE
+from rocstack.edge.ssh import FAILED
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TASKS = 2  # ranks on a node
@@ -108,4 +108,4 @@ def _broken(slurm: Any, env: Mapping[str, str], nodes: Sequence[str]) -> dict[st
 def _alone(slurm: Any, env: Mapping[str, str], node: str) -> _Said:
     """Once more where ssh to the control node failed, which tells nothing of this one."""
     step = _run(slurm, env, [node], [], ONE_NODE_SECONDS)
-    return _run(slurm, env, [node], [], ONE_NODE_SECONDS) if step.code == GONE else step
+    return _run(slurm, env, [node], [], ONE_NODE_SECONDS) if step.code == FAILED else step

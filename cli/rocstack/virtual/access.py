@@ -6,8 +6,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from rocstack.base.errors import Missing
@@ -19,12 +18,6 @@ CONFIG = "ssh_config"
 INVENTORY = "inventory.yml"
 
 
-@dataclass(frozen=True)
-class VirtualHost:
-    name: str
-    address: str
-
-
 def require_ssh() -> None:
     """
     Raises:
@@ -32,9 +25,7 @@ def require_ssh() -> None:
     """
     for tool in ("ssh", "ssh-keygen"):
         if shutil.which(tool) is None:
-            raise Missing(
-                f"the command '{tool}' is not installed", code="no-ssh", next_step="install the package openssh-client"
-            )
+            raise Missing.of("no-ssh", tool=tool)
 
 
 def make_key(file: Path, comment: str) -> str:
@@ -48,15 +39,15 @@ def make_key(file: Path, comment: str) -> str:
     return public.read_text().strip()
 
 
-def known_hosts(hosts: Iterable[tuple[VirtualHost, str]]) -> str:
-    """One line a host, from its public host key."""
-    return "".join(f"{host.address} {' '.join(key.split()[:2])}\n" for host, key in hosts)
+def known_hosts(keys: Mapping[str, str]) -> str:
+    """One line a host, from its address and public host key."""
+    return "".join(f"{address} {' '.join(key.split()[:2])}\n" for address, key in keys.items())
 
 
-def ssh_config(folder: Path, hosts: Iterable[VirtualHost]) -> str:
-    """All that ssh must know, so that nothing of the person's own configuration, made for other machines, counts."""
-
-    rows = "".join(f"Host {host.name}\n    HostName {host.address}\n" for host in hosts)
+def ssh_config(folder: Path, hosts: Mapping[str, str]) -> str:
+    """All that ssh must know of `hosts` (name -> address), so that nothing of the person's own configuration, made for
+    other machines, counts."""
+    rows = "".join(f"Host {name}\n    HostName {address}\n" for name, address in hosts.items())
     return (
         f'{rows}Host *\n    User root\n    IdentityFile "{_expanded(folder / KEY)}"\n'
         f'    UserKnownHostsFile "{_expanded(folder / KNOWN)}"\n'
@@ -64,13 +55,9 @@ def ssh_config(folder: Path, hosts: Iterable[VirtualHost]) -> str:
     )
 
 
-def ssh(folder: Path, host: VirtualHost, *command: str) -> list[str]:
-    return ["ssh", "-F", str(folder / CONFIG), host.name, *command]
-
-
-def inventory(folder: Path, hosts: Iterable[VirtualHost], model: str) -> str:
+def inventory(folder: Path, hosts: Mapping[str, str], model: str) -> str:
     """An ordinary Ansible inventory. JSON strings are YAML strings."""
-    rows = "".join(f"        {host.name}: {{ansible_host: {host.address}}}\n" for host in hosts)
+    rows = "".join(f"        {name}: {{ansible_host: {address}}}\n" for name, address in hosts.items())
     return (
         f"# Virtual nodes, model {model}: made by `rocstack local up`, gone with `rocstack local down`.\n"
         "all:\n"
@@ -100,14 +87,12 @@ _WAIT_FOR_ENGINE = (
 )
 
 
-def engine_version(folder: Path, host: VirtualHost, seconds: float, stop: threading.Event) -> str | None:
-    """What a node says for itself: the version of its engine, "" where that doesn't answer; None: no way in.
-
-    Both are waited for, no longer than `seconds`, and not when `stop` is set.
-    """
+def engine_version(folder: Path, host: str, seconds: float, stop: threading.Event) -> str | None:
+    """What a node says for itself: the version of its engine, "" where that doesn't answer; None: no way in. Both are
+    waited for, no longer than `seconds`, and not when `stop` is set."""
     until = time.monotonic() + seconds
-    quickly = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=2"]
-    command = [*ssh(folder, host)[:-1], *quickly, host.name, _WAIT_FOR_ENGINE.format(tries=10 if seconds else 1)]
+    command = ["ssh", "-F", str(folder / CONFIG), "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", host]
+    command.append(_WAIT_FOR_ENGINE.format(tries=10 if seconds else 1))
     while True:
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         version = done.stdout.strip() if done.returncode != 255 else None  # 255: ssh itself

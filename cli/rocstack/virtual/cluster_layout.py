@@ -10,14 +10,12 @@ from pathlib import Path
 
 from rocstack.base.errors import CheckFailed
 from rocstack.virtual import faults, tree
-from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.faults import Fault
 from rocstack.virtual.machine import Machine, expand
 from rocstack.virtual.model import NodeModel
 
 LABEL = "io.rocstack.local"  # the cluster's id, on all that belongs to it
 POOL = IPv4Network("10.213.0.0/16")  # clusters take a /24 of it
-MOST = 64  # nodes on one machine
 FIRST = 10  # node 1 is host 11 of its network
 
 
@@ -39,17 +37,9 @@ class ClusterRequest:
             faults.apply(expand(self.model, node), self.faults)
 
     def machines(self, network: IPv4Network) -> list[Machine]:
-        gateway = str(network.network_address + 1)
-        addresses = {n: f"{host(network, n).address}/{network.prefixlen}" for n in range(1, self.nodes + 1)}
-        return [faults.apply(expand(self.model, n, a, gateway), self.faults) for n, a in addresses.items()]
-
-    def networks(self) -> list[IPv4Network]:
-        """The data networks of the model, which the cluster's own must not be."""
-        return [IPv4Network(nics.network) for nics in self.model.nics if nics.network]
-
-
-def host(network: IPv4Network, node: int) -> VirtualHost:
-    return VirtualHost(f"n{node}", str(network.network_address + FIRST + node))
+        first = network.network_address
+        own = {n: f"{first + FIRST + n}/{network.prefixlen}" for n in range(1, self.nodes + 1)}
+        return [faults.apply(expand(self.model, n, a, str(first + 1)), self.faults) for n, a in own.items()]
 
 
 def cluster_id(folder: Path) -> str:
@@ -75,12 +65,7 @@ def free_networks(taken: Iterable[IPv4Network], cluster: str) -> list[IPv4Networ
     start = int(cluster, 16) % len(pool)
     free = [n for n in pool[start:] + pool[:start] if not any(n.overlaps(other) for other in used)]
     if not free:
-        raise CheckFailed(
-            f"no free network in {POOL}",
-            code="no-subnet",
-            cause="routes or container networks of this machine overlap with all of it",
-            next_step="list them with `ip route` and `docker network ls`, and remove unused ones",
-        )
+        raise CheckFailed.of("no-free-subnet", pool=POOL)
     return free
 
 

@@ -1,4 +1,4 @@
-"""Faults: what can be wrong with a virtual node, each a function that changes the machine.
+"""Faults: what can be wrong with a virtual node.
 
 `--fault port-down=bnxt_re2`, on one node only: `--fault n2:port-down=bnxt_re2`.
 """
@@ -6,23 +6,23 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rocstack.base.errors import BadInput, did_you_mean
-from rocstack.virtual.machine import GidRow, Machine, VirtualPort, pci_id
+from rocstack.virtual.machine import Machine, VirtualPort, pci_id
 from rocstack.virtual.model import NodeModel
 
-FaultChange = Callable[[Machine, str], Machine]
 _ONE_NODE = re.compile(r"n([0-9]+):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class FaultKind:
-    """A kind of fault: what it takes, and what it does, for the help text."""
+    """A kind of fault: what it takes, what it does (both for the help text), and how the machine is changed."""
 
     name: str
     takes: str
     does: str
-    change: FaultChange
+    change: Callable[[Machine, str], Machine]
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,6 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.kind}={self.value}" if self.value else self.kind
-
-
-KINDS: dict[str, FaultKind] = {}
-
-
-def _kind(name: str, takes: str, does: str) -> Callable[[FaultChange], FaultChange]:
-    def register(change: FaultChange) -> FaultChange:
-        KINDS[name] = FaultKind(name, takes, does, change)
-        return change
-
-    return register
 
 
 def parse(text: str) -> Fault:
@@ -61,11 +50,7 @@ def parse(text: str) -> Fault:
     kind = KINDS.get(name)
     if kind is None:
         hint = did_you_mean(name, KINDS)
-        raise BadInput(
-            f"no fault '{name}'" + (f": {hint}" if hint else ""),
-            code="bad-fault",
-            next_step=f"known: {', '.join(KINDS)}; `rocstack local models` shows their values",
-        )
+        raise BadInput.of("unknown-fault", name=name, hint=f": {hint}" if hint else "", known=", ".join(KINDS))
     if (bool(value) and not kind.takes) or (not value and kind.takes and not kind.takes.startswith("[")):
         takes = f"{name}={kind.takes}" if kind.takes else f"{name}, without a value"
         raise _bad(text, f"the form is {takes}")
@@ -99,27 +84,35 @@ def check(model: NodeModel, faults: Iterable[Fault], nodes: int) -> None:
 
 
 def _bad(text: str, why: str) -> BadInput:
-    return BadInput(f"fault '{text}': {why}", code="bad-fault", next_step="correct the fault and run again")
+    return BadInput.of("bad-fault", fault=text, why=why)
 
 
-def _ports(
-    machine: Machine, name: str, change: Callable[[VirtualPort], VirtualPort], *, verbs: bool = False
-) -> Machine:
-    """Changes the port called `name` (verbs or network device), or, without a name, every port of a NIC profile that
-    carries data. `verbs`: only ports with an RDMA device can have it."""
-    ports = [port for port in machine.ports if port.verbs or not verbs]
+def _meant(machine: Machine, name: str, rdma: bool) -> list[VirtualPort]:
+    """The port called `name` (verbs or network device), or, without a name, every port of a NIC profile that carries
+    data. `rdma`: only ports with an RDMA device."""
+    ports = [port for port in machine.ports if port.verbs or not rdma]
     names = [known for port in ports for known in (port.verbs, port.netdev) if known]
     if name and name not in names:
         hint = did_you_mean(name, names) or f"known: {', '.join(names)}"
-        raise ValueError(f"no {'RDMA ' * verbs}device '{name}'" + (f": {hint}" if names else ""))
-    meant = [port for port in ports if (name in (port.verbs, port.netdev) if name else _data(port))]
-    if verbs and not meant:
+        raise ValueError(f"no {'RDMA ' * rdma}device '{name}'" + (f": {hint}" if names else ""))
+    meant = [port for port in ports if (name in (port.verbs, port.netdev) if name else port.carries_data)]
+    if rdma and not meant:
         raise ValueError("it has no RDMA device in its data network")
-    return replace(machine, ports=tuple(change(port) if port in meant else port for port in machine.ports))
+    return meant
 
 
-def _data(port: VirtualPort) -> bool:
-    return port.spec.nic is not None and not port.spec.management
+def _ports(
+    machine: Machine,
+    name: str,
+    change: Callable[[VirtualPort], dict[str, Any]] = lambda port: {},
+    *,
+    rdma: bool = False,
+    **values: Any,
+) -> Machine:
+    """The machine with other `values` of the ports that are meant; `change` gives those that depend on the port."""
+    meant = _meant(machine, name, rdma)
+    ports = (replace(port, **values, **change(port)) if port in meant else port for port in machine.ports)
+    return replace(machine, ports=tuple(ports))
 
 
 def _number(text: str, what: str, highest: int) -> int:
@@ -134,7 +127,6 @@ def _named(value: str) -> tuple[str, str]:
     return (name, rest) if colon else ("", value)
 
 
-@_kind("gpu-missing", "NUMBER", "a GPU is not there; those behind it move up")
 def _gpu_missing(machine: Machine, value: str) -> Machine:
     index = _number(value, "a GPU", 255)
     left = tuple(gpu for gpu in machine.gpus if gpu.slot != index)
@@ -143,19 +135,11 @@ def _gpu_missing(machine: Machine, value: str) -> Machine:
     return replace(machine, gpus=left)
 
 
-@_kind("nic-missing", "DEVICE", "a NIC is not there")
 def _nic_missing(machine: Machine, value: str) -> Machine:
-    gone: list[VirtualPort] = []
-    _ports(machine, value, lambda port: gone.append(port) or port)  # type: ignore[func-returns-value]
+    gone = _meant(machine, value, rdma=False)
     return replace(machine, ports=tuple(port for port in machine.ports if port not in gone))
 
 
-@_kind("port-down", "DEVICE", "no link")
-def _port_down(machine: Machine, value: str) -> Machine:
-    return _ports(machine, value, lambda port: replace(port, up=False))
-
-
-@_kind("pcie", "DEVICE:xLANES", "a device (NIC, or gpu3) runs with fewer PCIe lanes")
 def _pcie(machine: Machine, value: str) -> Machine:
     name, _, width = value.partition(":")
     if width not in ("x1", "x2", "x4", "x8", "x16"):
@@ -163,78 +147,59 @@ def _pcie(machine: Machine, value: str) -> Machine:
     lanes = int(width[1:])
     gpu = re.fullmatch(r"gpu([0-9]+)", name)
     if not gpu:
-        return _ports(machine, name, lambda p: replace(p, pci=replace(p.pci, link=replace(p.pci.link, width=lanes))))
+        return _ports(machine, name, lambda port: {"pci": replace(port.pci, width=lanes)})
     if int(gpu[1]) not in [each.slot for each in machine.gpus]:
         raise ValueError(f"no GPU {gpu[1]}")
-    gpus = (
-        replace(g, pci=replace(g.pci, link=replace(g.pci.link, width=lanes))) if g.slot == int(gpu[1]) else g
-        for g in machine.gpus
-    )
+    gpus = (replace(g, pci=replace(g.pci, width=lanes)) if g.slot == int(gpu[1]) else g for g in machine.gpus)
     return replace(machine, gpus=tuple(gpus))
 
 
-@_kind("abi", "[DEVICE:]NUMBER", "the NIC driver speaks this kernel ABI; its version follows")
 def _abi(machine: Machine, value: str) -> Machine:
     name, text = _named(value)
     abi = _number(text, "a kernel ABI", 999)
 
-    def change(port: VirtualPort) -> VirtualPort:
-        pci = replace(port.pci, id=pci_id(port.spec, abi))
-        return replace(port, kernel_abi=abi, driver=port.spec.drivers.get(str(abi)), pci=pci)
+    def change(port: VirtualPort) -> dict[str, Any]:
+        return {"pci": replace(port.pci, id=pci_id(port.spec, abi)), "driver": port.spec.drivers.get(str(abi))}
 
-    return _ports(machine, name, change, verbs=True)
-
-
-@_kind("driver", "VERSION", "another release of the NIC driver")
-def _driver(machine: Machine, value: str) -> Machine:
-    return _ports(machine, "", lambda port: replace(port, driver=value))
+    return _ports(machine, name, change, rdma=True, kernel_abi=abi)
 
 
-@_kind("gpu-driver", "VERSION", "another release of amdgpu")
-def _gpu_driver(machine: Machine, value: str) -> Machine:
-    return replace(machine, amdgpu=value)
-
-
-@_kind("firmware", "[DEVICE:]VERSION", "another NIC firmware")
 def _firmware(machine: Machine, value: str) -> Machine:
     name, version = _named(value)
-    return _ports(machine, name, lambda port: replace(port, firmware=version))
+    return _ports(machine, name, firmware=version)
 
 
-@_kind("mtu", "[DEVICE:]BYTES", "another MTU")
 def _mtu(machine: Machine, value: str) -> Machine:
     name, text = _named(value)
     mtu = _number(text, "an MTU", 65535)
     if mtu < 68:  # RFC 791
         raise ValueError(f"an MTU is 68 or more, not {mtu}")
-    return _ports(machine, name, lambda port: replace(port, mtu=mtu))
+    return _ports(machine, name, mtu=mtu)
 
 
-@_kind("gid-holes", "[DEVICE]", "addresses were taken away and given back: empty rows, and later indexes")
 def _gid_holes(machine: Machine, value: str) -> Machine:
-    def change(port: VirtualPort) -> VirtualPort:
+    def change(port: VirtualPort) -> dict[str, Any]:
         half = len(port.gids) // 2  # the link-local rows stay
-        holes: tuple[GidRow | None, ...] = (None,) * half
-        return replace(port, gids=(*port.gids[:half], *holes, *port.gids[half:]))
+        return {"gids": (*port.gids[:half], *[None] * half, *port.gids[half:])}
 
-    return _ports(machine, value, change, verbs=True)
-
-
-@_kind("gids-zero", "[DEVICE]", "the GID table is empty")
-def _gids_zero(machine: Machine, value: str) -> Machine:
-    return _ports(machine, value, lambda port: replace(port, gids=()), verbs=True)
+    return _ports(machine, value, change, rdma=True)
 
 
-@_kind("no-device-node", "DEVICE", "/dev/infiniband/uverbs* of a NIC is not there")
-def _no_device_node(machine: Machine, value: str) -> Machine:
-    return _ports(machine, value, lambda port: replace(port, device_node=False), verbs=True)
-
-
-@_kind("kernel", "RELEASE", "another kernel")
-def _kernel(machine: Machine, value: str) -> Machine:
-    return replace(machine, kernel=value)
-
-
-@_kind("cmdline", "[TEXT]", "another kernel command line")
-def _cmdline(machine: Machine, value: str) -> Machine:
-    return replace(machine, cmdline=value)
+KINDS = {kind.name: kind for kind in (
+    FaultKind("gpu-missing", "NUMBER", "a GPU is not there; those behind it move up", _gpu_missing),
+    FaultKind("nic-missing", "DEVICE", "a NIC is not there", _nic_missing),
+    FaultKind("port-down", "DEVICE", "no link", lambda m, name: _ports(m, name, up=False)),
+    FaultKind("pcie", "DEVICE:xLANES", "a device (NIC, or gpu3) runs with fewer PCIe lanes", _pcie),
+    FaultKind("abi", "[DEVICE:]NUMBER", "the NIC driver speaks this kernel ABI; its version follows", _abi),
+    FaultKind("driver", "VERSION", "another release of the NIC driver", lambda m, text: _ports(m, "", driver=text)),
+    FaultKind("gpu-driver", "VERSION", "another release of amdgpu", lambda m, text: replace(m, amdgpu=text)),
+    FaultKind("firmware", "[DEVICE:]VERSION", "another NIC firmware", _firmware),
+    FaultKind("mtu", "[DEVICE:]BYTES", "another MTU", _mtu),
+    FaultKind("gid-holes", "[DEVICE]", "addresses were taken away and given back: empty rows, and later indexes",
+              _gid_holes),
+    FaultKind("gids-zero", "[DEVICE]", "the GID table is empty", lambda m, name: _ports(m, name, rdma=True, gids=())),
+    FaultKind("no-device-node", "DEVICE", "/dev/infiniband/uverbs* of a NIC is not there",
+              lambda m, name: _ports(m, name, rdma=True, device_node=False)),
+    FaultKind("kernel", "RELEASE", "another kernel", lambda m, text: replace(m, kernel=text)),
+    FaultKind("cmdline", "[TEXT]", "another kernel command line", lambda m, text: replace(m, cmdline=text)),
+)}  # fmt: skip

@@ -5,6 +5,7 @@ and folders io_links and p2p_links below every KFD node.
 """
 
 from rocstack.virtual.machine import Machine, VirtualGpu
+from rocstack.virtual.model import Gpus
 from rocstack.virtual.tree_builder import TreeBuilder
 
 KFD = "/sys/devices/virtual/kfd/kfd"
@@ -35,15 +36,14 @@ def add(tree: TreeBuilder, machine: Machine) -> None:
     for node in range(machine.model.cpu.numa):
         _cpu_node(tree, machine, node, links.get(node, 0))
     for index, gpu in enumerate(machine.gpus):
-        _function(tree, index, gpu)
+        _function(tree, index, gpu, spec)
         _gpu_node(tree, machine, index, gpu, links[machine.model.cpu.numa + index])
     if machine.gpus:
         tree.module("amdgpu", machine.amdgpu, uses=str(len(machine.gpus)))
         tree.char("/dev/kfd", 234, 0, spec.render)
 
 
-def _function(tree: TreeBuilder, index: int, gpu: VirtualGpu) -> None:
-    spec = gpu.spec
+def _function(tree: TreeBuilder, index: int, gpu: VirtualGpu, spec: Gpus) -> None:
     home = tree.function(gpu.pci, _CLASS, "amdgpu")
     memory = spec.memory_gib << 30
     serial = unique_id(gpu)
@@ -81,7 +81,7 @@ def _cpu_node(tree: TreeBuilder, machine: Machine, node: int, links: int) -> Non
 
 
 def _gpu_node(tree: TreeBuilder, machine: Machine, index: int, gpu: VirtualGpu, links: int) -> None:
-    spec = gpu.spec
+    spec = machine.model.gpus
     vendor, device = (int(part, 16) for part in spec.pci.split(":"))
     node = machine.model.cpu.numa + index
     tree.put(f"{NODES}/{node}", {"gpu_id": 28851 + 97 * gpu.slot, "name": "ip discovery"})

@@ -17,7 +17,6 @@ from docker.types import IPAMConfig, IPAMPool
 from rocstack.base.errors import BadInput, CheckFailed, Missing, did_you_mean
 from rocstack.edge import locks
 from rocstack.virtual import access, cluster_layout, node
-from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.cluster_layout import LABEL, ClusterRequest
 from rocstack.virtual.machine import Machine
 from rocstack.virtual.node import NodeState
@@ -135,8 +134,7 @@ class LocalCluster:
     def _ask(self, container: Any, seconds: float) -> NodeState:
         said = None
         if container.status == "running":
-            own = VirtualHost(node.label(container, "node"), node.label(container, "address"))
-            said = access.engine_version(self.folder, own, seconds, self._stop)
+            said = access.engine_version(self.folder, node.label(container, "node"), seconds, self._stop)
         return node.state(container, said)
 
     def _answering(self, containers: list[Any]) -> list[NodeState]:
@@ -157,15 +155,11 @@ class LocalCluster:
             raise self.nothing()
         if name not in container:
             hint = did_you_mean(name, container)
-            raise BadInput(f"no virtual node '{name}'" + (f": {hint}" if hint else ""), code="unknown-node")
+            raise BadInput.of("unknown-node", name=name, hint=f": {hint}" if hint else "")
         return container[name]
 
     def nothing(self) -> Missing:
-        return Missing(
-            f"no virtual cluster in {self.folder}",
-            code="no-cluster",
-            next_step="`rocstack local up --nodes 2` starts one; each folder has its own",
-        )
+        return Missing.of("no-cluster", folder=self.folder)
 
     def _networks(self) -> list[Any]:
         return list(self.client.networks.list(filters={"label": f"{LABEL}={self.id}"}))
@@ -191,7 +185,8 @@ class LocalCluster:
             return found[0]
         everybody = [network.attrs["IPAM"]["Config"] or [] for network in self.client.networks.list()]
         taken = [IPv4Network(pool["Subnet"]) for pools in everybody for pool in pools if "." in pool.get("Subnet", "")]
-        taken += cluster_layout.routes(Path("/proc/net/route").read_text()) + wish.networks()
+        taken += cluster_layout.routes(Path("/proc/net/route").read_text())
+        taken += [IPv4Network(nics.network) for nics in wish.model.nics if nics.network]
         refused = ""
         for subnet in cluster_layout.free_networks(taken, self.id)[:8]:
             pool = IPAMPool(subnet=str(subnet), gateway=str(subnet.network_address + 1))
@@ -209,11 +204,7 @@ class LocalCluster:
                 continue
             made.reload()
             return made
-        raise CheckFailed(
-            f"the engine could not create a network for virtual nodes: {refused}",
-            code="no-subnet",
-            next_step="list the networks with `docker network ls`, and remove unused ones",
-        )
+        raise CheckFailed.of("no-subnet", refused=refused)
 
     def _keep(self, wanted: dict[str, str], network: IPv4Network) -> set[str]:
         """Containers that are as wished stay (and run again where they had stopped); the others go."""
@@ -234,24 +225,20 @@ class LocalCluster:
         return kept
 
     def _write(self, wish: ClusterRequest, machines: list[Machine], keys: str) -> None:
-        hosts = [node.host(machine) for machine in machines]
-        public = [(h, (self._node(h.name) / f"{access.HOST_KEY}.pub").read_text()) for h in hosts]
+        hosts = {machine.host: machine.address for machine in machines}
+        public = {own: (self._node(name) / f"{access.HOST_KEY}.pub").read_text() for name, own in hosts.items()}
         (self.folder / access.KNOWN).write_text(access.known_hosts(public))
         (self.folder / access.CONFIG).write_text(access.ssh_config(self.folder, hosts))
         (self.folder / access.INVENTORY).write_text(access.inventory(self.folder, hosts, wish.model.name))
-        for host in hosts:
-            (self._node(host.name) / "authorized_keys").write_text(keys + "\n")
+        for name in hosts:
+            (self._node(name) / "authorized_keys").write_text(keys + "\n")
 
     def _silent(self, state: NodeState) -> CheckFailed:
         container = self._containers().get(state.name)
         log = container.logs(tail=3).decode("utf-8", "replace").strip() if container else "it is gone"
         what = "its engine does not answer" if state.reachable else "does not answer over ssh"
-        return CheckFailed(
-            f"virtual node {state.name} ({state.address}): {what} within {TIMEOUT_S:.0f} s",
-            code="node-silent",
-            cause=f"its log ends with: {log}" if log else None,
-            next_step="check `rocstack local status`; to start afresh, run `rocstack local down`, then up",
-        )
+        end = f"its log ends with: {log}" if log else None
+        return CheckFailed.of("node-silent", node=state.name, at=state.address, what=what, seconds=TIMEOUT_S, end=end)
 
 
 def _subnet(network: Any) -> IPv4Network:

@@ -4,44 +4,28 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
 
-from rocstack.virtual.model import Gpus, Nics, NodeModel, counted
+from rocstack.virtual.model import Gpus, ModelPcie, Nics, NodeModel, counted
 
 MANAGEMENT = "10.0.0.0/24"  # where nobody says otherwise
 ONBOARD = "f0"  # the bus of what hangs on no switch
 
 
 @dataclass(frozen=True)
-class VirtualLink:
-    """A PCIe link as it runs and as it could: GT/s and lanes."""
-
-    speed: float
-    width: int
-    max_speed: float
-    max_width: int
-
-
-@dataclass(frozen=True)
 class MachineFunction:
-    """A PCI function. `path`: the bridges above it, root port first."""
+    """A PCI function. `path`: the bridges above it, root port first; `width`: the lanes with which it runs."""
 
     address: str
     id: str
     numa: int
     path: tuple[str, ...]
-    link: VirtualLink
+    pcie: ModelPcie
+    width: int
 
 
 @dataclass(frozen=True)
 class VirtualGpu:
     slot: int  # among the model's GPUs; what counts the present ones is the order
     pci: MachineFunction
-    spec: Gpus
-
-
-@dataclass(frozen=True)
-class GidRow:
-    gid: str  # eight groups of four hex digits
-    type: str
 
 
 @dataclass(frozen=True)
@@ -61,12 +45,16 @@ class VirtualPort:
     cxi: str | None = None
     up: bool = True
     device_node: bool = True
-    gids: tuple[GidRow | None, ...] = ()
+    gids: tuple[tuple[str, str] | None, ...] = ()  # GID (eight groups of four hex digits) and type
 
     @property
     def interface(self) -> str:
         """The network device that carries the address."""
         return self.spec.bond or self.netdev
+
+    @property
+    def carries_data(self) -> bool:
+        return self.spec.nic is not None and not self.spec.management
 
 
 @dataclass(frozen=True)
@@ -85,6 +73,11 @@ class Machine:
     @property
     def host(self) -> str:
         return f"n{self.node}"
+
+    @property
+    def address(self) -> str:
+        """In the management network."""
+        return str(next(port.address.ip for port in self.ports if port.spec.management and port.address))
 
 
 def expand(model: NodeModel, node: int = 1, address: str | None = None, gateway: str | None = None) -> Machine:
@@ -137,7 +130,7 @@ def pci_id(spec: Nics, kernel_abi: int) -> str:
     return spec.inbox_pci if spec.inbox_pci and kernel_abi == 1 else spec.pci
 
 
-def gid_table(mac: str, address: IPv4Interface | None, kinds: str) -> tuple[GidRow | None, ...]:
+def gid_table(mac: str, address: IPv4Interface | None, kinds: str) -> tuple[tuple[str, str], ...]:
     """The kernel's rows: link-local first, then the address; RoCE v1 before v2 where the driver does both."""
     octets = [int(part, 16) for part in mac.split(":")]
     eui = [octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]]
@@ -145,7 +138,7 @@ def gid_table(mac: str, address: IPv4Interface | None, kinds: str) -> tuple[GidR
     if address:
         gids.append("0000:0000:0000:0000:0000:ffff:" + _groups(address.ip.packed))
     types = ("IB/RoCE v1", "RoCE v2") if kinds == "v1+v2" else ("RoCE v2",)
-    return tuple(GidRow(gid, kind) for gid in gids for kind in types)
+    return tuple((gid, kind) for gid in gids for kind in types)
 
 
 def _groups(data: bytes) -> str:
@@ -167,12 +160,8 @@ def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], list[VirtualG
     gpus: dict[int, VirtualGpu] = {}
     specs = {name: spec for spec in model.nics for name in counted(spec.netdev, spec.count)}
 
-    def function(
-        bus: int, slot: int, number: int, id: str, numa: int, path: tuple[str, ...], spec: Gpus | Nics
-    ) -> MachineFunction:
-        pcie = spec.pcie
-        link = VirtualLink(pcie.speed, pcie.width, pcie.speed, pcie.width)
-        return MachineFunction(f"0000:{bus:02x}:{slot:02x}.{number}", id, numa, path, link)
+    def function(spec: Gpus | Nics, address: str, numa: int, *path: str) -> MachineFunction:
+        return MachineFunction(f"0000:{address}", spec.pci, numa, path, spec.pcie, spec.pcie.width)
 
     for switch in model.switches:
         base = int(switch.bus, 16)
@@ -180,18 +169,18 @@ def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], list[VirtualG
         bus, slot = base + 3, 0
         for index in switch.gpus:
             card = (f"0000:{base + 2:02x}:{slot:02x}.0", f"0000:{bus:02x}:00.0", f"0000:{bus + 1:02x}:00.0")
-            device = function(bus + 2, 0, 0, model.gpus.pci, switch.numa, (*above, *card), model.gpus)
-            gpus[index] = VirtualGpu(index, device, model.gpus)
+            device = function(model.gpus, f"{bus + 2:02x}:00.0", switch.numa, *above, *card)
+            gpus[index] = VirtualGpu(index, device)
             bus, slot = bus + 3, slot + 1
         for name in switch.nics:
-            path = (*above, f"0000:{base + 2:02x}:{slot:02x}.0")
-            found[name] = function(bus, 0, 0, specs[name].pci, switch.numa, path, specs[name])
+            port = f"0000:{base + 2:02x}:{slot:02x}.0"
+            found[name] = function(specs[name], f"{bus:02x}:00.0", switch.numa, *above, port)
             bus, slot = bus + 1, slot + 1
     base = int(ONBOARD, 16)
     for number, spec in enumerate(model.nics):
         for index, name in enumerate(n for n in counted(spec.netdev, spec.count) if n not in found):
-            root = (f"0000:{base:02x}:{number + 1:02x}.1",)
-            found[name] = function(base + 1 + number, index // 8, index % 8, spec.pci, spec.numa, root, spec)
+            address = f"{base + 1 + number:02x}:{index // 8:02x}.{index % 8}"
+            found[name] = function(spec, address, spec.numa, f"0000:{base:02x}:{number + 1:02x}.1")
     return found, [gpus[index] for index in sorted(gpus)]
 
 

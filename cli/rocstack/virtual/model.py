@@ -1,11 +1,9 @@
 """The node model: a kind of machine as data, `images/node-models/<name>.yml`."""
 
-from __future__ import annotations
-
 import re
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -111,7 +109,7 @@ class Nics(Value):
     pcie: ModelPcie
 
     @model_validator(mode="after")
-    def _belongs_together(self) -> Nics:
+    def _belongs_together(self) -> Self:
         if (self.verbs is None) != (self.verbs_module is None):
             raise ValueError("verbs: a verbs device and its kernel module (verbs_module) go together")
         if self.network and self.management:
@@ -140,7 +138,7 @@ class NodeModel(Value):
     faults: tuple[Line, ...] = ()  # what is broken on every node of this model
 
     @model_validator(mode="after")
-    def _everything_has_one_place(self) -> NodeModel:
+    def _everything_has_one_place(self) -> Self:
         netdevs = [name for nics in self.nics for name in counted(nics.netdev, nics.count)]
         for what, names in (
             ("network device", netdevs),
@@ -194,11 +192,7 @@ def load(name: str) -> NodeModel:
     file = Path(name) if name.endswith((".yml", ".yaml")) else folder() / f"{name}.yml"
     if not file.exists():
         hint = did_you_mean(name, names())
-        raise BadInput(
-            f"no node model '{name}'" + (f": {hint}" if hint else ""),
-            code="unknown-model",
-            next_step="`rocstack local models` lists them; your own is named by its path, which ends in .yml",
-        )
+        raise BadInput.of("unknown-model", name=name, hint=f": {hint}" if hint else "")
     return parse(document.read(file), file.stem)
 
 

@@ -84,9 +84,9 @@ def _verbs(tree: TreeBuilder, machine: Machine, port: VirtualPort, name: str, ho
     })  # fmt: skip
     for row in range(max(_ROWS, len(port.gids))):
         entry = port.gids[row] if row < len(port.gids) else None
-        tree.put(f"{device}/ports/1/gids", {str(row): entry.gid if entry else _NO_GID})
+        tree.put(f"{device}/ports/1/gids", {str(row): entry[0] if entry else _NO_GID})
         if entry:
-            tree.put(f"{device}/ports/1/gid_attrs", {f"types/{row}": entry.type, f"ndevs/{row}": port.interface})
+            tree.put(f"{device}/ports/1/gid_attrs", {f"types/{row}": entry[1], f"ndevs/{row}": port.interface})
     tree.put(uverbs, {"ibdev": name, "abi_version": port.kernel_abi, "dev": f"231:{192 + number}"})
     for path, kind in ((device, "infiniband"), (uverbs, "infiniband_verbs")):
         tree.link(f"{path}/device", home)

@@ -12,7 +12,6 @@ import docker.errors
 
 from rocstack.base.errors import CheckFailed
 from rocstack.virtual import tree
-from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.cluster_layout import LABEL
 from rocstack.virtual.machine import Machine
 
@@ -61,11 +60,6 @@ def label(container: Any, key: str) -> str:
     return str(container.labels.get(f"{LABEL}.{key}", ""))
 
 
-def host(machine: Machine) -> VirtualHost:
-    own = next(port.address for port in machine.ports if port.spec.management and port.address)
-    return VirtualHost(machine.host, str(own.ip))
-
-
 def make(
     client: docker.DockerClient, machine: Machine, home: Path, image: str, network: str, cluster: str, digest: str
 ) -> None:
@@ -76,16 +70,17 @@ def make(
     """
     shutil.rmtree(home / "sys", ignore_errors=True)
     tree.record(machine, live=True).write_tree(home / "sys")
-    own, name, mine = host(machine), f"{network}-{machine.host}", {LABEL: cluster, f"{LABEL}.node": machine.host}
+    name, mine = f"{network}-{machine.host}", {LABEL: cluster, f"{LABEL}.node": machine.host}
     cpus = "/sys/devices/system/cpu"  # programs run on the real ones
     labels = {
-        "address": own.address,
+        "address": machine.address,
         "model": machine.model.name,
         "digest": digest,
         "gpus": str(len(machine.gpus)),
-        "nics": str(sum(port.spec.nic is not None and not port.spec.management for port in machine.ports)),
+        "nics": str(sum(port.carries_data for port in machine.ports)),
         "faults": "\n".join(machine.faults),
     }
+    endpoint = client.api.create_endpoint_config(ipv4_address=machine.address, aliases=[machine.host])
     client.volumes.create(name, labels=mine)  # the same again where it is there
     try:
         client.containers.create(
@@ -94,9 +89,7 @@ def make(
             hostname=machine.host,
             labels={**mine, **{f"{LABEL}.{key}": value for key, value in labels.items()}},
             network=network,
-            networking_config={
-                network: client.api.create_endpoint_config(ipv4_address=own.address, aliases=[machine.host])
-            },
+            networking_config={network: endpoint},
             volumes={
                 str(home / "sys"): {"bind": "/sys", "mode": "ro"},
                 cpus: {"bind": cpus, "mode": "ro"},
@@ -114,12 +107,7 @@ def make(
         complaint = str(error.explanation or error)
         if error.status_code != 403 and "privileg" not in complaint:
             raise
-        raise CheckFailed(
-            f"the engine could not start virtual node {machine.host}: {complaint}",
-            code="no-privileged",
-            cause="a virtual node is a privileged container, because it runs an engine of its own",
-            next_step="use an engine that allows `docker run --privileged`",
-        ) from None
+        raise CheckFailed.of("no-privileged", node=machine.host, complaint=complaint) from None
 
 
 def remove(container: Any) -> None:
@@ -162,8 +150,4 @@ def _inside(container: Any, script: str) -> None:
         if not done.exit_code:
             return
         output = done.output.decode("utf-8", "replace").strip()
-    raise CheckFailed(
-        f"virtual node {label(container, 'node')}: {output}",
-        code="node-silent",
-        next_step="run `rocstack local up` again with the same options to repair it",
-    )
+    raise CheckFailed.of("node-refuses", node=label(container, "node"), output=output)

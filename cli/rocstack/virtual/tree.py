@@ -22,21 +22,19 @@ _REAL = ("/sys/fs/cgroup", "/sys/devices/system/cpu")
 
 
 def record(machine: Machine, *, live: bool = False) -> Recording:
-    """Everything that a collector could read off this machine.
-
-    `live`: it will be a container of its own, whose userspace and management network are real and speak for
-    themselves.
-    """
+    """Everything that a collector could read off this machine. `live`: it will be a container of its own, whose
+    userspace and management network are real and speak for themselves."""
     tree = TreeBuilder()
     tree.folders += _REAL
-    tree.put("/sys/devices/system/node", {"online": _range(machine.model.cpu.numa)})
+    last = machine.model.cpu.numa - 1
+    tree.put("/sys/devices/system/node", {"online": f"0-{last}" if last else "0"})
     dmi = "/sys/devices/virtual/dmi/id"
     tree.put(dmi, {"sys_vendor": "rocstack", "product_name": f"virtual node {machine.model.name}"})
     tree.link("/sys/class/dmi/id", dmi)
     gpu_files.add(tree, machine)
     nic_files.add(tree, machine)
-    _commands(tree, machine, live)
-    outside = _proc(machine, live) | ({} if live else _etc(machine))
+    tree.commands |= _commands(machine, live)
+    outside = _proc(machine, live)
     tree.put(OURS, {
         "model": machine.model.name, "faults": "\n".join(machine.faults),
         "netdev": next(port.interface for port in machine.ports if port.spec.management),
@@ -72,7 +70,8 @@ def _outside(
 
 
 def _proc(machine: Machine, live: bool) -> dict[str, str]:
-    system, cpu = machine.model.system, machine.model.cpu
+    """Files of /proc and, but for a live node, /etc."""
+    system, cpu, gpus = machine.model.system, machine.model.cpu, machine.model.gpus
     out = {
         "/proc/cmdline": machine.cmdline + "\n",
         "/proc/version": f"Linux version {machine.kernel} (a virtual node of rocstack)\n",
@@ -83,27 +82,21 @@ def _proc(machine: Machine, live: bool) -> dict[str, str]:
     out |= {f"/proc/sys/{key.replace('.', '/')}": value + "\n" for key, value in system.sysctl.items()}
     if system.limits:
         out["/proc/1/limits"] = _limits(system.limits)
+    if not live:
+        out["/proc/sys/kernel/hostname"] = machine.host + "\n"
+        out["/etc/os-release"] = f'ID={system.os}\nVERSION_ID="{system.version}"\nPRETTY_NAME="{system.name}"\n'
+        out["/etc/group"] = f"video:x:{gpus.video}:\nrender:x:{gpus.render}:\n"
     return out
 
 
-def _etc(machine: Machine) -> dict[str, str]:
-    system, gpus = machine.model.system, machine.model.gpus
-    return {
-        "/proc/sys/kernel/hostname": machine.host + "\n",
-        "/etc/os-release": f'ID={system.os}\nVERSION_ID="{system.version}"\nPRETTY_NAME="{system.name}"\n',
-        "/etc/group": f"video:x:{gpus.video}:\nrender:x:{gpus.render}:\n",
-    }
-
-
-def _commands(tree: TreeBuilder, machine: Machine, live: bool) -> None:
+def _commands(machine: Machine, live: bool) -> dict[str, RecordedAnswer]:
     cpu = machine.model.cpu
-    said = [(p.interface, p.address) for p in machine.ports if p.address and not (live and p.spec.management)]
-    tree.commands["getconf _NPROCESSORS_ONLN"] = RecordedAnswer(0, f"{cpu.sockets * cpu.cores * cpu.threads}\n")
-    tree.commands["ip -o -4 addr"] = RecordedAnswer(
-        0, "".join(f"{number}: {name}    inet {address}\n" for number, (name, address) in enumerate(said, 101))
-    )
+    own = [(p.interface, p.address) for p in machine.ports if p.address and not (live and p.spec.management)]
+    rows = "".join(f"{number}: {name}    inet {address}\n" for number, (name, address) in enumerate(own, 101))
+    said = {"getconf _NPROCESSORS_ONLN": f"{cpu.sockets * cpu.cores * cpu.threads}\n", "ip -o -4 addr": rows}
     if not live:
-        tree.commands["uname -m"] = RecordedAnswer(0, "x86_64\n")
+        said["uname -m"] = "x86_64\n"
+    return {line: RecordedAnswer(0, text) for line, text in said.items()}
 
 
 def _routes(machine: Machine, live: bool) -> str:
@@ -137,7 +130,3 @@ def _limits(limits: Mapping[Any, int]) -> str:
         shown = "unlimited" if value < 0 else str(value)
         lines.append(f"{name:25} {shown:20} {shown:20} {unit:10}")
     return "\n".join(lines) + "\n"
-
-
-def _range(count: int) -> str:
-    return "0" if count == 1 else f"0-{count - 1}"

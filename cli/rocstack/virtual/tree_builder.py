@@ -50,8 +50,8 @@ class TreeBuilder:
         vendor, number = device.id.split(":")
         self._pci(home, device.id, klass, device.numa, pci_config(device.id, klass))
         self.put(home, {
-            "current_link_speed": f"{device.link.speed:.1f} GT/s PCIe", "current_link_width": device.link.width,
-            "max_link_speed": f"{device.link.max_speed:.1f} GT/s PCIe", "max_link_width": device.link.max_width,
+            "current_link_speed": f"{device.pcie.speed:.1f} GT/s PCIe", "current_link_width": device.width,
+            "max_link_speed": f"{device.pcie.speed:.1f} GT/s PCIe", "max_link_width": device.pcie.width,
             "modalias": f"pci:v0000{vendor.upper()}d0000{number.upper()}sv0000{vendor.upper()}sd0000{number.upper()}"
                         f"bc{klass >> 16:02X}sc{klass >> 8 & 255:02X}i{klass & 255:02X}",
             "uevent": f"DRIVER={driver}\nPCI_CLASS={klass:X}\nPCI_ID={device.id.upper()}\n"
@@ -89,15 +89,8 @@ class TreeBuilder:
         self.link(f"{PCI}/{home.rpartition('/')[2]}", home)
 
     def recording(self, host: str) -> Recording:
-        return Recording(
-            host=host,
-            files=self.files,
-            blobs=self.blobs,
-            links=self.links,
-            folders=tuple(self.folders),
-            devices=self.devices,
-            commands=self.commands,
-        )
+        folders = tuple(self.folders)
+        return Recording(host, self.files, self.blobs, self.links, folders, self.devices, self.commands)
 
 
 def pci_config(id: str, klass: int, buses: tuple[int, int, int] | None = None) -> bytes:

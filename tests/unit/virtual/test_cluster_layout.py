@@ -13,12 +13,11 @@ import yaml
 
 from rocstack.base.errors import CheckFailed, Missing
 from rocstack.virtual import access, cluster_layout, faults, model, node_image
-from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.cluster_layout import ClusterRequest
 
 MODEL = model.load("mi300x-thor2")
 NET = IPv4Network("10.213.7.0/24")
-HOSTS = [VirtualHost("n1", "10.213.7.11"), VirtualHost("n2", "10.213.7.12")]
+HOSTS = {"n1": "10.213.7.11", "n2": "10.213.7.12"}
 
 
 def test_nodes_get_fixed_addresses() -> None:
@@ -115,7 +114,7 @@ def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     assert public.startswith("ssh-ed25519 ")
     assert file.stat().st_mode & 0o777 == 0o600
     assert access.make_key(file, "a comment") == public
-    assert access.known_hosts([(HOSTS[0], public)]) == f"10.213.7.11 {' '.join(public.split()[:2])}\n"
+    assert access.known_hosts({"10.213.7.11": public}) == f"10.213.7.11 {' '.join(public.split()[:2])}\n"
 
 
 def test_without_ssh_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,8 @@ import pytest
 
 from rocstack.base.errors import CheckFailed
 from rocstack.virtual import access, model, node
-from rocstack.virtual.access import VirtualHost
 from rocstack.virtual.cluster_layout import LABEL, ClusterRequest
 
-HOST = VirtualHost("n1", "10.213.7.11")
 SAYS = {"node": "n1", "address": "10.213.7.11", "model": "m", "gpus": "8", "nics": "7", "faults": "a\nb"}
 LABELS = {f"{LABEL}.{key}": value for key, value in SAYS.items()}
 
@@ -41,15 +39,15 @@ def test_a_node_says_the_version_of_its_engine(
     docker_does: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs(tmp_path, monkeypatch, docker=docker_does, ssh='for last; do :; done; exec sh -c "$last"')
-    assert access.engine_version(tmp_path, HOST, 0.2, threading.Event()) == said
+    assert access.engine_version(tmp_path, "n1", 0.2, threading.Event()) == said
 
 
 def test_a_node_that_lets_nobody_in_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, ssh="exit 255")
-    assert access.engine_version(tmp_path, HOST, 0, threading.Event()) is None
+    assert access.engine_version(tmp_path, "n1", 0, threading.Event()) is None
     stop = threading.Event()
     stop.set()
-    assert access.engine_version(tmp_path, HOST, 3600, stop) is None, "nobody waits any more"
+    assert access.engine_version(tmp_path, "n1", 3600, stop) is None, "nobody waits any more"
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:

@@ -26,30 +26,6 @@ def slingshot_libraries(libraries: Sequence[Library]) -> dict[str, Library]:
     return {driver: max(several, key=_library_rank) for driver, several in by_driver.items() if several}
 
 
-def slingshot_misfits(image: ImageFacts, libraries: Sequence[Library]) -> Iterator[tuple[bool, str, str]]:
-    """What speaks against mounting them: whether that is certain or just not known, a sentence, the next step."""
-    own = slingshot_libraries(libraries)
-    for name in (SLINGSHOT_FILES[driver] for driver in ("libfabric", "cxi") if driver not in own):
-        yield True, f"no {name} on the host to mount", "install HPE's Slingshot host software"
-    for library in own.values():
-        wants, has = release_numbers(library.glibc), release_numbers(image.glibc)
-        if wants is None or has is None:
-            yield False, f"which glibc {library.path} or the image needs could not be read", ""
-        elif wants > has:
-            what = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
-            yield True, what, "build on a newer base"
-    if image.fabric is not None and "libfabric" in own:
-        library = own["libfabric"]
-        wants, has = release_numbers(image.fabric), release_numbers(library.fabric)
-        if wants is None:
-            yield False, "the image does not say which symbol versions RCCL's plugin needs", "build the image again"
-        elif has is None:
-            yield False, f"which symbol versions {library.path} has could not be read", ""
-        elif wants > has:
-            what = f"RCCL's plugin needs FABRIC_{image.fabric}, {library.path} has FABRIC_{library.fabric}"
-            yield True, what, "build on a stack with an older libfabric (Ubuntu 24.04 has 1.17)"
-
-
 def _library_rank(library: Library) -> tuple[bool, list[int], str]:
     """HPE's folders are called by the release: /opt/cray/libfabric/1.22.0."""
     return library.path.startswith("/opt/cray/"), list(map(int, re.findall(r"[0-9]+", library.path))), library.path
@@ -102,37 +78,30 @@ class GateVerdict:
 
 def judge(image: ImageFacts, node: NodeProfile) -> GateVerdict:
     """Whether `image` fits `node`."""
-    findings = _reasons(image, node)
+    findings = tuple(_reasons(image, node))
     results = {finding.result for finding in findings}
     result = UNFIT if UNFIT in results else FITS if results == {FITS} else UNKNOWN
-    prefix = next((finding.place for finding in findings if result == FITS), None)
-    return GateVerdict(node.name, image.name, result, tuple(findings), prefix, node.virtual)
+    prefix = findings[0].place if result == FITS else None
+    return GateVerdict(node.name, image.name, result, findings, prefix, node.virtual)
 
 
-def _reasons(image: ImageFacts, node: NodeProfile) -> list[GateFinding]:
+def _reasons(image: ImageFacts, node: NodeProfile) -> Iterator[GateFinding]:
+    unseen = unread_devices(node)
     if not image.nic:
-        return [GateFinding(UNKNOWN, "the image has no rocstack labels", "build it with `rocstack build`")]
-    if image.nic == TCP:
+        yield GateFinding(UNKNOWN, "the image has no rocstack labels", "build it with `rocstack build`")
+    elif image.nic == TCP:
         count = len(node.verbs)
         unused = f"{count} RDMA device{'s stay' if count > 1 else ' stays'} unused: the image is built for TCP"
-        return [GateFinding(FITS, unused if count else "no RDMA is used")]
-    if image.nic == SLINGSHOT:
-        return _cxi_reasons(image, node)
-    if not image.modules:
-        return [GateFinding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", REBUILD)]
-    unseen = unread_devices(node)
-    if unseen:
-        return [
-            GateFinding(UNKNOWN, f"there may be RDMA devices that could not be read: {unseen}", "probe again as root")
-        ]
-    devices, undriven = candidates(image, node)
-    if undriven:
-        unread = [
-            GateFinding(UNKNOWN, f"the driver of {', '.join(device.name for device in undriven)} could not be read")
-        ]
+        yield GateFinding(FITS, unused if count else "no RDMA is used")
+    elif image.nic == SLINGSHOT:
+        yield from _slingshot_reasons(image, node)
+    elif not image.modules:
+        yield GateFinding(UNKNOWN, f"the image does not say which drivers {image.nic} NICs have", REBUILD)
+    elif unseen:
+        what = f"there may be RDMA devices that could not be read: {unseen}"
+        yield GateFinding(UNKNOWN, what, "probe again as root")
     else:
-        unread = [] if devices else [_no_device(image, node)]
-    return [*unread, *_missing_device_nodes(devices), *_abi_reasons(image, node, devices)]
+        yield from _verbs_reasons(image, node)
 
 
 def unread_devices(node: NodeProfile) -> str:
@@ -176,63 +145,98 @@ def _cards(image: ImageFacts, node: NodeProfile) -> int:
     return sum(nic.device in image.pci or nic.nic == image.nic for nic in node.nics)
 
 
-def _cxi_reasons(image: ImageFacts, node: NodeProfile) -> list[GateFinding]:
+def _slingshot_reasons(image: ImageFacts, node: NodeProfile) -> Iterator[GateFinding]:
+    """Of the devices, and of the host's libraries, which are mounted."""
     if not node.cxi:
-        return [_no_cxi(image, node)]
-    findings = [GateFinding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")]
+        if any(item.what == "/dev" or item.what.startswith("/dev/cxi") for item in node.unread):
+            yield GateFinding(UNKNOWN, "/dev could not be read")
+        elif _cards(image, node):
+            yield GateFinding(UNFIT, "no /dev/cxi*", "load the Slingshot driver (cxi_ss1) on the host")
+        else:
+            yield _no_device(image, node)
+        return
+    yield GateFinding(FITS, f"{len(node.cxi)} Slingshot device{'s' if len(node.cxi) > 1 else ''}")
     if any(item.what == LIBRARIES for item in node.unread):
-        return [*findings, GateFinding(UNKNOWN, "whether the host's libfabric fits can't be read here")]
-    for certain, what, next_step in slingshot_misfits(image, node.libraries):
-        findings.append(GateFinding(UNFIT if certain else UNKNOWN, what, next_step))
-    return findings
+        yield GateFinding(UNKNOWN, "whether the host's libfabric fits can't be read here")
+        return
+    own = slingshot_libraries(node.libraries)
+    for name in (SLINGSHOT_FILES[driver] for driver in ("libfabric", "cxi") if driver not in own):
+        yield GateFinding(UNFIT, f"no {name} on the host to mount", "install HPE's Slingshot host software")
+    for library in own.values():
+        yield from _glibc_reasons(library, image, "build on a newer base")
+    if image.fabric is not None and "libfabric" in own:
+        library = own["libfabric"]
+        wants, has = release_numbers(image.fabric), release_numbers(library.fabric)
+        if wants is None:
+            what = "the image does not say which symbol versions RCCL's plugin needs"
+            yield GateFinding(UNKNOWN, what, REBUILD)
+        elif has is None:
+            yield GateFinding(UNKNOWN, f"which symbol versions {library.path} has could not be read")
+        elif wants > has:
+            what = f"RCCL's plugin needs FABRIC_{image.fabric}, {library.path} has FABRIC_{library.fabric}"
+            yield GateFinding(UNFIT, what, "build on a stack with an older libfabric (Ubuntu 24.04 has 1.17)")
 
 
-def _no_cxi(image: ImageFacts, node: NodeProfile) -> GateFinding:
-    if any(item.what == "/dev" or item.what.startswith("/dev/cxi") for item in node.unread):
-        return GateFinding(UNKNOWN, "/dev could not be read")
-    if _cards(image, node):
-        return GateFinding(UNFIT, "no /dev/cxi*", "load the Slingshot driver (cxi_ss1) on the host")
-    return _no_device(image, node)
+def _glibc_reasons(library: Library, image: ImageFacts, remedy: str) -> Iterator[GateFinding]:
+    """What speaks against mounting the host's library into the image."""
+    wants, has = release_numbers(library.glibc), release_numbers(image.glibc)
+    if wants is None or has is None:
+        yield GateFinding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read")
+    elif wants > has:
+        what = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
+        yield GateFinding(UNFIT, what, remedy)
 
 
-def _missing_device_nodes(devices: Sequence[Verbs]) -> list[GateFinding]:
-    """libibverbs drops a device without its device node silently."""
-    findings = []
-    lacking = [device for device in devices if not device.uverbs or device.device_node is False]
-    if lacking:
-        names = ", ".join(device.uverbs or device.name for device in lacking)
-        findings.append(GateFinding(UNFIT, f"no /dev/infiniband node for {names}", "`modprobe ib_uverbs` on the host"))
-    unseen = [device.name for device in devices if device.device_node is None]
+def _verbs_reasons(image: ImageFacts, node: NodeProfile) -> Iterator[GateFinding]:
+    devices, undriven = candidates(image, node)
+    if undriven:
+        names = ", ".join(device.name for device in undriven)
+        yield GateFinding(UNKNOWN, f"the driver of {names} could not be read")
+    elif not devices:
+        yield _no_device(image, node)
+    lacking = [device.uverbs or device.name for device in devices if not device.uverbs or device.device_node is False]
+    if lacking:  # libibverbs drops them silently
+        what = f"no /dev/infiniband node for {', '.join(lacking)}"
+        yield GateFinding(UNFIT, what, "`modprobe ib_uverbs` on the host")
+    unseen = ", ".join(device.name for device in devices if device.device_node is None)
     if unseen:
-        findings.append(GateFinding(UNKNOWN, f"whether {', '.join(unseen)} can be opened could not be read"))
-    return findings
-
-
-def _abi_reasons(image: ImageFacts, node: NodeProfile, devices: Sequence[Verbs]) -> list[GateFinding]:
-    """The kernel ABI of the node's devices: one, since one driver makes them."""
-    findings = []
-    unread = [device.name for device in devices if device.kernel_abi is None]
+        yield GateFinding(UNKNOWN, f"whether {unseen} can be opened could not be read")
+    unread = ", ".join(device.name for device in devices if device.kernel_abi is None)
     if unread:
-        findings.append(GateFinding(UNKNOWN, f"the kernel ABI of {', '.join(unread)} could not be read"))
+        yield GateFinding(UNKNOWN, f"the kernel ABI of {unread} could not be read")
     abis = sorted({device.kernel_abi for device in devices if device.kernel_abi is not None})
     if len(abis) > 1:
         which = ", ".join(map(str, abis))
-        findings.append(
-            GateFinding(UNFIT, f"its devices speak several kernel ABIs ({which})", "one driver for all cards")
-        )
-        return findings
-    return [*findings, *(finding for abi in abis for finding in _provider_reasons(image, node, abi))]
+        yield GateFinding(UNFIT, f"its devices speak several kernel ABIs ({which})", "one driver for all cards")
+    elif abis:
+        yield from _provider_reasons(image, node, abis[0])
 
 
-def _provider_reasons(image: ImageFacts, node: NodeProfile, abi: int) -> list[GateFinding]:
-    """Of the providers as they are in a container on that node."""
+def _provider_reasons(image: ImageFacts, node: NodeProfile, abi: int) -> Iterator[GateFinding]:
+    """Of the providers as they are in a container on that node. For way `host` the library is the node's own: it must
+    fit the image's libibverbs and libc."""
     drivers = {provider.driver for provider in image.providers}
     if len(drivers) != 1 or "" in drivers:
-        return [GateFinding(UNKNOWN, "the image does not say which provider it holds", REBUILD)]
-    findings: list[GateFinding] = []
-    providers = [_from_host(provider, image, node, findings) for provider in image.providers]
-    known = [provider for provider in providers if provider is not None]
-    return [*findings, _choose(image, known, abi)] if known else findings
+        yield GateFinding(UNKNOWN, "the image does not say which provider it holds", REBUILD)
+        return
+    known = []
+    for provider in image.providers:
+        if provider.way != HOST:
+            known.append(provider)
+            continue
+        library = mountable(node.libraries, provider.driver)
+        if library is not None:
+            yield from _glibc_reasons(library, image, "build without `--way host`")
+            span, private = library.kernel_abi, library.private_abi
+            span = span if span and 0 <= span[0] <= span[1] else None
+            known.append(replace(provider, path=None, version=library.version, private_abi=private, kernel_abi=span))
+        elif any(item.what == LIBRARIES for item in node.unread):
+            yield GateFinding(UNKNOWN, f"whether the host's {provider.driver} fits can't be read here")
+        else:
+            what = f"no {provider.driver} library on the host to mount"
+            yield GateFinding(UNFIT, what, "install the vendor's library there, or build without `--way host`")
+    if known:
+        yield _choose(image, known, abi)
 
 
 def _choose(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
@@ -274,31 +278,6 @@ def _outside(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) ->
 
 def _owner(provider: ImageProvider) -> str:
     return f"{'the host' if provider.way == HOST else 'the image'}'s {provider.driver}"
-
-
-def _from_host(
-    provider: ImageProvider, image: ImageFacts, node: NodeProfile, findings: list[GateFinding]
-) -> ImageProvider | None:
-    """For way `host` the library is the node's own: it must fit the image's libibverbs and libc."""
-    if provider.way != HOST:
-        return provider
-    library = mountable(node.libraries, provider.driver)
-    if library is None:
-        if any(item.what == LIBRARIES for item in node.unread):
-            findings.append(GateFinding(UNKNOWN, f"whether the host's {provider.driver} fits can't be read here"))
-            return None
-        what = f"no {provider.driver} library on the host to mount"
-        findings.append(GateFinding(UNFIT, what, "install the vendor's library there, or build without `--way host`"))
-        return None
-    wants, has = release_numbers(library.glibc), release_numbers(image.glibc)
-    if wants is None or has is None:
-        findings.append(GateFinding(UNKNOWN, f"which glibc {library.path} or the image needs could not be read"))
-    elif wants > has:
-        what = f"{library.path} needs glibc {library.glibc}, the image has {image.glibc}"
-        findings.append(GateFinding(UNFIT, what, "build without `--way host`"))
-    span = library.kernel_abi
-    known = span if span and 0 <= span[0] <= span[1] else None
-    return replace(provider, path=None, version=library.version, private_abi=library.private_abi, kernel_abi=known)
 
 
 def mountable(libraries: Iterable[Library], driver: str) -> Library | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import rdma_ports, sockets
-from .nic_settings import FabricSetting, NicSettings, condition_names, holds, missing_plugin
+from .nic_settings import NicSettings, condition_names, holds, missing_plugin
 from .profile import Affinity, NodeProfile, Port
 from .rdma_ports import ETHERNET, ExcludedPort, Hca, choose_ports
 
@@ -53,18 +53,6 @@ class Fabric:
         return {line.name: line.value for line in self.lines}
 
 
-class _Draft:
-    """Variables, notes and warnings while they come together."""
-
-    def __init__(self) -> None:
-        self.lines: dict[str, FabricVariable] = {}
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def set(self, name: str, value: str, reason: str, source: str = "") -> None:
-        self.lines[name] = FabricVariable(name, value, reason, source)
-
-
 def fabric(
     profile: NodeProfile,
     nic: NicSettings,
@@ -89,23 +77,20 @@ def fabric(
     """
     if dscp is not None and not 0 <= dscp <= 63:
         raise ValueError(f"DSCP {dscp}: it is a number from 0 to 63")
-    subnets = tuple(ipaddress.ip_network(subnet) for subnet in data_subnets)
-    hcas, excluded = choose_ports(profile, nic, subnets) if nic.provider else ((), ())
-    known = {**(versions or {}), **({PORTS: str(len(hcas))} if hcas else {})}
-    draft = _Draft()
-    _ports(draft, profile, nic, hcas, excluded)
-    _gid(draft, profile, hcas, known, subnets)
-    _traffic_class(draft, nic, hcas, dscp)
-    _settings(draft, nic.env, known)
+    draft = _Draft(profile, nic, tuple(map(ipaddress.ip_network, data_subnets)), versions or {})
+    draft.ports()
+    draft.gid()
+    draft.traffic_class(dscp)
+    draft.settings()
     draft.warnings += missing_plugin(nic, versions or {})
-    _sockets(draft, profile, nic, hcas, control_address)
-    _overrides(draft, overrides or {})
+    draft.sockets(control_address)
+    draft.override(overrides or {})
     return Fabric(
         node=profile.name,
         nic=nic.nic,
         lines=tuple(draft.lines.values()),
-        hcas=hcas,
-        excluded=excluded,
+        hcas=draft.hcas,
+        excluded=draft.excluded,
         affinity=tuple(sorted(profile.affinity, key=lambda link: (link.gpu, link.nic))),
         warnings=tuple(draft.warnings),
         notes=tuple(draft.notes),
@@ -117,190 +102,179 @@ def likely(profile: NodeProfile, known: Sequence[NicSettings]) -> NicSettings | 
     """The NIC profile that a node's own hardware suggests, where no image says: the one with the most usable ports,
     else one whose cards are there without verbs (Slingshot)."""
     ports = [(len(choose_ports(profile, nic)[0]), nic) for nic in known if nic.provider]
-    most = max((count for count, _ in ports), default=0)
+    most, best = max(ports, key=lambda each: each[0], default=(0, None))
     if most:
-        return next(nic for count, nic in ports if count == most)
+        return best
     cards = {card.nic for card in profile.nics if card.nic}
     return next((nic for nic in known if not nic.provider and nic.nic in cards), None)
 
 
-def _ports(
-    draft: _Draft, profile: NodeProfile, nic: NicSettings, hcas: Sequence[Hca], excluded: Sequence[ExcludedPort]
-) -> None:
-    draft.warnings += [f"{port.name} is left out: {port.why}" for port in excluded if port.matters]
-    if not nic.provider:
-        draft.warnings += sockets.missing_devices(profile, nic)
-        return
-    if not hcas:
-        draft.warnings.append(
-            f"no usable RDMA port, though the image is built for {nic.nic}: "
-            "RCCL would fall back to TCP silently, at about a tenth of the speed"
+class _Draft:
+    """Variables, notes and warnings of one node while they come together. `known` are the versions of the image's
+    parts and, where ports are used, how many."""
+
+    def __init__(
+        self,
+        profile: NodeProfile,
+        nic: NicSettings,
+        subnets: Sequence[rdma_ports.IpNetwork],
+        versions: Mapping[str, str],
+    ) -> None:
+        self.profile, self.nic, self.subnets = profile, nic, subnets
+        self.hcas, self.excluded = choose_ports(profile, nic, subnets) if nic.provider else ((), ())
+        self.known = {**versions, **({PORTS: str(len(self.hcas))} if self.hcas else {})}
+        self.lines: dict[str, FabricVariable] = {}
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def set(self, name: str, value: str, reason: str, source: str = "") -> None:
+        self.lines[name] = FabricVariable(name, value, reason, source)
+
+    def ports(self) -> None:
+        self.warnings += [f"{port.name} is left out: {port.why}" for port in self.excluded if port.matters]
+        if not self.nic.provider:
+            self.warnings += sockets.missing_devices(self.profile, self.nic)
+            return
+        if not self.hcas:
+            self.warnings.append(
+                f"no usable RDMA port, though the image is built for {self.nic.nic}: "
+                "RCCL would fall back to TCP silently, at about a tenth of the speed"
+            )
+            return
+        count = f"{len(self.hcas)} active port{'' if len(self.hcas) == 1 else 's'}"
+        self.set(
+            "NCCL_IB_HCA",
+            sockets.whole_names([hca.name for hca in self.hcas]),
+            f"the {count} of the data network in the order of their GPUs; '=' means whole names",
+            f"{NET_IB}; {NCCL_DOC}",
         )
-        return
-    draft.set(
-        "NCCL_IB_HCA",
-        sockets.whole_names([hca.name for hca in hcas]),
-        f"the {_count(len(hcas), 'active port')} of the data network in the order of their GPUs; '=' means whole names",
-        f"{NET_IB}; {NCCL_DOC}",
-    )
-    draft.set("NCCL_IB_DISABLE", "0", "RDMA ports are there; some launchers export 1, which means TCP", NCCL_DOC)
-    slow = sorted({hca.speed for hca in hcas if hca.speed})
-    if len(slow) > 1:
-        late = [hca.name for hca in hcas if hca.speed and hca.speed < slow[-1]]
-        draft.warnings.append(f"{', '.join(late)}: slower than {slow[-1]} Mb/s; look at the link, or exclude it")
-    mtus = sorted({hca.mtu for hca in hcas if hca.mtu})
-    if len(mtus) > 1:
-        draft.warnings.append(f"the ports' MTUs differ: {', '.join(map(str, mtus))}")
+        self.set("NCCL_IB_DISABLE", "0", "RDMA ports are there; some launchers export 1, which means TCP", NCCL_DOC)
+        fastest = max((hca.speed for hca in self.hcas if hca.speed), default=0)
+        late = [hca.name for hca in self.hcas if hca.speed and hca.speed < fastest]
+        if late:
+            self.warnings.append(f"{', '.join(late)}: slower than {fastest} Mb/s; look at the link, or exclude it")
+        mtus = sorted({hca.mtu for hca in self.hcas if hca.mtu})
+        if len(mtus) > 1:
+            self.warnings.append(f"the ports' MTUs differ: {', '.join(map(str, mtus))}")
 
-
-def _gid(
-    draft: _Draft,
-    profile: NodeProfile,
-    hcas: Sequence[Hca],
-    versions: Mapping[str, str],
-    subnets: Sequence[rdma_ports.IpNetwork],
-) -> None:
-    chosen = {hca.name: hca.gid for hca in hcas if hca.gid}
-    if not chosen:
-        if hcas:
-            draft.notes.append("InfiniBand: no GID index and no traffic class are needed")
-        return
-    family = next(iter(chosen.values())).family
-    if family == rdma_ports.LINK_LOCAL:
-        draft.warnings.append("the ports have link-local addresses only: they don't reach beyond one layer-2 network")
-    indexes = {hca.gid.index if hca.gid else None for hca in hcas}
-    if len(indexes) == 1:
-        index = str(next(iter(chosen.values())).index)
-        reason = f"{rdma_ports.ROCE_V2} with an {family} address: index {index} in the GID table of every port used"
-        draft.set("NCCL_IB_GID_INDEX", index, reason, NCCL_DOC)
-        draft.set("UCX_IB_GID_INDEX", index, reason, f"{UCX_CONFIG}/ib_md.c")
-        return
-    rows = ", ".join(f"{hca.name} {hca.gid.index if hca.gid else 'InfiniBand'}" for hca in hcas)
-    draft.notes.append(
-        f"NCCL_IB_GID_INDEX and UCX_IB_GID_INDEX are not set, since no one index is right everywhere: {rows}"
-    )
-    tables = {f"{device.name}:{port.number}": port for device in profile.verbs for port in device.ports}
-    _by_itself(draft, {name: (tables[name], gid) for name, gid in chosen.items()}, family, versions, subnets)
-
-
-def _by_itself(
-    draft: _Draft,
-    chosen: Mapping[str, tuple[Port, rdma_ports.GidChoice]],
-    family: str,
-    versions: Mapping[str, str],
-    subnets: Sequence[rdma_ports.IpNetwork],
-) -> None:
-    """RCCL and UCX choose per port; here is said what they go by, and whether they arrive at the same indexes."""
-    able = holds(f"rccl>={CHOOSES}", versions)
-    remedy = "give all ports the same index (one address each, added in the same order)"
-    if able is False:
-        draft.warnings.append(
-            f"RCCL {versions['rccl']} can't choose a GID per port and takes index 0 everywhere ({CHOOSES} of ROCm 6.3 "
-            f"is the first that can): {remedy}, or use ROCm 6.3 or newer"
+    def gid(self) -> None:
+        chosen = {hca.name: hca.gid for hca in self.hcas if hca.gid}
+        if not chosen:
+            if self.hcas:
+                self.notes.append("InfiniBand: no GID index and no traffic class are needed")
+            return
+        first = next(iter(chosen.values()))
+        if first.family == rdma_ports.LINK_LOCAL:
+            self.warnings.append(
+                "the ports have link-local addresses only: they don't reach beyond one layer-2 network"
+            )
+        if len({hca.gid.index if hca.gid else None for hca in self.hcas}) == 1:
+            row = f"index {first.index} in the GID table of every port used"
+            reason = f"{rdma_ports.ROCE_V2} with an {first.family} address: {row}"
+            self.set("NCCL_IB_GID_INDEX", str(first.index), reason, NCCL_DOC)
+            self.set("UCX_IB_GID_INDEX", str(first.index), reason, f"{UCX_CONFIG}/ib_md.c")
+            return
+        rows = ", ".join(f"{hca.name} {hca.gid.index if hca.gid else 'InfiniBand'}" for hca in self.hcas)
+        self.notes.append(
+            f"NCCL_IB_GID_INDEX and UCX_IB_GID_INDEX are not set, since no one index is right everywhere: {rows}"
         )
-        return
-    if able is None:
-        draft.warnings.append(
-            f"RCCL must be {CHOOSES} (ROCm 6.3) or newer to choose a GID per port; it is not known here"
+        tables = {f"{device.name}:{port.number}": port for device in self.profile.verbs for port in device.ports}
+        self._by_itself({name: (tables[name], gid.index) for name, gid in chosen.items()}, first.family)
+
+    def _by_itself(self, chosen: Mapping[str, tuple[Port, int]], family: str) -> None:
+        """RCCL and UCX choose per port; here is said what they go by, and whether they arrive at the same indexes."""
+        able = holds(f"rccl>={CHOOSES}", self.known)
+        remedy = "give all ports the same index (one address each, added in the same order)"
+        if able is False:
+            self.warnings.append(
+                f"RCCL {self.known['rccl']} can't choose a GID per port and takes index 0 everywhere ({CHOOSES} of "
+                f"ROCm 6.3 is the first that can): {remedy}, or use ROCm 6.3 or newer"
+            )
+            return
+        if able is None:
+            newer = f"RCCL must be {CHOOSES} (ROCm 6.3) or newer to choose a GID per port"
+            self.warnings.append(f"{newer}; it is not known here")
+        self.set("NCCL_IB_ROCE_VERSION_NUM", "2", "by it RCCL chooses each port's GID", NET_IB)
+        if family != rdma_ports.IPV4:
+            self.set("NCCL_IB_ADDR_FAMILY", "AF_INET6", "the data network has no IPv4 addresses", NET_IB)
+
+        def others(own: Callable[..., int], *how: object) -> str:
+            rows = ((name, own(port, *how), index) for name, (port, index) in chosen.items())
+            return ", ".join(f"{name} {row} instead of {index}" for name, row, index in rows if row != index)
+
+        subnets = [each for each in self.subnets if (each.version == 4) == (family == rdma_ports.IPV4)]
+        texts = {subnet: others(rdma_ports.rccl_gid, family, subnet) for subnet in (None, *subnets)}
+        right = [subnet for subnet, text in texts.items() if not text]
+        if not right:
+            last = list(texts.values())[-1]
+            self.warnings.append(f"RCCL would choose other GID indexes by itself ({last}): {remedy}")
+        elif right[0]:
+            self.set("NCCL_IB_ADDR_RANGE", str(right[0]), "without it RCCL would choose other addresses", NET_IB)
+        by_ucx = others(rdma_ports.ucx_gid)
+        if by_ucx:
+            self.warnings.append(f"UCX would choose other GID indexes by itself ({by_ucx}): {remedy}")
+
+    def traffic_class(self, dscp: int | None) -> None:
+        if not any(hca.link_layer == ETHERNET for hca in self.hcas):
+            return
+        value, source = (self.nic.dscp, self.nic.dscp_source or "") if dscp is None else (dscp, "set by rocstack.yml")
+        if value is None:
+            unset = f"NCCL_IB_TC is not set: NIC profile {self.nic.nic} names no DSCP"
+            self.notes.append(f"{unset}; set `dscp` to the one the switches protect")
+            return
+        reason = f"DSCP {value} x 4, the byte in the IP header by which NIC and switch know RoCE traffic"
+        self.set("NCCL_IB_TC", str(value * 4), reason, source)
+        self.set("UCX_IB_TRAFFIC_CLASS", str(value * 4), "as NCCL_IB_TC", f"{UCX_CONFIG}/ib_iface.c")
+
+    def settings(self) -> None:
+        for name in dict.fromkeys(setting.name for setting in self.nic.env):
+            same = [setting for setting in self.nic.env if setting.name == name]
+            first = next((setting for setting in same if holds(setting.when, self.known)), None)
+            if first:
+                self.set(name, first.value, first.why, first.source)
+                continue
+            whens = [setting.when for setting in same if setting.when]
+            parts = dict.fromkeys(part for when in whens for part in condition_names(when))
+            if PORTS in parts and PORTS not in self.known:  # said already
+                continue
+            have = ", ".join(f"{part} is {self.known.get(part, 'not known')}" for part in parts)
+            self.notes.append(f"{name} is not set: it is for {' or '.join(whens)} ({have})")
+
+    def sockets(self, control_address: str | None) -> None:
+        netdev, why = sockets.control_device(self.profile, control_address)
+        data = () if self.nic.provider or not self.nic.modules else sockets.nic_devices(self.profile, self.nic)
+        if data:
+            reason = f"the node's {self.nic.nic} network devices"
+            self.set("NCCL_SOCKET_IFNAME", sockets.whole_names(data), reason, NCCL_DOC)
+        elif netdev:
+            self.set("NCCL_SOCKET_IFNAME", sockets.whole_names([netdev]), why, NCCL_DOC)
+        if not netdev:
+            self.warnings.append(
+                f"no network device was chosen for sockets: {why}; RCCL and Gloo take the first they find"
+            )
+            return
+        self.set("GLOO_SOCKET_IFNAME", netdev, why, "PyTorch, ProcessGroupGloo: whole names, no '='")
+        names = ",".join(dict.fromkeys([*(hca.name for hca in self.hcas), *data, netdev]))
+        source = "UCX, ucx_info -f: a list of <device>:<port> or <netdev>"
+        why = (
+            "the same ports, and the sockets' device for the first contact" if self.hcas else "no other device is used"
         )
-    draft.set("NCCL_IB_ROCE_VERSION_NUM", "2", "by it RCCL chooses each port's GID", NET_IB)
-    if family != rdma_ports.IPV4:
-        draft.set("NCCL_IB_ADDR_FAMILY", "AF_INET6", "the data network has no IPv4 addresses", NET_IB)
-    ranges: list[rdma_ports.IpNetwork | None] = [
-        None,
-        *(s for s in subnets if (s.version == 4) == (family == rdma_ports.IPV4)),
-    ]
-    wrong: dict[str, int] = {}
-    for subnet in ranges:
-        own = {name: rdma_ports.rccl_gid(port, family, subnet) for name, (port, _) in chosen.items()}
-        wrong = {name: own[name] for name, (_, gid) in chosen.items() if own[name] != gid.index}
-        if not wrong:
-            if subnet:
-                draft.set("NCCL_IB_ADDR_RANGE", str(subnet), "without it RCCL would choose other addresses", NET_IB)
-            break
-    else:
-        texts = (f"{name} {row} instead of {chosen[name][1].index}" for name, row in wrong.items())
-        draft.warnings.append(f"RCCL would choose other GID indexes by itself ({', '.join(texts)}): {remedy}")
-    texts = (
-        f"{name} {rdma_ports.ucx_gid(port)} instead of {gid.index}"
-        for name, (port, gid) in chosen.items()
-        if rdma_ports.ucx_gid(port) != gid.index
-    )
-    others = ", ".join(texts)
-    if others:
-        draft.warnings.append(f"UCX would choose other GID indexes by itself ({others}): {remedy}")
+        self.set("UCX_NET_DEVICES", names, why, source)
 
-
-def _traffic_class(draft: _Draft, nic: NicSettings, hcas: Sequence[Hca], dscp: int | None) -> None:
-    if not any(hca.link_layer == ETHERNET for hca in hcas):
-        return
-    value, source = (nic.dscp, nic.dscp_source or "") if dscp is None else (dscp, "set by rocstack.yml")
-    if value is None:
-        draft.notes.append(
-            f"NCCL_IB_TC is not set: NIC profile {nic.nic} names no DSCP; set `dscp` to the one the switches protect"
-        )
-        return
-    reason = f"DSCP {value} x 4, the byte in the IP header by which NIC and switch know RoCE traffic"
-    draft.set("NCCL_IB_TC", str(value * 4), reason, source)
-    draft.set("UCX_IB_TRAFFIC_CLASS", str(value * 4), "as NCCL_IB_TC", f"{UCX_CONFIG}/ib_iface.c")
-
-
-def _settings(draft: _Draft, settings: Sequence[FabricSetting], versions: Mapping[str, str]) -> None:
-    for name in dict.fromkeys(setting.name for setting in settings):
-        same = [setting for setting in settings if setting.name == name]
-        first = next((setting for setting in same if holds(setting.when, versions)), None)
-        if first:
-            draft.set(name, first.value, first.why, first.source)
-            continue
-        whens = [setting.when for setting in same if setting.when]
-        part_names = dict.fromkeys(part for when in whens for part in condition_names(when))
-        if PORTS in part_names and PORTS not in versions:  # said already
-            continue
-        have = ", ".join(f"{part} is {versions.get(part, 'not known')}" for part in part_names)
-        draft.notes.append(f"{name} is not set: it is for {' or '.join(whens)} ({have})")
-
-
-def _sockets(
-    draft: _Draft, profile: NodeProfile, nic: NicSettings, hcas: Sequence[Hca], control_address: str | None
-) -> None:
-    netdev, why = sockets.control_device(profile, control_address)
-    data = () if nic.provider or not nic.modules else sockets.nic_devices(profile, nic)
-    if data:
-        draft.set("NCCL_SOCKET_IFNAME", sockets.whole_names(data), f"the node's {nic.nic} network devices", NCCL_DOC)
-    elif netdev:
-        draft.set("NCCL_SOCKET_IFNAME", sockets.whole_names([netdev]), why, NCCL_DOC)
-    if netdev:
-        draft.set("GLOO_SOCKET_IFNAME", netdev, why, "PyTorch, ProcessGroupGloo: whole names, no '='")
-    else:
-        draft.warnings.append(
-            f"no network device was chosen for sockets: {why}; RCCL and Gloo take the first they find"
-        )
-    devices = [*(hca.name for hca in hcas), *data, *([netdev] if netdev and netdev not in data else [])]
-    if netdev and devices:
-        reason = "the same ports, and the sockets' device for the first contact" if hcas else "no other device is used"
-        draft.set(
-            "UCX_NET_DEVICES", ",".join(devices), reason, "UCX, ucx_info -f: a list of <device>:<port> or <netdev>"
-        )
-
-
-def _overrides(draft: _Draft, overrides: Mapping[str, str | None]) -> None:
-    for name, value in overrides.items():
-        if not _NAME.fullmatch(name) or (value is not None and not value.isprintable()):
-            raise ValueError(f"{name!r} = {value!r} is no environment variable of one line")
-        before = draft.lines.get(name)
-        was = f"; computed was {before.value}: {before.reason}" if before else ""
-        if value is not None:
-            draft.set(name, value, "set by rocstack.yml" + was)
-        elif draft.lines.pop(name, None):
-            draft.notes.append(f"{name} is not set, as rocstack.yml says{was}")
-    if "NCCL_IB_HCA" in overrides:
-        draft.notes.append("GID index and UCX_NET_DEVICES were computed for the ports that rocstack chose")
-    if "NCCL_IB_TC" in overrides:
-        draft.notes.append("UCX_IB_TRAFFIC_CLASS does not follow NCCL_IB_TC; `dscp` sets both")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    def override(self, overrides: Mapping[str, str | None]) -> None:
+        for name, value in overrides.items():
+            if not _NAME.fullmatch(name) or (value is not None and not value.isprintable()):
+                raise ValueError(f"{name!r} = {value!r} is no environment variable of one line")
+            before = self.lines.get(name)
+            was = f"; computed was {before.value}: {before.reason}" if before else ""
+            if value is not None:
+                self.set(name, value, "set by rocstack.yml" + was)
+            elif self.lines.pop(name, None):
+                self.notes.append(f"{name} is not set, as rocstack.yml says{was}")
+        if "NCCL_IB_HCA" in overrides:
+            self.notes.append("GID index and UCX_NET_DEVICES were computed for the ports that rocstack chose")
+        if "NCCL_IB_TC" in overrides:
+            self.notes.append("UCX_IB_TRAFFIC_CLASS does not follow NCCL_IB_TC; `dscp` sets both")
 
 
 ENV_PATH = "/etc/rocstack/fabric.env"

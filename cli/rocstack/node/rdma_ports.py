@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Union
 
 from .nic_settings import NicSettings
-from .profile import Gid, Netdev, NodeProfile, Port, Verbs
+from .profile import NodeProfile, Port, Verbs
 from .recording import natural_key
 
 IpAddress = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]  # noqa: UP007 (evaluated on Python 3.8)
@@ -78,17 +78,22 @@ def usable_gids(
 
 def rccl_gid(port: Port, family: str, subnet: IpNetwork | None = None) -> int:
     """The row that RCCL from 2.21 on takes while NCCL_IB_GID_INDEX is unset: ncclIbGetGidIndex of net_ib.cc, with
-    NCCL_IB_ROCE_VERSION_NUM=2, NCCL_IB_ADDR_FAMILY by `wanted` and NCCL_IB_ADDR_RANGE by `subnet`."""
-    table = {row.index: row for row in port.gids}
+    NCCL_IB_ROCE_VERSION_NUM=2, NCCL_IB_ADDR_FAMILY by `family` and NCCL_IB_ADDR_RANGE by `subnet`."""
+    types = {row.index: row.type for row in port.gids}
+    addresses = {row.index: gid_address(row.gid) for row in port.gids}
+
+    def is_ipv4(index: int) -> bool:
+        return isinstance(addresses.get(index), ipaddress.IPv4Address)
+
+    def is_v2(index: int) -> bool:
+        address = addresses.get(index)
+        return types.get(index) == ROCE_V2 and address is not None and address_family(address) != LINK_LOCAL
+
     current = 0
-    for index in range(1, max(table, default=0) + 1):
-        have, candidate = table.get(current), table.get(index)
-        fits = subnet is None or (candidate is not None and _within(gid_address(candidate.gid), [subnet]))
-        if _is_ipv4(candidate) != (family == IPV4) or not fits:
+    for index in range(1, max(types, default=0) + 1):
+        if is_ipv4(index) != (family == IPV4) or (subnet and not _within(addresses.get(index), [subnet])):
             continue
-        improves = have is None or have.type != ROCE_V2 or not _valid(have)
-        v2 = candidate is not None and candidate.type == ROCE_V2 and _valid(candidate)
-        if _is_ipv4(candidate) != _is_ipv4(have) or (v2 and improves):
+        if is_ipv4(index) != is_ipv4(current) or (is_v2(index) and not is_v2(current)):
             current = index
     return current
 
@@ -101,15 +106,6 @@ def ucx_gid(port: Port) -> int:
 
 def _within(address: IpAddress | None, subnets: Sequence[IpNetwork]) -> bool:
     return address is not None and any(address.version == subnet.version and address in subnet for subnet in subnets)
-
-
-def _is_ipv4(row: Gid | None) -> bool:
-    return row is not None and isinstance(gid_address(row.gid), ipaddress.IPv4Address)
-
-
-def _valid(row: Gid | None) -> bool:
-    address = gid_address(row.gid) if row else None
-    return address is not None and address_family(address) != LINK_LOCAL
 
 
 LISTABLE = re.compile(r"[A-Za-z0-9._-]+")  # a name that RCCL's and UCX's lists, which know ',' ':' '=' '^', can hold
@@ -148,10 +144,12 @@ class ExcludedPort:
 @dataclass(frozen=True)
 class _Candidate:
     hca: Hca
-    table: Port
     rows: tuple[GidChoice, ...]
     rail: bool
     bases: tuple[str, ...]  # its network devices
+
+    def of_family(self, family: str) -> list[GidChoice]:
+        return [row for row in self.rows if row.family == family and self.hca.link_layer == ETHERNET]
 
 
 def choose_ports(
@@ -159,29 +157,51 @@ def choose_ports(
 ) -> tuple[tuple[Hca, ...], tuple[ExcludedPort, ...]]:
     """The ports to use, in the order of the GPUs they are nearest to, and the rest with its reasons."""
     out: list[ExcludedPort] = []
-    candidates: list[_Candidate] = []
-    for device in sorted(profile.verbs, key=lambda device: natural_key(device.name)):
-        for port in sorted(device.ports, key=lambda port: port.number):
-            candidate = _candidate(profile, device, port, subnets)
+    left: list[_Candidate] = []
+
+    def drop(without: Sequence[_Candidate], why: str) -> None:
+        for candidate in without:
+            near = candidate.hca.gpus
+            lost = f"; GPU {', '.join(map(str, near))} has no nearer one" if near else ""
+            out.append(ExcludedPort(candidate.hca.name, why + lost, bool(near)))
+        left[:] = [candidate for candidate in left if candidate not in without]
+
+    for device in profile.verbs:
+        for port in device.ports:
+            left.append(_candidate(profile, device, port, subnets))
             why = _unusable(profile, nic, device, port)
             if why:
-                out.append(_exclude(candidate, why))
-            else:
-                candidates.append(candidate)
-    for step in (_by_address, _by_default_route, _by_speed, _by_family):
-        candidates, dropped = step(profile, candidates, subnets)
-        out += dropped
+                drop(left[-1:], why)
+    where = f" in {', '.join(map(str, subnets))}" if subnets else " on its own network device"
+    drop([c for c in left if not c.rows and c.hca.link_layer == ETHERNET], f"no {ROCE_V2} GID{where}")
+    # A card that leads out of the cluster is for management, where there are others and no GPU sits beside it.
+    defaults = sorted((route.metric, route.netdev) for route in profile.routes if route.to == "0.0.0.0/0")
+    leading = {netdev for _, netdev in defaults[:1]}
+    leading |= {netdev.name for netdev in profile.netdevs if netdev.master in leading}
+    leads = [c for c in left if leading.intersection(c.bases) and not c.rail]
+    if len(leads) < len(left):
+        names = ", ".join(sorted(leading.intersection(name for c in leads for name in c.bases)))
+        drop(leads, f"holds the default route ({names}): management")
+    # A slower card is for management, unless a GPU sits beside it: then its link is what is wrong.
+    fastest = max((c.hca.speed for c in left if c.hca.speed), default=0)
+    slow = [c for c in left if c.hca.speed and c.hca.speed < fastest and not c.rail]
+    drop(slow, f"slower than the fastest ({fastest} Mb/s): management")
+    # All of a node's RoCE ports speak the same family, the best one that any of them has.
+    ethernet = [c for c in left if c.hca.link_layer == ETHERNET]
+    best = min((row.family for c in ethernet for row in c.rows), key=FAMILIES.index, default=IPV4)
+    without = [c for c in ethernet if not c.of_family(best)]
+    drop(without, f"no {ROCE_V2} GID with an {best} address, which the other ports have")
     hcas = sorted(
-        (c.hca for c in candidates), key=lambda hca: (not hca.gpus, hca.gpus, natural_key(hca.device), hca.port)
+        (replace(c.hca, gid=next(iter(c.of_family(best)), None)) for c in left),
+        key=lambda hca: (not hca.gpus, hca.gpus, natural_key(hca.device), hca.port),
     )
     out += [ExcludedPort(hca.name, f"RCCL knows {MOST_PORTS} ports at most", True) for hca in hcas[MOST_PORTS:]]
-    return tuple(hcas[:MOST_PORTS]), tuple(
-        sorted(out, key=lambda excluded: natural_key(excluded.name.replace(":", " ")))
-    )
+    excluded = sorted(out, key=lambda port: natural_key(port.name.replace(":", " ")))
+    return tuple(hcas[:MOST_PORTS]), tuple(excluded)
 
 
 def _candidate(profile: NodeProfile, device: Verbs, port: Port, subnets: Sequence[IpNetwork]) -> _Candidate:
-    known = _netdevs(profile)
+    known = {netdev.name: netdev for netdev in profile.netdevs}
     vlans = [name for name, netdev in known.items() if netdev.kind == "vlan"]
     bases = tuple(name for name in device.netdevs if name not in vlans)
     rows = tuple(usable_gids(port, bases, vlans, subnets))
@@ -197,93 +217,26 @@ def _candidate(profile: NodeProfile, device: Verbs, port: Port, subnets: Sequenc
         mtu=netdev.mtu if netdev else None,
         gpus=tuple(sorted({link.gpu for link in near})),
     )
-    return _Candidate(hca, port, rows, any(link.via == OWN_GPU for link in near), bases)
-
-
-def _exclude(candidate: _Candidate, why: str) -> ExcludedPort:
-    near = candidate.hca.gpus
-    lost = f"; GPU {', '.join(map(str, near))} has no nearer one" if near else ""
-    return ExcludedPort(candidate.hca.name, why + lost, bool(near))
+    return _Candidate(hca, rows, any(link.via == OWN_GPU for link in near), bases)
 
 
 def _unusable(profile: NodeProfile, nic: NicSettings, device: Verbs, port: Port) -> str | None:
     """What rules a port out by itself."""
-    known = _netdevs(profile)
     if not LISTABLE.fullmatch(device.name):
         return "its name holds characters that a list of devices can't"
-    if not _belongs(profile, nic, device):
+    by_card = any(
+        card.device in nic.pci and (card.verbs == device.name or card.pci == device.pci is not None)
+        for card in profile.nics
+    )
+    if not (by_card if device.driver is None else device.driver in nic.modules):
         return f"driver {device.driver or 'unknown'}: not of the image's NIC profile, {nic.nic}"
+    known = {netdev.name: netdev for netdev in profile.netdevs}
     own = [known[name] for name in device.netdevs if name in known]
     masters = [known[netdev.master] for netdev in own if netdev.master and netdev.master in known]
-    bonded = any(netdev.kind == "bond" for netdev in [*own, *masters])
-    if "bond" in device.name or bonded:
+    if "bond" in device.name or any(netdev.kind == "bond" for netdev in [*own, *masters]):
         return "a bond; if it is the data network, name it in NCCL_IB_HCA"
     if device.device_node is False:
         return f"no /dev/infiniband/{device.uverbs or 'uverbs*'}: `modprobe ib_uverbs`"
     if port.state != "ACTIVE":
         return f"port is {port.state}" if port.state else "the port's state could not be read"
     return None
-
-
-def _belongs(profile: NodeProfile, nic: NicSettings, device: Verbs) -> bool:
-    if device.driver is not None:
-        return device.driver in nic.modules
-    return any(
-        card.device in nic.pci and (card.verbs == device.name or card.pci == device.pci is not None)
-        for card in profile.nics
-    )
-
-
-def _by_address(
-    _: NodeProfile, candidates: list[_Candidate], subnets: Sequence[IpNetwork]
-) -> tuple[list[_Candidate], list[ExcludedPort]]:
-    why = f"no {ROCE_V2} GID" + (f" in {', '.join(map(str, subnets))}" if subnets else " on its own network device")
-    return _split(candidates, [c for c in candidates if not c.rows and c.hca.link_layer == ETHERNET], why)
-
-
-def _by_default_route(
-    profile: NodeProfile, candidates: list[_Candidate], _: Sequence[IpNetwork]
-) -> tuple[list[_Candidate], list[ExcludedPort]]:
-    """A card that leads out of the cluster is for management, where there are others and no GPU sits beside it."""
-    defaults = sorted((r.metric, r.netdev) for r in profile.routes if r.to == "0.0.0.0/0")
-    out = {defaults[0][1]} if defaults else set()
-    out |= {netdev.name for netdev in profile.netdevs if netdev.master in out and netdev.master is not None}
-    leads = [c for c in candidates if out & set(c.bases) and not c.rail]
-    names = ", ".join(sorted(out & {name for c in leads for name in c.bases}))
-    return _split(
-        candidates, leads if len(leads) < len(candidates) else [], f"holds the default route ({names}): management"
-    )
-
-
-def _by_speed(
-    _: NodeProfile, candidates: list[_Candidate], __: Sequence[IpNetwork]
-) -> tuple[list[_Candidate], list[ExcludedPort]]:
-    """A slower card is for management, unless a GPU sits beside it: then its link is what is wrong."""
-    fastest = max((c.hca.speed for c in candidates if c.hca.speed), default=0)
-    slow = [c for c in candidates if c.hca.speed and c.hca.speed < fastest and not c.rail]
-    return _split(candidates, slow, f"slower than the fastest ({fastest} Mb/s): management")
-
-
-def _by_family(
-    _: NodeProfile, candidates: list[_Candidate], __: Sequence[IpNetwork]
-) -> tuple[list[_Candidate], list[ExcludedPort]]:
-    """All of a node's RoCE ports speak the same family, the best one that any of them has."""
-    families = {row.family for c in candidates if c.hca.link_layer == ETHERNET for row in c.rows}
-    best = min(families, key=FAMILIES.index, default=IPV4)
-    without = [c for c in candidates if c.hca.link_layer == ETHERNET and not _family_gids(c, best)]
-    kept, dropped = _split(candidates, without, f"no {ROCE_V2} GID with an {best} address, which the other ports have")
-    return [replace(c, hca=replace(c.hca, gid=next(iter(_family_gids(c, best)), None))) for c in kept], dropped
-
-
-def _family_gids(candidate: _Candidate, family: str) -> list[GidChoice]:
-    return [row for row in candidate.rows if row.family == family and candidate.hca.link_layer == ETHERNET]
-
-
-def _split(
-    candidates: list[_Candidate], without: list[_Candidate], why: str
-) -> tuple[list[_Candidate], list[ExcludedPort]]:
-    return [c for c in candidates if c not in without], [_exclude(c, why) for c in without]
-
-
-def _netdevs(profile: NodeProfile) -> Mapping[str, Netdev]:
-    return {netdev.name: netdev for netdev in profile.netdevs}

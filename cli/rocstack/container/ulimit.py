@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from rocstack.node.limits import RLIMIT_NUMBERS, UNLIMITED, limit_note
+from rocstack.node.limits import LIMITS, UNLIMITED, limit_note
 
 if TYPE_CHECKING:
     from rocstack.container.host import Host
@@ -30,8 +30,8 @@ def parse_limit(value: Any) -> str:
 
 
 def _known(name: Any) -> Any:
-    if name not in RLIMIT_NUMBERS:
-        raise ValueError(f"no limit {name!r}; known: {', '.join(sorted(RLIMIT_NUMBERS))}")
+    if name not in LIMITS:
+        raise ValueError(f"no limit {name!r}; known: {', '.join(sorted(LIMITS))}")
     return name
 
 

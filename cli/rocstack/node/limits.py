@@ -7,30 +7,23 @@ from collections.abc import Iterable
 
 UNLIMITED = -1
 CAP_SYS_RESOURCE = 24  # raises a hard limit (capabilities(7))
+# By docker's name: the RLIMIT_* number of Linux, which is how runc names a limit that it could not set, and the
+# title of its row in /proc/PID/limits.
 LIMITS = {
-    "Max cpu time": "cpu",
-    "Max file size": "fsize",
-    "Max data size": "data",
-    "Max stack size": "stack",
-    "Max core file size": "core",
-    "Max resident set": "rss",
-    "Max processes": "nproc",
-    "Max open files": "nofile",
-    "Max locked memory": "memlock",
-    "Max file locks": "locks",
-    "Max pending signals": "sigpending",
-    "Max msgqueue size": "msgqueue",
-    "Max nice priority": "nice",
-    "Max realtime priority": "rtprio",
-    "Max realtime timeout": "rttime",
-}
+    "cpu": (0, "Max cpu time"), "fsize": (1, "Max file size"), "data": (2, "Max data size"),
+    "stack": (3, "Max stack size"), "core": (4, "Max core file size"), "rss": (5, "Max resident set"),
+    "nproc": (6, "Max processes"), "nofile": (7, "Max open files"), "memlock": (8, "Max locked memory"),
+    "locks": (10, "Max file locks"), "sigpending": (11, "Max pending signals"), "msgqueue": (12, "Max msgqueue size"),
+    "nice": (13, "Max nice priority"), "rtprio": (14, "Max realtime priority"), "rttime": (15, "Max realtime timeout"),
+}  # fmt: skip
 
 
 def hard_limits(table: str) -> dict[str, int]:
     """From /proc/PID/limits: columns limit (26 wide), soft, hard, unit. What is no number is left out."""
+    names = {title: name for name, (_, title) in LIMITS.items()}
     limits = {}
     for line in table.splitlines():
-        name, values = LIMITS.get(line[:26].strip()), line[26:].split()
+        name, values = names.get(line[:26].strip()), line[26:].split()
         if name and len(values) > 1 and (values[1] == "unlimited" or (values[1].isdecimal() and len(values[1]) < 21)):
             limits[name] = UNLIMITED if values[1] == "unlimited" else int(values[1])
     return limits
@@ -53,11 +46,6 @@ def pairs(lines: Iterable[str]) -> dict[str, str]:
     return {words[0].rstrip(":"): words[1] for words in rows if len(words) == 2}
 
 
-# RLIMIT_* numbers of Linux, which is how runc names a limit that it could not set.
-RLIMIT_NUMBERS = {
-    "cpu": 0, "fsize": 1, "data": 2, "stack": 3, "core": 4, "rss": 5, "nproc": 6, "nofile": 7, "memlock": 8,
-    "locks": 10, "sigpending": 11, "msgqueue": 12, "nice": 13, "rtprio": 14, "rttime": 15,
-}  # fmt: skip
 _NEEDS = {
     "memlock": "RoCE and InfiniBand pin memory and need it unlimited (IPC_LOCK exempts only root in the"
     " container): start the engine with LimitMEMLOCK=infinity",
@@ -77,7 +65,7 @@ def refused_ulimit(stderr: str) -> str | None:
     runc: `error setting rlimit type 8: operation not permitted`; crun: ``setrlimit `RLIMIT_MEMLOCK` ``.
     """
     if number := re.search(r"setting rlimit type (\d+)", stderr):
-        return next((name for name, known in RLIMIT_NUMBERS.items() if known == int(number[1])), None)
+        return next((name for name, (known, _) in LIMITS.items() if known == int(number[1])), None)
     if word := re.search(r"setrlimit `?RLIMIT_([A-Z]+)`?", stderr):
-        return word[1].lower() if word[1].lower() in RLIMIT_NUMBERS else None
+        return word[1].lower() if word[1].lower() in LIMITS else None
     return None

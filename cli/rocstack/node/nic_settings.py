@@ -77,18 +77,15 @@ def holds(when: str | None, versions: Mapping[str, str]) -> bool | None:
         ValueError: not such conditions.
     """
     answer: bool | None = True
-    for part in (when or "").split(",") if when else ():
+    for part in when.split(",") if when else ():
         match = _CONDITION.fullmatch(part.strip())
         if not match:
             raise ValueError(f"'{part.strip()}' is no condition; write a name, or as in rocm>=7.2.1")
         name, how, bound = match.groups()
-        if how is None:
-            one: bool | None = name in versions
-        else:
-            one = _compare(versions.get(name), how, bound)
+        one = _compare(versions.get(name, ""), how, bound) if how else name in versions
         if one is False:
             return False
-        answer = None if one is None else answer
+        answer = answer if one else None
     return answer
 
 
@@ -103,11 +100,11 @@ def missing_plugin(nic: NicSettings, versions: Mapping[str, str]) -> list[str]:
 
 def condition_names(when: str) -> list[str]:
     """The names that the conditions speak of."""
-    return [match.group(1) for match in _CONDITION.finditer(when) if match.group(1)]
+    return [match[1] for match in _CONDITION.finditer(when)]
 
 
-def _compare(version: str | None, how: str, bound: str) -> bool | None:
-    have, want = version_numbers(version or ""), version_numbers(bound)
+def _compare(version: str, how: str, bound: str) -> bool | None:
+    have, want = _numbers(version), _numbers(bound)
     if not have:
         return None
     length = max(len(have), len(want))
@@ -115,7 +112,7 @@ def _compare(version: str | None, how: str, bound: str) -> bool | None:
     return {">=": left >= right, "<=": left <= right, "==": left == right, ">": left > right, "<": left < right}[how]
 
 
-def version_numbers(version: str) -> list[int]:
+def _numbers(version: str) -> list[int]:
     """7.2.1 of `7.2.1-43~24.04`; nothing where it doesn't begin with a number."""
     match = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
-    return [int(part) for part in match.group(1).split(".")] if match else []
+    return [int(part) for part in match[1].split(".")] if match else []

@@ -25,7 +25,6 @@ from .gate import FITS, LIBRARIES, SLINGSHOT, SLINGSHOT_FILES, UNFIT, UNKNOWN, G
 from .image_facts import MANIFEST, ImageFacts, ImageProvider, from_manifest
 from .nic_settings import NicSettings
 from .parse import parse
-from .parse_cards import NicKind
 from .profile import NodeProfile, Unread
 from .rdma_check import RdmaCheck, check_devices, check_rdma, unloadable
 from .recording import Recording
@@ -77,8 +76,7 @@ def read_nics() -> list[NicSettings]:
 
 
 def read_node() -> NodeProfile:
-    kinds = [NicKind(name=each.nic, pci=each.pci, modules=each.modules, provider=each.provider) for each in read_nics()]
-    node = parse(Recording.from_dict(collect("/", run=False, libraries=False)), kinds)
+    node = parse(Recording.from_dict(collect("/", run=False, libraries=False)), read_nics())
     return replace(node, unread=(*node.unread, Unread(LIBRARIES, "the image has its own")))
 
 

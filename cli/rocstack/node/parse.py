@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from .limits import hard_limits
-from .parse_cards import NicKind, affinity, gpus, module_version, nics
+from .nic_settings import NicSettings
+from .parse_cards import affinity, gpus, module_version, nics
 from .parse_libraries import ReadLibrary, driver_files, libraries, package_versions
 from .parse_network import addresses, netdevs, routes, verbs
 from .profile import SCHEMA, NodeProfile, System, Unread
@@ -146,8 +147,8 @@ def _clock(text: str) -> float | None:
     return clock if math.isfinite(clock) else None
 
 
-def parse(rec: Recording, kinds: Sequence[NicKind] = (), read_library: ReadLibrary | None = None) -> NodeProfile:
-    """`kinds` are the NIC profiles' heads; without `read_library` the libraries' ABIs stay unread."""
+def parse(rec: Recording, kinds: Sequence[NicSettings] = (), read_library: ReadLibrary | None = None) -> NodeProfile:
+    """`kinds` are the NIC profiles; without `read_library` the libraries' ABIs stay unread."""
     devices = netdevs(rec)
     rdma = verbs(rec, kinds, devices)
     cards = nics(rec, kinds, devices, rdma)

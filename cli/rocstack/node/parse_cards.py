@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .nic_settings import NicSettings
 from .profile import Affinity, Gpu, GpuLink, Netdev, Nic, Pcie, Verbs
 from .recording import Recording
 
@@ -185,23 +186,12 @@ def _is_number(text: str) -> bool:
 IN_TREE = "in-tree"  # a module without a version: it came with the kernel
 
 
-@dataclass(frozen=True)
-class NicKind:
-    """What a NIC profile says of its hardware: PCI ids ("14e4:1760"), kernel modules (the one for RDMA last) and
-    the name of its libibverbs driver."""
-
-    name: str
-    pci: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    provider: str | None = None
-
-
-def kind_of(device: str, kinds: Iterable[NicKind]) -> NicKind | None:
+def kind_of(device: str, kinds: Iterable[NicSettings]) -> NicSettings | None:
     return next((kind for kind in kinds if device in kind.pci), None)
 
 
 def nics(
-    rec: Recording, kinds: Sequence[NicKind], netdevs: Sequence[Netdev], verbs: Sequence[Verbs]
+    rec: Recording, kinds: Sequence[NicSettings], netdevs: Sequence[Netdev], verbs: Sequence[Verbs]
 ) -> tuple[Nic, ...]:
     rows = []
     for card in pci_functions(rec):
@@ -216,7 +206,7 @@ def nics(
             Nic(
                 pci=card.address,
                 device=card.id,
-                nic=kind.name if kind else None,
+                nic=kind.nic if kind else None,
                 driver=driver,
                 driver_version=_driver_version(rec, driver, ethtool.get("version")),
                 firmware=ethtool.get("firmware-version") or (device.firmware if device else None),

@@ -8,7 +8,8 @@ import struct
 from collections.abc import Sequence
 
 from . import parse_cards
-from .parse_cards import NicKind, driver_of, kind_of
+from .nic_settings import NicSettings
+from .parse_cards import driver_of, kind_of
 from .profile import Address, Gid, Netdev, Port, Route, Verbs
 from .recording import Recording
 
@@ -78,7 +79,7 @@ SOFT_ROCE_MODULE = "rdma_rxe"
 _GID = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4}){7}")
 
 
-def verbs(rec: Recording, kinds: Sequence[NicKind], netdevs: Sequence[Netdev]) -> tuple[Verbs, ...]:
+def verbs(rec: Recording, kinds: Sequence[NicSettings], netdevs: Sequence[Netdev]) -> tuple[Verbs, ...]:
     offered = {rec.text(f"{UVERBS}/{name}/ibdev"): name for name in reversed(rec.names(UVERBS))}
     return tuple(
         _device(rec, name, offered.get(name), kinds, netdevs)
@@ -88,7 +89,7 @@ def verbs(rec: Recording, kinds: Sequence[NicKind], netdevs: Sequence[Netdev]) -
 
 
 def _device(
-    rec: Recording, name: str, uverbs: str | None, kinds: Sequence[NicKind], netdevs: Sequence[Netdev]
+    rec: Recording, name: str, uverbs: str | None, kinds: Sequence[NicSettings], netdevs: Sequence[Netdev]
 ) -> Verbs:
     folder = f"{INFINIBAND}/{name}"
     card = rec.real(folder + "/device")
@@ -115,7 +116,7 @@ def _device_node(rec: Recording, uverbs: str) -> bool | None:
     return None if unread or not rec.exists("/dev") else False
 
 
-def _driver(rec: Recording, folder: str, card: str, kinds: Sequence[NicKind]) -> str | None:
+def _driver(rec: Recording, folder: str, card: str, kinds: Sequence[NicSettings]) -> str | None:
     """The kernel module. It hangs on the card's auxiliary device ("bnxt_en.rdma.0"); the PCI function itself belongs
     to the network driver. A driver from outside the kernel may know no auxiliary devices: then the NIC profile says."""
     for name in rec.names(card):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from .gate import candidates, unread_devices
 from .image_facts import ImageFacts
@@ -21,17 +25,10 @@ class _QpAttributes(ctypes.Structure):
     """struct ibv_qp_init_attr, with its struct ibv_qp_cap in place."""
 
     _fields_ = [
-        ("qp_context", ctypes.c_void_p),
-        ("send_cq", ctypes.c_void_p),
-        ("recv_cq", ctypes.c_void_p),
-        ("srq", ctypes.c_void_p),
-        ("max_send_wr", ctypes.c_uint32),
-        ("max_recv_wr", ctypes.c_uint32),
-        ("max_send_sge", ctypes.c_uint32),
-        ("max_recv_sge", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("qp_context", "send_cq", "recv_cq", "srq")),
+        *((name, ctypes.c_uint32) for name in ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge")),
         ("max_inline_data", ctypes.c_uint32),
-        ("qp_type", ctypes.c_int),
-        ("sq_sig_all", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("qp_type", "sq_sig_all")),
     ]
 
 
@@ -54,7 +51,7 @@ class DeviceCheck:
     failed: str | None = None
     queue_pairs: int = 0  # that could be made, of `wanted`
     wanted: int = 0
-    errors: dict[str, int] = field(default_factory=dict)  # the kernel's answer -> how often
+    errors: Mapping[str, int] = field(default_factory=dict)  # the kernel's answer -> how often
 
     @property
     def ok(self) -> bool:
@@ -108,58 +105,45 @@ class LibVerbs:
                 self.lib.ibv_free_device_list(devices)
 
     def _device(self, name: str, device: int, threads: int, each: int) -> DeviceCheck:
-        context = self.lib.ibv_open_device(device)
-        if not context:
-            return DeviceCheck(name, _failed("it can't be opened"))
-        try:
-            pd = self.lib.ibv_alloc_pd(context)
-            if not pd:
-                return DeviceCheck(name, _failed("no protection domain"))
-            try:
-                return self._pairs(name, context, pd, threads, each)
-            finally:
-                self.lib.ibv_dealloc_pd(pd)
-        finally:
-            self.lib.ibv_close_device(context)
+        check = DeviceCheck(name, wanted=threads * each)
+        with ExitStack() as ends:
 
-    def _pairs(self, name: str, context: int, pd: int, threads: int, each: int) -> DeviceCheck:
-        proof = DeviceCheck(name, wanted=threads * each)
-        pairs: list[int] = []
-        guard = threading.Lock()
-        gate = threading.Barrier(threads)
-        queue = self.lib.ibv_create_cq(context, 16, None, None, 0)
-        if not queue:
-            proof.failed = _failed("no completion queue")
-            return proof
+            def make(what: str, step: str, end: str, *arguments: object) -> Any:
+                thing = getattr(self.lib, step)(*arguments)
+                if thing:
+                    ends.callback(getattr(self.lib, end), thing)
+                else:
+                    check.failed = f"{what}: {os.strerror(ctypes.get_errno())}"
+                return thing
 
-        def work() -> None:
-            gate.wait()
+            context = make("it can't be opened", "ibv_open_device", "ibv_close_device", device)
+            pd = context and make("no protection domain", "ibv_alloc_pd", "ibv_dealloc_pd", context)
+            cq = pd and make("no completion queue", "ibv_create_cq", "ibv_destroy_cq", context, 16, None, None, 0)
+            if cq:
+                self._pairs(check, pd, cq, threads, each)
+        return check
+
+    def _pairs(self, check: DeviceCheck, pd: int, cq: int, threads: int, each: int) -> None:
+        start = threading.Barrier(threads)
+
+        def work(_: int) -> list[tuple[int | None, str]]:
+            start.wait()
+            made = []
             for _ in range(each):
-                attr = _QpAttributes(None, queue, queue, None, 1, 1, 1, 1, 0, IBV_QPT_RC, 0)
-                pair = self.lib.ibv_create_qp(pd, ctypes.byref(attr))
-                answer = os.strerror(ctypes.get_errno())
-                with guard:
-                    if pair:
-                        pairs.append(pair)
-                    else:
-                        proof.errors[answer] = proof.errors.get(answer, 0) + 1
+                attributes = _QpAttributes(None, cq, cq, None, 1, 1, 1, 1, 0, IBV_QPT_RC, 0)
+                pair = self.lib.ibv_create_qp(pd, ctypes.byref(attributes))
+                made.append((pair, os.strerror(ctypes.get_errno())))
+            return made
 
-        running = [threading.Thread(target=work) for _ in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        proof.queue_pairs = len(pairs)
+        with ThreadPoolExecutor(threads) as pool:
+            made = [row for rows in pool.map(work, range(threads)) for row in rows]
+        pairs = [pair for pair, _ in made if pair]
         for pair in pairs:
             self.lib.ibv_destroy_qp(pair)
-        self.lib.ibv_destroy_cq(queue)
+        check.queue_pairs = len(pairs)
+        check.errors = Counter(answer for pair, answer in made if not pair)
         if not pairs:
-            proof.failed = f"no queue pair: {', '.join(proof.errors)}"
-        return proof
-
-
-def _failed(what: str) -> str:
-    return f"{what}: {os.strerror(ctypes.get_errno())}"
+            check.failed = f"no queue pair: {', '.join(check.errors)}"
 
 
 @dataclass(frozen=True)
@@ -173,19 +157,19 @@ class RdmaCheck:
 def check_rdma(image: ImageFacts, node: NodeProfile, *, many: bool = False) -> RdmaCheck:
     """Exactly the node's devices of the image's NIC, as the kernel names them: one that libibverbs doesn't list has
     failed, and others (a card for management) don't count. `many`: several queue pairs from several threads."""
-    if not image.providers:
-        return RdmaCheck(
-            None, (f"there is no provider library to try: the image is built for {image.nic or 'no NIC'}",)
-        )
-    if node.virtual:
-        return RdmaCheck(None, (f"virtual {node.virtual}: its devices can't be opened, none was tried",))
     unseen = unread_devices(node)
-    if unseen:
-        return RdmaCheck(None, (f"there may be RDMA devices that could not be read: {unseen}",))
     names = [device.name for devices in candidates(image, node) for device in devices]
-    if not names:
-        return RdmaCheck(None, (f"no device of a {image.nic} NIC to try",))
-    return check_devices(names, many=many)
+    if not image.providers:
+        why = f"there is no provider library to try: the image is built for {image.nic or 'no NIC'}"
+    elif node.virtual:
+        why = f"virtual {node.virtual}: its devices can't be opened, none was tried"
+    elif unseen:
+        why = f"there may be RDMA devices that could not be read: {unseen}"
+    elif not names:
+        why = f"no device of a {image.nic} NIC to try"
+    else:
+        return check_devices(names, many=many)
+    return RdmaCheck(None, (why,))
 
 
 def check_devices(names: list[str] | None = None, *, many: bool = False) -> RdmaCheck:

@@ -13,7 +13,7 @@ from rocstack.base.errors import BadInput, Where
 from rocstack.edge import ansible
 from rocstack.nic.elf import LibraryAbi, read_libibverbs, read_provider
 from rocstack.node import collect, parse
-from rocstack.node.parse_cards import NicKind
+from rocstack.node.nic_settings import NicSettings
 from rocstack.node.parse_libraries import ReadLibrary
 from rocstack.node.profile import NodeProfile
 from rocstack.node.recording import Recording, natural_key
@@ -110,12 +110,12 @@ def profiles(recordings: Iterable[Recording], overlay: Path | None = None) -> tu
     return tuple(parse.parse(recording, known, library_abi) for recording in recordings)
 
 
-def kinds(overlay: Path | None = None) -> tuple[NicKind, ...]:
+def kinds(overlay: Path | None = None) -> tuple[NicSettings, ...]:
     """The hardware part of each NIC profile's head."""
     heads = [
         component.validate_head(file, component.NicProfile) for file in component.library("nic", overlay).files.values()
     ]
-    return tuple(NicKind(head.name, head.pci, head.modules, head.provider) for head in heads)
+    return tuple(NicSettings(head.name, head.modules, head.pci, head.provider) for head in heads)
 
 
 def read_recordings(path: Path) -> tuple[Recording, ...]:

@@ -17,17 +17,17 @@ from rocstack.base.findings import LEVELS
 from rocstack.doctor import fleet
 from rocstack.doctor import nodes as doctor
 from rocstack.node import parse
-from rocstack.node.parse_cards import NicKind
+from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import Address, Library, Netdev, NodeProfile, Pcie, Unread
 from rocstack.probe import profiles
 from rocstack.virtual import faults, machine, model, tree
 
 TABLE = finding_texts.load()
 KINDS = [
-    NicKind("broadcom", ("14e4:1750", "14e4:1760"), ("bnxt_en", "bnxt_re"), "bnxt_re"),
-    NicKind("mellanox", ("15b3:1021", "15b3:101d"), ("mlx5_core", "mlx5_ib"), "mlx5"),
-    NicKind("ainic", ("1dd8:1002",), ("ionic", "ionic_rdma"), "ionic"),
-    NicKind("slingshot", ("17db:0501",), ("cxi_ss1",)),
+    NicSettings("broadcom", ("bnxt_en", "bnxt_re"), ("14e4:1750", "14e4:1760"), "bnxt_re"),
+    NicSettings("mellanox", ("mlx5_core", "mlx5_ib"), ("15b3:1021", "15b3:101d"), "mlx5"),
+    NicSettings("ainic", ("ionic", "ionic_rdma"), ("1dd8:1002",), "ionic"),
+    NicSettings("slingshot", ("cxi_ss1",), ("17db:0501",)),
 ]
 FOLDER = "/usr/lib/x86_64-linux-gnu/"
 INBOX = FOLDER + "libibverbs/libbnxt_re-rdmav34.so"

@@ -11,16 +11,16 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from rocstack.node.parse_cards import NicKind
+from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
 from rocstack.node.recording import DeviceNode, RecordedAnswer, Recording
 
 CASES = Path(__file__).parents[1] / "data/nodes"
 PROFILE = TypeAdapter(NodeProfile)
 KINDS = (
-    NicKind("broadcom", ("14e4:1750", "14e4:1760"), ("bnxt_en", "bnxt_re"), "bnxt_re"),
-    NicKind("mellanox", ("15b3:1021",), ("mlx5_core", "mlx5_ib"), "mlx5"),
-    NicKind("slingshot", ("17db:0501",), ("cxi_core", "cxi_ss1")),
+    NicSettings("broadcom", ("bnxt_en", "bnxt_re"), ("14e4:1750", "14e4:1760"), "bnxt_re"),
+    NicSettings("mellanox", ("mlx5_core", "mlx5_ib"), ("15b3:1021",), "mlx5"),
+    NicSettings("slingshot", ("cxi_core", "cxi_ss1"), ("17db:0501",)),
 )
 
 

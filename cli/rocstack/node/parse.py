@@ -39,9 +39,15 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+~-]*")
 
 
 def system(rec: Recording) -> System:
-    release = _assignments(rec.text("/etc/os-release"))
+    assignments = re.findall(r"^(\w+)=(.*)$", rec.text("/etc/os-release") or "", re.MULTILINE)
+    release = {name: value.strip("\"'") for name, value in assignments}
     memory = re.search(r"^MemTotal:\s+(\d{1,15}) kB", rec.text("/proc/meminfo") or "", re.MULTILINE)
     glibc = _VERSION.search(_answer(rec, "getconf GNU_LIBC_VERSION"))
+    try:
+        clock = float(_answer(rec, "date +%s.%N"))
+    except ValueError:
+        clock = math.nan
+    cgroup = 1 if rec.exists("/sys/fs/cgroup/memory") else None
     return System(
         os="-".join(filter(None, (release.get("ID"), release.get("VERSION_ID")))) or None,
         os_name=release.get("PRETTY_NAME"),
@@ -53,8 +59,8 @@ def system(rec: Recording) -> System:
         numa_nodes=_count(rec.text("/sys/devices/system/node/online")),
         memory=int(memory[1]) * 1024 if memory else None,
         numa_balancing=rec.number("/proc/sys/kernel/numa_balancing"),
-        cgroup=_cgroup(rec),
-        clock=_clock(_answer(rec, "date +%s.%N")),
+        cgroup=2 if rec.exists("/sys/fs/cgroup/cgroup.controllers") else cgroup,
+        clock=clock if math.isfinite(clock) else None,
     )
 
 
@@ -90,35 +96,23 @@ def sysctl(rec: Recording) -> dict[str, str]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def modules(rec: Recording) -> dict[str, str]:
-    versions = {name: module_version(rec, name) for name in rec.names("/sys/module")}
-    return {name: version for name, version in versions.items() if version}
-
-
 def tools(rec: Recording) -> dict[str, str]:
     """Versions, as far as somebody said them."""
     packages = package_versions(rec)
     texts = {name: _answer(rec, line) for name, line in VERSION_COMMANDS.items()}
     texts["rocm"] = rec.text("/opt/rocm/.info/version") or ""
-    known = {name: match[0] for name, match in ((n, _VERSION.search(text)) for n, text in texts.items()) if match}
+    said = {name: _VERSION.search(text) for name, text in texts.items()}
+    known = {name: match[0] for name, match in said.items() if match}
     for name, candidates in VERSION_PACKAGES.items():
-        version = next((packages[package] for package in candidates if package in packages), None)
-        if version:
-            known.setdefault(name, version)
+        installed = [packages[package] for package in candidates if package in packages]
+        if installed:
+            known.setdefault(name, installed[0])
     return known
-
-
-def cxi(rec: Recording) -> tuple[str, ...]:
-    return tuple(f"/dev/{name}" for name in rec.names("/dev") if re.fullmatch(r"cxi\d+", name))
 
 
 def _answer(rec: Recording, line: str) -> str:
     answer = rec.commands.get(line)
     return answer.out.strip() if answer and answer.code == 0 else ""
-
-
-def _assignments(text: str | None) -> dict[str, str]:
-    return {name: value.strip("\"'") for name, value in re.findall(r"^(\w+)=(.*)$", text or "", re.MULTILINE)}
 
 
 def _number(text: str) -> int | None:
@@ -133,26 +127,13 @@ def _count(ranges: str | None) -> int | None:
     return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
 
 
-def _cgroup(rec: Recording) -> int | None:
-    if rec.exists("/sys/fs/cgroup/cgroup.controllers"):
-        return 2
-    return 1 if rec.exists("/sys/fs/cgroup/memory") else None
-
-
-def _clock(text: str) -> float | None:
-    try:
-        clock = float(text)
-    except ValueError:
-        return None
-    return clock if math.isfinite(clock) else None
-
-
 def parse(rec: Recording, kinds: Sequence[NicSettings] = (), read_library: ReadLibrary | None = None) -> NodeProfile:
     """`kinds` are the NIC profiles; without `read_library` the libraries' ABIs stay unread."""
     devices = netdevs(rec)
     rdma = verbs(rec, kinds, devices)
     cards = nics(rec, kinds, devices, rdma)
     accelerators = gpus(rec)
+    modules = {name: module_version(rec, name) for name in rec.names("/sys/module")}
     return NodeProfile(
         schema=SCHEMA,
         name=rec.host,
@@ -168,11 +149,11 @@ def parse(rec: Recording, kinds: Sequence[NicSettings] = (), read_library: ReadL
         affinity=affinity(accelerators, cards, devices),
         routes=routes(rec),
         addresses=addresses(rec),
-        modules=modules(rec),
+        modules={name: version for name, version in modules.items() if version},
         groups=groups(rec),
         limits=limits(rec),
         sysctl=sysctl(rec),
         tools=tools(rec),
-        cxi=cxi(rec),
+        cxi=tuple(f"/dev/{name}" for name in rec.names("/dev") if re.fullmatch(r"cxi\d+", name)),
         unread=tuple(Unread(what, rec.unread[what]) for what in sorted(rec.unread, key=natural_key)),
     )

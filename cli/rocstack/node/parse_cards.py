@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from .nic_settings import NicSettings
 from .profile import Affinity, Gpu, GpuLink, Netdev, Nic, Pcie, Verbs
@@ -19,26 +20,17 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 @dataclass(frozen=True)
 class PciFunction:
-    """`folder` is its real place in /sys, `kind` the three bytes of the PCI class."""
+    """`folder` is its real place in /sys, `id` vendor and device, `kind` the three bytes of the PCI class."""
 
     address: str
     folder: str
-    vendor: int
-    device: int
+    id: str
     kind: int
-
-    @property
-    def id(self) -> str:
-        return f"{self.vendor:04x}:{self.device:04x}"
-
-    @property
-    def is_network(self) -> bool:
-        return self.kind >> 16 == 0x02
 
     @property
     def is_gpu(self) -> bool:
         """An accelerator or a display controller without a display: Instinct cards are either."""
-        return self.vendor == ATI and self.kind >> 8 in (0x1200, 0x0380)
+        return self.id.startswith("1002:") and self.kind >> 8 in (0x1200, 0x0380)
 
 
 def pci_functions(rec: Recording) -> list[PciFunction]:
@@ -46,10 +38,16 @@ def pci_functions(rec: Recording) -> list[PciFunction]:
     rows = []
     for name in sorted(rec.names(PCI_DEVICES)):
         folder = rec.real(f"{PCI_DEVICES}/{name}")
-        vendor, device, kind = (rec.number(f"{folder}/{item}", 16) for item in ("vendor", "device", "class"))
-        if _ADDRESS.fullmatch(name) and vendor is not None and device is not None and kind is not None:
-            rows.append(PciFunction(name, folder, vendor, device, kind))
+        card, kind = pci_id(rec, folder), rec.number(f"{folder}/class", 16)
+        if _ADDRESS.fullmatch(name) and card is not None and kind is not None:
+            rows.append(PciFunction(name, folder, card, kind))
     return rows
+
+
+def pci_id(rec: Recording, folder: str) -> str | None:
+    """Vendor and device, "14e4:1760"."""
+    vendor, device = (rec.number(f"{folder}/{item}", 16) for item in ("vendor", "device"))
+    return None if vendor is None or device is None else f"{vendor:04x}:{device:04x}"
 
 
 def pci_path(folder: str) -> tuple[str, ...]:
@@ -74,22 +72,13 @@ def pcie_link(rec: Recording, folder: str) -> Pcie:
     while rec.number(above + "/vendor", 16) == ATI:
         folder = above if rec.text(above + "/current_link_speed") else folder
         above = above.rpartition("/")[0]
-    return Pcie(
-        _link_speed(rec.text(folder + "/current_link_speed")),
-        _link_width(rec.number(folder + "/current_link_width")),
-        _link_speed(rec.text(folder + "/max_link_speed")),
-        _link_width(rec.number(folder + "/max_link_width")),
-    )
-
-
-def _link_speed(text: str | None) -> float | None:
-    """ "32.0 GT/s PCIe"; "Unknown" where the kernel doesn't know the speed."""
-    match = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text or "")
-    return float(match[1]) if match else None
-
-
-def _link_width(lanes: int | None) -> int | None:
-    return lanes if lanes is not None and 0 < lanes <= 32 else None  # 0: no link, 255: unknown
+    speeds, widths = [], []
+    for side in ("current", "max"):
+        speed = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", rec.text(f"{folder}/{side}_link_speed") or "")
+        speeds.append(float(speed[1]) if speed else None)  # "Unknown" where the kernel doesn't know it
+        width = rec.number(f"{folder}/{side}_link_width")
+        widths.append(width if width is not None and 0 < width <= 32 else None)  # 0: no link, 255: unknown
+    return Pcie(speeds[0], widths[0], speeds[1], widths[1])
 
 
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -99,47 +88,44 @@ LINK_KINDS = {2: "pcie", 11: "xgmi"}  # HSA_IOLINKTYPE_*, linux/drivers/gpu/drm/
 def gpus(rec: Recording) -> tuple[Gpu, ...]:
     """Those that the driver drives, then those that only PCI knows (`kfd_node` is None)."""
     cards = {function.address: function for function in pci_functions(rec)}
-    nodes = [(int(name), properties(rec, f"{KFD_NODES}/{name}")) for name in rec.names(KFD_NODES) if _is_number(name)]
-    driven = [
-        (node, facts) for node, facts in sorted(nodes, key=lambda item: item[0]) if facts.get("simd_count", 0) > 0
-    ]
-    index = {node: number for number, (node, _) in enumerate(driven)}
+    numbers = sorted(int(name) for name in rec.names(KFD_NODES) if _is_number(name))
+    nodes = {number: properties(rec, f"{KFD_NODES}/{number}") for number in numbers}
+    driven = [number for number in numbers if nodes[number].get("simd_count", 0) > 0]
     rows = []
-    for node, facts in driven:
+    for index, number in enumerate(driven):
+        facts = nodes[number]
         address = _gpu_address(facts)
         card = cards.get(address)
-        rows.append(
-            _gpu(
-                rec,
-                card,
-                index=index[node],
-                pci=address,
-                device=card.id if card else f"{facts.get('vendor_id', 0):04x}:{facts.get('device_id', 0):04x}",
-                gfx=gfx(facts.get("gfx_target_version", 0)),
-                name=_gpu_name(rec, node, card),
-                render_minor=facts.get("drm_render_minor") or None,
-                kfd_node=node,
-                links=_gpu_links(rec, node, index),
-            )
+        code = rec.text(f"{KFD_NODES}/{number}/name")  # a code name, or says only how the driver found the GPU
+        gpu = Gpu(
+            index=index,
+            pci=address,
+            device=f"{facts.get('vendor_id', 0):04x}:{facts.get('device_id', 0):04x}",
+            gfx=gfx(facts.get("gfx_target_version", 0)),
+            name=(code if code != "ip discovery" else None) or None,
+            render_minor=facts.get("drm_render_minor") or None,
+            kfd_node=number,
+            links=_gpu_links(rec, number, driven),
         )
+        rows.append(_on_card(rec, gpu, card) if card else gpu)
     known = {gpu.pci for gpu in rows}
     for card in cards.values():
         if card.is_gpu and card.address not in known:
-            name = rec.text(card.folder + "/product_name") or None
-            rows.append(_gpu(rec, card, index=len(rows), pci=card.address, device=card.id, name=name))
+            rows.append(_on_card(rec, Gpu(len(rows), card.address, card.id), card))
     return tuple(rows)
 
 
-def _gpu(rec: Recording, card: PciFunction | None, **facts: object) -> Gpu:
-    if card is None:
-        return Gpu(**facts)  # type: ignore[arg-type]
-    return Gpu(
+def _on_card(rec: Recording, gpu: Gpu, card: PciFunction) -> Gpu:
+    """With what PCI knows of it."""
+    return replace(
+        gpu,
+        device=card.id,
+        name=rec.text(card.folder + "/product_name") or gpu.name,
         numa=numa_node(rec, card.folder),
         memory=rec.number(card.folder + "/mem_info_vram_total"),
         firmware=rec.text(card.folder + "/vbios_version") or None,
         pcie=pcie_link(rec, card.folder),
         path=pci_path(card.folder),
-        **facts,  # type: ignore[arg-type]
     )
 
 
@@ -161,22 +147,16 @@ def _gpu_address(facts: dict[str, int]) -> str:
     return f"{facts.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
-def _gpu_name(rec: Recording, node: int, card: PciFunction | None) -> str | None:
-    """KFD's own name is a code name, or says only how the driver found the GPU."""
-    product = rec.text(card.folder + "/product_name") if card else None
-    code = rec.text(f"{KFD_NODES}/{node}/name")
-    return product or (code if code != "ip discovery" else None) or None
-
-
-def _gpu_links(rec: Recording, node: int, index: dict[int, int]) -> tuple[GpuLink, ...]:
+def _gpu_links(rec: Recording, node: int, driven: Sequence[int]) -> tuple[GpuLink, ...]:
     links = {}
     for kind in ("p2p_links", "io_links"):  # a direct link says more than a path through the CPU
         for number in rec.names(f"{KFD_NODES}/{node}/{kind}"):
             facts = properties(rec, f"{KFD_NODES}/{node}/{kind}/{number}")
-            to, word = index.get(facts.get("node_to", -1)), LINK_KINDS.get(facts.get("type", 0))
-            if to is not None and to != index[node] and word:
-                links[to] = GpuLink(to, word, facts.get("weight"))
-    return tuple(links[to] for to in sorted(links))
+            to, word = facts.get("node_to"), LINK_KINDS.get(facts.get("type", 0))
+            if to in driven and to != node and word:
+                index = driven.index(to)
+                links[index] = GpuLink(index, word, facts.get("weight"))
+    return tuple(links[index] for index in sorted(links))
 
 
 def _is_number(text: str) -> bool:
@@ -196,7 +176,7 @@ def nics(
     rows = []
     for card in pci_functions(rec):
         kind = kind_of(card.id, kinds)
-        if not card.is_network and kind is None:
+        if card.kind >> 16 != 0x02 and kind is None:  # no network controller
             continue
         own = tuple(netdev.name for netdev in netdevs if netdev.pci == card.address)
         device = next((device for device in verbs if device.pci == card.address), None)
@@ -272,29 +252,18 @@ def _candidates(nics: Sequence[Nic], netdevs: Sequence[Netdev]) -> list[Nic]:
     others. A card in a bond carries the management network as a rule."""
     named = [nic for nic in nics if nic.verbs or (nic.nic and nic.netdevs)]
     bonded = {netdev.name for netdev in netdevs if netdev.master}
-    for better in (
-        [nic for nic in named if nic.nic],
-        [nic for nic in named if nic.verbs],
-        [nic for nic in named if not bonded.intersection(nic.netdevs)],
-    ):
-        named = [nic for nic in named if nic in better] or named
-    return named
+    named = [nic for nic in named if nic.nic] or named
+    named = [nic for nic in named if nic.verbs] or named
+    return [nic for nic in named if not bonded.intersection(nic.netdevs)] or named
 
 
 def _distance(gpu: Gpu, nic: Nic) -> tuple[int, int]:
-    """Rank of NEAR, then the shared steps, most first."""
-    shared = 0
-    for ours, theirs in zip(gpu.path[:-1], nic.path[:-1]):  # noqa: B905
-        if ours != theirs:
-            break
-        shared += 1
+    """Rank in NEARNESS, then the shared steps, most first."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(gpu.path[:-1], nic.path[:-1]))  # noqa: B905
+    shared = len(list(same))
     if shared:
         return 0, -shared
-    if gpu.path and nic.path and _root_complex(gpu.path[0]) == _root_complex(nic.path[0]):
+    # A root port sits on its root complex's own bus.
+    if gpu.path and nic.path and gpu.path[0].rpartition(":")[0] == nic.path[0].rpartition(":")[0]:
         return 1, 0
     return (2, 0) if gpu.numa is not None and gpu.numa == nic.numa else (3, 0)
-
-
-def _root_complex(port: str) -> str:
-    """A root port sits on its root complex's own bus."""
-    return port.rpartition(":")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from .profile import Library
@@ -40,50 +40,45 @@ def driver_files(rec: Recording) -> tuple[str, ...] | None:
 
 def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library, ...]:
     """libibverbs first. Without `read` the ABIs stay unread."""
-    packages, names = _packages(rec), _link_names(rec)
+    packages = _packages(rec)
+    names: dict[str, list[str]] = {path: [path.rpartition("/")[2]] for path in rec.blobs}
+    for link in rec.links:  # the names of the links that lead to a file are its own, too
+        names.setdefault(rec.real(link), []).append(link.rpartition("/")[2])
     rows = []
-    for path, data in rec.blobs.items():
-        called = [path.rpartition("/")[2], *names.get(path, ())]
-        provider = next((match[1] for match in map(_PROVIDER.fullmatch, called) if match), None)
-        is_verbs = provider is None and any(map(_VERBS.fullmatch, called))
-        if provider or is_verbs:
-            version = _vendor_version(called, provider) or packages.get(path)
-            rows.append(_library(path, data, provider, version, read))
+    for path in rec.blobs:
+        provider = next((match[1] for match in map(_PROVIDER.fullmatch, names[path]) if match), None)
+        if provider or any(map(_VERBS.fullmatch, names[path])):
+            version = _vendor_version(names[path], provider) or packages.get(path)
+            rows.append(_library(rec, path, provider, version, read))
     linked = {target for link, target in rec.links.items() if _NAMED.fullmatch(link.rpartition("/")[2])}
     for path in sorted({*linked, *rec.blobs}):
         named = _NAMED.fullmatch(path.rpartition("/")[2])
         if named:
             at = re.search(r"/libfabric/(\d[^/]*)/", path)  # /opt/cray/libfabric/1.22.0/lib64
             driver, version = _DRIVERS.get(named[1], named[1]), at[1] if at else named[2]
-            blob = rec.blobs.get(path)
-            rows.append(_library(path, blob, driver, version, read) if blob else Library(path, driver, version))
+            rows.append(_library(rec, path, driver, version, read))
     return tuple(sorted(rows, key=lambda library: (library.driver is not None, library.driver or "", library.path)))
 
 
-def _library(path: str, data: bytes, driver: str | None, version: str | None, read: ReadLibrary | None) -> Library:
+def _library(rec: Recording, path: str, driver: str | None, version: str | None, read: ReadLibrary | None) -> Library:
+    data = rec.blobs.get(path)
+    if data is None:
+        return Library(path, driver, version)
+    library = Library(path, driver, version, sha256=hashlib.sha256(data).hexdigest())
+    if read is None:
+        return library
     try:
-        facts = read(data, driver is None) if read else None
+        facts = read(data, driver is None)
     except ValueError:  # no library at all
-        facts = None
-    return Library(
-        path=path,
-        driver=driver,
-        version=version,
-        private_abi=getattr(facts, "private_abi", None),
-        kernel_abi=getattr(facts, "kernel_abi", None),
-        glibc=getattr(facts, "glibc", None),
-        sha256=hashlib.sha256(data).hexdigest(),
-        build_id=getattr(facts, "build_id", None),
-        fabric=getattr(facts, "fabric", None) or None,
+        return library
+    return replace(
+        library,
+        private_abi=facts.private_abi,
+        kernel_abi=facts.kernel_abi,
+        glibc=facts.glibc,
+        build_id=facts.build_id,
+        fabric=facts.fabric or None,
     )
-
-
-def _link_names(rec: Recording) -> Mapping[str, list[str]]:
-    """The names of the links that lead to a file."""
-    links: dict[str, list[str]] = {}
-    for link in rec.links:
-        links.setdefault(rec.real(link), []).append(link.rpartition("/")[2])
-    return links
 
 
 def _vendor_version(names: list[str], driver: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """Fills the racks' registries with an image, and names those from which nodes can pull afterwards."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rocstack.base.image_names import id_tag
 from rocstack.deploy.nodes.answers import CopyAnswer
@@ -11,6 +11,8 @@ from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.read.inventory import RackRegistry
 from rocstack.deploy.ship.by_registry import account, home
+
+Copy = tuple[str, str]  # from registry to registry (HOST:PORT), made on the host of the second
 
 
 def fill(
@@ -29,14 +31,6 @@ def fill(
     have = [origin, *filling.waves(origin, filling.started()), *filling.of_site(origin)]
     sources = {name: each.registry for each in mirrors if each.registry in have for name in each.serves}
     return {name: sources.get(name, origin) for name in lacking}
-
-
-@dataclass(frozen=True)
-class RackCopy:
-    """One image's way from registry to registry (HOST:PORT), on the host of the second."""
-
-    source: str
-    target: str
 
 
 @dataclass
@@ -70,61 +64,47 @@ class _RackFill:
         """
         left, have = list(registries), [origin]
         while left:
-            wave = [RackCopy(source, target) for source, target in zip(have, left, strict=False)]
-            done = self._copy({self.mirrors[copy.target].node or "": [copy] for copy in wave})
-            have += done
-            left = [each for each in left if each not in {copy.target for copy in wave}]
+            wave = list(zip(have, left, strict=False))
+            have += self._copy({self.mirrors[target].node or "": [(source, target)] for source, target in wave})
+            left = left[len(wave) :]
         return have[1:]
 
     def of_site(self, origin: str) -> list[str]:
         """We are on no host of theirs: the control node copies to them."""
-        registries = [each.registry for each in self.mirrors.values() if not each.node]
-        copies = [RackCopy(origin, registry) for registry in registries]
+        copies = [(origin, each.registry) for each in self.mirrors.values() if not each.node]
         return self._copy({self.desired.inventory.control.name: copies}) if copies else []
 
-    def _copy(self, by_node: Mapping[str, Sequence[RackCopy]]) -> list[str]:
+    def _copy(self, by_node: Mapping[str, Sequence[Copy]]) -> list[str]:
         """The registries that have it then."""
-        runs = self.node_runs.send(
-            "registry-copy.yml", {node: self._copy_spec(copies) for node, copies in by_node.items()}
-        )
+        specs = {node: self._copy_spec(copies) for node, copies in by_node.items()}
         done = []
-        for node, run in runs.items():
+        for node, run in self.node_runs.send("registry-copy.yml", specs).items():
             answer = run.answer("Copy", CopyAnswer)
             rows = answer.copies if answer else ()
             errors = {row.target.partition("/")[0]: row.error for row in rows}
-            for copy in by_node[node]:
-                error = errors.get(copy.target, run.reason or "its node reported nothing about it")
+            for _, target in by_node[node]:
+                error = errors.get(target, run.reason or "its node reported nothing about it")
                 if error:
-                    self._left(copy.target, error)
+                    self._left(target, error)
                 else:
-                    done.append(copy.target)
+                    done.append(target)
             if rows and not any(errors.values()):
                 seconds = sum(row.seconds for row in rows)
                 self.events.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
         return done
 
-    def _copy_spec(self, copies: Sequence[RackCopy]) -> dict[str, object]:
+    def _copy_spec(self, copies: Sequence[Copy]) -> dict[str, object]:
         path, _, digest = (self.image.reference or "").partition("/")[2].partition("@")
-        hosts = sorted({host for copy in copies for host in (copy.source, copy.target)})
-        logins = [account(self.desired, host) for host in hosts]
+        about = {"digest": digest, "tag": id_tag(self.image.id)}
+        logins = [account(self.desired, host) for host in sorted({host for copy in copies for host in copy})]
         return {
             "image": self.prepared.images["control"].id,
-            "copies": [
-                {
-                    "source": f"{copy.source}/{path}",
-                    "target": f"{copy.target}/{path}",
-                    "digest": digest,
-                    "tag": id_tag(self.image.id),
-                }
-                for copy in copies
+            "copies": [{"source": f"{here}/{path}", "target": f"{there}/{path}", **about} for here, there in copies],
+            "logins": [
+                {"host": each.address, "user": each.user, "password": each.password, "ca": each.ca} for each in logins
             ],
-            "logins": [{**_without_address(asdict(login)), "host": login.address} for login in logins],
         }
 
     def _left(self, registry: str, reason: str) -> None:
         nodes = ", ".join(self.mirrors[registry].serves)
         self.events.say(f"{registry} can't be used, {nodes} pull from {home(self.desired)}: {reason}")
-
-
-def _without_address(login: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in login.items() if key != "address"}

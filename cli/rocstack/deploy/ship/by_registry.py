@@ -1,21 +1,20 @@
 """The registry that a deploy publishes in, the control node's or the site's; and nodes that pull from registries."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from docker import DockerClient
 
 from rocstack.base.errors import Missing
 from rocstack.base.image_names import id_tag, parse_registry, repository_name
 from rocstack.deploy.nodes.answers import PullAnswer
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import RegistrySpec
-from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.desired import USER, DesiredCluster
 from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import PreparedDeploy
@@ -25,9 +24,6 @@ from rocstack.registry.oci import parse_manifest
 from rocstack.registry.publish import PackedLayers, Published, publish
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, docker_login
 from rocstack.registry.repository import Repository
-
-if TYPE_CHECKING:
-    import docker
 
 
 def home(desired: DesiredCluster) -> str:
@@ -49,12 +45,7 @@ def account(desired: DesiredCluster, host: str) -> RegistrySpec:
         return RegistrySpec(host)
     login = docker_login(host)
     if login is None or not login.user:  # a token of this machine's helper is no account that a node could use
-        raise Missing(
-            f"no login for {host} on this machine",
-            code="no-credentials",
-            cause="with cluster.ship.registry_login, nodes pull with this machine's login",
-            next_step=f"run `docker login {host}` here; or remove registry_login and log in on the nodes",
-        )
+        raise Missing.of("no-login-to-pass-on", host=host)
     return RegistrySpec(host, login.user, login.password)
 
 
@@ -62,27 +53,26 @@ def account(desired: DesiredCluster, host: str) -> RegistrySpec:
 def repository(prepared: PreparedDeploy, desired: DesiredCluster) -> Iterator[Repository]:
     """As this machine reaches it: the control node's through ssh, which also passes jump hosts."""
     ship = desired.cluster.ship
-    if ship.registry:
-        target = parse_registry(ship.registry)
-        http = RegistryHttp(target.host, login=docker_login(target.host))
-        yield Repository(http, target.path("worker"), attempts=ship.attempts)
-        http.close()
-        return
-    ssh_host = prepared.gathered.ssh_hosts[desired.inventory.control.name]
-    with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
-        ca = Path(folder) / "ca.pem"
-        ca.write_text(desired.keys.registry_ca)
-        with ssh.tunnel(ssh_host, "127.0.0.1", ship.port) as tunnel:
-            login = RegistryLogin(USER, desired.keys.registry_password)
-            http = RegistryHttp(desired.registry_address, login=login, ca=ca, connect_to=(tunnel.address, tunnel.port))
-            yield Repository(http, repository_name("worker"), attempts=ship.attempts)
-            http.close()
+    with ExitStack() as stack:
+        if ship.registry:
+            target = parse_registry(ship.registry)
+            path, http = target.path("worker"), RegistryHttp(target.host, login=docker_login(target.host))
+        else:
+            ca = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))) / "ca.pem"
+            ca.write_text(desired.keys.registry_ca)
+            ssh_host = prepared.gathered.ssh_hosts[desired.inventory.control.name]
+            tunnel = stack.enter_context(ssh.tunnel(ssh_host, "127.0.0.1", ship.port))
+            login, end = RegistryLogin(USER, desired.keys.registry_password), (tunnel.address, tunnel.port)
+            path = repository_name("worker")
+            http = RegistryHttp(desired.registry_address, login=login, ca=ca, connect_to=end)
+        stack.callback(http.close)
+        yield Repository(http, path, attempts=ship.attempts)
 
 
 def bring(
     prepared: PreparedDeploy,
     image: Image,
-    client: docker.DockerClient | None,
+    client: DockerClient | None,
     packed_layers: PackedLayers,
     events: DeployEvents,
 ) -> Published:
@@ -103,10 +93,14 @@ def bring(
 
     events.step(control, "comparing layers with the registry")
     with repository(prepared, desired) as target:
-        published = published_before(target, image)
-        if published is None:
-            if client is None:
-                raise not_here(image)
+        digest = (image.reference or "").partition("@")[2]
+        data = target.manifest(digest) if digest else None
+        # Under the digest that it was deployed with before: a deploy that goes on needs no image here.
+        if data is not None and parse_manifest(data)[0] == image.id:
+            published = Published.of(target, data)
+        elif client is None:
+            raise not_here(image)
+        else:
             with LocalImage.find(client, image.id) as source:
                 published = publish(source, target, id_tag(image.id), packed_layers=packed_layers, progress=progress)
     seconds = time.monotonic() - began
@@ -115,52 +109,28 @@ def bring(
     return published
 
 
-def published_before(target: Repository, image: Image) -> Published | None:
-    """The image under the digest that it was deployed with before: a deploy that goes on needs no image here.
-
-    Raises:
-        CheckFailed: it is there with layers of another type.
-    """
-    digest = (image.reference or "").partition("@")[2]
-    data = target.manifest(digest) if digest else None
-    if data is None or parse_manifest(data)[0] != image.id:
-        return None
-    return Published.of(target, data)
-
-
 def pull(
     prepared: PreparedDeploy, image: Image, sources: Mapping[str, RegistrySpec], node_runs: NodeRuns
 ) -> tuple[tuple[Shipped, ...], dict[str, str]]:
     """Nodes pull `image`, each from its source: how it came to each, and why it didn't."""
-    node_specs = {}
+    path, node_specs = (image.reference or "").partition("/")[2], {}
     for host in {source.address for source in sources.values()}:
-        at = prepared.with_images({**prepared.images, "worker": image.at(at_host(image, host))}).node_specs
+        images = {**prepared.images, "worker": image.at(f"{host}/{path}")}  # in the same repository of that registry
+        at = prepared.with_images(images).node_specs
         for name, source in sources.items():
             if source.address == host:
                 node_specs[name] = replace(at[name].part(("worker",)), registry=source)
-    runs = node_runs.run("ship.yml", node_specs)
-    rows = tuple(filter(None, (_row(run) for run in runs.values())))
-    return rows, {name: run.reason for name, run in runs.items() if run.state != "ok"}
-
-
-def at_host(image: Image, host: str) -> str:
-    """The same image, in the same repository of another registry."""
-    return f"{host}/{(image.reference or '').partition('/')[2]}"
+    rows, failed = [], {}
+    for name, run in node_runs.run("ship.yml", node_specs).items():
+        answer = run.answer("Pull", PullAnswer)
+        if run.state != "ok":
+            failed[name] = run.reason
+        elif answer:
+            pulled = [each for each in answer.images if each.changed] or answer.images
+            seconds, attempts = sum(each.seconds for each in pulled), max((each.attempts for each in pulled), default=0)
+            rows.append(Shipped(run.node, seconds, sum(each.bytes or 0 for each in pulled), attempts))
+    return tuple(rows), failed
 
 
 def not_here(image: Image) -> Missing:
-    return Missing(
-        f"{image.role} image {image.id[7:19]} not found on this machine",
-        code="no-image",
-        cause="it was built on another machine, and not all nodes have it yet",
-        next_step="deploy from the machine that built it, or build it here",
-    )
-
-
-def _row(run: NodeRun) -> Shipped | None:
-    answer = run.answer("Pull", PullAnswer)
-    if run.state != "ok" or answer is None:
-        return None
-    pulled = [each for each in answer.images if each.changed] or answer.images
-    seconds, attempts = sum(each.seconds for each in pulled), max((each.attempts for each in pulled), default=0)
-    return Shipped(run.node, seconds, sum(each.bytes or 0 for each in pulled), attempts)
+    return Missing.of("image-elsewhere", role=image.role, id=image.id[7:19])

@@ -2,28 +2,23 @@
 
 The control image always goes as an archive over ssh; the worker image does where no registry may be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from docker import DockerClient
 
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import PreparedDeploy
-from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.ship import by_rack, by_registry
-from rocstack.edge.ssh import SshHost
 from rocstack.registry.image_archive import ImageArchive
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import PackedLayers
 from rocstack.registry.send_archive import LoadedImage, LoadTarget, load
-
-if TYPE_CHECKING:
-    import docker
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class ShippingResult:
 class Shipping:
     """`client` is the engine that has the images, None where there is none; `folder` keeps what layers became."""
 
-    client: docker.DockerClient | None
+    client: DockerClient | None
     folder: Path
 
     def load_control(self, prepared: PreparedDeploy, names: Sequence[str], events: DeployEvents) -> dict[str, str]:
@@ -54,11 +49,7 @@ class Shipping:
         failed = {row.node: row.error for row in rows if row.error}
         control = prepared.request.inventory.control.name
         if control in failed:
-            raise CheckFailed(
-                f"the control image could not be brought to {control}: {failed[control]}",
-                code="control-image",
-                next_step="check the free space and the engine (`docker info`) there, then deploy again",
-            )
+            raise CheckFailed.of("control-image", control=control, why=failed[control])
         return failed
 
     def ship(
@@ -76,9 +67,8 @@ class Shipping:
         if method == "archive":
             rows = self._archives(prepared, image, lacking, events)
             shipped = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
-            return ShippingResult(
-                image, shipped, {each.node: each.error for each in rows if each.error}, {"method": "archive"}
-            )
+            failed = {each.node: each.error for each in rows if each.error}
+            return ShippingResult(image, shipped, failed, {"method": "archive"})
         published = by_registry.bring(prepared, image, self.client, PackedLayers(self.folder / "layers"), events)
         ready = image.at(published.reference)
         hosts = dict.fromkeys(lacking, by_registry.home(desired))
@@ -86,61 +76,42 @@ class Shipping:
             hosts = by_rack.fill(prepared, ready, lacking, node_runs, events)
         sources = {name: by_registry.account(desired, host) for name, host in hosts.items()}
         pulled, failed = by_registry.pull(prepared, ready, sources, node_runs)
-        fields = published.model_dump(mode="json", exclude={"layers", "skipped"})
-        used = {name: source.address for name, source in sources.items()}
-        return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": used})
+        fields = published.model_dump(mode="json", exclude={"layers"})
+        return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": hosts})
 
     def _archives(
         self, prepared: PreparedDeploy, image: Image, names: Sequence[str], events: DeployEvents
     ) -> list[LoadedImage]:
+        """An image to nodes as one archive over ssh, without the layers that a node has; a node that fails is a result.
+
+        Raises:
+            CheckFailed, Missing: the engine here does not give the image.
+        """
         if not names:
             return []
         if self.client is None:
             raise by_registry.not_here(image)
-        nodes = {name: (prepared.gathered.ssh_hosts[name], prepared.facts(name)) for name in names}
-        return send_archive(self.client, image, nodes, events)
 
+        def progress(node: str, done: int, total: int) -> None:
+            events.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
-def send_archive(
-    client: docker.DockerClient,
-    image: Image,
-    nodes: Mapping[str, tuple[SshHost, NodeFacts]],
-    events: DeployEvents,
-) -> list[LoadedImage]:
-    """An image to nodes as one archive over ssh, without the layers that a node has; a node that fails is a result.
-
-    Raises:
-        CheckFailed, Missing: the engine here does not give the image.
-    """
-
-    def progress(node: str, done: int, total: int) -> None:
-        events.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-
-    present = {name: _layers(facts) for name, (_, facts) in nodes.items()}
-    everywhere = frozenset.intersection(*present.values())
-    targets = [
-        LoadTarget(name, _shell(host), (*host.become, "docker"), present[name]) for name, (host, _) in nodes.items()
-    ]
-    for name in nodes:
-        events.step(name, f"waiting while the {image.role} image is packed")
-    with (
-        LocalImage.find(client, image.id) as source,
-        ImageArchive.make(source, image.name_on_node, have=everywhere) as archive,
-    ):
-        rows = load(archive, targets, progress=progress)
-    for row in rows:
-        if not row.error:
-            events.end(row.node, f"has the {image.role} image ({row.bytes / 1e6:.1f} MB sent, {row.seconds:.1f} s)")
-    return rows
-
-
-def _layers(facts: NodeFacts) -> frozenset[str]:
-    """That the node's engine needs not be sent; containerd's store asks for all of them."""
-    if facts.engine.store == "containerd":
-        return frozenset()
-    return frozenset(layer for image in facts.images for layer in image.layers)
-
-
-def _shell(host: SshHost) -> list[str]:
-    """To which a line for the shell there is added."""
-    return [*host.program, "-T", host.address] if host.program else ["sh", "-c"]
+        targets = []
+        for name in names:
+            host, facts = prepared.gathered.ssh_hosts[name], prepared.facts(name)
+            shell = [*host.program, "-T", host.address] if host.program else ["sh", "-c"]
+            # containerd's store asks for all layers
+            known = () if facts.engine.store == "containerd" else facts.images
+            layers = frozenset(layer for each in known for layer in each.layers)
+            targets.append(LoadTarget(name, shell, (*host.become, "docker"), layers))
+            events.step(name, f"waiting while the {image.role} image is packed")
+        everywhere = frozenset.intersection(*(target.have for target in targets))
+        with (
+            LocalImage.find(self.client, image.id) as source,
+            ImageArchive.make(source, image.name_on_node, have=everywhere) as archive,
+        ):
+            rows = load(archive, targets, progress=progress)
+        for row in rows:
+            if not row.error:
+                sent = f"{row.bytes / 1e6:.1f} MB sent, {row.seconds:.1f} s"
+                events.end(row.node, f"has the {image.role} image ({sent})")
+        return rows

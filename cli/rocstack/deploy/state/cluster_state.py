@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocstack.base.errors import CheckFailed
+from rocstack.base.text import last_line
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
@@ -129,8 +130,8 @@ def read_slurm(ssh_host: SshHost) -> SlurmState:
     _, holder, answer = (*done.stdout.split(f"{_MARK}\n"), "", "", "")[:3]
     deploying = locks.holder(holder) if holder.strip() else ""
     if done.returncode:
-        why = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        return SlurmState(why=re.sub("[0-9a-f]{64}", services.CONTROL, why), deploying=deploying)
+        why = re.sub("[0-9a-f]{64}", services.CONTROL, last_line(done.stderr))
+        return SlurmState(why=why, deploying=deploying)
     if not answer:
         return SlurmState(deploying=deploying)
     nodes, _, queue = answer.partition("\x1e")

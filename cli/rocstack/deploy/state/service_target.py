@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocstack.base.errors import BadInput, CheckFailed, did_you_mean
+from rocstack.base.text import last_line
 from rocstack.deploy.plan.services import CONTAINERS, SERVICE_OF, SERVICES
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.inventory import Inventory
@@ -41,12 +42,8 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
     if done.returncode == ssh.FAILED:
         raise ssh_host.error("no way to", done.stderr)
     if done.returncode:
-        raise CheckFailed(
-            f"no container of {node}'s {SERVICE_OF[name]}: {_last(done.stderr)}",
-            code="no-container",
-            cause="it was never deployed there, or it was removed",
-            next_step=f"check `rocstack status {path}`; `rocstack deploy {path}` creates what is missing",
-        )
+        why = engine_errors.without_noise(last_line(done.stderr))
+        raise CheckFailed.of("no-container", node=node, service=SERVICE_OF[name], why=why, path=path)
     return Target(node, ssh_host, name)
 
 
@@ -60,23 +57,11 @@ def container(inventory: Inventory, node: str, service: str | None) -> str:
     if not roles:
         names = [host.name for host in inventory.nodes]
         hint = did_you_mean(node, names) or "no such control node or worker"
-        raise BadInput(
-            f"no node '{node}' in {inventory.path}: {hint}",
-            code="unknown-node",
-            next_step=f"`rocstack status {inventory.path}` lists them",
-        )
+        raise BadInput.of("node-not-in-inventory", node=node, path=inventory.path, hint=hint)
     known = [SERVICE_OF[name] for role in ("worker", "control") if role in roles for name in reversed(CONTAINERS[role])]
     if service is None:
         return SERVICES[known[0]]
     if service not in known:
-        where = "" if service not in SERVICES else f"; it runs on {inventory.control.name}"
-        raise BadInput(
-            f"{node} has no service '{service}'{where}",
-            code="unknown-service",
-            next_step=f"its services are {', '.join(known)}",
-        )
+        elsewhere = f"; it runs on {inventory.control.name}" if service in SERVICES else ""
+        raise BadInput.of("unknown-service", node=node, service=service, elsewhere=elsewhere, known=", ".join(known))
     return SERVICES[service]
-
-
-def _last(text: str) -> str:
-    return engine_errors.without_noise((text.strip() or "no reason given").splitlines()[-1])

@@ -1,8 +1,10 @@
 """How a deployed cluster is: its release, its images, its nodes. Pure."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from rocstack.base.findings import Finding
 from rocstack.deploy.plan import services
@@ -66,17 +68,7 @@ class Status:
         return all(finding.level == "note" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "cluster": self.cluster,
-            "control": self.control,
-            "release": self.release.model_dump(mode="json") if self.release else None,
-            "interrupted": self.interrupted.model_dump(mode="json") if self.interrupted else None,
-            "deploying": self.deploying,
-            "images": [asdict(image) for image in self.images],
-            "nodes": [asdict(node) for node in self.nodes],
-            "findings": as_rows(self.findings),
-        }
+        return {"ok": self.ok, **to_jsonable_python(self), "findings": as_rows(self.findings)}
 
 
 def status(state: ClusterState) -> Status:

@@ -7,7 +7,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocstack.base.errors import BadInput, CheckFailed, Where
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.text import last_line
 from rocstack.deploy.plan import services
 from rocstack.deploy.work import controller
 from rocstack.edge import files, ssh
@@ -53,21 +54,12 @@ def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
         OSError: it can't be written.
     """
     if os.path.lexists(file):
-        raise BadInput(
-            f"{file} already exists",
-            code="file-exists",
-            next_step="choose another name; backups are never overwritten",
-        )
+        raise BadInput.of("backup-exists", file=file)
     with files.writing(file, private=True) as out:
         line = ssh_host.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
         done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
         if done.returncode:
-            raise _failed(
-                "backup-failed",
-                ssh_host,
-                done.stderr,
-                "check with `rocstack status` whether controller and database run",
-            )
+            raise CheckFailed.of("backup-failed", host=ssh_host.host, why=last_line(done.stderr))
         return about(Path(out.name))
 
 
@@ -83,19 +75,10 @@ def restore(ssh_host: SshHost, file: Path) -> list[int]:
         done = subprocess.run(line, stdin=data, capture_output=True, check=False)
     back = ssh.run(ssh_host, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + ssh.TIMEOUT_S)
     if done.returncode:
-        raise _failed(
-            "restore-failed",
-            ssh_host,
-            done.stderr,
-            "fix what the message names, then restore again; the controller was restarted",
-        )
+        raise CheckFailed.of("restore-failed", host=ssh_host.host, why=last_line(done.stderr))
     if back.returncode:
-        raise _failed(
-            "restore-failed",
-            ssh_host,
-            f"everything is restored, but the controller isn't healthy: {back.stderr}".encode(),
-            f"run `rocstack logs {ssh_host.host} --service controller` to see why",
-        )
+        why = last_line(f"everything is restored, but the controller isn't healthy: {back.stderr}")
+        raise CheckFailed.of("restored-unhealthy", host=ssh_host.host, why=why)
     return sorted({int(word) for word in back.stdout.split()})
 
 
@@ -128,25 +111,8 @@ def about(file: Path) -> BackupInfo:
                 raise ValueError("it doesn't begin like one")
             text = content.read(4096).decode()
     except (zstandard.ZstdError, tarfile.TarError, ValueError, EOFError) as error:
-        raise _no_backup(file, str(error)) from None
+        raise BadInput.of("bad-backup", file, why=error) from None
     output = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
     if output.get("format") != "1" or not {"cluster", "slurm", "time"} <= set(output):
-        raise _no_backup(file, "its format is unknown, or its description is missing")
+        raise BadInput.of("bad-backup", file, why="its format is unknown, or its description is missing")
     return BackupInfo(output["cluster"], output["slurm"], output["time"], file.stat().st_size)
-
-
-def _no_backup(file: Path, why: str) -> BadInput:
-    return BadInput(
-        f"not a complete backup: {why}",
-        code="bad-backup",
-        where=Where(str(file)),
-        next_step="use a file that `rocstack backup` wrote",
-    )
-
-
-def _failed(code: str, ssh_host: SshHost, output: bytes, next_step: str) -> CheckFailed:
-    text = output.decode(errors="replace").strip()
-    last = text.splitlines()[-1] if text else "no reason given"
-    return CheckFailed(
-        f"the {code.partition('-')[0]} of {ssh_host.host} failed: {last}", code=code, next_step=next_step
-    )

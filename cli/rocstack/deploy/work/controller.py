@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from rocstack.base.errors import CheckFailed
-from rocstack.base.text import listed
+from rocstack.base.text import last_line, listed
 from rocstack.cluster import accounts, slurm_records
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.nodes.answers import Answer, DrainAnswer, SlurmAnswer, WaitDrainedAnswer, WaitReadyAnswer, parse
@@ -103,19 +103,8 @@ class Controller:
         """
         questions = {**slurm_records.QUESTIONS, "clock": ("date", "+%Y-%m-%dT%H:%M:%S")}
         script = f"; echo {_MARK}; ".join(shlex.join(each) for each in questions.values())
-        text = self.ask("bash", "-c", f"set -e; {script}")
-        answers = dict(zip(questions, text.split(f"{_MARK}\n"), strict=True))
-        now = datetime.fromisoformat(answers.pop("clock").strip())
-        known = slurm_records.read(answers)
-        return accounts.changes(cluster.with_suite(), known, workers=workers, groups=groups, now=now, absent=absent)
-
-    def ask(self, *command: str, service: str = services.CONTROL) -> str:
-        """What a command in the controller's container says.
-
-        Raises:
-            CheckFailed: it failed, or ssh did.
-        """
-        line = self.ssh_host.argv(["docker", "exec", service, *command], options=["-T"])
+        command = ["docker", "exec", services.CONTROL, "bash", "-c", f"set -e; {script}"]
+        line = self.ssh_host.argv(command, options=["-T"])
         try:
             done = subprocess.run(
                 line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -123,17 +112,14 @@ class Controller:
         except subprocess.TimeoutExpired:
             raise self._error("doesn't answer", f"no answer within {TIMEOUT_S:.0f} s") from None
         if done.returncode:
-            raise self._error(
-                "doesn't answer", (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1]
-            )
-        return done.stdout
+            raise self._error("doesn't answer", last_line(done.stderr.strip() or done.stdout))
+        answers = dict(zip(questions, done.stdout.split(f"{_MARK}\n"), strict=True))
+        now = datetime.fromisoformat(answers.pop("clock").strip())
+        known = slurm_records.read(answers)
+        return accounts.changes(cluster.with_suite(), known, workers=workers, groups=groups, now=now, absent=absent)
 
     def _error(self, what: str, why: str) -> CheckFailed:
-        return CheckFailed(
-            f"Slurm's controller on {self.node} {what}: {why}",
-            code="slurm-failed",
-            next_step=f"`rocstack logs {self.node} --service controller` shows its log",
-        )
+        return CheckFailed.of("slurm-failed", node=self.node, what=what, why=why)
 
 
 def end_jobs(ssh_host: SshHost, force: bool) -> None:
@@ -146,17 +132,9 @@ def end_jobs(ssh_host: SshHost, force: bool) -> None:
     if slurm.nodes is None and (force or slurm.why == cluster_state.ABSENT):
         return
     if slurm.nodes is None:
-        raise CheckFailed(
-            f"can't tell whether jobs are running: Slurm's controller doesn't answer: {slurm.why}",
-            code="jobs-running",
-            next_step="use --force to proceed anyway; running jobs are cancelled",
-        )
+        raise CheckFailed.of("jobs-unknown", why=slurm.why)
     if slurm.jobs and not force:
         count = "a job runs" if len(slurm.jobs) == 1 else f"{len(slurm.jobs)} jobs run"
-        raise CheckFailed(
-            f"{count}: {listed(map(str, slurm.jobs), 8)}",
-            code="jobs-running",
-            next_step="wait until they end, `scancel` them, or use --force, which cancels them",
-        )
+        raise CheckFailed.of("jobs-running", count=count, jobs=listed(map(str, slurm.jobs), 8))
     if slurm.jobs:
         ssh.run(ssh_host, CANCEL)

@@ -84,7 +84,7 @@ class _Work:
         plan = self.prepared.plan
         changed = [node.name for node in plan.changed]
         rolling = [node.name for node in plan.changed if node.has("replace", services.WORKER)]
-        lacking = self._lacking()
+        lacking = self._lacking("worker")
         options = {"rollout": self.rollout.model_dump(mode="json")}
         self.record.begin(options, self.prepared.images, changed)
         self._load_control()
@@ -110,15 +110,14 @@ class _Work:
             notes=(*plan.notes, *dict.fromkeys(self.notes)),
         )
 
-    def _lacking(self) -> list[str]:
-        """Nodes without the worker image."""
-        name = self.prepared.images["worker"].name_on_node
+    def _lacking(self, role: str) -> list[str]:
+        """Nodes without the image."""
+        name = self.prepared.images[role].name_on_node
         return [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
 
     def _load_control(self) -> None:
         """To the control node, and to those that run a rack's registry."""
-        name = self.prepared.images["control"].name_on_node
-        lacking = [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
+        lacking = self._lacking("control")
         for node, reason in self.shipping.load_control(self.prepared, lacking, self.events).items():
             self.record.fail(node, f"the control image didn't arrive: {reason}")
 
@@ -139,11 +138,7 @@ class _Work:
         """
         if run.state != "ok" and WORKERS_TASK not in run.answers:
             self.record.fail(self.control, run.reason)
-            raise CheckFailed(
-                f"the control node {self.control}: {run.reason}",
-                code="control-failed",
-                next_step="the workers are unchanged; fix this, then run `rocstack deploy --resume`",
-            )
+            raise CheckFailed.of("control-failed", node=self.control, why=run.reason)
 
     def _ship(self, lacking: Sequence[str]) -> None:
         self.cluster_lock.check()
@@ -180,15 +175,9 @@ class _Work:
 
     def _roll(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         racks = {node.name: registry for registry, nodes in self.request.inventory.racks.items() for node in nodes}
+        specs, behind = self.prepared.node_specs, self.prepared.control.behind
         rolling = Rolling(
-            self.rollout,
-            self.prepared.node_specs,
-            self.slurm,
-            self.node_runs,
-            self.record,
-            self.events,
-            self.prepared.control.behind,
-            self._heard,
+            self.rollout, specs, self.slurm, self.node_runs, self.record, self.events, behind, self._heard
         )
         return rolling.roll(names, racks)
 

@@ -17,22 +17,6 @@ from rocstack.deploy.work.journal_writer import JournalWriter
 REASON = "rocstack: update"
 READY_WITHIN = 60  # seconds for a started worker to be one on which jobs start
 FOREVER_S = 365 * 86400.0
-Share = int | str  # a number of nodes, or "25%" of them
-
-
-def split(
-    nodes: Iterable[str], *, canary: Share = 1, wave: Share = "25%", groups: Mapping[str, str] | None = None
-) -> tuple[tuple[str, ...], ...]:
-    """The canary, then waves of at least one node; every node once.
-
-    Of each group (rack, partition) a wave takes its part, so that none is gone at once; in a group the given order
-    stays. Without canary (0) there are waves only.
-    """
-    order = _spread(tuple(nodes), groups or {})
-    first, size = how_many(canary, len(order)), max(1, how_many(wave, len(order)))
-    rest = order[first:]
-    waves = [order[:first], *(rest[at : at + size] for at in range(0, len(rest), size))]
-    return tuple(each for each in waves if each)
 
 
 @dataclass(frozen=True)
@@ -46,19 +30,18 @@ class RolloutState:
     failed: frozenset[str] = frozenset()
 
     @classmethod
-    def begin(
-        cls,
-        nodes: Iterable[str],
-        *,
-        canary: Share = 1,
-        wave: Share = "25%",
-        budget: Share = "10%",
-        groups: Mapping[str, str] | None = None,
-    ) -> RolloutState:
-        """`nodes` are all of the update."""
-        order = tuple(nodes)
-        waves = split(order, canary=canary, wave=wave, groups=groups)
-        return cls(waves, how_many(budget, len(order)), canary=bool(order) and how_many(canary, len(order)) > 0)
+    def begin(cls, nodes: Iterable[str], settings: RolloutSettings, groups: Mapping[str, str]) -> RolloutState:
+        """The canary, then waves of at least one node; every node once.
+
+        Of each group (rack, partition) a wave takes its part, so that none is gone at once; in a group the given order
+        stays. Without canary (0) there are waves only.
+        """
+        order = _spread(tuple(nodes), groups)
+        first, size = how_many(settings.canary, len(order)), max(1, how_many(settings.wave, len(order)))
+        rest = order[first:]
+        waves = [order[:first], *(rest[at : at + size] for at in range(0, len(rest), size))]
+        budget = how_many(settings.failures, len(order))
+        return cls(tuple(filter(None, waves)), budget, canary=bool(order) and first > 0)
 
     def note(self, *, done: Iterable[str] = (), failed: Iterable[str] = ()) -> RolloutState:
         """With what became of nodes; who failed is not tried again in this rollout."""
@@ -123,10 +106,7 @@ class Rolling:
         """
         # Where the image didn't get, the update has nothing to do with it.
         names = [name for name in names if name not in self.record.failed]
-        chosen = self.settings
-        rollout = RolloutState.begin(
-            names, canary=chosen.canary, wave=chosen.wave, budget=chosen.failures, groups=groups
-        )
+        rollout = RolloutState.begin(names, self.settings, groups)
         while wave := rollout.next():
             self.record.cluster_lock.check()
             lost = self._wave(wave)

@@ -111,3 +111,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     if names and len(names) <= 16:
         return "known: " + ", ".join(names)
     return None
+
+
+def hinted(word: str, known: Iterable[str]) -> str:
+    """`did_you_mean` as the end of a sentence: ": did you mean 'x'?", or nothing."""
+    hint = did_you_mean(word, known)
+    return f": {hint}" if hint else ""

@@ -12,8 +12,8 @@ from rocstack.cluster import cgroup, hostlist
 from rocstack.cluster.operation import minutes, seconds
 from rocstack.cluster.settings import VERIFY, ClusterSettings, Partition
 from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
-from rocstack.stack import component, sourcemap
-from rocstack.stack.blocks import Blocks, environment, sources
+from rocstack.stack import component
+from rocstack.stack.blocks import Blocks, environment, sources, split
 
 ALL = "all"
 JWT_KEY = "/run/slurm/jwt_hs256.key"
@@ -90,7 +90,7 @@ def files(
     blocks = Blocks(environment(sources(library)), library, variables)
 
     def text(name: str, **extra: Any) -> str:
-        return "".join(sourcemap.split(blocks.render(name, block, **extra))[0] for block in BLOCKS[name])
+        return "".join(split(blocks.render(name, block, **extra))[0] for block in BLOCKS[name])
 
     conf = text("slurm.conf", more=())
     texts = {

@@ -11,12 +11,10 @@ from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
 from rocstack.image import gfx_rules, node_package
 from rocstack.image.context import BuildContext, ContextFile
-from rocstack.stack import sourcemap
-from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources
+from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
 from rocstack.stack.component import ROLES, Role, TemplateFile, TemplateLibrary
 from rocstack.stack.lock import Lock, source_sha256, unpinned
-from rocstack.stack.provider import ROOT
-from rocstack.stack.resolve import Part, Resolved
+from rocstack.stack.resolve import ROOT, Part, Resolved
 
 # slurm's is Debian's own (base-passwd), the others are ours.
 UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
@@ -72,7 +70,7 @@ def render(
     own = {**own_files(components), **own_files(nics)}
 
     def put(path: str, marked: str) -> None:
-        text, lines = sourcemap.split(marked)
+        text, lines = split(marked)
         files[path] = ContextFile(text.encode())
         places = (line.rpartition(":") for line in lines)
         origins[path] = [f"{own.get(name, f'templates/{name}')}:{line}" if name else "" for name, _, line in places]

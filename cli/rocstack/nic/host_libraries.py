@@ -5,7 +5,7 @@ from rocstack.node import gate
 from rocstack.node.gate import SLINGSHOT, mountable
 from rocstack.node.image_facts import ImageFacts
 from rocstack.node.profile import NodeProfile
-from rocstack.stack.provider import ROOT
+from rocstack.stack.resolve import ROOT
 
 # Where every program finds them: a cache of the loader does not know what is mounted later.
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"

@@ -11,7 +11,7 @@ from rocstack.nic import vendor_archive
 from rocstack.nic.vendor_archive import MIB, Budget, shown
 from rocstack.node.nic_settings import holds
 from rocstack.stack.component import NicProfile
-from rocstack.stack.plugin import PluginSource, PluginSpec
+from rocstack.stack.resolve import PluginSource, PluginSpec
 
 _HEADING = re.compile(r"^#+ v?(\d+(?:\.\d+)+)\b", re.MULTILINE | re.ASCII)
 LARGEST = 64 * MIB  # aws-ofi-nccl 1.19.0 has 1 MB, RCCL's source a few

@@ -12,8 +12,7 @@ from rocstack.nic.needs import VERSION, Need
 from rocstack.nic.vendor_release import VendorRelease, pick
 from rocstack.node.image_facts import ImageFacts, ImageProvider
 from rocstack.stack.component import NicProfile, Way
-from rocstack.stack.plugin import PluginSpec
-from rocstack.stack.provider import ROOT, ProviderSpec
+from rocstack.stack.resolve import ROOT, PluginSpec, ProviderSpec
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,18 @@
-"""Renders single blocks of component and NIC templates, the user's overrides over ours."""
+"""Renders single blocks of component and NIC templates, the user's overrides over ours; and says which template line
+every line of generated text came from."""
 
+import re
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
 
 from rocstack.base import paths
-from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean
-from rocstack.stack import sourcemap
-from rocstack.stack.component import TemplateLibrary
+from rocstack.base.errors import BadInput, RocstackError, Where, hinted
+from rocstack.stack.component import TemplateFile, TemplateLibrary
 
 BLOCKS = {
     "components": ("builder", "runtime", "copy", "version", "smoke"),
@@ -19,6 +23,29 @@ BLOCKS = {
     ),
 }
 NEEDED = {"components": ("version", "smoke"), "nic": (), "slurm": ()}
+_MARK = re.compile("\x00([^\x00\n]*:[0-9]+)\x00")
+
+
+class _MarkLines(Extension):
+    """Ends every piece of a literal template line with an invisible mark; `split` takes the marks out again."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterable[Token]:
+        for token in stream:
+            if token.type == "data":
+                *lines, last = token.value.split("\n")
+                marked = [f"{line}\x00{stream.name or '?'}:{at}\x00\n" for at, line in enumerate(lines, token.lineno)]
+                end = f"{last}\x00{stream.name or '?'}:{token.lineno + len(lines)}\x00" if last else ""
+                token = Token(token.lineno, "data", "".join(marked) + end)
+            yield token
+
+
+def split(marked: str) -> tuple[str, list[str]]:
+    """The clean text, and per line (from index 0) the `template:line` it came from."""
+    origins: list[str] = []
+    for line in marked.split("\n"):
+        found = _MARK.findall(line) or origins[-1:] or [""]
+        origins.append(found[-1])
+    return _MARK.sub("", marked), origins
 
 
 def environment(sources: Mapping[str, str]) -> Environment:
@@ -26,7 +53,7 @@ def environment(sources: Mapping[str, str]) -> Environment:
     return Environment(
         loader=DictLoader(dict(sources)),
         undefined=StrictUndefined,
-        extensions=[sourcemap.MarkLines],
+        extensions=[_MarkLines],
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -35,26 +62,26 @@ def environment(sources: Mapping[str, str]) -> Environment:
     )
 
 
+def _templates(library: TemplateLibrary) -> dict[str, TemplateFile]:
+    """Every file by the name that Jinja knows it by."""
+    known = {f"{library.kind}/{file.path.name}": file for file in library.files.values()}
+    return known | {f"overlay/{library.kind}/{file.path.name}": file for file in library.overrides.values()}
+
+
 def sources(library: TemplateLibrary) -> dict[str, str]:
     """Template name -> text, padded so that line numbers are those of the file."""
-    out = {}
-    for prefix, files in ((library.kind, library.files), (f"overlay/{library.kind}", library.overrides)):
-        for file in files.values():
-            out[f"{prefix}/{file.path.name}"] = "\n" * (file.body_line - 1) + file.body
-    return out
+    return {name: "\n" * (file.body_line - 1) + file.body for name, file in _templates(library).items()}
 
 
 def own_files(library: TemplateLibrary) -> dict[str, str]:
     """Templates that are the user's (files that don't lie among ours, and overrides) -> path."""
     shipped = paths.templates() / library.kind
-    added = {f"{library.kind}/{f.path.name}": f for f in library.files.values() if f.path.parent != shipped}
-    overrides = {f"overlay/{library.kind}/{f.path.name}": f for f in library.overrides.values()}
-    return {name: str(file.path) for name, file in (added | overrides).items()}
+    return {name: str(file.path) for name, file in _templates(library).items() if file.path.parent != shipped}
 
 
-def shown(name: str, *libraries: TemplateLibrary) -> str:
+def shown(name: str, library: TemplateLibrary | None) -> str:
     """How messages call a template: the user's file as it was named, ours by its place in `templates/`."""
-    return next((own_files(library)[name] for library in libraries if name in own_files(library)), f"templates/{name}")
+    return (own_files(library) if library else {}).get(name, f"templates/{name}")
 
 
 class Blocks:
@@ -70,21 +97,14 @@ class Blocks:
         """One block's text, with line marks; empty when the template has no such block or it yields only space."""
         template = guarded(lambda: self._env.get_template(f"{self._library.kind}/{name}.j2"), self._library)
         context = template.new_context({**self._vars, **extra})
-        override = self._library.overrides.get(name)
-        if override:
-            own = guarded(
-                lambda: self._env.get_template(f"overlay/{self._library.kind}/{override.path.name}"),
-                self._library,
-            )
+        if name in self._library.overrides:
+            own = guarded(lambda: self._env.get_template(f"overlay/{self._library.kind}/{name}.j2"), self._library)
             for key, function in own.blocks.items():
                 context.blocks.setdefault(key, []).insert(0, function)
         if block not in context.blocks:
             return ""
         text = guarded(lambda: "".join(context.blocks[block][0](context)), self._library)
-        return text if sourcemap.split(text)[0].strip() else ""
-
-    def any(self, names: Iterable[str], block: str) -> bool:
-        return any(self.render(name, block) for name in names)
+        return text if split(text)[0].strip() else ""
 
 
 def guarded(render: Any, library: TemplateLibrary | None = None) -> Any:
@@ -98,13 +118,14 @@ def guarded(render: Any, library: TemplateLibrary | None = None) -> Any:
     except RocstackError:
         raise
     except TemplateSyntaxError as error:
-        raise _bad_template(str(error.message), error.name or "?", error.lineno, library) from None
+        message, name, line = str(error.message), error.name or "?", error.lineno
     except Exception as error:
         name, line = _template_frame(error)
         if not line and not isinstance(error, TemplateError):
             raise  # no template's mistake
-        told = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-        raise _bad_template(told, name, line, library) from None
+        message = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+    where = Where(shown(name, library), line or None) if name != "?" else None
+    raise BadInput.of("bad-template", where, message=message)
 
 
 def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str]) -> None:
@@ -116,49 +137,23 @@ def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str
     known = BLOCKS[library.kind]
     texts = sources(library)
     for name in names:
-        blocks = list(guarded(lambda n=name: env.parse(texts[n], n), library).find_all(nodes.Block))
-        for block in blocks:
-            if block.name not in known:
-                hint = did_you_mean(block.name, known)
-                raise BadInput(
-                    f"block '{block.name}' is never used" + (f": {hint}" if hint else ""),
-                    code="override-unmatched",
-                    where=Where(shown(name, library), block.lineno),
-                )
-        if not blocks and name.startswith("overlay/"):
-            raise BadInput(
-                "it overrides nothing, because it has no block",
-                code="override-unmatched",
-                where=Where(shown(name, library), 1),
-                next_step=f"override one of these blocks: {', '.join(known)}",
-            )
-        missing = [block for block in NEEDED[library.kind] if block not in {each.name for each in blocks}]
-        if missing and not name.startswith("overlay/"):
-            raise BadInput(
-                f"it has no block '{missing[0]}'",
-                code="bad-template",
-                where=Where(shown(name, library), 1),
-                next_step="add the block: every component must print its version and test itself",
-            )
+        place, override = shown(name, library), name.startswith("overlay/")
+        parsed = guarded(lambda n=name: env.parse(texts[n], n), library)
+        lines = {block.name: block.lineno for block in parsed.find_all(nodes.Block)}
+        for block, line in lines.items():
+            if block not in known:
+                raise BadInput.of("unused-block", Where(place, line), block=block, hint=hinted(block, known))
+        if override and not lines:
+            raise BadInput.of("override-without-block", Where(place, 1), known=", ".join(known))
+        missing = [block for block in NEEDED[library.kind] if block not in lines]
+        if missing and not override:
+            raise BadInput.of("needed-block", Where(place, 1), block=missing[0])
 
 
 def _template_frame(error: BaseException) -> tuple[str, int]:
     """The innermost template and line: Jinja keeps the template object in its frames' globals."""
-    frame = ("?", 0)
-    trace = error.__traceback__
-    while trace is not None:
-        template = trace.tb_frame.f_globals.get("__jinja_template__")
-        if template is not None:
-            frame = (template.name or "?", template.get_corresponding_lineno(trace.tb_lineno))
-        trace = trace.tb_next
-    return frame
-
-
-def _bad_template(message: str, name: str, line: int, library: TemplateLibrary | None) -> BadInput:
-    where = Where(shown(name, *filter(None, [library])), line or None) if name != "?" else None
-    return BadInput(
-        f"template error: {message}",
-        code="bad-template",
-        where=where,
-        next_step="correct the template; `rocstack render` checks it without building",
-    )
+    found = ("?", 0)
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if template := frame.f_globals.get("__jinja_template__"):
+            found = (template.name or "?", template.get_corresponding_lineno(line))
+    return found

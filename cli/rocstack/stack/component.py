@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from rocstack.base import document, paths
-from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.errors import BadInput, Where, hinted
 from rocstack.base.words import (
     Condition,
     Driver,
@@ -138,7 +138,7 @@ def read_template(path: Path) -> TemplateFile:
         return TemplateFile(path.stem, path, document.Document(str(path), {}), text, 1)
     head, fence, body = text[len(FENCE) :].partition("\n" + FENCE)
     if not fence:
-        raise BadInput("the head has no closing '---'", code="bad-template", where=Where(str(path), 1))
+        raise BadInput.of("open-head", Where(str(path), 1))
     return TemplateFile(path.stem, path, document.parse(head, str(path), first_line=2), body, head.count("\n") + 4)
 
 
@@ -157,13 +157,8 @@ class TemplateLibrary:
 
     def get(self, name: str, where: Where | None = None) -> TemplateFile:
         if name not in self.files:
-            hint = did_you_mean(name, self.files)
-            noun = {"components": "component", "nic": "NIC profile"}[self.kind]
-            raise BadInput(
-                f"no {noun} '{name}'" + (f": {hint}" if hint else ""),
-                code=f"unknown-{noun.split()[0].lower()}",
-                where=where,
-            )
+            hint = hinted(name, self.files)
+            raise BadInput.of("unknown-nic" if self.kind == "nic" else "unknown-component", where, name=name, hint=hint)
         return self.files[name]
 
 
@@ -177,11 +172,6 @@ def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = 
         elif file.name in files:
             overrides[file.name] = file
         else:
-            hint = did_you_mean(file.name, files)
-            raise BadInput(
-                f"'{path.name}' overrides blocks of a template that does not exist" + (f": {hint}" if hint else ""),
-                code="override-unmatched",
-                where=Where(str(path), 1),
-                next_step="rename it, or give it a head to add a new one",
-            )
+            hint = hinted(file.name, files)
+            raise BadInput.of("override-of-no-template", Where(str(path), 1), file=path.name, hint=hint)
     return TemplateLibrary(kind, files, overrides)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from rocstack.base import paths
-from rocstack.base.errors import BadInput, Where
+from rocstack.base.errors import BadInput
 from rocstack.base.words import ImageRef, Line, Name, Package, Sha256, Url, Value, Version
 from rocstack.stack.stack import ComponentChoice, Stack
 
@@ -62,10 +62,8 @@ class Lock(Value):
 
     def requirements(self) -> str:
         """The wheels as pip's requirements file with hashes."""
-        lines = []
-        for wheel in self.wheels:
-            hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
-            lines.append(f"{wheel.name}=={wheel.version} {hashes}")
+        hashes = (" ".join(f"--hash=sha256:{value}" for value in wheel.sha256) for wheel in self.wheels)
+        lines = (f"{wheel.name}=={wheel.version} {text}" for wheel, text in zip(self.wheels, hashes, strict=True))
         return "\n".join(lines) + "\n"
 
 
@@ -80,8 +78,7 @@ def definition_digest(stack: Stack) -> str:
     for name, others in stack.alternatives.items():
         choices = [choice.model_dump_json(exclude_defaults=True) for choice in (stack.components[name], *others)]
         chosen["components"][name] = sorted(choices)
-    text = json.dumps(chosen, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
 def wheel_of(component: str) -> str:
@@ -114,16 +111,11 @@ def read(path: Path) -> Lock:
     try:
         return Lock.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"can't read {path}: {error.strerror}", code="no-lock") from None
+        raise BadInput.of("unreadable-lock", path=path, problem=error.strerror) from None
     except (UnicodeDecodeError, ValidationError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "not UTF-8"}
         at = ".".join(str(part) for part in first["loc"])
-        raise BadInput(
-            f"not a rocstack lock: {at + ': ' if at else ''}{first['msg']}",
-            code="bad-lock",
-            where=Where(str(path)),
-            next_step="create it again with `rocstack lock`",
-        ) from None
+        raise BadInput.of("bad-lock", path, problem=f"{at + ': ' if at else ''}{first['msg']}") from None
 
 
 def for_stack(stack: Stack, file: Path | None) -> Lock | None:
@@ -134,9 +126,7 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
             is not there.
     """
     if file and file != Path(FILE) and not file.exists():
-        raise BadInput(
-            f"no lock file {file}", code="no-lock", next_step="check the path, or create it with `rocstack lock`"
-        )
+        raise BadInput.of("no-lock-file", path=file)
     shipped = paths.images() / "stacks" / f"{stack.name}.lock"
     path = file if file and file.exists() else shipped
     if not path.exists():
@@ -144,29 +134,17 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
     lock = read(path)
     if lock.stack != stack.name:
         if path == file:
-            raise BadInput(
-                f"the lock is for stack '{lock.stack}', not for '{stack.name}'",
-                code="lock-mismatch",
-                where=Where(str(path)),
-                next_step=f"run `rocstack lock --stack {stack.name}`, or name the other stack",
-            )
+            raise BadInput.of("lock-of-other-stack", path, locked=lock.stack, stack=stack.name)
         return None
     if lock.definition != definition_digest(stack):
-        raise BadInput(
-            f"the lock does not match its stack: '{stack.name}' was changed after it was locked{_changes(stack, lock)}",
-            code="lock-mismatch",
-            where=Where(str(path)),
-            next_step="run `rocstack lock` again, with the same --stack",
+        locked = {wheel.name: wheel.version for wheel in lock.wheels}
+        changes = (
+            f" (wheel {name}: stack {version}, lock {locked.get(name, 'none')})"
+            for name, version in stack.wheels.items()
+            if locked.get(name) != version
         )
+        raise BadInput.of("lock-mismatch", path, stack=stack.name, change=next(changes, ""))
     return lock
-
-
-def _changes(stack: Stack, lock: Lock) -> str:
-    locked = {wheel.name: wheel.version for wheel in lock.wheels}
-    for name, version in stack.wheels.items():
-        if locked.get(name) != version:
-            return f" (wheel {name}: stack {version}, lock {locked.get(name, 'none')})"
-    return ""
 
 
 class Drift(Value):
@@ -196,14 +174,10 @@ def base_drift(lock: Lock, how: str, digest: str) -> tuple[Drift, ...]:
 def drift(lock: Lock, packages: dict[str, str], wheels: dict[str, str]) -> tuple[Drift, ...]:
     """What an image holds at other versions than the lock names. Packages the image lacks are not drift:
     the two roles hold different sets."""
-    out = [
-        Drift(what=package.name, locked=package.version, found=packages[package.name])
-        for package in lock.packages
-        if package.name in packages and packages[package.name] != package.version
-    ]
-    out += [
-        Drift(what=f"{wheel.name} (wheel)", locked=wheel.version, found=wheels[wheel.name])
-        for wheel in lock.wheels
-        if wheel.name in wheels and wheels[wheel.name] != wheel.version
-    ]
-    return tuple(out)
+    pinned = [(each.name, each.version, packages.get(each.name)) for each in lock.packages]
+    pinned += [(f"{each.name} (wheel)", each.version, wheels.get(each.name)) for each in lock.wheels]
+    return tuple(
+        Drift(what=what, locked=locked, found=found)
+        for what, locked, found in pinned
+        if found is not None and found != locked
+    )

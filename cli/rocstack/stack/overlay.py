@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rocstack.base import document
-from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.errors import BadInput, Where, did_you_mean, hinted
 from rocstack.base.words import Package
 from rocstack.stack.component import LISTS, ROLES, Role
 
@@ -40,13 +40,8 @@ class OverlayChange:
             return current + tuple(p for p in self.packages if p not in current)
         for package in self.packages:
             if package not in current:
-                hint = did_you_mean(package, current)
-                raise BadInput(
-                    f"'{package}' is not in {self.component}'s {self.list}" + (f": {hint}" if hint else ""),
-                    code="override-unmatched",
-                    where=self.where,
-                    next_step="an override that matches nothing is refused; remove or correct it",
-                )
+                hint = hinted(package, current)
+                raise BadInput.of("remove-of-nothing", self.where, package=package, change=self, hint=hint)
         return tuple(p for p in current if p not in self.packages)
 
 
@@ -65,23 +60,15 @@ class Overlay:
         """Every change must meet a component of the stack being built."""
         for change in self.changes:
             if change.component not in known:
-                hint = did_you_mean(change.component, known)
-                raise BadInput(
-                    f"no component '{change.component}' in this stack" + (f": {hint}" if hint else ""),
-                    code="override-unmatched",
-                    where=change.where,
-                )
+                hint = hinted(change.component, known)
+                raise BadInput.of("override-of-no-component", change.where, name=change.component, hint=hint)
 
     def check_roles(self, component: str, roles: tuple[Role, ...]) -> None:
         """A list of a role that the component doesn't reach is never installed."""
         for change in self.changes:
             role = change.list.removesuffix("_packages")
             if change.component == component and role in ROLES and role not in roles:
-                raise BadInput(
-                    f"{component} is not part of the {role} image, so its {change.list} are never installed",
-                    code="override-unmatched",
-                    where=change.where,
-                )
+                raise BadInput.of("override-of-other-role", change.where, change=change, role=role)
 
 
 def load(folder: Path | None) -> Overlay:
@@ -94,7 +81,7 @@ def load(folder: Path | None) -> Overlay:
     if folder is None:
         return Overlay()
     if not folder.is_dir():
-        raise BadInput(f"no overlay folder {folder}", code="no-overlay", next_step="create it, or drop --overlay")
+        raise BadInput.of("no-overlay", folder=folder)
     _refuse_misspelt(folder)
     file = folder / "overlay.yml"
     if not file.exists():
@@ -108,32 +95,23 @@ def _refuse_misspelt(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         hint = did_you_mean(path.name, FILES)
         if path.name not in FILES and hint and hint.startswith("did you mean"):
-            raise BadInput(f"'{path.name}' is never read: {hint}", code="override-unmatched", where=Where(str(path)))
+            raise BadInput.of("misspelt-file", path, name=path.name, hint=hint)
         if path.name in FILES and path.is_dir():
             for file in sorted(path.iterdir()):
                 if file.suffix != FILES[path.name] and not file.name.startswith((".", "README")):
-                    raise BadInput(
-                        f"'{file.name}' is never read: files in {path.name}/ end in {FILES[path.name]}",
-                        code="override-unmatched",
-                        where=Where(str(file)),
-                    )
+                    ending = FILES[path.name]
+                    raise BadInput.of("wrong-ending", file, name=file.name, folder=path.name, ending=ending)
 
 
 def _change(doc: document.Document, key: str, value: Any) -> OverlayChange:
     where = doc.where((key,))
     match = _KEY.fullmatch(key)
     if match is None:
-        raise BadInput(
-            f"unknown override '{key}'",
-            code="override-unmatched",
-            where=where,
-            cause="the form is <component>_<list>_<operation>, such as slurm_worker_packages_append",
-            next_step=f"lists: {', '.join(LISTS)}; operations: {', '.join(OPERATIONS)}",
-        )
+        raise BadInput.of("unknown-override", where, key=key, lists=", ".join(LISTS), operations=", ".join(OPERATIONS))
     try:
         packages = _PACKAGES.validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         problem = first["msg"].removeprefix("Value error, ") if first["loc"] else "must be a list of packages: [a, b]"
-        raise BadInput(f"{key}: {problem}", code="bad-value", where=doc.where((key, *first["loc"]))) from None
+        raise BadInput.of("bad-override", doc.where((key, *first["loc"])), key=key, problem=problem) from None
     return OverlayChange(match["component"].replace("_", "-"), match["list"], match["op"], packages, where)

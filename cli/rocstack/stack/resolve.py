@@ -7,12 +7,48 @@ from typing import Any
 
 from rocstack.base.document import Path_
 from rocstack.base.errors import BadInput, Where
-from rocstack.base.words import ImageRef, Name, Value
+from rocstack.base.words import FileName, ImageRef, Name, Package, Sha256, Value, Version
 from rocstack.stack.component import Component, NicProfile, Packages, Role, TemplateLibrary, validate_head
 from rocstack.stack.overlay import Overlay
-from rocstack.stack.plugin import PluginSpec
-from rocstack.stack.provider import ProviderSpec
 from rocstack.stack.stack import AptRepository, ComponentChoice, Stack
+
+ROOT = "/opt/rocstack/nic"  # in the image; every provider's place is a folder below
+
+
+class ProviderSpec(Value):
+    """One provider library as it is to be built. `place` is its folder in the image; libibverbs' own folder holds a
+    link to the one in use."""
+
+    place: Name
+    way: Name
+    version: Version | None = None  # of the vendor's release
+    archive: FileName | None = None  # the source, in the context under nic/<place>/
+    sha256: Sha256 | None = None  # of the archive
+    kernel_abi: int | None = None  # what the nodes that it is for speak
+    packages: tuple[Package, ...] = ()
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """What apt is asked for: the vendor's package at exactly the release of the nodes' driver."""
+        return tuple(f"{name}={self.version}*" if self.version else name for name in self.packages)
+
+
+class PluginSource(Value):
+    """An archive in the context, under nic/plugin/."""
+
+    archive: FileName
+    sha256: Sha256
+
+
+class PluginSpec(Value):
+    """RCCL's network plugin as it is to be built: which release, from which source."""
+
+    name: Name  # aws-ofi-nccl
+    version: Version
+    library: FileName  # librccl-net.so, in /opt/rocstack/nic/plugin/
+    source: PluginSource
+    beside: PluginSource | None = None  # what it is compiled with
+    packages: tuple[Package, ...] = ()
 
 
 class Part(Value):
@@ -132,39 +168,26 @@ def resolve(
     overlay.check_components(tuple(stack.components))
     for name, file in components.overrides.items():
         if name not in stack.components:
-            raise BadInput(
-                f"'{file.path.name}' overrides nothing: stack '{stack.name}' has no component '{name}'",
-                code="override-unmatched",
-                where=Where(str(file.path), 1),
-            )
+            at = Where(str(file.path), 1)
+            raise BadInput.of("override-of-absent-component", at, file=file.path.name, stack=stack.name, name=name)
     parts = tuple(_part(stack, name, components, overlay, where) for layer in stack.layers for name in layer)
     heads = {part.name: validate_head(components.get(part.name), Component) for part in parts}
     for part in parts:
         for need in heads[part.name].needs:
             if need not in stack.components:
-                raise BadInput(
-                    f"component '{part.name}' needs '{need}', which stack '{stack.name}' does not have",
-                    code="need-unmet",
-                    where=where(("components", part.name)),
-                    next_step=f"add '{need}' to the stack's components",
-                )
+                place = where(("components", part.name))
+                raise BadInput.of("need-unmet", place, name=part.name, need=need, stack=stack.name)
     nic = validate_head(nics.get(nic_name), NicProfile)
-    exclude = _unique([*stack.exclude, *(g for head in heads.values() for g in head.exclude)])
+    first, way = next(iter(nic.ways.items()))
     return Resolved(
         stack=stack,
         nic=nic,
-        providers=providers or (default_provider(nic),),
+        providers=providers or (ProviderSpec(place=first, way=first, packages=way.packages),),
         plugin=plugin,
         base=base or stack.base.image,
         parts=parts,
-        exclude=exclude,
+        exclude=_unique([*stack.exclude, *(glob for head in heads.values() for glob in head.exclude)]),
     )
-
-
-def default_provider(nic: NicProfile) -> ProviderSpec:
-    """What is built where no host says more: the profile's first way."""
-    name, way = next(iter(nic.ways.items()))
-    return ProviderSpec(place=name, way=name, packages=way.packages)
 
 
 def _part(
@@ -173,11 +196,8 @@ def _part(
     head = validate_head(components.get(name, where(("components", name))), Component)
     choice = stack.components[name]
     if choice.method not in head.methods:
-        raise BadInput(
-            f"component '{name}' has no method '{choice.method}'; it has {', '.join(head.methods)}",
-            code="unknown-method",
-            where=where(("components", name, "method")),
-        )
+        place, known = where(("components", name, "method")), ", ".join(head.methods)
+        raise BadInput.of("unknown-method", place, name=name, method=choice.method, known=known)
     overlay.check_roles(name, head.roles)
     lists = head.methods[choice.method]
     changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}

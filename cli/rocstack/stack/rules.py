@@ -1,11 +1,9 @@
 """Compatibility rules: what fits with what, judged over the facts of a resolved stack. Pure but for `load`."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -56,7 +54,7 @@ class Rule(Entry):
     same: tuple[Name, Name] | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Rule:
+    def _says_something(self) -> Self:
         if not self.need and not self.same:
             raise ValueError("a rule needs 'need' or 'same'")
         return self
@@ -72,20 +70,15 @@ class RuleVerdict(Value):
     @property
     def finding(self) -> Finding:
         """With the rule's level where it is broken; a rule that holds is a note without a next step."""
-        levels: dict[RuleState, FindingLevel] = {"broken": self.rule.level, "unknown": "warning"}
-        level = levels.get(self.state, "note")
         rule = self.rule
+        levels: dict[RuleState, FindingLevel] = {"broken": rule.level, "unknown": "warning"}
+        level = levels.get(self.state, "note")
         return Finding(rule.code, level, self.text, rule.cause, "" if level == "note" else rule.next, rule.source)
 
     def to_dict(self) -> dict[str, Any]:
         """The shape printed by `--json`."""
-        rule = self.rule.model_dump()
-        return {
-            "rule": {"id": self.rule.code, "reason": self.rule.cause, **rule},
-            "state": self.state,
-            "text": self.text,
-            **self.finding.to_dict(),
-        }
+        rule = {"id": self.rule.code, "reason": self.rule.cause, **self.rule.model_dump()}
+        return {"rule": rule, "state": self.state, "text": self.text, **self.finding.to_dict()}
 
 
 def load(path: Path | None = None) -> tuple[Rule, ...]:
@@ -111,54 +104,36 @@ def refuse_broken(verdicts: tuple[RuleVerdict, ...]) -> None:
     """
     broken = [verdict for verdict in verdicts if verdict.state == "broken"]
     if broken:
-        first = broken[0]
+        rule, text = broken[0].rule, broken[0].text
         more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
-        raise BadInput(
-            f"rule {first.rule.code} is broken: {first.text}{more}",
-            code="rule-broken",
-            cause=f"{first.rule.cause} (source: {first.rule.source})",
-            next_step=first.rule.next,
-        )
+        raise BadInput.of("rule-broken", rule=rule, text=text, more=more)
 
 
 def _judge(rule: Rule, facts: Mapping[str, object]) -> RuleVerdict:
-    applies, why = _all(rule.when, facts, any)
+    applies, why = _and(_meets(name, facts.get(name), texts, any) for name, texts in rule.when.items())
     if applies is False:
         return RuleVerdict(rule=rule, state="does not apply", text=why)
-    holds, decided = _all(rule.need, facts, all)
-    if rule.same:
-        agree, reason = _same(rule.same, facts)
-        holds, decided = _both((holds, decided) if rule.need else (True, ""), (agree, reason))
     if applies is None:
         return RuleVerdict(rule=rule, state="unknown", text=f"whether it applies: {why}")
+    needs = [_meets(name, facts.get(name), texts, all) for name, texts in rule.need.items()]
+    holds, decided = _and([*needs, *([_same(rule.same, facts)] if rule.same else [])])
     state: RuleState = "unknown" if holds is None else "holds" if holds else "broken"
     return RuleVerdict(rule=rule, state=state, text="; ".join(filter(None, (decided, why and f"as {why}"))))
 
 
-def _all(
-    conditions: Mapping[str, str | tuple[str, ...]],
-    facts: Mapping[str, object],
-    items: Callable[[list[bool]], bool],
-) -> tuple[Truth, str]:
-    """Whether all conditions are met; the text is of those that decided it."""
-    answer: tuple[Truth, str] = (True, "")
-    for name, alternatives in conditions.items():
-        answer = _both(answer, _meets(name, facts.get(name), _condition(alternatives), items))
-    return answer
-
-
-def _both(first: tuple[Truth, str], second: tuple[Truth, str]) -> tuple[Truth, str]:
-    """`and` of three-valued logic: what is false decides, then what is unknown."""
-    for deciding in (False, None):
-        decided = [text for answer, text in (first, second) if answer is deciding]
-        if decided:
-            return deciding, "; ".join(decided)
-    return True, "; ".join(text for _, text in (first, second) if text)
+def _and(answers: Iterable[tuple[Truth, str]]) -> tuple[Truth, str]:
+    """`and` of three-valued logic: what is false decides, then what is unknown; the text is of those that decided."""
+    texts: dict[Truth, list[str]] = {False: [], None: [], True: []}
+    for answer, text in answers:
+        texts[answer].append(text)
+    decided: Truth = False if texts[False] else None if texts[None] else True
+    return decided, "; ".join(texts[decided])
 
 
 def _meets(
-    name: str, fact: object, alternatives: tuple[str, ...], items: Callable[[list[bool]], bool]
+    name: str, fact: object, condition: str | tuple[str, ...], items: Callable[[list[bool]], bool]
 ) -> tuple[Truth, str]:
+    alternatives = _condition(condition)
     values = list(fact) if isinstance(fact, list | tuple) else [fact]
     answers: list[bool] = []
     for value in values:
@@ -196,8 +171,7 @@ def _same(names: tuple[str, str], facts: Mapping[str, object]) -> tuple[Truth, s
             return None, f"{name} is not known"
         known.append(version)
     same = known[0].release[:2] == known[1].release[:2]
-    shown = " and ".join(f"{name} {facts[name]}" for name in names)
-    return same, f"{shown} are {'' if same else 'not '}of one series"
+    return same, " and ".join(f"{name} {facts[name]}" for name in names) + f" are {'' if same else 'not '}of one series"
 
 
 def upstream(text: str) -> Version | None:

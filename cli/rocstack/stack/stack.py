@@ -1,15 +1,13 @@
 """The stack: a named, complete choice of components and versions on one base OS."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from rocstack.base import document, paths
-from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.errors import BadInput, hinted
 from rocstack.base.words import (
     Gfx,
     Glob,
@@ -71,7 +69,7 @@ class ComponentChoice(Value):
     packages: tuple[Package, ...] = ()  # what the worker role needs with this choice, beyond the method's own
 
     @model_validator(mode="after")
-    def _origin(self) -> ComponentChoice:
+    def _origin(self) -> Self:
         if self.method == "source" and (self.source is None) == (self.url is None):
             raise ValueError("method 'source' needs either 'source' (a source package) or 'url' (an archive)")
         if self.sha256 and self.method != "source":
@@ -108,14 +106,12 @@ class Stack(Value):
     facts: tuple[StackFact, ...] = ()
 
     @model_validator(mode="after")
-    def _layers_hold_every_component(self) -> Stack:
+    def _layers_hold_every_component(self) -> Self:
         placed = [name for layer in self.layers for name in layer]
         for name in placed:
             if name not in self.components:
-                hint = did_you_mean(name, self.components)
-                raise ValueError(
-                    f"layers: '{name}' is not among this stack's components" + (f": {hint}" if hint else "")
-                )
+                hint = hinted(name, self.components)
+                raise ValueError(f"layers: '{name}' is not among this stack's components{hint}")
             if placed.count(name) > 1:
                 raise ValueError(f"layers: '{name}' is in two layers")
         for name in self.alternatives:
@@ -126,7 +122,7 @@ class Stack(Value):
             raise ValueError(f"layers: no layer holds '{missing[0]}'")
         return self
 
-    def with_gfx(self, gfx: tuple[str, ...]) -> Stack:
+    def with_gfx(self, gfx: tuple[str, ...]) -> Self:
         """The same stack for other gfx targets.
 
         Raises:
@@ -135,14 +131,11 @@ class Stack(Value):
         try:
             chosen = TypeAdapter(GfxTargets).validate_python(gfx)
         except ValidationError as error:
-            raise BadInput(
-                f"gfx targets {','.join(gfx)!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
-                code="bad-gfx",
-                next_step="write them as gfx90a,gfx942",
-            ) from None
+            problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise BadInput.of("bad-gfx", gfx=",".join(gfx), problem=problem) from None
         return self.model_copy(update={"gfx": chosen})
 
-    def with_methods(self, methods: Mapping[str, str]) -> Stack:
+    def with_methods(self, methods: Mapping[str, str]) -> Self:
         """The same stack with some components by another method, as its `alternatives` have them.
 
         Raises:
@@ -151,36 +144,21 @@ class Stack(Value):
         chosen, others = dict(self.components), dict(self.alternatives)
         for name, method in methods.items():
             if name not in chosen:
-                hint = did_you_mean(name, self.alternatives)
-                raise BadInput(
-                    f"stack '{self.name}' has no component '{name}'" + (f": {hint}" if hint else ""),
-                    code="unknown-component",
-                )
+                hint = hinted(name, self.alternatives)
+                raise BadInput.of("no-such-component", stack=self.name, name=name, hint=hint)
             known = {choice.method: choice for choice in (*self.alternatives.get(name, ()), chosen[name])}
             if method not in known:
-                hint = did_you_mean(method, known)
-                raise BadInput(
-                    f"stack '{self.name}' has no method '{method}' for '{name}'" + (f": {hint}" if hint else ""),
-                    code="unknown-method",
-                )
+                hint = hinted(method, known)
+                raise BadInput.of("no-such-method", stack=self.name, name=name, method=method, hint=hint)
             chosen[name] = known.pop(method)
             others[name] = tuple(known.values())
         return self.model_copy(update={"components": chosen, "alternatives": others})
 
 
-def folders(overlay: Path | None) -> list[Path]:
-    """Where stacks are looked for; the user's own folder first."""
-    own = [overlay / "stacks"] if overlay else []
-    return [*own, paths.images() / "stacks"]
-
-
 def names(overlay: Path | None = None) -> dict[str, Path]:
-    """Every known stack and its file."""
-    files: dict[str, Path] = {}
-    for folder in folders(overlay):
-        for file in sorted(folder.glob("*.yml")):
-            files.setdefault(file.stem, file)
-    return dict(sorted(files.items()))
+    """Every known stack and its file; the user's own come before ours of the same name."""
+    folders = [paths.images() / "stacks", *([overlay / "stacks"] if overlay else [])]
+    return dict(sorted({file.stem: file for folder in folders for file in folder.glob("*.yml")}.items()))
 
 
 def name_of(text: str) -> str:
@@ -194,7 +172,7 @@ def load(name: str, overlay: Path | None = None) -> Stack:
     Raises:
         BadInput: no such stack, or its file is wrong (with file:line).
     """
-    return from_document(read(name, overlay), name=name_of(name))
+    return read(name, overlay).validate(Stack, extra={"name": name_of(name)})
 
 
 def read(name: str, overlay: Path | None = None) -> document.Document:
@@ -206,14 +184,5 @@ def read(name: str, overlay: Path | None = None) -> document.Document:
     known = names(overlay)
     file = Path(name) if name_of(name) != name else known.get(name)
     if file is None:
-        hint = did_you_mean(name, known)
-        raise BadInput(
-            f"no stack '{name}'" + (f": {hint}" if hint else ""),
-            code="unknown-stack",
-            next_step="`rocstack stacks` lists them",
-        )
+        raise BadInput.of("unknown-stack", name=name, hint=hinted(name, known))
     return document.read(file, code="unknown-stack")
-
-
-def from_document(doc: document.Document, *, name: str) -> Stack:
-    return doc.validate(Stack, extra={"name": name})

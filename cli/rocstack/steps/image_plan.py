@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from rocstack.base.errors import BadInput, CheckFailed, RocstackError, did_you_mean
+from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.image import render as renderer
 from rocstack.image.context import BuildContext
 from rocstack.nic import plugin_source, rdma_core, vendor_release, ways
@@ -82,15 +82,13 @@ def join(
     layer = overlay.load(folder)
     components, nics = component.library("components", folder), component.library("nic", folder)
     doc = stack.read(chosen.stack, folder)
-    choice = stack.from_document(doc, name=stack.name_of(chosen.stack)).with_methods(_methods(methods))
+    choice = doc.validate(stack.Stack, extra={"name": stack.name_of(chosen.stack)}).with_methods(_methods(methods))
     if gfx:
         choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
-    if chosen.nic not in nics.files:
-        hint = did_you_mean(chosen.nic, nics.files)
-        raise BadInput(f"no NIC profile '{chosen.nic}'" + (f": {hint}" if hint else ""), code="unknown-nic")
+    nic = nics.get(chosen.nic)
     plan = None
     if providers:
-        plan = providers(component.validate_head(nics.get(chosen.nic), component.NicProfile), choice)
+        plan = providers(component.validate_head(nic, component.NicProfile), choice)
     value = resolve.resolve(
         choice,
         chosen.nic,

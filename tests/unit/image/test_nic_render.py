@@ -9,7 +9,7 @@ from resolved_stack import join
 
 from rocstack.image import render
 from rocstack.image.context import BuildContext
-from rocstack.stack.provider import ProviderSpec
+from rocstack.stack.resolve import ProviderSpec
 
 SOURCE = ProviderSpec(
     place="source", way="source", version="232.0.164.5", archive="libbnxt_re-232.0.164.5.tar.gz", sha256="a" * 64

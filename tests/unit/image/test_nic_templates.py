@@ -22,8 +22,7 @@ from rocstack.nic.needs import Need
 from rocstack.node.fabric import Fabric, fabric
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import component
-from rocstack.stack.plugin import PluginSpec
-from rocstack.stack.provider import ProviderSpec
+from rocstack.stack.resolve import PluginSpec, ProviderSpec
 
 NICS = component.library("nic")
 OFI = {"RELEASENOTES.md": "# Release notes\n\n# Supported\n\n# v1.19.2 (2026-05)\n\n# v1.19.0\n", "autogen.sh": "",

@@ -10,7 +10,7 @@ import pytest
 from rocstack.nic.host_libraries import host_mounts
 from rocstack.node.gate import FITS, SLINGSHOT, judge
 from rocstack.node.image_facts import from_labels
-from rocstack.stack.provider import ROOT
+from rocstack.stack.resolve import ROOT
 
 
 def mounts(image: str, node: str, libraries: list[dict[str, Any]] | None = None) -> list[str]:

@@ -17,7 +17,7 @@ from rocstack.nic.ways import Offer, ProviderPlan, ProviderRow, plan
 from rocstack.node.gate import UNFIT, UNKNOWN, judge
 from rocstack.stack import component, stack
 from rocstack.stack.component import NicProfile
-from rocstack.stack.provider import ProviderSpec
+from rocstack.stack.resolve import ProviderSpec
 
 V232, V235, V237 = "232.0.164.5", "235.2.86.0", "237.1.137.0"
 CORE = VendorRelease("rdma-core-65.0.tar.gz", "65.0", None, "c" * 64, "/opt/rdma-core-65.0.tar.gz", data=b"core")

@@ -23,7 +23,7 @@ from rocstack.image import render
 from rocstack.settings.settings import Settings
 from rocstack.settings.settings import load as load_settings
 from rocstack.stack import component, overlay, resolve, stack
-from rocstack.stack.provider import ProviderSpec
+from rocstack.stack.resolve import ProviderSpec
 
 AMD = "rocm-7.2-ubuntu-24.04"  # it has repositories, archives, source packages and a wheel index
 HOSTILE = [
@@ -102,7 +102,7 @@ def keys_too(data: dict[str, Any], loc: Path_, text: str) -> Any:
 
 
 def to_stack(data: dict[str, Any]) -> stack.Stack:
-    return stack.from_document(document.Document("mine.yml", data), name="mine")
+    return document.Document("mine.yml", data).validate(stack.Stack, extra={"name": "mine"})
 
 
 def head(kind: str, name: str, text: str, data: dict[str, Any] | None = None) -> component.TemplateFile:

@@ -13,7 +13,7 @@ from rocstack.base.document import Document
 from rocstack.base.errors import BadInput
 from rocstack.stack import component, overlay, resolve, stack
 from rocstack.stack.component import ROLES
-from rocstack.stack.provider import ProviderSpec
+from rocstack.stack.resolve import ProviderSpec
 
 NAMES = stack.names()
 PLAIN = Path(__file__).parents[1] / "data/stacks/plain.yml"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocstack.image.context import BuildContext, ContextFile
-from rocstack.stack import blocks, sourcemap
+from rocstack.stack import blocks
 
 HERE = Path(__file__).parent
 
@@ -31,6 +31,6 @@ def context(case: str) -> BuildContext:
     for name in texts:
         if not name.startswith("components/"):
             path = name.removesuffix(".j2")
-            text, origins[path] = sourcemap.split(env.get_template(name).render())
+            text, origins[path] = blocks.split(env.get_template(name).render())
             files[path] = ContextFile(text.encode())
     return BuildContext(files, origins)

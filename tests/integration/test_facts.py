@@ -12,7 +12,7 @@ from workspace import Workspace, engine
 
 from rocstack.base.findings import Finding
 from rocstack.deploy.nodes.image import Image
-from rocstack.deploy.plan import precheck
+from rocstack.deploy.plan.prepare import precheck
 from rocstack.deploy.plan.scope import Scope
 from rocstack.deploy.read import facts, inventory
 from rocstack.deploy.read.facts import Gathered
@@ -49,7 +49,7 @@ def on(workspace: Workspace, node: str, command: str) -> str:
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
     labels = {LABEL_PREFIX + "nic": nic, LABEL_PREFIX + "gfx": "gfx942", LABEL_PREFIX + "stack": "debian-13"}
     images = {role: Image(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
-    return list(precheck.precheck(Scope(listed, found, images)))
+    return list(precheck(Scope(listed, found, images)))
 
 
 def test_healthy_nodes_have_no_finding(cluster: Workspace, listed: Inventory) -> None:

@@ -10,6 +10,7 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(base: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, network = tmp_path_factory.mktemp("tls"), f"{prefix}-pull"
-    now = tls.utc_now()
+    now = datetime.now(UTC)
     (ca, ca_key), key = tls.make_ca(now), tls.make_key()
     (folder / "server.key").write_text(key)
 
@@ -116,7 +117,7 @@ def test_refused_at_once_and_said(site: Site, image: dict[str, Any], change: dic
 
 
 def test_the_certificate_of_another_cluster(site: Site, image: dict[str, Any]) -> None:
-    other, _ = tls.make_ca(tls.utc_now())
+    other, _ = tls.make_ca(datetime.now(UTC))
     with pytest.raises(NodeError) as caught:
         pull.pull([image], site.login(ca=other), sleep=pytest.fail)
     assert caught.value.kind == "certificate"

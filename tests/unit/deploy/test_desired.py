@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
 from rocstack.deploy.nodes.image import Image
-from rocstack.deploy.plan import plan, secrets, services, tls
+from rocstack.deploy.plan import plan, secrets, services
 from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
@@ -62,7 +63,7 @@ def wanted(
         keys(),
         IMAGES,
         Gathered(tuple(found), gone),
-        tls.utc_now(),
+        datetime.now(UTC),
         **more,
     )
 

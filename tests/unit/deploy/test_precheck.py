@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gate_cases
@@ -18,7 +19,8 @@ import yaml
 from rocstack.base import finding_texts
 from rocstack.base.findings import Finding
 from rocstack.deploy.nodes.image import Image
-from rocstack.deploy.plan import precheck
+from rocstack.deploy.plan import prepare
+from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered, NodeFacts
@@ -136,7 +138,7 @@ def scope_of(data: dict[str, Any]) -> Scope:
 
 
 NAMES = ("n1", "n2")
-CODES = {*NODE_RULES, *CLUSTER_RULES, precheck.UNREACHED}
+CODES = {*NODE_RULES, *CLUSTER_RULES, prepare.UNREACHED}
 
 
 def of(name: str, data: dict[str, Any]) -> NodeFacts:
@@ -144,7 +146,7 @@ def of(name: str, data: dict[str, Any]) -> NodeFacts:
 
 
 def found(name: str) -> tuple[Finding, ...]:
-    return precheck.precheck(scope_of(case(name)))
+    return prepare.precheck(scope_of(case(name)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -174,14 +176,18 @@ def test_every_finding_is_in_the_documentation() -> None:
 
 
 def test_a_node_with_an_error_is_blocked_and_the_others_are_not() -> None:
-    assert precheck.blocked(found("engine-old")) == {"n1"}
-    assert precheck.blocked(found("all-at-once")) == {"n1", "n2"}
-    assert precheck.blocked(found("same-machine")) == frozenset()
-    assert precheck.blocked(found("disk-tight")) == frozenset()
+    def left(name: str) -> set[str]:
+        nodes: Any = SimpleNamespace(node_specs=lambda: dict.fromkeys(NAMES))
+        none: Any = None
+        return {*PreparedDeploy(none, {}, none, none, none, found(name), nodes).node_specs}
+
+    assert left("engine-old") == {"n2"}
+    assert left("all-at-once") == set()
+    assert left("same-machine") == left("disk-tight") == {"n1", "n2"}
 
 
 def test_a_control_node_that_does_not_work_needs_no_gpu() -> None:
     scope = scope_of({**case("kfd-missing"), "nodes": {"n1": {"recording.devices./dev/kfd": None}}})
     apart = replace(scope, inventory=replace(scope.inventory, workers=scope.inventory.workers[1:]))
-    assert [each.code for each in precheck.precheck(scope)] == ["kfd-missing"]
-    assert precheck.precheck(apart) == ()
+    assert [each.code for each in prepare.precheck(scope)] == ["kfd-missing"]
+    assert prepare.precheck(apart) == ()

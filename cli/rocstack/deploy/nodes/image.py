@@ -33,10 +33,14 @@ class Image:
         """What its labels say, as the gate judges it."""
         return from_labels(self.name, self.labels)
 
+    def label(self, key: str) -> str:
+        """Empty where the labels are not known."""
+        return self.labels.get(LABEL_PREFIX + key, "")
+
     @property
     def slurm(self) -> str:
-        """Its version; empty where the labels are not known."""
-        return self.labels.get(f"{LABEL_PREFIX}component.slurm", "")
+        """Its version."""
+        return self.label("component.slurm")
 
     @property
     def name_on_node(self) -> str:

@@ -63,21 +63,19 @@ class NodeRuns:
     events: DeployEvents
     forks: int = ansible.FORKS
 
-    def run(
-        self, playbook: str, node_specs: Mapping[str, NodeSpec], variables: Mapping[str, Any] | None = None
-    ) -> dict[str, NodeRun]:
+    def run(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, NodeRun]:
         """Runs `playbook` on the nodes that have a spec; how it ended, by node. A node that didn't answer is
         unreachable.
 
         Raises:
             BadInput, Missing, CheckFailed: as `ansible.run`.
         """
-        return self.send(playbook, {name: spec.to_dict() for name, spec in node_specs.items()}, variables)
+        return self.send(playbook, {name: spec.to_dict() for name, spec in node_specs.items()})
 
     def send(
         self, playbook: str, rows: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> dict[str, NodeRun]:
-        """The same for a playbook that takes something else than a spec."""
+        """The same for a playbook that takes something else than a spec. `variables` must hold no secrets."""
 
         def on_task(host: str, task: str, state: State, result: Mapping[str, Any]) -> None:
             if state == "started" and task in TASKS:
@@ -104,10 +102,6 @@ class NodeRuns:
             )
         result = {name: NodeRun(name, "unreachable", "Ansible reported nothing for it") for name in rows}
         return result | {run.host: _node_run(run) for run in runs if run.host in rows}
-
-    def ask(self, playbook: str, node: str, variables: Mapping[str, Any]) -> NodeRun:
-        """The same for one node, which needs no spec. `variables` must hold no secrets."""
-        return self.send(playbook, {node: {}}, variables)[node]
 
 
 def _node_run(run: HostRun) -> NodeRun:

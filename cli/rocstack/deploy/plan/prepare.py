@@ -5,29 +5,36 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rocstack.base.findings import Finding
+from rocstack.base import finding_texts
+from rocstack.base.findings import Finding, in_order
+from rocstack.base.text import listed
 from rocstack.cluster.operation import RolloutSettings
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.nodes.runs import DeployEvents
-from rocstack.deploy.plan import plan, precheck, secrets, tls
+from rocstack.deploy.plan import checks_cluster, checks_image, checks_node, plan, secrets
 from rocstack.deploy.plan.desired import SLURM_UID, DesiredCluster
 from rocstack.deploy.plan.plan import Plan
-from rocstack.deploy.plan.scope import Scope
+from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope
 from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read import facts, journal, verified
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Journal, JournalImages, VerifiedLevel
+from rocstack.doctor import fleet
 from rocstack.edge.ansible import FORKS, State
 
 UIDS = {"munge": 42430, "slurm": SLURM_UID}  # in the images
+UNREACHED = "node-unreached"
+RULES = (checks_node, checks_image, checks_cluster)  # importing them fills the tables of scope.py
+MIXED = ("nodes-differ", "abi-differs", "gpus-fewer", "rdma-fewer")  # of the doctor
 Choose = Callable[[Journal], Mapping[str, Image]]
 
 
@@ -74,8 +81,8 @@ class PreparedDeploy:
     def node_specs(self) -> dict[str, NodeSpec]:
         """Of the nodes that may be changed."""
         node_specs = self.desired.node_specs() if self.desired else {}
-        stopped = precheck.blocked(self.findings)
-        return {name: spec for name, spec in node_specs.items() if name not in stopped}
+        blocked = {finding.node for finding in self.findings if finding.level == "error"}
+        return {name: spec for name, spec in node_specs.items() if name not in blocked}
 
     @cached_property
     def plan(self) -> Plan:
@@ -140,7 +147,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     if control:
         keep = known.kept_ids(cluster.keep_images)
         desired = DesiredCluster(
-            inventory, cluster, request.run, keys, images, gathered, tls.utc_now(), keep, gate, request.overlay
+            inventory, cluster, request.run, keys, images, gathered, datetime.now(UTC), keep, gate, request.overlay
         )
     ids = {image.id for image in images.values()}
     scope = Scope(
@@ -156,7 +163,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         insist=request.require is not None or not ids <= known.kept_ids(),
         proved=_proved(known, images, request.runs),
     )
-    return PreparedDeploy(request, images, gathered, known, keys, precheck.precheck(scope), desired)
+    return PreparedDeploy(request, images, gathered, known, keys, precheck(scope), desired)
 
 
 def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[VerifiedLevel, ...]:
@@ -164,3 +171,23 @@ def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> t
     mine = JournalImages.of(images)
     there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
     return (*there, *(verified.claims(runs, mine.worker_id, mine.control_id) if runs else ()))
+
+
+def precheck(scope: Scope) -> tuple[Finding, ...]:
+    """Errors first, then warnings and notes; in each the nodes as they come, what lies between them last."""
+    table, inventory = finding_texts.table(), scope.inventory.path
+    findings = [
+        table[UNREACHED].finding({"reason": each.reason, "inventory": inventory, "node": each.node}, node=each.node)
+        for each in scope.gathered.failures
+    ]
+    for node in scope.nodes:
+        for code, rule in NODE_RULES.items():
+            findings += [table[code].finding({"node": node.name, **v}, node=node.name) for v in rule(node, scope)]
+    for code, of_all in CLUSTER_RULES.items():
+        findings += [table[code].finding(values) for values in of_all(scope)]
+    profiles = [node.profile for node in scope.nodes]
+    for code in MIXED if len(profiles) > 1 else ():
+        for values, names in fleet.RULES[code](profiles):
+            mixed = table[code].finding({**values, "level": "warning"})  # a mixed fleet may be meant
+            findings.append(replace(mixed, what=f"{listed(names)}: {mixed.what}") if names else mixed)
+    return in_order(findings)

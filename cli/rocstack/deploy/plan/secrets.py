@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def read(path: Path) -> Secrets:
     if ("registry_ca" in lacking) != ("registry_ca_key" in lacking):
         raise BadInput.of("ca-without-key", path)
     if "registry_ca" in lacking:
-        values["registry_ca"], values["registry_ca_key"] = tls.make_ca(tls.utc_now())
+        values["registry_ca"], values["registry_ca_key"] = tls.make_ca(datetime.now(UTC))
     values |= {name: make() for name, make in _NEW.items() if name in lacking}
     try:
         tls.load(values["registry_ca"], values["registry_ca_key"], values["registry_key"])

@@ -7,6 +7,7 @@ from rocstack.container.host import Host
 from rocstack.container.mount import Mount
 from rocstack.container.run_line import RunProfile, run_line
 from rocstack.deploy.nodes.node_spec import ContainerSpec
+from rocstack.deploy.read.facts import SLURMCTLD, SLURMRESTD
 
 KEYS = "/etc/rocstack/keys"
 MUNGE_KEY, JWT_KEY, DATABASE, REGISTRY = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database", "registry"))
@@ -16,73 +17,54 @@ CLUSTER = "/etc/rocstack/cluster"  # who the users are
 WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
 SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE}
 SERVICE_OF = {name: service for service, name in SERVICES.items()}
-CONTAINERS = {  # of a role
-    "control": (DB, STORE, CONTROL),
-    "worker": (WORKER,),
-}
-SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
+CONTAINERS = {"control": (DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
 VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
 _STOP = "--stop-timeout=60"  # seconds to write down what it knows
 _SOCKET = "--volume=rocstack-db-run:/run/mysqld"  # the database has no port
 
 
 def registry(image: str, port: int) -> ContainerSpec:
-    return ContainerSpec(
-        STORE,
-        "registry",
-        image,
-        (
-            "--network=host",
-            "--env=ROCSTACK_SERVICE=registry",
-            f"--env=ROCSTACK_REGISTRY_LISTEN=0.0.0.0:{port}",
-            "--volume=rocstack-registry:/var/lib/registry",
-            f"--volume={TLS}:{TLS}:ro",
-            f"--volume={REGISTRY}:/run/secrets/registry:ro",
-        ),
-        reads=(f"{TLS}/server.pem", f"{TLS}/server.key", REGISTRY),
+    args = (
+        "--network=host",
+        "--env=ROCSTACK_SERVICE=registry",
+        f"--env=ROCSTACK_REGISTRY_LISTEN=0.0.0.0:{port}",
+        "--volume=rocstack-registry:/var/lib/registry",
+        f"--volume={TLS}:{TLS}:ro",
+        f"--volume={REGISTRY}:/run/secrets/registry:ro",
     )
+    return ContainerSpec(STORE, "registry", image, args, reads=(f"{TLS}/server.pem", f"{TLS}/server.key", REGISTRY))
 
 
 def database(image: str) -> ContainerSpec:
-    return ContainerSpec(
-        DB,
-        "db",
-        image,
-        (
-            "--network=none",
-            "--env=ROCSTACK_SERVICE=db",
-            _STOP,
-            "--volume=rocstack-db:/var/lib/mysql",
-            _SOCKET,
-            f"--volume={DATABASE}:/run/secrets/database:ro",
-        ),
-        reads=(DATABASE,),
+    args = (
+        "--network=none",
+        "--env=ROCSTACK_SERVICE=db",
+        _STOP,
+        "--volume=rocstack-db:/var/lib/mysql",
+        _SOCKET,
+        f"--volume={DATABASE}:/run/secrets/database:ro",
     )
+    return ContainerSpec(DB, "db", image, args, reads=(DATABASE,))
 
 
 def controller(name: str, image: str, mounts: Iterable[Mount]) -> ContainerSpec:
     """`name` is the control node's: what SlurmctldHost says."""
-    return ContainerSpec(
-        CONTROL,
-        "controller",
-        image,
-        (
-            "--network=host",
-            f"--hostname={name}",
-            "--env=ROCSTACK_SERVICE=controller",
-            _STOP,
-            f"--env=ROCSTACK_RESTD=0.0.0.0:{SLURMRESTD}",
-            "--volume=rocstack-slurm:/var/lib/slurm",
-            _SOCKET,
-            f"--volume={SLURM}:/etc/slurm:ro",
-            f"--volume={CLUSTER}:/run/rocstack/cluster:ro",
-            f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
-            f"--volume={JWT_KEY}:/run/secrets/jwt.key:ro",
-            *(f"--volume={mount}" for mount in mounts),
-        ),
-        reads=(MUNGE_KEY, JWT_KEY),
-        healthy_within=900,  # a newer slurmdbd converts its database first
+    args = (
+        "--network=host",
+        f"--hostname={name}",
+        "--env=ROCSTACK_SERVICE=controller",
+        _STOP,
+        f"--env=ROCSTACK_RESTD=0.0.0.0:{SLURMRESTD}",
+        "--volume=rocstack-slurm:/var/lib/slurm",
+        _SOCKET,
+        f"--volume={SLURM}:/etc/slurm:ro",
+        f"--volume={CLUSTER}:/run/rocstack/cluster:ro",
+        f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
+        f"--volume={JWT_KEY}:/run/secrets/jwt.key:ro",
+        *(f"--volume={mount}" for mount in mounts),
     )
+    converts = 900  # seconds: a newer slurmdbd converts its database first
+    return ContainerSpec(CONTROL, "controller", image, args, reads=(MUNGE_KEY, JWT_KEY), healthy_within=converts)
 
 
 def worker(
@@ -104,9 +86,8 @@ def worker(
         cgroup: flags by which slurmd may use cgroups there.
         wait_for: device nodes without which slurmd can't start.
     """
-    line = run_line(host, image, profile=profile, mounts=mounts, env=env, stays=True)
     flags = (
-        *line.flags,
+        *run_line(host, image, profile=profile, mounts=mounts, env=env, stays=True).flags,
         f"--hostname={name}",
         f"--env=ROCSTACK_CONTROLLER={control}:{SLURMCTLD}",
         *([f"--env=ROCSTACK_WAIT_FOR={' '.join(wait_for)}"] if wait_for else []),

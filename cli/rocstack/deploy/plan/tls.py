@@ -10,7 +10,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -123,7 +123,3 @@ def _name(common: str) -> x509.Name:
 
 def _key_pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)

@@ -110,7 +110,7 @@ class Release(Value):
 class NodeStep(Value):
     step: Step = "pending"
     reason: str = ""  # why it failed
-    seconds: float = 0.0  # that the step took
+    seconds: float = 0.0  # not counted; a journal has the field
 
 
 class Deploy(Value):
@@ -144,14 +144,14 @@ class Journal(Value):
             releases = _appended(releases, left)
         return Journal(releases=releases, current=deploy)
 
-    def note(self, node: str, step: Step, *, reason: str = "", seconds: float = 0.0) -> Journal:
+    def note(self, node: str, step: Step, reason: str = "") -> Journal:
         """A node has come to `step`.
 
         Raises:
             ValueError: no deploy is under way.
         """
         deploy = self._current()
-        nodes = {**deploy.nodes, node: NodeStep(step=step, reason=reason, seconds=round(seconds, 3))}
+        nodes = {**deploy.nodes, node: NodeStep(step=step, reason=reason)}
         return self.model_copy(update={"current": deploy.model_copy(update={"nodes": nodes})})
 
     def finish(self, when: str) -> Journal:

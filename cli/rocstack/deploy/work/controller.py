@@ -75,7 +75,7 @@ class Controller:
         Raises:
             CheckFailed: a step failed, or the node doesn't answer.
         """
-        run = self.node_runs.ask(PLAYBOOK, self.node, timed(*steps))
+        run = self.node_runs.send(PLAYBOOK, {self.node: {}}, timed(*steps))[self.node]
         answer = run.answer(TASK, SlurmAnswer)
         if run.state != "ok" or answer is None:
             raise self._error("failed", run.reason or "no answer")

@@ -11,7 +11,8 @@ from rocstack.base import finding_texts
 from rocstack.doctor.nodes import RULES
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.answers import NoAnswer
-from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.evidence import NodeEvidence
+from rocstack.verify.recorder import Recorder
 
 
 @cache
@@ -53,7 +54,7 @@ def listed(values: Iterable[object]) -> str:
     return " + ".join(sorted({str(value) for value in values}))
 
 
-def readable(record: Recorder, rows: Mapping[str, Any], key: str) -> list[tuple[CheckedNode, Any]]:
+def readable(record: Recorder, rows: Mapping[str, Any], key: str) -> list[tuple[NodeEvidence, Any]]:
     """The nodes with what they answer for `key`. Those that gave no answer fail; those that lack it are skipped."""
     values = []
     for node, row in answers(record, rows):
@@ -65,7 +66,7 @@ def readable(record: Recorder, rows: Mapping[str, Any], key: str) -> list[tuple[
     return values
 
 
-def answers(record: Recorder, rows: Mapping[str, Any]) -> list[tuple[CheckedNode, Any]]:
+def answers(record: Recorder, rows: Mapping[str, Any]) -> list[tuple[NodeEvidence, Any]]:
     """The nodes with their answers; those that gave none fail, as nothing is known to be right there."""
     answered = []
     for node in record.nodes:
@@ -78,5 +79,5 @@ def answers(record: Recorder, rows: Mapping[str, Any]) -> list[tuple[CheckedNode
     return answered
 
 
-def profiles(record: Recorder) -> list[tuple[CheckedNode, NodeProfile]]:
+def profiles(record: Recorder) -> list[tuple[NodeEvidence, NodeProfile]]:
     return [(node, node.profile) for node in record.nodes if node.profile]

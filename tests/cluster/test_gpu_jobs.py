@@ -9,9 +9,10 @@ from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed
 from rocstack.verify.answers import ControllerAnswer
+from rocstack.verify.evidence import NodeEvidence
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.recorder import Recorder
 
 ACCEPTANCE = "AMD system acceptance guide"
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
@@ -196,7 +197,7 @@ def test_smi_seconds(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 
 def _answers(
     record: Recorder, gpu_jobs: dict[str, Any], job: str, failing: bool = False
-) -> list[tuple[CheckedNode, Any]]:
+) -> list[tuple[NodeEvidence, Any]]:
     """Of the jobs that ran. Where none did the nodes are skipped; they fail, once, where it isn't that others have the
     GPUs."""
     ran = []

@@ -14,7 +14,7 @@ from states import profiles, readable
 from rocstack.base.errors import CheckFailed, RocstackError
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.answers import ControllerAnswer, HostAnswer, NoAnswer
-from rocstack.verify.evidence import NotRecorded
+from rocstack.verify.evidence import CheckSkipped
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
@@ -130,7 +130,7 @@ def _jobs(record: Recorder, request: Any) -> dict[str, Any]:
     try:
         real = any(not node.no_jobs and not node.virtual for node in record.nodes)
         return dict(request.getfixturevalue("gpu_jobs")) if real else {}
-    except (RocstackError, NotRecorded):
+    except (RocstackError, CheckSkipped):
         return {}
 
 

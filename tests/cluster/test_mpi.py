@@ -14,16 +14,16 @@ from experiments.mpi import PARTS, TASKS, launched, others, seconds, wanted
 from experiments.performance import whole
 from experiments.rdma import not_for
 
-from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.evidence import ClusterEvidence, NodeEvidence
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.recorder import Recorder
 
 RDMA = ("rc", "dc", "ud", "gga", "srd")  # UCX's transports over verbs: rc_verbs, dc_mlx5, ...
 LAUNCH = "MPI does not start"
 
 
 @pytest.fixture(scope="session")
-def mpi(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> dict[str, Any]:
+def mpi(evidence: Any, cluster: Any, all_nodes: tuple[NodeEvidence, ...]) -> dict[str, Any]:
     """What the ranks of programs/mpi.py answered; `others`: the nodes on which jobs of others ran meanwhile."""
 
     def fetch() -> dict[str, Any]:

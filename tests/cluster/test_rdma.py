@@ -14,17 +14,17 @@ from experiments import rdma
 from experiments.performance import whole
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.evidence import ClusterEvidence, NodeEvidence
 from rocstack.verify.parsers import rdma_tools
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.recorder import Recorder
 
 NO_RAIL = "none of its RDMA ports that can be used is on a rail of the other's"
 PROVED = re.compile(r"(\S+): (?:device, PD, CQ and )?(\d+)(?: of \d+)? queue pairs?")
 
 
 @pytest.fixture(scope="session")
-def between(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[CheckedNode, ...]) -> Any:
+def between(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[NodeEvidence, ...]) -> Any:
     """What a tool said between the nodes: takes its name in rdma.MORE."""
 
     def take(tool: str) -> Mapping[str, Any]:
@@ -221,7 +221,7 @@ def written(ends: Sequence[Mapping[str, Any]]) -> float:
 
 @pytest.fixture(scope="session")
 def queue_pairs(
-    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[CheckedNode, ...]
+    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[NodeEvidence, ...]
 ) -> dict[str, Any]:
     """node -> what `rocstack-node prove --many` said in a job there."""
 

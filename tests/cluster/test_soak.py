@@ -10,12 +10,13 @@ import kernel
 import pytest
 from experiments import performance
 
+from rocstack.verify.evidence import NodeEvidence
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.recorder import Recorder
 
 
 @pytest.fixture(scope="session")
-def soaked(evidence: Any, cluster: Any, all_nodes: tuple[CheckedNode, ...]) -> dict[str, Any]:
+def soaked(evidence: Any, cluster: Any, all_nodes: tuple[NodeEvidence, ...]) -> dict[str, Any]:
     def fetch() -> dict[str, Any]:
         virtual = any(node.virtual for node in all_nodes)
         return performance.soak(cluster, performance.minutes(virtual, os.environ.get(performance.VARIABLE)))

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from experiments import performance
 
 from rocstack.base.errors import CheckFailed
+from rocstack.verify.evidence import NodeEvidence
 from rocstack.verify.parsers import gpu_tools, rvs
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.recorder import Recorder
 
 T = TypeVar("T")
 NEEDS = ("jobs", "gpu", "real")
@@ -65,7 +66,7 @@ def gpus(record: Recorder) -> int:
     return min(len(node.profile.gpus) for node in record.nodes if node.profile)
 
 
-def model(node: CheckedNode) -> str:
+def model(node: NodeEvidence) -> str:
     """ "MI300X" of "AMD Instinct MI300X OAM"."""
     named = (re.search(r"\bMI\d+\w*", gpu.name or "") for gpu in (node.profile.gpus if node.profile else ()))
     return next((names[0] for name in named if name), "")

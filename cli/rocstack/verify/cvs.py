@@ -1,7 +1,6 @@
 """Inventory and configuration for AMD's Cluster Validation Suite, so that it runs on the same cluster (on its hosts,
 not in rocstack's containers). images/cvs.yml has what doesn't depend on the cluster, and where the format is from."""
 
-import copy
 import json
 import re
 import shlex
@@ -23,27 +22,12 @@ from rocstack.edge.ssh import SshHost
 from rocstack.node.fabric import ENV_PATH, parse_env
 from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
+from rocstack.verify.evidence import gpu_model
 from rocstack.verify.thresholds import Quantity, Threshold
 
 FILL_IN = "<changeme>"  # cvs itself refuses to run while a value is that
 ENV = "rocstack_env.sh"
 LARGE = "8589934592"  # bytes, at which our collectives are judged
-COLLECTIVES = {  # of cvs -> our quantity; those without one are run and not judged
-    "all_reduce_perf": "all-reduce-busbw",
-    "all_gather_perf": "all-gather-busbw",
-    "scatter_perf": "",
-    "gather_perf": "",
-    "reduce_perf": "reduce-busbw",
-    "reduce_scatter_perf": "reduce-scatter-busbw",
-    "sendrecv_perf": "sendrecv-busbw",
-    "alltoall_perf": "alltoall-busbw",
-    "alltoallv_perf": "",
-    "broadcast_perf": "broadcast-busbw",
-}
-TRANSFERS = {  # of TransferBench's results -> our quantity; the others are cvs' own (images/cvs.yml)
-    "avg_gpu_to_gpu_p2p_unidir_bw": "transferbench-p2p",
-    "avg_gpu_to_gpu_p2p_bidir_bw": "transferbench-p2p-bidirectional",
-}
 PAIRWISE = "pairwise_min_bw"
 NICS = {"broadcom": "thor", "ainic": "ainic", "mellanox": "connectx"}  # of ours -> cvs' nic_model
 _MARK = "rocstack-answer"
@@ -91,8 +75,7 @@ def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | N
     hosts = tuple(_hosts(state))
     if not hosts:
         raise CheckFailed.of("no-worker", inventory=path)
-    release = state.release
-    labels = release.images.labels if release else {}
+    labels = state.release.images.labels if state.release else {}
     facts = _ask(state.gathered.ssh_hosts[hosts[0].name], bool(hosts[0].profile.virtual))
     made = documents(hosts, facts, labels.get("io.rocstack.component.rocm", ""), overlay)
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,25 +91,27 @@ def documents(hosts: tuple[CvsHost, ...], facts: CvsFacts, rocm: str, overlay: P
     """The files' contents, by name. `overlay`: the site's folder, whose thresholds go before ours."""
     profile = hosts[0].profile
     hardware = thresholds.hardware(profile)
-    texts = _fixed()
-    bounds = {name: tuple(Threshold(**row) for row in rows) for name, rows in texts.pop("bounds").items()}
-    own = {name: Quantity(unit="GB/s", thresholds=rows) for name, rows in bounds.items()}
-    known = thresholds.load(overlay) | own
+    texts: dict[str, Any] = document.read(paths.images() / "cvs.yml").data
+    collectives, transfers, bounds = (texts.pop(name) for name in ("collectives", "transfers", "bounds"))
+    rows_of = {name: tuple(Threshold(**row) for row in rows) for name, rows in bounds.items()}
+    known = thresholds.load(overlay) | {name: Quantity(unit="GB/s", thresholds=rows) for name, rows in rows_of.items()}
 
     def least(quantity: str) -> str:
         bound = known[quantity].of(*hardware) if quantity else None
         return f"{bound.least:.2f}" if bound and bound.least is not None else ""
 
     kinds = [nic.nic for nic in profile.nics if nic.nic]
-    busbw = {name: least(quantity) for name, quantity in COLLECTIVES.items()}
+    netdevs = (each.netdev for each in profile.addresses if each.address.partition("/")[0] == hosts[0].address)
+    models = filter(None, (gpu_model(gpu.name) for gpu in profile.gpus))
+    busbw = {name: least(quantity) for name, quantity in collectives.items()}
     rccl, ibperf, health = (texts[name] for name in ("rccl_config", "ibperf_config", "health_config"))
     rccl["rccl"]["mpi_params"] |= {
         "no_of_nodes": str(len(hosts)),
         "no_of_local_ranks": _usual(len(each.profile.gpus) for each in hosts),
-        "mpi_oob_port": facts.fabric.get("GLOO_SOCKET_IFNAME") or _netdev(hosts[0]),
+        "mpi_oob_port": facts.fabric.get("GLOO_SOCKET_IFNAME") or next(netdevs, FILL_IN),
         "net_dev_list": facts.fabric.get("NCCL_IB_HCA", "").lstrip("="),
     }
-    rccl["rccl"]["rccl_test_params"]["rccl_collective"] = list(COLLECTIVES)
+    rccl["rccl"]["rccl_test_params"]["rccl_collective"] = list(collectives)
     rccl["rccl"]["cvs_params"] |= {
         "nic_model": NICS.get(kinds[0] if kinds else "", FILL_IN),
         "verify_bus_bw": str(any(busbw.values())),
@@ -140,22 +125,18 @@ def documents(hosts: tuple[CvsHost, ...], facts: CvsFacts, rocm: str, overlay: P
         "expected_results": {"ib_write_bw": {"8388608": {"8": bound, "16": bound}}} if bound else {},
     }
     health["transferbench"]["results"] |= {
-        key: least(TRANSFERS.get(key, key)) or FILL_IN for key in (*TRANSFERS, *own) if key != PAIRWISE
+        key: least(transfers.get(key, key)) or FILL_IN for key in (*transfers, *bounds) if key != PAIRWISE
     }
-    health["rvs"]["config_path_mi300x"] = f"{health['rvs']['config_path_default']}/{_model(profile)}"
+    health["rvs"]["config_path_mi300x"] = f"{health['rvs']['config_path_default']}/{next(models, '')}"
     texts["host_config"]["host"] |= _host([each.profile for each in hosts], facts, rocm)
-    return {f"{name}.json": value for name, value in {"cluster": _cluster(hosts), **texts}.items()}
-
-
-def _cluster(hosts: tuple[CvsHost, ...]) -> dict[str, Any]:
-    login = hosts[0].login
-    return {
-        "username": login.get("User", "{user-id}"),
-        "priv_key_file": login.get("IdentityFile", "/home/{user-id}/.ssh/id_rsa"),
+    cluster = {
+        "username": hosts[0].login.get("User", "{user-id}"),
+        "priv_key_file": hosts[0].login.get("IdentityFile", "/home/{user-id}/.ssh/id_rsa"),
         "head_node_dict": {"mgmt_ip": hosts[0].host},
         "env_vars": {},
         "node_dict": {each.host: {"bmc_ip": "NA", "vpc_ip": each.address} for each in hosts},
     }
+    return {f"{name}.json": value for name, value in {"cluster": cluster, **texts}.items()}
 
 
 def _host(profiles: list[NodeProfile], facts: CvsFacts, rocm: str) -> dict[str, Any]:
@@ -180,30 +161,13 @@ def _host(profiles: list[NodeProfile], facts: CvsFacts, rocm: str) -> dict[str, 
 def _usual(values: Iterable[object]) -> str:
     """That of most; as cvs writes numbers."""
     known = Counter(value for value in values if value is not None)
-    most = known.most_common(1)
-    return f"{most[0][0]:g}" if most and isinstance(most[0][0], float) else str(most[0][0]) if most else FILL_IN
+    most = next((value for value, _ in known.most_common(1)), FILL_IN)
+    return f"{most:g}" if isinstance(most, float) else str(most)
 
 
 def _pattern(text: str) -> str:
     """cvs searches for it as a regular expression."""
     return re.sub(r"([()\[\]{}+*?|^$\\])", r"\\\1", text)
-
-
-def _model(profile: NodeProfile) -> str:
-    """MI300X of "AMD Instinct MI300X OAM"."""
-    words = [word for gpu in profile.gpus for word in (gpu.name or "").split()]
-    return next((word for word in words if word.startswith("MI")), "")
-
-
-def _netdev(host: CvsHost) -> str:
-    """The one with its address."""
-    names = (each.netdev for each in host.profile.addresses if each.address.partition("/")[0] == host.address)
-    return next(names, FILL_IN)
-
-
-def _fixed() -> dict[str, Any]:
-    texts: dict[str, Any] = copy.deepcopy(dict(document.read(paths.images() / "cvs.yml").data))
-    return texts
 
 
 def _notes(

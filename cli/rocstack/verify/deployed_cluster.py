@@ -27,7 +27,8 @@ from rocstack.node.engine_facts import SERVICE, SPEC
 from rocstack.node.fabric import parse_env
 from rocstack.node.node_command import ENV_FILES
 from rocstack.verify import testinfra_hosts
-from rocstack.verify.slurm_session import KILLED, USER, Busy, SlurmSession
+from rocstack.verify.evidence import CheckSkipped
+from rocstack.verify.slurm_session import KILLED, USER, SlurmSession
 from rocstack.verify.testinfra_hosts import bounded
 
 AT_ONCE = 64  # connections
@@ -100,7 +101,7 @@ class DeployedCluster:
         """
         try:
             got = self.allocated()
-        except Busy as error:
+        except CheckSkipped as error:
             return dict.fromkeys(self.ready, str(error))
         missing = [name for name in self.ready if name not in got]
         now = self.slurm.states(missing) if missing else {}
@@ -140,7 +141,7 @@ class DeployedCluster:
         """The nodes on which steps can run.
 
         Raises:
-            Busy, CheckFailed: no node is to be had.
+            CheckSkipped, CheckFailed: no node is to be had.
         """
         if not self.ready:
             raise CheckFailed.of("no-worker-ready", inventory=self.state.inventory.path)

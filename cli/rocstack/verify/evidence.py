@@ -7,7 +7,7 @@ Each kind of evidence that has a model here or in `answers` is validated by `par
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,20 +16,19 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.recorder import CheckedNode
-from rocstack.verify.result import NOT_RECORDED, CheckResult, NodeSeen, Run, SkipKind
+from rocstack.verify.result import NOT_RECORDED, CheckResult, NodeSeen, Run, Skip
 
 FILE = "evidence.json"
 _COMPONENT = "io.rocstack.component."
 T = TypeVar("T")
 
 
-class NotRecorded(LookupError):
-    """The file that is replayed hasn't this."""
+class CheckSkipped(Exception):
+    """A check is skipped as a whole, for reasons of these kinds."""
 
-    def __init__(self, why: str, kind: SkipKind = "not-recorded") -> None:
+    def __init__(self, why: str, *skips: Skip) -> None:
         super().__init__(why)
-        self.kind = kind
+        self.skips = skips
 
 
 class EvidenceRow(BaseModel):
@@ -102,10 +101,8 @@ class ClusterEvidence(EvidenceRow):
         return next(node for node in self.nodes if node.name == name)
 
     @property
-    def checked_nodes(self) -> tuple[CheckedNode, ...]:
-        """Those that were reached."""
-        reached = (node for node in self.nodes if not node.absent)
-        return tuple(CheckedNode(node.name, node.roles, node.virtual, node.profile, node.no_jobs) for node in reached)
+    def reached(self) -> tuple[NodeEvidence, ...]:
+        return tuple(node for node in self.nodes if not node.absent)
 
 
 CLUSTER: TypeAdapter[ClusterEvidence] = TypeAdapter(ClusterEvidence)
@@ -137,14 +134,14 @@ class Evidence:
         """The JSON value called `name`, fetched once.
 
         Raises:
-            NotRecorded: a file is replayed that hasn't it.
+            CheckSkipped: a file is replayed that hasn't it.
             Exception: what `fetch` raises, to everybody who asks.
         """
         if name in self._failed:
             raise self._failed[name]
         if name not in self._known:
             if self.replayed:
-                raise NotRecorded(f"{NOT_RECORDED}: {name}")
+                raise CheckSkipped(f"{NOT_RECORDED}: {name}", Skip(kind="not-recorded"))
             try:
                 self._known[name] = json.loads(json.dumps(fetch()))  # as it will be read back
             except Exception as error:
@@ -157,7 +154,7 @@ class Evidence:
 
         Raises:
             CheckFailed: as `parse`.
-            NotRecorded, Exception: as `take`.
+            CheckSkipped, Exception: as `take`.
         """
         if name not in self._parsed:
             self._parsed[name] = parse(name, shape, self.take(name, fetch))
@@ -193,7 +190,9 @@ def load(path: Path) -> dict[str, Any]:
 def run_of(cluster: ClusterEvidence, *, started: float, results: tuple[CheckResult, ...], **about: Any) -> Run:
     """The run as a value. `about` is the rest of what `Run` has."""
     when = datetime.fromtimestamp(started, UTC)
-    worker, control = (_image(cluster.images, role) for role in ("worker", "control"))
+    images = {image.role: image for image in reversed(cluster.images)}  # the one of most nodes is the first
+    none = ImageEvidence(role="", id="", digest="")
+    labels = {name: text for name, text in cluster.labels.items() if name.startswith(_COMPONENT)}
     return Run(
         id=when.strftime("%Y%m%d-%H%M%S"),
         cluster=cluster.cluster,
@@ -201,33 +200,25 @@ def run_of(cluster: ClusterEvidence, *, started: float, results: tuple[CheckResu
         when=when.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(time.time() - started, 1),
         nodes=tuple(_node_seen(node) for node in cluster.nodes),
-        image=worker.id if worker else "",
-        digest=worker.digest if worker else "",
-        control_image=control.id if control else "",
+        image=images.get("worker", none).id,
+        digest=images.get("worker", none).digest,
+        control_image=images.get("control", none).id,
         labels=cluster.labels,
-        versions={
-            name.removeprefix(_COMPONENT): text for name, text in cluster.labels.items() if name.startswith(_COMPONENT)
-        },
+        versions={name.removeprefix(_COMPONENT): text for name, text in labels.items()},
         fabric=cluster.fabric,
         results=results,
         **about,
     )
 
 
-def _image(images: Sequence[ImageEvidence], role: str) -> ImageEvidence | None:
-    """The image of most nodes in this role."""
-    return next((image for image in images if image.role == role), None)
-
-
 def _node_seen(node: NodeEvidence) -> NodeSeen:
-    gpus = Counter(_short(gpu.name) or gpu.gfx or "GPU" for gpu in (node.profile.gpus if node.profile else ()))
+    gpus = Counter(gpu_model(gpu.name) or gpu.gfx or "GPU" for gpu in (node.profile.gpus if node.profile else ()))
     nics = Counter(nic.nic for nic in (node.profile.nics if node.profile else ()) if nic.nic)
     model = ", ".join(f"{count} × {name}" for name, count in (*gpus.items(), *nics.items()))
-    return NodeSeen(
-        name=node.name, roles=node.roles, virtual=node.virtual, absent=node.absent, image=node.image, model=model
-    )
+    same = {key: getattr(node, key) for key in ("name", "roles", "virtual", "absent", "image")}
+    return NodeSeen(model=model, **same)
 
 
-def _short(name: str | None) -> str:
+def gpu_model(name: str | None) -> str:
     """MI300X of "AMD Instinct MI300X OAM"."""
     return next((word for word in (name or "").split() if word.startswith("MI")), "")

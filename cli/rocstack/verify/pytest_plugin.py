@@ -9,19 +9,16 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.outcomes import Skipped
 
 from rocstack.base.errors import RocstackError
 from rocstack.base.levels import HARDWARE, LEVELS
 from rocstack.verify import result, thresholds
-from rocstack.verify.evidence import Evidence, NotRecorded
-from rocstack.verify.recorder import CheckedNode, Recorder, SkippedCheck, sort_out
+from rocstack.verify.evidence import CheckSkipped, Evidence, NodeEvidence
+from rocstack.verify.recorder import Recorder, sort_out
 from rocstack.verify.result import MARK, Check, CheckResult, Measure, Skip, State
 from rocstack.verify.session import Suite
 from rocstack.verify.slurm_session import USER
@@ -125,42 +122,27 @@ def cluster(suite: Suite) -> Any:
 
 
 @pytest.fixture(scope="session")
-def all_nodes(suite: Suite) -> tuple[CheckedNode, ...]:
+def all_nodes(suite: Suite) -> tuple[NodeEvidence, ...]:
     """Those that were reached."""
-    return suite.cluster_evidence().checked_nodes
+    return suite.cluster_evidence().reached
 
 
 @pytest.fixture
-def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[CheckedNode, ...]) -> Recorder:
+def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[NodeEvidence, ...]) -> Recorder:
     """For the nodes that have what the check needs."""
     about = of_item(request.node)
     assert about, "only a check records"
-    if "jobs" in about.needs:
-        left_out = suite.left_out() if any(not node.no_jobs for node in all_nodes if node.is_worker) else {}
-        all_nodes = tuple(replace(node, no_jobs=node.no_jobs or left_out.get(node.name, "")) for node in all_nodes)
+    judged = [node for node in all_nodes if node.is_worker or about.scope == "cluster"]
+    if "jobs" in about.needs and any(not node.no_jobs for node in all_nodes if node.is_worker):
+        left_out = suite.left_out()
+        reasons = ((node, node.no_jobs or left_out.get(node.name, "")) for node in judged)
+        judged = [node.model_copy(update={"no_jobs": why}) for node, why in reasons]
     tools: Mapping[str, list[str]] = {}
     if any(need.startswith("tool:") for need in about.needs):
         tools = request.getfixturevalue("tools")
-    recorder = record_for(about, all_nodes, tools, suite.settings.overlay_folder())
-    if isinstance(recorder, SkippedCheck):
-        raise CheckSkipped(recorder)
-    request.node.stash[_RECORDER] = recorder
-    return recorder
-
-
-class CheckSkipped(Skipped):
-    def __init__(self, skipped: SkippedCheck) -> None:
-        super().__init__(skipped.why)
-        self.skips = skipped.skips
-
-
-def record_for(
-    about: Check, known: tuple[CheckedNode, ...], tools: Mapping[str, list[str]], overlay: Path | None = None
-) -> Recorder | SkippedCheck:
-    judged = known if about.scope == "cluster" else tuple(node for node in known if node.is_worker)
     recorder = sort_out(judged, about.needs, tools, hardware=about.level >= HARDWARE)
-    if isinstance(recorder, Recorder):
-        recorder.quantities = thresholds.load(overlay)
+    recorder.quantities = thresholds.load(suite.settings.overlay_folder())
+    request.node.stash[_RECORDER] = recorder
     return recorder
 
 
@@ -200,10 +182,8 @@ def _outcome(call: pytest.CallInfo[None], measures: tuple[Measure, ...]) -> tupl
         state = result.state_of(measures)
         reasons = {measure.why for measure in measures if measure.state == state and measure.why}
         return state, "; ".join(sorted(reasons)[:3]) or ("the check measured nothing" if state == "error" else ""), ()
-    if isinstance(raised, NotRecorded):
-        return "skipped", str(raised), (Skip(kind=raised.kind),)
-    if isinstance(raised, pytest.skip.Exception):
-        return "skipped", str(raised), raised.skips if isinstance(raised, CheckSkipped) else ()
+    if isinstance(raised, CheckSkipped | pytest.skip.Exception):
+        return "skipped", str(raised), getattr(raised, "skips", ())
     if isinstance(raised, RocstackError):
         return "error", raised.what + (f"; cause: {raised.cause}" if raised.cause else ""), ()
     return "error", f"{type(raised).__name__}: {raised}", ()

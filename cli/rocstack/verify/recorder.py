@@ -1,12 +1,13 @@
 """What a check writes down of each node, pair or the cluster. The state of the check follows from it."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from rocstack.node.profile import NodeProfile
 from rocstack.verify import thresholds
+from rocstack.verify.evidence import CheckSkipped, NodeEvidence
 from rocstack.verify.result import BUSY, NO_JOBS, Measure, Skip, SkipKind, State, plain
 from rocstack.verify.thresholds import Quantity, Threshold
 
@@ -15,33 +16,19 @@ LENGTH = 1200
 Scalar = float | int | str | bool | None
 
 
-@dataclass(frozen=True)
-class CheckedNode:
-    """A node that a check judges; its `profile` is None where it wasn't read."""
-
-    name: str
-    roles: tuple[str, ...] = ("worker",)
-    virtual: str | None = None
-    profile: NodeProfile | None = None
-    no_jobs: str = ""  # why Slurm starts none there
-
-    @property
-    def is_worker(self) -> bool:
-        return "worker" in self.roles
-
-
 @dataclass
 class Recorder:
     """`nodes` are those that have what the check needs; the others are already written down as skipped, so a check
     goes through `nodes` only. `all_nodes` is what the run has of nodes at all. `hardware`: whether the check is about
     it, so that a virtual node's answer is called virtual."""
 
-    nodes: tuple[CheckedNode, ...]
-    all_nodes: tuple[CheckedNode, ...]
+    nodes: tuple[NodeEvidence, ...]
+    all_nodes: tuple[NodeEvidence, ...]
     hardware: bool = True
     measures: list[Measure] = field(default_factory=list)
     drawings: dict[str, Any] = field(default_factory=dict)
     quantities: Mapping[str, Quantity] = field(default_factory=thresholds.load)
+    _bounds: dict[tuple[str, str], Threshold | None] = field(default_factory=dict)
 
     def passed(self, node: str = "", value: Scalar = None, unit: str = "", **more: Any) -> None:
         """`more`: wanted, source, peer, evidence, as Measure has them."""
@@ -95,12 +82,8 @@ class Recorder:
         self.drawings[kind] = value
 
     @cached_property
-    def _named(self) -> dict[str, CheckedNode]:
+    def _named(self) -> dict[str, NodeEvidence]:
         return {node.name: node for node in self.all_nodes}
-
-    @cached_property
-    def _bounds(self) -> dict[tuple[str, str], Threshold | None]:
-        return {}
 
     def _bound(self, node: str, quantity: str) -> Threshold | None:
         """For the cluster as a whole: that of the first node that has one."""
@@ -126,75 +109,62 @@ class Recorder:
         self.measures.append(Measure(state=state, node=node, value=value, unit=unit, virtual=virtual, **more))
 
 
-@dataclass(frozen=True)
-class Lack:
-    """What a node lacks for a check."""
-
-    why: str
-    kind: SkipKind = ""
-
-
-@dataclass(frozen=True)
-class SkippedCheck:
-    """A check is skipped as a whole."""
-
-    why: str
-    skips: tuple[Skip, ...] = ()
-
-
 def sort_out(
-    nodes: Collection[CheckedNode],
+    nodes: Collection[NodeEvidence],
     needs: Collection[str],
     tools: Mapping[str, Collection[str]],
     *,
     hardware: bool = True,
-) -> Recorder | SkippedCheck:
-    """A recorder for the nodes that have what is needed; or why the check as a whole is skipped.
+) -> Recorder:
+    """A recorder for the nodes that have what is needed.
 
     Args:
         tools: node -> programs that its worker image has, of those that said it.
         hardware: as Recorder has it.
+
+    Raises:
+        CheckSkipped: too few have.
     """
-    lacking = {node.name: lack for node in nodes if (lack := _lacks(node, needs, tools))}
+    lacking = {node.name: lack for node in nodes if (lack := _lack(node, needs, tools))}
     fit = tuple(node for node in nodes if node.name not in lacking)
     least = next((int(need.partition(":")[2]) for need in needs if need.startswith("nodes:")), 1)
     if len(fit) < least:
-        reasons = sorted({lack.why for lack in lacking.values()})
-        kinds = sorted({lack.kind for lack in lacking.values()} - {""})
-        skips = tuple(Skip(kind=kind, nodes=_nodes_of(lacking, kind)) for kind in kinds)
-        some = f" ({'; '.join(reasons)})" if reasons else ""
+        reasons = "; ".join(sorted({why for why, _ in lacking.values()}))
+        of_kind: dict[SkipKind, list[str]] = defaultdict(list)
+        for name, (_, kind) in lacking.items():
+            of_kind[kind].append(name)
+        skips = (Skip(kind=kind, nodes=tuple(names)) for kind, names in sorted(of_kind.items()) if kind)
         if least > 1:
-            return SkippedCheck(f"{least} nodes are needed, {len(fit)} can take part{some}", skips)
-        return SkippedCheck("; ".join(reasons) or "no node", skips)
+            reasons = f"{least} nodes are needed, {len(fit)} can take part" + (f" ({reasons})" if reasons else "")
+        raise CheckSkipped(reasons or "no node", *skips)
     recorder = Recorder(fit, tuple(nodes), hardware)
-    for name, lack in lacking.items():
-        recorder.skipped(name, lack.why, lack.kind)
+    for name, (why, kind) in lacking.items():
+        recorder.skipped(name, why, kind)
     return recorder
 
 
-def _nodes_of(lacking: Mapping[str, Lack], kind: SkipKind) -> tuple[str, ...]:
-    return tuple(name for name, lack in lacking.items() if lack.kind == kind)
-
-
-def _lacks(node: CheckedNode, needs: Collection[str], tools: Mapping[str, Collection[str]]) -> Lack | None:
+def _lack(
+    node: NodeEvidence, needs: Collection[str], tools: Mapping[str, Collection[str]]
+) -> tuple[str, SkipKind] | None:
+    """What the node lacks for a check, and the kind of that reason."""
     for need in needs:
         kind, _, what = need.partition(":")
         if kind == "real" and node.virtual:
-            return Lack(f"virtual node ({node.virtual}): it computes and carries nothing")
+            return f"virtual node ({node.virtual}): it computes and carries nothing", ""
         if kind == "jobs" and not node.is_worker:
-            return Lack(f"{node.name} is no worker and gets no jobs")
+            return f"{node.name} is no worker and gets no jobs", ""
+        if kind == "jobs" and BUSY in node.no_jobs:
+            return node.no_jobs, "busy"
         if kind == "jobs" and node.no_jobs:
-            if BUSY in node.no_jobs:
-                return Lack(node.no_jobs, "busy")
-            return Lack(f"{NO_JOBS} on {node.name}: {node.no_jobs}", "no-jobs")
+            return f"{NO_JOBS} on {node.name}: {node.no_jobs}", "no-jobs"
         if kind == "gpu" and not (node.profile and any(gpu.kfd_node is not None for gpu in node.profile.gpus)):
             some = len(node.profile.gpus) if node.profile else 0
             driven = f"no driver drives the {some} GPUs of node {node.name}"
-            return Lack(driven if some else f"no GPU on node {node.name}")
+            return driven if some else f"no GPU on node {node.name}", ""
         if kind == "rdma" and not (node.profile and node.profile.verbs):
-            return Lack(f"no RDMA device on node {node.name}")
+            return f"no RDMA device on node {node.name}", ""
         if kind == "tool" and node.name not in tools:
-            return Lack(f"{node.name} gave no answer in a job, so whether its image has {what} is unknown")
+            return f"{node.name} gave no answer in a job, so whether its image has {what} is unknown", ""
         if kind == "tool" and what not in tools[node.name]:
-            return Lack(f"no {what} in the image", "no-tool")
+            return f"no {what} in the image", "no-tool"
     return None

@@ -19,8 +19,8 @@ from rocstack.edge.locks import LockSpec
 from rocstack.settings.settings import Settings, load
 from rocstack.verify import artifacts, evidence, history, testinfra_hosts
 from rocstack.verify.deployed_cluster import DeployedCluster, connect
-from rocstack.verify.evidence import ClusterEvidence, Evidence, NotRecorded
-from rocstack.verify.result import CheckResult
+from rocstack.verify.evidence import CheckSkipped, ClusterEvidence, Evidence
+from rocstack.verify.result import CheckResult, Skip
 
 # On the control node: two runs at once would be in each other's way.
 LOCK = LockSpec(
@@ -54,7 +54,7 @@ class Suite:
     @property
     def cluster(self) -> DeployedCluster:
         if self.evidence.replayed:
-            raise NotRecorded("the evidence is replayed, there is no cluster", kind="")
+            raise CheckSkipped("the evidence is replayed, there is no cluster", Skip(kind=""))
         if self._cluster is None:
             option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
             more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
@@ -74,7 +74,7 @@ class Suite:
         """Node -> why the suite's jobs can't run there, though jobs do."""
         try:
             reasons: Mapping[str, str] = self.evidence.take("left_out", lambda: self.cluster.left_out())
-        except NotRecorded:
+        except CheckSkipped:
             return {}
         return reasons
 

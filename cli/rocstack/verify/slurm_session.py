@@ -21,8 +21,8 @@ from testinfra.host import Host
 from rocstack.base.errors import CheckFailed
 from rocstack.cluster import hostlist
 from rocstack.deploy.plan import services
-from rocstack.verify.evidence import NotRecorded
-from rocstack.verify.result import BUSY
+from rocstack.verify.evidence import CheckSkipped
+from rocstack.verify.result import BUSY, Skip
 from rocstack.verify.testinfra_hosts import bounded
 
 USER = "rocstack-verify"  # made by every deploy, with an account and a partition of that name
@@ -42,13 +42,6 @@ KILLED = 10.0  # seconds that we wait longer for a command than it may take: the
 INDEPENDENT = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
 TOGETHER = ("--kill-on-bad-exit=1", "--wait=10")  # seconds after the first that ended, however it did
 _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
-
-
-class Busy(NotRecorded):
-    """No node was free: other users' jobs are on all of them."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why, kind="busy")
 
 
 @dataclass(frozen=True)
@@ -124,13 +117,13 @@ class SlurmSession:
         preempted or its time was up, is taken again.
 
         Raises:
-            Busy: others' jobs are on all of them.
+            CheckSkipped: others' jobs are on all of them.
             CheckFailed: none was got.
         """
         if self._job and self._runs():
             return self._nodes
         if self._busy:
-            raise Busy(self._busy)
+            raise CheckSkipped(self._busy, Skip(kind="busy"))
         nodes = self._in([name for name in nodes if name in self._nodes], (*OPEN, *TAKEN)) or nodes
         refusal = self._salloc(nodes, self.wait)
         if not self._job and len(nodes) > 1:
@@ -142,7 +135,7 @@ class SlurmSession:
         if "timed out" in refusal and taken and not self._free(nodes):
             waited = f"{self.wait / 60:.0f} min" if self.wait >= 60 else f"{self.wait:.0f} s"
             self._busy = f"{BUSY} (waited {waited})"
-            raise Busy(self._busy)
+            raise CheckSkipped(self._busy, Skip(kind="busy"))
         raise CheckFailed.of("no-allocation", user=self.user, seconds=self.wait, why=refusal)
 
     def _runs(self) -> bool:

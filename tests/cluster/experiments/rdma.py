@@ -16,8 +16,7 @@ from rocstack.node.nic_settings import NicSettings
 from rocstack.node.profile import NodeProfile
 from rocstack.node.rdma_ports import OWN_GPU, Hca, choose_ports
 from rocstack.stack.component import NicProfile, library, validate_head
-from rocstack.verify.evidence import ClusterEvidence
-from rocstack.verify.recorder import CheckedNode
+from rocstack.verify.evidence import ClusterEvidence, NodeEvidence
 
 PINGPONG, WRITE, BOTH_WAYS = "ibv_rc_pingpong", "ib_write_bw", "ib_write_bw -b"
 ROUNDS = 4  # of bandwidth: each NIC with some peers, however many nodes there are
@@ -34,25 +33,25 @@ Rail = Sequence[Any]  # device, port, GID index, MTU
 Rails = Mapping[str, Sequence[Rail | None]]
 
 
-def fit(nodes: Sequence[CheckedNode], cluster_evidence: ClusterEvidence) -> list[CheckedNode]:
+def fit(nodes: Sequence[NodeEvidence], cluster_evidence: ClusterEvidence) -> list[NodeEvidence]:
     """Those that RDMA can go between for real, by this image."""
     real = [node for node in nodes if node.is_worker and not node.virtual and node.profile and node.profile.verbs]
     return [node for node in real if not not_for(cluster_evidence, node)]
 
 
-def devices(cluster_evidence: ClusterEvidence, node: CheckedNode) -> set[str]:
+def devices(cluster_evidence: ClusterEvidence, node: NodeEvidence) -> set[str]:
     """The node's RDMA devices that the image is for."""
     image = cluster_evidence.labels.get("io.rocstack.nic")
     return {nic.verbs for nic in node.profile.nics if nic.nic == image and nic.verbs} if node.profile else set()
 
 
-def rails_of_gpus(cluster_evidence: ClusterEvidence, node: CheckedNode) -> int:
+def rails_of_gpus(cluster_evidence: ClusterEvidence, node: NodeEvidence) -> int:
     """How many of these are there for a GPU's data: on its PCIe switch."""
     near = {link.nic for link in node.profile.affinity if link.via == OWN_GPU} if node.profile else set()
     return len(near & devices(cluster_evidence, node))
 
 
-def not_for(cluster_evidence: ClusterEvidence, node: CheckedNode) -> str:
+def not_for(cluster_evidence: ClusterEvidence, node: NodeEvidence) -> str:
     """Why the image is not for the node's RDMA; empty where it is."""
     image = cluster_evidence.labels.get("io.rocstack.nic") or "tcp"
     if node.profile and any(nic.nic == image for nic in node.profile.nics):
@@ -85,7 +84,7 @@ def mtu(own: Hca | None) -> int | None:
     return max((size for size in MTUS if size <= room), default=None)
 
 
-def of_cluster(cluster_evidence: ClusterEvidence, nodes: Sequence[CheckedNode]) -> Rails:
+def of_cluster(cluster_evidence: ClusterEvidence, nodes: Sequence[NodeEvidence]) -> Rails:
     nic = nic_of(cluster_evidence.labels.get("io.rocstack.nic") or "tcp")
     fabric = cluster_evidence.fabric
     known = {node.name: node.profile for node in nodes if node.profile}

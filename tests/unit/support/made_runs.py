@@ -5,7 +5,14 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+from rocstack.verify.evidence import NodeEvidence
 from rocstack.verify.result import Check, CheckResult, Measure, NodeSeen, Run, State, skips_in, state_of
+
+
+def checked(name: str, **more: Any) -> NodeEvidence:
+    """A worker that was reached and takes jobs."""
+    known = {"roles": ("worker",), "virtual": None, "absent": "", "image": "", "no_jobs": "", "profile": None}
+    return NodeEvidence(name=name, **{**known, **more})
 
 
 def check(name: str = "one", level: int = 1) -> Check:

@@ -12,7 +12,8 @@ from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
 from rocstack.verify import slurm_session
-from rocstack.verify.slurm_session import Busy, SlurmSession
+from rocstack.verify.evidence import CheckSkipped
+from rocstack.verify.slurm_session import SlurmSession
 
 GRANTED = "salloc: Granted job allocation {}\nsalloc: Nodes n[1-2] are ready for job"
 TIMED_OUT = "salloc: job 9 queued\nsalloc: error: Unable to allocate resources: Connection timed out"
@@ -121,7 +122,7 @@ def test_busy_is_said_once_and_not_waited_for_again(states: tuple[str, str], nod
     node.nodes, node.refuses = dict(zip(("n1", "n2"), states, strict=True)), TIMED_OUT
     found = made(node)
     for _ in range(2):
-        with pytest.raises(Busy, match=r"all workers are busy with jobs \(waited 5 min\)"):
+        with pytest.raises(CheckSkipped, match=r"all workers are busy with jobs \(waited 5 min\)"):
             found.allocate(["n1", "n2"])
     assert [words[0] for words in node.asked].count("salloc") == 1
 
@@ -143,7 +144,7 @@ def test_without_an_account_or_nodes_it_is_an_error(state: str, said: str, node:
 
 def test_with_gpus_a_node_of_which_others_have_a_part_is_busy(node: Controller) -> None:
     node.nodes, node.refuses = dict.fromkeys(("n1", "n2"), "mix 1/7/0/8"), TIMED_OUT
-    with pytest.raises(Busy):
+    with pytest.raises(CheckSkipped):
         made(node, gpus=8).allocate(["n1", "n2"])
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from evidence_replay import good, red, replay, states
+from made_runs import checked
 
-from rocstack.verify.recorder import CheckedNode, Recorder
+from rocstack.verify.recorder import Recorder
 from rocstack.verify.slurm_session import MARK, StepOutput
 from rocstack.verify.suite import checks
 
@@ -308,7 +309,7 @@ def test_one_bad_node_is_found_and_noise_is_not(what: str, count: int) -> None:
             for b in names
             if a != b
         ]
-        nodes = tuple(map(CheckedNode, names))
+        nodes = tuple(map(checked, names))
         record = Recorder(nodes, nodes)
         links.judge(record, pairs, what)
         failed = [{m.node, m.peer} for m in record.measures if m.state == "failed"]

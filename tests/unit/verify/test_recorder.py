@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import checked
 
-from rocstack.verify.recorder import CheckedNode, Recorder, SkippedCheck, sort_out
+from rocstack.verify.evidence import CheckSkipped
+from rocstack.verify.recorder import Recorder, sort_out
 from rocstack.verify.result import Skip, plain
 
-NODES = (CheckedNode("n1"), CheckedNode("n2", virtual="mi300x-thor2"), CheckedNode("c1", roles=("control",)))
+NODES = (checked("n1"), checked("n2", virtual="mi300x-thor2"), checked("c1", roles=("control",)))
 
 
 @pytest.mark.parametrize(("hardware", "virtual"), [(True, {"n2"}), (False, set())])
 def test_what_is_not_about_hardware_is_never_virtual(hardware: bool, virtual: set[str]) -> None:
     found = sort_out(NODES, ("real",), {}, hardware=hardware)
-    assert isinstance(found, Recorder)
-    for node in found.nodes:
-        found.passed(node.name)
+    for each in found.nodes:
+        found.passed(each.name)
     assert {each.node for each in found.measures if each.virtual} == virtual
     assert [each.state for each in found.measures if each.node == "n2"] == ["skipped"]
 
 
 def test_a_busy_cluster_is_one_reason_and_a_control_node_is_no_worker() -> None:
     why = "all workers are busy with jobs (waited 5 min)"
-    busy = tuple(replace(node, no_jobs=why) for node in NODES[:2])
-    assert sort_out(busy, ("jobs",), {}) == SkippedCheck(why, (Skip(kind="busy", nodes=("n1", "n2")),))
+    with pytest.raises(CheckSkipped) as skipped:
+        sort_out([checked(name, no_jobs=why) for name in ("n1", "n2")], ("jobs",), {})
+    assert (str(skipped.value), skipped.value.skips) == (why, (Skip(kind="busy", nodes=("n1", "n2")),))
     found = sort_out(NODES, ("jobs",), {})
-    assert isinstance(found, Recorder)
     assert [each.why for each in found.measures] == ["c1 is no worker and gets no jobs"]
 
 
@@ -51,20 +51,19 @@ def test_plain_text_has_nothing_but_lines_and_tabs(text: str) -> None:
 
 
 def test_a_thousand_nodes_are_judged_as_quickly_as_a_few() -> None:
-    nodes = tuple(CheckedNode(f"n{number}") for number in range(1000))
+    nodes = tuple(checked(f"n{number}") for number in range(1000))
     found = Recorder(nodes, nodes)
     began = time.process_time()
-    for node in nodes:
+    for each in nodes:
         for _ in range(10):
-            found.judge(node.name, 1.0, "clock-skew")
+            found.judge(each.name, 1.0, "clock-skew")
     assert time.process_time() - began < 1.0  # 0.07; 1.2 when each looked through all
 
 
 def test_of_a_node_that_gave_no_answer_no_tool_is_known() -> None:
-    nodes = [CheckedNode(name, ("worker",), None, None, "") for name in ("n1", "n2", "n3")]
+    nodes = [checked(name) for name in ("n1", "n2", "n3")]
     found = sort_out(nodes, ("jobs", "tool:rvs"), {"n1": ["rvs"], "n2": []})
-    assert isinstance(found, Recorder)
-    assert [node.name for node in found.nodes] == ["n1"]
+    assert [each.name for each in found.nodes] == ["n1"]
     why = {measure.node: measure.why for measure in found.measures}
     assert why["n2"] == "no rvs in the image"
     assert why["n3"] == "n3 gave no answer in a job, so whether its image has rvs is unknown"

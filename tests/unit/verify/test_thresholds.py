@@ -120,9 +120,7 @@ def test_infiniband_without_ipoib_has_the_speed_of_its_ports() -> None:
         for nic in node["profile"]["nics"]:
             nic["netdevs"] = []
     (profile, *_) = [
-        node.profile
-        for node in parse_evidence("cluster", CLUSTER, recorded).checked_nodes
-        if node.is_worker and node.profile
+        node.profile for node in parse_evidence("cluster", CLUSTER, recorded).reached if node.is_worker and node.profile
     ]
     assert thresholds.hardware(profile) == (("8 × AMD Instinct MI300X OAM gfx942",), ("broadcom 400G",))
 
@@ -192,7 +190,7 @@ def test_a_site_says_how_fast_its_ports_are_meant_to_be(tmp_path: Path) -> None:
 
 
 def test_recorded_nodes_are_judged_by_their_models() -> None:
-    nodes = parse_evidence("cluster", CLUSTER, good()["cluster"]).checked_nodes
+    nodes = parse_evidence("cluster", CLUSTER, good()["cluster"]).reached
     record = Recorder(nodes, nodes)
     record.judge("n1", 310.0, "all-reduce-busbw")
     record.judge("n1", 300.0, "all-reduce-busbw")

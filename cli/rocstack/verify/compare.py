@@ -1,6 +1,6 @@
 """Two runs side by side: what became worse, what became better, and what is different about them. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rocstack.base.words import Value
@@ -72,8 +72,7 @@ class Comparison(Value):
 
     @property
     def same(self) -> bool:
-        lists = (self.regressions, self.fixes, self.unjudged, self.new, self.gone, self.values, self.differences)
-        return not any(lists)
+        return not any(value for name, value in self if name not in ("before", "after"))
 
     def to_dict(self) -> dict[str, Any]:
         return {"regressed": bool(self.worse), **self.model_dump(mode="json")}
@@ -83,10 +82,10 @@ def compare(before: Run, after: Run) -> Comparison:
     """Of checks and nodes that both runs have: a regression is what fails now and didn't fail then, or of real nodes a
     value that got worse by more than `LOSS`."""
     old, new = ({result.check.name: result for result in run.results} for run in (before, after))
-    changes = [change for name in new if name in old for change in _changes(old[name], new[name])]
     pairs = [(old[name], new[name]) for name in new if name in old]
-    virtual = {node.name for run in (before, after) for node in run.nodes if node.virtual}
-    values = [value for pair in pairs for value in _values(*pair, virtual | ({""} if virtual else set()))]
+    changes = [change for pair in pairs for change in _changes(*pair)]
+    virtual = {name for run in (before, after) for node in run.nodes if node.virtual for name in (node.name, "")}
+    values = [value for pair in pairs for value in _values(*pair, virtual)]
     return Comparison(
         before=before.id,
         after=after.id,
@@ -150,25 +149,16 @@ def _worst(then: list[float], now: list[float], unit: str, *, alike: bool) -> tu
 
 
 def _differences(before: Run, after: Run) -> Iterator[RunDifference]:
-    plain = ("cluster", "level", "only", "image", "digest", "control_image", "rocstack", "who", "complete")
-    for what in plain:
-        old, new = str(getattr(before, what)), str(getattr(after, what))
-        if old != new:
-            yield RunDifference(what=what.replace("_", " "), before=old, after=new)
-    yield from _keys("version of ", before.versions, after.versions)
-    old_nodes, new_nodes = ({node.name: node for node in run.nodes} for run in (before, after))
-    for name in sorted({*old_nodes, *new_nodes}):
-        then, now = old_nodes.get(name), new_nodes.get(name)
-        if then is None or now is None:
-            yield RunDifference(what=f"node {name}", before="there" if then else "", after="there" if now else "")
-            continue
-        for what in ("model", "virtual", "absent"):
-            one, two = getattr(then, what) or "", getattr(now, what) or ""
-            if one != two and not (what == "model" and (then.absent or now.absent)):
-                yield RunDifference(what=f"{name} {what}", before=one, after=two)
-
-
-def _keys(prefix: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[RunDifference]:
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            yield RunDifference(what=prefix + name, before=before.get(name, ""), after=after.get(name, ""))
+    texts: dict[str, tuple[str, str]] = {}  # of the one, of the other
+    for what in ("cluster", "level", "only", "image", "digest", "control_image", "rocstack", "who", "complete"):
+        texts[what.replace("_", " ")] = str(getattr(before, what)), str(getattr(after, what))
+    for name in sorted({*before.versions, *after.versions}):
+        texts[f"version of {name}"] = before.versions.get(name, ""), after.versions.get(name, "")
+    old, new = ({node.name: node for node in run.nodes} for run in (before, after))
+    for name in sorted({*old, *new}):
+        then, now = old.get(name), new.get(name)
+        texts[f"node {name}"] = "there" if then else "", "there" if now else ""
+        if then and now:
+            fields = ("virtual", "absent") if then.absent or now.absent else ("model", "virtual", "absent")
+            texts |= {f"{name} {each}": (getattr(then, each) or "", getattr(now, each) or "") for each in fields}
+    return (RunDifference(what=what, before=one, after=two) for what, (one, two) in texts.items() if one != two)

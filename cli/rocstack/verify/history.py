@@ -1,13 +1,11 @@
 """The runs so far, a line of JSON each: what of the cluster comes and goes."""
 
-from __future__ import annotations
-
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field, ValidationError
 
@@ -21,6 +19,10 @@ FILE = "history.jsonl"
 MOST = 8 << 20  # bytes, of which the older half goes then
 JSON, LOG = "report.json", "pytest.log"  # in the folder of a run
 REPORTS, FAILURES = 100, 30  # of --watch, that stay: of runs that passed, and of others
+
+
+# What an entry has of its run as it is.
+_SAME = ("id", "when", "seconds", "cluster", "control", "level", "only", "passed", "complete", "proved", "virtual")
 
 
 class HistoryEntry(Value):
@@ -44,10 +46,9 @@ class HistoryEntry(Value):
     digest: str = ""
     folder: str = ""  # of the report, if it is one below that of the runs
 
-    def like(self, other: HistoryEntry) -> bool:
+    def like(self, other: Self) -> bool:
         """Whether both asked the same of one cluster."""
-        mine, theirs = ((each.cluster, each.control, each.level, each.only) for each in (self, other))
-        return mine == theirs
+        return all(getattr(self, key) == getattr(other, key) for key in ("cluster", "control", "level", "only"))
 
     def mark(self, node: str) -> str:
         """x: it fails; -: it took no part; . else."""
@@ -58,23 +59,11 @@ class HistoryEntry(Value):
 
 def entry(run: Run) -> HistoryEntry:
     judged = verdict.judge(run)
-    failing = {each.node.name: each.reasons[0] for each in judged.nodes if each.state == "failing"}
-    if judged.cluster:
-        failing[""] = judged.cluster[0]
+    reasons_of = {each.node.name: each.reasons for each in judged.nodes} | {"": judged.cluster}
     return HistoryEntry(
-        id=run.id,
-        when=run.when,
-        seconds=run.seconds,
-        cluster=run.cluster,
-        control=run.control,
-        level=run.level,
-        only=run.only,
-        passed=run.passed,
-        complete=run.complete,
-        proved=run.proved,
-        virtual=run.virtual,
+        **{field: getattr(run, field) for field in _SAME},
         nodes=tuple(node.name for node in run.nodes),
-        failing={name: f"{reason.check}: {reason.why}" for name, reason in failing.items()},
+        failing={name: f"{reasons[0].check}: {reasons[0].why}" for name, reasons in reasons_of.items() if reasons},
         absent={node.name: node.absent for node in run.nodes if node.absent},
         image=run.image,
         digest=run.digest,
@@ -89,11 +78,8 @@ def note(run: Run, out: Path, folder: Path | None = None) -> HistoryEntry:
     if file.exists() and file.stat().st_size > MOST:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         files.write(file, "".join(lines[len(lines) // 2 :]))
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(descriptor, (made.model_dump_json() + "\n").encode())  # in one piece
-    finally:
-        os.close(descriptor)
+    with file.open("ab", buffering=0) as lines_of_runs:
+        lines_of_runs.write((made.model_dump_json() + "\n").encode())  # in one piece
     return made
 
 
@@ -123,9 +109,9 @@ def before(out: Path, now: HistoryEntry) -> HistoryEntry | None:
 def report(out: Path, now: HistoryEntry) -> Path | None:
     """The folder of the last whole run before `now` that asked the same, if its report is still there. Runs that only
     judged recorded evidence are not in the history."""
-    older = (each for each in _newest_first(out) if each.id != now.id and each.when <= now.when)
-    entries = (each for each in older if each.folder and each.complete and each.like(now))
-    return next((out / each.folder for each in entries if (out / each.folder / JSON).exists()), None)
+    older = (each for each in _newest_first(out) if each.id != now.id and each.when <= now.when and each.like(now))
+    folders = (out / each.folder for each in older if each.folder and each.complete)
+    return next((folder for folder in folders if (folder / JSON).exists()), None)
 
 
 def previous(out: Path, run: Run) -> Run | None:
@@ -138,17 +124,17 @@ def previous(out: Path, run: Run) -> Run | None:
 
 def changes(before: HistoryEntry | None, now: HistoryEntry) -> list[str]:
     """What is otherwise than in the run before, in words."""
-    if before is None:
-        return [_fails(name, why) for name, why in now.failing.items()] + [
-            f"{name} is absent: {why}" for name, why in now.absent.items()
-        ]
-    lines = [_fails(name, why) for name, why in now.failing.items() if before.failing.get(name) != why]
+    before = before or now.model_copy(update={"failing": {}, "absent": {}})
+    here = {"", *now.nodes} - now.absent.keys()
+    worse = {name: why for name, why in now.failing.items() if before.failing.get(name) != why}
+    better = [name for name in before.failing if name in here and name not in now.failing]
+    lines = [f"{name or 'the cluster as a whole'} fails: {why}" for name, why in worse.items()]
     lines += [f"{name} is absent: {why}" for name, why in now.absent.items() if name not in before.absent]
-    better = [name for name in before.failing if name not in now.failing and name not in now.absent]
-    lines += [f"{name or 'the cluster as a whole'} passes again" for name in better if not name or name in now.nodes]
-    lines += [f"{name} is back" for name in before.absent if name in now.nodes and name not in now.absent]
+    lines += [f"{name or 'the cluster as a whole'} passes again" for name in better]
+    lines += [f"{name} is back" for name in before.absent if name in here]
     if before.image != now.image:
-        lines.append(f"the image is {_short(now.image)} now, was {_short(before.image)}")
+        new, old = (each.image.removeprefix("sha256:")[:12] or "none" for each in (now, before))
+        lines.append(f"the image is {new} now, was {old}")
     return lines
 
 
@@ -169,15 +155,6 @@ def prune(out: Path, keep: int = REPORTS, failures: int = FAILURES) -> None:
     """Reports go, but for those of the last `keep` runs that passed and the last `failures` that didn't."""
     passed = {each.folder for each in _newest_first(out) if each.passed}
     folders = sorted(folder for folder in out.glob("20*") if (folder / LOG).is_file())
-    good = [folder for folder in folders if folder.name in passed]
-    bad = [folder for folder in folders if folder.name not in passed]
-    for folder in (*good[:-keep], *bad[:-failures]):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _fails(name: str, why: str) -> str:
-    return f"{name or 'the cluster as a whole'} fails: {why}"
-
-
-def _short(ident: str) -> str:
-    return ident.removeprefix("sha256:")[:12] or "none"
+    for good, stay in ((True, keep), (False, failures)):
+        for folder in [folder for folder in folders if (folder.name in passed) is good][:-stay]:
+            shutil.rmtree(folder, ignore_errors=True)

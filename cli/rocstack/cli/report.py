@@ -62,9 +62,9 @@ def report(
     artifacts.write(run, folder, result.read(previous) if previous else history.previous(runs, run))
     page = folder / artifacts.HTML
     if json:
-        print_json({"report": str(page), "verdict": verdict.sentence(run), "passed": run.passed})
+        print_json({"report": str(page), "verdict": verdict.judge(run).sentence, "passed": run.passed})
     else:
-        out.print(f"[bold]{escape(verdict.sentence(run))}[/]")
+        out.print(f"[bold]{escape(verdict.judge(run).sentence)}[/]")
         out.print(escape(f"report: {page}"))
     if open_it:
         typer.launch(page.resolve().as_uri())

@@ -65,7 +65,7 @@ def _show_round(each: VerifyRound) -> None:
         say(f"{now}  not done: {each.problem}")
         return
     run = each.result.run
-    say(f"{now}  {verdict.sentence(run)}, {run.seconds:.0f} s")
+    say(f"{now}  {verdict.judge(run).sentence}, {run.seconds:.0f} s")
     for text in each.changes:
         say(f"          {text}")
     for text in slow(run):

@@ -11,12 +11,12 @@ from rocstack.base import junit
 from rocstack.probe import schema as profile_schema
 from rocstack.verify import outliers, result, verdict
 from rocstack.verify.report import page
-from rocstack.verify.result import BAD, CheckResult, Measure, Run
+from rocstack.verify.result import BAD, REPORT, CheckResult, Measure, Run
 
-JSON, SCHEMA, JUNIT, HTML = "report.json", "report.schema.json", "junit.xml", "report.html"
+SCHEMA, JUNIT, HTML = "report.schema.json", "junit.xml", "report.html"
 PASSING, FAILING, SLOW = "passing_nodes.txt", "failing_nodes.txt", "slow_nodes.txt"
 CLUSTER = "cluster"  # the JUnit name of a case about the cluster as a whole
-NAMES = (JSON, SCHEMA, JUNIT, HTML, PASSING, FAILING, SLOW)
+NAMES = (REPORT, SCHEMA, JUNIT, HTML, PASSING, FAILING, SLOW)
 
 
 def write(run: Run, folder: Path, previous: Run | None = None) -> None:
@@ -25,7 +25,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
     run = run.model_copy(update={"schema_": result.SCHEMA, "slow_nodes": outliers.find(run)})
     judged, slow = verdict.judge(run), {each.node for each in run.slow_nodes if each.sure}
     texts = {
-        JSON: run.dumps(),
+        REPORT: run.dumps(),
         SCHEMA: schema_text(),
         JUNIT: junit_xml(run),
         HTML: page.html(run, previous),

@@ -13,11 +13,10 @@ from rocstack.base.errors import BadInput
 from rocstack.base.words import Value
 from rocstack.edge import files
 from rocstack.verify import result, verdict
-from rocstack.verify.result import Run
+from rocstack.verify.result import LOG, REPORT, Run
 
 FILE = "history.jsonl"
 MOST = 8 << 20  # bytes, of which the older half goes then
-JSON, LOG = "report.json", "pytest.log"  # in the folder of a run
 REPORTS, FAILURES = 100, 30  # of --watch, that stay: of runs that passed, and of others
 
 
@@ -111,7 +110,7 @@ def report(out: Path, now: HistoryEntry) -> Path | None:
     judged recorded evidence are not in the history."""
     older = (each for each in _newest_first(out) if each.id != now.id and each.when <= now.when and each.like(now))
     folders = (out / each.folder for each in older if each.folder and each.complete)
-    return next((folder for folder in folders if (folder / JSON).exists()), None)
+    return next((folder for folder in folders if (folder / REPORT).exists()), None)
 
 
 def previous(out: Path, run: Run) -> Run | None:

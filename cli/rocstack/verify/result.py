@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from rocstack.base.errors import BadInput
 from rocstack.base.findings import Finding
@@ -19,6 +19,7 @@ from rocstack.base.words import Name, Value
 ITEMS = 18  # kinds of test that a training cluster must pass
 _NEED = re.compile(r"gpu|rdma|real|jobs|nodes:[2-9]|tool:[A-Za-z0-9_.-]{1,40}")
 MARK = "check"  # the name of its pytest mark
+REPORT, LOG = "report.json", "pytest.log"  # in the folder of a run
 SCHEMA = 3
 # "measured": there is a number, and nothing to judge it by; "error": the check itself could not be made.
 State = Literal["passed", "failed", "skipped", "measured", "error"]
@@ -27,9 +28,8 @@ BAD: frozenset[State] = frozenset({"error", "failed"})
 # Why something was skipped, if not for missing hardware: no job can start on the node, all workers are busy, the
 # recorded evidence lacks it, the image has no program for it.
 SkipKind = Literal["", "no-jobs", "busy", "not-recorded", "no-tool"]
-MISSED: frozenset[SkipKind] = frozenset(
-    {"no-jobs", "busy", "not-recorded"}
-)  # could be judged, so the level is not proved
+# Those that could be judged, so the level is not proved.
+MISSED: frozenset[SkipKind] = frozenset({"no-jobs", "busy", "not-recorded"})
 NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
 # A level is proved without the checks that lack a tool; but something must have compared what RCCL sums up on GPUs.
 SUMS, SUMS_TOO = "rccl-collectives", ("training-gpus-in-node", "training-gpus-on-nodes")
@@ -207,16 +207,13 @@ class Run(Value):
         for which something compared RCCL's sums on GPUs. None: none was."""
         if self.only or not self.complete:
             return None
-        highest = None
         for level in range(self.level + 1):
             results = [result for result in self.results if result.check.level == level]
             states = {result.state for result in results}
-            if states & BAD or "passed" not in states or any(result.missed for result in results):
-                break
-            if self.not_summed in results:
-                break
-            highest = level
-        return highest
+            gaps = self.not_summed in results or any(result.missed for result in results)
+            if gaps or states & BAD or "passed" not in states:
+                return level - 1 if level else None
+        return self.level
 
     @property
     def not_summed(self) -> CheckResult | None:
@@ -248,45 +245,35 @@ def read(path: Path) -> Run:
         BadInput: it isn't there, or isn't a report of this version.
     """
     if path.is_dir():
-        path = path / "report.json"
+        path = path / REPORT
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("schema") if isinstance(data, dict) else None
         if isinstance(version, int) and version > SCHEMA:
             raise BadInput.of("newer-report", path, version=version, known=SCHEMA)
-        return Run.model_validate_json(
-            json.dumps(with_skips(data) if isinstance(version, int) and version < 3 else data)
-        )
+        # Formats 1 and 2 tell the kinds of skips by words only.
+        for result in data.get("results", ()) if isinstance(version, int) and version < 3 else ():
+            if result.get("state") == "skipped":
+                result["skips"] = [skip.model_dump() for skip in skips_in(result.get("why", ""))]
+            for measure in result.get("measures", ()):
+                if measure.get("state") == "skipped":
+                    measure["skip"] = next((skip.kind for skip in skips_in(measure.get("why", ""))), "")
+        return Run.model_validate_json(json.dumps(data))
     except FileNotFoundError:
         raise BadInput.of("no-report", file=path) from None
-    except (ValueError, ValidationError) as error:
-        if isinstance(error, BadInput):
-            raise
+    except BadInput:
+        raise
+    except ValueError:
         raise BadInput.of("bad-report", path) from None
-
-
-def with_skips(report: Any) -> Any:
-    """A report of format 1 or 2, which tells kinds of skips by words only, in today's form."""
-    for result in report.get("results", ()):
-        if result.get("state") == "skipped":
-            result["skips"] = [skip.model_dump() for skip in skips_in(result.get("why", ""))]
-        for measure in result.get("measures", ()):
-            if measure.get("state") == "skipped":
-                measure["skip"] = next((skip.kind for skip in skips_in(measure.get("why", ""))), "")
-    return report
 
 
 def skips_in(why: str) -> tuple[Skip, ...]:
     """The kinds that the words of format 2 tell."""
-    skips = {
+    skips: dict[SkipKind, object] = {
         "busy": "all workers are busy with jobs" in why,
         "no-jobs": "no job can start" in why,
         "not-recorded": "not recorded" in why,
         "no-tool": re.search(r"\bno(?:ne of)? [^;(]* in the image|in the image is built without", why),
     }
-    nodes = tuple(re.findall(r"no job can start on (\S+):", why))
-    return tuple(
-        Skip.model_validate({"kind": kind, "nodes": nodes if kind == "no-jobs" else ()})
-        for kind, there in skips.items()
-        if there
-    )
+    nodes = {"no-jobs": tuple(re.findall(r"no job can start on (\S+):", why))}
+    return tuple(Skip(kind=kind, nodes=nodes.get(kind, ())) for kind, there in skips.items() if there)

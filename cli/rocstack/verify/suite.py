@@ -18,9 +18,7 @@ from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError, Where, did_you_mean
 from rocstack.base.levels import LEVELS
 from rocstack.verify import evidence, result
-from rocstack.verify.history import JSON as REPORT
-from rocstack.verify.history import LOG
-from rocstack.verify.result import Check, Run
+from rocstack.verify.result import LOG, REPORT, Check, Run
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 TIMEOUT_S = 60  # seconds for an interrupted run to cancel its jobs

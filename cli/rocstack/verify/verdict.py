@@ -2,18 +2,24 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from rocstack.base.text import count, listed
 from rocstack.cluster import hostlist
-from rocstack.verify.result import BAD, BUSY, CheckResult, Measure, NodeSeen, Run, Skip, State, state_of
+from rocstack.verify.result import BAD, BUSY, CheckResult, Measure, NodeSeen, Run, State, state_of
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]
 LONGEST = 60  # characters of a list of nodes in the sentence
 MOST = 3  # names, or checks, in the sentence before "and N more"
 REASONS = 2  # for skipping, likewise
+_OTHERS: dict[NodeState, tuple[str, str]] = {  # what is said of one, and of several
+    "failing": ("fails", "fail"),
+    "absent": ("is absent", "are absent"),
+    "not judged": ("could not be judged", "could not be judged"),
+}
 _LACKING = re.compile(r"\d+ nodes are needed, \d+ can take part \((.+)\)")
 _ON = re.compile(r"(?: (?:on|of)(?: node)?)? ([A-Za-z0-9_.-]*[A-Za-z0-9_-])")
 
@@ -38,48 +44,83 @@ class NodeVerdict:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """`cluster` is what fails of no single node; `skipped` the reasons for which checks were skipped, on whatever
-    node -> the names of those checks; `parts` are the sentence's, the most important first."""
+    """`cluster` is what fails of no single node."""
 
+    run: Run
     nodes: tuple[NodeVerdict, ...]
     cluster: tuple[Reason, ...]
-    skipped: Mapping[str, tuple[str, ...]]
-    parts: tuple[str, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        return "; ".join(self.parts)
 
     def names(self, state: NodeState, role: str = "") -> tuple[str, ...]:
         return tuple(
             each.node.name for each in self.nodes if each.state == state and (not role or role in each.node.roles)
         )
 
+    @cached_property
+    def skipped(self) -> dict[str, tuple[str, ...]]:
+        """Reason -> the checks that it kept from something, the commonest first. Reasons name no nodes."""
+        names = {node.name for node in self.run.nodes}
+        checks_of: dict[str, dict[str, None]] = defaultdict(dict)
+        for result in self.run.results:
+            texts = {measure.why for measure in result.measures if measure.state == "skipped"}
+            if not texts and result.state == "skipped":  # as a whole, for what each of its nodes lacks
+                texts = {result.why} if "(" in result.why else set(result.why.split("; "))
+            for text in texts:
+                checks_of[nameless(text, names)][result.check.name] = None
+        return {
+            why: tuple(checks) for why, checks in sorted(checks_of.items(), key=lambda item: (-len(item[1]), item[0]))
+        }
+
+    @property
+    def sentence(self) -> str:
+        """For a person in a hurry."""
+        return "; ".join(self.parts)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Those of the sentence, the most important first."""
+        run, faults = self.run, bool(self.cluster or self.names("failing"))
+        virtual = sum(bool(node.virtual) for node in run.nodes)
+        all_virtual = "virtual " if virtual and virtual == len(run.nodes) else ""
+        passing = len(self.names("passing"))
+        nodes = f"{passing} of {len(run.nodes)} {all_virtual}node{'s' * (len(run.nodes) != 1)}"
+        parts = [f"{nodes} pass{'es' * (passing == 1)}"]
+        if not faults and run.only:
+            parts[0] += f" {count(len(run.results), 'check')} called '{run.only}'"
+        elif not faults and run.proved is not None:
+            parts[0] += f" level {run.proved}"
+        if virtual and not all_virtual:
+            parts[0] += f" ({virtual} are virtual)" if virtual > 1 else " (1 is virtual)"
+        for state, (one, many) in _OTHERS.items():
+            if names := self.names(state):
+                parts[0] += f", {len(names)} {one if len(names) == 1 else many}: {folded(names)}"
+        if self.cluster:
+            checks = dict.fromkeys(reason.check for reason in self.cluster)
+            parts.append(f"the cluster as a whole fails: {listed(checks, MOST + 1)}")
+        parts += _levels(run, faults)
+        gone = {result.check.name for result in run.results if result.state == "skipped"}
+        if gone:
+            # "virtual node" of "virtual node (mi300x-thor2): it computes nothing"
+            brief = dict.fromkeys(re.split(r": | \(", why)[0] for why, names in self.skipped.items() if gone & {*names})
+            parts.append(f"{count(len(gone), 'check')} skipped: {listed(brief, REASONS + 1)}")
+        return tuple(parts)
+
 
 def judge(run: Run) -> RunVerdict:
     measures_of: dict[str, list[tuple[str, Measure]]] = defaultdict(list)
     cluster: list[Reason] = []
     for result in run.results:
-        name = result.check.name
-        mine = by_node(result)
+        name, mine = result.check.name, by_node(result)
         for node, measures in mine.items():
             measures_of[node] += [(name, measure) for measure in measures]
         cluster += [Reason(name, measure.why) for measure in mine.get("", ()) if measure.state in BAD]
-        if result.state == "skipped" and not result.measures:
-            for skip in result.skips:
-                missing = Measure(state="skipped", why=result.why, skip=skip.kind)
-                for node in _missed(skip, run.nodes):
-                    measures_of[node].append((name, missing))
+        for skip in result.skips if result.state == "skipped" and not result.measures else ():
+            missing = Measure(state="skipped", why=result.why, skip=skip.kind)
+            workers = [node.name for node in run.nodes if "worker" in node.roles]
+            for node in {"busy": workers, "no-jobs": skip.nodes}.get(skip.kind, ()):  # as no job starts there
+                measures_of[node].append((name, missing))
         if "" not in mine and states(result).get("") in BAD:
             cluster.append(Reason(name, result.why))
-    nodes = tuple(_node(node, measures_of[node.name]) for node in run.nodes)
-    verdict = RunVerdict(nodes, tuple(cluster), skipped(run))
-    return replace(verdict, parts=tuple(_parts(run, verdict)))
-
-
-def sentence(run: Run) -> str:
-    """The verdict in words, for a person in a hurry."""
-    return judge(run).sentence
+    return RunVerdict(run, tuple(_node(node, measures_of[node.name]) for node in run.nodes), tuple(cluster))
 
 
 def by_node(result: CheckResult) -> dict[str, tuple[Measure, ...]]:
@@ -107,31 +148,11 @@ def states(result: CheckResult) -> dict[str, State]:
     return states_of
 
 
-def skipped(run: Run) -> dict[str, tuple[str, ...]]:
-    """Reason -> the checks that it kept from something, the commonest first. Reasons name no nodes."""
-    names = {node.name for node in run.nodes}
-    checks_of: dict[str, dict[str, None]] = defaultdict(dict)
-    for result in run.results:
-        texts = {measure.why for measure in result.measures if measure.state == "skipped"}
-        if not texts and result.state == "skipped":  # as a whole, for what each of its nodes lacks
-            texts = {result.why} if "(" in result.why else set(result.why.split("; "))
-        for text in texts:
-            checks_of[nameless(text, names)][result.check.name] = None
-    return {why: tuple(checks) for why, checks in sorted(checks_of.items(), key=lambda item: (-len(item[1]), item[0]))}
-
-
 def nameless(why: str, names: set[str]) -> str:
     """The reason, the same for every node: "no GPU" of "no GPU on node n1", whether one or too many lack it."""
     lacking = _LACKING.fullmatch(why)
     why = lacking[1] if lacking else why
     return _ON.sub(lambda match: "" if match[1] in names else match[0], why) or "no reason was given"
-
-
-def _missed(skip: Skip, nodes: Iterable[NodeSeen]) -> Iterable[str]:
-    """The nodes that a check as a whole could not judge, as no job starts there."""
-    if skip.kind == "busy":
-        return [node.name for node in nodes if "worker" in node.roles]
-    return skip.nodes if skip.kind == "no-jobs" else ()
 
 
 def _ends(measure: Measure) -> tuple[str, ...]:
@@ -154,47 +175,6 @@ def _node(node: NodeSeen, measures: Iterable[tuple[str, Measure]]) -> NodeVerdic
     return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else "no check ran there")
 
 
-def _parts(run: Run, verdict: RunVerdict) -> list[str]:
-    virtual = sum(bool(node.virtual) for node in run.nodes)
-    all_virtual = "virtual " if virtual and virtual == len(run.nodes) else ""
-    passing = len(verdict.names("passing"))
-    nodes = f"{passing} of {len(run.nodes)} {all_virtual}node{'s' * (len(run.nodes) != 1)}"
-    parts = [f"{nodes} pass{'es' * (passing == 1)}{'' if _faults(verdict) else _what(run)}"]
-    if virtual and not all_virtual:
-        parts[0] += f" ({virtual} are virtual)" if virtual > 1 else " (1 is virtual)"
-    others: tuple[tuple[NodeState, str, str], ...] = (
-        ("failing", "fails", "fail"),
-        ("absent", "is absent", "are absent"),
-        ("not judged", "could not be judged", "could not be judged"),
-    )
-    for state, one, many in others:
-        names = verdict.names(state)
-        if names:
-            parts[0] += f", {len(names)} {one if len(names) == 1 else many}: {folded(names)}"
-    if verdict.cluster:
-        checks = dict.fromkeys(reason.check for reason in verdict.cluster)
-        parts.append(f"the cluster as a whole fails: {listed(list(checks), MOST + 1)}")
-    parts += _levels(run, bool(_faults(verdict)))
-    gone = [result for result in run.results if result.state == "skipped"]
-    if gone:
-        lacking = [why for why, checks in verdict.skipped.items() if {result.check.name for result in gone} & {*checks}]
-        # "virtual node" of "virtual node (mi300x-thor2): it computes nothing"
-        brief = list(dict.fromkeys(re.split(r": | \(", why)[0] for why in lacking))
-        parts.append(f"{count(len(gone), 'check')} skipped: {listed(brief, REASONS + 1)}")
-    return parts
-
-
-def _faults(verdict: RunVerdict) -> bool:
-    return bool(verdict.cluster or verdict.names("failing"))
-
-
-def _what(run: Run) -> str:
-    """What was passed, where nothing failed."""
-    if run.only:
-        return f" {count(len(run.results), 'check')} called '{run.only}'"
-    return "" if run.proved is None else f" level {run.proved}"
-
-
 def _levels(run: Run, faults: bool) -> list[str]:
     if not run.complete:
         return ["the run was interrupted, so nothing is proved"]
@@ -207,17 +187,12 @@ def _levels(run: Run, faults: bool) -> list[str]:
     first = 0 if run.proved is None else run.proved + 1
     judged = {result.check.level for result in run.results if result.state == "passed"}
     if first in judged:
-        return [*proved, f"level {first} is not proved: {_unproved(run, first)}"]
+        why = "not all of it was judged"
+        if run.not_summed and run.not_summed.check.level == first:
+            why = f"nothing compared RCCL's sums on GPUs: {run.not_summed.why}"
+        return [*proved, f"level {first} is not proved: {BUSY if run.busy else why}"]
     rest = [str(level) for level in range(first, run.level + 1) if level not in judged]
     return [*proved, *([f"nothing was judged at level {' and '.join(rest)}"] if rest else [])]
-
-
-def _unproved(run: Run, level: int) -> str:
-    if run.busy:
-        return BUSY
-    if run.not_summed and run.not_summed.check.level == level:
-        return f"nothing compared RCCL's sums on GPUs: {run.not_summed.why}"
-    return "not all of it was judged"
 
 
 def folded(names: Iterable[str], longest: int = LONGEST) -> str:

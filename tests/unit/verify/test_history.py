@@ -102,7 +102,7 @@ def test_nodes_that_come_and_go() -> None:
 def reported(number: int, found: Run, out: Path) -> Path:
     folder = out / f"202611{number:02}-000000"
     folder.mkdir(parents=True)
-    for name in (history.JSON, history.LOG):
+    for name in (history.REPORT, history.LOG):
         (folder / name).write_text("")
     history.note(at(number, found), out, folder)
     return folder
@@ -125,7 +125,7 @@ def test_the_report_to_compare_with(tmp_path: Path) -> None:
     reported(3, failed().model_copy(update={"control": "other"}), tmp_path)
     reported(4, failed().model_copy(update={"complete": False}), tmp_path)
     history.note(at(5, failed()), tmp_path, Path("elsewhere/mine"))
-    (gone / history.JSON).unlink()
+    (gone / history.REPORT).unlink()
     assert history.report(tmp_path, history.entry(failed())) == first
     assert history.report(tmp_path / "none", history.entry(failed())) is None
 

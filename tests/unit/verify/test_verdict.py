@@ -118,8 +118,8 @@ def test_a_name_is_dropped_only_where_it_is_a_nodes() -> None:
 def test_virtual_nodes_are_called_so() -> None:
     seen = tuple(NodeSeen(name=f"n{i}", roles=("worker",), virtual=model) for i, model in ((1, "mi300x"), (2, None)))
     both = result(on("n1"), on("n2"))
-    assert verdict.sentence(run(both, seen=seen[:1])) == "1 of 1 virtual node passes level 1"
-    assert verdict.sentence(run(both, seen=seen)) == "2 of 2 nodes pass level 1 (1 is virtual)"
+    assert verdict.judge(run(both, seen=seen[:1])).sentence == "1 of 1 virtual node passes level 1"
+    assert verdict.judge(run(both, seen=seen)).sentence == "2 of 2 nodes pass level 1 (1 is virtual)"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_virtual_nodes_are_called_so() -> None:
     ],
 )
 def test_no_more_is_said_to_be_proved_than_was(about: dict[str, Any], says: str) -> None:
-    assert verdict.sentence(run(result(on("n1"), on("n2")), **about)) == says
+    assert verdict.judge(run(result(on("n1"), on("n2")), **about)).sentence == says
 
 
 def test_a_thousand_nodes_are_judged_and_the_sentence_stays_short() -> None:
@@ -157,7 +157,7 @@ def test_a_busy_cluster_is_nobodys_failure() -> None:
     found = run(result(on("n1"), on("n2")), result(name="qos", state="skipped", why=why))
     assert (found.passed, found.failed, found.proved) == (False, False, 0)
     assert verdict.judge(found).names("not judged") == ("n1", "n2")
-    assert verdict.sentence(found) == (
+    assert verdict.judge(found).sentence == (
         "0 of 2 nodes pass level 0, 2 could not be judged: n[1-2]; level 1 is not proved: all workers are busy with "
         "jobs; 1 check skipped: all workers are busy with jobs"
     )

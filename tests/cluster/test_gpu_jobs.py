@@ -178,7 +178,7 @@ def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 
 def _listed(text: str | None) -> int | None:
     """GPUs, however many partitions each is of: functions of one PCI device."""
-    return None if text is None else len({gpu.bdf.rpartition(".")[0] for gpu in amd_smi.gpus(text)})
+    return None if text is None else len({address.rpartition(".")[0] for address in amd_smi.gpus(text)})
 
 
 @check(

@@ -121,7 +121,7 @@ def test_rvs(record: Recorder, evidence: Any, cluster: Any) -> None:
                 why = report.bad[0] if report.bad else f"rvs ended with {run['code']}"
                 record.failed(node, f"{module}: {why}", len(report.bad), "results", evidence="\n".join(report.bad))
             else:
-                record.passed(node, len(report.statements), "results", wanted="all as they should be", evidence=module)
+                record.passed(node, report.results, "results", wanted="all as they should be", evidence=module)
 
 
 @check(
@@ -147,13 +147,14 @@ def test_transferbench(record: Recorder, evidence: Any, cluster: Any) -> None:
         runs = ran.get(node, {})
         every = read(record, node, runs.get("a2a"), gpu_tools.all_to_all, "TransferBench a2a")
         if every:
-            slowest = min(every.pairs, key=lambda pair: every.pairs[pair], default=None)
-            evidence_ = f"slowest: GPU {slowest[0]} to {slowest[1]}, {every.pairs[slowest]} GB/s" if slowest else ""
-            record.judge(node, every.average, "transferbench-a2a", evidence=evidence_)
+            average, pairs = every
+            slowest = min(pairs, key=lambda pair: pairs[pair], default=None)
+            evidence_ = f"slowest: GPU {slowest[0]} to {slowest[1]}, {pairs[slowest]} GB/s" if slowest else ""
+            record.judge(node, average, "transferbench-a2a", evidence=evidence_)
         peers = read(record, node, runs.get("p2p"), gpu_tools.peer_to_peer, "TransferBench p2p")
         if peers:
-            record.judge(node, peers.one_way.get("GPU->GPU"), "transferbench-p2p")
-            record.judge(node, peers.both_ways.get("GPU->GPU"), "transferbench-p2p-bidirectional")
+            record.judge(node, peers["Uni"].get("GPU->GPU"), "transferbench-p2p")
+            record.judge(node, peers["Bi"].get("GPU->GPU"), "transferbench-p2p-bidirectional")
         tests = read(record, node, runs.get("example"), gpu_tools.configured, "TransferBench example.cfg")
         if tests:
             judge_tests(record, node, tests)
@@ -186,8 +187,8 @@ def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
     ran = evidence.take("babelstream", fetch)
     for node in got(record, ran):
         for name, run in sorted(ran.get(node, {"GPU 0": None}).items()):
-            stream = read(record, node, run, gpu_tools.parse_babelstream, f"hip-stream, {name}")
-            for function, speed in stream.gb.items() if stream else ():
+            speeds = read(record, node, run, gpu_tools.parse_babelstream, f"hip-stream, {name}")
+            for function, speed in (speeds or {}).items():
                 record.judge(node, speed, f"stream-{function.lower()}", evidence=f"{name}, {function}")
 
 
@@ -215,9 +216,9 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
     for node in got(record, ran):
         for name, run in sorted(ran.get(node, {"rocblas-fp32 GPU 0": None}).items()):
             quantity, _, gpu = name.partition(" ")
-            result = read(record, node, run, gpu_tools.parse_rocblas, f"rocblas-bench, {gpu}")
-            if result:
-                record.judge(node, result.tflops, quantity, evidence=gpu)
+            tflops = read(record, node, run, gpu_tools.parse_rocblas, f"rocblas-bench, {gpu}")
+            if tflops is not None:
+                record.judge(node, tflops, quantity, evidence=gpu)
 
 
 @check(

@@ -20,18 +20,11 @@ def bad(tool: str, text: str, why: str, line: int | None = None) -> CheckFailed:
     lines = text.splitlines()
     spoken = [number for number, each in enumerate(lines, 1) if each.strip()]
     if not spoken:
-        return CheckFailed(f"{tool} printed nothing", code="bad-output", next_step=_by_hand(tool))
+        return CheckFailed.of("no-output", tool=tool)
     trouble = next((number for number in spoken if line is None and _TROUBLE.search(lines[number - 1])), None)
     number = line or trouble or spoken[-1]
     shown = lines[number - 1].strip()[:_LENGTH]
-    return CheckFailed(
-        f"{tool}: {why}: {shown}" if line or trouble else f"{tool}: {why}; its last line is: {shown}",
-        code="bad-output",
-        where=Where(f"output of {tool}", number),
-        cause="the tool failed" if trouble else "it was stopped, or its version prints something else",
-        next_step=_by_hand(tool),
-    )
-
-
-def _by_hand(tool: str) -> str:
-    return f"run {tool} by hand on that node and read what it says"
+    shown = f": {shown}" if line or trouble else f"; its last line is: {shown}"
+    cause = "the tool failed" if trouble else "it was stopped, or its version prints something else"
+    where = Where(f"output of {tool}", number)
+    return CheckFailed.of("bad-output", where, tool=tool, why=why, shown=shown, cause=cause)

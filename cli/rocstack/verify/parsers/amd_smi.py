@@ -12,33 +12,22 @@ NONE = "N/A"
 
 
 @dataclass(frozen=True)
-class SmiGpu:
-    """As `amd-smi list` names it. `bdf` is its PCI address."""
-
-    index: int
-    bdf: str
-    uuid: str
-
-
-@dataclass(frozen=True)
 class SmiLink:
-    """From one GPU to another: `kind` "XGMI" or "PCIE", `status` "ENABLED" or not; `hops` and `weight` are None where
-    the tool has none."""
+    """From one GPU to another: `kind` "XGMI" or "PCIE", `status` "ENABLED" or not."""
 
     source: int
     target: int
     kind: str
     status: str
-    hops: int | None
-    weight: int | None
 
 
-def gpus(text: str, tool: str = "amd-smi list") -> tuple[SmiGpu, ...]:
-    """
+def gpus(text: str, tool: str = "amd-smi list") -> tuple[str, ...]:
+    """Their PCI addresses.
+
     Raises:
         CheckFailed: it isn't such a list, or is one of errors.
     """
-    return _each(text, tool, lambda row: [SmiGpu(int(row["gpu"]), str(row["bdf"]), str(row["uuid"]))])
+    return _each(text, tool, lambda row: [str(row["bdf"])])
 
 
 def links(text: str, tool: str = "amd-smi topology") -> tuple[SmiLink, ...]:
@@ -51,14 +40,7 @@ def links(text: str, tool: str = "amd-smi topology") -> tuple[SmiLink, ...]:
     def of(row: Mapping[str, Any]) -> list[SmiLink]:
         source = int(row["gpu"])
         return [
-            SmiLink(
-                source,
-                int(each["gpu"]),
-                str(each["link_type"]),
-                str(each.get("link_status", "")),
-                _number(each.get("num_hops")),
-                _number(each.get("weight")),
-            )
+            SmiLink(source, int(each["gpu"]), str(each["link_type"]), str(each.get("link_status", "")))
             for each in row["links"]
             if int(each["gpu"]) != source
         ]
@@ -97,7 +79,3 @@ def _each(text: str, tool: str, of: Callable[[Mapping[str, Any]], list[T]]) -> t
         return tuple(value for row in rows for value in of(row))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise bad(tool, text, "its JSON is not what it was expected to be", starts[0] + 1) from None
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) else None

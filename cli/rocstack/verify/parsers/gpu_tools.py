@@ -3,8 +3,6 @@ all in GB/s), BabelStream's `hip-stream` (github.com/UoB-HPC/BabelStream, src/ma
 prints lines of comma-separated names and values (github.com/ROCm/rocBLAS, clients)."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rocstack.verify.parsers import bad
 
@@ -17,25 +15,9 @@ _TEST = re.compile(r"^Test (\d+):")
 _TRANSFER = re.compile(r"^Transfer +(\d+) +[|│] +([\d.]+) GB/s .*[|│] +(\S.*)$")
 
 
-@dataclass(frozen=True)
-class AllToAll:
-    """`average` of all pairs, `aggregate` of all at once, by the CPU's clock; `pairs`: (from, to) -> GB/s."""
+def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float, dict[tuple[int, int], float]]:
+    """The average of all pairs, and each: (from, to) -> GB/s.
 
-    average: float
-    aggregate: float
-    pairs: Mapping[tuple[int, int], float]
-
-
-@dataclass(frozen=True)
-class PeerToPeer:
-    """Averages by kind, such as "GPU->GPU"; a kind that the node hasn't is left out."""
-
-    one_way: Mapping[str, float]
-    both_ways: Mapping[str, float]
-
-
-def all_to_all(text: str, tool: str = "TransferBench a2a") -> AllToAll:
-    """
     Raises:
         CheckFailed: it complains, or its averages are missing.
     """
@@ -50,22 +32,22 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> AllToAll:
         for target, word in enumerate(words[: len(rows)])
         if re.fullmatch(r"[\d.]+", word)
     }
-    return AllToAll(speeds["Average", "GPU"], speeds["Aggregate", "CPU"], pairs)
+    return speeds["Average", "GPU"], pairs
 
 
-def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> PeerToPeer:
-    """
+def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> dict[str, dict[str, float]]:
+    """Of "Uni" and "Bi", one and both ways: averages by kind, such as "GPU->GPU"; one that the node hasn't is left out.
+
     Raises:
         CheckFailed: it complains, or its averages of both kinds aren't there.
     """
     averages = {match[1]: match[2].split() for line in _lines(text, tool) if (match := _PEER.match(line))}
     if averages.keys() != {"Uni", "Bi"} or any(len(words) != len(_KINDS) for words in averages.values()):
         raise bad(tool, text, "it ended before its averages of one and both directions")
-    uni, bi = (
-        {kind: float(word) for kind, word in zip(_KINDS, averages[way], strict=True) if word != "N/A"}
-        for way in ("Uni", "Bi")
-    )
-    return PeerToPeer(uni, bi)
+    return {
+        way: {kind: float(word) for kind, word in zip(_KINDS, words, strict=True) if word != "N/A"}
+        for way, words in averages.items()
+    }
 
 
 def configured(text: str, tool: str = "TransferBench") -> dict[int, list[float]]:
@@ -99,38 +81,24 @@ def _lines(text: str, tool: str) -> list[str]:
 
 
 FUNCTIONS = ("Copy", "Mul", "Add", "Triad", "Dot")
-_ABOUT = re.compile(r"^(Version|Implementation|Precision): (.+)$|^Using \w+ device (.+)$")
 _HEADER = re.compile(r"^Function +(MBytes|MiBytes|GBytes)/sec ")
 _ROW = re.compile(rf"^({'|'.join(FUNCTIONS)}) +(\S+) +\S+ +\S+ +\S+$")
 _WRONG = re.compile(r"^Validation failed")
 _GB = {"MBytes": 1e-3, "MiBytes": 1024 * 1024 / 1e9, "GBytes": 1.0}
 
 
-@dataclass(frozen=True)
-class Stream:
-    """`gb` by function, in GB/s (10^9 bytes): the best run of each."""
+def parse_babelstream(text: str, tool: str = "hip-stream") -> dict[str, float]:
+    """Function -> GB/s (10^9 bytes) of its best run.
 
-    version: str
-    implementation: str
-    precision: str
-    device: str
-    gb: Mapping[str, float]
-
-
-def parse_babelstream(text: str, tool: str = "hip-stream") -> Stream:
-    """
     Raises:
         CheckFailed: its sums were wrong, a row isn't understood, or a function is missing.
     """
-    about: dict[str, str] = {}
     speeds: dict[str, float] = {}
     scale = 0.0
     for number, line in enumerate((raw.strip() for raw in text.splitlines()), 1):
         if _WRONG.match(line):
             raise bad(tool, text, "what it computed is wrong", number)
-        if match := _ABOUT.match(line):
-            about[match[1] or "Device"] = match[2] or match[3]
-        elif match := _HEADER.match(line):
+        if match := _HEADER.match(line):
             scale = _GB[match[1]]
         elif scale and (match := _ROW.match(line)):
             try:
@@ -140,31 +108,14 @@ def parse_babelstream(text: str, tool: str = "hip-stream") -> Stream:
     missing = [name for name in FUNCTIONS if name not in speeds]
     if missing:
         raise bad(tool, text, f"it has no {missing[0]}")
-    return Stream(
-        version=about.get("Version", ""),
-        implementation=about.get("Implementation", ""),
-        precision=about.get("Precision", ""),
-        device=about.get("Device", ""),
-        gb=speeds,
-    )
+    return speeds
 
 
 _SPEED, _TIME = "rocblas-Gflops", "us"
 
 
-@dataclass(frozen=True)
-class Gemm:
-    """`tflops` (10^12) and `us` of a call; its sizes."""
-
-    m: int
-    n: int
-    k: int
-    tflops: float
-    us: float
-
-
-def parse_rocblas(text: str, tool: str = "rocblas-bench") -> Gemm:
-    """The last result.
+def parse_rocblas(text: str, tool: str = "rocblas-bench") -> float:
+    """The last result, in TFLOPS (10^12).
 
     Raises:
         CheckFailed: there is none, or it isn't understood.
@@ -178,7 +129,7 @@ def parse_rocblas(text: str, tool: str = "rocblas-bench") -> Gemm:
     names, words = (lines[at - 1 + i].strip().split(",") for i in (0, 1))
     row = {name.strip(): word.strip() for name, word in zip(names, words, strict=False)}
     try:
-        m, n, k = (int(row[name]) for name in ("M", "N", "K"))
-        return Gemm(m, n, k, tflops=float(row[_SPEED]) / 1e3, us=float(row[_TIME]))
+        gflops, *_ = [float(row[name]) for name in (_SPEED, _TIME, "M", "N", "K")]  # with these the row is whole
+        return gflops / 1e3
     except (KeyError, ValueError):
         raise bad(tool, text, "this row isn't understood", at + 1) from None

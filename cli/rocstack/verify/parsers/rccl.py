@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from rocstack.verify.parsers import bad
 
 _PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")  # mpirun --tag-output
-_TESTS = re.compile(r"(?:rccl|nccl)-tests:? +[Vv]ersion +(\S+)")
-_LIBRARY = re.compile(r"^(?:RCCL|NCCL) version *:? *(\S+)")
+_FIELDS = {
+    "tests": re.compile(r"(?:rccl|nccl)-tests:? +[Vv]ersion +(\S+)"),
+    "library": re.compile(r"^(?:RCCL|NCCL) version *:? *(\S+)"),
+    "bounds": re.compile(r"^# Out of bounds values : (\d+)"),
+    "average": re.compile(r"^# Avg bus bandwidth +: ([\d.]+)"),
+}
 _RANK = re.compile(r"^# +Rank +(\d+)\b")
-_NAME = re.compile(r"^# Collective test (?:starting|concluded): (\w+)")
-_BOUNDS = re.compile(r"^# Out of bounds values : (\d+)")
-_AVERAGE = re.compile(r"^# Avg bus bandwidth +: ([\d.]+)")
 _ROW = re.compile(r"^\d+ +\d+ +[a-z]")
 _COLUMNS = (12, 13)  # older ones have no root
 
@@ -34,7 +35,6 @@ class CollectiveRow:
     """`size` in bytes; `dtype` and `redop` as the tool names them ("float", "sum", "none")."""
 
     size: int
-    count: int
     dtype: str
     redop: str
     out_of_place: Timing
@@ -43,15 +43,11 @@ class CollectiveRow:
 
 @dataclass(frozen=True)
 class Collective:
-    """`average` is the tool's own: busbw in GB/s over all rows. `name` is "" where the tool doesn't say it."""
-
-    name: str
     tests: str  # version
     library: str  # version
     ranks: int
     rows: tuple[CollectiveRow, ...]
     out_of_bounds: int
-    average: float
 
     @property
     def wrong(self) -> int:
@@ -79,11 +75,9 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
     rows, ranks = [], set()
     for number, raw in enumerate(text.splitlines(), 1):
         line = _PREFIX.sub("", raw).strip()
-        for key, pattern in {"name": _NAME, "bounds": _BOUNDS, "average": _AVERAGE, "library": _LIBRARY}.items():
-            if match := pattern.match(line):
+        for key, pattern in _FIELDS.items():
+            if match := pattern.search(line):
                 fields[key] = match[1]
-        if match := _TESTS.search(line):
-            fields["tests"] = match[1]
         if match := _RANK.match(line):
             ranks.add(match[1])
         if _ROW.match(line):
@@ -95,21 +89,14 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
         raise bad(tool, text, "no size was measured")
     if "average" not in fields:
         raise bad(tool, text, f"it ended after {len(rows)} sizes, before its average")
-    return Collective(
-        name=fields.get("name", ""),
-        tests=fields.get("tests", ""),
-        library=fields.get("library", ""),
-        ranks=len(ranks),
-        rows=tuple(rows),
-        out_of_bounds=int(fields.get("bounds", 0)),
-        average=float(fields["average"]),
-    )
+    tests, library, out_of_bounds = fields.get("tests", ""), fields.get("library", ""), int(fields.get("bounds", 0))
+    return Collective(tests, library, len(ranks), tuple(rows), out_of_bounds)
 
 
 def _row(words: list[str]) -> CollectiveRow:
     if len(words) not in _COLUMNS:
         raise ValueError
-    return CollectiveRow(int(words[0]), int(words[1]), words[2], words[3], _timing(words[-8:-4]), _timing(words[-4:]))
+    return CollectiveRow(int(words[0]), words[2], words[3], _timing(words[-8:-4]), _timing(words[-4:]))
 
 
 def _timing(words: list[str]) -> Timing:

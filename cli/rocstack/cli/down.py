@@ -40,7 +40,7 @@ def down(
     from rocstack.deploy.nodes.answers import DownAnswer
     from rocstack.deploy.nodes.runs import NodeRuns
     from rocstack.deploy.read import inventory as inventories
-    from rocstack.deploy.work.teardown import TASK, DownOptions
+    from rocstack.deploy.work.teardown import TASK
     from rocstack.deploy.work.teardown import down as take_down
 
     chosen = options.settings()
@@ -55,9 +55,8 @@ def down(
     log.write_text("")
     with NodesDisplay() as events:
         events.begin(names)
-        runs = take_down(
-            nodes, DownOptions(data, images, force), NodeRuns(nodes.path, log, events, chosen.cluster.ship.forks)
-        )
+        node_runs = NodeRuns(nodes.path, log, events, chosen.cluster.ship.forks)
+        runs = take_down(nodes, node_runs, data=data, images=images, force=force)
     answers = {name: run.answer(TASK, DownAnswer) for name, run in runs.items()}
     done = {name: {kind: list(getattr(each, kind, ())) for kind in KINDS} for name, each in answers.items()}
     failed = {name: run.reason for name, run in runs.items() if run.state != "ok"}

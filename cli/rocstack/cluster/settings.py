@@ -1,9 +1,7 @@
 """`cluster:` of rocstack.yml: the Slurm cluster that `deploy` makes. What is not named has a sensible value."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -134,7 +132,7 @@ class Reservation(Value):
     magnetic: bool = True  # their jobs go there without --reservation
 
     @model_validator(mode="after")
-    def _whole(self) -> Reservation:
+    def _whole(self) -> Self:
         if bool(self.nodes) == bool(self.count):
             raise ValueError("nodes: name either `nodes` or a `count`")
         if not self.accounts and not self.users:
@@ -178,7 +176,7 @@ class ClusterSettings(Value):
     def accounts_of(self, user: str) -> tuple[str, ...]:
         return self.users[user].accounts or (next(iter(self.accounts)),)
 
-    def with_suite(self) -> ClusterSettings:
+    def with_suite(self) -> Self:
         """With the account and the user of the acceptance suite, which every cluster has."""
         # Not validated: its uid is one that nobody else may have.
         person = Person.model_construct(uid=VERIFY_UID, gid=None, accounts=(VERIFY,), admin=None)
@@ -197,7 +195,7 @@ class ClusterSettings(Value):
         return {} if value is None else document.tuples(value)  # `cluster:` with all lines below it commented out
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ClusterSettings:
+    def _fits_together(self) -> Self:
         for key, problem in self._problems():
             raise ValueError(f"{key}: {problem}")
         return self

@@ -4,10 +4,9 @@ Engines with the older store (23 and 24) name layers by something else than thei
 store keep them compressed: only `manifest.json` at the end tells which is which.
 """
 
-from __future__ import annotations
-
 import errno
 import json
+import posixpath
 import shutil
 import tarfile
 import tempfile
@@ -16,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from docker import DockerClient
 from docker.errors import APIError
@@ -37,7 +36,7 @@ class SavedImage:
     @classmethod
     def make(
         cls, client: DockerClient, image: str, diff_ids: Sequence[str], only: Collection[str] | None = None
-    ) -> SavedImage:
+    ) -> Self:
         """Saves `image` and keeps the layers of `only` (all, if None).
 
         Raises:
@@ -81,7 +80,7 @@ def _unpack(blocks: Iterable[bytes], folder: Path, skip: Collection[str]) -> dic
                 raise ValueError(f"the archive holds '{member.name}'")
             if member.issym() or member.islnk():
                 target = path.parent / member.linkname if member.issym() else PurePosixPath(member.linkname)
-                links[str(path)] = str(_resolved(target))
+                links[str(path)] = posixpath.normpath(target)
             if not member.isfile() or f"sha256:{path.name}" in skip:
                 continue
             to = folder / path
@@ -107,13 +106,6 @@ def _contained(name: str) -> str:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise ValueError(f"the archive names '{name}'")
     return name
-
-
-def _resolved(path: PurePosixPath) -> PurePosixPath:
-    parts: list[str] = []
-    for part in path.parts:
-        parts = parts[:-1] if part == ".." else [*parts, part]
-    return PurePosixPath(*parts)
 
 
 def _plain(file: Path) -> Iterator[bytes]:

@@ -4,8 +4,6 @@ It is an OCI layout (containerd's store reads `index.json`) that is also docker'
 `manifest.json`). The older store doesn't open layers that it has, so these may be left out; containerd's needs all.
 """
 
-from __future__ import annotations
-
 import tarfile
 import tempfile
 from collections.abc import Collection, Iterator
@@ -13,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from rocstack.registry.layers import BLOCK, UnreadableLayer, sha256
 from rocstack.registry.local_image import LocalImage
@@ -35,7 +34,7 @@ class ImageArchive:
     @contextmanager
     def make(
         cls, image: LocalImage, name: str, have: Collection[str] = (), folder: Path | None = None
-    ) -> Iterator[ImageArchive]:
+    ) -> Iterator[Self]:
         """Packs the layers that are not in `have` (diff ids) into a temporary folder under `folder`.
 
         Raises:

@@ -5,8 +5,6 @@ needed to put the tar together again (github.com/vbatts/tar-split). `docker save
 three times as long; it is the fallback. Whatever the source, every stream is hashed on its way and compared.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
@@ -14,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 BLOCK = 1 << 20  # bytes: large enough that hashing and compressing leave Python's lock alone
 
@@ -76,7 +74,7 @@ class GraphStore:
     chains: Mapping[str, str]  # diff id -> chain id
 
     @classmethod
-    def find(cls, root: Path, image_id: str) -> GraphStore | None:
+    def find(cls, root: Path, image_id: str) -> Self | None:
         """None where this is no such folder, it may not be read, or it holds another image under that id."""
         try:
             config = (root / "image/overlay2/imagedb/content/sha256" / image_id.removeprefix("sha256:")).read_bytes()

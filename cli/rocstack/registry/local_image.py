@@ -1,11 +1,10 @@
 """A local image by its layers: read from the engine's own folder, or by `docker save` where that can't be."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from docker import DockerClient
 
@@ -32,7 +31,7 @@ class LocalImage:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def find(cls, client: DockerClient, reference: str) -> LocalImage:
+    def find(cls, client: DockerClient, reference: str) -> Self:
         """
         Raises:
             BadInput: no such image.
@@ -46,7 +45,7 @@ class LocalImage:
             local._source = GraphStore.find(Path(str(info.get("DockerRootDir"))), local._engine_id)
         return local
 
-    def __enter__(self) -> LocalImage:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *ended: object) -> None:
@@ -65,10 +64,6 @@ class LocalImage:
     def known_id(self) -> str | None:
         """The id, where it can be told without copying anything."""
         return sha256(self._source.config) if self._source else None
-
-    @property
-    def how(self) -> str:
-        return "docker save" if self._saved else "overlay2"
 
     def size(self, diff_id: str) -> int:
         """Bytes, uncompressed, or nearly; 0 if it is not known yet."""

@@ -1,16 +1,14 @@
 """Publishes a local image in a registry with zstd layers: only what the registry lacks is read, packed and sent."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from pydantic import Field
 
@@ -38,7 +36,7 @@ class Published(Value):
     seconds: float
 
     @classmethod
-    def of(cls, repository: Repository, data: bytes, bytes_sent: int = 0, seconds: float = 0.0) -> Published:
+    def of(cls, repository: Repository, data: bytes, bytes_sent: int = 0, seconds: float = 0.0) -> Self:
         """By its manifest.
 
         Raises:
@@ -207,10 +205,8 @@ class _Publication:
         with ThreadPoolExecutor(LAYERS_AT_ONCE) as pool:
             jobs = {item: pool.submit(work, item) for item in items}
             try:
-                wait(jobs.values(), return_when=FIRST_EXCEPTION)
-                for job in jobs.values():
-                    if job.done() and (error := job.exception()):
-                        raise error
+                for job in as_completed(jobs.values()):
+                    job.result()
             except BaseException:
                 self.repository.stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -97,27 +98,19 @@ class _Sender:
         engine = shlex.join(self.target.engine)
         name = shlex.quote(self.archive.name)
         line = f"{engine} load --quiet >&2 && {engine} image inspect --format '{{{{.Id}}}}' {name}"
-        try:
-            self._process = process = subprocess.Popen(
-                [*self.target.shell, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-        except OSError as error:
-            return str(error)
-        output: dict[str, bytes] = {}
-        readers = [
-            threading.Thread(target=lambda key=key, pipe=pipe: output.update({key: pipe.read()}))
-            for key, pipe in (("out", process.stdout), ("err", process.stderr))
-        ]
-        for reader in readers:
-            reader.start()
-        self._feed(process, have)
-        code = process.wait()
-        for reader in readers:
-            reader.join()
-        lines = output["err"].decode("utf-8", "replace").strip().splitlines()
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            try:
+                command = [*self.target.shell, line]
+                self._process = process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
+            except OSError as error:
+                return str(error)
+            self._feed(process, have)
+            code = process.wait()
+            out.seek(0)
+            err.seek(0)
+            loaded, lines = out.read().decode().strip(), err.read().decode("utf-8", "replace").strip().splitlines()
         if code:
             return f"exit {code}: {lines[-1] if lines else 'no message'}"
-        loaded = output["out"].decode().strip()
         if loaded not in (self.archive.id, self.archive.digest):
             return f"the node has {loaded[:19]}, this machine {self.archive.id[:19]}"
         return ""

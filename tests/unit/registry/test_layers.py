@@ -162,9 +162,9 @@ def test_no_room_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_damaged_folder_falls_back_to_docker_save(root: Path) -> None:
     (root / "overlay2/cache0/diff/etc/a").write_bytes(b"b" * 700)
     with LocalImage(engine(modern()), "x", tuple(DIFF_IDS), _engine_id="sha256:x", _source=find(root)) as image:
-        assert image.how == "overlay2"
+        assert image._saved is None
         with pytest.raises(UnreadableLayer):
             list(image.open(DIFF_IDS[0]))
         assert b"".join(image.open(DIFF_IDS[0])) == LOWER
-        assert image.how == "docker save"
+        assert image._saved
         assert image.id == sha256(CONFIG)

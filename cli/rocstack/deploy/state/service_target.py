@@ -16,15 +16,10 @@ from rocstack.node import engine_errors
 
 @dataclass(frozen=True)
 class Target:
-    """A container on a node."""
+    """A container, and the way to its node."""
 
-    node: str
     ssh_host: SshHost
     container: str
-
-    @property
-    def service(self) -> str:
-        return SERVICE_OF[self.container]
 
 
 def target(path: Path, node: str, service: str | None = None) -> Target:
@@ -44,7 +39,7 @@ def target(path: Path, node: str, service: str | None = None) -> Target:
     if done.returncode:
         why = engine_errors.without_noise(last_line(done.stderr))
         raise CheckFailed.of("no-container", node=node, service=SERVICE_OF[name], why=why, path=path)
-    return Target(node, ssh_host, name)
+    return Target(ssh_host, name)
 
 
 def container(inventory: Inventory, node: str, service: str | None) -> str:

@@ -1,12 +1,11 @@
 """An update of workers on which jobs may run: a canary, then waves, within a budget of failures. In each wave: drain,
 wait, replace, check, resume."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from rocstack.cluster.operation import RolloutSettings, how_many, seconds
 from rocstack.deploy.nodes.node_spec import NodeSpec
@@ -30,7 +29,7 @@ class RolloutState:
     failed: frozenset[str] = frozenset()
 
     @classmethod
-    def begin(cls, nodes: Iterable[str], settings: RolloutSettings, groups: Mapping[str, str]) -> RolloutState:
+    def begin(cls, nodes: Iterable[str], settings: RolloutSettings, groups: Mapping[str, str]) -> Self:
         """The canary, then waves of at least one node; every node once.
 
         Of each group (rack, partition) a wave takes its part, so that none is gone at once; in a group the given order
@@ -43,7 +42,7 @@ class RolloutState:
         budget = how_many(settings.failures, len(order))
         return cls(tuple(filter(None, waves)), budget, canary=bool(order) and first > 0)
 
-    def note(self, *, done: Iterable[str] = (), failed: Iterable[str] = ()) -> RolloutState:
+    def note(self, *, done: Iterable[str] = (), failed: Iterable[str] = ()) -> Self:
         """With what became of nodes; who failed is not tried again in this rollout."""
         lost = self.failed | frozenset(failed)
         return replace(self, done=(self.done | frozenset(done)) - lost, failed=lost)

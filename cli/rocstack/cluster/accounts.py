@@ -1,7 +1,7 @@
 """QoS, accounts, users and reservations: the commands that make them what rocstack.yml says. What it doesn't name is
 left as it is, and said. Pure; when all is so already there is no command."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -166,12 +166,7 @@ def _reservation(
     wanted = cluster.reservations[name]
     partition = wanted.partition or cluster.default_partition
     where = {"Nodes": hostlist.fold(nodes)} if nodes else {"NodeCnt": str(wanted.count), "PartitionName": partition}
-    words = {
-        **times,
-        **where,
-        "Accounts": names(",".join(wanted.accounts)),
-        "Users": names(",".join(wanted.users)),
-    }
+    words = {**times, **where, "Accounts": names(",".join(wanted.accounts)), "Users": names(",".join(wanted.users))}
     if current is None:
         # Jobs that run there now may end; without IGNORE_JOBS it would be refused while there are any.
         flags = ["IGNORE_JOBS", *["REPLACE_DOWN"] * bool(wanted.count), *["MAGNETIC"] * wanted.magnetic]
@@ -196,18 +191,16 @@ def _left(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[str]:
     """What rocstack.yml doesn't name."""
     desired = {(account, user) for user in cluster.users for account in cluster.accounts_of(user)}
     others = sorted(pair for pair in records.members - desired if pair[1] in cluster.users)
-    yield from _note("QoS", set(records.qos) - {*cluster.qos, NORMAL})
-    yield from _note("account", set(records.accounts) - {*cluster.accounts, ROOT})
-    yield from _note("user", set(records.users) - {*cluster.users, ROOT})
-    yield from _note("reservation", set(records.reservations) - set(cluster.reservations))
-    yield from (
-        f"{user} is also in account {account}, which rocstack.yml doesn't say: left" for account, user in others
-    )
-
-
-def _note(noun: str, left: Iterable[str]) -> Iterator[str]:
-    if left := sorted(left):
-        yield f"{noun} {listed(left)}: not in rocstack.yml, left as it is"
+    for noun, known, named in (
+        ("QoS", records.qos, {*cluster.qos, NORMAL}),
+        ("account", records.accounts, {*cluster.accounts, ROOT}),
+        ("user", records.users, {*cluster.users, ROOT}),
+        ("reservation", records.reservations, {*cluster.reservations}),
+    ):
+        if left := sorted(known.keys() - named):
+            yield f"{noun} {listed(left)}: not in rocstack.yml, left as it is"
+    for account, user in others:
+        yield f"{user} is also in account {account}, which rocstack.yml doesn't say: left"
 
 
 def _span(text: str) -> int:

@@ -29,14 +29,8 @@ ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes
 VERIFY = "rocstack-verify"  # the acceptance suite's user, account and (hidden) partition, in every cluster
 VERIFY_UID = 42433
-TAKEN = {
-    42430: "munge",
-    42431: "mysql",
-    42432: "docker-registry",
-    VERIFY_UID: VERIFY,
-    64030: "slurm",
-    65534: "nobody",
-}  # uids in the images
+# uids in the images
+TAKEN = {42430: "munge", 42431: "mysql", 42432: "docker-registry", VERIFY_UID: VERIFY, 64030: "slurm", 65534: "nobody"}
 Limit = Annotated[int, Field(ge=-1)]
 
 

@@ -30,12 +30,7 @@ def release_tags(stack: str, nic: str, settings: Settings) -> tuple[str, ...]:
 
 
 def push_images(
-    client: docker.DockerClient,
-    report: BuildReport,
-    settings: Settings,
-    *,
-    move_tags: bool,
-    say: Callable[[str], None],
+    client: docker.DockerClient, report: BuildReport, settings: Settings, *, move_tags: bool, say: Callable[[str], None]
 ) -> BuildReport:
     """Pushes every image of the report and notes each tag's digest, read back from the registry.
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import last_line, listed
 from rocstack.cluster import accounts, slurm_records
-from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.nodes.answers import Answer, DrainAnswer, SlurmAnswer, WaitDrainedAnswer, WaitReadyAnswer, parse
 from rocstack.deploy.nodes.runs import NodeRuns
 from rocstack.deploy.plan import services
+from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.state import cluster_state
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
@@ -24,12 +24,6 @@ TIMEOUT_S = 120.0  # seconds for a question
 _MARK = "rocstack-answer"  # between answers
 # A worker's container that goes away takes its jobs along, and Slurm would take them for running half an hour longer.
 CANCEL = ("docker", "exec", services.CONTROL, "scancel", "--state=RUNNING")
-
-
-def timed(*steps: Mapping[str, Any]) -> dict[str, Any]:
-    """A playbook's variables for these steps, with the time after which a node that hangs is given up."""
-    waits = sum(float(step.get("seconds", 0)) for step in steps)
-    return {"rocstack_slurm_steps": list(steps), "rocstack_slurm_timeout": int(waits + TIMEOUT_S * (1 + len(steps)))}
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,10 @@ class Controller:
         Raises:
             CheckFailed: a step failed, or the node doesn't answer.
         """
-        run = self.node_runs.send(PLAYBOOK, {self.node: {}}, timed(*steps))[self.node]
+        waits = sum(float(step.get("seconds", 0)) for step in steps)
+        patience = int(waits + TIMEOUT_S * (1 + len(steps)))  # after which a node that hangs is given up
+        variables = {"rocstack_slurm_steps": list(steps), "rocstack_slurm_timeout": patience}
+        run = self.node_runs.send(PLAYBOOK, {self.node: {}}, variables)[self.node]
         answer = run.answer(TASK, SlurmAnswer)
         if run.state != "ok" or answer is None:
             raise self._error("failed", run.reason or "no answer")
@@ -87,15 +84,8 @@ class Controller:
         except ValueError as error:
             raise self._error("answered what can't be read", str(error)) from None
 
-    def account_changes(
-        self,
-        cluster: ClusterSettings,
-        workers: Sequence[str],
-        groups: Mapping[str, Sequence[str]],
-        absent: Sequence[str] = (),
-    ) -> accounts.SlurmChanges:
-        """What QoS, accounts, users and reservations lack; asks, and changes nothing. `absent` are workers that Slurm
-        doesn't know yet.
+    def account_changes(self, desired: DesiredCluster) -> accounts.SlurmChanges:
+        """What QoS, accounts, users and reservations lack; asks, and changes nothing.
 
         Raises:
             CheckFailed: the controller or its database doesn't answer.
@@ -115,8 +105,14 @@ class Controller:
             raise self._error("doesn't answer", last_line(done.stderr.strip() or done.stdout))
         answers = dict(zip(questions, done.stdout.split(f"{_MARK}\n"), strict=True))
         now = datetime.fromisoformat(answers.pop("clock").strip())
-        known = slurm_records.read(answers)
-        return accounts.changes(cluster.with_suite(), known, workers=workers, groups=groups, now=now, absent=absent)
+        return accounts.changes(
+            desired.cluster.with_suite(),
+            slurm_records.read(answers),
+            workers=desired.worker_names,
+            groups=desired.groups,
+            now=now,
+            absent=desired.absent,
+        )
 
     def _error(self, what: str, why: str) -> CheckFailed:
         return CheckFailed.of("slurm-failed", node=self.node, what=what, why=why)

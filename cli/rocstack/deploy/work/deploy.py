@@ -87,7 +87,9 @@ class _Work:
         lacking = self._lacking("worker")
         options = {"rollout": self.rollout.model_dump(mode="json")}
         self.record.begin(options, self.prepared.images, changed)
-        self._load_control()
+        # To the control node, and to those that run a rack's registry.
+        for name, reason in self.shipping.load_control(self.prepared, self._lacking("control"), self.events).items():
+            self.record.fail(name, f"the control image didn't arrive: {reason}")
         if lacking or rolling:  # else it starts in one go with the workers
             self._control()
         if lacking:
@@ -114,12 +116,6 @@ class _Work:
         """Nodes without the image."""
         name = self.prepared.images[role].name_on_node
         return [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
-
-    def _load_control(self) -> None:
-        """To the control node, and to those that run a rack's registry."""
-        lacking = self._lacking("control")
-        for node, reason in self.shipping.load_control(self.prepared, lacking, self.events).items():
-            self.record.fail(node, f"the control image didn't arrive: {reason}")
 
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""
@@ -167,7 +163,7 @@ class _Work:
     def _accounts(self) -> None:
         desired = self.prepared.desired
         assert desired is not None
-        changes = self.slurm.account_changes(self.request.cluster, desired.worker_names, desired.groups, desired.absent)
+        changes = self.slurm.account_changes(desired)
         self.notes += changes.notes
         if changes.commands:
             self.events.say(f"Slurm's QoS, accounts and users: {len(changes.commands)} changes")

@@ -66,8 +66,7 @@ class JournalWriter:
         """`ready` are done, whatever they had come to."""
         if self.now.current is None:
             return
-        open_still = [name for name, node in self.now.current.nodes.items() if node.step not in ("done", "failed")]
-        known = set(ready)
+        known, open_still = set(ready), self.now.current.at("pending", "shipped", "drained", "started")
         self.note([name for name in open_still if name in known], "done")
         self.now = self.now.finish(journal.now())
         self.cluster_lock.write(self.now.dumps())

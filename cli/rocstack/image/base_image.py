@@ -19,7 +19,7 @@ from rocstack.edge.engine import find_image
 from rocstack.settings.settings import Settings
 from rocstack.stack.stack import Stack
 
-Say = Callable[[str], None]
+How = Literal["registry", "mmdebstrap", "given"]
 
 
 class BaseImage(Value):
@@ -27,7 +27,7 @@ class BaseImage(Value):
 
     reference: str
     digest: str
-    how: Literal["registry", "mmdebstrap", "given"]
+    how: How
 
 
 def local_name(stack: Stack, settings: Settings) -> str:
@@ -37,7 +37,7 @@ def local_name(stack: Stack, settings: Settings) -> str:
     return image_names.local_name(settings.image_prefix, "base", f"{stack.base.os}-{digest}")
 
 
-def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, say: Say) -> BaseImage:
+def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, say: Callable[[str], None]) -> BaseImage:
     """Makes the base available to the engine; cheap when it is there.
 
     Raises:
@@ -64,24 +64,14 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, say: S
     return _found(client, made, "mmdebstrap")
 
 
-def _found(
-    client: docker.DockerClient,
-    reference: str,
-    how: Literal["registry", "mmdebstrap", "given"],
-    pull: bool = False,
-) -> BaseImage:
+def _found(client: docker.DockerClient, reference: str, how: How, pull: bool = False) -> BaseImage:
     image = find_image(client, reference)
     if image is None and pull:
         try:
             image = client.images.pull(reference)
         except (docker.errors.APIError, requests.exceptions.RequestException) as error:
-            reason = getattr(error, "explanation", None) or str(error)
-            raise Missing(
-                f"no base image {reference}",
-                code="no-base",
-                cause=f"the registry did not provide it: {' '.join(str(reason).split())[:200]}",
-                next_step="check the name and the network, or set base: mmdebstrap",
-            ) from None
+            reason = " ".join(str(getattr(error, "explanation", None) or error).split())[:200]
+            raise Missing.of("no-base", image=reference, reason=reason) from None
     assert image is not None
     digests = image.attrs.get("RepoDigests") or []
     digest = digests[0].split("@")[1] if digests else str(image.id)
@@ -92,18 +82,10 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     """Makes a minimal base with mmdebstrap and imports it. About 15 s and 120 MB."""
     spec = stack.base.bootstrap
     if spec is None:
-        raise BadInput(
-            f"stack '{stack.name}' does not define how mmdebstrap makes its base",
-            code="no-bootstrap",
-            next_step="add base.bootstrap to the stack, or use --base registry",
-        )
-    partial = f"{reference}-partial-{os.getpid()}"
+        raise BadInput.of("no-bootstrap", stack=stack.name)
     if shutil.which("mmdebstrap") is None:
-        raise Missing(
-            "mmdebstrap is not installed, and no registry provides the base image",
-            code="no-mmdebstrap",
-            next_step="run `apt-get install mmdebstrap`, or name a local image with --base-image NAME",
-        )
+        raise Missing.of("no-mmdebstrap")
+    partial = f"{reference}-partial-{os.getpid()}"
     command = ["mmdebstrap", "--variant=minbase", "--include=ca-certificates", "--quiet"]
     command += ["--keyring=/usr/share/keyrings/debian-archive-keyring.gpg"] if spec.distribution == "debian" else []
     command += [f"--components={','.join(spec.components)}"]
@@ -113,32 +95,23 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     command += [settings.apt_mirror] if settings.apt_mirror else []
     # A folder of its own: a killed run leaves nothing half-imported, docker import takes a whole tar or none.
     maker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    importer = subprocess.Popen(
-        ["docker", "import", "-", partial],
-        stdin=maker.stdout,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    taker = ["docker", "import", "-", partial]
+    importer = subprocess.Popen(taker, stdin=maker.stdout, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert maker.stdout is not None
     assert maker.stderr is not None
     maker.stdout.close()
     try:
-        maker_errors = maker.stderr.read().decode("utf-8", "replace")
-        _, importer_errors = importer.communicate()
+        errors = maker.stderr.read() + importer.communicate()[1]
         maker.wait()
     except BaseException:
         for process in (maker, importer):
             process.terminate()
             process.wait()
         raise
-    if maker.returncode or importer.returncode:
-        lines = (maker_errors + importer_errors.decode("utf-8", "replace")).strip().splitlines()
-        subprocess.run(["docker", "rmi", partial], capture_output=True, check=False)
-        raise CheckFailed(
-            f"mmdebstrap could not make the base: {lines[-1] if lines else 'no message'}",
-            code="base-failed",
-            cause="\n".join(lines[-6:-1]) or None,
-            next_step="check that the distribution's mirror answers (setting apt_mirror), then run again",
-        )
-    subprocess.run(["docker", "tag", partial, reference], check=True)
+    made = not (maker.returncode or importer.returncode)
+    if made:
+        subprocess.run(["docker", "tag", partial, reference], check=True)
     subprocess.run(["docker", "rmi", partial], capture_output=True, check=False)
+    if not made:
+        lines = errors.decode("utf-8", "replace").strip().splitlines() or ["no message"]
+        raise CheckFailed.of("base-failed", last=lines[-1], before="\n".join(lines[-6:-1]))

@@ -19,19 +19,6 @@ class StepTime(Value):
     cached: bool
 
 
-class FailureReport(Value):
-    stage: str
-    step: str
-    kind: str
-    error: str
-    context: tuple[str, ...]
-    template: str | None
-    dockerfile_line: int | None
-    cause: str | None
-    next_step: str | None
-    reproduce: str
-
-
 class GateResult(Value):
     """Whether the image fits one of the nodes that it was built for."""
 
@@ -45,8 +32,8 @@ class ImageReport(Value):
 
     role: str
     reference: str
-    status: Literal["built", "failed", "blocked"]
-    seconds: float
+    status: Literal["built", "failed", "blocked"] = "built"
+    seconds: float = 0
     log: str
     blocked_by: str | None = None
     image_id: str | None = None
@@ -58,7 +45,7 @@ class ImageReport(Value):
     drift: tuple[Drift, ...] = ()
     steps: tuple[StepTime, ...] = ()
     gate: tuple[GateResult, ...] = ()
-    failure: FailureReport | None = None
+    failure: BuildFailure | None = None
     attempts: int = 1
     pushed: dict[str, str] = {}  # tag reference -> digest, read back from the registry
 
@@ -88,35 +75,17 @@ class BuildReport(Value):
         name = f"{self.stack}.{self.nic}"
         cases = []
         for image in self.images:
-            if image.failure:
-                where = f" ({image.failure.template})" if image.failure.template else ""
-                message = f"{image.failure.stage}: {image.failure.error}{where}"
-                text = "\n".join([*image.failure.context, "", f"reproduce: {image.failure.reproduce}"])
-                case = junit.case(name, image.role, image.seconds, result="failure", message=message, text=text)
+            how: dict[str, Any] = {}
+            if failure := image.failure:
+                where = f" ({failure.template})" if failure.template else ""
+                text = "\n".join([*failure.context, "", f"reproduce: {failure.reproduce}"])
+                how = {"result": "failure", "message": f"{failure.stage}: {failure.error}{where}", "text": text}
             elif image.status == "blocked":
-                blocked = f"blocked by {image.blocked_by}"
-                case = junit.case(name, image.role, image.seconds, result="skipped", message=blocked)
-            else:
-                case = junit.case(name, image.role, image.seconds)
-            cases.append(case)
+                how = {"result": "skipped", "message": f"blocked by {image.blocked_by}"}
+            cases.append(junit.case(name, image.role, image.seconds, **how))
             for component, seen in image.smoke.items():
                 cases.append(junit.case(f"{name}.{image.role}.smoke", component, output="\n".join(seen)))
         return junit.text_of(junit.suite(f"rocstack build {self.stack} {self.nic}", cases, seconds=self.seconds))
-
-
-def failure_report(failure: BuildFailure, reproduce: str) -> FailureReport:
-    return FailureReport(
-        stage=failure.stage,
-        step=failure.step,
-        kind=failure.kind,
-        error=failure.first_error,
-        context=failure.context,
-        template=failure.template,
-        dockerfile_line=failure.dockerfile_line,
-        cause=failure.cause,
-        next_step=failure.next_step,
-        reproduce=reproduce,
-    )
 
 
 def last_base(folder: Path) -> str | None:

@@ -5,11 +5,16 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rocstack.edge.retry import Retry
+from rocstack.image.build_failure import BuildFailure, explain
 from rocstack.image.build_progress import BuildLine, BuildProgress, BuildStep
+from rocstack.image.context import BuildContext
 from rocstack.settings.site import Site
+
+OnEvent = Callable[[BuildStep | BuildLine], None]
 
 
 class BuildStopped(Exception):
@@ -62,13 +67,45 @@ class Buildkit:
         self._stopped = threading.Event()
         self._guard = threading.Lock()
 
-    def run(
-        self, request: BuildkitRequest, on_event: Callable[[BuildStep | BuildLine], None]
-    ) -> tuple[int, BuildProgress]:
+    def retried(
+        self,
+        request: BuildkitRequest,
+        context: BuildContext,
+        attempts: int,
+        note: Callable[[str], None],
+        on_event: OnEvent = lambda event: None,
+        newer_index: Callable[[str], str] | None = None,
+    ) -> tuple[BuildkitRequest, int, BuildFailure | None]:
+        """Runs until it works, fails for good, or the attempts are spent; gives the request as it ran last, and the
+        number of attempts. Backoff: 5, 10, 20 ... 60 s. A stale index is fetched anew, once, where that is possible.
+
+        Raises:
+            BuildStopped: `stop` was called.
+        """
+        retry = Retry(attempts, first_s=5, longest_s=60, sleep=self.pause)
+        fresh = False
+        while True:
+            code, progress = self.run(request, on_event)
+            if code == 0:
+                return request, retry.attempt, None
+            failure = explain(progress, context)
+            stale = failure.kind == "stale" and newer_index is not None
+            if failure.kind == "permanent" or (stale and fresh) or retry.last:
+                return request, retry.attempt, failure
+            if stale and newer_index:
+                fresh = True  # a file that a fresh index names and the mirror lacks is gone for good
+                note("the package index is older than the mirror; fetching it anew")
+                request = replace(request, world=newer_index(request.world))
+                retry.attempt += 1
+            else:
+                note(f"{failure.error} (transient); trying again in {retry.pause_s:.0f} s")
+                retry.wait()
+
+    def run(self, request: BuildkitRequest, on_event: OnEvent) -> tuple[int, BuildProgress]:
         """Runs one build to its end and gives its exit status and all its progress.
 
         Raises:
-            Stopped: `stop` was called.
+            BuildStopped: `stop` was called.
         """
         progress = BuildProgress()
         env = {**os.environ, "ROCSTACK_SITE_ENV": request.site.env_file()}
@@ -104,7 +141,7 @@ class Buildkit:
         """Waits between two attempts.
 
         Raises:
-            Stopped: `stop` was called.
+            BuildStopped: `stop` was called.
         """
         if self._stopped.wait(seconds):
             raise BuildStopped

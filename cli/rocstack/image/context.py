@@ -22,13 +22,10 @@ class BuildContext:
     origins: dict[str, list[str]] = field(default_factory=dict)
     asked: dict[str, str] = field(default_factory=dict)
 
-    def digest(self, *, without: str | None = None) -> str:
-        """sha256 over every path, mode and content (but those under `without`)."""
+    def digest(self) -> str:
+        """sha256 over every path, mode and content."""
         total = hashlib.sha256()
-        for path in sorted(self.files):
-            if without and path.startswith(without):
-                continue
-            file = self.files[path]
+        for path, file in sorted(self.files.items()):
             total.update(f"{path}\0{file.mode:o}\0{len(file.data)}\0".encode())
             total.update(file.data)
         return total.hexdigest()
@@ -91,9 +88,6 @@ def diff(old: BuildContext, new: BuildContext) -> str:
             out.append(f"mode of {path}: {a.mode:o} -> {b.mode:o}\n")
             continue
         names = (f"last build/{path}" if a else "/dev/null", f"now/{path}" if b else "/dev/null")
-        out += difflib.unified_diff(_lines(a), _lines(b), *names)
+        before, after = (file.data.decode("utf-8", "replace") if file else "" for file in (a, b))
+        out += difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
     return "".join(line if line.endswith("\n") else line + "\n" for line in out)
-
-
-def _lines(file: ContextFile | None) -> list[str]:
-    return file.data.decode("utf-8", "replace").splitlines(keepends=True) if file else []

@@ -5,14 +5,12 @@ files, and in them only names with a gfx target; fallbacks and manifests have no
 several targets in one file (rocFFT's cache, code objects inside a .so) is not a matter of names.
 """
 
-import fnmatch
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 from rocstack.base.errors import BadInput
 
-# '*' matches '/' too, here, in dpkg and in find: one glob covers /usr/lib/<multiarch>, /opt/rocm* and wheels.
+# '*' matches '/' too: one glob covers /usr/lib/<multiarch>, /opt/rocm* and wheels.
 FOLDERS = (
     "/*/rocblas/*library/",  # Debian has a version between the two
     "/*/hipblaslt/library/",  # newer releases: a folder for each target in it
@@ -45,56 +43,19 @@ def names(gfx: Sequence[str]) -> tuple[str, ...]:
         BadInput: `gfx` is empty or holds something that is not a full gfx target.
     """
     if not gfx:
-        raise BadInput("no gfx target to keep", code="bad-gfx", next_step="name one, such as gfx942")
+        raise BadInput.of("no-gfx")
     targets: list[str] = []
     for target in gfx:
         if not TARGET.fullmatch(target):
-            raise BadInput(
-                f"'{target}' is not a gfx target",
-                code="bad-gfx",
-                cause="a target is gfx, major version, minor and stepping: gfx90a, gfx942, gfx1100",
-            )
+            raise BadInput.of("bad-gfx", target=target)
         generic = [name for name, members in GENERIC.items() if re.fullmatch(members, target)]
         targets += [target, *generic, f"{target[:-1]}[xX]", f"{target[:-2]}[xX][xX]"]
     return tuple(dict.fromkeys(targets))
 
 
-def excluded() -> tuple[str, ...]:
-    """Globs of every kernel file that is for some gfx target."""
-    return tuple(f"{folder}*gfx[0-9]*" for folder in FOLDERS)
-
-
-def included(gfx: Sequence[str]) -> tuple[str, ...]:
-    """Globs of the kernel files among `excluded` that serve a target in `gfx`."""
-    return tuple(f"{folder}*{name}*" for folder in FOLDERS for name in names(gfx))
-
-
-@lru_cache
-def _rules(gfx: tuple[str, ...]) -> tuple[tuple[bool, str], ...]:
-    """(keep, glob), in order; the last that matches wins."""
-    return (*((False, glob) for glob in excluded()), *((True, glob) for glob in included(gfx)))
-
-
 def rules(gfx: Sequence[str]) -> tuple[str, ...]:
-    """Lines for a file in dpkg.cfg.d, in order. As arguments of dpkg they need a leading '--'."""
-    return tuple(f"path-{'include' if keep else 'exclude'}={glob}" for keep, glob in _rules(tuple(gfx)))
-
-
-def kept(path: str, gfx: Sequence[str]) -> bool:
-    """Whether dpkg unpacks the absolute `path` under `rules(gfx)`."""
-    verdict = True
-    for keep, glob in _rules(tuple(gfx)):
-        if fnmatch.fnmatchcase(path, glob):
-            verdict = keep
-    return verdict
-
-
-def find_args(root: str, gfx: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of find(1) that delete under the absolute folder `root` what `rules(gfx)` exclude, and the
-    folders this empties: for files that no package manager unpacks. Quote them for a shell."""
-    if not root.startswith("/"):
-        raise BadInput(f"'{root}' is not an absolute path", code="bad-path")
-    drop = [arg for glob in excluded() for arg in ("-o", "-path", glob)]
-    keep = [arg for glob in included(gfx) for arg in ("-o", "-path", glob)]
-    globs = ("(", *drop[1:], ")", "!", "(", *keep[1:], ")")
-    return (root, *globs, "(", "!", "-type", "d", "-o", "-empty", ")", "-delete")
+    """Lines for a file in dpkg.cfg.d, of which the last that matches wins: every kernel file that is for some target
+    goes, those that serve a target in `gfx` stay. As arguments of dpkg they need a leading '--'."""
+    kept = names(gfx)
+    excluded = [f"path-exclude={folder}*gfx[0-9]*" for folder in FOLDERS]
+    return (*excluded, *(f"path-include={folder}*{name}*" for folder in FOLDERS for name in kept))

@@ -1,19 +1,27 @@
 """Makes a lock from the world as it is now."""
 
+import json
+import os
 import re
 import shlex
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any, Literal
 
 from rocstack.base import paths
 from rocstack.base.errors import CheckFailed
 from rocstack.image.base_image import BaseImage
 from rocstack.settings.site import Site
 from rocstack.stack.component import ROLES
-from rocstack.stack.lock import Lock, LockedBase, LockedPackage, LockedSource, definition_digest
+from rocstack.stack.lock import Lock, LockedBase, LockedPackage, LockedSource, LockedWheel, definition_digest, wheel_of
 from rocstack.stack.resolve import Resolved
+from rocstack.stack.stack import Stack
 
 _BUILD = "/run/rocstack/build"
+PLATFORMS = ("manylinux_2_39_x86_64", "manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64",
+             "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")  # fmt: skip
 _HELPERS = ("site", "fetch", "fetch-source", "apt-update", "apt-install", "apt-repository")
 # Prints what the base holds and what apt would install over it, and the sha256 of each from the index.
 _RESOLVE = r"""
@@ -87,12 +95,7 @@ def ask_apt(resolved: Resolved, base: BaseImage, site: Site) -> str:
     ran = subprocess.run(command, input=script(resolved, site), capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         errors = [line for line in ran.stderr.splitlines() if line.startswith("E:")] or ran.stderr.splitlines()[-1:]
-        raise CheckFailed(
-            f"apt can't resolve the stack's packages: {errors[0] if errors else 'no message'}",
-            code="packages-unresolved",
-            cause="a package or source does not exist (any more), or its mirror does not answer",
-            next_step="correct the component's packages, or try again",
-        )
+        raise CheckFailed.of("packages-unresolved", error=errors[0] if errors else "no message")
     return ran.stdout
 
 
@@ -123,20 +126,59 @@ def parse_packages(text: str) -> tuple[LockedPackage, ...]:
     return tuple(sorted(out.values(), key=lambda package: package.name))
 
 
+def resolve_wheels(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
+    """Every wheel the stack needs as pip itself resolves it, dependencies included, less those that come as system
+    packages.
+
+    Raises:
+        CheckFailed: pip can't resolve them (no such version, a conflict, no network).
+    """
+    requirements = [f"{name}=={version}" for name, version in stack.wheels.items()]
+    indexes = []
+    for name, choice in stack.components.items():
+        if choice.method == "wheel":
+            requirements.append(f"{wheel_of(name)}=={choice.version}")
+            indexes += ["--extra-index-url", choice.index] if choice.index else []
+    if not requirements:
+        return ()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
+        command += ["--ignore-installed", "--only-binary", ":all:", "--implementation", "cp"]
+        command += ["--python-version", stack.python, "--abi", f"cp{stack.python.replace('.', '')}"]
+        for platform in PLATFORMS:
+            command += ["--platform", platform]
+        command += ["--target", folder, "--report", str(report), *indexes]
+        command += ["--cert", site.ca] if site.ca else []
+        own = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "HOME", "LANG", "SSL_"))}
+        env = {"PATH": "/usr/bin:/bin", **own, **site.env}
+        ran = subprocess.run([*command, *requirements], capture_output=True, text=True, env=env, check=False)
+        if ran.returncode != 0:
+            errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+            raise CheckFailed.of("wheels-unresolved", error=errors[-1] if errors else "no message")
+        return parse_report(json.loads(report.read_text()), stack.provided)
+
+
+def parse_report(report: dict[str, Any], provided: tuple[str, ...]) -> tuple[LockedWheel, ...]:
+    """pip's installation report (pip documentation, Installation Report) as locked wheels. Pure."""
+    wheels = []
+    for item in report["install"]:
+        name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+        if name not in provided:
+            sha256 = item["download_info"]["archive_info"]["hashes"]["sha256"]
+            wheels.append(LockedWheel(name=name, version=item["metadata"]["version"], sha256=(sha256,)))
+    return tuple(sorted(wheels, key=lambda wheel: wheel.name))
+
+
 def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:
     """Resolves packages, wheels and sources. Needs the engine (for apt) and the network."""
-    from rocstack.image import wheels
-
     answer = ask_apt(resolved, base, site)
+    how: Literal["registry", "mmdebstrap"] = "registry" if base.how == "registry" else "mmdebstrap"
     return Lock(
         stack=resolved.stack.name,
         definition=definition_digest(resolved.stack),
-        base=LockedBase(
-            image=base.reference,
-            how="registry" if base.how == "registry" else "mmdebstrap",
-            digest=base.digest,
-        ),
+        base=LockedBase(image=base.reference, how=how, digest=base.digest),
         packages=parse_packages(answer),
-        wheels=wheels.resolve(resolved.stack, site),
+        wheels=resolve_wheels(resolved.stack, site),
         sources=parse_sources(answer, resolved),
     )

@@ -3,7 +3,9 @@
 import json
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rocstack import nic
@@ -14,7 +16,7 @@ from rocstack.image.context import BuildContext, ContextFile
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
 from rocstack.stack.component import ROLES, Role, TemplateFile, TemplateLibrary
 from rocstack.stack.lock import Lock, source_sha256, unpinned
-from rocstack.stack.resolve import ROOT, Part, Resolved
+from rocstack.stack.resolve import ROOT, Resolved
 
 # slurm's is Debian's own (base-passwd), the others are ours.
 UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
@@ -45,28 +47,24 @@ def render(
     Raises:
         BadInput: a template or override is wrong (with its file and line).
     """
-    env = environment({**_own_templates(), **sources(components), **sources(nics)})
+    shipped = {name: (paths.templates() / name).read_text() for name in ("Dockerfile.j2", "macros.j2")}
+    env = environment({**shipped, **sources(components), **sources(nics)})
     vars = _variables(resolved, lock)
     vars["m"] = guarded(lambda: env.get_template("macros.j2").make_module(vars))
-    blocks = Blocks(env, components, vars)
-    nic_blocks = Blocks(env, nics, vars)
+    blocks, nic_blocks = Blocks(env, components, vars), Blocks(env, nics, vars)
     parts = {part.name: part for part in resolved.parts}
 
     def component_block(name: str, block: str, **extra: Any) -> str:
         return blocks.render(name, block, part=parts[name], **extra)
 
-    vars["blocks"] = _Bound(component_block)
-    nic = resolved.nic.name
+    def any_block(names: list[str], block: str) -> bool:
+        return any(component_block(name, block) for name in names)
 
-    def nic_block(block: str, **extra: Any) -> str:
-        return nic_blocks.render(nic, block, **extra)
-
-    vars["nic_block"] = nic_block
+    vars["blocks"] = SimpleNamespace(render=component_block, has=component_block, any=any_block)
+    vars["nic_block"] = nic_block = partial(nic_blocks.render, resolved.nic.name)
     dockerfile = guarded(lambda: env.get_template("Dockerfile.j2").render(vars))
-
     files: dict[str, ContextFile] = {}
     origins: dict[str, list[str]] = {}
-
     own = {**own_files(components), **own_files(nics)}
 
     def put(path: str, marked: str) -> None:
@@ -79,9 +77,9 @@ def render(
     for role in ROLES:
         for index, part in enumerate(p for p in resolved.parts if p.reaches(role)):
             folder = f"smoke/{role}-trainer" if part.name == TRAINER else f"smoke/{role}"
-            put(f"{folder}/{index:02d}-{part.name}.sh", _smoke_script(part, role, component_block))
-            versions = f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}"
-            put(versions, component_block(part.name, "version", role=role))
+            version, smoke = (component_block(part.name, block, role=role) for block in ("version", "smoke"))
+            put(f"{folder}/{index:02d}-{part.name}.sh", f"version() {{\n{version}}}\n{smoke}")
+            put(f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}", version)
         if role == "worker":
             put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
             if resolved.plugin:
@@ -130,28 +128,7 @@ def require_lock(resolved: Resolved, lock: Lock | None) -> None:
     missing = unpinned(resolved.stack, lock)
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise BadInput(
-            f"stack '{resolved.stack.name}' has no lock with the sha256 of {names}",
-            code="no-lock",
-            next_step=f"run `rocstack lock --stack {resolved.stack.name}` where its repositories can be reached",
-        )
-
-
-class _Bound:
-    """What templates see as `blocks`."""
-
-    def __init__(self, render: Any) -> None:
-        self.render = render
-
-    def has(self, name: str, block: str) -> bool:
-        return bool(self.render(name, block))
-
-    def any(self, names: list[str], block: str) -> bool:
-        return any(self.render(name, block) for name in names)
-
-
-def _smoke_script(part: Part, role: Role, block: Any) -> str:
-    return f"version() {{\n{block(part.name, 'version', role=role)}}}\n{block(part.name, 'smoke', role=role)}"
+        raise BadInput.of("unpinned", stack=resolved.stack.name, names=names)
 
 
 def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
@@ -177,11 +154,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         return tuple(dict.fromkeys(out))
 
     def env(role: Role) -> dict[str, str]:
-        return {
-            "ROCSTACK_ROLE": role,
-            "ROCSTACK_STACK": resolved.stack.name,
-            "ROCSTACK_NIC": resolved.nic.name,
-        }
+        return {"ROCSTACK_ROLE": role, "ROCSTACK_STACK": resolved.stack.name, "ROCSTACK_NIC": resolved.nic.name}
 
     return {
         "r": resolved,
@@ -215,34 +188,29 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
     for part in resolved.parts:
         if part.reaches(role):
             lists = part.packages
-            packages[part.name] = [
-                *lists.packages,
-                *(lists.worker_packages if role == "worker" else lists.control_packages),
-            ]
+            own = lists.worker_packages if role == "worker" else lists.control_packages
+            packages[part.name] = [*lists.packages, *own]
+    built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
     if role == "worker":
         packages["nic"] = [package for provider in resolved.providers for package in provider.packages]
-    identity = {
-        "rocstack": __version__,
-        "stack": resolved.stack.name,
-        "nic": resolved.nic.name,
-        "way": resolved.ways,
-        "role": role,
-        "gfx": list(resolved.stack.gfx),
-        "lock": lock.digest() if lock else None,
-    }
-    built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
-    if role == "worker" and resolved.plugin:
-        built["plugin"] = f"{ROOT}/plugin/"
-        packages["plugin"] = list(resolved.plugin.packages)
-    wheels = (
-        {wheel.name: "pytorch" for wheel in lock.wheels if wheel.name.startswith(("torch", "triton"))} if lock else {}
-    )
+        if resolved.plugin:
+            built["plugin"] = f"{ROOT}/plugin/"
+            packages["plugin"] = list(resolved.plugin.packages)
+    wheels = (wheel.name for wheel in lock.wheels) if lock else ()
     facts = {
-        "identity": identity,
+        "identity": {
+            "rocstack": __version__,
+            "stack": resolved.stack.name,
+            "nic": resolved.nic.name,
+            "way": resolved.ways,
+            "role": role,
+            "gfx": list(resolved.stack.gfx),
+            "lock": lock.digest() if lock else None,
+        },
         "packages": packages,
         "prefixes": built,
         "site_packages": _site_packages(resolved),
-        "wheels": wheels,
+        "wheels": {name: "pytorch" for name in wheels if name.startswith(("torch", "triton"))},
     }
     if role == "worker":
         facts["nic"] = {
@@ -251,9 +219,7 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
             "pci": list(resolved.nic.pci),
             "providers": [
                 {
-                    "place": each.place,
-                    "way": each.way,
-                    "version": each.version,
+                    **each.model_dump(include={"place", "way", "version"}),
                     "package": next(iter(each.packages), None) if each.way == "package" else None,
                 }
                 for each in resolved.providers
@@ -271,18 +237,14 @@ def readers() -> dict[str, ContextFile]:
     return {f"check/rocstack/{name}": ContextFile(data) for name, data in package.items()}
 
 
-def _own_templates() -> dict[str, str]:
-    return {name: (paths.templates() / name).read_text() for name in ("Dockerfile.j2", "macros.j2")}
-
-
 def _tree(folder: Path, prefix: str) -> dict[str, ContextFile]:
-    return {
-        f"{prefix}/{path.relative_to(folder)}": ContextFile(
-            path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644
-        )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in path.relative_to(folder).parts)
-    }
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        inner = path.relative_to(folder)
+        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inner.parts):
+            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            files[f"{prefix}/{inner}"] = ContextFile(path.read_bytes(), mode)
+    return files
 
 
 def trainer_files(site_packages: str) -> dict[str, ContextFile]:

@@ -11,9 +11,7 @@ import docker
 from rocstack.base import image_names, paths
 from rocstack.base.errors import CheckFailed
 from rocstack.edge.engine import find_image
-from rocstack.edge.retry import Retry
 from rocstack.image import base_image
-from rocstack.image.build_failure import BuildFailure, explain
 from rocstack.image.buildkit import Buildkit, BuildkitRequest
 from rocstack.image.context import BuildContext, ContextFile
 from rocstack.settings import site
@@ -42,40 +40,21 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
     """
     start = base_image.ensure(client, stack, settings, report)
     made = context(start.reference)
-    key = f"{made.digest()}{start.digest}"
-    name = image_names.local_name(settings.image_prefix, "node", f"{stack.base.os}-{_short(key)}")
+    key = hashlib.sha256(f"{made.digest()}{start.digest}".encode()).hexdigest()[:12]
+    name = image_names.local_name(settings.image_prefix, "node", f"{stack.base.os}-{key}")
     if find_image(client, name):
         return name
     report(f"building the image of virtual nodes, {name}")
     made.write(folder)
     request = BuildkitRequest(folder, "node", "node", site.of(settings), tags=(name,), labels={LABEL: stack.base.os})
-    failure = _build(request, made, settings.attempts, report)
-    if failure:
-        raise CheckFailed(
-            f"the image of virtual nodes could not be built: {failure.first_error}",
-            code="node-image-failed",
-            cause=failure.cause,
-            next_step=failure.next_step or f"see the whole output with `{shlex.join(request.shown())}`",
-        )
-    return name
-
-
-def _build(request: BuildkitRequest, made: BuildContext, attempts: int, report: Report) -> BuildFailure | None:
     builder = Buildkit()
-    retry = Retry(attempts, first_s=5, longest_s=60, sleep=builder.pause)
     with ThreadPoolExecutor(1) as pool:
         try:
-            while True:
-                code, progress = pool.submit(builder.run, request, lambda event: None).result()
-                failure = explain(progress, made) if code else None
-                if failure is None or failure.kind == "permanent" or retry.last:
-                    return failure
-                report(f"{failure.first_error} (transient); trying again in {retry.pause_s:.0f} s")
-                retry.wait()
+            _, _, failure = pool.submit(builder.retried, request, made, settings.attempts, report).result()
         except BaseException:
             builder.stop()
             raise
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    if failure:
+        step = failure.next_step or f"see the whole output with `{shlex.join(request.shown())}`"
+        raise CheckFailed.of("node-image-failed", error=failure.error, cause=failure.cause, step=step)
+    return name

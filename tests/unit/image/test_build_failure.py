@@ -63,7 +63,7 @@ def test_case(case: str) -> None:
 @pytest.mark.parametrize("case", [name for name in cases.names() if not name.startswith("smoke-")])
 def test_the_error_stands_in_its_context(case: str) -> None:
     failure = failure_of(case)
-    assert failure.first_error in [line.strip() for line in failure.context]
+    assert failure.error in [line.strip() for line in failure.context]
     assert len(failure.context) <= BEFORE + 4
 
 
@@ -95,5 +95,5 @@ def test_whatever_the_builder_says_there_is_an_answer(stream: str) -> None:
     progress.close()
     failure = explain(progress, BuildContext({}))
     assert failure.kind == "permanent"
-    assert failure.first_error
+    assert failure.error
     assert failure.template is None

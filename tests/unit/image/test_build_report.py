@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from rocstack.image.build_failure import BuildFailure
-from rocstack.image.build_report import BuildReport, ImageReport, StepTime, failure_report, last_base, over_budget
+from rocstack.image.build_report import BuildReport, ImageReport, StepTime, last_base, over_budget
 from rocstack.stack.lock import Drift
 
 FAILURE = BuildFailure(
     stage="worker-base",
     step="RUN pytorch",
-    digest="sha256:1",
     kind="permanent",
-    first_error='E: Unable to locate package "x" & <y>',
+    error='E: Unable to locate package "x" & <y>',
     context=("before \x1b[31mred\x1b[0m", "nul \x00 bell \x07 end", 'E: Unable to locate package "x" & <y>'),
     template="templates/components/pytorch.j2:7",
     dockerfile_line=12,
     cause="gone",
     next_step="look",
+    reproduce="docker buildx build .",
 )
 
 
@@ -54,7 +54,7 @@ BUILT = image(
     drift=(Drift(what="a", locked="1", found="2"),),
     steps=(StepTime(stage="s", step="RUN x", seconds=1.5, cached=False),),
 )
-FAILED = image("control", "failed", failure=failure_report(FAILURE, "docker buildx build ."), attempts=3)
+FAILED = image("control", "failed", failure=FAILURE, attempts=3)
 BLOCKED = image("control", "blocked", blocked_by="worker")
 
 
@@ -75,7 +75,7 @@ def test_failure_fields_survive() -> None:
         "stage": "worker-base",
         "step": "RUN pytorch",
         "kind": "permanent",
-        "error": FAILURE.first_error,
+        "error": FAILURE.error,
         "context": FAILURE.context,
         "template": "templates/components/pytorch.j2:7",
         "dockerfile_line": 12,
@@ -125,7 +125,7 @@ def test_junit() -> None:
 
 def test_junit_is_well_formed_whatever_a_log_holds() -> None:
     every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10400)]))
-    failure = failure_report(FAILURE, every).model_copy(update={"error": every, "context": (every,)})
+    failure = FAILURE.model_copy(update={"error": every, "context": (every,), "reproduce": every})
     suite = ET.fromstring(report(FAILED.model_copy(update={"failure": failure})).to_junit())
     assert suite.get("failures") == "1"
 

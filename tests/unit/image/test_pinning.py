@@ -1,4 +1,4 @@
-"""What apt says inside the base image, as locked packages; the output of a real run."""
+"""What apt says inside the base image, and pip's report, as locked packages and wheels; of real runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from resolved_stack import join
 
 from rocstack.image import pinning
 
+WHEELS = json.loads((Path(__file__).parents[1] / "data/pip/transformers.json").read_text())  # pip's report, shortened
 RECORDED = (Path(__file__).parents[1] / "data/apt/munge.txt").read_text()
 
 
@@ -50,3 +51,29 @@ def test_asked_for(nic: str) -> None:
     assert {"slurmd", "slurmctld", "munge", "tini"} <= set(wanted)
     facts = [json.loads(joined.render().files[f"facts/{role}.json"].data) for role in ("worker", "control")]
     assert set(wanted) == {package for fact in facts for packages in fact["packages"].values() for package in packages}
+
+
+def test_wheels() -> None:
+    found = pinning.parse_report(WHEELS, provided=("numpy", "pyyaml"))
+    assert [(wheel.name, wheel.version) for wheel in found] == [
+        ("huggingface-hub", "2.4.0"),
+        ("pydantic-core", "2.50.4"),
+        ("safetensors", "0.8.0"),
+        ("transformers", "5.23.0"),
+        ("typing-extensions", "4.16.0"),
+    ]
+    assert found[3].sha256 == ("018e82fd07490ad5bb58414f65e31576033dc7f36bed10c574843f69b90991bf",)
+
+
+def test_provided_names_are_the_normal_ones() -> None:
+    everything = {wheel.name for wheel in pinning.parse_report(WHEELS, provided=())}
+    assert {"pyyaml", "numpy", "typing-extensions"} <= everything
+    assert len(everything) == len(WHEELS["install"])
+
+
+def test_local_versions() -> None:
+    item = json.loads(json.dumps(WHEELS["install"][0]))
+    item["metadata"] = {"name": "torch", "version": "2.8.0+rocm6.4"}
+    (torch,) = pinning.parse_report({"install": [item]}, ())
+    assert torch.version == "2.8.0+rocm6.4"
+    assert pinning.parse_report({"install": []}, ()) == ()

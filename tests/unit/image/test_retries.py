@@ -16,7 +16,7 @@ from resolved_stack import Joined
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build import Build
 from rocstack.image.build_progress import BuildProgress
-from rocstack.image.buildkit import BuildkitRequest
+from rocstack.image.buildkit import Buildkit, BuildkitRequest
 from rocstack.image.context import BuildContext
 from rocstack.settings.settings import Settings
 from rocstack.settings.site import Site
@@ -28,10 +28,11 @@ SAID = {
 }
 
 
-class Builder:
+class Builder(Buildkit):
     """Fails as planned, then works."""
 
     def __init__(self, plan: list[str]) -> None:
+        super().__init__()
         self.plan = plan
         self.pauses: list[float] = []
         self.worlds: list[str] = []
@@ -74,15 +75,16 @@ def test_tries(
         lock=None,
         context=BuildContext({}),
         base=BaseImage(reference="a", digest="b", how="given"),
-        settings=Settings(attempts=6),
+        settings=Settings(),
         site=Site(),
         folder=tmp_path,
         roles=("worker",),
     )
-    build._builder = cast(Any, builder)
     build._world = "2026.47"
     request = BuildkitRequest(tmp_path, "report-worker", "2026.47", Site())
-    last, tried, failure = build._retried("worker", request, lambda event: None)
+    last, tried, failure = builder.retried(
+        request, BuildContext({}), 6, lambda text: None, newer_index=build._newer_index
+    )
     assert (tried, failure.kind if failure else None, builder.pauses) == (attempts, kind, pauses)
     assert (len(set(builder.worlds)) > 1) == ("stale" in plan)
     assert last.world == builder.worlds[-1]

@@ -101,7 +101,8 @@ class BuildProgress:
             step.started = step.started or vertex.get("started")
             step.error = vertex.get("error") or step.error
             if vertex.get("completed") and vertex.get("started"):
-                step.seconds = (step.seconds or 0.0) if step.cached else _seconds(step.started, vertex["completed"])
+                took = _seconds(step.started or vertex["started"], vertex["completed"])
+                step.seconds = (step.seconds or 0.0) if step.cached else took
             if before != (step.started, step.seconds, step.error, step.cached):
                 yield step
         for log in value.get("logs") or []:
@@ -124,11 +125,6 @@ class BuildProgress:
         return broken[0] if broken else None
 
 
-def _seconds(started: str | None, completed: str) -> float:
-    if not started:
-        return 0.0
-    return max(0.0, (_time(completed) - _time(started)).total_seconds())
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(re.sub(r"\.(\d{1,6})\d*Z$", r".\1+00:00", text).replace("Z", "+00:00"))
+def _seconds(started: str, completed: str) -> float:
+    begin, end = (datetime.fromisoformat(text) for text in (started, completed))
+    return max(0.0, (end - begin).total_seconds())

@@ -53,8 +53,7 @@ def labels(
     if lock:
         out[OWN + "lock"] = lock.digest()
         out[OWN + "lock.drift"] = str(drifted)  # how many versions differ from the lock
-    for key, value in manifest["facts"].items():  # measured in the image: glibc, ABIs, the provider's sha256
-        out[OWN + key] = value
-    for component, version in manifest["versions"].items():
-        out[f"{OWN}component.{component}"] = version
+    measured = manifest["facts"]  # in the image: glibc, ABIs, the provider's sha256
+    out |= {OWN + key: value for key, value in measured.items()}
+    out |= {f"{OWN}component.{component}": version for component, version in manifest["versions"].items()}
     return dict(sorted(out.items()))

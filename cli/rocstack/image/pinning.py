@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,11 +38,8 @@ echo --- sources
 
 def packages(resolved: Resolved) -> tuple[str, ...]:
     """Every package any role asks for by name."""
-    names = list(resolved.shared_packages()) + list(resolved.nic_packages())
-    for layer in resolved.stack.layers:
-        for role in ROLES:
-            names += resolved.layer_packages(layer, role)
-    return tuple(dict.fromkeys(names))
+    layers = (resolved.layer_packages(layer, role) for layer in resolved.stack.layers for role in ROLES)
+    return tuple(dict.fromkeys(chain(resolved.shared_packages(), resolved.nic_packages(), *layers)))
 
 
 def script(resolved: Resolved, site: Site) -> str:

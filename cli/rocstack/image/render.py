@@ -231,10 +231,9 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
 
 def readers() -> dict[str, ContextFile]:
     """What reads provider libraries in the build, as the package it is here."""
-    own = Path(nic.__file__).parent
-    modules = {name: (own / name).read_bytes() for name in ("__init__.py", "elf.py", "shared_library.py")}
-    package = {"__init__.py": b"", **{f"nic/{name}": data for name, data in modules.items()}}
-    return {f"check/rocstack/{name}": ContextFile(data) for name, data in package.items()}
+    own, modules = Path(nic.__file__).parent, ("__init__.py", "elf.py", "shared_library.py")
+    files = {f"check/rocstack/nic/{name}": ContextFile((own / name).read_bytes()) for name in modules}
+    return {"check/rocstack/__init__.py": ContextFile(b""), **files}
 
 
 def _tree(folder: Path, prefix: str) -> dict[str, ContextFile]:
@@ -253,9 +252,8 @@ def trainer_files(site_packages: str) -> dict[str, ContextFile]:
     package = source / "rocstack_trainer"
     site = f"trainer{site_packages}"
     files = _tree(package, f"{site}/rocstack_trainer")
-    version = next(
-        line.split('"')[1] for line in (package / "__init__.py").read_text().splitlines() if "__version__ =" in line
-    )
+    lines = (package / "__init__.py").read_text().splitlines()
+    version = next(line.split('"')[1] for line in lines if "__version__ =" in line)
     info = f"{site}/rocstack_trainer-{version}.dist-info"
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     lines = ["Metadata-Version: 2.1", "Name: rocstack-trainer", f"Version: {version}"]

@@ -1,4 +1,5 @@
-"""Releases of Broadcom's bnxt_re library: found in what the vendor delivers, checked, chosen by the host's driver."""
+"""Sources of providers: releases of Broadcom's bnxt_re library, found in what the vendor delivers, checked, chosen by
+the host's driver; and a newer rdma-core."""
 
 import hashlib
 import io
@@ -15,13 +16,16 @@ from rocstack.nic.vendor_archive import MIB, Budget, shown
 
 LIBRARY = re.compile(r"libbnxt_re-(\d+(?:\.\d+){3})\.tar\.gz", re.ASCII)
 PACKAGE = re.compile(r"bnxt-rocelib_(\d+(?:\.\d+){3})(?:-[\w.+~]+)?_amd64\.deb", re.ASCII)
+RDMA_CORE = re.compile(r"rdma-core[-_](\d+(?:\.\d+)+)(?:\.orig)?\.tar\.(?:gz|xz)", re.ASCII)
 # How Broadcom calls its bundles, and people the folders that they keep them in (bcm5760x_230.2.52.0a.zip,
 # /opt/bcm_232.1.132.8c; /opt/broadcom and /opt/bnxt-bundles of AMD's Primus). The rest of a usual folder isn't opened.
 VENDOR = re.compile(r"(bcm|bnxt|brcm|broadcom|nxe|netxtreme|libbnxt_re-)", re.IGNORECASE)
 USUAL_FOLDERS = ("/opt", "/usr/src", "~/Downloads", "~")
 MAX_DEPTH = 4  # archives in one another
 MAX_NESTED = 1024 * MIB
+MAX_RDMA_CORE = 64 * MIB  # 65.0 has 2 MB
 MAX_RELEASE = 32 * MIB  # 232.0.164.5 has 1.3 MB
+_RDMA_CORE_VERSION = re.compile(r'^set\(PACKAGE_VERSION "([\d.]+)"\)', re.MULTILINE)
 _DEFINE = r"^[ \t]*#[ \t]*define[ \t]+{}[ \t]+\"?([\w.]+)\"?[ \t]*$"
 
 
@@ -205,3 +209,26 @@ def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int =
             known = LIBRARY.fullmatch(inner) or PACKAGE.fullmatch(inner)
             data = member.read(MAX_RELEASE if known else MAX_NESTED)
             yield from in_file(inner, member.where, io.BytesIO(data), budget, depth + 1)
+
+
+def rdma_core(path: Path | None) -> VendorRelease:
+    """A newer rdma-core, as its source archive: for hosts whose kernel ABI is 1 and whose distribution's release fails.
+
+    Raises:
+        BadInput: no such file, not rdma-core's source, damaged, or another version than its name says.
+    """
+    if path is None:
+        raise BadInput.of("no-rdma-core")
+    path = path.expanduser()
+    named = RDMA_CORE.fullmatch(path.name)
+    if not path.is_file() or not named:
+        raise BadInput.of("other-rdma-core" if path.is_file() else "absent-rdma-core", path=path)
+    if path.stat().st_size > MAX_RDMA_CORE:
+        raise vendor_archive.bad(f"larger than {MAX_RDMA_CORE // MIB} MB", str(path), "a release has about two")
+    data, version = path.read_bytes(), ""
+    for member in vendor_archive.members(io.BytesIO(data), path.name, str(path), Budget(20_000, 512 * MIB), plain=True):
+        if member.is_file and re.fullmatch(r"(\./)?[^/]+/CMakeLists\.txt", member.name):
+            version = "".join(_RDMA_CORE_VERSION.findall(member.read(MIB).decode("utf-8", "replace")))
+    if version != named[1]:
+        raise BadInput.of("renamed-rdma-core", path, name=named[1], version=version or "nothing")
+    return VendorRelease(path.name, version, None, hashlib.sha256(data).hexdigest(), str(path), data=data)

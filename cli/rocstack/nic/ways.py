@@ -1,6 +1,8 @@
-"""By which way the NIC's provider gets into the image: chosen from what the nodes need, before anything is built."""
+"""By which way the NIC's provider gets into the image: chosen from what the nodes need of it (which kernel ABI their
+driver speaks, of which release it is), before anything is built."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packaging.specifiers import SpecifierSet
@@ -8,11 +10,43 @@ from packaging.version import InvalidVersion
 
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.text import listed
-from rocstack.nic.needs import VERSION, Need
 from rocstack.nic.vendor_release import VendorRelease, pick
 from rocstack.node.image_facts import ImageFacts, ImageProvider
+from rocstack.node.profile import NodeProfile
 from rocstack.stack.component import NicProfile, Way
 from rocstack.stack.resolve import ROOT, PluginSpec, ProviderSpec
+
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+~:-]{0,63}")  # of a vendor's release; the kernel's own driver has none
+
+
+@dataclass(frozen=True)
+class Need:
+    """Nodes that are alike in this. `release` is the vendor driver's version, None for the kernel's own driver."""
+
+    kernel_abi: int
+    release: str | None
+    nodes: tuple[str, ...]
+
+
+def is_worker(profile: NodeProfile, modules: Collection[str], pci: Collection[str]) -> bool:
+    """Must a worker image fit this node? If it has GPUs, or cards or RDMA devices of the image's NIC profile; drivers
+    need not be loaded. A control node with some other NIC is none."""
+    cards = any(nic.device in pci for nic in profile.nics)
+    return bool(profile.gpus or profile.cxi or cards or any(device.driver in modules for device in profile.verbs))
+
+
+def needs(nic: NicProfile, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
+    """By kernel ABI and release, the most nodes first. What could not be read is left to the gate."""
+    nodes_by_driver: dict[tuple[int, str | None], list[str]] = {}
+    for profile in profiles:
+        devices = [device for device in profile.verbs if device.driver in nic.modules]
+        abis = {device.kernel_abi for device in devices if device.kernel_abi is not None}
+        version = profile.modules.get(nic.modules[-1]) if nic.modules else None
+        release = version if version and VERSION.fullmatch(version) else None
+        for abi in sorted(abis):
+            nodes_by_driver.setdefault((abi, release), []).append(profile.name)
+    rows = (Need(abi, release, tuple(nodes)) for (abi, release), nodes in nodes_by_driver.items())
+    return tuple(sorted(rows, key=lambda need: (-len(need.nodes), need.kernel_abi, need.release or "")))
 
 
 @dataclass(frozen=True)
@@ -51,7 +85,7 @@ class Offer:
 
 
 def plan(
-    nic: NicProfile, needs: Sequence[Need], offer: Offer, *, way: str | None = None, variants: bool = False
+    nic: NicProfile, wanted: Sequence[Need], offer: Offer, *, way: str | None = None, variants: bool = False
 ) -> ProviderPlan:
     """One provider for each kernel ABI that the nodes speak.
 
@@ -62,7 +96,7 @@ def plan(
         hint = did_you_mean(way, nic.ways)
         raise BadInput.of("unknown-way", nic=nic.name, way=way, hint=f": {hint}" if hint else "")
     by_abi: dict[int, list[Need]] = {}
-    for need in sorted(needs, key=lambda need: need.kernel_abi):
+    for need in sorted(wanted, key=lambda need: need.kernel_abi):
         by_abi.setdefault(need.kernel_abi, []).append(need)
     several = len(by_abi) > 1
     if several and not variants:
@@ -114,10 +148,10 @@ def _row(
     """The provider by the way `name`, with its source and the range that it is known to support."""
     way = nic.ways[name]
     if not _met(way, offer.versions):
-        needs = ", ".join(f"{component} {versions}" for component, versions in way.needs.items())
+        asks = ", ".join(f"{component} {versions}" for component, versions in way.needs.items())
         has = ", ".join(f"{component} {offer.versions.get(component, 'none')}" for component in way.needs)
         others = " or --way ".join(other for other in nic.ways if other != name)
-        raise BadInput.of("way-unmet", way=name, driver=nic.provider, needs=needs, has=has, others=others)
+        raise BadInput.of("way-unmet", way=name, driver=nic.provider, needs=asks, has=has, others=others)
     source: VendorRelease | None = None
     if way.archive == "release":
         source = pick(offer.releases(), release, offer.accept)

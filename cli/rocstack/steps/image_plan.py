@@ -8,9 +8,8 @@ from pathlib import Path
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.image import render as renderer
 from rocstack.image.context import BuildContext
-from rocstack.nic import plugin_source, rdma_core, vendor_release, ways
-from rocstack.nic.needs import is_worker, needs
-from rocstack.nic.ways import ProviderPlan
+from rocstack.nic import plugin_source, vendor_release, ways
+from rocstack.nic.ways import ProviderPlan, is_worker
 from rocstack.node.gate import UNFIT, judge
 from rocstack.node.profile import NodeProfile
 from rocstack.settings.settings import Settings
@@ -138,12 +137,12 @@ def _providers(
 
     offer = ways.Offer(
         releases,
-        lambda: rdma_core.read(source),
+        lambda: vendor_release.rdma_core(source),
         accept=chosen.nic_accept or None,
         repository=chosen.nic_repository is not None,
         versions={name: part.version for name, part in choice.components.items()},
     )
-    plan = ways.plan(nic, needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
+    plan = ways.plan(nic, ways.needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
     if not offer.repository and any(provider.way == "package" for provider in plan.providers):
         raise BadInput(
             "way 'package' needs the vendor's apt repository, but no setting names it",

@@ -32,7 +32,10 @@ class ClusterRequest:
         Raises:
             BadInput: a fault that some node can't have.
         """
-        faults.check(self.model, self.faults, self.nodes)
+        for fault in self.faults:
+            if fault.node is not None and not 1 <= fault.node <= self.nodes:
+                known = f"there is no node n{fault.node}: nodes are n1 to n{self.nodes}"
+                raise faults.bad(f"n{fault.node}:{fault}", known)
         for node in range(1, self.nodes + 1):
             faults.apply(expand(self.model, node), self.faults)
 
@@ -47,10 +50,9 @@ def cluster_id(folder: Path) -> str:
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
 
 
-def name(prefix: str, cluster: str, what: str = "") -> str:
-    """Name of a container or network; the engine takes fewer letters than a registry does."""
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", prefix)
-    return "-".join(part for part in (stem, "local", cluster, what) if part)
+def name(prefix: str, cluster: str) -> str:
+    """Of its network, and the beginning of its nodes' names; the engine takes fewer letters than a registry does."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', prefix)}-local-{cluster}"
 
 
 def free_networks(taken: Iterable[IPv4Network], cluster: str) -> list[IPv4Network]:

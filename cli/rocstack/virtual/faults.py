@@ -10,7 +10,6 @@ from typing import Any
 
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.virtual.machine import Machine, VirtualPort, pci_id
-from rocstack.virtual.model import NodeModel
 
 _ONE_NODE = re.compile(r"n([0-9]+):(.*)", re.DOTALL)
 
@@ -46,14 +45,14 @@ def parse(text: str) -> Fault:
     node, rest = (int(one[1]), one[2]) if one else (None, text)
     name, _, value = rest.partition("=")
     if not text.isprintable():
-        raise _bad(ascii(text), "a fault is one line of text")
+        raise bad(ascii(text), "a fault is one line of text")
     kind = KINDS.get(name)
     if kind is None:
         hint = did_you_mean(name, KINDS)
         raise BadInput.of("unknown-fault", name=name, hint=f": {hint}" if hint else "", known=", ".join(KINDS))
     if (bool(value) and not kind.takes) or (not value and kind.takes and not kind.takes.startswith("[")):
         takes = f"{name}={kind.takes}" if kind.takes else f"{name}, without a value"
-        raise _bad(text, f"the form is {takes}")
+        raise bad(text, f"the form is {takes}")
     return Fault(name, value, node)
 
 
@@ -68,22 +67,12 @@ def apply(machine: Machine, faults: Iterable[Fault]) -> Machine:
             try:
                 changed = KINDS[fault.kind].change(machine, fault.value)
             except ValueError as error:
-                raise _bad(str(fault), f"{machine.host}: {error}") from None
+                raise bad(str(fault), f"{machine.host}: {error}") from None
             machine = replace(changed, faults=(*machine.faults, str(fault)))
     return machine
 
 
-def check(model: NodeModel, faults: Iterable[Fault], nodes: int) -> None:
-    """
-    Raises:
-        BadInput: a fault of a node that there won't be.
-    """
-    for fault in faults:
-        if fault.node is not None and not 1 <= fault.node <= nodes:
-            raise _bad(f"n{fault.node}:{fault}", f"there is no node n{fault.node}: nodes are n1 to n{nodes}")
-
-
-def _bad(text: str, why: str) -> BadInput:
+def bad(text: str, why: str) -> BadInput:
     return BadInput.of("bad-fault", fault=text, why=why)
 
 
@@ -129,10 +118,9 @@ def _named(value: str) -> tuple[str, str]:
 
 def _gpu_missing(machine: Machine, value: str) -> Machine:
     index = _number(value, "a GPU", 255)
-    left = tuple(gpu for gpu in machine.gpus if gpu.slot != index)
-    if len(left) == len(machine.gpus):
+    if index not in machine.gpus:
         raise ValueError(f"no GPU {index}")
-    return replace(machine, gpus=left)
+    return replace(machine, gpus={slot: pci for slot, pci in machine.gpus.items() if slot != index})
 
 
 def _nic_missing(machine: Machine, value: str) -> Machine:
@@ -148,10 +136,10 @@ def _pcie(machine: Machine, value: str) -> Machine:
     gpu = re.fullmatch(r"gpu([0-9]+)", name)
     if not gpu:
         return _ports(machine, name, lambda port: {"pci": replace(port.pci, width=lanes)})
-    if int(gpu[1]) not in [each.slot for each in machine.gpus]:
+    slot = int(gpu[1])
+    if slot not in machine.gpus:
         raise ValueError(f"no GPU {gpu[1]}")
-    gpus = (replace(g, pci=replace(g.pci, width=lanes)) if g.slot == int(gpu[1]) else g for g in machine.gpus)
-    return replace(machine, gpus=tuple(gpus))
+    return replace(machine, gpus={**machine.gpus, slot: replace(machine.gpus[slot], width=lanes)})
 
 
 def _abi(machine: Machine, value: str) -> Machine:

@@ -4,7 +4,9 @@ What librocm_smi64 and Slurm's rsmi plugin need beyond the obvious: initstate `l
 and folders io_links and p2p_links below every KFD node.
 """
 
-from rocstack.virtual.machine import Machine, VirtualGpu
+from itertools import permutations
+
+from rocstack.virtual.machine import Machine, MachineFunction, hops
 from rocstack.virtual.model import Gpus
 from rocstack.virtual.tree_builder import TreeBuilder
 
@@ -13,6 +15,7 @@ NODES = f"{KFD}/topology/nodes"
 HIVE = 0x1D00B0C5  # any number that is not 0: the GPUs of one xGMI hive share it
 PCIE, SOCKETS, XGMI = 2, 1, 11  # HSA_IOLINKTYPE_* of hsakmttypes.h
 SIMDS = 4  # of a compute unit
+UNIQUE_ID = 0x1A2B3C4D5E6F0000  # of the GPU in slot 0
 _CLASS = 0x120000  # processing accelerator
 # All that a node has, in the kernel's order (kfd_topology.c, node_show): librocm_smi64 asks for some and gives up
 # where one is missing.
@@ -35,18 +38,18 @@ def add(tree: TreeBuilder, machine: Machine) -> None:
     links = _links(tree, machine)
     for node in range(machine.model.cpu.numa):
         _cpu_node(tree, machine, node, links.get(node, 0))
-    for index, gpu in enumerate(machine.gpus):
-        _function(tree, index, gpu, spec)
-        _gpu_node(tree, machine, index, gpu, links[machine.model.cpu.numa + index])
+    for index, (slot, pci) in enumerate(machine.gpus.items()):
+        _function(tree, index, slot, pci, spec)
+        node = machine.model.cpu.numa + index
+        _gpu_node(tree, spec, node, index, slot, pci.address, links[node])
     if machine.gpus:
         tree.module("amdgpu", machine.amdgpu, uses=str(len(machine.gpus)))
         tree.char("/dev/kfd", 234, 0, spec.render)
 
 
-def _function(tree: TreeBuilder, index: int, gpu: VirtualGpu, spec: Gpus) -> None:
-    home = tree.function(gpu.pci, _CLASS, "amdgpu")
-    memory = spec.memory_gib << 30
-    serial = unique_id(gpu)
+def _function(tree: TreeBuilder, index: int, slot: int, pci: MachineFunction, spec: Gpus) -> None:
+    home = tree.function(pci, _CLASS, "amdgpu")
+    memory, serial = spec.memory_gib << 30, UNIQUE_ID + slot
     tree.put(home, {
         "unique_id": f"{serial:016x}", "product_name": spec.name, "vbios_version": spec.vbios,
         "mem_info_vram_total": memory, "mem_info_vram_used": 300 << 20, "mem_info_vis_vram_total": memory,
@@ -68,10 +71,6 @@ def _function(tree: TreeBuilder, index: int, gpu: VirtualGpu, spec: Gpus) -> Non
         tree.char(f"/dev/dri/{name}", 226, minor, gid)
 
 
-def unique_id(gpu: VirtualGpu) -> int:
-    return 0x1A2B3C4D5E6F0000 + gpu.slot
-
-
 def _cpu_node(tree: TreeBuilder, machine: Machine, node: int, links: int) -> None:
     cpu = machine.model.cpu
     cores = cpu.sockets * cpu.cores * cpu.threads // cpu.numa
@@ -80,21 +79,19 @@ def _cpu_node(tree: TreeBuilder, machine: Machine, node: int, links: int) -> Non
           {"cpu_cores_count": cores, "cpu_core_id_base": node * cores, "io_links_count": links})  # fmt: skip
 
 
-def _gpu_node(tree: TreeBuilder, machine: Machine, index: int, gpu: VirtualGpu, links: int) -> None:
-    spec = machine.model.gpus
+def _gpu_node(tree: TreeBuilder, spec: Gpus, node: int, index: int, slot: int, address: str, links: int) -> None:
     vendor, device = (int(part, 16) for part in spec.pci.split(":"))
-    node = machine.model.cpu.numa + index
-    tree.put(f"{NODES}/{node}", {"gpu_id": 28851 + 97 * gpu.slot, "name": "ip discovery"})
+    tree.put(f"{NODES}/{node}", {"gpu_id": 28851 + 97 * slot, "name": "ip discovery"})
     _node(tree, node, spec.memory_gib << 30, {
         "simd_count": spec.compute_units * SIMDS, "io_links_count": links, "simd_id_base": 0x80001000,
         "max_waves_per_simd": 8, "lds_size_in_kb": 64, "num_gws": 64, "wave_front_size": 64,
         "array_count": 4 * spec.xcc, "simd_arrays_per_engine": 1,
         "cu_per_simd_array": spec.compute_units // (4 * spec.xcc) + 1, "simd_per_cu": SIMDS,
         "max_slots_scratch_cu": 32, "gfx_target_version": target_version(spec.gfx), "vendor_id": vendor,
-        "device_id": device, "location_id": location(gpu.pci.address), "drm_render_minor": 128 + index,
+        "device_id": device, "location_id": location(address), "drm_render_minor": 128 + index,
         "hive_id": HIVE, "num_sdma_engines": 2, "num_sdma_xgmi_engines": 14, "num_sdma_queues_per_engine": 8,
         "num_cp_queues": 24, "max_engine_clk_fcompute": 2100, "fw_version": 166, "capability": 0x2807A580,
-        "sdma_fw_version": 19, "unique_id": unique_id(gpu), "num_xcc": spec.xcc, "max_engine_clk_ccompute": 3700,
+        "sdma_fw_version": 19, "unique_id": UNIQUE_ID + slot, "num_xcc": spec.xcc, "max_engine_clk_ccompute": 3700,
     })  # fmt: skip
 
 
@@ -121,17 +118,15 @@ def _links(tree: TreeBuilder, machine: Machine) -> dict[int, int]:
             "recommended_transfer_size 0\nflags 1\n"
         )
 
-    for a in range(cpus):
-        for b in range(cpus):
-            if a != b:
-                link(a, b, SOCKETS, 32)
-    for index, gpu in enumerate(machine.gpus):
-        link(cpus + index, gpu.pci.numa, PCIE, 20)
-        link(gpu.pci.numa, cpus + index, PCIE, 20)
-        for other, peer in enumerate(machine.gpus):
-            hops = machine.hops.get((gpu.slot, peer.slot))
-            if hops:
-                link(cpus + index, cpus + other, XGMI, 15 * hops)  # weight_xgmi = 15 * hops: kfd_crat.c
+    for a, b in permutations(range(cpus), 2):
+        link(a, b, SOCKETS, 32)
+    between = hops(machine.model.gpus)
+    for node, (slot, pci) in enumerate(machine.gpus.items(), cpus):
+        link(node, pci.numa, PCIE, 20)
+        link(pci.numa, node, PCIE, 20)
+        for other, peer in enumerate(machine.gpus, cpus):
+            if (slot, peer) in between:
+                link(node, other, XGMI, 15 * between[slot, peer])  # weight_xgmi = 15 * hops: kfd_crat.c
     return counts
 
 

@@ -1,7 +1,7 @@
 """One virtual node as a value: the model's machine with every device by its address, before it becomes files."""
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface, IPv4Network
 
 from rocstack.virtual.model import Gpus, ModelPcie, Nics, NodeModel, counted
@@ -20,12 +20,6 @@ class MachineFunction:
     path: tuple[str, ...]
     pcie: ModelPcie
     width: int
-
-
-@dataclass(frozen=True)
-class VirtualGpu:
-    slot: int  # among the model's GPUs; what counts the present ones is the order
-    pci: MachineFunction
 
 
 @dataclass(frozen=True)
@@ -61,14 +55,13 @@ class VirtualPort:
 class Machine:
     model: NodeModel
     node: int
-    gpus: tuple[VirtualGpu, ...]
+    gpus: dict[int, MachineFunction]  # slot among the model's GPUs ->; what counts the present ones is the order
     ports: tuple[VirtualPort, ...]
     kernel: str
     cmdline: str
     amdgpu: str | None
     gateway: str | None = None
     faults: tuple[str, ...] = ()
-    hops: dict[tuple[int, int], int] = field(default_factory=dict)  # over xGMI, between places
 
     @property
     def host(self) -> str:
@@ -116,13 +109,12 @@ def expand(model: NodeModel, node: int = 1, address: str | None = None, gateway:
     return Machine(
         model=model,
         node=node,
-        gpus=tuple(gpus),
+        gpus=gpus,
         ports=tuple(ports),
         kernel=model.system.kernel,
         cmdline=model.system.cmdline,
         amdgpu=model.gpus.driver,
         gateway=gateway or str(own.network.network_address + 1),
-        hops=_hops(model.gpus),
     )
 
 
@@ -149,7 +141,7 @@ def _host(network: IPv4Network, node: int) -> IPv4Interface:
     return IPv4Interface(f"{network.network_address + node}/{network.prefixlen}")
 
 
-def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], list[VirtualGpu]]:
+def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], dict[int, MachineFunction]]:
     """Addresses of all devices: those on switches, in the order of GPUs; the rest on root ports of their own.
 
     A switch is `root port / upstream port / downstream port / device`, and a GPU has two bridges of its own card in
@@ -157,7 +149,7 @@ def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], list[VirtualG
     network/topology-mapping).
     """
     found: dict[str, MachineFunction] = {}
-    gpus: dict[int, VirtualGpu] = {}
+    gpus: dict[int, MachineFunction] = {}
     specs = {name: spec for spec in model.nics for name in counted(spec.netdev, spec.count)}
 
     def function(spec: Gpus | Nics, address: str, numa: int, *path: str) -> MachineFunction:
@@ -169,8 +161,7 @@ def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], list[VirtualG
         bus, slot = base + 3, 0
         for index in switch.gpus:
             card = (f"0000:{base + 2:02x}:{slot:02x}.0", f"0000:{bus:02x}:00.0", f"0000:{bus + 1:02x}:00.0")
-            device = function(model.gpus, f"{bus + 2:02x}:00.0", switch.numa, *above, *card)
-            gpus[index] = VirtualGpu(index, device)
+            gpus[index] = function(model.gpus, f"{bus + 2:02x}:00.0", switch.numa, *above, *card)
             bus, slot = bus + 3, slot + 1
         for name in switch.nics:
             port = f"0000:{base + 2:02x}:{slot:02x}.0"
@@ -181,10 +172,10 @@ def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], list[VirtualG
         for index, name in enumerate(n for n in counted(spec.netdev, spec.count) if n not in found):
             address = f"{base + 1 + number:02x}:{index // 8:02x}.{index % 8}"
             found[name] = function(spec, address, spec.numa, f"0000:{base:02x}:{number + 1:02x}.1")
-    return found, [gpus[index] for index in sorted(gpus)]
+    return found, dict(sorted(gpus.items()))
 
 
-def _hops(spec: Gpus) -> dict[tuple[int, int], int]:
+def hops(spec: Gpus) -> dict[tuple[int, int], int]:
     """Between each two GPUs of the hive, the fewest xGMI links on the way."""
     everyone = range(spec.count)
     if spec.xgmi == "all":
@@ -198,5 +189,5 @@ def _hops(spec: Gpus) -> dict[tuple[int, int], int]:
             for after in near[at] - seen.keys():
                 seen[after] = seen[at] + 1
                 queue.append(after)
-        out.update({(start, end): hops for end, hops in seen.items() if end != start})
+        out.update({(start, end): links for end, links in seen.items() if end != start})
     return out

@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rocstack.node.recording import DeviceNode, RecordedAnswer, Recording
 from rocstack.virtual.machine import MachineFunction
@@ -46,9 +47,16 @@ class TreeBuilder:
 
     def function(self, device: MachineFunction, klass: int, driver: str) -> str:
         """A PCI function below its bridges; gives its folder."""
-        home = self._bridges(device)
+        home = f"/sys/devices/pci{device.path[0][:7]}"
+        for depth, (address, after) in enumerate(pairwise((*device.path, device.address))):
+            home += f"/{address}"
+            old = self.blobs.get(f"{home}/config")
+            last = max(_bus(device.address), old[0x1A] if old else 0)
+            id = _BRIDGES.get(min(depth, 1), "") if depth < 3 else _CARD_BRIDGE
+            self._pci(home, id, 0x060400, device.numa, (_bus(address), _bus(after), last))
+        home += f"/{device.address}"
+        self._pci(home, device.id, klass, device.numa)
         vendor, number = device.id.split(":")
-        self._pci(home, device.id, klass, device.numa, pci_config(device.id, klass))
         self.put(home, {
             "current_link_speed": f"{device.pcie.speed:.1f} GT/s PCIe", "current_link_width": device.width,
             "max_link_speed": f"{device.pcie.speed:.1f} GT/s PCIe", "max_link_width": device.pcie.width,
@@ -60,23 +68,7 @@ class TreeBuilder:
         self.driver("pci", driver, driver, home)
         return home
 
-    def _bridges(self, device: MachineFunction) -> str:
-        """The bridges on the way to a device; gives the device's folder."""
-        first = device.path[0] if device.path else device.address
-        home = f"/sys/devices/pci{first[:7]}"
-        below = int(device.address[5:7], 16)
-        for depth, address in enumerate(device.path):
-            home += f"/{address}"
-            after = (*device.path, device.address)[depth + 1]
-            secondary = int(after[5:7], 16)
-            old = self.blobs.get(f"{home}/config")
-            last = max(below, old[0x1A] if old else 0)
-            id = _BRIDGES.get(min(depth, 1), "") if depth < 3 else _CARD_BRIDGE
-            buses = (int(address[5:7], 16), secondary, last)
-            self._pci(home, id, 0x060400, device.numa, pci_config(id, 0x060400, buses))
-        return f"{home}/{device.address}"
-
-    def _pci(self, home: str, id: str, klass: int, numa: int, space: bytes) -> None:
+    def _pci(self, home: str, id: str, klass: int, numa: int, buses: tuple[int, int, int] | None = None) -> None:
         vendor, number = id.split(":")
         self.put(home, {
             "vendor": f"0x{vendor}", "device": f"0x{number}", "subsystem_vendor": f"0x{vendor}",
@@ -84,13 +76,17 @@ class TreeBuilder:
             "numa_node": numa, "enable": "1",
         })  # fmt: skip
         self.files[f"{home}/resource"] = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n" * 13
-        self.blobs[f"{home}/config"] = space
+        self.blobs[f"{home}/config"] = pci_config(id, klass, buses)
         self.link(f"{home}/subsystem", "/sys/bus/pci")
         self.link(f"{PCI}/{home.rpartition('/')[2]}", home)
 
     def recording(self, host: str) -> Recording:
         folders = tuple(self.folders)
         return Recording(host, self.files, self.blobs, self.links, folders, self.devices, self.commands)
+
+
+def _bus(address: str) -> int:
+    return int(address[5:7], 16)
 
 
 def pci_config(id: str, klass: int, buses: tuple[int, int, int] | None = None) -> bytes:

@@ -18,7 +18,7 @@ from rocstack.image import render
 from rocstack.image.context import BuildContext
 from rocstack.image.node_package import settings
 from rocstack.nic import plugin_source, ways
-from rocstack.nic.needs import Need
+from rocstack.nic.ways import Need
 from rocstack.node.fabric import Fabric, fabric
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import component

@@ -7,7 +7,7 @@ from typing import Any
 import gate_cases
 import pytest
 
-from rocstack.nic.needs import Need, is_worker, needs
+from rocstack.nic.ways import Need, is_worker, needs
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import component
 from rocstack.stack.component import NicProfile

@@ -12,7 +12,7 @@ from archives import entry, raw_tar, tar_gz
 from cli_run import refusal
 
 from rocstack.base.errors import BadInput
-from rocstack.nic import rdma_core
+from rocstack.nic import vendor_release
 from rocstack.nic.vendor_release import VendorRelease
 
 NAME, TOP = "rdma-core-65.0.tar.gz", "rdma-core-65.0"
@@ -28,7 +28,7 @@ def read(folder: Path, data: bytes | None, name: str = NAME) -> VendorRelease:
     path = folder / name
     if data is not None:
         path.write_bytes(data)
-    return rdma_core.read(path)
+    return vendor_release.rdma_core(path)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_refused(name: str, data: bytes | None, code: str, words: str, tmp_path:
 
 
 def test_nothing_given() -> None:
-    error = refusal(lambda: rdma_core.read(None))
+    error = refusal(lambda: vendor_release.rdma_core(None))
     assert error is not None
     assert error.code == "no-library"
     assert "--nic-source" in str(error.next_step)
@@ -102,11 +102,11 @@ def test_nothing_given() -> None:
 def test_a_folder_or_a_huge_file(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     with pytest.raises(BadInput, match=r"is not an rdma-core-VERSION\.tar\.gz"):
-        rdma_core.read(tmp_path / NAME)
+        vendor_release.rdma_core(tmp_path / NAME)
     with (tmp_path / "rdma-core-65.1.tar.gz").open("wb") as file:
-        file.truncate(rdma_core.LARGEST + 1)
+        file.truncate(vendor_release.MAX_RDMA_CORE + 1)
     with pytest.raises(BadInput, match="larger than 64 MB"):
-        rdma_core.read(tmp_path / "rdma-core-65.1.tar.gz")
+        vendor_release.rdma_core(tmp_path / "rdma-core-65.1.tar.gz")
 
 
 @pytest.mark.parametrize("cut", range(0, 100, 7))

@@ -11,9 +11,8 @@ from cli_run import refusal
 from gate_cases import plain, profile
 
 from rocstack.nic import ways
-from rocstack.nic.needs import Need
 from rocstack.nic.vendor_release import VendorRelease
-from rocstack.nic.ways import Offer, ProviderPlan, ProviderRow, plan
+from rocstack.nic.ways import Need, Offer, ProviderPlan, ProviderRow, plan
 from rocstack.node.gate import UNFIT, UNKNOWN, judge
 from rocstack.stack import component, stack
 from rocstack.stack.component import NicProfile

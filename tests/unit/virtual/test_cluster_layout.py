@@ -38,12 +38,12 @@ def test_a_folder_has_one_cluster_and_another_folder_another(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("prefix", "name"),
     [
-        ("rocstack", "rocstack-local-0a1b2c3d-n1"),
-        ("reg.example.com:5000/hpc", "reg.example.com-5000-hpc-local-0a1b2c3d-n1"),
+        ("rocstack", "rocstack-local-0a1b2c3d"),
+        ("reg.example.com:5000/hpc", "reg.example.com-5000-hpc-local-0a1b2c3d"),
     ],
 )
 def test_names_are_names_to_the_engine(prefix: str, name: str) -> None:
-    assert cluster_layout.name(prefix, "0a1b2c3d", "n1") == name
+    assert cluster_layout.name(prefix, "0a1b2c3d") == name
 
 
 def test_a_network_in_use_is_not_taken() -> None:

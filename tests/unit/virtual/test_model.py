@@ -90,7 +90,7 @@ def test_gfx_as_kfd_writes_it(gfx: str, number: int) -> None:
 
 
 def test_hops_are_the_fewest_links() -> None:
-    hops = machine.expand(model.load("mi250x-slingshot")).hops
+    hops = machine.hops(model.load("mi250x-slingshot").gpus)
     assert (hops[0, 1], hops[0, 6], hops[0, 3], hops[5, 6]) == (1, 1, 2, 2)
     assert len(hops) == 56
 

@@ -47,7 +47,7 @@ def names(gfx: Sequence[str]) -> tuple[str, ...]:
     targets: list[str] = []
     for target in gfx:
         if not TARGET.fullmatch(target):
-            raise BadInput.of("bad-gfx", target=target)
+            raise BadInput.of("not-gfx", target=target)
         generic = [name for name, members in GENERIC.items() if re.fullmatch(members, target)]
         targets += [target, *generic, f"{target[:-1]}[xX]", f"{target[:-2]}[xX][xX]"]
     return tuple(dict.fromkeys(targets))

@@ -1,7 +1,7 @@
 """The files of a run: report.json, and what is made of it."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +29,13 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
         SCHEMA: schema_text(),
         JUNIT: junit_xml(run),
         HTML: page.html(run, previous),
-        PASSING: _lines(judged.names("passing", "worker")),
-        FAILING: _lines(judged.names("failing", "worker")),
-        SLOW: _lines(node.name for node in run.nodes if "worker" in node.roles and node.name in slow),
     }
+    lists = {
+        PASSING: judged.names("passing", "worker"),
+        FAILING: judged.names("failing", "worker"),
+        SLOW: [node.name for node in run.nodes if "worker" in node.roles and node.name in slow],
+    }
+    texts |= {file: "".join(f"{name}\n" for name in names) for file, names in lists.items()}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -55,10 +58,6 @@ def schema_text() -> str:
     return json.dumps(schema(), indent=1) + "\n"
 
 
-def _lines(names: Iterable[str]) -> str:
-    return "".join(f"{name}\n" for name in names)
-
-
 def junit_xml(run: Run) -> str:
     """JUnit XML: a suite for each level, in it a class for each check and a case for each node."""
     suites = []
@@ -78,21 +77,16 @@ def _cases(result: CheckResult) -> Iterator[TestCase]:
         measures = [measure for measure in by_node.get(node, ()) if measure.state == state]
         why = "; ".join(dict.fromkeys(measure.why for measure in measures if measure.why)) or result.why
         if state in BAD:
-            text = _failure_text(result, measures)
+            finding, values = result.finding, map(_value, measures)
+            lines = [finding.what, f"cause: {finding.cause}", f"next: {finding.next}", *values]
+            text = "\n".join(filter(None, (*lines, *(measure.evidence for measure in measures))))
             tag: Literal["error", "failure"] = "error" if state == "error" else "failure"
             yield junit.case(classname, name, seconds, result=tag, message=why, text=text)
         elif state == "skipped":
             yield junit.case(classname, name, seconds, result="skipped", message=why)
         else:
-            values = [_value(measure) for measure in measures if measure.value is not None]
-            yield junit.case(classname, name, seconds, output="\n".join(values))
-
-
-def _failure_text(result: CheckResult, measures: list[Measure]) -> str:
-    finding = result.finding
-    about = [finding.what, f"cause: {finding.cause}", f"next: {finding.next}"]
-    lines = [*about, *(_value(measure) for measure in measures), *(measure.evidence for measure in measures)]
-    return "\n".join(filter(None, lines))
+            output = "\n".join(_value(measure) for measure in measures if measure.value is not None)
+            yield junit.case(classname, name, seconds, output=output)
 
 
 def _value(measure: Measure) -> str:

@@ -61,17 +61,14 @@ def keep(run: Run, inventory: Path, out: Path) -> StoredProof:
 
 def _unfit(run: Run) -> str:
     """Why it proves nothing of an image."""
-    if not run.complete:
-        return "the run was interrupted"
-    if run.only:
-        return "only some checks were run"
-    if not run.image:
-        return "no worker runs an image of rocstack"
-    if run.busy and not run.failed:
-        return "the cluster was busy"
-    if run.proved is None and not run.failed:
-        return "no check passed that would prove a level"
-    return ""
+    reasons = {
+        "the run was interrupted": not run.complete,
+        "only some checks were run": run.only,
+        "no worker runs an image of rocstack": not run.image,
+        "the cluster was busy": run.busy and not run.failed,
+        "no check passed that would prove a level": run.proved is None and not run.failed,
+    }
+    return next((why for why, so in reasons.items() if so), "")
 
 
 def _others(run: Run, known: Journal) -> str:

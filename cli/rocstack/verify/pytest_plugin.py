@@ -62,16 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those of the level that was asked for, from the lowest on; in a level as they stand."""
     level, only = config.getoption("rocstack_level"), config.getoption("rocstack_only")
-    chosen: list[tuple[Check, pytest.Item]] = []
-    for item in items:
-        about = of_item(item)
-        if about and about.level <= level and fnmatchcase(about.name, only or "*"):
-            chosen.append((about, item))
-    kept = [item for _, item in sorted(chosen, key=lambda pair: pair[0].level)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
-    suite = config.stash[_SUITE]
-    suite.event("checks", checks=[about.model_dump() for about in map(of_item, kept) if about])
+    checks = {item: about for item in items if (about := of_item(item))}
+    fit = [item for item, about in checks.items() if about.level <= level and fnmatchcase(about.name, only or "*")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in fit])
+    items[:] = sorted(fit, key=lambda item: checks[item].level)
+    config.stash[_SUITE].event("checks", checks=[checks[item].model_dump() for item in items])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -88,8 +83,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    about = of_item(item)
-    if about:
+    if about := of_item(item):
         item.stash[_BEGAN] = time.time()
         item.config.stash[_SUITE].event("start", check=about.name)
 

@@ -120,7 +120,8 @@ class SlurmSession:
             CheckSkipped: others' jobs are on all of them.
             CheckFailed: none was got.
         """
-        if self._job and self._runs():
+        self.kept(nodes)
+        if self._job:
             return self._nodes
         if self._busy:
             raise CheckSkipped(self._busy, Skip(kind="busy"))
@@ -138,20 +139,17 @@ class SlurmSession:
             raise CheckSkipped(self._busy, Skip(kind="busy"))
         raise CheckFailed.of("no-allocation", user=self.user, seconds=self.wait, why=refusal)
 
-    def _runs(self) -> bool:
-        """Whether the allocation still is there; nodes that died are no part of it any more."""
+    def kept(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Of these, the ones that the allocation still has: none died, and it is not taken again."""
+        if not self._job:
+            return ()
         listed = self.run("squeue", "--all", "--noheader", f"--jobs={self._job}", "--states=running", "--format=%N")
         names = hostlist.expand(listed.stdout.strip()) if listed.stdout.strip() else ()
         if listed.rc == 0 and names:
             self._nodes = tuple(name for name in self._nodes if name in names)
         elif listed.rc == 0 or "Invalid job id" in listed.stderr:
             self._job = ""
-        return bool(self._job)
-
-    def kept(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Of these, the ones that the allocation still has: none died, and it is not taken again."""
-        has = self._nodes if self._job and self._runs() else ()
-        return tuple(name for name in nodes if name in has)
+        return tuple(name for name in nodes if self._job and name in self._nodes)
 
     def step(
         self,

@@ -36,8 +36,8 @@ class Suite:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.started, self.who = config, time.time(), locks.operator()
-        self.folder = Path(str(config.getoption("rocstack_report"))) if config.getoption("rocstack_report") else None
-        replayed = config.getoption("rocstack_evidence")
+        report, replayed = config.getoption("rocstack_report"), config.getoption("rocstack_evidence")
+        self.folder = Path(report) if report else None
         try:
             self.evidence = Evidence(evidence.load(Path(replayed)) if replayed else None)
         except BadInput as error:
@@ -56,14 +56,11 @@ class Suite:
         if self.evidence.replayed:
             raise CheckSkipped("the evidence is replayed, there is no cluster", Skip(kind=""))
         if self._cluster is None:
-            option, settings, path = self.config.getoption, self.settings.cluster, self._inventory()
-            more = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
-            cluster, asked = self._named(connect(path, settings, **more)), time.monotonic()
+            cluster, asked = self._read(), time.monotonic()
             ssh_host, wait = cluster.state.gathered.ssh_hosts[cluster.control], cluster.slurm.wait
             waiting = partial(self.event, "waiting", seconds=wait)
             self._open.enter_context(locks.cluster_lock(ssh_host, LOCK, wait=wait, on_wait=waiting))
-            late = time.monotonic() > asked + STALE
-            self._cluster = self._named(connect(path, settings, **more)) if late else cluster
+            self._cluster = self._read() if time.monotonic() > asked + STALE else cluster
             self._cluster.slurm.heal()
         return self._cluster
 
@@ -73,10 +70,9 @@ class Suite:
     def left_out(self) -> Mapping[str, str]:
         """Node -> why the suite's jobs can't run there, though jobs do."""
         try:
-            reasons: Mapping[str, str] = self.evidence.take("left_out", lambda: self.cluster.left_out())
+            return dict(self.evidence.take("left_out", lambda: self.cluster.left_out()))
         except CheckSkipped:
             return {}
-        return reasons
 
     def event(self, kind: str, **values: Any) -> None:
         """A line of JSON for whoever shows the progress.
@@ -119,28 +115,27 @@ class Suite:
         runs = option("rocstack_runs")
         artifacts.write(run, self.folder, history.previous(Path(runs), run) if runs else None)
 
-    def _named(self, cluster: DeployedCluster) -> DeployedCluster:
+    def _read(self) -> DeployedCluster:
         """With those of the inventory's nodes that `--hosts` names."""
-        named = self.config.getoption("hosts")
-        if not named or not self._file:
+        option, (path, limited) = self.config.getoption, self._inventory
+        how = {"level": option("rocstack_level"), "user": option("rocstack_user"), "wait": option("rocstack_wait")}
+        cluster = connect(path, self.settings.cluster, **how)
+        if not limited:
             return cluster
-        state = testinfra_hosts.limited(cluster.state, str(named))
+        state, every = testinfra_hosts.limited(cluster.state, option("hosts")), cluster.state.inventory.workers
         reached = {name: host for name, host in cluster.hosts.items() if state.inventory.roles(name)}
-        kept = state.inventory.roles
-        unnamed = tuple(host.name for host in cluster.state.inventory.workers if "worker" not in kept(host.name))
+        unnamed = tuple(host.name for host in every if host not in state.inventory.workers)
         return replace(cluster, state=state, hosts=reached, unnamed=unnamed)
 
-    @property
-    def _file(self) -> str:
-        return str(self.config.getoption("rocstack_inventory") or self.config.getoption("ansible_inventory") or "")
-
-    def _inventory(self) -> Path:
+    @cached_property
+    def _inventory(self) -> tuple[Path, bool]:
+        """The file, and whether `--hosts` names some of its nodes; else that was all there was to make a file of."""
         option = self.config.getoption
-        if self._file:
-            return Path(self._file)
-        named = option("hosts")
+        file, named = option("rocstack_inventory") or option("ansible_inventory"), option("hosts")
+        if file:
+            return Path(file), bool(named)
         if not named:
             raise pytest.UsageError("which cluster? --inventory FILE, or --hosts=ssh://n1,ssh://n2")
         folder = self.config.invocation_params.dir / ".rocstack/verify"
         folder.mkdir(parents=True, exist_ok=True)
-        return testinfra_hosts.inventory_of(str(named), folder, option("ssh_config"), option("ssh_identity_file"))
+        return testinfra_hosts.inventory_of(named, folder, option("ssh_config"), option("ssh_identity_file")), False

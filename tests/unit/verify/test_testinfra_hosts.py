@@ -21,7 +21,7 @@ from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
 from rocstack.probe.recordings import ProbeFailure
-from rocstack.verify import suite, testinfra_hosts
+from rocstack.verify import session, suite, testinfra_hosts
 from rocstack.verify.deployed_cluster import DeployedCluster
 from rocstack.verify.session import Suite
 
@@ -158,17 +158,18 @@ def test_a_group_that_names_no_worker_is_refused(named: str, looked: ClusterStat
     assert str(looked.inventory.path) in raised.value.what
 
 
-def test_pytest_reaches_the_named_ones_only(looked: ClusterState) -> None:
+def test_pytest_reaches_the_named_ones_only(looked: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"hosts": "ansible://rack1", "ansible_inventory": str(looked.inventory.path)}
     config: Any = SimpleNamespace(getoption=given.get)
     reached: Any = dict.fromkeys(("head", "n1", "n3"), "host")
     nothing: Any = None
     every = DeployedCluster(looked, nothing, reached, nothing)
-    named = Suite(config)._named(every)
+    monkeypatch.setattr(session, "connect", lambda *_, **__: every)
+    named = Suite(config)._read()
     assert {*named.hosts} == {"head", "n1"}
     assert {*named.unnamed} == {"n3"}, "n2 is of that rack and was not reached"
     del given["hosts"]
-    assert Suite(config)._named(every) is every
+    assert Suite(config)._read() is every
 
 
 @pytest.mark.parametrize(

@@ -120,10 +120,10 @@ def export_cvs(inventory: Path | None, folder: Path) -> None:
     from rocstack.verify import cvs
 
     chosen = options.settings()
-    written = cvs.export(options.inventory(chosen, inventory), folder, chosen.cluster, chosen.overlay_folder())
-    for file in written.files:
+    files, notes = cvs.export(options.inventory(chosen, inventory), folder, chosen.cluster, chosen.overlay_folder())
+    for file in files:
         out.print(escape(str(file)))
-    for note in written.notes:
+    for note in notes:
         say(f"note: {note}")
     line = f"cvs run host_configs_cvs --cluster_file {folder}/cluster.json --config_file {folder}/host_config.json"
     out.print(escape(f"next: {line}"))

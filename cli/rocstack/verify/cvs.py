@@ -57,16 +57,10 @@ class CvsFacts:
     fabric: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class CvsExport:
-    """`notes`: what cvs can't know from the files, or a person must fill in."""
-
-    files: tuple[Path, ...]
-    notes: tuple[str, ...]
-
-
-def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | None = None) -> CvsExport:
-    """Reads the cluster and writes the files.
+def export(
+    path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | None = None
+) -> tuple[list[Path], list[str]]:
+    """Reads the cluster and writes the files. Their paths, and what cvs can't know from them or a person must fill in.
 
     Raises:
         BadInput, Missing, CheckFailed: as `read_state`; no worker was reached.
@@ -84,7 +78,7 @@ def export(path: Path, folder: Path, cluster: ClusterSettings, overlay: Path | N
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     absent = [failure.node for failure in state.gathered.failures]
-    return CvsExport(tuple(folder / name for name in texts), tuple(_notes(hosts, facts, absent, made)))
+    return [folder / name for name in texts], list(_notes(hosts, facts, absent, made))
 
 
 def documents(hosts: tuple[CvsHost, ...], facts: CvsFacts, rocm: str, overlay: Path | None = None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from rocstack.verify.evidence import CheckSkipped
 from rocstack.verify.slurm_session import KILLED, USER, SlurmSession
 from rocstack.verify.testinfra_hosts import bounded
 
+Words = Iterable[str]
 AT_ONCE = 64  # connections
 # What evidence has of NodeStatus, and of NodeFacts.
 _STATUS = ("name", "roles", "virtual", "image", "digest", "health", "slurm", "reason", "restarts")
@@ -110,26 +111,20 @@ class DeployedCluster:
         fewer = {name: count for name, count in self._gpus.items() if count < self.slurm.gpus}
         return reasons | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {fewer[name]}" for name in fewer}
 
-    def everywhere(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
+    def everywhere(self, command: str, names: Words = (), seconds: float = 60) -> dict[str, CommandResult]:
         """As root, beside the containers, on `names` (default: all nodes) at once."""
         chosen = list(names or self.hosts)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             done = pool.map(lambda name: self.hosts[name].run(command, seconds=seconds), chosen)
             return dict(zip(chosen, done, strict=True))
 
-    def in_workers(self, command: str, names: Iterable[str] = (), seconds: float = 60) -> dict[str, CommandResult]:
+    def in_workers(self, command: str, names: Words = (), seconds: float = 60) -> dict[str, CommandResult]:
         """A shell command as root in the workers' containers."""
         line = shlex.join(["docker", "exec", services.WORKER, *bounded(seconds), "sh", "-c", command])
         return self.everywhere(line, names or self.workers, seconds + KILLED)
 
     def python(
-        self,
-        program: Path,
-        names: Iterable[str] = (),
-        seconds: float = 60,
-        *,
-        in_worker: bool = False,
-        arguments: Iterable[str] = (),
+        self, program: Path, names: Words = (), seconds: float = 60, *, in_worker: bool = False, arguments: Words = ()
     ) -> dict[str, Any]:
         """A program of ours on the nodes themselves, or as root in the workers' containers (`in_worker`), which prints
         one JSON value: node -> that, or {"error": why}."""
@@ -151,20 +146,17 @@ class DeployedCluster:
     @property
     def _gpus(self) -> dict[str, int]:
         """Real ones that work, by node that takes jobs: what is measured on them must have the nodes for itself."""
-        nodes = {name: self.state.gathered.node(name) for name in self.ready}
-        return {
-            name: sum(gpu.kfd_node is not None for gpu in node.profile.gpus)
-            if node and not node.profile.virtual and self.level >= HARDWARE
-            else 0
-            for name, node in nodes.items()
-        }
+        if self.level < HARDWARE:
+            return dict.fromkeys(self.ready, 0)
+        real = {node.name: node.profile.gpus for node in self.state.gathered.nodes if not node.profile.virtual}
+        return {name: sum(gpu.kfd_node is not None for gpu in real.get(name, ())) for name in self.ready}
 
     def evidence(self) -> dict[str, Any]:
         """The evidence "cluster" (ClusterEvidence), in JSON values."""
         now, gathered = status.status(self.state), self.state.gathered
-        usual = [node.name for node in now.nodes if now.images and node.image == now.images[0].id]
+        most = [node.name for node in now.nodes if now.images and node.image == now.images[0].id]
         absent = {failure.node: failure.reason for failure in gathered.failures}
-        labels = (worker.labels for name, worker in self.worker_states.items() if name in usual)
+        labels = (worker.labels for name, worker in self.worker_states.items() if name in most)
         return {
             "cluster": now.cluster,
             "control": now.control,

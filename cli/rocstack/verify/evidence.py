@@ -5,10 +5,7 @@ Each kind of evidence that has a model here or in `answers` is validated by `par
 """
 
 import json
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +13,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.result import NOT_RECORDED, CheckResult, NodeSeen, Run, Skip
+from rocstack.verify.result import NOT_RECORDED, Skip
 
 FILE = "evidence.json"
-_COMPONENT = "io.rocstack.component."
 T = TypeVar("T")
 
 
@@ -185,38 +181,6 @@ def load(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, CheckFailed):  # a report is JSON, too
         raise BadInput.of("not-evidence", path) from None
     return recorded
-
-
-def run_of(cluster: ClusterEvidence, *, started: float, results: tuple[CheckResult, ...], **about: Any) -> Run:
-    """The run as a value. `about` is the rest of what `Run` has."""
-    when = datetime.fromtimestamp(started, UTC)
-    images = {image.role: image for image in reversed(cluster.images)}  # the one of most nodes is the first
-    none = ImageEvidence(role="", id="", digest="")
-    labels = {name: text for name, text in cluster.labels.items() if name.startswith(_COMPONENT)}
-    return Run(
-        id=when.strftime("%Y%m%d-%H%M%S"),
-        cluster=cluster.cluster,
-        control=cluster.control,
-        when=when.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        seconds=round(time.time() - started, 1),
-        nodes=tuple(_node_seen(node) for node in cluster.nodes),
-        image=images.get("worker", none).id,
-        digest=images.get("worker", none).digest,
-        control_image=images.get("control", none).id,
-        labels=cluster.labels,
-        versions={name.removeprefix(_COMPONENT): text for name, text in labels.items()},
-        fabric=cluster.fabric,
-        results=results,
-        **about,
-    )
-
-
-def _node_seen(node: NodeEvidence) -> NodeSeen:
-    gpus = Counter(gpu_model(gpu.name) or gpu.gfx or "GPU" for gpu in (node.profile.gpus if node.profile else ()))
-    nics = Counter(nic.nic for nic in (node.profile.nics if node.profile else ()) if nic.nic)
-    model = ", ".join(f"{count} × {name}" for name, count in (*gpus.items(), *nics.items()))
-    same = {key: getattr(node, key) for key in ("name", "roles", "virtual", "absent", "image")}
-    return NodeSeen(model=model, **same)
 
 
 def gpu_model(name: str | None) -> str:

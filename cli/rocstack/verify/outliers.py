@@ -7,7 +7,7 @@ one value that is looked for (Rousseeuw and Croux 1993, "Alternatives to the Med
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
@@ -34,7 +34,23 @@ def better(unit: str) -> Better | None:
 def find(run: Run) -> tuple[SlowNode, ...]:
     """The worst first. Of a few virtual nodes, which share a machine, nothing is said."""
     virtual = {node.name for node in run.nodes if node.virtual}
-    slow_nodes = [slow for result in run.results for slow in _of_check(result, virtual)]
+    slow_nodes = [
+        SlowNode(
+            check=result.check.name,
+            node=node,
+            value=measured[node],
+            usual=usual,
+            unit=unit,
+            share=share,
+            nodes=len(measured),
+            sure=sure,
+            virtual=node in virtual,
+        )
+        for result in run.results
+        for unit, measured in values(result).items()
+        for node, share, usual, sure in compare(measured, unit)
+        if sure or node not in virtual
+    ]
     return tuple(sorted(slow_nodes, key=lambda each: (not each.sure, -each.share)))
 
 
@@ -93,21 +109,3 @@ def compare(measured: Mapping[str, float], unit: str) -> Iterator[tuple[str, flo
         worse = (usual - value) * sign
         if usual > 0 and worse > SHARE * usual and worse > SPREADS * spread and worse >= least:
             yield node, worse / usual, usual, True
-
-
-def _of_check(result: CheckResult, virtual: Collection[str]) -> Iterator[SlowNode]:
-    for unit, measured in values(result).items():
-        for node, share, usual, sure in compare(measured, unit):
-            if not sure and node in virtual:
-                continue
-            yield SlowNode(
-                check=result.check.name,
-                node=node,
-                value=measured[node],
-                usual=usual,
-                unit=unit,
-                share=share,
-                nodes=len(measured),
-                sure=sure,
-                virtual=node in virtual,
-            )

@@ -3,9 +3,11 @@
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ from rocstack.edge.locks import LockSpec
 from rocstack.settings.settings import Settings, load
 from rocstack.verify import artifacts, evidence, history, testinfra_hosts
 from rocstack.verify.deployed_cluster import DeployedCluster, connect
-from rocstack.verify.evidence import CheckSkipped, ClusterEvidence, Evidence
-from rocstack.verify.result import CheckResult, Skip
+from rocstack.verify.evidence import CheckSkipped, ClusterEvidence, Evidence, ImageEvidence, NodeEvidence, gpu_model
+from rocstack.verify.result import CheckResult, NodeSeen, Run, Skip
 
 # On the control node: two runs at once would be in each other's way.
 LOCK = LockSpec(
@@ -28,6 +30,7 @@ LOCK = LockSpec(
     work="verify",
     resume="`rocstack verify`",
 )
+COMPONENT = "io.rocstack.component."  # begins the labels of the image's components
 STALE = 10  # seconds after which the nodes are read again
 
 
@@ -99,21 +102,37 @@ class Suite:
         """The report, if there is anything to report."""
         if self.folder is None or not self.results:
             return
-        option = self.config.getoption
-        run = evidence.run_of(
-            self.cluster_evidence(),
-            rocstack=__version__,
-            who=self.who,
-            started=self.started,
-            level=option("rocstack_level"),
-            only=option("rocstack_only") or "",
-            complete=not self.interrupted,
-            results=tuple(self.results),
-        )
+        run, runs = self._run(), self.config.getoption("rocstack_runs")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.evidence.write(self.folder / evidence.FILE)
-        runs = option("rocstack_runs")
         artifacts.write(run, self.folder, history.previous(Path(runs), run) if runs else None)
+
+    def _run(self) -> Run:
+        """It as a value."""
+        cluster, when = self.cluster_evidence(), datetime.fromtimestamp(self.started, UTC)
+        components = {name: text for name, text in cluster.labels.items() if name.startswith(COMPONENT)}
+        images = {image.role: image for image in reversed(cluster.images)}  # the one of most nodes is the first
+        none = ImageEvidence(role="", id="", digest="")
+        return Run(
+            rocstack=__version__,
+            id=when.strftime("%Y%m%d-%H%M%S"),
+            cluster=cluster.cluster,
+            control=cluster.control,
+            who=self.who,
+            when=when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            seconds=round(time.time() - self.started, 1),
+            level=self.config.getoption("rocstack_level"),
+            only=self.config.getoption("rocstack_only") or "",
+            complete=not self.interrupted,
+            nodes=tuple(_seen(node) for node in cluster.nodes),
+            image=images.get("worker", none).id,
+            digest=images.get("worker", none).digest,
+            control_image=images.get("control", none).id,
+            labels=cluster.labels,
+            versions={name.removeprefix(COMPONENT): text for name, text in components.items()},
+            fabric=cluster.fabric,
+            results=tuple(self.results),
+        )
 
     def _read(self) -> DeployedCluster:
         """With those of the inventory's nodes that `--hosts` names."""
@@ -139,3 +158,10 @@ class Suite:
         folder = self.config.invocation_params.dir / ".rocstack/verify"
         folder.mkdir(parents=True, exist_ok=True)
         return testinfra_hosts.inventory_of(named, folder, option("ssh_config"), option("ssh_identity_file")), False
+
+
+def _seen(node: NodeEvidence) -> NodeSeen:
+    gpus = Counter(gpu_model(gpu.name) or gpu.gfx or "GPU" for gpu in (node.profile.gpus if node.profile else ()))
+    nics = Counter(nic.nic for nic in (node.profile.nics if node.profile else ()) if nic.nic)
+    model = ", ".join(f"{count} × {name}" for name, count in (*gpus.items(), *nics.items()))
+    return NodeSeen(model=model, **{key: getattr(node, key) for key in ("name", "roles", "virtual", "absent", "image")})

@@ -64,11 +64,9 @@ class Quantity(Value):
     thresholds: tuple[Threshold, ...]
 
     def of(self, gpus: Iterable[str], nics: Iterable[str]) -> Threshold | None:
-        known = (" ".join(gpus), " ".join(nics))
-        for each in self.thresholds:
-            if all(re.search(pattern, text) for pattern, text in zip((each.gpu, each.nic), known, strict=True)):
-                return each
-        return None
+        gpu, nic = " ".join(gpus), " ".join(nics)
+        fit = (each for each in self.thresholds if re.search(each.gpu, gpu) and re.search(each.nic, nic))
+        return next(fit, None)
 
 
 @cache
@@ -79,21 +77,17 @@ def load(overlay: Path | None = None) -> dict[str, Quantity]:
         BadInput: a file is wrong, with its line; the site's names a quantity that isn't measured, or in another unit.
     """
     doc = document.read(paths.images() / FILE, code="no-thresholds")
-    ours = {name: _quantity(doc, name) for name in doc.data}
+    ours = {name: doc.part(name).validate(Quantity) for name in doc.data}
     if overlay is None or not (overlay / FILE).exists():
         return ours
     site = document.read(overlay / FILE, code="no-thresholds")
     for name in site.data:
-        own, known = _quantity(site, name), ours.get(name)
+        own, known = site.part(name).validate(Quantity), ours.get(name)
         if known is None or known.unit != own.unit:
-            hint = did_you_mean(name, ours) if known is None else f"it is measured in {known.unit or 'no unit'}"
+            hint = f"it is measured in {known.unit or 'no unit'}" if known else did_you_mean(name, ours)
             raise BadInput.of("bad-threshold", site.where((name,)), name=name, hint=hint)
         ours[name] = known.model_copy(update={"thresholds": (*own.thresholds, *known.thresholds)})
     return ours
-
-
-def _quantity(doc: document.Document, name: str) -> Quantity:
-    return doc.part(name).validate(Quantity)
 
 
 def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -116,25 +110,16 @@ def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def card(profile: NodeProfile, nic: Nic, rate: int) -> str:
     """A card of the data network as a threshold's pattern sees it, "broadcom 400G": by what its port can do
     (images/cards.yml), by the `rate` in Mb/s at which it runs where that isn't known."""
-    return _named(nic, max(rate, _able(profile, nic)))
+    known, slot = _cards().get(nic.device), nic.pci.rpartition(".")[0]
+    link = (nic.pcie.max_speed or 0) * (nic.pcie.max_width or 0) * 1000
+    if known is None or link < known.speed:  # its PCIe link is too slow for that, so it is another card
+        return _named(nic, rate)
+    ports = [each for each in profile.nics if each.device == nic.device and each.pci.rpartition(".")[0] == slot]
+    return _named(nic, max(rate, known.speed // max(len(ports), 1)))
 
 
 def _named(nic: Nic, speed: int) -> str:
     return f"{nic.nic} {speed // 1000}G" if speed > 0 else nic.nic or ""
-
-
-def _able(profile: NodeProfile, nic: Nic) -> int:
-    """Mb/s of one port; 0 where the id doesn't say it, or its PCIe link is too slow for that, so it is another card."""
-    known = _cards().get(nic.device)
-    link = (nic.pcie.max_speed or 0) * (nic.pcie.max_width or 0) * 1000
-    if known is None or link < known.speed:
-        return 0
-    ports = [each for each in profile.nics if each.device == nic.device and _slot(each) == _slot(nic)]
-    return known.speed // max(len(ports), 1)
-
-
-def _slot(nic: Nic) -> str:
-    return nic.pci.rpartition(".")[0]
 
 
 class Card(Value):

@@ -10,9 +10,19 @@ import pytest
 from experiments import gpus
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify import answers
-from rocstack.verify.answers import ContainerAnswer, ControllerAnswer, HostAnswer, JobAnswer, NoAnswer
-from rocstack.verify.evidence import ClusterEvidence, Evidence
+from rocstack.verify.evidence import (
+    CONTROLLER,
+    IN_CONTAINERS,
+    IN_JOBS,
+    ON_HOSTS,
+    ClusterEvidence,
+    ContainerAnswer,
+    ControllerAnswer,
+    Evidence,
+    HostAnswer,
+    JobAnswer,
+    NoAnswer,
+)
 from rocstack.verify.session import Suite
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -32,7 +42,7 @@ def in_jobs(evidence: Evidence, cluster: Any, cluster_evidence: ClusterEvidence)
         step = cluster.slurm.python(PROGRAMS / "worker.py", *names, seconds=60, independent=True)
         return {answer["node"]: answer for answer in step.expect("the look at each worker")}
 
-    return evidence.parsed("in_jobs", answers.IN_JOBS, fetch)
+    return evidence.parsed("in_jobs", IN_JOBS, fetch)
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +65,7 @@ def in_containers(evidence: Evidence, cluster: Any) -> dict[str, ContainerAnswer
         names = [host.name for host in cluster.state.inventory.workers]
         return cluster.python(PROGRAMS / "container.py", seconds=90, in_worker=True, arguments=names)
 
-    return evidence.parsed("in_containers", answers.IN_CONTAINERS, fetch)
+    return evidence.parsed("in_containers", IN_CONTAINERS, fetch)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +80,7 @@ def controller(evidence: Evidence, cluster: Any) -> ControllerAnswer:
         answers_of = cluster.python(PROGRAMS / "controller.py", [cluster.control], arguments=[cluster.slurm.name])
         return answers_of[cluster.control]
 
-    answer = evidence.parsed("controller", answers.CONTROLLER, fetch)
+    answer = evidence.parsed("controller", CONTROLLER, fetch)
     if isinstance(answer, NoAnswer):
         raise CheckFailed(f"the control node could not be inspected: {answer.error}", code="step-failed")
     return answer
@@ -83,7 +93,7 @@ def on_hosts(evidence: Evidence, cluster: Any) -> dict[str, NoAnswer | HostAnswe
     def fetch() -> Any:
         return cluster.python(PROGRAMS / "host.py", cluster.workers, arguments=kernel.KEPT)
 
-    return evidence.parsed("on_hosts", answers.ON_HOSTS, fetch)
+    return evidence.parsed("on_hosts", ON_HOSTS, fetch)
 
 
 @pytest.fixture(scope="session")

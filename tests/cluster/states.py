@@ -10,8 +10,7 @@ from typing import Any
 from rocstack.base import finding_texts
 from rocstack.doctor.nodes import RULES
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.answers import NoAnswer
-from rocstack.verify.evidence import NodeEvidence
+from rocstack.verify.evidence import NoAnswer, NodeEvidence
 from rocstack.verify.recorder import Recorder
 
 

@@ -11,8 +11,7 @@ from rocstack.base.text import listed
 from rocstack.image.labels import OWN
 from rocstack.node.gate import TCP
 from rocstack.probe.classes import OWN as OWN_NAMES
-from rocstack.verify.answers import JobAnswer
-from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.evidence import ClusterEvidence, JobAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 

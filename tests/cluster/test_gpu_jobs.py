@@ -8,8 +8,7 @@ from experiments.gpus import gres
 from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.answers import ControllerAnswer
-from rocstack.verify.evidence import NodeEvidence
+from rocstack.verify.evidence import ControllerAnswer, NodeEvidence
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder

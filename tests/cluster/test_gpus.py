@@ -13,8 +13,7 @@ from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed, RocstackError
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.answers import ControllerAnswer, HostAnswer, NoAnswer
-from rocstack.verify.evidence import CheckSkipped
+from rocstack.verify.evidence import CheckSkipped, ControllerAnswer, HostAnswer, NoAnswer
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder

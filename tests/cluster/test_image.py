@@ -12,8 +12,7 @@ from rocstack.deploy.plan.plan import short
 from rocstack.image.labels import OWN
 from rocstack.node.image_facts import from_labels
 from rocstack.stack import rules
-from rocstack.verify.answers import ContainerAnswer, NoAnswer
-from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.evidence import ClusterEvidence, ContainerAnswer, NoAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 

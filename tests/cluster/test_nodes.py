@@ -9,7 +9,7 @@ import states
 from states import readable
 
 from rocstack.doctor import logscan
-from rocstack.verify.answers import HostAnswer, JobAnswer, NoAnswer
+from rocstack.verify.evidence import HostAnswer, JobAnswer, NoAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 

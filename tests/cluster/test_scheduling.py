@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from experiments import accounting, qos, scheduling
 
-from rocstack.verify.answers import ControllerAnswer
+from rocstack.verify.evidence import ControllerAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 

@@ -12,7 +12,7 @@ from states import profiles, readable
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import listed
 from rocstack.node.profile import NodeProfile
-from rocstack.verify.answers import HostAnswer, NoAnswer
+from rocstack.verify.evidence import HostAnswer, NoAnswer
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder

@@ -12,16 +12,18 @@ from states import answers
 
 from rocstack.image.labels import OWN
 from rocstack.stack import rules
-from rocstack.verify.answers import (
+from rocstack.verify.evidence import (
     CREDENTIALS,
+    ClusterEvidence,
     ContainerAnswer,
     ControllerAnswer,
     CredentialAnswer,
     CredentialAnswers,
+    Evidence,
     NoAnswer,
+    NodeEvidence,
     SlurmNode,
 )
-from rocstack.verify.evidence import ClusterEvidence, Evidence, NodeEvidence
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 

@@ -1,7 +1,8 @@
 """What was read off the cluster, by name, as JSON values: checks judge it and fetch nothing themselves. So a run can be
 judged again from its file, without the cluster: `rocstack verify --evidence FILE`.
 
-Each kind of evidence that has a model here or in `answers` is validated by `parse` before a check sees it.
+Each kind of evidence that has a model is validated by `parse` before a check sees it: the cluster, and the rows that
+nodes answer with, which the programs of tests/cluster print and the experiments make.
 """
 
 import json
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.node.profile import NodeProfile
@@ -101,7 +102,135 @@ class ClusterEvidence(EvidenceRow):
         return tuple(node for node in self.nodes if not node.absent)
 
 
+class NoAnswer(EvidenceRow):
+    """Of a node that could not answer."""
+
+    error: str
+
+
+class CommandAnswer(EvidenceRow):
+    code: int | None
+    out: str = ""
+    err: str = ""
+
+
+class GateAnswer(EvidenceRow):
+    code: int
+    said: str
+
+
+class PmixAnswer(EvidenceRow):
+    """`offers` are the plugins of srun; `slurm` and `openmpi` the libraries that each loads."""
+
+    offers: tuple[str, ...]
+    major: str
+    slurm: str
+    openmpi: str
+
+
+class ContainerAnswer(EvidenceRow):
+    """programs/container.py, in a worker's container. `parts` are libraries that don't load, by component; `names`
+    addresses by node name, with "! " and the reason where there is none."""
+
+    gate: GateAnswer
+    versions: Mapping[str, str]
+    parts: Mapping[str, tuple[str, ...]]
+    pmix: PmixAnswer
+    names: Mapping[str, str]
+
+
+class JobAnswer(EvidenceRow):
+    """programs/worker.py, inside a job on each worker. `memlock` and `shm` are bytes, a negative `memlock` is
+    unlimited; `tools` are the programs that the image has."""
+
+    node: str
+    memlock: int | None = None
+    shm: int | None = None
+    tools: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+
+
+class SlurmNode(EvidenceRow):
+    name: str
+    state: tuple[str, ...]
+    reason: str | None = None
+    address: str = ""
+    version: str | None = None
+    cpus: int
+    real_memory: int  # MiB
+    gres: str | None = None
+    gres_used: str | None = None
+    threads: int | None = None
+
+
+class RestAnswer(EvidenceRow):
+    """HTTP status, or why there is none, with a token and without."""
+
+    api: str = ""
+    with_token: int | str | None = Field(alias="with")
+    without_token: int | str | None = Field(alias="without")
+
+
+class ControllerAnswer(EvidenceRow):
+    """programs/controller.py, on the control node. `own` are the nodes on which the suite's own jobs run; `qos` rows
+    are as sacctmgr prints them."""
+
+    ping: CommandAnswer
+    database: CommandAnswer
+    rest: RestAnswer
+    nodes: tuple[SlurmNode, ...]
+    own: tuple[str, ...] = ()
+    settings: Mapping[str, str]
+    qos: tuple[Mapping[str, str], ...] = ()
+
+
+class PciAnswer(EvidenceRow):
+    """A PCI function: `bytes` of its configuration space that could be read, 256 are not all of it."""
+
+    fatal: bool | None
+    acs: int | None
+    bytes: int
+
+
+class HostAnswer(EvidenceRow):
+    """programs/host.py, as root on a node beside the containers; None is "could not be read". `log` are the kernel's
+    lines; `firewall` is tool -> what it refuses; `filters` tool -> what it lets in; `vram` bytes in use by PCI address;
+    `processes` pid -> name of who uses the GPUs; `now` seconds since the epoch."""
+
+    pci: Mapping[str, PciAnswer] | None = None
+    log: tuple[str, ...] | None = None
+    now: float | None = None
+    firewall: Mapping[str, str] | None = None
+    filters: Mapping[str, str] = {}
+    vram: Mapping[str, int | None] | None = None
+    processes: Mapping[str, str] | None = None
+
+
+class CredentialAnswer(EvidenceRow):
+    """What unmunge printed: its status (0 is good, None: none), and when the credential was made and decoded, each by
+    the clock of where that happened, in seconds since the epoch."""
+
+    status: int | None = None
+    encoded: int | None = None
+    decoded: int | None = None
+    said: str = ""
+
+
+class CredentialAnswers(EvidenceRow):
+    """Of one worker: `here` is the control node's credential, `there` its own at the control node, `host` that of its
+    host; None where no MUNGE runs there."""
+
+    here: CredentialAnswer = CredentialAnswer()
+    there: CredentialAnswer = CredentialAnswer()
+    host: CredentialAnswer | None = None
+
+
 CLUSTER: TypeAdapter[ClusterEvidence] = TypeAdapter(ClusterEvidence)
+IN_CONTAINERS: TypeAdapter[dict[str, ContainerAnswer | NoAnswer]] = TypeAdapter(dict[str, ContainerAnswer | NoAnswer])
+IN_JOBS: TypeAdapter[dict[str, JobAnswer]] = TypeAdapter(dict[str, JobAnswer])
+ON_HOSTS: TypeAdapter[dict[str, NoAnswer | HostAnswer]] = TypeAdapter(dict[str, NoAnswer | HostAnswer])
+CONTROLLER: TypeAdapter[ControllerAnswer | NoAnswer] = TypeAdapter(ControllerAnswer | NoAnswer)
+CREDENTIALS: TypeAdapter[dict[str, CredentialAnswers]] = TypeAdapter(dict[str, CredentialAnswers])
 
 
 def parse(name: str, shape: TypeAdapter[T], value: Any) -> T:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rocstack.verify.answers import ControllerAnswer
+from rocstack.verify.evidence import ControllerAnswer
 from rocstack.verify.slurm_session import INDEPENDENT, StepOutput
 
 PROGRAM = Path(__file__).parent.parent / "programs/gpus.py"

@@ -1,4 +1,4 @@
-"""The published JSON schema of node profiles, made from the dataclasses and the comments behind their fields."""
+"""The published JSON schema of node profiles, made from the classes and the comments behind their fields."""
 
 import ast
 import inspect
@@ -11,20 +11,26 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 from rocstack.node import profile
 
 
-def schema(model: type[Any]) -> dict[str, Any]:
-    """JSON schema of `model`, a dataclass of which node profiles are a part."""
-    result = TypeAdapter(model).json_schema()
-    known = comments(profile)
-    for name, part in (*result["$defs"].items(), (model.__name__, result)):
+def schema(
+    model: type[Any],
+    module: ModuleType = profile,
+    title: str = "rocstack node profiles",
+    mode: JsonSchemaMode = "validation",
+) -> dict[str, Any]:
+    """JSON schema of `model`, such as a dataclass of which node profiles are a part, whose fields are in `module`."""
+    result = TypeAdapter(model).json_schema(mode=mode)
+    known = comments(module)
+    for name, part in (*result.get("$defs", {}).items(), (model.__name__, result)):
         for field, about in part.get("properties", {}).items():
             about.pop("title", None)  # the field's name once more
             if text := known.get(name, {}).get(field):
                 about["description"] = text
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack node profiles"}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return {**head, **{key: value for key, value in result.items() if key != "title"}}
 
 

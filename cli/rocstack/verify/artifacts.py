@@ -41,16 +41,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of report.json, with the comments behind the fields."""
-    model = Run.model_json_schema(by_alias=True, mode="serialization")
-    comments = profile_schema.comments(result)
-    for name, part in (*model.get("$defs", {}).items(), ("Run", model)):
-        for field, about in part.get("properties", {}).items():
-            about.pop("title", None)
-            if text := comments.get(name, {}).get(field):
-                about["description"] = text
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rocstack report"}
-    return {**head, **{key: value for key, value in model.items() if key != "title"}}
+    return profile_schema.schema(Run, result, "rocstack report", "serialization")
 
 
 def schema_text() -> str:

@@ -114,7 +114,7 @@ def _values(before: CheckResult, after: CheckResult, virtual: Collection[str]) -
     old = outliers.numbers(before)
     paired = any(measure.peer for result in (before, after) for measure in result.measures)
     for unit, nodes in outliers.numbers(after).items():
-        good = outliers.better(unit)
+        sign = outliers.sign(unit)
         for node, numbers in nodes.items():
             known = old.get(unit, {}).get(node)
             if known is None:
@@ -123,7 +123,7 @@ def _values(before: CheckResult, after: CheckResult, virtual: Collection[str]) -
             if abs(now - then) <= SHARE * abs(then) or abs(now - then) < outliers.LEAST.get(unit, 0.0):
                 continue
             share = (now - then) / abs(then) if then else 1.0
-            better = None if good is None else (now > then) == (good == "high")
+            better = (now - then) * sign > 0 if sign else None
             felt = abs(share) > LOSS and (unit != "s" or abs(now - then) >= SECOND)
             yield ValueChange(
                 check=after.check.name,
@@ -141,10 +141,9 @@ def _values(before: CheckResult, after: CheckResult, virtual: Collection[str]) -
 def _worst(then: list[float], now: list[float], unit: str, *, alike: bool) -> tuple[float, float]:
     """Then and now: of several quantities, which a check measures in one order, the one that lost most; else the
     medians, as one slow peer is in a pair of each node."""
-    good = outliers.better(unit)
-    if not alike or good is None or len(then) != len(now):
+    sign = outliers.sign(unit)
+    if not alike or not sign or len(then) != len(now):
         return outliers.middle(then, unit), outliers.middle(now, unit)
-    sign = -1 if good == "low" else 1
     return min(zip(then, now, strict=True), key=lambda pair: sign * (pair[1] - pair[0]) / (abs(pair[0]) or 1.0))
 
 

@@ -9,7 +9,6 @@ one value that is looked for (Rousseeuw and Croux 1993, "Alternatives to the Med
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Literal
 
 from rocstack.base.text import count
 from rocstack.verify.result import CheckResult, Run, SlowNode
@@ -21,14 +20,11 @@ NORMAL = 1.4826  # makes the deviation that of a normal distribution
 RATIO = 2.0  # with fewer nodes: so many times worse than the best is said, without saying who is to blame
 # A difference below this is no one's concern: the resolution of a clock, or of a person.
 LEAST: dict[str, float] = {"s": 0.1, "ms": 1.0, "us": 1.0, "µs": 1.0, "ns": 100.0}
-Better = Literal["high", "low"]
 
 
-def better(unit: str) -> Better | None:
-    """Whether more of it is better: rates are, times aren't; None where neither is so."""
-    if unit in LEAST:
-        return "low"
-    return "high" if unit.endswith("/s") or unit.lower().endswith("flops") else None
+def sign(unit: str) -> int:
+    """1 where more of it is better, as of rates; -1 where less is, as of times; 0 where neither is so."""
+    return -1 if unit in LEAST else int(unit.endswith("/s") or unit.lower().endswith("flops"))
 
 
 def find(run: Run) -> tuple[SlowNode, ...]:
@@ -56,7 +52,7 @@ def find(run: Run) -> tuple[SlowNode, ...]:
 
 def text(slow: SlowNode) -> str:
     """ "n5: 50 % below the median of 16 nodes (24 GB/s, not 48)"."""
-    by = f"{slow.share:.0%}".replace("%", " %") + (" below" if better(slow.unit) == "high" else " above")
+    by = f"{slow.share:.0%}".replace("%", " %") + (" below" if sign(slow.unit) > 0 else " above")
     pair = f"({slow.value:.4g} {slow.unit}, not {slow.usual:.4g})" + (", virtual" if slow.virtual else "")
     if slow.sure:
         return f"{slow.node}: {by} the median of {slow.nodes} nodes {pair}"
@@ -87,17 +83,16 @@ def numbers(result: CheckResult) -> dict[str, dict[str, list[float]]]:
 
 def middle(each: Sequence[float], unit: str) -> float:
     """The median; of an even number the better of the two in the middle."""
-    return sorted(each, reverse=better(unit) == "low")[len(each) // 2]
+    return sorted(each, reverse=sign(unit) < 0)[len(each) // 2]
 
 
 def compare(measured: Mapping[str, float], unit: str) -> Iterator[tuple[str, float, float, bool]]:
     """(node, by what share it is worse, than what, whether that is sure) of those that are."""
-    sign = {"high": 1.0, "low": -1.0}.get(better(unit) or "")
-    if sign is None or len(measured) < 2:
+    if not sign(unit) or len(measured) < 2:
         return
     least = LEAST.get(unit, 0.0)
     if len(measured) < ENOUGH:
-        best = (max if sign > 0 else min)(measured.values())
+        best = (max if sign(unit) > 0 else min)(measured.values())
         for node, value in measured.items():
             low, high = sorted((best, value))
             if low > 0 and high / low >= RATIO and high - low >= least:
@@ -106,6 +101,6 @@ def compare(measured: Mapping[str, float], unit: str) -> Iterator[tuple[str, flo
     usual = median(measured.values())
     spread = NORMAL * median(abs(value - usual) for value in measured.values())
     for node, value in measured.items():
-        worse = (usual - value) * sign
+        worse = (usual - value) * sign(unit)
         if usual > 0 and worse > SHARE * usual and worse > SPREADS * spread and worse >= least:
             yield node, worse / usual, usual, True

@@ -78,16 +78,12 @@ def _others(run: Run, known: Journal) -> str:
     if not known.releases:
         return "this cluster has no release"
     images = known.releases[-1].images
-    if run.control_image and run.control_image not in _ids(images.control_id, images.control_reference):
-        return f"the controller on {run.control} runs another image than the newest release's"
-    ids = _ids(images.worker_id, images.worker_reference)
-    others = [node.name for node in run.nodes if "worker" in node.roles and node.image and node.image not in ids]
-    return f"{', '.join(others)} runs another image than the newest release's" if others else ""
-
-
-def _ids(id_: str, reference: str) -> frozenset[str]:
-    """containerd's store calls an image by the digest that it was pulled by."""
-    return frozenset({id_, reference.partition("@")[2]} - {""})
+    # containerd's store calls an image by the digest that it was pulled by.
+    control = ("", images.control_id, images.control_reference.partition("@")[2])
+    worker = ("", images.worker_id, images.worker_reference.partition("@")[2])
+    others = [node.name for node in run.nodes if "worker" in node.roles and node.image not in worker]
+    what = ", ".join(others) if run.control_image in control else f"the controller on {run.control}"
+    return f"{what} runs another image than the newest release's" if what else ""
 
 
 def _said(before: VerifiedLevel | None, now: VerifiedLevel | None) -> str:

@@ -8,7 +8,7 @@ down what they find.
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,7 +23,6 @@ from rocstack.verify.result import MARK, Check, CheckResult, Measure, Skip, Stat
 from rocstack.verify.session import Suite
 from rocstack.verify.slurm_session import USER
 
-DEFAULT_LEVEL = 3
 _SUITE = pytest.StashKey[Suite]()
 _RECORDER = pytest.StashKey[Recorder]()
 _BEGAN = pytest.StashKey[float]()  # seconds since the epoch
@@ -42,7 +41,7 @@ def of_item(item: pytest.Item) -> Check | None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rocstack")
     group.addoption("--inventory", dest="rocstack_inventory", help="the cluster's inventory")
-    group.addoption("--level", dest="rocstack_level", type=int, default=DEFAULT_LEVEL, choices=LEVELS)
+    group.addoption("--level", dest="rocstack_level", type=int, default=3, choices=LEVELS)
     group.addoption("--only", dest="rocstack_only", help="checks whose name fits this pattern")
     group.addoption("--evidence", dest="rocstack_evidence", help="judge this file instead of a cluster")
     group.addoption("--report", dest="rocstack_report", help="folder for the report")
@@ -90,9 +89,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def suite(pytestconfig: pytest.Config) -> Iterator[Suite]:
-    session_suite = pytestconfig.stash[_SUITE]
-    yield session_suite
-    session_suite.close()
+    with closing(pytestconfig.stash[_SUITE]) as session_suite:
+        yield session_suite
 
 
 @pytest.fixture(scope="session")
@@ -147,8 +145,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     about = of_item(item)
     if about is None or call.when == "teardown" or (call.when == "setup" and report.passed):
         return report
-    recorder = item.stash.get(_RECORDER, None)
-    measures = tuple(recorder.measures) if recorder else ()
+    recorder = item.stash.get(_RECORDER, Recorder((), ()))
+    measures = tuple(recorder.measures)
     state, why, skips = _outcome(call, measures)
     outcome = CheckResult(
         check=about,
@@ -157,7 +155,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         measures=measures,
         why=why,
         skips=skips,
-        drawings=dict(recorder.drawings) if recorder else {},
+        drawings=dict(recorder.drawings),
     )
     suite = item.config.stash[_SUITE]
     suite.results.append(outcome)

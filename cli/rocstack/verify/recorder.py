@@ -28,7 +28,6 @@ class Recorder:
     measures: list[Measure] = field(default_factory=list)
     drawings: dict[str, Any] = field(default_factory=dict)
     quantities: Mapping[str, Quantity] = field(default_factory=thresholds.load)
-    _bounds: dict[tuple[str, str], Threshold | None] = field(default_factory=dict)
 
     def passed(self, node: str = "", value: Scalar = None, unit: str = "", **more: Any) -> None:
         """`more`: wanted, source, peer, evidence, as Measure has them."""
@@ -82,18 +81,14 @@ class Recorder:
         self.drawings[kind] = value
 
     @cached_property
-    def _named(self) -> dict[str, NodeEvidence]:
-        return {node.name: node for node in self.all_nodes}
+    def _hardware(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+        return {node.name: thresholds.hardware(node.profile) for node in self.all_nodes if node.profile}
 
     def _bound(self, node: str, quantity: str) -> Threshold | None:
         """For the cluster as a whole: that of the first node that has one."""
-        if (node, quantity) not in self._bounds:
-            meant = [self._named[node]] if node in self._named else () if node else self.all_nodes
-            bounds = (
-                self.quantities[quantity].of(*thresholds.hardware(each.profile)) for each in meant if each.profile
-            )
-            self._bounds[node, quantity] = next((bound for bound in bounds if bound), None)
-        return self._bounds[node, quantity]
+        meant = [self._hardware[name] for name in ([node] if node else self._hardware) if name in self._hardware]
+        bounds = (self.quantities[quantity].of(*hardware) for hardware in meant)
+        return next((bound for bound in bounds if bound), None)
 
     @cached_property
     def _virtual(self) -> frozenset[str]:

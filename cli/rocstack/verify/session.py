@@ -86,10 +86,9 @@ class Suite:
         fd = self.config.getoption("rocstack_events")
         if fd is None:
             return
-        data = (json.dumps({"event": kind, **values}) + "\n").encode()
         try:
-            while data:
-                data = data[os.write(fd, data) :]
+            with open(fd, "w", encoding="utf-8", closefd=False) as pipe:
+                pipe.write(json.dumps({"event": kind, **values}) + "\n")
         except BrokenPipeError:
             raise KeyboardInterrupt from None
 

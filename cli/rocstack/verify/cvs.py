@@ -37,8 +37,7 @@ docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec
 
 @dataclass(frozen=True)
 class CvsHost:
-    """A worker as cvs reaches it, and as the others do. `login` is the ssh options that it knows of: User, Port,
-    IdentityFile."""
+    """A worker as cvs reaches it, and as the others do. `login`: ssh's options User, Port and IdentityFile."""
 
     name: str
     host: str

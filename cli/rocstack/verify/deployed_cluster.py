@@ -29,10 +29,9 @@ from rocstack.node.node_command import ENV_FILES
 from rocstack.verify import testinfra_hosts
 from rocstack.verify.evidence import CheckSkipped
 from rocstack.verify.slurm_session import KILLED, USER, SlurmSession
-from rocstack.verify.testinfra_hosts import bounded
+from rocstack.verify.testinfra_hosts import AT_ONCE, bounded
 
 Words = Iterable[str]
-AT_ONCE = 64  # connections
 # What evidence has of NodeStatus, and of NodeFacts.
 _STATUS = ("name", "roles", "virtual", "image", "digest", "health", "slurm", "reason", "restarts")
 _FACTS = ("behind", "ahead", "cpus", "memory")

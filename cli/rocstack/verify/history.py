@@ -138,8 +138,7 @@ def changes(before: HistoryEntry | None, now: HistoryEntry) -> list[str]:
 
 
 def flapping(entries: Sequence[HistoryEntry]) -> dict[str, str]:
-    """Node ("": the cluster as a whole) -> a mark a run, for those that failed or were away at least once; those that
-    came and went most often first."""
+    """Node ("": the cluster as a whole) -> a mark a run, of those that ever failed or were away; the busiest first."""
     names = dict.fromkeys(name for each in entries for name in (*each.failing, *each.absent))
     rows = {name: "".join(each.mark(name) for each in entries) for name in names}
     return dict(sorted(rows.items(), key=lambda row: (-turns(row[1]), row[0])))

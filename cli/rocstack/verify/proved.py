@@ -20,8 +20,7 @@ class StoredProof:
 
 
 def after(before: VerifiedLevel | None, run: Run) -> VerifiedLevel | None:
-    """What is proved after `run`: a level that it failed, and those above, are not any more; a level that it didn't
-    come to is as before."""
+    """What is proved after `run`: no level that it failed, nor one above; one that it didn't come to is as before."""
     failed = min((each.check.level for each in run.results if each.state in BAD), default=None)
     proved = run.proved
     if before and failed is not None and before.level >= failed:

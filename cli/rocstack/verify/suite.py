@@ -108,8 +108,7 @@ def _pytest(options: SuiteOptions, on_event: OnEvent, *more: str) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes], on_event: OnEvent) -> None:
-    """It cancels its jobs and writes what it has. Ctrl-C pressed again meanwhile is not heard: what is being stopped
-    would be left alone."""
+    """It cancels its jobs and writes what it has. Ctrl-C pressed again is not heard, as it would be left alone."""
     main = threading.current_thread() is threading.main_thread()
     before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)} if main else {}
     try:

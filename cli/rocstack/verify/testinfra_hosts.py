@@ -18,7 +18,7 @@ from rocstack.deploy.plan import services
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge.ssh import FAILED, SshHost
 
-AT_ONCE = 64
+AT_ONCE = 64  # connections
 # A container's host name is what the node is called in the inventory that it was deployed with.
 _ASK = (
     "docker ps --quiet >/dev/null || exit 1; docker inspect --type=container "

@@ -57,8 +57,7 @@ class Threshold(Value):
 
 
 class Quantity(Value):
-    """What is measured: its unit, and the thresholds, of which the first that fits the hardware holds; none are known
-    where it is only measured."""
+    """What is measured: its unit, and the thresholds, if any, of which the first that fits the hardware holds."""
 
     unit: str
     thresholds: tuple[Threshold, ...]
@@ -85,7 +84,7 @@ def load(overlay: Path | None = None) -> dict[str, Quantity]:
         own, known = site.part(name).validate(Quantity), ours.get(name)
         if known is None or known.unit != own.unit:
             hint = f"it is measured in {known.unit or 'no unit'}" if known else did_you_mean(name, ours)
-            raise BadInput.of("bad-threshold", site.where((name,)), name=name, hint=hint)
+            raise BadInput.of("bad-threshold", site.where((name,)), name=name, hint=hint or "none is like it")
         ours[name] = known.model_copy(update={"thresholds": (*own.thresholds, *known.thresholds)})
     return ours
 

@@ -14,7 +14,7 @@ DOCUMENTATION = r"""
 module: rocstack_slurm
 short_description: Controls Slurm from the control node
 description:
-  - Reads the nodes, drains, waits, resumes, and runs lines of sacctmgr or scontrol in the controller's container.
+  - Drains nodes, waits for them, resumes them, and runs lines of sacctmgr or scontrol in the controller's container.
     Waits while another rocstack module works on this node.
 options:
   steps:
@@ -57,7 +57,7 @@ def main() -> None:
             steps = run_steps(module.params["steps"], module.params["container"])
     except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)
-    module.exit_json(changed=any(step["do"] != "state" for step in module.params["steps"]), steps=steps)
+    module.exit_json(changed=bool(steps), steps=steps)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_a_node_is_freed_and_given_back(slurm: SlurmController, control: Node) -
     waited = slurm.wait_drained(["n2"], 0, requeue=True)
     assert (waited["free"], waited["requeued"], waited["refused"]) == (["n2"], [job], {})
     control.run("scancel", str(job))
-    assert slurm.resume(ALL) == {"resumed": ALL, "kept": {}}
+    assert slurm.wait_ready(ALL, 60)["resumed"] == ALL
 
 
 def test_what_somebody_else_drained_stays_drained(slurm: SlurmController, control: Node) -> None:
@@ -64,7 +64,6 @@ def test_what_somebody_else_drained_stays_drained(slurm: SlurmController, contro
         ready = slurm.wait_ready([*ALL, "n9"], 6)
         assert (ready["ready"], ready["resumed"]) == (["n2"], ["n2"])
         assert ready["waiting"] == {"n1": "is idle+drain (bad fan)", "n9": "Slurm doesn't know it"}
-        assert slurm.resume(ALL) == {"resumed": [], "kept": {"n1": "bad fan"}}
         asked = time.monotonic()
         assert slurm.wait_ready(ALL, 600)["waiting"] == {"n1": "is idle+drain (bad fan)"}
         assert time.monotonic() - asked < 600, "no use to wait for a person"
@@ -80,17 +79,16 @@ def test_a_node_that_a_deploy_set_down_comes_back(slurm: SlurmController, contro
 
 def test_steps_one_after_the_other(slurm: SlurmController, control: Node) -> None:
     lines = [["scontrol", "ping"], ["bash", "-c", "echo ' Nothing new added.'; exit 1"], ["true", "it's $HOME"]]
-    steps = [{"do": "reconfigure"}, {"do": "run", "commands": lines}, {"do": "state"}]
-    done = run_steps(steps, control.name)
-    assert done[:2] == [{}, {"ran": 3}]
-    assert list(done[2]["nodes"]) == ALL
+    steps = [{"do": "run", "commands": lines}, {"do": "wait_ready", "nodes": ALL, "seconds": 60}]
+    ran, waited = run_steps(steps, control.name)
+    assert (ran, waited["ready"]) == ({"ran": 3}, ALL)
     bad = ["scontrol", "update", "partitionname=no such", "state=up"]
     with pytest.raises(
         NodeError, match=r"`scontrol update 'partitionname=no such' state=up` failed: .*Invalid partition"
     ):
         run_steps([{"do": "run", "commands": [["scontrol", "ping"], bad, ["scontrol", "ping"]]}], control.name)
     with pytest.raises(NodeError, match="no step 'reboot'"):
-        run_steps([{"do": "reconfigure"}, {"do": "reboot"}], control.name)
+        run_steps([{"do": "run", "commands": []}, {"do": "reboot"}], control.name)
 
 
 def test_no_controller() -> None:

@@ -52,23 +52,28 @@ def read(path: str) -> str:
         return ""
 
 
+def try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def take(handle: int, path: str, wait: float, stream: BinaryIO) -> bool:
     """Whether the lock is ours within `wait` seconds. The operator says nothing meanwhile; its end ends the wait."""
     deadline = time.monotonic() + wait
-    waiting = False
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                answer(held_by=read(path))
-                return False
-        if not waiting:
-            waiting = True
+    told = False
+    while not try_lock(handle):
+        if time.monotonic() >= deadline:
+            answer(held_by=read(path))
+            return False
+        if not told:
+            told = True
             answer(waits_for=read(path))
         if select.select([stream], [], [], PAUSE)[0]:
             return False
+    return True
 
 
 def hold(stream: BinaryIO) -> None:

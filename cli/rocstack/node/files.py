@@ -7,6 +7,8 @@ import errno
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from .engine import NodeError, Row
 
@@ -36,13 +38,10 @@ def read_before(entries: list[Entry]) -> list[Entry]:
     """
     there: list[Entry] = []
     for file in entries:
-        path = str(file["path"])
-        try:
-            present = _read_entry(path)
-        except OSError as error:
-            raise NodeError(f"{path} can't be read: {error.strerror or error}", kind="file") from None
-        if present is None or _values(present) != _values(file):
-            there.append(present or {"path": path})
+        with explained(file["path"], "read"):
+            present = _read_entry(file["path"])
+        if not _same(present, file):
+            there.append(present or {"path": file["path"]})
     return there
 
 
@@ -56,28 +55,33 @@ def put_back(there: list[Entry]) -> None:
         if "content" in file:
             _ensure(file)
             continue
-        try:
+        with explained(file["path"], "removed"), suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(file["path"])
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            raise NodeError("{} can't be removed: {}".format(file["path"], error.strerror), kind="file") from None
 
 
 def _ensure(file: Entry) -> bool:
     path = str(file["path"])
-    try:
-        if _same(file):
+    with explained(path, "written"):
+        if _same(_read_entry(path), file):
             return False
         make_folder(os.path.dirname(path))
         write(path, base64.b64decode(file["content"]), int(file["mode"], 8), int(file["uid"]), int(file["gid"]))
-    except OSError as error:
-        raise NodeError(f"{path} can't be written: {error.strerror or error}", kind="file") from None
     return True
 
 
-def _same(file: Entry) -> bool:
-    present = _read_entry(str(file["path"]))
+@contextmanager
+def explained(path: str, done: str) -> Iterator[None]:
+    """
+    Raises:
+        NodeError: an OSError of the block, as "PATH can't be `done`".
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NodeError(f"{path} can't be {done}: {error.strerror or error}", kind="file") from None
+
+
+def _same(present: Entry | None, file: Entry) -> bool:
     return present is not None and _values(present) == _values(file)
 
 

@@ -3,7 +3,6 @@ Standard library only."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import time
@@ -11,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from . import files
+from .cluster_lock import PAUSE, try_lock
 from .engine import NodeError
 
 STATE = "/var/lib/rocstack"
 LOCK = "apply.lock"
 TIMEOUT_S = 300.0  # seconds
-_PAUSE = 0.5  # seconds
 
 
 @contextmanager
@@ -27,13 +26,18 @@ def node_lock(folder: str = STATE, within: float = TIMEOUT_S) -> Iterator[None]:
         NodeError: somebody still is, or the lock can't be opened.
     """
     path = os.path.join(folder, LOCK)
-    try:
+    with files.explained(path, "opened"):
         files.make_folder(folder)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise NodeError(f"{path} can't be opened: {error.strerror or error}", kind="file") from None
     try:
-        _lock(handle, time.monotonic() + within, within)
+        deadline = time.monotonic() + within
+        while not try_lock(handle):
+            if time.monotonic() >= deadline:
+                what = f"another rocstack run is still working on this node after {within:g} s"
+                raise NodeError(
+                    what, "an interrupted deploy finishes its work here first: try again in a few minutes", "busy"
+                )
+            time.sleep(PAUSE)
         yield
     finally:
         os.close(handle)
@@ -45,17 +49,3 @@ def caller_left(parent: int, answer: int = 1) -> bool:
     poll = select.poll()
     poll.register(answer, 0)
     return os.getppid() != parent or any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _lock(handle: int, deadline: float, within: float) -> None:
-    while True:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise NodeError(
-                    f"another rocstack run is still working on this node after {within:g} s",
-                    "an interrupted deploy finishes its work here first: try again in a few minutes",
-                    "busy",
-                ) from None
-        time.sleep(_PAUSE)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from . import containers
 from .engine import NodeError, Row, docker, inspect_existing
 from .engine_facts import OWN, SERVICE
+from .files import explained
 from .pull import CERTS
 
 # The name that a deploy gives an image. One that has another name as well is somebody's own, built here perhaps.
@@ -75,10 +76,8 @@ def take_down(volumes: Iterable[str], images: bool, files: Iterable[str], done: 
     done["images"] = prune_images([]) if images else []
     for path in files:
         if os.path.lexists(path):
-            try:
+            with explained(path, "removed"):
                 _remove(path)
-            except OSError as error:
-                raise NodeError(f"{path} can't be removed: {error.strerror or error}", kind="file") from None
             done["files"].append(path)
     done["changed"] = any(done[kind] for kind in ("containers", "volumes", "images", "files"))
 

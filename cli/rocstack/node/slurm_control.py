@@ -57,9 +57,8 @@ class SlurmController:
     def wait_drained(self, nodes: list[str], seconds: float, requeue: bool = False) -> Row:
         """Waits until no job runs there. With `requeue` the jobs that are left then go back to the queue.
 
-        {"free": names, "busy": {name: why}, "requeued": jobs, "refused": {job: why}, "seconds"}
+        {"free": names, "busy": {name: why}, "requeued": jobs, "refused": {job: why}}
         """
-        began = time.monotonic()
         busy = self._wait(nodes, seconds, not_empty)
         requeued: list[int] = []
         refused: dict[str, str] = {}
@@ -73,36 +72,23 @@ class SlurmController:
                     requeued.append(job)
             busy = self._wait(nodes, REQUEUED if requeued else 0, not_empty, quick=QUICK)
         free = [name for name in nodes if name not in busy]
-        return {"free": free, "busy": busy, "requeued": requeued, "refused": refused, "seconds": _since(began)}
+        return {"free": free, "busy": busy, "requeued": requeued, "refused": refused}
 
-    def resume(self, nodes: list[str]) -> Row:
-        """Jobs may start again where a deploy had drained. {"resumed": names, "kept": {name: reason}}"""
-        now = self.state()
-        shut = [name for name in nodes if name in now and set(now[name]["state"]) & {"DRAIN", "DOWN", "FAIL"}]
-        names = [name for name in shut if drained_by_deploy(now[name])]
-        if names:
-            self._update(names, "resume")
-        return {"resumed": names, "kept": {name: now[name]["reason"] for name in shut if name not in names}}
+    def wait_ready(self, nodes: list[str], seconds: float, since: float = 0) -> Row:
+        """Waits until jobs can start there; what a deploy had drained or set down is taken back as soon as its slurmd
+        answers. `since`: epoch seconds after which the slurmd must have started.
 
-    def wait_ready(self, nodes: list[str], seconds: float, resume: bool = True, since: float = 0) -> Row:
-        """Waits until jobs can start there; with `resume` what a deploy had drained or set down is taken back as soon
-        as its slurmd answers. `since`: epoch seconds after which the slurmd must have started.
-
-        {"ready": names, "waiting": {name: why}, "resumed": names, "seconds"}
+        {"ready": names, "waiting": {name: why}, "resumed": names}
         """
-        began = time.monotonic()
         resumed: list[str] = []
         shut: dict[str, str] = {}  # by somebody else: no use to wait for them
 
         def look(now: dict[str, Row]) -> None:
             shut.clear()
             shut.update({name: f"is {state_text(now[name])}" for name in nodes if name in now and _others(now[name])})
-            names = [
-                name
-                for name in nodes
-                if name in now and name not in resumed and drained_by_deploy(now[name]) and _closed(now[name], since)
-            ]
-            if names and resume:
+            ours = [name for name in nodes if name in now and name not in resumed and drained_by_deploy(now[name])]
+            names = [name for name in ours if _closed(now[name], since)]
+            if names:
                 self._update(names, "resume")
                 resumed.extend(names)
 
@@ -111,12 +97,7 @@ class SlurmController:
 
         waiting = {**self._wait(nodes, seconds, why, look, quick=QUICK), **shut}
         ready = [name for name in nodes if name not in waiting]
-        return {"ready": ready, "waiting": waiting, "resumed": resumed, "seconds": _since(began)}
-
-    def reconfigure(self) -> Row:
-        """The controller and all slurmd read their settings again."""
-        self._ask("scontrol", "reconfigure")
-        return {}
+        return {"ready": ready, "waiting": waiting, "resumed": resumed}
 
     def run(self, commands: list[list[str]]) -> Row:
         """sacctmgr or scontrol lines, one after the other until one fails; what is so already is no failure.
@@ -181,25 +162,20 @@ class SlurmController:
         return output.out
 
 
+STEPS = ("drain", "wait_drained", "wait_ready", "run")
+
+
 def run_steps(steps: list[Row], container: str = CONTAINER) -> list[Row]:
-    """Steps {"do": one of state, drain, wait_drained, resume, wait_ready, reconfigure, run; its arguments}, one result
-    each.
+    """Steps {"do": one of STEPS; its arguments}, one result each.
 
     Raises:
         NodeError: a step that nobody knows, or one that failed; those after it are not done.
     """
-    slurm = SlurmController(container)
-    known: dict[str, Callable[..., Row]] = {
-        "state": lambda: {"nodes": slurm.state()},
-        **{
-            name: getattr(slurm, name)
-            for name in ("drain", "wait_drained", "resume", "wait_ready", "reconfigure", "run")
-        },
-    }
     for step in steps:
-        if step.get("do") not in known:
+        if step.get("do") not in STEPS:
             raise NodeError(f"no step '{step.get('do')}' with Slurm", kind="slurm")
-    return [known[step["do"]](**{key: value for key, value in step.items() if key != "do"}) for step in steps]
+    slurm = SlurmController(container)
+    return [getattr(slurm, step["do"])(**{key: value for key, value in step.items() if key != "do"}) for step in steps]
 
 
 def _others(node: Row) -> bool:
@@ -210,7 +186,3 @@ def _closed(node: Row, since: float) -> bool:
     """Drained or down by a deploy, and its slurmd is back (one that is down can only be asked to come)."""
     state = set(node["state"])
     return "DOWN" in state or (bool(state & {"DRAIN", "FAIL"}) and not not_back(node, since))
-
-
-def _since(began: float) -> float:
-    return round(time.monotonic() - began, 2)

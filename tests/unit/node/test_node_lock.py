@@ -75,7 +75,7 @@ def test_slurm_is_not_asked_more_often_than_it_helps(looks: list[float]) -> None
     assert slurm.wait_drained(["n1"], 12)["busy"] == {"n1": "runs job 7"}
     assert looks == [0, 5, 10, 12]
     looks.clear()
-    slurm.wait_ready(["n1"], 41, resume=False)
+    slurm.wait_ready(["n1"], 41, since=1)
     assert len(looks) == 60 + 1 + 3
 
 

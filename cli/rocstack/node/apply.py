@@ -32,31 +32,27 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
     """
     done.update(files=[], removed=[], containers={}, exec=[], pruned=[], changed=False)
     with node_lock(folder):
-        _apply(order, done, heal, folder)
-
-
-def _apply(order: Row, done: Row, heal: bool, folder: str) -> None:
-    mark = os.path.join(folder, _UNDER_WAY)
-    rest = os.path.exists(mark)
-    before = files.read_before(order["files"])
-    if before and not rest:
-        _touch(mark)
-    try:
-        done["files"] = files.ensure(order["files"])
-    except NodeError:
-        files.put_back(before)
-        raise
-    done["removed"] = containers.remove(order.get("remove", []))
-    _containers(order, done, heal, mark, before)
-    acted = bool(_started(done))
-    if rest or acted or done["files"]:
-        _commands(order, done, before)
-    if order.get("keep") is not None:
-        done["pruned"] = removal.prune_images(order["keep"])
-    write_state(order.get("state"), folder)
-    if order.get("state") and os.path.exists(mark):
-        os.unlink(mark)
-    done["changed"] = bool(acted or done["files"] or done["removed"] or done["pruned"])
+        mark = os.path.join(folder, _UNDER_WAY)
+        rest = os.path.exists(mark)
+        before = files.read_before(order["files"])
+        if before and not rest:
+            _touch(mark)
+        try:
+            done["files"] = files.ensure(order["files"])
+        except NodeError:
+            files.put_back(before)
+            raise
+        done["removed"] = containers.remove(order.get("remove", []))
+        _containers(order, done, heal, mark, before)
+        acted = bool(_started(done))
+        if rest or acted or done["files"]:
+            _commands(order, done, before)
+        if order.get("keep") is not None:
+            done["pruned"] = removal.prune_images(order["keep"])
+        write_state(order.get("state"), folder)
+        if order.get("state") and os.path.exists(mark):
+            os.unlink(mark)
+        done["changed"] = bool(acted or done["files"] or done["removed"] or done["pruned"])
 
 
 def write_state(state: Row | None, folder: str = STATE) -> None:
@@ -111,7 +107,8 @@ def _commands(order: Row, done: Row, before: list[Row]) -> None:
     """One that fails ran with the new files; once they are put back all run again, for the daemons to follow."""
     for command in order.get("exec", []):
         try:
-            _exec(command)
+            if why := _why(command):
+                raise NodeError(why, kind="exec")
         except NodeError as failed:
             # One that has just been started with the files runs with them, whatever this command says.
             if _put_back(order, done, before, {command[0]} - _started(done)):
@@ -143,11 +140,6 @@ def _mounted_files(spec: Row, written: list[Row]) -> list[Row]:
     """Those files of the node that the container has."""
     sources = [arg[len(_VOLUME) :].partition(":")[0] for arg in spec["args"] if arg.startswith(_VOLUME)]
     return [file for file in written if any(f"{file['path']}/".startswith(f"{source}/") for source in sources)]
-
-
-def _exec(command: list[str]) -> None:
-    if why := _why(command):
-        raise NodeError(why, kind="exec")
 
 
 def _why(command: list[str]) -> str:

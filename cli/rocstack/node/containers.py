@@ -77,6 +77,7 @@ def _hopeless(row: Row) -> bool:
     return status in ("exited", "dead") or (status == "restarting" and again >= MOST_RESTARTS)
 
 
+BACK = "the previous container runs again"
 OLD = "-old"  # what is replaced has its name with this until the new one is healthy
 GRACE_S = 10  # seconds that the engine gives a container to end which doesn't say otherwise
 LOG_LINES = 20
@@ -109,26 +110,17 @@ class NotHealthy(NodeError):
         self.done, self.new = done, new
 
 
-def ensure(spec: Row, image: str, heal: bool = False) -> ContainerResult:
+def try_container(spec: Row, image: str, heal: bool = False) -> ContainerResult:
     """
     Args:
-        wanted: {"name", "service", "args", "command", "spec", "reads": paths, "healthy_within": seconds}.
+        spec: {"name", "service", "args", "command", "spec", "reads": paths, "healthy_within": seconds}.
         image: how this engine knows the image.
         heal: restart one that is as described but unhealthy.
 
     Raises:
-        NotHealthy: it doesn't start or become healthy. One that it was to replace runs again, or `done` says why not.
+        NotHealthy: it doesn't start or become healthy, and all is as it failed, until `undo`.
         NodeError: the engine refuses something else; nothing was stopped.
     """
-    try:
-        return try_container(spec, image, heal)
-    except NotHealthy as failed:
-        undo(failed)
-        raise
-
-
-def try_container(spec: Row, image: str, heal: bool = False) -> ContainerResult:
-    """The same; after NotHealthy all is as it failed, until `undo`."""
     began, done = time.monotonic(), ContainerResult(spec["name"])
     row, old = _settle(spec, image)
     new = row is None or not _is_current(row, spec, image)
@@ -163,10 +155,8 @@ def undo(failed: NotHealthy) -> None:
     except NodeError as error:
         why = error.what
     if why is not None:
-        done.notes.append(
-            f"the previous container doesn't come up either: {why}" if why else "the previous container runs again"
-        )
-        failed.cause = done.notes[-1]
+        failed.cause = f"the previous container doesn't come up either: {why}" if why else BACK
+        done.notes.append(failed.cause)
 
 
 def remove(names: list[str]) -> list[str]:
@@ -266,9 +256,8 @@ def _not_healthy(done: ContainerResult, why: str, new: bool) -> NotHealthy:
         output = docker("logs", "--tail", str(LOG_LINES), done.name, check=False)
     except NodeError as failed:
         output = CommandOutput(1, "", failed.what)
-    done.log = (
-        [line.rstrip() for line in (output.out + output.err).splitlines() if line.strip()] if not output.code else []
-    )
+    text = "" if output.code else output.out + output.err
+    done.log = [line.rstrip() for line in text.splitlines() if line.strip()]
     return NotHealthy(done, why + (": " + done.log[-1].strip() if done.log else ""), new)
 
 

@@ -16,13 +16,15 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from . import start_gate
 from .collect import collect
 from .fabric import ENV_PATH, Fabric, fabric, parse_env, render_env
 from .gate import FITS, LIBRARIES, SLINGSHOT, SLINGSHOT_FILES, UNFIT, UNKNOWN, GateFinding, GateVerdict, judge
-from .image_facts import MANIFEST, ImageFacts, ImageProvider, from_manifest
+from .image_facts import MANIFEST, ImageFacts, from_manifest
 from .nic_settings import NicSettings
 from .parse import parse
 from .profile import NodeProfile, Unread
@@ -66,7 +68,7 @@ def report(text: str) -> None:
     print(f"rocstack: {text}", file=sys.stderr)
 
 
-def read_image() -> tuple[ImageFacts, Mapping[str, object]]:
+def read_image() -> tuple[ImageFacts, Mapping[str, Any]]:
     manifest = json.loads(Path(MANIFEST).read_text())
     return from_manifest("this image", manifest), manifest
 
@@ -96,11 +98,7 @@ def read_verdict(image: ImageFacts, node: NodeProfile) -> GateVerdict:
 
 
 def environment(
-    node: NodeProfile,
-    image: ImageFacts,
-    manifest: Mapping[str, object],
-    environ: Mapping[str, str],
-    options: StartOptions,
+    node: NodeProfile, image: ImageFacts, manifest: Mapping[str, Any], environ: Mapping[str, str], options: StartOptions
 ) -> Fabric:
     """What the container was started with wins."""
     name = image.nic or "tcp"
@@ -109,20 +107,15 @@ def environment(
         raise LookupError(f"{NICS} has no NIC profile {name}")
     versions = manifest.get("versions")
     address = resolve_first(options.controllers)
-
-    def compute(overrides: Mapping[str, str | None]) -> Fabric:
-        return fabric(
-            node,
-            nic,
-            control_address=address,
-            data_subnets=options.subnets,
-            versions=dict(versions) if isinstance(versions, dict) else {},
-            overrides=overrides,
-        )
-
+    compute = partial(
+        fabric, node, nic, control_address=address, data_subnets=options.subnets,
+        versions=versions if isinstance(versions, dict) else {},
+    )  # fmt: skip
     # A value of several lines can't stand in the file; it is left as it is.
-    own = {key: environ[key] if environ[key].isprintable() else None for key in compute({}).env if key in environ}
-    computed = compute(own)
+    own = {
+        key: environ[key] if environ[key].isprintable() else None for key in compute(overrides={}).env if key in environ
+    }
+    computed = compute(overrides=own)
     if options.controllers and not address:
         names = ", ".join(options.controllers)
         lost = f"ROCSTACK_CONTROLLER: {names} did not resolve within {RESOLVE_TIMEOUT_S:g} s"
@@ -181,13 +174,11 @@ def link_node_provider(image: ImageFacts, prefix: str) -> str:
     if by_name:
         os.environ[start_gate.DRIVERS_VARIABLE] = by_name
     if len(image.providers) > 1:
-        report(f"{_provider_text(next(each for each in image.providers if each.place == prefix))} for this node")
+        provider = next(each for each in image.providers if each.place == prefix)
+        least, most = provider.kernel_abi or ("?", "?")
+        release = provider.version or provider.way
+        report(f"{provider.driver} {release} (kernel ABI {least}-{most}) for this node")
     return by_name
-
-
-def _provider_text(provider: ImageProvider) -> str:
-    bounds = provider.kernel_abi or ("?", "?")
-    return f"{provider.driver} {provider.version or provider.way} (kernel ABI {bounds[0]}-{bounds[1]})"
 
 
 def gate() -> int:
@@ -221,14 +212,7 @@ def prove(*, many: bool, every: bool) -> int:
 
 def write_env(text: str) -> bool:
     """For Slurm's tasks and for people; a command has it from standard output."""
-    for path in map(Path, ENV_FILES):
-        try:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            path.write_text(text)
-            return True
-        except OSError:
-            continue
-    return False
+    return any(start_gate.write_file(path, text) for path in ENV_FILES)
 
 
 def read_env() -> dict[str, str]:

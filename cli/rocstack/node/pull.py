@@ -127,23 +127,19 @@ def _pull(image: Row, registry: Row | None, retry_s: float, sleep: Callable[[flo
     if image_id is None:
         reference = image.get("reference")
         if not reference:
-            raise NodeError(
-                "image {} isn't on this node and no registry has it".format(image["name"]), kind="not-found"
-            )
+            raise NodeError(f"image {done.name} isn't on this node and no registry has it", kind="not-found")
         if registry and registry.get("ca"):
-            _trust_ca(reference, registry["ca"])
+            ca = os.path.join(CERTS, reference.partition("/")[0], "ca.crt")
+            files.ensure([files.entry(ca, registry["ca"].encode(), 0o644)])
         _retry(retry_s, reference, registry, done, sleep)
         image_id = local_id(image)
         if image_id is None:
             docker("image", "rm", reference, check=False)
-            raise NodeError(
-                "{} is not image {}".format(reference, image["id"]),
-                "somebody pushed another image meanwhile",
-                "wrong-image",
-            )
+            what = f"{reference} is not image {done.id}"
+            raise NodeError(what, "somebody pushed another image meanwhile", "wrong-image")
         done.changed = True
-    if image["name"] not in _inspect(image_id)[0].get("RepoTags", []):
-        docker("tag", image_id, image["name"])
+    if done.name not in _inspect(image_id)[0].get("RepoTags", []):
+        docker("tag", image_id, done.name)
         done.changed = True
     done.seconds = time.monotonic() - began
     return done
@@ -166,10 +162,6 @@ def local_id(image: Row) -> str | None:
 def _inspect(*names: str) -> list[Row]:
     rows: list[Row] = json.loads(inspect_existing("image", *names))
     return rows
-
-
-def _trust_ca(reference: str, ca: str) -> None:
-    files.ensure([files.entry(os.path.join(CERTS, reference.partition("/")[0], "ca.crt"), ca.encode(), 0o644)])
 
 
 def _retry(retry_s: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:

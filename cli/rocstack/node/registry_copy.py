@@ -33,21 +33,18 @@ def copy_image(copy: Row, logins: list[Row], image: str) -> Row:
     Raises:
         NodeError: it is not there afterwards, byte by byte and with zstd layers.
     """
-    began, reference = time.monotonic(), "docker://{}@{}".format(copy["target"], copy["digest"])
+    began, reference = time.monotonic(), f"docker://{copy['target']}@{copy['digest']}"
     folder = tempfile.mkdtemp(prefix="rocstack-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
     try:
         _write(folder, logins)
         present = _skopeo(folder, image, INSPECT_S, "inspect", "--raw", reference)
         changed = bool(present.code)
         if changed:
-            source = "docker://{}@{}".format(copy["source"], copy["digest"])
-            target = "docker://{}:{}".format(copy["target"], copy["tag"])
+            source, target = f"docker://{copy['source']}@{copy['digest']}", f"docker://{copy['target']}:{copy['tag']}"
             options = ("--all", "--preserve-digests", "--retry-times=3")
             copied = _skopeo(folder, image, COPY_S, "copy", "--quiet", *options, source, target)
             if copied.code:
-                raise NodeError(
-                    "{} can't be copied to {}: {}".format(copy["source"], copy["target"], _last(copied)), kind="mirror"
-                )
+                raise NodeError(f"{copy['source']} can't be copied to {copy['target']}: {_last(copied)}", kind="mirror")
             present = _skopeo(folder, image, INSPECT_S, "inspect", "--raw", reference)
         _check(copy, present)
     finally:
@@ -60,8 +57,8 @@ def _write(folder: str, logins: list[Row]) -> None:
     for login in logins:
         host = login["host"]
         if login.get("user"):
-            pair = "{}:{}".format(login["user"], login["password"]).encode()
-            auths[host] = {"auth": base64.b64encode(pair).decode()}
+            pair = f"{login['user']}:{login['password']}"
+            auths[host] = {"auth": base64.b64encode(pair.encode()).decode()}
         known, to = os.path.join(CERTS, host), os.path.join(folder, "certs.d", host)
         if login.get("ca"):
             os.makedirs(to)
@@ -84,20 +81,16 @@ def _skopeo(folder: str, image: str, seconds: float, command: str, *words: str) 
 
 
 def _check(copy: Row, present: CommandOutput) -> None:
+    target, short = copy["target"], copy["digest"][:19]
     if present.code:
-        raise NodeError(
-            "{} has not got {}: {}".format(copy["target"], copy["digest"][:19], _last(present)),
-            "its registry does not keep what it is given, or doesn't answer",
-            "mirror",
-        )
+        cause = "its registry does not keep what it is given, or doesn't answer"
+        raise NodeError(f"{target} has not got {short}: {_last(present)}", cause, "mirror")
     data = present.out.encode()
     if "sha256:" + hashlib.sha256(data).hexdigest() != copy["digest"]:
-        raise NodeError("{} has other bytes under {}".format(copy["target"], copy["digest"][:19]), kind="mirror")
+        raise NodeError(f"{target} has other bytes under {short}", kind="mirror")
     kinds = {layer["mediaType"] for layer in json.loads(data).get("layers", [])}
     if kinds != {ZSTD}:
-        raise NodeError(
-            "{} holds layers of type {}, not zstd".format(copy["target"], ", ".join(sorted(kinds))), kind="mirror"
-        )
+        raise NodeError(f"{target} holds layers of type {', '.join(sorted(kinds))}, not zstd", kind="mirror")
 
 
 def _last(output: CommandOutput) -> str:

@@ -38,19 +38,22 @@ def decide(gate: str, verdict: GateVerdict, check: RdmaCheck) -> GateDecision:
         return GateDecision(FIT, verdict.sentence)
     if verdict.result == UNKNOWN and check.works:
         return GateDecision(PROVED, verdict.sentence)
-    return GateDecision(
-        gate, verdict.sentence if verdict.result != FITS else f"{verdict.node}: {'; '.join(check.lines)}"
-    )
+    failed = f"{verdict.node}: {'; '.join(check.lines)}"
+    return GateDecision(gate, failed if verdict.result == FITS else verdict.sentence)
 
 
 def write_decision(decision: GateDecision) -> bool:
+    return write_file(DECISION_PATH, f"{decision.word} {decision.sentence}\n")
+
+
+def write_file(path: str, text: str) -> bool:
     """False where this container's file system does not let it."""
     try:
-        Path(DECISION_PATH).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        Path(DECISION_PATH).write_text(f"{decision.word} {decision.sentence}\n")
-        return True
+        Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        Path(path).write_text(text)
     except OSError:
         return False
+    return True
 
 
 def read_decision() -> GateDecision | None:

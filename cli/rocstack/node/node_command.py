@@ -112,10 +112,8 @@ def environment(
         versions=versions if isinstance(versions, dict) else {},
     )  # fmt: skip
     # A value of several lines can't stand in the file; it is left as it is.
-    own = {
-        key: environ[key] if environ[key].isprintable() else None for key in compute(overrides={}).env if key in environ
-    }
-    computed = compute(overrides=own)
+    given = [key for key in compute().env if key in environ]
+    computed = compute(overrides={key: environ[key] if environ[key].isprintable() else None for key in given})
     if options.controllers and not address:
         names = ", ".join(options.controllers)
         lost = f"ROCSTACK_CONTROLLER: {names} did not resolve within {RESOLVE_TIMEOUT_S:g} s"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rocstack.base.text import listed
-from rocstack.cluster import hostlist
 from rocstack.cluster.operation import minutes, seconds
 from rocstack.cluster.settings import NORMAL, ROOT, ClusterSettings, Reservation
 from rocstack.cluster.slurm_files import members
 from rocstack.cluster.slurm_records import Row, SlurmRecords, names, tres
+from rocstack.node import hostlist
 
 Command = tuple[str, ...]
 _DO = ("sacctmgr", "--immediate")

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rocstack.base.errors import BadInput
-from rocstack.cluster import hostlist
 from rocstack.cluster.slurm_node import SlurmNodeConfig
+from rocstack.node import hostlist
 
 MOUNT = "/sys/fs/cgroup"
 

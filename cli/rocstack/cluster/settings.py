@@ -22,8 +22,8 @@ from rocstack.base.words import (
     User,
     Value,
 )
-from rocstack.cluster import hostlist
 from rocstack.cluster.operation import Count, Health, RolloutSettings, Ship, Some, Timeouts
+from rocstack.node import hostlist
 
 ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.base.errors import BadInput, did_you_mean
-from rocstack.cluster import cgroup, hostlist
+from rocstack.cluster import cgroup
 from rocstack.cluster.operation import minutes, seconds
 from rocstack.cluster.settings import VERIFY, ClusterSettings, Partition
 from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
+from rocstack.node import hostlist
 from rocstack.stack import component
 from rocstack.stack.blocks import Blocks, environment, sources, split
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from rocstack.base.errors import BadInput
-from rocstack.cluster import hostlist
+from rocstack.node import hostlist
 from rocstack.node.profile import Gpu, NodeProfile
 
 MIB = 1 << 20

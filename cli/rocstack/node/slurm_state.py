@@ -6,8 +6,8 @@ Words as `scontrol show nodes --json` of Slurm 23.11 to 24.11 has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
+from . import hostlist
 from .engine import Row
 
 OURS = "rocstack:"  # begins every reason that a deploy gives; a node with another reason is somebody else's matter
@@ -26,7 +26,7 @@ def slurm_nodes(nodes: Row, queue: Row) -> dict[str, Row]:
         states = set(_words(job.get("job_state")))
         if states & _ENDED and "COMPLETING" not in states:
             continue
-        for name in expand_hosts(str(job.get("nodes") or "")):
+        for name in hostlist.expand(str(job["nodes"])) if job.get("nodes") else ():
             jobs.setdefault(name, []).append(int(job["job_id"]))
     return {
         str(node["name"]): {
@@ -86,26 +86,6 @@ def state_text(node: Row) -> str:
 def gres_gpus(gres: str) -> int:
     """How many of `gpu:mi300x:8(S:0-1),nic:2` are GPUs."""
     return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
-
-
-def expand_hosts(text: str) -> list[str]:
-    """Names of a Slurm host list: `n[1-2,7],m1` -> n1 n2 n7 m1."""
-    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expanded(part)]
-
-
-def _expanded(part: str) -> Iterable[str]:
-    head, bracket, rest = part.partition("[")
-    if not bracket:
-        return [head] if head else []
-    ranges, _, tail = rest.partition("]")
-    tails = list(_expanded(tail)) or [""]
-    return [head + number + after for number in _numbers(ranges) for after in tails]
-
-
-def _numbers(ranges: str) -> Iterable[str]:
-    for one in ranges.split(","):
-        first, _, last = one.partition("-")
-        yield from (str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1))
 
 
 def _words(value: object) -> list[str]:

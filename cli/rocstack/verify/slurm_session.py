@@ -19,8 +19,8 @@ from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
-from rocstack.cluster import hostlist
 from rocstack.deploy.plan import services
+from rocstack.node import hostlist
 from rocstack.verify.evidence import CheckSkipped
 from rocstack.verify.result import BUSY, Skip
 from rocstack.verify.testinfra_hosts import bounded

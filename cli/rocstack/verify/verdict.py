@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from rocstack.base.text import count, listed
-from rocstack.cluster import hostlist
+from rocstack.node import hostlist
 from rocstack.verify.result import BAD, BUSY, CheckResult, Measure, NodeSeen, Run, State, state_of
 
 NodeState = Literal["passing", "failing", "not judged", "absent"]

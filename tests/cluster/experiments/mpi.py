@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstack.cluster import hostlist
 from rocstack.edge.ssh import FAILED
+from rocstack.node import hostlist
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TASKS = 2  # ranks on a node

@@ -30,16 +30,3 @@ def test_a_slurmd_that_has_not_started_anew() -> None:
     assert slurm_state.not_ready(row, since=row["started"] + 1) == "its slurmd has not started anew"
     assert slurm_state.not_ready(None) == "Slurm doesn't know it"
     assert slurm_state.not_empty(None) == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("", []),
-        ("n1", ["n1"]),
-        ("n[1-3,7],m2", ["n1", "n2", "n3", "n7", "m2"]),
-        ("r[1-2]n[08-09]-ib", ["r1n08-ib", "r1n09-ib", "r2n08-ib", "r2n09-ib"]),
-    ],
-)
-def test_host_lists(text: str, names: list[str]) -> None:
-    assert slurm_state.expand_hosts(text) == names

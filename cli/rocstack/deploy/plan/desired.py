@@ -9,7 +9,7 @@ from typing import Any
 
 from rocstack.base.errors import BadInput
 from rocstack.base.image_names import name_on_node
-from rocstack.cluster import cgroup, hostlist, slurm_files
+from rocstack.cluster import cgroup, slurm_files
 from rocstack.cluster.cgroup import cgroup_flags
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
@@ -23,6 +23,7 @@ from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory, InventoryHost, RackRegistry
 from rocstack.nic.host_libraries import host_mounts
+from rocstack.node import hostlist
 from rocstack.node.containers import OLD
 
 SLURM_UID = 64030

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstack.cluster import hostlist
+from rocstack.node import hostlist
 
 FOLDED = {
     "": [],

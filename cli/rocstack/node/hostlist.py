@@ -1,4 +1,6 @@
-"""Slurm's hostlists: `n[01-03,7]` and the names it stands for."""
+"""Slurm's hostlists: `n[01-03,7]` and the names it stands for. Standard library only."""
+
+from __future__ import annotations
 
 import itertools
 import re

@@ -25,11 +25,7 @@ State = Literal["started", "ok", "failed", "unreachable"]
 OnEvent = Callable[[str, State], None]
 OnTask = Callable[[str, str, State, Mapping[str, Any]], None]  # host, task, how it stands, what its module said
 FORKS = 64
-_ENDS: dict[str, State] = {
-    "runner_on_ok": "ok",
-    "runner_on_failed": "failed",
-    "runner_on_unreachable": "unreachable",
-}
+_ENDS: dict[str, State] = {"runner_on_ok": "ok", "runner_on_failed": "failed", "runner_on_unreachable": "unreachable"}
 _FORCED = {
     "ANSIBLE_STDOUT_CALLBACK": "default",
     "ANSIBLE_VERBOSITY": "0",
@@ -46,8 +42,6 @@ _DEFAULTS = {
     # A node that hangs, or whose network is cut, would be waited for as long as TCP does: hours.
     "ANSIBLE_SSH_EXTRA_ARGS": "-o ServerAliveInterval=10 -o ServerAliveCountMax=3",
 }
-
-
 # ssh would wait for ever at a terminal that nobody sees; so it fails, and its reason is shown.
 _ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": "", r"[Pp]assword:": ""}
 # "Failed to parse FILE with ini plugin: why" of ansible-core 2.17, "... inventory with 'ini' plugin: why" of 2.19.
@@ -93,14 +87,12 @@ class _Events:
                 self.on_event(host, "started")
             self.on_task(host, task, "started", {})
         elif kind in _ENDS and not data.get("ignore_errors"):
-            self._end(host, _ENDS[kind], task, data.get("res") or {})
-            self.on_task(host, task, _ENDS[kind], data.get("res") or {})
+            state, result = _ENDS[kind], data.get("res") or {}
+            results = {**self.hosts[host].results, task: result} if host in self.hosts else {task: result}
+            self.hosts[host] = HostRun(host, state, "" if state == "ok" else reason(result), results)
+            self.on_event(host, state)
+            self.on_task(host, task, state, result)
         return False  # nothing of it is kept on the disk
-
-    def _end(self, host: str, state: State, task: str, result: Mapping[str, Any]) -> None:
-        results = {**self.hosts[host].results, task: result} if host in self.hosts else {task: result}
-        self.hosts[host] = HostRun(host, state, "" if state == "ok" else reason(result), results)
-        self.on_event(host, state)
 
 
 def run(
@@ -133,7 +125,10 @@ def run(
     with ExitStack() as open_files:
         private = open_files.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))
         events = _Events(on_event, on_task, open_files.enter_context(log.open("a")) if log else None)
-        env["ANSIBLE_MODULE_UTILS"] = _module_utils(Path(private))
+        # Our modules find the package `node` there, under a name that Ansible doesn't have.
+        env["ANSIBLE_MODULE_UTILS"] = f"{private}/module_utils"
+        Path(private, "module_utils").mkdir()
+        Path(private, "module_utils/rocstack_node").symlink_to(Path(node.__file__).parent)
         settings = {
             "playbook": str(paths.playbooks() / playbook),
             "inventory": str(inventory.absolute()),
@@ -155,14 +150,6 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     # Started by its path, rocstack runs in an environment whose programs PATH doesn't name.
     path = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", os.defpath)))
     return {**_DEFAULTS, **env, **_FORCED, "PATH": path}
-
-
-def _module_utils(private: Path) -> str:
-    """The folder through which our modules find the package `node`, under a name that Ansible doesn't have."""
-    folder = private / "module_utils"
-    folder.mkdir()
-    (folder / "rocstack_node").symlink_to(Path(node.__file__).parent)
-    return str(folder)
 
 
 def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], events: _Events) -> int:
@@ -243,13 +230,10 @@ def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
     position = None if form == "ini" else _POSITION.search(words)
     if position or complaints or "inventory" in output or "vault" in output:
         what = complaints.get(form) or (messages or ["no reason given"])[0]
-        return BadInput.of("unreadable-inventory", _where(position, inventory), complaint=what, inventory=inventory)
+        where = Where(str(inventory))
+        if position:
+            file = Path(position["file"])  # not so where a long path was wrapped
+            where = Where(str(file if file.exists() else inventory), int(position["line"]))
+        return BadInput.of("unreadable-inventory", where, complaint=what, inventory=inventory)
     said = " ".join(messages[-3:]) or "no reason given"
     return CheckFailed.of("ansible-failed", messages=said, inventory=inventory)
-
-
-def _where(position: re.Match[str] | None, inventory: Path) -> Where:
-    if position is None:
-        return Where(str(inventory))
-    file = Path(position["file"])  # not so where a long path was wrapped
-    return Where(str(file if file.exists() else inventory), int(position["line"]))

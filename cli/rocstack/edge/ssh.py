@@ -94,7 +94,7 @@ def resolve(host: str, variables: Mapping[str, Any]) -> SshHost:
     if variables["connection"] not in _SSH:
         raise BadInput.of("not-by-ssh", host=host, connection=variables["connection"])
     return SshHost(
-        host, tuple(_program(variables)), str(variables["host"]), become, python, password=_yes(variables["password"])
+        host, _program(variables), str(variables["host"]), become, python, password=_yes(variables["password"])
     )
 
 
@@ -113,23 +113,29 @@ def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -
         raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s") from None
 
 
-def _program(variables: Mapping[str, Any]) -> Iterator[str]:
+def _program(variables: Mapping[str, Any]) -> tuple[str, ...]:
     """In the order in which Ansible gives them to ssh, after our own."""
-    yield str(variables["program"] or "ssh")
-    for option in _OPTIONS:
+    key, user, port = (variables[name] for name in ("key", "user", "port"))
+    options = [
+        *([] if _yes(variables["host_key_checking"]) else ["StrictHostKeyChecking=no"]),
+        *([f"Port={port}"] if port else []),
+        *([f'IdentityFile="{Path(str(key)).expanduser()}"'] if key else []),
+        *([f'User="{user}"'] if user else []),
+        f"ConnectTimeout={variables['timeout']}",
+    ]
+    return (
+        str(variables["program"] or "ssh"),
+        *_dashed(_OPTIONS),
+        *_words(variables["args"]),
+        *_dashed(options),
+        *_words(variables["common_args"]),
+        *_words(variables["extra_args"]),
+    )
+
+
+def _dashed(options: Iterable[str]) -> Iterator[str]:
+    for option in options:
         yield from ("-o", option)
-    yield from _words(variables["args"])
-    if not _yes(variables["host_key_checking"]):
-        yield from ("-o", "StrictHostKeyChecking=no")
-    if variables["port"]:
-        yield from ("-o", f"Port={variables['port']}")
-    if variables["key"]:
-        yield from ("-o", f'IdentityFile="{Path(str(variables["key"])).expanduser()}"')
-    if variables["user"]:
-        yield from ("-o", f'User="{variables["user"]}"')
-    yield from ("-o", f"ConnectTimeout={variables['timeout']}")
-    yield from _words(variables["common_args"])
-    yield from _words(variables["extra_args"])
 
 
 def _words(text: object) -> list[str]:

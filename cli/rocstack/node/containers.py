@@ -4,7 +4,6 @@ library only."""
 from __future__ import annotations
 
 import calendar
-import json
 import os
 import time
 from dataclasses import asdict, dataclass, field
@@ -33,7 +32,7 @@ def wait_healthy(name: str, within: float) -> str:
     began = time.monotonic()
     start, since = "", began
     while True:
-        row = next(iter(json.loads(inspect_existing("container", name))), None)
+        row = next(iter(inspect_existing("container", name)), None)
         now = time.monotonic()
         if row is None:
             return "is gone"
@@ -170,8 +169,7 @@ def remove(names: list[str]) -> list[str]:
 
 def find(*names: str) -> list[Row]:
     """Those of these containers that are there, as the engine describes them, their names without a slash."""
-    rows: list[Row] = json.loads(inspect_existing("container", *names))
-    return [{**row, "Name": row["Name"].lstrip("/")} for row in rows]
+    return [{**row, "Name": row["Name"].lstrip("/")} for row in inspect_existing("container", *names)]
 
 
 def _settle(spec: Row, image: str) -> tuple[Row | None, Row | None]:

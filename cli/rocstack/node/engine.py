@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import shutil
 import socket
@@ -67,13 +68,14 @@ def run_docker(*words: str, stdin: str = "", seconds: float) -> CommandOutput:
     return CommandOutput(done.returncode, out, err)
 
 
-def inspect_existing(kind: str, *names: str) -> str:
-    """What `docker <kind> inspect` says of those that exist: a JSON list."""
+def inspect_existing(kind: str, *names: str) -> list[Row]:
+    """What `docker <kind> inspect` says of those that exist."""
     output = docker(kind, "inspect", *names, check=False)
     complaints = [line for line in output.err.lower().splitlines() if line and "no such" not in line]
     if output.code and complaints:
         raise NodeError(output.why)
-    return output.out if output.out.strip() else "[]"
+    rows: list[Row] = json.loads(output.out.strip() or "[]")
+    return rows
 
 
 class EngineApi(http.client.HTTPConnection):

@@ -138,7 +138,7 @@ def _pull(image: Row, registry: Row | None, retry_s: float, sleep: Callable[[flo
             what = f"{reference} is not image {done.id}"
             raise NodeError(what, "somebody pushed another image meanwhile", "wrong-image")
         done.changed = True
-    if done.name not in _inspect(image_id)[0].get("RepoTags", []):
+    if done.name not in inspect_existing("image", image_id)[0].get("RepoTags", []):
         docker("tag", image_id, done.name)
         done.changed = True
     done.seconds = time.monotonic() - began
@@ -151,17 +151,12 @@ def local_id(image: Row) -> str | None:
     An engine with the containerd store has the manifest's digest as the id, all others the configuration's.
     """
     reference = image.get("reference") or ""
-    for row in _inspect(image["id"], *filter(None, [reference, image.get("name")])):
+    for row in inspect_existing("image", image["id"], *filter(None, [reference, image.get("name")])):
         same = image_id(row["Id"]) in (image["id"], reference.partition("@")[2])
         containerd = (row.get("GraphDriver") or {}).get("Name", "overlayfs") == "overlayfs"
         if same or (containerd and not reference and image.get("name") in row["RepoTags"]):  # it came by archive
             return str(row["Id"])
     return None
-
-
-def _inspect(*names: str) -> list[Row]:
-    rows: list[Row] = json.loads(inspect_existing("image", *names))
-    return rows
 
 
 def _retry(retry_s: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ BROUGHT = re.compile(r".*/(worker|control):[0-9a-f]{12}")
 def prune_images(keep: Iterable[str]) -> list[str]:
     """Removes what may go, and gives the ids. `keep` are ids, names or digests."""
     idents = docker("image", "ls", "--quiet", "--no-trunc", "--filter", f"label={OWN}role").out.split()
-    images = json.loads(inspect_existing("image", *sorted(set(idents)))) if idents else []
+    images = inspect_existing("image", *sorted(set(idents))) if idents else []
     gone = removable_images(images, used_images(), set(keep))
     for ident in gone:
         docker("image", "rm", "--force", ident)  # it has several names
@@ -31,7 +30,7 @@ def prune_images(keep: Iterable[str]) -> list[str]:
 def used_images() -> set[str]:
     """Ids of the images of all containers, also of those that don't run."""
     containers = docker("ps", "--all", "--quiet", "--no-trunc").out.split()
-    rows = json.loads(inspect_existing("container", *containers)) if containers else []
+    rows = inspect_existing("container", *containers) if containers else []
     return {str(row["Image"]) for row in rows}
 
 

@@ -74,19 +74,14 @@ def disk_tight(node: NodeFacts, scope: Scope) -> Iterator[Values]:
         yield {"left": size(free - needed), "root": node.engine.root}
 
 
-def skew(node: NodeFacts, scope: Scope) -> float:
+def _clock(over: float, up_to: float, node: NodeFacts, scope: Scope) -> Iterator[Values]:
     """Seconds by which its clock is surely ahead of the control node's (negative: behind). Both are known within
     bounds only, those of the way to the node and back."""
-    if scope.control is None:
-        return 0.0
-    least, most = node.behind - scope.control.ahead, node.ahead - scope.control.behind
-    return least if least > 0 else most if most < 0 else 0.0
-
-
-def _clock(over: float, up_to: float, node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    seconds = skew(node, scope)
-    if over < abs(seconds) <= up_to:
-        yield {"seconds": f"{abs(seconds):.1f}", "way": "ahead of" if seconds > 0 else "behind"}
+    if scope.control:
+        least, most = node.behind - scope.control.ahead, node.ahead - scope.control.behind
+        seconds = max(least, 0.0) or min(most, 0.0)
+        if over < abs(seconds) <= up_to:
+            yield {"seconds": f"{abs(seconds):.1f}", "way": "ahead of" if seconds > 0 else "behind"}
 
 
 NODE_RULES |= {"clock-wrong": partial(_clock, CLOCK, float("inf")), "clock-off": partial(_clock, DRIFT, CLOCK)}

@@ -15,7 +15,7 @@ from rocstack.cluster.settings import ClusterSettings
 from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
 from rocstack.container.environment import Environment
 from rocstack.container.mount import Mount, parse_mount
-from rocstack.container.run_line import RunProfile
+from rocstack.container.run_line import RunProfile, run_line
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
@@ -229,14 +229,14 @@ class DesiredCluster:
 
     def _worker(self, name: str, image: Image, mounts: Sequence[Mount], facts: NodeFacts) -> ContainerSpec:
         gate = {} if self.gate == "refuse" else {"ROCSTACK_GATE": self.gate}
-        return services.worker(
-            name,
-            image.id,
+        line = run_line(
             facts.host(),
-            control=self.control_address,
+            image.id,
             profile=self.run,
             mounts=(*mounts, *host_mounts(image.facts, facts.profile)),
-            cgroup=cgroup_flags(facts.engine.cgroup, self.slurm.cgroups.used and facts.engine.cgroup_writable),
             env=Environment(tuple(f"--env={key}={value}" for key, value in {**gate, **self.cluster.env}.items())),
-            wait_for=[path for gres in self.machines[name].gres for path in hostlist.expand(gres.files)],
+            stays=True,
         )
+        cgroup = cgroup_flags(facts.engine.cgroup, self.slurm.cgroups.used and facts.engine.cgroup_writable)
+        devices = " ".join(path for gres in self.machines[name].gres for path in hostlist.expand(gres.files))
+        return services.worker(name, image.id, line.flags, self.control_address, cgroup, devices)

@@ -115,10 +115,6 @@ class PreparedDeploy:
             raise LookupError(f"{name} has no facts")
         return node
 
-    @property
-    def control(self) -> NodeFacts:
-        return self.facts(self.request.inventory.control.name)
-
 
 def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     """

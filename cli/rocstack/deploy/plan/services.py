@@ -1,11 +1,8 @@
 """The containers of a cluster: registry, database and controller of the control node, the worker of every node."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from rocstack.container.environment import Environment
-from rocstack.container.host import Host
 from rocstack.container.mount import Mount
-from rocstack.container.run_line import RunProfile, run_line
 from rocstack.deploy.nodes.node_spec import ContainerSpec
 from rocstack.deploy.read.facts import SLURMCTLD, SLURMRESTD
 
@@ -68,32 +65,24 @@ def controller(name: str, image: str, mounts: Iterable[Mount]) -> ContainerSpec:
 
 
 def worker(
-    name: str,
-    image: str,
-    host: Host,
-    *,
-    control: str,
-    profile: RunProfile,
-    mounts: Sequence[Mount],
-    cgroup: Sequence[str],
-    env: Environment,
-    wait_for: Sequence[str],
+    name: str, image: str, run: Iterable[str], control: str, cgroup: Iterable[str], wait_for: str
 ) -> ContainerSpec:
     """The worker of node `name`.
 
     Args:
+        run: flags that `rocstack run` would start it with.
         control: the controller's address.
         cgroup: flags by which slurmd may use cgroups there.
         wait_for: device nodes without which slurmd can't start.
     """
-    flags = (
-        *run_line(host, image, profile=profile, mounts=mounts, env=env, stays=True).flags,
+    args = (
+        *run,
         f"--hostname={name}",
         f"--env=ROCSTACK_CONTROLLER={control}:{SLURMCTLD}",
-        *([f"--env=ROCSTACK_WAIT_FOR={' '.join(wait_for)}"] if wait_for else []),
+        *([f"--env=ROCSTACK_WAIT_FOR={wait_for}"] if wait_for else []),
         "--volume=/sys:/sys:ro",  # what the gate and Slurm's GPU plugin read is the node's own
         f"--volume={CLUSTER}:/run/rocstack/cluster:ro",
         f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
         *cgroup,
     )
-    return ContainerSpec(WORKER, "worker", image, flags, reads=(MUNGE_KEY,))
+    return ContainerSpec(WORKER, "worker", image, args, reads=(MUNGE_KEY,))

@@ -171,7 +171,7 @@ class _Work:
 
     def _roll(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         racks = {node.name: registry for registry, nodes in self.request.inventory.racks.items() for node in nodes}
-        specs, behind = self.prepared.node_specs, self.prepared.control.behind
+        specs, behind = self.prepared.node_specs, self.prepared.facts(self.control).behind
         rolling = Rolling(
             self.rollout, specs, self.slurm, self.node_runs, self.record, self.events, behind, self._heard
         )

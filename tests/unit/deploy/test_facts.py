@@ -68,6 +68,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "a list": {"facts": packed([])},
     "no recording": {"facts": packed(without("recording"))},
     "no facts": {"facts": packed(without("deploy"))},
+    "a list of facts": {"facts": packed({**recorded(), "deploy": []})},
     "no engine": {"facts": packed(without("deploy.engine"))},
     "a word more": {"facts": packed(changed("surprise", 1))},
     "of another version": {"facts": packed(changed("schema", 9))},

@@ -42,12 +42,6 @@ class ContainerSpec:
     reads: tuple[str, ...] = ()
     healthy_within: int = 90  # seconds
 
-    def digest(self, files: Mapping[str, str]) -> str:
-        """Digest of all that the container is made from; `files` is path -> sha256."""
-        read = {path: files.get(path) for path in self.reads}
-        text = json.dumps([self.image, self.args, read], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
 
 @dataclass(frozen=True)
 class RegistrySpec:
@@ -88,9 +82,13 @@ class NodeSpec:
         )
 
     def digests(self) -> dict[str, str]:
-        """Container name -> digest of what it is made from."""
-        files = {file.path: file.sha256 for file in self.files}
-        return {container.name: container.digest(files) for container in self.containers}
+        """Container name -> digest of all that it is made from."""
+        files, digests = {file.path: file.sha256 for file in self.files}, {}
+        for each in self.containers:
+            read = {path: files.get(path) for path in each.reads}
+            text = json.dumps([each.image, each.args, read], sort_keys=True)
+            digests[each.name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digests
 
     def to_dict(self) -> dict[str, Any]:
         """As the modules read it. Holds secrets: it goes into a file for nobody else."""

@@ -221,7 +221,7 @@ def gather(
             asked = float(answer["asked"]) if answer.get("asked") else None
             data = _unpacked(answer["facts"])
             nodes.append(of_dict(run.host, data, asked, answered_at[run.host], overlay))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
     return Gathered(
         tuple(sorted(nodes, key=lambda node: natural_key(node.name))),
@@ -253,7 +253,7 @@ def of_dict(
     `asked` the clock is taken for right.
 
     Raises:
-        KeyError, TypeError, ValueError: it is damaged, too large, or of another version.
+        AttributeError, KeyError, TypeError, ValueError: it is damaged, too large, or of another version.
     """
     recording = replace(Recording.from_dict(data["recording"]), host=name)
     answer = data["deploy"]

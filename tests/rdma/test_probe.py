@@ -13,7 +13,7 @@ from verbs import DEVICE, NETDEV, VLAN_ADDRESS, gids, index_of
 from rocstack.node.fabric import Fabric, fabric, render_env
 from rocstack.node.nic_settings import SOFT_ROCE
 from rocstack.node.profile import NodeProfile
-from rocstack.probe.recordings import probe_inventory
+from rocstack.probe import recordings
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +35,11 @@ def inventory(machines: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probe(inventory: Path) -> list[NodeProfile]:
-    found = probe_inventory(inventory)
+    found = recordings.record_inventory(inventory)
     assert not found.failures
-    assert [profile.name for profile in found.profiles] == ["n1", "n2"]
-    return list(found.profiles)
+    profiles = recordings.profiles(found.recordings)
+    assert [profile.name for profile in profiles] == ["n1", "n2"]
+    return list(profiles)
 
 
 @pytest.fixture(scope="session")

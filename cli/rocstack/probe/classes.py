@@ -11,23 +11,19 @@ from rocstack.node.recording import natural_key
 
 # A node's own names and rows: each node reads its own file.
 OWN = {
-    "NCCL_IB_HCA",
-    "NCCL_IB_GID_INDEX",
-    "UCX_IB_GID_INDEX",
-    "UCX_NET_DEVICES",
-    "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
-}
+    "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFNAME",
+    "UCX_IB_GID_INDEX", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME",
+}  # fmt: skip
 UNSET = "not set"
 
 
 @dataclass(frozen=True)
-class FabricDifference:
-    """`values` are what is said and by which nodes, the most frequent first. `harmless`: nodes may differ in it."""
+class Difference:
+    """`values` are what is said of `what`, and by which nodes. `harmless`: nodes may differ in it."""
 
     what: str
     values: tuple[tuple[str, tuple[str, ...]], ...]
-    harmless: bool
+    harmless: bool = False
 
     @property
     def sentence(self) -> str:
@@ -35,17 +31,24 @@ class FabricDifference:
         return f"{self.what} differs: {texts}" + ("; each node uses its own" if self.harmless else "")
 
 
-def fabric_differences(fabrics: Mapping[str, Fabric]) -> tuple[FabricDifference, ...]:
-    """What differs between nodes, what matters first."""
-    facts = {node: _fabric_facts(fabric) for node, fabric in fabrics.items()}
-    rows = []
-    for what in dict.fromkeys(name for own in facts.values() for name in own):
+def _differing(
+    facts: Sequence[tuple[str, Mapping[str, str]]], unset: str
+) -> Iterator[tuple[str, Iterable[tuple[str, list[str]]]]]:
+    """Each fact of which the nodes don't say the same, with its values and the nodes of each."""
+    for what in dict.fromkeys(name for _, own in facts for name in own):
         values: dict[str, list[str]] = {}
-        for node in sorted(facts):
-            values.setdefault(facts[node].get(what, UNSET), []).append(node)
+        for node, own in facts:
+            values.setdefault(own.get(what, unset), []).append(node)
         if len(values) > 1:
-            order = sorted(values.items(), key=lambda item: (-len(item[1]), item[1]))
-            rows.append(FabricDifference(what, tuple((value, tuple(nodes)) for value, nodes in order), what in OWN))
+            yield what, values.items()
+
+
+def fabric_differences(fabrics: Mapping[str, Fabric]) -> tuple[Difference, ...]:
+    """What differs between nodes, what matters first; of its values the most frequent first."""
+    rows = []
+    for what, values in _differing([(node, _fabric_facts(fabrics[node])) for node in sorted(fabrics)], UNSET):
+        sides = ((value, tuple(nodes)) for value, nodes in values)
+        rows.append(Difference(what, tuple(sorted(sides, key=lambda side: (-len(side[1]), side[1]))), what in OWN))
     return tuple(sorted(rows, key=lambda one: (one.harmless, one.what)))
 
 
@@ -83,18 +86,6 @@ class NodeClass:
     traits: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class ClassDifference:
-    """One trait, its values, and the nodes of each; the rarest first."""
-
-    trait: str
-    values: tuple[tuple[str, tuple[str, ...]], ...]
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.trait}: " + "; ".join(f"{value} on {', '.join(nodes)}" for value, nodes in self.values)
-
-
 def classes(profiles: Iterable[NodeProfile]) -> tuple[NodeClass, ...]:
     """The largest first."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -104,16 +95,12 @@ def classes(profiles: Iterable[NodeProfile]) -> tuple[NodeClass, ...]:
     return tuple(sorted(alike, key=lambda group: (-len(group.nodes), natural_key(group.nodes[0]))))
 
 
-def differences(groups: Sequence[NodeClass]) -> tuple[ClassDifference, ...]:
-    """What the classes don't have in common; the trait with the loneliest outlier first."""
+def differences(groups: Sequence[NodeClass]) -> tuple[Difference, ...]:
+    """What the classes don't have in common; the trait with the loneliest outlier first, as its rarest value."""
     rows = []
-    for trait in dict.fromkeys(trait for group in groups for trait in group.traits):
-        values: dict[str, list[str]] = {}
-        for group in groups:
-            values.setdefault(group.traits.get(trait, NONE), []).extend(group.nodes)
-        if len(values) > 1:
-            sides = ((value, tuple(sorted(nodes, key=natural_key))) for value, nodes in values.items())
-            rows.append(ClassDifference(trait, tuple(sorted(sides, key=lambda side: (len(side[1]), side[0])))))
+    for what, values in _differing([(node, group.traits) for group in groups for node in group.nodes], NONE):
+        sides = ((value, tuple(sorted(nodes, key=natural_key))) for value, nodes in values)
+        rows.append(Difference(what, tuple(sorted(sides, key=lambda side: (len(side[1]), side[0])))))
     return tuple(sorted(rows, key=lambda difference: len(difference.values[0][1])))
 
 

@@ -18,7 +18,6 @@ from rocstack.node.recording import natural_key
 from rocstack.probe import schema as profile_schema
 
 MAX_BYTES = 200_000_000  # a profile of an 8-GPU node has about 30 kB
-AGAIN = "probe again: `rocstack probe INVENTORY --out {}`"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
@@ -48,28 +47,29 @@ def read_profiles(path: Path) -> tuple[NodeProfile, ...]:
     Raises:
         BadInput: missing, another schema version, something that is not a profile, or two of one name.
     """
-    data = _parse(path, _read(path))
+    data = _read(path)
     if not isinstance(data, dict) or "profiles" not in data:
-        if isinstance(data, dict) and {"files", "links"} <= data.keys():
-            step = f"`rocstack probe --replay {path} --out FILE` makes node profiles of it"
-            _refuse(path, "a recording, not a file of node profiles", next_step=step)
-        _refuse(path, "not a file of node profiles", cause='it has no "profiles"')
-    for at, schema in _versions(data):
+        recording = isinstance(data, dict) and {"files", "links"} <= data.keys()
+        raise BadInput.of("profiles-of-recording" if recording else "profiles-other-json", path, path=path)
+    rows = data["profiles"] if isinstance(data["profiles"], list) else []
+    versions = [(str(row.get("name")), row.get("schema")) for row in rows if isinstance(row, dict)]
+    for at, schema in (("the file", data.get("schema")), *versions):
         if schema != SCHEMA:
-            text = f"{at}: schema {json.dumps(schema)}, this rocstack reads {SCHEMA}"
-            _refuse(path, text, code="profile-schema", cause="another version of rocstack wrote it")
+            text = json.dumps(schema)
+            raise BadInput.of("profile-schema", path, at=at, schema=text, known=SCHEMA, path=path)
     try:
         profiles = TypeAdapter(Profiles).validate_json(json.dumps(data)).profiles
     except ValidationError as error:
-        _refuse(path, _explain(data, error), cause="it was edited by hand, or another program wrote it")
+        raise BadInput.of("bad-profile", path, wrong=_explain(data, error), path=path) from None
     if not profiles:
-        _refuse(path, "no node profile in it", code="no-profiles")
+        raise BadInput.of("no-profiles", path, path=path)
     for name, number in Counter(profile.name for profile in profiles).items():
         if number > 1:
-            _refuse(path, f"{number} profiles of the name '{name}'", cause="somebody joined files by hand")
+            raise BadInput.of("profiles-of-one-name", path, number=number, name=name, path=path)
     for profile in profiles:
         for wrong in contradictions(profile):
-            _refuse(path, f"{profile.name or '(no name)'}: {wrong}", cause="it was edited by hand")
+            name = profile.name or "(no name)"
+            raise BadInput.of("profile-contradiction", path, name=name, wrong=wrong, path=path)
     return profiles
 
 
@@ -81,41 +81,21 @@ def contradictions(profile: NodeProfile) -> Iterator[str]:
         yield "a control character in a text"
     gpus, nics = {gpu.index for gpu in profile.gpus}, {nic.pci for nic in profile.nics}
     verbs = {device.name for device in profile.verbs}
-    known = verbs | {netdev.name for netdev in profile.netdevs}
-    for what, values, number in (
-        ("gpus", gpus, len(profile.gpus)),
-        ("nics", nics, len(profile.nics)),
-        ("verbs", verbs, len(profile.verbs)),
-    ):
-        if len(values) < number:
+    for what, different in (("gpus", len(gpus)), ("nics", len(nics)), ("verbs", len(verbs))):
+        if different < len(getattr(profile, what)):
             yield f"{what}: the same one twice"
     for library in profile.libraries:
         if library.kernel_abi and library.kernel_abi[0] > library.kernel_abi[1]:
             yield f"libraries: {library.path}: kernel_abi {library.kernel_abi[0]} to {library.kernel_abi[1]}"
+    known = {*verbs, *(netdev.name for netdev in profile.netdevs)}
     for link in profile.affinity:
         if link.gpu not in gpus or link.nic not in known:
             yield f"affinity: GPU {link.gpu} with {link.nic}, which the profile doesn't have"
 
 
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadInput(
-            f"can't read {path}: {error.strerror}",
-            code="no-file",
-            next_step=f"`rocstack probe INVENTORY --out {path}` writes one",
-        ) from None
-    if len(raw) > MAX_BYTES:
-        _refuse(path, f"more than {MAX_BYTES // 1_000_000} MB", code="too-large")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        _refuse(path, "not UTF-8, so not JSON")
+def _read(path: Path) -> Any:
+    """The file's JSON, where no key appears twice and no number is none."""
 
-
-def _parse(path: Path, text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         data = dict(pairs)
         if len(data) < len(pairs):
@@ -127,20 +107,22 @@ def _parse(path: Path, text: str) -> Any:
         raise ValueError(f"{word} is no number")
 
     try:
-        return json.loads(text, object_pairs_hook=once, parse_constant=never)
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadInput.of("profiles-unreadable", path=path, why=error.strerror) from None
+    if len(raw) > MAX_BYTES:
+        raise BadInput.of("profiles-too-large", path, most=MAX_BYTES // 1_000_000, path=path)
+    try:
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=once, parse_constant=never)
+    except UnicodeDecodeError:
+        raise BadInput.of("profiles-not-text", path, path=path) from None
     except json.JSONDecodeError as error:
-        _refuse(path, f"not JSON: {error.msg}", line=error.lineno, cause="it was cut off, or edited by hand")
-    except ValueError as error:
-        _refuse(path, f"not a file of node profiles: {error}", cause="it was edited by hand")
+        raise BadInput.of("profiles-not-json", Where(str(path), error.lineno), why=error.msg, path=path) from None
     except RecursionError:
-        _refuse(path, "not a file of node profiles: nested too deep")
-
-
-def _versions(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "the file", data.get("schema")
-    for profile in data["profiles"] if isinstance(data["profiles"], list) else ():
-        if isinstance(profile, dict):
-            yield str(profile.get("name")), profile.get("schema")
+        raise BadInput.of("profiles-too-deep", path, path=path) from None
+    except ValueError as error:
+        raise BadInput.of("profiles-odd-json", path, why=error, path=path) from None
 
 
 def _explain(data: Any, error: ValidationError) -> str:
@@ -151,36 +133,17 @@ def _explain(data: Any, error: ValidationError) -> str:
         name = f"{data['profiles'][loc[1]].get('name')}: "
     shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (loc[2:] if name else loc))
     message = {"unexpected_keyword_argument": "unknown key", "missing": "missing"}.get(first["type"], first["msg"])
-    hint = None
+    text = f"{name}{shown.lstrip('.') or 'the file'}: {message[:1].lower()}{message[1:]}"
     if first["type"] == "unexpected_keyword_argument":
         hint = did_you_mean(str(loc[-1]), profile_schema.keys_at(Profiles, loc[:-1]))
+        text += f", {hint}" if hint else ""
     more = len(error.errors()) - 1
-    return (
-        f"{name}{shown.lstrip('.') or 'the file'}: {message[:1].lower()}{message[1:]}"
-        + (f", {hint}" if hint else "")
-        + (f" ({more} more)" if more else "")
-    )
+    return text + (f" ({more} more)" if more else "")
 
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for item in (*value, *value.values()):
+    elif isinstance(value, dict | list | tuple):
+        for item in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
-
-
-def _refuse(
-    path: Path,
-    what: str,
-    *,
-    code: str = "bad-profile",
-    line: int | None = None,
-    cause: str | None = None,
-    next_step: str | None = None,
-) -> NoReturn:
-    step = next_step or AGAIN.format(path)
-    raise BadInput(what, code=code, where=Where(str(path), line), cause=cause, next_step=step)

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,10 +31,6 @@ def schema(
                 about["description"] = text
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return {**head, **{key: value for key, value in result.items() if key != "title"}}
-
-
-def write(path: Path, model: type[Any]) -> None:
-    path.write_text(text(model), encoding="utf-8")
 
 
 def text(model: type[Any]) -> str:

@@ -18,11 +18,15 @@ COLUMNS = ("NODE", "SYSTEM", "GPUS", "NICS", "NIC DRIVER", "FIRMWARE", "ABI", "L
 
 def facts(profile: NodeProfile) -> dict[str, str]:
     """What one node has, in a few rows."""
+    system = profile.system
+    memory = [f"{system.memory / 2**30:.0f} GiB"] if system.memory else []
+    gpus = _counted(f"{gpu.name or gpu.device} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
+    gpus += [f"amdgpu {profile.amdgpu}"] if profile.amdgpu else []
     return {
-        "system": ", ".join(_system(profile)),
-        "GPUs": ", ".join(_gpus(profile)),
-        "NICs": ", ".join(_nics(profile)),
-        "RDMA": ", ".join(_rdma(profile.verbs)),
+        "system": ", ".join([system.os or UNKNOWN, f"kernel {system.kernel or UNKNOWN}", *memory]),
+        "GPUs": ", ".join(gpus) or "none",
+        "NICs": ", ".join(_nics(profile)) or "none",
+        "RDMA": ", ".join(_counted(map(_verbs, profile.verbs))) or "none",
         "libraries": ", ".join(map(_library, profile.libraries)) or "none",
         "state": ", ".join(_state(profile)) or "no fault seen",
     }
@@ -31,19 +35,21 @@ def facts(profile: NodeProfile) -> dict[str, str]:
 def cells(profile: NodeProfile) -> tuple[str, ...]:
     """COLUMNS of a table of many nodes: the same in fewer words."""
     system = profile.system
-    gpus = Counter(f"{_short(gpu.name or gpu.device)} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
     known = [nic for nic in profile.nics if nic.nic]
-    nics = Counter(f"{nic.nic} {bits(speed(nic, profile.netdevs, profile.verbs))}".strip() for nic in known)
+    gpus = _counted(f"{_short(gpu.name or gpu.device)} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
+    nics = _counted(f"{nic.nic} {bits(speed(nic, profile.netdevs, profile.verbs))}".strip() for nic in known)
+    drivers = dict.fromkeys(f"{nic.driver or 'none'} {nic.driver_version or ''}".strip() for nic in known)
     abis = sorted({device.kernel_abi for device in profile.verbs if device.kernel_abi is not None})
+    libraries = [f"{each.driver or 'libibverbs'} {each.version or '?'}" for each in profile.libraries]
     return (
         name(profile),
         f"{system.os or UNKNOWN} {system.kernel or UNKNOWN}",
-        _counted(gpus),
-        _counted(nics),
-        _counted(Counter(f"{nic.driver or 'none'} {nic.driver_version or ''}".strip() for nic in known), bare=True),
-        _counted(Counter(nic.firmware or UNKNOWN for nic in known), bare=True),
+        ", ".join(gpus) or "none",
+        ", ".join(nics) or "none",
+        ", ".join(drivers) or "none",
+        ", ".join(dict.fromkeys(nic.firmware or UNKNOWN for nic in known)) or "none",
         ", ".join(map(str, abis)) or "none",
-        ", ".join(f"{each.driver or 'libibverbs'} {each.version or '?'}" for each in profile.libraries) or "none",
+        ", ".join(libraries) or "none",
         ", ".join(_state(profile)) or "no fault seen",
     )
 
@@ -60,15 +66,16 @@ def alike(profiles: Iterable[NodeProfile]) -> list[str]:
         return [f"{len(groups[0].nodes)} nodes, all alike"]
     if len(groups) < 2:
         return []
-    first = groups[0]
-    lines = [f"{count(len(first.nodes), 'node')} alike: {listed(first.nodes)}"] if len(first.nodes) > 1 else []
-    if not lines:
+    first = groups[0].nodes
+    if len(first) > 1:
+        lines = [f"{count(len(first), 'node')} alike: {listed(first)}"]
+    else:
         lines = [f"no two of the {len(groups)} nodes are alike" if len(groups) > 2 else "the two nodes differ"]
     result = differences(groups)
     for difference in result[:MOST]:
         *others, most = difference.values
         sides = "; ".join(f"{listed(nodes)}: {value}" for value, nodes in others)
-        lines.append(f"{difference.trait}: {sides}; {listed(most[1])}: {most[0]}")
+        lines.append(f"{difference.what}: {sides}; {listed(most[1])}: {most[0]}")
     if len(result) > MOST:
         lines.append(f"{len(result) - MOST} more differences; --json has all values")
     return lines
@@ -80,37 +87,17 @@ def _short(gpu: str) -> str:
     return match[0] if match else gpu
 
 
-def _counted(words: Counter[str], *, bare: bool = False) -> str:
-    """ "8 × a, 1 × b"; `bare` leaves the numbers out."""
-    return ", ".join(word if bare else f"{many} × {word}" for word, many in words.items()) or "none"
-
-
-def _system(profile: NodeProfile) -> Iterator[str]:
-    system = profile.system
-    yield system.os or UNKNOWN
-    yield f"kernel {system.kernel or UNKNOWN}"
-    if system.memory:
-        yield f"{system.memory / 2**30:.0f} GiB"
-
-
-def _gpus(profile: NodeProfile) -> Iterator[str]:
-    kinds = Counter(f"{gpu.name or gpu.device} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
-    yield from (f"{many} × {kind}" for kind, many in kinds.items())
-    if profile.amdgpu:
-        yield f"amdgpu {profile.amdgpu}"
-    elif not kinds:
-        yield "none"
+def _counted(words: Iterable[str]) -> list[str]:
+    """ "8 × a", "1 × b"."""
+    return [f"{many} × {word}" for word, many in Counter(words).items()]
 
 
 def _nics(profile: NodeProfile) -> Iterator[str]:
     known = [nic for nic in profile.nics if nic.nic]
-    kinds = Counter(_nic(profile, nic) for nic in known)
-    yield from (f"{many} × {kind}" for kind, many in kinds.items())
+    yield from _counted(_nic(profile, nic) for nic in known)
     others = len(profile.nics) - len(known)
     if others:
         yield f"{others} other{'s' * (others > 1)}" if known else f"{others} without a NIC profile"
-    if not profile.nics:
-        yield "none"
 
 
 def _nic(profile: NodeProfile, nic: Nic) -> str:
@@ -119,13 +106,10 @@ def _nic(profile: NodeProfile, nic: Nic) -> str:
     return " ".join(filter(None, (nic.nic, rate, f"({driver}, firmware {nic.firmware or UNKNOWN})")))
 
 
-def _rdma(verbs: Iterable[Verbs]) -> Iterator[str]:
-    kinds = Counter((device.driver or UNKNOWN, device.kernel_abi) for device in verbs)
-    for (driver, abi), many in kinds.items():
-        software = " (RDMA in software)" if driver == SOFT_ROCE_MODULE else ""
-        yield f"{many} × {driver}{software}, kernel ABI {UNKNOWN if abi is None else abi}"
-    if not kinds:
-        yield "none"
+def _verbs(device: Verbs) -> str:
+    software = " (RDMA in software)" if device.driver == SOFT_ROCE_MODULE else ""
+    abi = UNKNOWN if device.kernel_abi is None else device.kernel_abi
+    return f"{device.driver or UNKNOWN}{software}, kernel ABI {abi}"
 
 
 def _library(library: Library) -> str:

@@ -51,6 +51,7 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> LogReport | NodeReport:
     if options.profiles:
         return nodes.examine(profiles.read_profiles(options.profiles), table)
     if options.inventory:
-        probed = recordings.probe_inventory(Path(options.inventory))
-        return nodes.examine(probed.profiles, table, {failure.node: failure.reason for failure in probed.failures})
+        found = recordings.record_inventory(Path(options.inventory))
+        failed = {failure.node: failure.reason for failure in found.failures}
+        return nodes.examine(recordings.profiles(found.recordings), table, failed)
     return nodes.examine([recordings.probe_host()], table)

@@ -212,18 +212,18 @@ def nodes_of(
 
 
 def _probe(inventory: Path, overlay: Path | None, note: Note) -> tuple[NodeProfile, ...]:
-    from rocstack.probe.recordings import probe_inventory
+    from rocstack.probe import recordings
 
     note(f"probing the nodes of {inventory}")
-    probed = probe_inventory(inventory, overlay=overlay)
-    if probed.failures:
-        first = probed.failures[0]
+    found = recordings.record_inventory(inventory)
+    if found.failures:
+        first = found.failures[0]
         raise CheckFailed(
-            f"{first.node} is {first.state}: {first.reason}" + _more(len(probed.failures) - 1),
+            f"{first.node} is {first.state}: {first.reason}" + _more(len(found.failures) - 1),
             code="nodes-unread",
             next_step="repair the node, or take it out of the inventory: an image is built for nodes that can be read",
         )
-    return probed.profiles
+    return recordings.profiles(found.recordings, overlay)
 
 
 def _more(count: int) -> str:

@@ -16,6 +16,7 @@ from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun
+from rocstack.probe import recordings
 
 DATA = Path(__file__).parents[1] / "data/facts"
 HOSTS = [InventoryHost(f"n{i}", f"10.0.0.{i}", f"10.0.0.{i}") for i in (1, 2, 10)]
@@ -93,7 +94,7 @@ def test_a_damaged_answer_is_that_nodes_failure_alone(case: str, monkeypatch: py
 
 
 def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "LARGEST", 1000)
+    monkeypatch.setattr(recordings, "LARGEST", 1000)
     found = gather(monkeypatch, HostRun("n1", "ok", results={facts.TASK: {"facts": packed(recorded())}}))
     assert "more than" in found.failures[0].reason
 

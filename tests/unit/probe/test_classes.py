@@ -35,8 +35,8 @@ def test_the_largest_class_first_and_the_outlier_first() -> None:
     groups = classes(fleet)
     assert [group.nodes for group in groups] == [("n1", "n2"), ("n4", "n5"), ("n3",)]
     assert [difference.sentence for difference in differences(groups)] == [
-        "kernel ABI: 6 on n3; 8 on n1, n2, n4, n5",
-        "NIC MTU: 2 x 1500 on n4, n5; 2 x 9000 on n1, n2, n3",
+        "kernel ABI differs: 6 on n3; 8 on n1, n2, n4, n5",
+        "NIC MTU differs: 2 x 1500 on n4, n5; 2 x 9000 on n1, n2, n3",
     ]
 
 
@@ -98,7 +98,7 @@ def of_nic(**change: Any) -> dict[str, Any]:
 )
 def test_what_matters_makes_a_difference(change: dict[str, Any], trait: str) -> None:
     groups = classes([ONE, named("n0", **change)])
-    assert trait in {difference.trait for difference in differences(groups)}
+    assert trait in {difference.what for difference in differences(groups)}
 
 
 def test_unread_is_not_the_same_as_none() -> None:

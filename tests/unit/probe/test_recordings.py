@@ -211,8 +211,8 @@ def test_a_node_that_answers_nonsense_fails_alone(case: str, monkeypatch: pytest
     )
     monkeypatch.setattr(ansible, "run", lambda *_, **__: runs)
     monkeypatch.setattr(probe, "LARGEST", 10_000_000)
-    found = probe.probe_inventory(Path("inv"))
-    assert [node.name for node in found.profiles] == ["n10"]
+    found = probe.record_inventory(Path("inv"))
+    assert [node.name for node in probe.profiles(found.recordings)] == ["n10"]
     assert [(each.node, each.state) for each in found.failures] == [("n1", "failed"), ("n2", "failed")]
     assert found.failures[0].reason == "no python"
 

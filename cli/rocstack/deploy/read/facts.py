@@ -3,9 +3,7 @@
 The shapes of the models are those that rocstack.node.deploy_facts answers with. None means "could not be read".
 """
 
-import base64
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from rocstack.node.deploy_facts import SCHEMA
 from rocstack.node.profile import NodeProfile
 from rocstack.node.recording import Recording, natural_key
 from rocstack.probe import recordings
-from rocstack.probe.recordings import LARGEST, ProbeFailure
+from rocstack.probe.recordings import ProbeFailure, unpacked
 
 PLAYBOOK, TASK = "facts.yml", "Facts"
 TIMEOUT_S = 60  # seconds
@@ -219,7 +217,7 @@ def gather(
         try:
             answer = run.results[TASK]
             asked = float(answer["asked"]) if answer.get("asked") else None
-            data = _unpacked(answer["facts"])
+            data = pydantic_core.from_json(unpacked(answer["facts"]))
             nodes.append(of_dict(run.host, data, asked, answered_at[run.host], overlay))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
@@ -268,14 +266,3 @@ def of_dict(
         behind=checked.ended - (checked.ended if answered_at is None else answered_at),
         ahead=checked.began - (checked.began if asked is None else asked),
     )
-
-
-def _unpacked(text: str) -> Any:
-    unzip = zlib.decompressobj(wbits=31)
-    try:
-        data = unzip.decompress(base64.b64decode(text, validate=True), LARGEST)
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-    if unzip.unconsumed_tail:
-        raise ValueError(f"more than {LARGEST >> 20} MiB")
-    return pydantic_core.from_json(data)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Union
 
-from rocstack.node.profile import Gpu, Netdev, Nic, NodeProfile, Pcie, Verbs
+from rocstack.node.profile import Gpu, Nic, NodeProfile, Pcie
 
 WIDTH = 80
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
@@ -14,7 +13,7 @@ VIA = {"switch": "same switch", "root": "same root complex", "numa": "same NUMA 
 ASCII = str.maketrans({"├": "+", "└": "`", "│": "|", "─": "-", "×": "x", "→": ">", "…": "~", "·": "-"})
 _MOST_ALIKE = 3  # functions of one card in the same state before they become one line
 
-Device = Union[Gpu, Nic]  # noqa: UP007
+Device = Gpu | Nic
 
 
 @dataclass
@@ -26,33 +25,14 @@ class _Bridge:
     devices: list[Device] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Style:
-    """How wide names are, whether PCI domains are shown, and how a GPU's NIC is near."""
-
-    name: int
-    domain: bool
-    via: bool
-
-
 def draw(profile: NodeProfile, width: int = WIDTH, unicode: bool = True) -> str:
     """The drawing, no line longer than `width`; without `unicode` in ASCII only. Empty for a node without GPU and NIC.
 
     Lines that don't fit are cut; from 60 columns on only remarks are.
     """
-    devices: list[Device] = [*profile.gpus, *profile.nics]
-    if not devices:
+    if not (profile.gpus or profile.nics):
         return ""
-    style = _Style(
-        name=min(max(len(word) for word in ["GPU 00", *map(nic_name, profile.nics)]), 16),
-        domain=any(not device.pci.startswith("0000:") for device in devices),
-        via=width >= 72,
-    )
-    lines = [_title(profile)]
-    for numa in sorted({device.numa for device in devices}, key=lambda n: (n is None, n or 0)):
-        lines.append("NUMA node unknown" if numa is None else f"NUMA node {numa}")
-        lines += _branches(list(_roots(profile, [d for d in devices if d.numa == numa], style)))
-    lines += ["", *_xgmi(profile.gpus)] if profile.gpus else []
+    lines = _Drawing(profile, via=width >= 72).lines()
     return "\n".join(clean(line, width, unicode).rstrip() for line in lines) + "\n"
 
 
@@ -84,79 +64,11 @@ def nic_name(nic: Nic) -> str:
     return nic.verbs or (nic.netdevs[0] if nic.netdevs else nic.pci)
 
 
-def speed(nic: Nic, netdevs: Iterable[Netdev], verbs: Iterable[Verbs]) -> int | None:
+def speed(profile: NodeProfile, nic: Nic) -> int | None:
     """Mb/s of the card's port: what runs, by the verbs port or the network device."""
-    rates = [p.rate for device in verbs if device.name == nic.verbs for p in device.ports if p.rate]
-    rates += [n.speed for n in netdevs if n.name in nic.netdevs and n.speed and n.speed > 0]
+    rates = [p.rate for device in profile.verbs if device.name == nic.verbs for p in device.ports if p.rate]
+    rates += [n.speed for n in profile.netdevs if n.name in nic.netdevs and n.speed and n.speed > 0]
     return max(rates) if rates else None
-
-
-def state(nic: Nic, netdevs: Iterable[Netdev], verbs: Iterable[Verbs]) -> str:
-    """ "up", "down" ...: of the verbs ports where there are any, else of the network devices."""
-    port = [p.state or "?" for device in verbs if device.name == nic.verbs for p in device.ports]
-    port = [{"ACTIVE": "up"}.get(s, s.lower()) for s in port]
-    port = port or [n.state or "?" for n in netdevs if n.name in nic.netdevs]
-    return "/".join(sorted(set(port)))
-
-
-def _title(profile: NodeProfile) -> str:
-    return f"GPUs and NICs of {profile.name}" + (f" · virtual ({profile.virtual})" if profile.virtual else "")
-
-
-def _roots(profile: NodeProfile, devices: Sequence[Device], style: _Style) -> Iterator[tuple[str, list[str]]]:
-    """Each root complex that has devices, with the lines below it."""
-    roots: dict[str, _Bridge] = {}
-    for device in devices:
-        path = device.path or (device.pci,)
-        bridge = roots.setdefault(path[0].rpartition(":")[0], _Bridge())
-        for address in path[:-1]:
-            bridge = bridge.bridges.setdefault(address, _Bridge(address))
-        bridge.devices.append(device)
-    for name in sorted(roots):
-        below = list(_below(profile, roots[name], style))
-        if len(below) == 1 and below[0][1]:
-            yield f"root complex {name} ─ {below[0][0]}", below[0][1]
-        else:
-            yield f"root complex {name}", _branches(below)
-
-
-def _below(profile: NodeProfile, bridge: _Bridge, style: _Style) -> Iterator[tuple[str, list[str]]]:
-    """Devices and switches; a bridge with one thing below it is no switch and gets no line."""
-    for child in sorted(bridge.bridges.values(), key=lambda b: b.address):
-        below = list(_below(profile, child, style))
-        if len(child.bridges) + bool(child.devices) > 1:
-            yield f"switch {_address(child.address, style)}", _branches(below)
-        else:
-            yield from below
-    alike: dict[tuple[str, ...], list[Nic]] = {}
-    for device in sorted(bridge.devices, key=lambda d: d.pci):
-        if isinstance(device, Gpu):
-            yield _gpu(profile, device, style), []
-        else:
-            alike.setdefault((device.device, *_nic(profile, device, style)[2:4]), []).append(device)
-    for nics in alike.values():
-        shown = nics if len(nics) <= _MOST_ALIKE else nics[:1]
-        for nic in shown:
-            yield _columns(_nic(profile, nic, style), style), []
-        if len(nics) > len(shown):
-            yield f"{len(nics) - 1} more functions like it", []
-
-
-def _gpu(profile: NodeProfile, gpu: Gpu, style: _Style) -> str:
-    near = [
-        f"→ {link.nic}" + (f", {VIA.get(link.via, link.via)}" if style.via else "")
-        for link in profile.affinity
-        if link.gpu == gpu.index
-    ]
-    cells = (f"GPU {gpu.index}", _address(gpu.pci, style), gpu.gfx or gpu.device, generation(gpu.pcie), *near)
-    return _columns(cells, style)
-
-
-def _nic(profile: NodeProfile, nic: Nic, style: _Style) -> tuple[str, ...]:
-    rate = speed(nic, profile.netdevs, profile.verbs)
-    link = " ".join(filter(None, (bits(rate), state(nic, profile.netdevs, profile.verbs))))
-    beside = [name for name in nic.netdevs if name != nic_name(nic)]
-    return nic_name(nic), _address(nic.pci, style), link or nic.device, generation(nic.pcie), " ".join(beside)
 
 
 def bits(rate: int | None) -> str:
@@ -166,13 +78,81 @@ def bits(rate: int | None) -> str:
     return f"{rate / 1000:g}G" if rate >= 1000 else f"{rate}M"
 
 
-def _columns(cells: Sequence[str], style: _Style) -> str:
-    widths = (style.name, 7, 9, 8, 0)
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths))  # noqa: B905
+class _Drawing:
+    """`via`: with each GPU's NIC stands how near it is."""
 
+    def __init__(self, profile: NodeProfile, *, via: bool) -> None:
+        self.profile, self.via = profile, via
+        self.devices: list[Device] = [*profile.gpus, *profile.nics]
+        self.domain = any(not device.pci.startswith("0000:") for device in self.devices)
+        self.name_width = min(max(len(word) for word in ["GPU 00", *map(nic_name, profile.nics)]), 16)
 
-def _address(pci: str, style: _Style) -> str:
-    return pci if style.domain else pci[5:]
+    def lines(self) -> Iterator[str]:
+        virtual = f" · virtual ({self.profile.virtual})" if self.profile.virtual else ""
+        yield f"GPUs and NICs of {self.profile.name}{virtual}"
+        for numa in sorted({device.numa for device in self.devices}, key=lambda n: (n is None, n or 0)):
+            yield "NUMA node unknown" if numa is None else f"NUMA node {numa}"
+            yield from _branches(list(self._roots([device for device in self.devices if device.numa == numa])))
+        if self.profile.gpus:
+            yield ""
+            yield from _xgmi(self.profile.gpus)
+
+    def _roots(self, devices: Sequence[Device]) -> Iterator[tuple[str, list[str]]]:
+        """Each root complex that has devices, with the lines below it."""
+        roots: dict[str, _Bridge] = {}
+        for device in devices:
+            path = device.path or (device.pci,)
+            bridge = roots.setdefault(path[0].rpartition(":")[0], _Bridge())
+            for address in path[:-1]:
+                bridge = bridge.bridges.setdefault(address, _Bridge(address))
+            bridge.devices.append(device)
+        for name in sorted(roots):
+            below = list(self._below(roots[name]))
+            if len(below) == 1 and below[0][1]:
+                yield f"root complex {name} ─ {below[0][0]}", below[0][1]
+            else:
+                yield f"root complex {name}", _branches(below)
+
+    def _below(self, bridge: _Bridge) -> Iterator[tuple[str, list[str]]]:
+        """Devices and switches; a bridge with one thing below it is no switch and gets no line."""
+        for child in sorted(bridge.bridges.values(), key=lambda b: b.address):
+            below = list(self._below(child))
+            if len(child.bridges) + bool(child.devices) > 1:
+                yield f"switch {self._address(child.address)}", _branches(below)
+            else:
+                yield from below
+        alike: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        for device in sorted(bridge.devices, key=lambda d: d.pci):
+            if isinstance(device, Gpu):
+                yield self._columns(self._gpu(device)), []
+            else:
+                cells = self._nic(device)
+                alike.setdefault((device.device, *cells[2:4]), []).append(cells)
+        for nics in alike.values():
+            shown = nics if len(nics) <= _MOST_ALIKE else nics[:1]
+            yield from ((self._columns(cells), []) for cells in shown)
+            if len(nics) > len(shown):
+                yield f"{len(nics) - 1} more functions like it", []
+
+    def _gpu(self, gpu: Gpu) -> tuple[str, ...]:
+        links = [link for link in self.profile.affinity if link.gpu == gpu.index]
+        near = (f"→ {link.nic}" + (f", {VIA.get(link.via, link.via)}" if self.via else "") for link in links)
+        return f"GPU {gpu.index}", self._address(gpu.pci), gpu.gfx or gpu.device, generation(gpu.pcie), *near
+
+    def _nic(self, nic: Nic) -> tuple[str, ...]:
+        """Its port's state is that of the verbs ports where there are any, else of the network devices."""
+        ports = [port for device in self.profile.verbs if device.name == nic.verbs for port in device.ports]
+        states = {"up" if port.state == "ACTIVE" else (port.state or "?").lower() for port in ports}
+        states = states or {netdev.state or "?" for netdev in self.profile.netdevs if netdev.name in nic.netdevs}
+        link = " ".join(filter(None, (bits(speed(self.profile, nic)), "/".join(sorted(states)))))
+        beside = " ".join(name for name in nic.netdevs if name != nic_name(nic))
+        return nic_name(nic), self._address(nic.pci), link or nic.device, generation(nic.pcie), beside
+
+    def _columns(self, cells: Sequence[str]) -> str:
+        return "  ".join(cell.ljust(width) for cell, width in zip(cells, (self.name_width, 7, 9, 8, 0)))  # noqa: B905
+
+    def _address(self, pci: str) -> str:
+        return pci if self.domain else pci[5:]
 
 
 def _branches(items: Sequence[tuple[str, list[str]]]) -> list[str]:

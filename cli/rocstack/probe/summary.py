@@ -37,7 +37,7 @@ def cells(profile: NodeProfile) -> tuple[str, ...]:
     system = profile.system
     known = [nic for nic in profile.nics if nic.nic]
     gpus = _counted(f"{_short(gpu.name or gpu.device)} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
-    nics = _counted(f"{nic.nic} {bits(speed(nic, profile.netdevs, profile.verbs))}".strip() for nic in known)
+    nics = _counted(f"{nic.nic} {bits(speed(profile, nic))}".strip() for nic in known)
     drivers = dict.fromkeys(f"{nic.driver or 'none'} {nic.driver_version or ''}".strip() for nic in known)
     abis = sorted({device.kernel_abi for device in profile.verbs if device.kernel_abi is not None})
     libraries = [f"{each.driver or 'libibverbs'} {each.version or '?'}" for each in profile.libraries]
@@ -101,7 +101,7 @@ def _nics(profile: NodeProfile) -> Iterator[str]:
 
 
 def _nic(profile: NodeProfile, nic: Nic) -> str:
-    rate = bits(speed(nic, profile.netdevs, profile.verbs))
+    rate = bits(speed(profile, nic))
     driver = f"{nic.driver or 'no driver'} {nic.driver_version or ''}".strip()
     return " ".join(filter(None, (nic.nic, rate, f"({driver}, firmware {nic.firmware or UNKNOWN})")))
 

@@ -6,11 +6,10 @@ stays the GID of its card's address, GPUs of one hive stay in one hive. Without 
 Kept are hardware models, versions, PCI addresses, names of network devices and the libraries' bytes.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -42,34 +41,7 @@ IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 def mask(recordings: Sequence[Recording], key: bytes) -> tuple[Recording, ...]:
     """The recordings without what names their site; hosts become node-1, node-2 ... `key` is random and not kept."""
     secrets = _Secrets(key, recordings)
-    return tuple(_masked(recording, f"node-{number}", secrets) for number, recording in enumerate(recordings, 1))
-
-
-def _masked(recording: Recording, name: str, secrets: _Secrets) -> Recording:
-    text = secrets.text
-    return replace(
-        recording,
-        host=name,
-        files={text(path): secrets.file(path, content) for path, content in recording.files.items()},
-        blobs={text(p): data for p, data in ((p, _blob(p, d)) for p, d in recording.blobs.items()) if data},
-        links={text(path): text(to) for path, to in recording.links.items()},
-        folders=tuple(text(path) for path in recording.folders),
-        devices={text(path): node for path, node in recording.devices.items()},
-        commands={text(line): _answer(line, answer, secrets) for line, answer in recording.commands.items()},
-        unread={text(what): secrets.words(text(why)) for what, why in recording.unread.items()},
-        _children={},
-    )
-
-
-def _blob(path: str, data: bytes) -> bytes:
-    """Libraries whole; of a PCI function's registers those before the extended ones, which hold its serial number."""
-    if data.startswith(b"\x7fELF"):
-        return data
-    return data[:256] if path.endswith("/config") else b""
-
-
-def _answer(line: str, answer: RecordedAnswer, secrets: _Secrets) -> RecordedAnswer:
-    return replace(answer, out=secrets.words(secrets.text(answer.out), any_address=line == ADDRESSES))
+    return tuple(secrets.masked(recording, f"node-{number}") for number, recording in enumerate(recordings, 1))
 
 
 class _Secrets:
@@ -90,6 +62,24 @@ class _Secrets:
             self._addresses.update(IPV4.findall(known))
         alternatives = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True)) or "(?!)"
         self._pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{alternatives})(?![A-Za-z0-9_])")
+
+    def masked(self, recording: Recording, name: str) -> Recording:
+        text = self.text
+        return replace(
+            recording,
+            host=name,
+            files={text(path): self.file(path, content) for path, content in recording.files.items()},
+            blobs={text(p): data for p, data in ((p, _blob(p, d)) for p, d in recording.blobs.items()) if data},
+            links={text(path): text(to) for path, to in recording.links.items()},
+            folders=tuple(text(path) for path in recording.folders),
+            devices={text(path): node for path, node in recording.devices.items()},
+            commands={
+                text(line): replace(answer, out=self.words(text(answer.out), any_address=line == ADDRESSES))
+                for line, answer in recording.commands.items()
+            },
+            unread={text(what): self.words(text(why)) for what, why in recording.unread.items()},
+            _children={},
+        )
 
     def file(self, path: str, content: str) -> str:
         if path == ROUTES:
@@ -182,7 +172,24 @@ class _Secrets:
             return text  # no address after all
 
     def _moved(self, address: int) -> int:
-        return move_ipv4(address, self._networks, lambda bits: bool(self._digest("bits", bits, 1)[0] & 1))
+        """The address in its network's new place; one outside of the known networks counts as in a /24."""
+        value = f"{address:032b}"
+        length = next((n.prefixlen for n in self._networks if ipaddress.IPv4Address(address) in n), 24)
+        moved = self._flipped(value[:length])
+        # 10.0.0.0/8 as a whole can't be moved; its hosts can
+        if moved == value[:length] and len(set(value[length:])) > 1:
+            moved = self._flipped(value[:24])
+        return int(moved + value[len(moved) :], 2)
+
+    def _flipped(self, bits: str) -> str:
+        return "".join(str(int(bit) ^ self._flips(bits[:at])) for at, bit in enumerate(bits))
+
+    def _flips(self, before: str) -> bool:
+        """Does the bit behind these change?"""
+        if _on_the_way(before) or before.startswith(FIXED):
+            return False
+        # the first that may change does: no address stays what it was
+        return _on_the_way(before[:-1]) or bool(self._digest("bits", before, 1)[0] & 1)
 
     def _routes(self, content: str) -> str:
         """The kernel's table: addresses as hex, least byte first."""
@@ -205,23 +212,25 @@ def _parameter(word: str) -> str:
     return word if not equals or HARMLESS.match(name) else f"{name}=masked"
 
 
+def _blob(path: str, data: bytes) -> bytes:
+    """Libraries whole; of a PCI function's registers those before the extended ones, which hold its serial number."""
+    if data.startswith(b"\x7fELF"):
+        return data
+    return data[:256] if path.endswith("/config") else b""
+
+
 def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
     """The networks that a recording speaks of, but no single host and not the whole internet."""
-    result = []
-    out = recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out
-    for text in re.findall(r"inet (\d+(?:\.\d+){3}/\d+)", out):
-        result.append(text)
+    texts = re.findall(r"inet (\d+(?:\.\d+){3}/\d+)", recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out)
     for line in recording.files.get(ROUTES, "").splitlines()[1:]:
         cells = line.split()
         if len(cells) > 7 and re.fullmatch(rf"{HEX}{{8}}", cells[1]) and re.fullmatch(rf"{HEX}{{8}}", cells[7]):
             base, bits = (int.from_bytes(bytes.fromhex(cells[at]), "little") for at in (1, 7))
-            result.append(f"{ipaddress.IPv4Address(base)}/{bin(bits).count('1')}")
+            texts.append(f"{ipaddress.IPv4Address(base)}/{bits.bit_count()}")
     networks = []
-    for text in result:
-        try:
+    for text in texts:
+        with suppress(ValueError):
             networks.append(ipaddress.IPv4Network(text, strict=False))
-        except ValueError:
-            continue
     return [network for network in networks if 0 < network.prefixlen < 32]
 
 
@@ -233,31 +242,6 @@ def _bits(network: str) -> str:
 # Networks that mean something by themselves: addresses neither leave nor enter them.
 PRIVATE = tuple(map(_bits, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")))
 FIXED = tuple(map(_bits, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")))  # nor change in them
-
-
-def move_ipv4(address: int, networks: Sequence[ipaddress.IPv4Network], chance: Callable[[str], bool]) -> int:
-    """The address in its network's new place.
-
-    `networks` are the known ones, the longest prefix first; an address outside of them counts as in a /24. `chance`
-    gives the same answer for the same text, and nobody can guess which.
-    """
-    value = f"{address:032b}"
-    length = next((n.prefixlen for n in networks if ipaddress.IPv4Address(address) in n), 24)
-    moved = _moved(value[:length], chance)
-    if moved == value[:length] and len(set(value[length:])) > 1:  # 10.0.0.0/8 as a whole can't be moved; its hosts can
-        moved = _moved(value[:24], chance)
-    return int(moved + value[len(moved) :], 2)
-
-
-def _moved(bits: str, chance: Callable[[str], bool]) -> str:
-    return "".join(str(int(bit) ^ _flips(bits[:at], chance)) for at, bit in enumerate(bits))
-
-
-def _flips(before: str, chance: Callable[[str], bool]) -> bool:
-    """Does the bit behind these change?"""
-    if _on_the_way(before) or before.startswith(FIXED):
-        return False
-    return _on_the_way(before[:-1]) or chance(before)  # the first that may change does: no address stays what it was
 
 
 def _on_the_way(before: str) -> bool:

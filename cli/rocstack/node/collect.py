@@ -4,10 +4,8 @@ that have nothing of ours. What is read stands in sources.py.
 
 from __future__ import annotations
 
-import base64
 import errno
 import fnmatch
-import gzip
 import os
 import re
 import stat
@@ -20,8 +18,8 @@ from . import (
 )
 from .collect_commands import COMMANDS, ask_kernel, run_command
 from .collect_paths import MODEL_FOLDER
+from .recording import SCHEMA, pack
 
-SCHEMA = 1  # of the recording
 LARGEST_TEXT = 1 << 20
 LARGEST_LIBRARY = 4 << 20
 # Answers of the kernel that mean "there is no such thing here", as speed does of a port that is down.
@@ -128,21 +126,16 @@ class _Node:
         for pattern in collect_paths.TREE:
             self.take(pattern)
         for path in [path for path in self.links if path.startswith(collect_paths.PCI + "/")]:
-            self._registers(self.real(path))
-            above = self.real(path).rpartition("/")[0]
-            while BDF.search(above):
-                self.links[collect_paths.PCI + "/" + above.rpartition("/")[2]] = above  # lspci goes by them
-                self._registers(above)
-                above = above.rpartition("/")[0]
-
-    def _registers(self, function: str) -> None:
-        for pattern in collect_paths.PCI_TREE:
-            self.take(function + "/" + pattern)
-        try:
-            with open(self.root + function + "/config", "rb") as file:
-                self.blobs[function + "/config"] = _packed(file.read(collect_paths.PCI_HEADER))
-        except OSError as error:
-            self._missed(function + "/config", error)
+            bridges = list(_bridges(self.real(path)))
+            self.links.update(
+                {collect_paths.PCI + "/" + each.rpartition("/")[2]: each for each in bridges}
+            )  # for lspci
+            for function in (self.real(path), *bridges):
+                for pattern in collect_paths.PCI_TREE:
+                    self.take(function + "/" + pattern)
+                registers = self._bytes(function + "/config", collect_paths.PCI_HEADER)
+                if registers is not None:
+                    self.blobs[function + "/config"] = pack(registers)
 
     def netdevs(self) -> list[str]:
         """Network devices with hardware below them, and bonds."""
@@ -226,9 +219,13 @@ class _Node:
             }  # fmt: skip
 
     def _load(self, path: str) -> str | None:
+        data = self._bytes(path, LARGEST_TEXT)
+        return None if data is None else data.decode("utf-8", "replace")
+
+    def _bytes(self, path: str, most: int) -> bytes | None:
         try:
             with open(self.root + path, "rb") as file:
-                return file.read(LARGEST_TEXT).decode("utf-8", "replace")
+                return file.read(most)
         except OSError as error:
             self._missed(path, error)
             return None
@@ -248,10 +245,8 @@ class _Node:
             self.links.pop(path, None)
             return
         self.take(real + "/" + collect_paths.PCI_FUNCTION)
-        above = real.rpartition("/")[0]
-        while BDF.search(above):
-            self.take(above + "/" + collect_paths.PCI_BRIDGE)
-            above = above.rpartition("/")[0]
+        for bridge in _bridges(real):
+            self.take(bridge + "/" + collect_paths.PCI_BRIDGE)
 
     def _gids(self, port: str) -> None:
         """Rows in use, and the empty ones before them: tables have 256 rows or more."""
@@ -265,14 +260,19 @@ class _Node:
                 self._one(f"{port}/gid_attrs/{attribute}/{row}")
 
     def _library(self, path: str) -> None:
-        try:
-            if os.stat(self.root + path).st_size > LARGEST_LIBRARY:
-                self.unread[path] = f"larger than {LARGEST_LIBRARY >> 20} MiB"
-                return
-            with open(self.root + path, "rb") as file:
-                self.blobs[path] = _packed(file.read(LARGEST_LIBRARY))
-        except OSError as error:
-            self._missed(path, error)
+        data = self._bytes(path, LARGEST_LIBRARY + 1)
+        if data is not None and len(data) > LARGEST_LIBRARY:
+            self.unread[path] = f"larger than {LARGEST_LIBRARY >> 20} MiB"
+        elif data is not None:
+            self.blobs[path] = pack(data)
+
+
+def _bridges(function: str) -> Iterator[str]:
+    """The folders of the bridges above a PCI function, the nearest first."""
+    above = function.rpartition("/")[0]
+    while BDF.search(above):
+        yield above
+        above = above.rpartition("/")[0]
 
 
 def _either(pattern: str) -> list[str]:
@@ -282,10 +282,6 @@ def _either(pattern: str) -> list[str]:
         return [pattern]
     group, _, tail = rest.partition("}")
     return [head + word + end for word in group.split(",") for end in _either(tail)]
-
-
-def _packed(data: bytes) -> str:
-    return base64.b64encode(gzip.compress(data, 6)).decode()
 
 
 def _hex(text: str | None) -> int:

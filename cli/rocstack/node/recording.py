@@ -141,26 +141,20 @@ class Recording:
         """Makes a tree that real tools read: what lies below one folder, without that folder's name; links are
         relative, so the tree may be mounted anywhere. Device nodes are not made."""
         prefix = below.rstrip("/") + "/"
-
-        def place(path: str) -> Path | None:
-            return root / path[len(prefix) :] if path.startswith(prefix) else None
-
-        for path in (*self.folders, *self.files, *self.blobs):
-            target = place(path)
-            if target is None:
-                continue
-            if path in self.files or path in self.blobs:
+        for path in self.folders:
+            if path.startswith(prefix):
+                (root / path[len(prefix) :]).mkdir(parents=True, exist_ok=True)
+        for path, data in {**{path: text.encode() for path, text in self.files.items()}, **self.blobs}.items():
+            if path.startswith(prefix):
+                target = root / path[len(prefix) :]
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(self.blobs[path] if path in self.blobs else self.files[path].encode())
-            else:
-                target.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
         for path, to in self.links.items():
-            link, aim = place(path), place(to)
-            if link is None or aim is None:
-                continue
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.is_symlink():
-                link.symlink_to(os.path.relpath(str(aim), str(link.parent)))
+            if path.startswith(prefix) and to.startswith(prefix):
+                link, aim = root / path[len(prefix) :], root / to[len(prefix) :]
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if not link.is_symlink():
+                    link.symlink_to(os.path.relpath(str(aim), str(link.parent)))
 
 
 def natural_key(name: str) -> tuple[str, int, str]:

@@ -15,19 +15,27 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 TIMEOUT_S = 3.0  # seconds for one command
+# The command that says its version, and the packages that hold it; the first that is installed counts.
+TOOLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "slurm": ("slurmd -V", ("slurmd", "slurm-slurmd")),
+    "munge": ("munged --version", ("munge",)),
+    "pmix": ("pmix_info --version", ("libpmix2t64", "libpmix2", "pmix")),
+    "docker": ("docker --version", ()),
+    "podman": ("podman --version", ()),
+    "apptainer": ("apptainer --version", ()),
+    "ofed": ("ofed_info -s", ()),
+    "niccli": ("niccli --version", ()),
+    "nicctl": ("nicctl version", ()),
+    "rdma-core": ("", ("rdma-core", "libibverbs1", "libibverbs")),
+    "bnxt-rocelib": ("", ("bnxt-rocelib", "libbnxt_re")),
+    "libionic": ("", ("libionic1", "libionic")),
+}
 COMMANDS = (
-    "slurmd -V",
-    "munged --version",
-    "docker --version",
-    "podman --version",
-    "apptainer --version",
-    "pmix_info --version",
-    "ofed_info -s",
-    "niccli --version",
-    "nicctl version",
+    *(command for command, _ in TOOLS.values() if command),
     "dpkg-query -W libibverbs1 ibverbs-providers rdma-core bnxt-rocelib libionic1 munge slurmd libpmix2 libpmix2t64",
     "rpm -q --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n libibverbs rdma-core libbnxt_re libionic munge slurm-slurmd pmix",
 )

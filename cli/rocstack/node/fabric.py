@@ -61,7 +61,6 @@ def fabric(
     data_subnets: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
     overrides: Mapping[str, str | None] | None = None,
-    dscp: int | None = None,
 ) -> Fabric:
     """The environment of one node with an image of one NIC profile.
 
@@ -70,17 +69,14 @@ def fabric(
         data_subnets: of the data network, such as 10.1.0.0/16; without them every address counts.
         versions: of the image's components, by name; `rccl` as ncclGetVersion says it.
         overrides: the user's own lines, which win; None takes a line away.
-        dscp: of RoCE traffic, where the site's switches want another than the NIC's own.
 
     Raises:
-        ValueError: an address, a subnet, a DSCP or a variable's name or value that is none.
+        ValueError: an address, a subnet or a variable's name or value that is none.
     """
-    if dscp is not None and not 0 <= dscp <= 63:
-        raise ValueError(f"DSCP {dscp}: it is a number from 0 to 63")
     draft = _Draft(profile, nic, tuple(map(ipaddress.ip_network, data_subnets)), versions or {})
     draft.ports()
     draft.gid()
-    draft.traffic_class(dscp)
+    draft.traffic_class()
     draft.settings()
     draft.warnings += missing_plugin(nic, versions or {})
     draft.sockets(control_address)
@@ -214,17 +210,17 @@ class _Draft:
         if by_ucx:
             self.warnings.append(f"UCX would choose other GID indexes by itself ({by_ucx}): {remedy}")
 
-    def traffic_class(self, dscp: int | None) -> None:
+    def traffic_class(self) -> None:
         if not any(hca.link_layer == ETHERNET for hca in self.hcas):
             return
-        value, source = (self.nic.dscp, self.nic.dscp_source or "") if dscp is None else (dscp, "set by rocstack.yml")
-        if value is None:
+        dscp = self.nic.dscp
+        if dscp is None:
             unset = f"NCCL_IB_TC is not set: NIC profile {self.nic.nic} names no DSCP"
             self.notes.append(f"{unset}; set `dscp` to the one the switches protect")
             return
-        reason = f"DSCP {value} x 4, the byte in the IP header by which NIC and switch know RoCE traffic"
-        self.set("NCCL_IB_TC", str(value * 4), reason, source)
-        self.set("UCX_IB_TRAFFIC_CLASS", str(value * 4), "as NCCL_IB_TC", f"{UCX_CONFIG}/ib_iface.c")
+        reason = f"DSCP {dscp} x 4, the byte in the IP header by which NIC and switch know RoCE traffic"
+        self.set("NCCL_IB_TC", str(dscp * 4), reason, self.nic.dscp_source or "")
+        self.set("UCX_IB_TRAFFIC_CLASS", str(dscp * 4), "as NCCL_IB_TC", f"{UCX_CONFIG}/ib_iface.c")
 
     def settings(self) -> None:
         for name in dict.fromkeys(setting.name for setting in self.nic.env):
@@ -281,7 +277,7 @@ ENV_PATH = "/etc/rocstack/fabric.env"
 _BARE = re.compile(r"[A-Za-z0-9_.,:/=@%^+-]*")
 
 
-def render_env(fabric: Fabric, *, shell: bool = True) -> str:
+def render_env(fabric: Fabric) -> str:
     """The file's text: what is to know as comments, then each variable under its reason."""
     head = [f"Environment of {fabric.node}'s fabric for NIC profile {fabric.nic}, computed from the node's profile."]
     if fabric.virtual:
@@ -292,7 +288,7 @@ def render_env(fabric: Fabric, *, shell: bool = True) -> str:
     head += [f"WARNING: {warning}" for warning in fabric.warnings]
     text = [_comment(line) for line in head]
     for line in fabric.lines:
-        value = shlex.quote(line.value) if shell and not _BARE.fullmatch(line.value) else line.value
+        value = line.value if _BARE.fullmatch(line.value) else shlex.quote(line.value)
         text += ["", _comment(line.reason + (f" [{line.source}]" if line.source else "")), f"{line.name}={value}"]
     return "\n".join(text) + "\n"
 

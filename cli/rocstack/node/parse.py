@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from .collect_commands import TOOLS
 from .limits import hard_limits
 from .nic_settings import NicSettings
 from .parse_cards import affinity, gpus, module_version, nics
@@ -14,25 +15,6 @@ from .parse_network import addresses, netdevs, routes, verbs
 from .profile import SCHEMA, NodeProfile, System, Unread
 from .recording import Recording, natural_key
 
-VERSION_COMMANDS = {  # by the command that says its version
-    "slurm": "slurmd -V",
-    "munge": "munged --version",
-    "pmix": "pmix_info --version",
-    "docker": "docker --version",
-    "podman": "podman --version",
-    "apptainer": "apptainer --version",
-    "ofed": "ofed_info -s",
-    "niccli": "niccli --version",
-    "nicctl": "nicctl version",
-}
-VERSION_PACKAGES = {  # where no command said it; the first that is installed
-    "slurm": ("slurmd", "slurm-slurmd"),
-    "munge": ("munge",),
-    "pmix": ("libpmix2t64", "libpmix2", "pmix"),
-    "rdma-core": ("rdma-core", "libibverbs1", "libibverbs"),
-    "bnxt-rocelib": ("bnxt-rocelib", "libbnxt_re"),
-    "libionic": ("libionic1", "libionic"),
-}
 SHARED_DEVICES = ("/dev/kfd", "/dev/dri/renderD*", "/dev/dri/card*", "/dev/infiniband/uverbs*", "/dev/cxi*")
 _SYSCTL_SWAP = str.maketrans("/.", "./")  # sysctl(8) writes the dot of eth1.100 as a slash
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+~-]*")
@@ -99,15 +81,14 @@ def sysctl(rec: Recording) -> dict[str, str]:
 def tools(rec: Recording) -> dict[str, str]:
     """Versions, as far as somebody said them."""
     packages = package_versions(rec)
-    texts = {name: _answer(rec, line) for name, line in VERSION_COMMANDS.items()}
-    texts["rocm"] = rec.text("/opt/rocm/.info/version") or ""
-    said = {name: _VERSION.search(text) for name, text in texts.items()}
-    known = {name: match[0] for name, match in said.items() if match}
-    for name, candidates in VERSION_PACKAGES.items():
+    known = {}
+    for name, (command, candidates) in TOOLS.items():
+        said = _VERSION.search(_answer(rec, command))
         installed = [packages[package] for package in candidates if package in packages]
-        if installed:
-            known.setdefault(name, installed[0])
-    return known
+        if said or installed:
+            known[name] = said[0] if said else installed[0]
+    rocm = _VERSION.search(rec.text("/opt/rocm/.info/version") or "")
+    return {**known, "rocm": rocm[0]} if rocm else known
 
 
 def _answer(rec: Recording, line: str) -> str:

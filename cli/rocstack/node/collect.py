@@ -18,7 +18,7 @@ from . import (
 )
 from .collect_commands import COMMANDS, ask_kernel, run_command
 from .collect_paths import MODEL_FOLDER
-from .recording import SCHEMA, pack
+from .recording import SCHEMA, is_index, pack
 
 LARGEST_TEXT = 1 << 20
 LARGEST_LIBRARY = 4 << 20
@@ -239,9 +239,9 @@ class _Node:
     def _pci(self, path: str) -> None:
         """GPUs, network controllers and the bridges above them."""
         real = self.real(path)
-        vendor, kind = (_hex(self._load(real + "/" + name)) for name in ("vendor", "class"))
-        gpu = vendor == 0x1002 and kind >> 8 in (0x0300, 0x0302, 0x0380, 0x1200)
-        if not gpu and kind >> 16 != 0x02 and vendor != 0x17DB:  # Cray's Cassini
+        vendor, kind = ((self._load(real + "/" + name) or "").strip() for name in ("vendor", "class"))
+        gpu = vendor == "0x1002" and kind.startswith(("0x0300", "0x0302", "0x0380", "0x1200"))
+        if not gpu and not kind.startswith("0x02") and vendor != "0x17db":  # Cray's Cassini
             self.links.pop(path, None)
             return
         self.take(real + "/" + collect_paths.PCI_FUNCTION)
@@ -250,7 +250,7 @@ class _Node:
 
     def _gids(self, port: str) -> None:
         """Rows in use, and the empty ones before them: tables have 256 rows or more."""
-        rows = sorted((name for name in self.names(port + "/gids") if name.isdigit()), key=int)
+        rows = sorted((name for name in self.names(port + "/gids") if is_index(name)), key=int)
         table = [(row, self._load(port + "/gids/" + row) or "") for row in rows]
         while table and NO_GID.match(table[-1][1]):
             table.pop()
@@ -282,10 +282,3 @@ def _either(pattern: str) -> list[str]:
         return [pattern]
     group, _, tail = rest.partition("}")
     return [head + word + end for word in group.split(",") for end in _either(tail)]
-
-
-def _hex(text: str | None) -> int:
-    try:
-        return int(text or "", 16)
-    except ValueError:
-        return -1

@@ -22,13 +22,13 @@ _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
 
 def slingshot_libraries(libraries: Sequence[Library]) -> dict[str, Library]:
     """Driver -> the library that is mounted: HPE's newest, since the distribution's libfabric lacks cxi."""
-    by_driver = {driver: [library for library in libraries if library.driver == driver] for driver in SLINGSHOT_FILES}
-    return {driver: max(several, key=_library_rank) for driver, several in by_driver.items() if several}
 
+    def rank(library: Library) -> tuple[bool, list[int], str]:
+        release = list(map(int, re.findall(r"[0-9]+", library.path)))  # HPE's folders: /opt/cray/libfabric/1.22.0
+        return library.path.startswith("/opt/cray/"), release, library.path
 
-def _library_rank(library: Library) -> tuple[bool, list[int], str]:
-    """HPE's folders are called by the release: /opt/cray/libfabric/1.22.0."""
-    return library.path.startswith("/opt/cray/"), list(map(int, re.findall(r"[0-9]+", library.path))), library.path
+    newest = {library.driver: library for library in sorted(libraries, key=rank)}
+    return {driver: newest[driver] for driver in SLINGSHOT_FILES if driver in newest}
 
 
 def release_numbers(version: str | None) -> tuple[int, ...] | None:
@@ -111,14 +111,9 @@ def unread_devices(node: NodeProfile) -> str:
 
 def candidates(image: ImageFacts, node: NodeProfile) -> tuple[list[Verbs], list[Verbs]]:
     """The node's RDMA devices that the image is for, and those of which that could not be read."""
-    devices = [device for device in node.verbs if _is_of(device, image, node)]
+    by_card = {nic.verbs for nic in node.nics if nic.device in image.pci}
+    devices = [d for d in node.verbs if (d.driver in image.modules if d.driver else d.name in by_card)]
     return devices, [device for device in node.verbs if not device.driver and device not in devices]
-
-
-def _is_of(device: Verbs, image: ImageFacts, node: NodeProfile) -> bool:
-    if device.driver:
-        return device.driver in image.modules
-    return any(nic.verbs == device.name and nic.device in image.pci for nic in node.nics)
 
 
 def _no_device(image: ImageFacts, node: NodeProfile) -> GateFinding:

@@ -11,7 +11,7 @@ from . import parse_cards
 from .nic_settings import NicSettings
 from .parse_cards import driver_of, kind_of
 from .profile import Address, Gid, Netdev, Port, Route, Verbs
-from .recording import Recording
+from .recording import Recording, is_index
 
 NET = "/sys/class/net"
 ROUTE_IS_UP, ROUTE_IS_REJECT = 0x1, 0x200  # linux/route.h
@@ -86,7 +86,7 @@ def verbs(rec: Recording, kinds: Sequence[NicSettings], netdevs: Sequence[Netdev
             continue
         card = rec.real(folder + "/device")
         address = parse_cards.pci_address(card) or parse_cards.pci_address(rec.real(folder))
-        ports = tuple(_port(rec, folder, port) for port in rec.names(folder + "/ports") if _is_index(port))
+        ports = tuple(_port(rec, folder, port) for port in rec.names(folder + "/ports") if is_index(port))
         row = Verbs(
             name=name,
             uverbs=uverbs,
@@ -144,7 +144,7 @@ def _port(rec: Recording, folder: str, name: str) -> Port:
     rows = []
     for row in rec.names(port + "/gids"):
         gid = rec.text(f"{port}/gids/{row}") or ""
-        if _is_index(row) and _GID.fullmatch(gid) and gid.strip("0:"):  # a hole stays where an address was taken away
+        if is_index(row) and _GID.fullmatch(gid) and gid.strip("0:"):  # a hole stays where an address was taken away
             kind, netdev = (rec.text(f"{port}/gid_attrs/{item}/{row}") or None for item in ("types", "ndevs"))
             rows.append(Gid(int(row), gid, kind, netdev))
     return Port(
@@ -155,7 +155,3 @@ def _port(rec: Recording, folder: str, name: str) -> Port:
         rate=round(float(rate[1]) * 1000) if rate else None,
         gids=tuple(rows),
     )
-
-
-def _is_index(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) < 10

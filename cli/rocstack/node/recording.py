@@ -157,6 +157,11 @@ class Recording:
                     link.symlink_to(os.path.relpath(str(aim), str(link.parent)))
 
 
+def is_index(name: str) -> bool:
+    """A name that is a number, as those of ports and rows of tables are."""
+    return name.isascii() and name.isdigit() and len(name) < 10
+
+
 def natural_key(name: str) -> tuple[str, int, str]:
     """Sorts numbers at the end of a name by value."""
     stem = name.rstrip("0123456789")

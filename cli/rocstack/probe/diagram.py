@@ -50,13 +50,19 @@ def generation(pcie: Pcie) -> str:
         return ""
     speed = f"gen{GENERATIONS[pcie.speed]}" if pcie.speed in GENERATIONS else f"{pcie.speed or '?'} GT/s"
     text = f"{speed} x{pcie.width or '?'}"
-    slow = pcie.speed is not None and pcie.max_speed is not None and pcie.speed < pcie.max_speed
-    narrow = pcie.width is not None and pcie.max_width is not None and pcie.width < pcie.max_width
+    slow, narrow = below_most(pcie)
     if slow or narrow:
         most = GENERATIONS.get(pcie.max_speed or 0)
         could = (f"gen{most}" if slow and most else "", f"x{pcie.max_width}" if narrow else "")
         text += f" (of {' '.join(filter(None, could))}!)"
     return text
+
+
+def below_most(pcie: Pcie) -> tuple[bool, bool]:
+    """Whether a link is slower, and narrower, than it could be."""
+    pairs = ((pcie.speed, pcie.max_speed), (pcie.width, pcie.max_width))
+    slow, narrow = (now is not None and most is not None and now < most for now, most in pairs)
+    return slow, narrow
 
 
 def nic_name(nic: Nic) -> str:

@@ -5,9 +5,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,7 +15,6 @@ from rocstack.base.errors import BadInput, Where, did_you_mean
 from rocstack.edge import files
 from rocstack.node.profile import SCHEMA, NodeProfile
 from rocstack.node.recording import natural_key
-from rocstack.probe import schema as profile_schema
 
 MAX_BYTES = 200_000_000  # a profile of an 8-GPU node has about 30 kB
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -135,7 +134,10 @@ def _explain(data: Any, error: ValidationError) -> str:
     message = {"unexpected_keyword_argument": "unknown key", "missing": "missing"}.get(first["type"], first["msg"])
     text = f"{name}{shown.lstrip('.') or 'the file'}: {message[:1].lower()}{message[1:]}"
     if first["type"] == "unexpected_keyword_argument":
-        hint = did_you_mean(str(loc[-1]), profile_schema.keys_at(Profiles, loc[:-1]))
+        kind: Any = Profiles
+        for part in loc[:-1]:
+            kind = get_args(kind)[0] if isinstance(part, int) else get_type_hints(kind)[part]
+        hint = did_you_mean(str(loc[-1]), [field.name for field in fields(kind)])
         text += f", {hint}" if hint else ""
     more = len(error.errors()) - 1
     return text + (f" ({more} more)" if more else "")

@@ -8,6 +8,7 @@ Kept are hardware models, versions, PCI addresses, names of network devices and 
 
 import ipaddress
 import re
+import string
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -119,7 +120,8 @@ class _Secrets:
         numbers = self._digest("serial", text.strip(), 64)
         while len(numbers) < len(text):
             numbers += self._digest("serial", numbers, 64)
-        alphabets = ("0123456789", "abcdef", "ABCDEF") if re.fullmatch(rf"{HEX}+\s*", text) else _LETTERS
+        letters = 6 if re.fullmatch(rf"{HEX}+\s*", text) else 26
+        alphabets = (string.digits, string.ascii_lowercase[:letters], string.ascii_uppercase[:letters])
         return "".join(
             next((a[1:][n % (len(a) - 1)] for a in alphabets if c in a), c)
             for c, n in zip(text, numbers)  # noqa: B905
@@ -202,9 +204,6 @@ class _Secrets:
                     cells[at] = self._moved(value).to_bytes(4, "little").hex().upper()
             lines[number] = "\t".join(cells)
         return "\n".join(lines) + "\n" * content.endswith("\n")
-
-
-_LETTERS = ("0123456789", "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 def _parameter(word: str) -> str:

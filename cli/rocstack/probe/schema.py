@@ -4,7 +4,6 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -36,22 +35,6 @@ def schema(
 def text(model: type[Any]) -> str:
     """The published file's content."""
     return json.dumps(schema(model), indent=1) + "\n"
-
-
-def keys_at(model: type[Any], loc: Sequence[str | int]) -> list[str]:
-    """The keys that may stand in the object at `loc`."""
-    whole = schema(model)
-
-    def followed(node: dict[str, Any]) -> dict[str, Any]:
-        for option in (node, *node.get("anyOf", ())):
-            if "$ref" in option:
-                return dict(whole["$defs"][option["$ref"].rpartition("/")[2]])
-        return node
-
-    node = whole
-    for part in loc:
-        node = followed(node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {}))
-    return list(node.get("properties", {}))
 
 
 @cache

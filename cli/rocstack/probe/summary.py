@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from rocstack.base.text import count, listed
 from rocstack.node import gate
 from rocstack.node.parse_network import SOFT_ROCE_MODULE
-from rocstack.node.profile import Library, Nic, NodeProfile, Pcie, Verbs
+from rocstack.node.profile import Library, Nic, NodeProfile, Verbs
 from rocstack.probe.classes import classes, differences
-from rocstack.probe.diagram import bits, speed
+from rocstack.probe.diagram import below_most, bits, speed
 
 UNKNOWN = "not read"
 MOST = 16  # differences shown
@@ -130,7 +130,8 @@ def _state(profile: NodeProfile) -> Iterator[str]:
     down = sum(port.state != "ACTIVE" for port in ports)
     if down:
         yield f"{down} of {count(len(ports), 'RDMA port')} not active"
-    slow = sum(map(_degraded, [g.pcie for g in profile.gpus] + [n.pcie for n in profile.nics if n.nic]))
+    links = [gpu.pcie for gpu in profile.gpus] + [nic.pcie for nic in profile.nics if nic.nic]
+    slow = sum(any(below_most(link)) for link in links)
     if slow:
         yield f"{count(slow, 'PCIe link')} below what the device can"
     software = [device.name for device in profile.verbs if device.driver == SOFT_ROCE_MODULE]
@@ -138,8 +139,3 @@ def _state(profile: NodeProfile) -> Iterator[str]:
         yield f"RDMA in software: {listed(software)}"
     if profile.unread:
         yield f"{count(len(profile.unread), 'thing')} not read"
-
-
-def _degraded(link: Pcie) -> bool:
-    pairs = ((link.speed, link.max_speed), (link.width, link.max_width))
-    return any(now is not None and most is not None and now < most for now, most in pairs)

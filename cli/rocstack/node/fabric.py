@@ -5,22 +5,29 @@ disagree on is left alone. Pure.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import rdma_ports, sockets
+from . import rdma_ports
 from .nic_settings import NicSettings, condition_names, holds, missing_plugin
 from .profile import Affinity, NodeProfile, Port
-from .rdma_ports import ETHERNET, ExcludedPort, Hca, choose_ports
+from .rdma_ports import ETHERNET, LISTABLE, ExcludedPort, Hca, choose_ports
+from .recording import natural_key
 
 NET_IB = "RCCL, src/transport/net_ib.cc"
 NCCL_DOC = "NCCL user guide, environment variables"
 UCX_CONFIG = "UCX, src/uct/ib/base"
 CHOOSES = "2.21"  # the first RCCL that chooses a GID by itself; before it the default is index 0
 PORTS = "hca"  # in the conditions of settings: how many RDMA ports are used; absent where none is
+_INNER = re.compile(  # network devices that lead nowhere outside
+    r"lo|(?:docker|podman|virbr|veth|cni|flannel|cali|cilium|kube|lxc|tunl|dummy|ifb).*|br-[0-9a-f]{12}"
+)
+_DOWN = ("down", "lowerlayerdown", "notpresent")
+_DEFAULT = "0.0.0.0/0"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -118,6 +125,8 @@ class _Draft:
     ) -> None:
         self.profile, self.nic, self.subnets = profile, nic, subnets
         self.hcas, self.excluded = choose_ports(profile, nic, subnets) if nic.provider else ((), ())
+        cards = [card for card in profile.nics if card.nic == nic.nic or card.device in nic.pci]
+        self.netdevs = sorted({name for card in cards for name in card.netdevs}, key=natural_key)
         self.known = {**versions, **({PORTS: str(len(self.hcas))} if self.hcas else {})}
         self.lines: dict[str, FabricVariable] = {}
         self.notes: list[str] = []
@@ -129,7 +138,13 @@ class _Draft:
     def ports(self) -> None:
         self.warnings += [f"{port.name} is left out: {port.why}" for port in self.excluded if port.matters]
         if not self.nic.provider:
-            self.warnings += sockets.missing_devices(self.profile, self.nic)
+            if self.nic.modules:  # else plain TCP
+                self.warnings += [f"{name} is left out: it is down" for name in self.netdevs if not self.usable(name)]
+                if not any(map(self.usable, self.netdevs)):
+                    what = f"no usable network device of a {self.nic.nic} card"
+                    self.warnings.append(f"{what}, for which the image is built")
+                if not self.profile.cxi:
+                    self.warnings.append("no /dev/cxi*: libfabric can't reach the card")
             return
         if not self.hcas:
             self.warnings.append(
@@ -140,7 +155,7 @@ class _Draft:
         count = f"{len(self.hcas)} active port{'' if len(self.hcas) == 1 else 's'}"
         self.set(
             "NCCL_IB_HCA",
-            sockets.whole_names([hca.name for hca in self.hcas]),
+            "=" + ",".join(hca.name for hca in self.hcas),
             f"the {count} of the data network in the order of their GPUs; '=' means whole names",
             f"{NET_IB}; {NCCL_DOC}",
         )
@@ -236,14 +251,44 @@ class _Draft:
             have = ", ".join(f"{part} is {self.known.get(part, 'not known')}" for part in parts)
             self.notes.append(f"{name} is not set: it is for {' or '.join(whens)} ({have})")
 
+    def usable(self, netdev: str) -> bool:
+        """Not the loopback, not of containers or virtual machines, not down, and with a name that a list can hold."""
+        down = any(device.name == netdev and device.state in _DOWN for device in self.profile.netdevs)
+        return bool(LISTABLE.fullmatch(netdev)) and not _INNER.fullmatch(netdev) and not down
+
+    def control_device(self, control_address: str | None) -> tuple[str | None, str]:
+        """The network device towards `control_address`, and why it is that one: for RCCL's and Gloo's bootstrap, and
+        UCX's wire-up."""
+        routes = []
+        for route in self.profile.routes:
+            with contextlib.suppress(ValueError):  # no network
+                if self.usable(route.netdev):
+                    routes.append((ipaddress.ip_network(route.to, strict=False), route))
+        routes.sort(key=lambda each: (-each[0].prefixlen, each[1].metric, each[1].netdev))
+        if control_address is not None:
+            aim = ipaddress.ip_address(control_address)
+            for network, route in routes:
+                if isinstance(aim, ipaddress.IPv4Address) and aim in network:
+                    what = "the default route" if route.to == _DEFAULT else route.to
+                    return route.netdev, f"the route to the control node {aim}, by {what}"
+        for _, route in routes:
+            if route.to == _DEFAULT:
+                towards = f"; no IPv4 route is known to {control_address}" if control_address else ""
+                return route.netdev, f"holds the default route{towards}"
+        alone = {address.netdev for address in self.profile.addresses if self.usable(address.netdev)}
+        if len(alone) == 1:
+            return alone.pop(), "the only network device with an address"
+        return None, "no route to the control node and no default route" if control_address else "no default route"
+
     def sockets(self, control_address: str | None) -> None:
-        netdev, why = sockets.control_device(self.profile, control_address)
-        data = () if self.nic.provider or not self.nic.modules else sockets.nic_devices(self.profile, self.nic)
+        netdev, why = self.control_device(control_address)
+        # Slingshot's own (hsn0 ...)
+        data = [] if self.nic.provider or not self.nic.modules else list(filter(self.usable, self.netdevs))
         if data:
             reason = f"the node's {self.nic.nic} network devices"
-            self.set("NCCL_SOCKET_IFNAME", sockets.whole_names(data), reason, NCCL_DOC)
+            self.set("NCCL_SOCKET_IFNAME", "=" + ",".join(data), reason, NCCL_DOC)
         elif netdev:
-            self.set("NCCL_SOCKET_IFNAME", sockets.whole_names([netdev]), why, NCCL_DOC)
+            self.set("NCCL_SOCKET_IFNAME", f"={netdev}", why, NCCL_DOC)
         if not netdev:
             self.warnings.append(
                 f"no network device was chosen for sockets: {why}; RCCL and Gloo take the first they find"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import string
 from collections.abc import Iterable
 
 MOST = 1 << 16  # names in one list; slurm.conf(5): "no more than 64k"
-_LAST = re.compile(r"(.*?)(\d*)")
 _PART = re.compile(r"(?:[^\[\],]|\[[^\]]*\])+")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
@@ -49,9 +49,8 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    match = _LAST.fullmatch(name)
-    assert match  # it matches any text of one line
-    return match[1], match[2]
+    prefix = name.rstrip(string.digits)
+    return prefix, name[len(prefix) :]
 
 
 def _ranges(numbers: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ store keep them compressed: only `manifest.json` at the end tells which is which
 """
 
 import errno
+import gzip
 import json
 import posixpath
 import shutil
@@ -110,8 +111,6 @@ def _contained(name: str) -> str:
 
 def _plain(file: Path) -> Iterator[bytes]:
     """The file's content, uncompressed."""
-    import gzip
-
     import zstandard
 
     with file.open("rb") as raw:

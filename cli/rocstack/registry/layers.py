@@ -12,24 +12,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 BLOCK = 1 << 20  # bytes: large enough that hashing and compressing leave Python's lock alone
 
 
 class UnreadableLayer(Exception):
     """A source that gives no layer, or another one than the image's id promises."""
-
-
-class LayerSource(Protocol):
-    """Where the layers come from. `open` raises UnreadableLayer or OSError, before or while it is read."""
-
-    @property
-    def config(self) -> bytes: ...
-
-    def open(self, diff_id: str) -> Iterator[bytes | bytearray]: ...
-
-    def size(self, diff_id: str) -> int: ...
 
 
 def sha256(data: bytes) -> str:

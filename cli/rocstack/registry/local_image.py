@@ -11,22 +11,20 @@ from docker import DockerClient
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge.engine import find_image
 from rocstack.registry.docker_save import SavedImage
-from rocstack.registry.layers import GraphStore, LayerSource, UnreadableLayer, sha256
+from rocstack.registry.layers import GraphStore, UnreadableLayer, sha256
 
 
 @dataclass
 class LocalImage:
-    """A local image, by whatever source gives its layers. Close it: a fallback may keep copies of them.
-
-    `id` is the sha256 of its configuration, on every engine; `needed` limits what a fallback has to copy.
-    """
+    """A local image, by whatever source gives its layers. Close it: a fallback may keep copies of them. `needed` limits
+    what a fallback has to copy."""
 
     client: DockerClient
     reference: str
     diff_ids: tuple[str, ...]
     needed: Collection[str] | None = None
     _engine_id: str = ""
-    _source: LayerSource | None = None
+    _source: GraphStore | SavedImage | None = None
     _saved: SavedImage | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -57,12 +55,8 @@ class LocalImage:
         return self._ready().config
 
     @property
-    def id(self) -> str:
-        return sha256(self.config)
-
-    @property
     def known_id(self) -> str | None:
-        """The id, where it can be told without copying anything."""
+        """The sha256 of its configuration, its id on every engine, where it can be told without copying anything."""
         return sha256(self._source.config) if self._source else None
 
     def size(self, diff_id: str) -> int:
@@ -85,7 +79,7 @@ class LocalImage:
                     self._source = None
             raise UnreadableLayer(str(error)) from None
 
-    def _ready(self) -> LayerSource:
+    def _ready(self) -> GraphStore | SavedImage:
         with self._lock:
             if self._source is None:
                 self._saved = SavedImage.make(self.client, self._engine_id, self.diff_ids, self.needed)

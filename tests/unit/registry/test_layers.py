@@ -167,4 +167,4 @@ def test_a_damaged_folder_falls_back_to_docker_save(root: Path) -> None:
             list(image.open(DIFF_IDS[0]))
         assert b"".join(image.open(DIFF_IDS[0])) == LOWER
         assert image._saved
-        assert image.id == sha256(CONFIG)
+        assert image.config == CONFIG

@@ -47,7 +47,7 @@ class Layers:
         image = LocalImage(
             cast(DockerClient, None), "rocstack/worker:x", tuple(json.loads(self.config)["rootfs"]["diff_ids"])
         )
-        image._source = self
+        image._source = cast(Any, self)
         return image
 
 

@@ -51,8 +51,7 @@ def _of_the_cluster(state: ClusterState) -> Iterator[Problem]:
         parts += [f"not done: {', '.join(not_done)}"] if not_done else []
         parts += [f"failed: {', '.join(failed)}"] if failed else []
         yield "deploy-interrupted", None, {"who": deploy.who, "when": deploy.started, "state": "; ".join(parts)}
-    control = state.gathered.node(state.inventory.control.name)
-    if control and not any(facts.containers for facts in state.gathered.nodes):
+    if state.control and state.empty:
         yield "cluster-down" if state.journal.releases else "not-deployed", None, {}
 
 

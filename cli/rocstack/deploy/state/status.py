@@ -101,15 +101,15 @@ def _images(state: ClusterState) -> tuple[ImageStatus, ...]:
 def _node(state: ClusterState, name: str) -> NodeStatus:
     roles, facts = state.inventory.roles(name), state.gathered.node(name)
     row = (state.slurm.nodes or {}).get(name)
-    said: dict[str, Any] = {
-        "slurm": "+".join(row["state"]).lower() if row else "",
-        "reason": row["reason"] if row else "",
-        "jobs": tuple(row["jobs"]) if row else (),
-        "gres": slurm_state.gres_gpus(row["gres"]) if row else None,
-    }
+    said: dict[str, Any] = {}
+    if row:
+        gres = slurm_state.gres_gpus(row["gres"])
+        words = "+".join(row["state"]).lower()
+        said = {"slurm": words, "reason": row["reason"], "jobs": tuple(row["jobs"]), "gres": gres}
     if facts is None:
         return NodeStatus(name, roles, health="not read", **said)
-    image = _image(facts, roles)
+    container = facts.container(services.WORKER if "worker" in roles else services.CONTROL)
+    image = container.image if container else ""
     release = state.release
     level = release.verified if release and is_image(facts, image, release.images.worker_id) else None
     return NodeStatus(
@@ -134,12 +134,6 @@ def _health(state: ClusterState, facts: NodeFacts) -> str:
     if len(words) == len(names) and set(words.values()) == {"missing"}:
         return "not deployed"
     return ", ".join(f"{SERVICE_OF[name]} {word}" for name, word in words.items()) or "healthy"
-
-
-def _image(facts: NodeFacts, roles: tuple[str, ...]) -> str:
-    """The worker's, where the node is one."""
-    container = facts.container(services.WORKER if "worker" in roles else services.CONTROL)
-    return container.image if container else ""
 
 
 def _digest(facts: NodeFacts, ident: str) -> str:

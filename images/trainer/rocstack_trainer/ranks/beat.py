@@ -53,6 +53,8 @@ class Beat:
 
     Requests to a store whose host is gone never return. So the store has a connection of its own here, made by
     `reach` and made again when it breaks, and a second thread calls `end` when nothing was answered in `patience_s`.
+    The caller's thread makes the first: PyTorch enters a new TCPStore into pybind11's table of objects without the GIL
+    (torch/csrc/distributed/c10d/init.cpp, its call_guard), and a thread that makes objects meanwhile may crash.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Beat:
         self.reach, self.name, self.every_s, self.patience_s = reach, name, every_s, patience_s
         self.look, self.end, self.answered = look, end, 0
         self.stopping, self.goodbye = threading.Event(), False
+        self.store = self._reached()
         self.thread = threading.Thread(target=self._beat, name="beat", daemon=True)
         self.thread.start()
         threading.Thread(target=self._guard, name="beat guard", daemon=True).start()
@@ -77,20 +80,26 @@ class Beat:
         self.stopping.set()
         self.thread.join(self.every_s + 1)  # longer only if the store doesn't answer
 
+    def _reached(self) -> Store | None:
+        try:
+            return self.reach()
+        except (RuntimeError, PeerLostError):
+            return None
+
     def _beat(self) -> None:
-        store = None
         while not self.stopping.is_set():
-            try:
-                store = store or self.reach()
-                store.add(f"beat/{self.name}", 1)
-                self.look(store)
-                self.answered += 1
-            except (RuntimeError, PeerLostError):
-                store = None
+            self.store = self.store or self._reached()
+            if self.store:
+                try:
+                    self.store.add(f"beat/{self.name}", 1)
+                    self.look(self.store)
+                    self.answered += 1
+                except (RuntimeError, PeerLostError):
+                    self.store = None
             self.stopping.wait(self.every_s)
-        if store and self.goodbye:
+        if self.store and self.goodbye:
             with contextlib.suppress(RuntimeError):  # it ended first, and nobody reads this any more
-                store.add(f"beat/{self.name}", LEFT)
+                self.store.add(f"beat/{self.name}", LEFT)
 
     def _guard(self) -> None:
         unanswered, before = 0.0, 0

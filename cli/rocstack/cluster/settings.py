@@ -199,15 +199,13 @@ class ClusterSettings(Value):
         if sum(each.default for each in self.partitions.values()) > 1:
             yield "partitions", "only one can be the default"
         for name, part in self.partitions.items():
-            yield from _unknown("partitions", name, "QoS", filter(None, [part.qos]), qos)
+            yield from _unknown("partitions", name, "QoS", [part.qos], qos)
             yield from _unknown("partitions", name, "account", part.accounts, accounts)
         for name, each in self.qos.items():
             yield from _unknown("qos", name, "QoS", each.preempts or (), qos)
         for name, account in self.accounts.items():
             yield from _unknown("accounts", name, "account", [account.parent or ROOT], accounts)
-            yield from _unknown(
-                "accounts", name, "QoS", [*(account.qos or ()), *filter(None, [account.default_qos])], qos
-            )
+            yield from _unknown("accounts", name, "QoS", [*(account.qos or ()), account.default_qos], qos)
             if name in self.ancestors(name):
                 yield "accounts", f"{name} is its own parent"
         for name, person in self.users.items():
@@ -217,9 +215,7 @@ class ClusterSettings(Value):
                 yield "users", f"{twin} and {name} have one uid, {person.uid}"
         for name, reservation in self.reservations.items():
             yield from _unknown("reservations", name, "account", reservation.accounts, accounts)
-            yield from _unknown(
-                "reservations", name, "partition", filter(None, [reservation.partition]), self.partitions
-            )
+            yield from _unknown("reservations", name, "partition", [reservation.partition], self.partitions)
 
     def ancestors(self, account: str) -> list[str]:
         """From the parent up, the root left out; ends where it comes back."""
@@ -232,8 +228,8 @@ class ClusterSettings(Value):
 
 
 def _unknown(
-    key: str, name: str, noun: str, wanted: Iterable[str], known: Collection[str]
+    key: str, name: str, noun: str, wanted: Iterable[str | None], known: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     for each in wanted:
-        if each not in known:
+        if each and each not in known:
             yield key, f"{name} names the {noun} '{each}', which is not there (known: {', '.join(sorted(known))})"

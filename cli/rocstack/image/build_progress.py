@@ -24,7 +24,6 @@ class BuildStep:
     cached: bool = False
     error: str | None = None
     log: list[str] = field(default_factory=list)
-    inputs: tuple[str, ...] = ()
 
     @property
     def stage(self) -> str:
@@ -62,11 +61,7 @@ class BuildProgress:
         self._partial: dict[tuple[str, int], bytes] = {}  # unfinished lines of standard output and error
 
     def feed(self, text: str) -> Iterator[BuildStep | BuildLine]:
-        """Takes a piece of the stream.
-
-        Yields:
-            A Step each time it starts, ends or fails, a Line for each line of output.
-        """
+        """Takes a piece of the stream; gives a step each time it starts, ends or fails, and each line of output."""
         self._buffer += text
         decoder = json.JSONDecoder()
         while self._buffer:
@@ -96,7 +91,6 @@ class BuildProgress:
         for vertex in value.get("vertexes") or []:
             step = self.steps.setdefault(vertex["digest"], BuildStep(vertex["digest"], vertex["name"]))
             before = (step.started, step.seconds, step.error, step.cached)
-            step.inputs = tuple(vertex.get("inputs") or step.inputs)
             step.cached = step.cached or bool(vertex.get("cached"))
             step.started = step.started or vertex.get("started")
             step.error = vertex.get("error") or step.error

@@ -35,27 +35,21 @@ GENERIC = {
 TARGET = re.compile(r"gfx([6-9]|1[0-9])[0-9][0-9a-f]")
 
 
-def names(gfx: Sequence[str]) -> tuple[str, ...]:
-    """Globs of the names under which files for the targets `gfx` go: the targets themselves, the generic ones
-    they belong to, and families (gfx110x, gfx11xx).
+def rules(gfx: Sequence[str]) -> tuple[str, ...]:
+    """Lines for a file in dpkg.cfg.d, of which the last that matches wins: every kernel file that is for some target
+    goes; those stay that serve a target in `gfx`, a generic one that it belongs to, or its families (gfx110x, gfx11xx).
+    As arguments of dpkg they need a leading '--'.
 
     Raises:
         BadInput: `gfx` is empty or holds something that is not a full gfx target.
     """
     if not gfx:
         raise BadInput.of("no-gfx")
-    targets: list[str] = []
+    names: dict[str, None] = {}  # in their order, each once
     for target in gfx:
         if not TARGET.fullmatch(target):
             raise BadInput.of("not-gfx", target=target)
         generic = [name for name, members in GENERIC.items() if re.fullmatch(members, target)]
-        targets += [target, *generic, f"{target[:-1]}[xX]", f"{target[:-2]}[xX][xX]"]
-    return tuple(dict.fromkeys(targets))
-
-
-def rules(gfx: Sequence[str]) -> tuple[str, ...]:
-    """Lines for a file in dpkg.cfg.d, of which the last that matches wins: every kernel file that is for some target
-    goes, those that serve a target in `gfx` stay. As arguments of dpkg they need a leading '--'."""
-    kept = names(gfx)
+        names |= dict.fromkeys([target, *generic, f"{target[:-1]}[xX]", f"{target[:-2]}[xX][xX]"])
     excluded = [f"path-exclude={folder}*gfx[0-9]*" for folder in FOLDERS]
-    return (*excluded, *(f"path-include={folder}*{name}*" for folder in FOLDERS for name in kept))
+    return (*excluded, *(f"path-include={folder}*{name}*" for folder in FOLDERS for name in names))

@@ -24,15 +24,9 @@ TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
 TRAINER = "trainer"
 # What a training run imports; tests/integration/test_trainer.py finds what is missing here.
 WARM = (
-    "torch.distributed.checkpoint.state_dict",
-    "torch.optim",
-    "numpy.ctypeslib",
-    "safetensors.torch",
-    "transformers.models.llama.modeling_llama",
-    "pyarrow.compute",
-    "pyarrow.parquet",
-    "zstandard",
-)
+    "torch.distributed.checkpoint.state_dict", "torch.optim", "numpy.ctypeslib", "safetensors.torch",
+    "transformers.models.llama.modeling_llama", "pyarrow.compute", "pyarrow.parquet", "zstandard",
+)  # fmt: skip
 
 
 def render(
@@ -114,8 +108,7 @@ def _asked(
     out: dict[str, str] = {}
     for file, start in lists:
         place = own.get(file.label, f"templates/{file.label}")
-        texts = file.head.texts(start)
-        for loc, text in texts.items():
+        for loc, text in file.head.texts(start).items():
             out.setdefault(text, f"{place}:{file.head.where(loc).line}")
     return out
 
@@ -153,14 +146,12 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
                 out += [*lists.packages, *lists.worker_packages] if built else lists.builder_packages
         return tuple(dict.fromkeys(out))
 
-    def env(role: Role) -> dict[str, str]:
-        return {"ROCSTACK_ROLE": role, "ROCSTACK_STACK": resolved.stack.name, "ROCSTACK_NIC": resolved.nic.name}
-
+    names = {"ROCSTACK_STACK": resolved.stack.name, "ROCSTACK_NIC": resolved.nic.name}
     return {
         "r": resolved,
         "roles": ROLES,
         "uids": UIDS,
-        "env": env,
+        "env": lambda role: {"ROCSTACK_ROLE": role, **names},
         "own_parts": own_parts,
         "prefix": prefix,
         "libdir": libdir,

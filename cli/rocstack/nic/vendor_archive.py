@@ -85,9 +85,8 @@ def ending(name: str) -> str | None:
 
 
 def members(file: IO[bytes], name: str, where: str, budget: Budget, plain: bool = False) -> Iterator[Member]:
-    """What a seekable archive holds, in its order; every entry's name and kind is checked.
-
-    `plain` is for what is unpacked later: simple names only, and no link that leaves its folder.
+    """What a seekable archive holds, in its order; every entry's name and kind is checked. `plain` is for what is
+    unpacked later: simple names only, and no link that leaves its folder.
 
     Raises:
         BadInput: damaged, encrypted, or made to do harm.

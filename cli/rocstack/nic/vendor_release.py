@@ -25,6 +25,7 @@ MAX_DEPTH = 4  # archives in one another
 MAX_NESTED = 1024 * MIB
 MAX_RDMA_CORE = 64 * MIB  # 65.0 has 2 MB
 MAX_RELEASE = 32 * MIB  # 232.0.164.5 has 1.3 MB
+Skipped = Callable[[RocstackError], None]
 _RDMA_CORE_VERSION = re.compile(r'^set\(PACKAGE_VERSION "([\d.]+)"\)', re.MULTILINE)
 _DEFINE = r"^[ \t]*#[ \t]*define[ \t]+{}[ \t]+\"?([\w.]+)\"?[ \t]*$"
 
@@ -47,7 +48,7 @@ class VendorRelease:
         return f"{self.version}{abi}: {self.where}"
 
 
-def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None) -> tuple[VendorRelease, ...]:
+def find(source: Path, skipped: Skipped = lambda _: None) -> tuple[VendorRelease, ...]:
     """Every release in `source`: the library's tarball itself, a bundle, or a folder of them. In a folder, what can't
     be read and isn't called as Broadcom calls it is left out; `skipped` is told.
 
@@ -63,9 +64,7 @@ def find(source: Path, skipped: Callable[[RocstackError], None] = lambda _: None
     return releases
 
 
-def find_usual(
-    folders: Iterable[str] = USUAL_FOLDERS, skipped: Callable[[RocstackError], None] = lambda _: None
-) -> tuple[VendorRelease, ...]:
+def find_usual(folders: Iterable[str] = USUAL_FOLDERS, skipped: Skipped = lambda _: None) -> tuple[VendorRelease, ...]:
     """Releases in what is called as Broadcom calls it, directly in one of `folders`; `skipped` is told what can't be
     read there."""
     releases: list[VendorRelease] = []
@@ -149,9 +148,7 @@ def _other(what: str, where: str) -> BadInput:
     return BadInput.of("renamed-release", Where(where), what=what)
 
 
-def _on_disk(
-    path: Path, budget: Budget, depth: int = 0, skipped: Callable[[RocstackError], None] | None = None
-) -> Iterator[VendorRelease]:
+def _on_disk(path: Path, budget: Budget, depth: int = 0, skipped: Skipped | None = None) -> Iterator[VendorRelease]:
     """Releases in a file or folder; links to folders are not followed."""
     where = shown(str(path))
     if path.is_dir():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.errors import BadInput, hinted
 from rocstack.base.text import listed
 from rocstack.nic.vendor_release import VendorRelease, pick
 from rocstack.node.image_facts import ImageFacts, ImageProvider
@@ -93,8 +93,7 @@ def plan(
         BadInput: no such way; several kernel ABIs without `variants`; nothing that speaks a node's ABI.
     """
     if way is not None and way not in nic.ways:
-        hint = did_you_mean(way, nic.ways)
-        raise BadInput.of("unknown-way", nic=nic.name, way=way, hint=f": {hint}" if hint else "")
+        raise BadInput.of("unknown-way", nic=nic.name, way=way, hint=hinted(way, nic.ways))
     by_abi: dict[int, list[Need]] = {}
     for need in sorted(wanted, key=lambda need: need.kernel_abi):
         by_abi.setdefault(need.kernel_abi, []).append(need)

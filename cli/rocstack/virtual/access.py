@@ -60,18 +60,12 @@ def inventory(folder: Path, hosts: Mapping[str, str], model: str) -> str:
     rows = "".join(f"        {name}: {{ansible_host: {address}}}\n" for name, address in hosts.items())
     return (
         f"# Virtual nodes, model {model}: made by `rocstack local up`, gone with `rocstack local down`.\n"
-        "all:\n"
-        "  vars:\n"
-        "    ansible_user: root\n"
+        "all:\n  vars:\n    ansible_user: root\n"
         f"    ansible_ssh_private_key_file: {json.dumps(_expanded(folder / KEY))}\n"
         f"    ansible_ssh_common_args: {json.dumps(shlex.join(['-F', str(folder / CONFIG)]))}\n"
         "    ansible_python_interpreter: /usr/bin/python3\n"
-        "  children:\n"
-        "    control:\n"
-        "      hosts:\n"
-        "        n1: {}\n"
-        "    workers:\n"
-        "      hosts:\n" + rows
+        "  children:\n    control:\n      hosts:\n        n1: {}\n"
+        f"    workers:\n      hosts:\n{rows}"
     )
 
 

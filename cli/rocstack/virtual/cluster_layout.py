@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -55,17 +54,16 @@ def name(prefix: str, cluster: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', prefix)}-local-{cluster}"
 
 
-def free_networks(taken: Iterable[IPv4Network], cluster: str) -> list[IPv4Network]:
+def free_networks(taken: list[IPv4Network], cluster: str) -> list[IPv4Network]:
     """The /24 networks of the pool that overlap with none in use; which comes first depends on the cluster, so that
     two that start at once don't meet.
 
     Raises:
         CheckFailed: none is left.
     """
-    used = list(taken)
     pool = list(POOL.subnets(new_prefix=24))
     start = int(cluster, 16) % len(pool)
-    free = [n for n in pool[start:] + pool[:start] if not any(n.overlaps(other) for other in used)]
+    free = [n for n in pool[start:] + pool[:start] if not any(n.overlaps(other) for other in taken)]
     if not free:
         raise CheckFailed.of("no-free-subnet", pool=POOL)
     return free

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.errors import BadInput, did_you_mean, hinted
 from rocstack.virtual.machine import Machine, VirtualPort, pci_id
 
 _ONE_NODE = re.compile(r"n([0-9]+):(.*)", re.DOTALL)
@@ -48,8 +48,7 @@ def parse(text: str) -> Fault:
         raise bad(ascii(text), "a fault is one line of text")
     kind = KINDS.get(name)
     if kind is None:
-        hint = did_you_mean(name, KINDS)
-        raise BadInput.of("unknown-fault", name=name, hint=f": {hint}" if hint else "", known=", ".join(KINDS))
+        raise BadInput.of("unknown-fault", name=name, hint=hinted(name, KINDS), known=", ".join(KINDS))
     if (bool(value) and not kind.takes) or (not value and kind.takes and not kind.takes.startswith("[")):
         takes = f"{name}={kind.takes}" if kind.takes else f"{name}, without a value"
         raise bad(text, f"the form is {takes}")

@@ -32,16 +32,18 @@ PROPERTIES = (
 
 def add(tree: TreeBuilder, machine: Machine) -> None:
     spec = machine.model.gpus
-    tree.link("/sys/class/kfd/kfd", KFD)
+    tree.links["/sys/class/kfd/kfd"] = KFD
     tree.put(f"{KFD}/topology", {"generation_id": 2})
     tree.files[f"{KFD}/topology/system_properties"] = "platform_oem 0\nplatform_id 0\nplatform_rev 0\n"
     links = _links(tree, machine)
-    for node in range(machine.model.cpu.numa):
-        _cpu_node(tree, machine, node, links.get(node, 0))
+    cpu = machine.model.cpu
+    cores = cpu.sockets * cpu.cores * cpu.threads // cpu.numa
+    for node in range(cpu.numa):
+        own = {"cpu_cores_count": cores, "cpu_core_id_base": node * cores, "io_links_count": links.get(node, 0)}
+        _node(tree, node, 0, "", cpu.memory_gib * (1 << 30) // cpu.numa, own)
     for index, (slot, pci) in enumerate(machine.gpus.items()):
         _function(tree, index, slot, pci, spec)
-        node = machine.model.cpu.numa + index
-        _gpu_node(tree, spec, node, index, slot, pci.address, links[node])
+        _gpu_node(tree, spec, cpu.numa + index, index, slot, pci.address, links[cpu.numa + index])
     if machine.gpus:
         tree.module("amdgpu", machine.amdgpu, uses=str(len(machine.gpus)))
         tree.char("/dev/kfd", 234, 0, spec.render)
@@ -66,23 +68,14 @@ def _function(tree: TreeBuilder, index: int, slot: int, pci: MachineFunction, sp
     for kind, minor, gid in (("card", index, spec.video), ("renderD", 128 + index, spec.render)):
         name = f"{kind}{minor}"
         tree.put(f"{home}/drm/{name}", {"dev": f"226:{minor}"})
-        tree.link(f"{home}/drm/{name}/device", home)
-        tree.link(f"/sys/class/drm/{name}", f"{home}/drm/{name}")
+        tree.links[f"{home}/drm/{name}/device"] = home
+        tree.links[f"/sys/class/drm/{name}"] = f"{home}/drm/{name}"
         tree.char(f"/dev/dri/{name}", 226, minor, gid)
-
-
-def _cpu_node(tree: TreeBuilder, machine: Machine, node: int, links: int) -> None:
-    cpu = machine.model.cpu
-    cores = cpu.sockets * cpu.cores * cpu.threads // cpu.numa
-    tree.put(f"{NODES}/{node}", {"gpu_id": 0, "name": ""})
-    _node(tree, node, cpu.memory_gib * (1 << 30) // cpu.numa,
-          {"cpu_cores_count": cores, "cpu_core_id_base": node * cores, "io_links_count": links})  # fmt: skip
 
 
 def _gpu_node(tree: TreeBuilder, spec: Gpus, node: int, index: int, slot: int, address: str, links: int) -> None:
     vendor, device = (int(part, 16) for part in spec.pci.split(":"))
-    tree.put(f"{NODES}/{node}", {"gpu_id": 28851 + 97 * slot, "name": "ip discovery"})
-    _node(tree, node, spec.memory_gib << 30, {
+    _node(tree, node, 28851 + 97 * slot, "ip discovery", spec.memory_gib << 30, {
         "simd_count": spec.compute_units * SIMDS, "io_links_count": links, "simd_id_base": 0x80001000,
         "max_waves_per_simd": 8, "lds_size_in_kb": 64, "num_gws": 64, "wave_front_size": 64,
         "array_count": 4 * spec.xcc, "simd_arrays_per_engine": 1,
@@ -95,8 +88,9 @@ def _gpu_node(tree: TreeBuilder, spec: Gpus, node: int, index: int, slot: int, a
     })  # fmt: skip
 
 
-def _node(tree: TreeBuilder, node: int, memory: int, properties: dict[str, int]) -> None:
+def _node(tree: TreeBuilder, node: int, gpu: int, name: str, memory: int, properties: dict[str, int]) -> None:
     properties = {"mem_banks_count": 1, **properties}
+    tree.put(f"{NODES}/{node}", {"gpu_id": gpu, "name": name})
     lines = "".join(f"{key} {properties.get(key, 0)}\n" for key in PROPERTIES)
     tree.files[f"{NODES}/{node}/properties"] = lines
     tree.files[f"{NODES}/{node}/mem_banks/0/properties"] = f"heap_type 1\nsize_in_bytes {memory}\nflags 0\n"

@@ -4,8 +4,9 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import docker
 import docker.errors
 from docker.types import IPAMConfig, IPAMPool
 
-from rocstack.base.errors import BadInput, CheckFailed, Missing, did_you_mean
+from rocstack.base.errors import BadInput, CheckFailed, Missing, hinted
 from rocstack.edge import locks
 from rocstack.virtual import access, cluster_layout, node
 from rocstack.virtual.cluster_layout import LABEL, ClusterRequest
@@ -24,9 +25,7 @@ from rocstack.virtual.node_image import LABEL as IMAGE_LABEL
 
 TIMEOUT_S = 60.0  # until a node must let us in and its engine answer
 _KEYS = "rocstack-secrets.yml"  # of what was deployed there: without the nodes' disks they open nothing
-_OURS = (access.KEY, f"{access.KEY}.pub", access.KNOWN, access.CONFIG, access.INVENTORY, _KEYS)
-_FOLDERS = ("nodes", "image")
-Say = Callable[[str], None]
+_OURS = (access.KEY, f"{access.KEY}.pub", access.KNOWN, access.CONFIG, access.INVENTORY, _KEYS, "nodes", "image")
 
 
 @dataclass
@@ -36,7 +35,7 @@ class LocalCluster:
     client: docker.DockerClient
     folder: Path
     prefix: str
-    say: Say = lambda text: None
+    say: Callable[[str], None] = lambda text: None
     _stop: threading.Event = field(default_factory=threading.Event)  # nobody waits for answers any more
 
     def __post_init__(self) -> None:
@@ -64,12 +63,8 @@ class LocalCluster:
             stay = f"{len(kept)} stay as they are" if kept else ""
             make = f"{len(missing)} to make" if missing else ""
             self.say(f"virtual nodes: {', '.join(filter(None, (make, stay)))}")
-            _each(
-                lambda m: node.make(
-                    self.client, m, self._node(m.host), image, network.name, self.id, wanted[m.host]
-                ),
-                missing,
-            )  # fmt: skip
+            start = partial(node.make, self.client, image=image, network=network.name, cluster=self.id)
+            _each(lambda m: start(m, self._node(m.host), digest=wanted[m.host]), missing)
             return self._answering(list(self._containers().values()))
 
     def reboot(self, name: str) -> NodeState:
@@ -80,8 +75,7 @@ class LocalCluster:
             CheckFailed: it does not come back.
         """
         with self._lock():
-            container = self._one(name)
-            container.restart(timeout=node.GRACE)
+            self._one(name).restart(timeout=node.GRACE)
             return self._answering([self._one(name)])[0]
 
     def cut(self, name: str) -> None:
@@ -104,7 +98,7 @@ class LocalCluster:
             networks = self._networks()
             for network in networks:
                 network.remove()
-            files = [path for path in (self.folder / name for name in (*_OURS, *_FOLDERS)) if path.exists()]
+            files = [path for path in (self.folder / name for name in _OURS) if path.exists()]
             for path in files:
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -121,11 +115,9 @@ class LocalCluster:
         for image in self.client.images.list(filters={"label": IMAGE_LABEL}):
             for tag in image.tags:
                 if tag.startswith(f"{self.prefix}/node:"):
-                    try:
+                    with suppress(docker.errors.APIError):  # in use by another cluster
                         self.client.images.remove(tag)
-                    except docker.errors.APIError:  # in use by another cluster
-                        continue
-                    count += 1
+                        count += 1
         return count
 
     def status(self) -> list[NodeState]:
@@ -146,7 +138,12 @@ class LocalCluster:
         states: list[NodeState] = _each(lambda answers: self._ask(answers, TIMEOUT_S), containers, self._stop)
         for state in states:
             if not state.well:
-                raise self._silent(state)
+                container = self._containers().get(state.name)
+                log = container.logs(tail=3).decode("utf-8", "replace").strip() if container else "it is gone"
+                what = "its engine does not answer" if state.reachable else "does not answer over ssh"
+                end = f"its log ends with: {log}" if log else None
+                who = f"{state.name} ({state.address})"
+                raise CheckFailed.of("node-silent", node=who, what=what, seconds=TIMEOUT_S, end=end)
         return states
 
     def _one(self, name: str) -> Any:
@@ -154,8 +151,7 @@ class LocalCluster:
         if not container:
             raise self.nothing()
         if name not in container:
-            hint = did_you_mean(name, container)
-            raise BadInput.of("unknown-node", name=name, hint=f": {hint}" if hint else "")
+            raise BadInput.of("unknown-node", name=name, hint=hinted(name, container))
         return container[name]
 
     def nothing(self) -> Missing:
@@ -189,14 +185,10 @@ class LocalCluster:
         taken += [IPv4Network(nics.network) for nics in wish.model.nics if nics.network]
         refused = ""
         for subnet in cluster_layout.free_networks(taken, self.id)[:8]:
-            pool = IPAMPool(subnet=str(subnet), gateway=str(subnet.network_address + 1))
+            ipam = IPAMConfig(pool_configs=[IPAMPool(subnet=str(subnet), gateway=str(subnet.network_address + 1))])
+            name = cluster_layout.name(self.prefix, self.id)
             try:
-                made = self.client.networks.create(
-                    cluster_layout.name(self.prefix, self.id),
-                    driver="bridge",
-                    ipam=IPAMConfig(pool_configs=[pool]),
-                    labels={LABEL: self.id},
-                )
+                made = self.client.networks.create(name, driver="bridge", ipam=ipam, labels={LABEL: self.id})
             except docker.errors.APIError as error:
                 refused = str(error.explanation or error)
                 if "overlap" not in refused:  # another cluster was quicker; anything else won't change
@@ -232,13 +224,6 @@ class LocalCluster:
         (self.folder / access.INVENTORY).write_text(access.inventory(self.folder, hosts, wish.model.name))
         for name in hosts:
             (self._node(name) / "authorized_keys").write_text(keys + "\n")
-
-    def _silent(self, state: NodeState) -> CheckFailed:
-        container = self._containers().get(state.name)
-        log = container.logs(tail=3).decode("utf-8", "replace").strip() if container else "it is gone"
-        what = "its engine does not answer" if state.reachable else "does not answer over ssh"
-        end = f"its log ends with: {log}" if log else None
-        return CheckFailed.of("node-silent", node=state.name, at=state.address, what=what, seconds=TIMEOUT_S, end=end)
 
 
 def _subnet(network: Any) -> IPv4Network:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from rocstack.base import document, paths
-from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.errors import BadInput, did_you_mean, hinted
 from rocstack.base.words import Driver, Gfx, Line, Name, Value, Version
 
 
@@ -191,14 +191,5 @@ def load(name: str) -> NodeModel:
     """
     file = Path(name) if name.endswith((".yml", ".yaml")) else folder() / f"{name}.yml"
     if not file.exists():
-        hint = did_you_mean(name, names())
-        raise BadInput.of("unknown-model", name=name, hint=f": {hint}" if hint else "")
-    return parse(document.read(file), file.stem)
-
-
-def parse(doc: document.Document, name: str) -> NodeModel:
-    """
-    Raises:
-        BadInput: with file:line.
-    """
-    return doc.validate(NodeModel, extra={"name": name})
+        raise BadInput.of("unknown-model", name=name, hint=hinted(name, names()))
+    return document.read(file).validate(NodeModel, extra={"name": file.stem})

@@ -13,7 +13,7 @@ _NO_GID = ":".join(["0000"] * 8)
 def add(tree: TreeBuilder, machine: Machine) -> None:
     loopback = "/sys/devices/virtual/net/lo"
     tree.put(loopback, {"operstate": "unknown", "mtu": 65536, "type": 772, "address": "00:00:00:00:00:00"})
-    tree.link("/sys/class/net/lo", loopback)
+    tree.links["/sys/class/net/lo"] = loopback
     uverbs = 0
     for port in machine.ports:
         home = tree.function(port.pci, _CLASS, port.spec.module)
@@ -25,8 +25,8 @@ def add(tree: TreeBuilder, machine: Machine) -> None:
         if port.cxi:
             number = int(port.cxi.removeprefix("cxi"))
             tree.put(f"{home}/cxi/{port.cxi}", {"dev": f"240:{number}"})
-            tree.link(f"{home}/cxi/{port.cxi}/device", home)
-            tree.link(f"/sys/class/cxi/{port.cxi}", f"{home}/cxi/{port.cxi}")
+            tree.links[f"{home}/cxi/{port.cxi}/device"] = home
+            tree.links[f"/sys/class/cxi/{port.cxi}"] = f"{home}/cxi/{port.cxi}"
             tree.char(f"/dev/{port.cxi}", 240, number, mode=0o666)
     if uverbs:
         tree.put("/sys/class/infiniband_verbs", {"abi_version": 6})  # of uverbs itself, IB_USER_VERBS_ABI_VERSION
@@ -44,8 +44,8 @@ def _netdev(tree: TreeBuilder, machine: Machine, port: VirtualPort, home: str) -
         "address": port.mac, "carrier": int(port.up), "type": 1, "dev_port": 0, "flags": "0x1003",
         "uevent": f"INTERFACE={port.netdev}",
     })  # fmt: skip
-    tree.link(f"{netdev}/device", home)
-    tree.link(f"/sys/class/net/{port.netdev}", netdev)
+    tree.links[f"{netdev}/device"] = home
+    tree.links[f"/sys/class/net/{port.netdev}"] = netdev
     # A driver without a version of its own gives the kernel's (net/ethtool/ioctl.c).
     answers = {
         "driver": port.spec.module, "version": port.driver or machine.kernel,
@@ -64,9 +64,9 @@ def _bond(tree: TreeBuilder, name: str, ports: list[VirtualPort]) -> None:
         "uevent": f"DEVTYPE=bond\nINTERFACE={name}", "bonding/mode": "802.3ad 4",
         "bonding/slaves": " ".join(port.netdev for port in ports),
     })  # fmt: skip
-    tree.link(f"/sys/class/net/{name}", home)
+    tree.links[f"/sys/class/net/{name}"] = home
     for port in ports:
-        tree.link(f"{tree.links[f'/sys/class/net/{port.netdev}']}/master", home)
+        tree.links[f"{tree.links[f'/sys/class/net/{port.netdev}']}/master"] = home
 
 
 def _verbs(tree: TreeBuilder, machine: Machine, port: VirtualPort, name: str, home: str, number: int) -> None:
@@ -89,8 +89,8 @@ def _verbs(tree: TreeBuilder, machine: Machine, port: VirtualPort, name: str, ho
             tree.put(f"{device}/ports/1/gid_attrs", {f"types/{row}": entry[1], f"ndevs/{row}": port.interface})
     tree.put(uverbs, {"ibdev": name, "abi_version": port.kernel_abi, "dev": f"231:{192 + number}"})
     for path, kind in ((device, "infiniband"), (uverbs, "infiniband_verbs")):
-        tree.link(f"{path}/device", home)
-        tree.link(f"/sys/class/{kind}/{path.rpartition('/')[2]}", path)
+        tree.links[f"{path}/device"] = home
+        tree.links[f"/sys/class/{kind}/{path.rpartition('/')[2]}"] = path
     part = f"{home}/{port.spec.module}.rdma.{number}"  # the auxiliary device that the verbs module drives
     tree.module(module, port.driver)
     tree.driver("auxiliary", f"{module}.rdma", module, part)

@@ -42,7 +42,7 @@ class NodeState:
 
 
 def state(container: Any, version: str | None) -> NodeState:
-    """`said`: the node's own answer, see `access.answers`."""
+    """`version`: the node's own answer, see `access.engine_version`."""
     return NodeState(
         name=label(container, "node"),
         address=label(container, "address"),

@@ -30,7 +30,7 @@ def record(machine: Machine, *, live: bool = False) -> Recording:
     tree.put("/sys/devices/system/node", {"online": f"0-{last}" if last else "0"})
     dmi = "/sys/devices/virtual/dmi/id"
     tree.put(dmi, {"sys_vendor": "rocstack", "product_name": f"virtual node {machine.model.name}"})
-    tree.link("/sys/class/dmi/id", dmi)
+    tree.links["/sys/class/dmi/id"] = dmi
     gpu_files.add(tree, machine)
     nic_files.add(tree, machine)
     tree.commands |= _commands(machine, live)

@@ -26,9 +26,6 @@ class TreeBuilder:
         for name, value in values.items():
             self.files[f"{folder}/{name}"] = f"{value}\n"
 
-    def link(self, path: str, to: str) -> None:
-        self.links[path] = to
-
     def char(self, path: str, major: int, minor: int, gid: int = 0, mode: int = 0o660) -> None:
         self.devices[path] = DeviceNode("c", major, minor, gid, mode)
 
@@ -41,9 +38,9 @@ class TreeBuilder:
     def driver(self, bus: str, name: str, module: str, device: str) -> None:
         """Binds a device to a driver of a bus."""
         home = f"/sys/bus/{bus}/drivers/{name}"
-        self.link(f"{device}/driver", home)
-        self.link(f"{home}/module", f"/sys/module/{module}")
-        self.link(f"{home}/{device.rpartition('/')[2]}", device)
+        self.links[f"{device}/driver"] = home
+        self.links[f"{home}/module"] = f"/sys/module/{module}"
+        self.links[f"{home}/{device.rpartition('/')[2]}"] = device
 
     def function(self, device: MachineFunction, klass: int, driver: str) -> str:
         """A PCI function below its bridges; gives its folder."""
@@ -77,8 +74,8 @@ class TreeBuilder:
         })  # fmt: skip
         self.files[f"{home}/resource"] = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n" * 13
         self.blobs[f"{home}/config"] = pci_config(id, klass, buses)
-        self.link(f"{home}/subsystem", "/sys/bus/pci")
-        self.link(f"{PCI}/{home.rpartition('/')[2]}", home)
+        self.links[f"{home}/subsystem"] = "/sys/bus/pci"
+        self.links[f"{PCI}/{home.rpartition('/')[2]}"] = home
 
     def recording(self, host: str) -> Recording:
         folders = tuple(self.folders)

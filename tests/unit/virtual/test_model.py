@@ -15,7 +15,7 @@ GOOD = (model.folder() / "mi300x-thor2.yml").read_text()
 
 
 def parse(text: str) -> model.NodeModel:
-    return model.parse(document.parse(text, "m.yml"), "m")
+    return document.parse(text, "m.yml").validate(model.NodeModel, extra={"name": "m"})
 
 
 def line_of(text: str, part: str) -> int:

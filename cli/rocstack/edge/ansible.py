@@ -119,9 +119,7 @@ def run(
     """
     if not inventory.exists():
         raise BadInput.of("no-inventory", inventory=inventory)
-    env = environment(os.environ)
-    if not shutil.which("ansible-playbook", path=env["PATH"]):
-        raise Missing.of("no-ansible")
+    _, env = program("ansible-playbook")
     with ExitStack() as open_files:
         private = open_files.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))
         events = _Events(on_event, on_task, open_files.enter_context(log.open("a")) if log else None)
@@ -144,6 +142,19 @@ def run(
     if events.no_hosts or not code:
         raise BadInput.of("no-hosts", inventory)
     raise start_error("\n".join(events.texts), inventory)
+
+
+def program(name: str) -> tuple[str, dict[str, str]]:
+    """The path of a program of Ansible's, and the environment in which it runs.
+
+    Raises:
+        Missing: Ansible isn't installed.
+    """
+    env = environment(os.environ)
+    path = shutil.which(name, path=env["PATH"])
+    if path is None:
+        raise Missing.of("no-ansible", program=name)
+    return path, env
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -150,7 +150,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         inventory,
         gathered,
         images,
-        gate=gate,  # type: ignore[arg-type]
+        gate=gate,
         memlock=request.run.ulimits != "auto",
         uids=UIDS,
         layer_bytes=request.layer_bytes,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rocstack.base.finding_texts import registering
 from rocstack.deploy.nodes.image import Image
@@ -10,7 +9,6 @@ from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import VerifiedLevel
 
-Gate = Literal["refuse", "warn", "off"]
 Values = dict[str, object]
 
 
@@ -18,7 +16,7 @@ Values = dict[str, object]
 class Scope:
     """Args:
     images: role -> the image that its nodes are to run.
-    gate: what is done where an image's fit is unknown.
+    gate: what is done where an image's fit is unknown: refuse, warn or off.
     memlock: whether the person set the limit of locked memory themselves.
     uids: name -> number of the users in the images.
     layer_bytes: diff id -> uncompressed bytes, as far as they are known.
@@ -30,7 +28,7 @@ class Scope:
     inventory: Inventory
     gathered: Gathered
     images: Mapping[str, Image]
-    gate: Gate = "refuse"
+    gate: str = "refuse"
     memlock: bool = False
     uids: Mapping[str, int] = field(default_factory=dict)
     layer_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -4,10 +4,8 @@ readable by nobody else, or encrypted as a whole by ansible-vault."""
 import base64
 import hashlib
 import json
-import os
 import re
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from rocstack.base.errors import BadInput, CheckFailed, Missing, Where, did_you_mean
+from rocstack.base.errors import BadInput, CheckFailed, Where, did_you_mean
 from rocstack.deploy.plan import tls
 from rocstack.edge import ansible, files
 
@@ -158,10 +156,7 @@ def _stored(path: Path) -> tuple[dict[str, Any], bool]:
 
 def _decrypted(path: Path) -> str:
     """By the person's own Ansible settings. Without a terminal it is never asked for a password."""
-    env = ansible.environment(os.environ)
-    vault = shutil.which("ansible-vault", path=env["PATH"])
-    if vault is None:
-        raise Missing.of("no-ansible-program", program="ansible-vault")
+    vault, env = ansible.program("ansible-vault")
     asks = sys.stdin.isatty()
     done = subprocess.run(
         [vault, "view", str(path)],

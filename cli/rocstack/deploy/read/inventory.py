@@ -2,9 +2,7 @@
 
 import ipaddress
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocstack.base.errors import BadInput, Missing, did_you_mean
+from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.edge import ansible
 from rocstack.node.recording import natural_key
 
@@ -126,11 +124,8 @@ def load(path: Path) -> Inventory:
         Missing: Ansible isn't installed.
     """
     if not path.exists():
-        raise BadInput.of("inventory-absent", inventory=path)
-    env = ansible.environment(os.environ)
-    program = shutil.which("ansible-inventory", path=env["PATH"])
-    if program is None:
-        raise Missing.of("no-ansible-program", program="ansible-inventory")
+        raise BadInput.of("no-inventory", inventory=path)
+    program, env = ansible.program("ansible-inventory")
     command = [program, "-i", str(path.absolute()), "--list"]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -167,7 +162,7 @@ def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ())
 def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> None:
     control, workers = groups.get(CONTROL, ()), groups.get(WORKERS, ())
     if not groups.get("all"):
-        raise BadInput.of("no-hosts-listed", path)
+        raise BadInput.of("no-hosts", path)
     if not control:
         raise BadInput.of("no-control", path, lack=_lack(groups, CONTROL))
     if len(control) > 1:

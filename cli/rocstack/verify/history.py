@@ -20,10 +20,6 @@ MOST = 8 << 20  # bytes, of which the older half goes then
 REPORTS, FAILURES = 100, 30  # of --watch, that stay: of runs that passed, and of others
 
 
-# What an entry has of its run as it is.
-_SAME = ("id", "when", "seconds", "cluster", "control", "level", "only", "passed", "complete", "proved", "virtual")
-
-
 class HistoryEntry(Value):
     """One run. `failing` is node -> why, with "" for the cluster as a whole; `absent` node -> why."""
 
@@ -59,13 +55,12 @@ class HistoryEntry(Value):
 def entry(run: Run) -> HistoryEntry:
     judged = verdict.judge(run)
     reasons_of = {each.node.name: each.reasons for each in judged.nodes} | {"": judged.cluster}
+    same = HistoryEntry.model_fields.keys() - {"nodes", "failing", "absent", "folder"}
     return HistoryEntry(
-        **{field: getattr(run, field) for field in _SAME},
+        **{field: getattr(run, field) for field in same},
         nodes=tuple(node.name for node in run.nodes),
         failing={name: f"{reasons[0].check}: {reasons[0].why}" for name, reasons in reasons_of.items() if reasons},
         absent={node.name: node.absent for node in run.nodes if node.absent},
-        image=run.image,
-        digest=run.digest,
     )
 
 

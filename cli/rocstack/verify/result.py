@@ -120,8 +120,7 @@ class CheckResult(Value):
     @property
     def missed(self) -> bool:
         """Not judged, or not on each node, though it could have been."""
-        whole = self.state == "skipped" and any(skip.kind in MISSED for skip in self.skips)
-        return whole or any(measure.missed for measure in self.measures)
+        return bool(MISSED & self.skip_kinds)
 
     @property
     def skip_kinds(self) -> frozenset[SkipKind]:

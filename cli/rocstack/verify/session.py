@@ -107,7 +107,6 @@ class Suite:
         artifacts.write(run, self.folder, history.previous(Path(runs), run) if runs else None)
 
     def _run(self) -> Run:
-        """It as a value."""
         cluster, when = self.cluster_evidence(), datetime.fromtimestamp(self.started, UTC)
         components = {name: text for name, text in cluster.labels.items() if name.startswith(COMPONENT)}
         images = {image.role: image for image in reversed(cluster.images)}  # the one of most nodes is the first

@@ -114,8 +114,6 @@ class Suite:
         return Run(
             rocstack=__version__,
             id=when.strftime("%Y%m%d-%H%M%S"),
-            cluster=cluster.cluster,
-            control=cluster.control,
             who=self.who,
             when=when.strftime("%Y-%m-%dT%H:%M:%SZ"),
             seconds=round(time.time() - self.started, 1),
@@ -126,10 +124,9 @@ class Suite:
             image=images.get("worker", none).id,
             digest=images.get("worker", none).digest,
             control_image=images.get("control", none).id,
-            labels=cluster.labels,
             versions={name.removeprefix(COMPONENT): text for name, text in components.items()},
-            fabric=cluster.fabric,
             results=tuple(self.results),
+            **{key: getattr(cluster, key) for key in ("cluster", "control", "labels", "fabric")},
         )
 
     def _read(self) -> DeployedCluster:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from rocstack.base.text import listed
 from rocstack.cluster.operation import minutes, seconds
-from rocstack.cluster.settings import NORMAL, ROOT, ClusterSettings, Reservation
+from rocstack.cluster.settings import NORMAL, ROOT, ClusterSettings
 from rocstack.cluster.slurm_files import members
 from rocstack.cluster.slurm_records import Row, SlurmRecords, names, tres
 from rocstack.node import hostlist
@@ -51,7 +51,9 @@ def changes(
     notes = list(_left(cluster, records))
     commands = [*_qos(cluster, records), *_accounts(cluster, records), *_users(cluster, records)]
     for name, reservation in sorted(cluster.reservations.items()):
-        start, end = _times(reservation)
+        start = None if reservation.start == "now" else datetime.strptime(reservation.start, "%Y-%m-%dT%H:%M")
+        lasts = seconds(reservation.duration)
+        end = start + timedelta(seconds=lasts) if start and lasts else None  # None: never
         if end and end <= now:
             notes.append(f"reservation {name} ended {end:%Y-%m-%d %H:%M}: remove it from rocstack.yml")
             continue
@@ -151,13 +153,6 @@ def _differing(*rows: tuple[str, str | int | tuple[str, ...] | None, str]) -> li
         if wanted is not None and value != recorded:
             words.append(f"{key}={'-1' if key == 'Flags' and not value else value}")
     return words
-
-
-def _times(reservation: Reservation) -> tuple[datetime | None, datetime | None]:
-    """None: at once, for ever."""
-    start = None if reservation.start == "now" else datetime.strptime(reservation.start, "%Y-%m-%dT%H:%M")
-    lasts = seconds(reservation.duration)
-    return start, start + timedelta(seconds=lasts) if start and lasts else None
 
 
 def _reservation(

@@ -13,8 +13,6 @@ from rocstack.base.words import Value
 from rocstack.edge.retry import Retry
 from rocstack.registry.image_archive import ImageArchive
 
-AT_ONCE = 8
-ATTEMPTS = 3
 FIRST_PAUSE = 2.0  # seconds; each further one is twice as long
 Progress = Callable[[str, int, int], None]  # node, bytes done, bytes in all
 
@@ -43,8 +41,8 @@ def load(
     archive: ImageArchive,
     targets: Sequence[LoadTarget],
     *,
-    at_once: int = AT_ONCE,
-    attempts: int = ATTEMPTS,
+    at_once: int = 8,
+    attempts: int = 3,
     sleep: Callable[[float], None] | None = None,
     progress: Progress = lambda node, done, total: None,
 ) -> list[LoadedImage]:

@@ -105,8 +105,8 @@ class Bench:
         """zstd layers to the head's registry through a tunnel, then all workers pull by digest at once."""
 
         def send() -> str:
-            with self.site.tunnel(5000) as end, LocalImage.find(self.client, image) as found:
-                return publish(found, Repository(self.http(end.port), f"rocstack-worker-{self.link}"), tag).reference
+            with self.site.tunnel(5000) as near, LocalImage.find(self.client, image) as found:
+                return publish(found, Repository(self.http(near), f"rocstack-worker-{self.link}"), tag).reference
 
         publish_s, reference = timed(send)
         pull_s, _ = timed(lambda: each(lambda node: self.pull(node, reference), self.site.workers))
@@ -135,8 +135,8 @@ class Bench:
         repository = f"by-hand-{self.link}"
         config = self.work / "docker"
         config.mkdir(exist_ok=True)
-        with self.site.tunnel(5000) as end:
-            near = f"127.0.0.1:{end.port}"
+        with self.site.tunnel(5000) as port:
+            near = f"127.0.0.1:{port}"
             token = base64.b64encode(f"{USER}:{self.password}".encode()).decode()
             (config / "config.json").write_text(json.dumps({"auths": {near: {"auth": token}}}))
             run("docker", "tag", image, f"{near}/{repository}:{tag}")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rocstack.edge.ssh import SshHost, Tunnel, tunnel
+from rocstack.edge.ssh import SshHost, tunnel
 
 LOCAL = ".rocstack/local"
 CONFIG = f"{LOCAL}/ssh_config"
@@ -56,10 +56,10 @@ class Site:
         return run(*self.ssh(node), shlex.join(words), stdin=stdin)
 
     @contextmanager
-    def tunnel(self, port: int) -> Iterator[Tunnel]:
+    def tunnel(self, port: int) -> Iterator[int]:
         ssh_host = SshHost(self.head, ("ssh", "-F", str(self.folder / CONFIG)), self.head)
-        with tunnel(ssh_host, "127.0.0.1", port) as end:
-            yield end
+        with tunnel(ssh_host, "127.0.0.1", port) as (_, near):
+            yield near
 
     def shape(self, mbit: int) -> None:
         """Limits each node's link, both ways; 0 takes the limit away."""

@@ -221,19 +221,20 @@ def test_a_tunnel_to_what_only_the_node_reaches(host: str, ssh_hosts: dict[str, 
     there = "n2" if host == "far" else "n1"
     node(there, workspace, "cd /etc && nohup python3 -m http.server --bind 127.0.0.1 5999 >/dev/null 2>&1 & sleep 1")
     with ssh.tunnel(ssh_hosts[host], "127.0.0.1", 5999) as near:
-        web = http.client.HTTPConnection(near.address, near.port, timeout=10)
+        web = http.client.HTTPConnection(*near, timeout=10)
         web.request("GET", "/hostname")
         assert web.getresponse().read().decode().strip() == there
         web.close()
     with pytest.raises(ConnectionRefusedError):
-        http.client.HTTPConnection(near.address, near.port, timeout=1).connect()
+        http.client.HTTPConnection(*near, timeout=1).connect()
 
 
-def test_why_a_tunnel_leads_nowhere(ssh_hosts: dict[str, SshHost]) -> None:
-    with ssh.tunnel(ssh_hosts["n1"], "127.0.0.1", 1) as near:
-        with socket.create_connection((near.address, near.port), timeout=10) as through:
-            assert through.recv(1) == b""
-        until(lambda: "Connection refused" in near.log_text(), 5)
+def test_a_tunnel_that_leads_nowhere(ssh_hosts: dict[str, SshHost]) -> None:
+    with (
+        ssh.tunnel(ssh_hosts["n1"], "127.0.0.1", 1) as near,
+        socket.create_connection(near, timeout=10) as through,
+    ):
+        assert through.recv(1) == b""
     with (
         pytest.raises(CheckFailed, match=r"no tunnel to nobody: .*Permission denied"),
         ssh.tunnel(ssh_hosts["nobody"], "127.0.0.1", 22),
@@ -250,4 +251,4 @@ def test_this_machine_may_be_the_control_node(tmp_path: Path) -> None:
             pytest.fail("two hold it")
     assert json.loads((tmp_path / "deploy.json").read_text()) == {"schema": 1}
     with ssh.tunnel(here, "127.0.0.1", 7) as near:
-        assert (near.address, near.port, near.log_text()) == ("127.0.0.1", 7, "")
+        assert near == ("127.0.0.1", 7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -165,23 +165,19 @@ def _device_flags(host: Host, gpu: list[Device], gpus: tuple[int, ...] | None) -
     return [f"--device={path}" for path in [*paths, *(device.path for device in host.cxi)]]
 
 
-def _rdma_notes(host: Host) -> list[str]:
+def _rdma_notes(host: Host) -> Iterator[str]:
     if host.rdma and not any("/uverbs" in device.path for device in host.infiniband):
-        names = ", ".join(host.rdma)
-        return [f"{names} but no /dev/infiniband/uverbs*: `modprobe ib_uverbs`, or RCCL falls back to TCP"]
-    if host.hsn and not host.cxi:
-        names = ", ".join(host.hsn)
-        return [f"{names} but no /dev/cxi*: the Slingshot driver is not loaded, traffic goes over TCP"]
-    if not host.rdma and not host.cxi:
-        return ["no RDMA device: MPI and RCCL use TCP"]
-    return []
+        yield f"{', '.join(host.rdma)} but no /dev/infiniband/uverbs*: `modprobe ib_uverbs`, or RCCL falls back to TCP"
+    elif host.hsn and not host.cxi:
+        yield f"{', '.join(host.hsn)} but no /dev/cxi*: the Slingshot driver is not loaded, traffic goes over TCP"
+    elif not host.rdma and not host.cxi:
+        yield "no RDMA device: MPI and RCCL use TCP"
 
 
-def _shm_notes(host: Host, profile: RunProfile) -> list[str]:
-    if profile.shm != "host" or host.shm is None or host.shm >= SHM_NEEDED:
-        return []
-    has, needs = host.shm / 2**30, SHM_NEEDED >> 30
-    return [f"/dev/shm has {has:.1f} GiB; RCCL and data loaders may need {needs} GiB: enlarge it, or set shm"]
+def _shm_notes(host: Host, profile: RunProfile) -> Iterator[str]:
+    if profile.shm == "host" and host.shm is not None and host.shm < SHM_NEEDED:
+        has, needs = host.shm / 2**30, SHM_NEEDED >> 30
+        yield f"/dev/shm has {has:.1f} GiB; RCCL and data loaders may need {needs} GiB: enlarge it, or set shm"
 
 
 def _workspace(folder: Path | None, mounts: Sequence[Mount]) -> tuple[list[str], list[str]]:

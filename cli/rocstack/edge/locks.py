@@ -109,7 +109,6 @@ class ClusterLock:
 
     def _converse(self, stop: threading.Event) -> None:
         """One request at a time, each answered: the text to write, else a sign of life."""
-        number = 0
         try:
             while True:
                 with self._words:
@@ -118,10 +117,8 @@ class ClusterLock:
                     text, asked, self._new_text = self._new_text, self._asked, None
                 if text is None and stop.is_set():
                     return
-                number += 1
                 sent = time.clock_gettime(_CLOCK)
-                request = {"n": number} if text is None else {"n": number, "text": text}
-                _send(self._program, json.dumps(request).encode() + b"\n")
+                _send(self._program, json.dumps({} if text is None else {"text": text}).encode() + b"\n")
                 reply = _answer(self._program)
                 with self._words:
                     self._heard = sent

@@ -29,7 +29,7 @@ _OPTIONS = (
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
     "Compression=no",  # layers are compressed
-    "LogLevel=INFO",  # why a tunnel's far end refuses
+    "LogLevel=INFO",  # why it failed
 )
 _READY = "rocstack-tunnel-ready"
 _NOISE = re.compile(r"^$|^\*\* |^Warning: Permanently added|^Connection to .* closed")
@@ -182,37 +182,21 @@ class Program(subprocess.Popen[bytes]):
         self.stdout.close()
 
 
-@dataclass(frozen=True)
-class Tunnel:
-    """The near end: what connects to it comes out at the far one."""
-
-    address: str
-    port: int
-    log: IO[bytes] | None = None
-
-    def log_text(self) -> str:
-        """What ssh has logged since, such as that the far end refuses."""
-        if self.log is None:
-            return ""
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace").strip()
-
-
 @contextmanager
-def tunnel(ssh_host: SshHost, address: str, port: int) -> Iterator[Tunnel]:
-    """A tunnel to `address`:`port` as the host sees it; it listens when the block begins and is gone after it, also
-    when this process is killed.
+def tunnel(ssh_host: SshHost, address: str, port: int) -> Iterator[tuple[str, int]]:
+    """A tunnel to `address`:`port` as the host sees it. Gives the near end's address and port; it listens when the
+    block begins and is gone after it, also when this process is killed.
 
     Raises:
         CheckFailed: ssh doesn't get through.
     """
     if not ssh_host.program:
-        yield Tunnel(address, port)
+        yield address, port
         return
     with tempfile.TemporaryFile() as log:
         program, near = _forward(ssh_host, address, port, log)
         try:
-            yield Tunnel("127.0.0.1", near, log)
+            yield "127.0.0.1", near
         finally:
             program.end()
 

@@ -1,7 +1,7 @@
 """Holds a lock on a node for as long as the operator's machine is heard, and writes the file that only the holder may
 write. Started over ssh, by its source alone: so it imports nothing of the package and has a `write` of its own.
 
-Lines of JSON: the first request is {"lock", "file", "silence", "wait", "who"}, each further one {"n"} or {"n", "text"}.
+Lines of JSON: the first request is {"lock", "file", "silence", "wait", "who"}, each further one {} or {"text"}.
 Answers follow a mark, because a login shell may say things of its own.
 """
 
@@ -91,9 +91,9 @@ def hold(stream: BinaryIO) -> None:
             if "text" in request:
                 write(file, request["text"])
         except OSError as error:
-            answer(n=request["n"], error=error.strerror or str(error))
+            answer(error=error.strerror or str(error))
         else:
-            answer(n=request["n"])
+            answer()
     os.ftruncate(handle, 0)
 
 

@@ -61,8 +61,8 @@ def repository(prepared: PreparedDeploy, desired: DesiredCluster) -> Iterator[Re
             ca = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))) / "ca.pem"
             ca.write_text(desired.keys.registry_ca)
             ssh_host = prepared.gathered.ssh_hosts[desired.inventory.control.name]
-            tunnel = stack.enter_context(ssh.tunnel(ssh_host, "127.0.0.1", ship.port))
-            login, end = RegistryLogin(USER, desired.keys.registry_password), (tunnel.address, tunnel.port)
+            end = stack.enter_context(ssh.tunnel(ssh_host, "127.0.0.1", ship.port))
+            login = RegistryLogin(USER, desired.keys.registry_password)
             path = repository_name("worker")
             http = RegistryHttp(desired.registry_address, login=login, ca=ca, connect_to=end)
         stack.callback(http.close)

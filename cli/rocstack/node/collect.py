@@ -1,5 +1,5 @@
 """Copies from a node what the parsers read. Read-only, no root needed, standard library only: it travels to nodes
-that have nothing of ours. What is read stands in sources.py.
+that have nothing of ours. What is read stands in collect_paths.py.
 """
 
 from __future__ import annotations

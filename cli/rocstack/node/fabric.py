@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import rdma_ports
-from .nic_settings import NicSettings, condition_names, holds, missing_plugin
+from .nic_settings import PLUGIN, NicSettings, condition_names, holds
 from .profile import Affinity, NodeProfile, Port
 from .rdma_ports import ETHERNET, LISTABLE, ExcludedPort, Hca, choose_ports
 from .recording import natural_key
@@ -85,7 +85,6 @@ def fabric(
     draft.gid()
     draft.traffic_class()
     draft.settings()
-    draft.warnings += missing_plugin(nic, versions or {})
     draft.sockets(control_address)
     draft.override(overrides or {})
     return Fabric(
@@ -123,7 +122,7 @@ class _Draft:
         subnets: Sequence[rdma_ports.IpNetwork],
         versions: Mapping[str, str],
     ) -> None:
-        self.profile, self.nic, self.subnets = profile, nic, subnets
+        self.profile, self.nic, self.subnets, self.versions = profile, nic, subnets, versions
         self.hcas, self.excluded = choose_ports(profile, nic, subnets) if nic.provider else ((), ())
         cards = [card for card in profile.nics if card.nic == nic.nic or card.device in nic.pci]
         self.netdevs = sorted({name for card in cards for name in card.netdevs}, key=natural_key)
@@ -250,6 +249,10 @@ class _Draft:
                 continue
             have = ", ".join(f"{part} is {self.known.get(part, 'not known')}" for part in parts)
             self.notes.append(f"{name} is not set: it is for {' or '.join(whens)} ({have})")
+        plugin, versions = self.nic.plugin, self.versions  # without versions no image is known
+        if plugin and versions and PLUGIN not in versions and holds(plugin.when, versions) is not False:
+            text = f"the image has no {plugin.name}, RCCL's plugin for {self.nic.nic}: {plugin.without}"
+            self.warnings.append(f"{text}; `rocstack build --nic-plugin` compiles it in")
 
     def usable(self, netdev: str) -> bool:
         """Not the loopback, not of containers or virtual machines, not down, and with a name that a list can hold."""

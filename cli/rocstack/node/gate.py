@@ -119,21 +119,17 @@ def candidates(image: ImageFacts, node: NodeProfile) -> tuple[list[Verbs], list[
 def _no_device(image: ImageFacts, node: NodeProfile) -> GateFinding:
     """Why there is no device for the image to use."""
     cards = _cards(image, node)
-    if cards:
-        return GateFinding(
-            UNFIT,
-            f"{cards} {image.nic} NIC{'s' if cards > 1 else ''} without an RDMA device",
-            f"`modprobe {image.modules[-1]}` on the host, then look at `dmesg`",
-        )
     others = sorted({nic.nic for nic in node.nics if nic.nic})
-    if others or node.verbs:
+    if cards:
+        what = f"{cards} {image.nic} NIC{'s' if cards > 1 else ''} without an RDMA device"
+        step = f"`modprobe {image.modules[-1]}` on the host, then look at `dmesg`"
+    elif others or node.verbs:
         has = others or sorted({str(device.driver) for device in node.verbs})
-        return GateFinding(
-            UNFIT,
-            f"the NICs are {', '.join(has)}, the image is built for {image.nic}",
-            f"`rocstack build --nic {others[0]}`" if others else "",
-        )
-    return GateFinding(UNFIT, f"no {image.nic} NIC", "`rocstack build --nic tcp` makes an image that needs none")
+        what = f"the NICs are {', '.join(has)}, the image is built for {image.nic}"
+        step = f"`rocstack build --nic {others[0]}`" if others else ""
+    else:
+        what, step = f"no {image.nic} NIC", "`rocstack build --nic tcp` makes an image that needs none"
+    return GateFinding(UNFIT, what, step)
 
 
 def _cards(image: ImageFacts, node: NodeProfile) -> int:
@@ -245,9 +241,8 @@ def _choose(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> 
     if len(image.providers) > 1 and (len(same) > 1 or not chosen.place or not chosen.path):
         return GateFinding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not known", REBUILD)
     if image.private_abi is None or chosen.private_abi is None:
-        return GateFinding(
-            UNKNOWN, f"the private ABI of {_owner(chosen)} or of the image's libibverbs could not be read"
-        )
+        what = f"the private ABI of {_owner(chosen)} or of the image's libibverbs could not be read"
+        return GateFinding(UNKNOWN, what)
     if image.private_abi != chosen.private_abi:
         what = f"{_owner(chosen)} needs libibverbs' private ABI {chosen.private_abi}, the image has {image.private_abi}"
         return GateFinding(UNFIT, what, f"`rocstack build --nic {image.nic}` puts one that fits into the image")

@@ -89,15 +89,6 @@ def holds(when: str | None, versions: Mapping[str, str]) -> bool | None:
     return answer
 
 
-def missing_plugin(nic: NicSettings, versions: Mapping[str, str]) -> list[str]:
-    """Where an image is known: that it has no plugin though RCCL needs one."""
-    plugin = nic.plugin
-    if plugin is None or not versions or PLUGIN in versions or holds(plugin.when, versions) is False:
-        return []
-    text = f"the image has no {plugin.name}, RCCL's plugin for {nic.nic}: {plugin.without}"
-    return [f"{text}; `rocstack build --nic-plugin` compiles it in"]
-
-
 def condition_names(when: str) -> list[str]:
     """The names that the conditions speak of."""
     return [match[1] for match in _CONDITION.finditer(when)]

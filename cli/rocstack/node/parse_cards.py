@@ -94,7 +94,8 @@ def gpus(rec: Recording) -> tuple[Gpu, ...]:
     rows = []
     for index, number in enumerate(driven):
         facts = nodes[number]
-        address = _gpu_address(facts)
+        location = facts.get("location_id", 0) & 0xFFFF  # bus, device, function; above them partitions are counted
+        address = f"{facts.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
         card = cards.get(address)
         code = rec.text(f"{KFD_NODES}/{number}/name")  # a code name, or says only how the driver found the GPU
         gpu = Gpu(
@@ -139,12 +140,6 @@ def gfx(version: int) -> str | None:
     """90402 -> gfx942, 90010 -> gfx90a: the last two numbers are hex digits."""
     major, minor, stepping = version // 10000, version // 100 % 100, version % 100
     return f"gfx{major}{minor:x}{stepping:x}" if version > 0 else None
-
-
-def _gpu_address(facts: dict[str, int]) -> str:
-    """location_id is bus, device, function; in partition modes its upper bits count the partitions."""
-    location = facts.get("location_id", 0) & 0xFFFF
-    return f"{facts.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
 def _gpu_links(rec: Recording, node: int, driven: Sequence[int]) -> tuple[GpuLink, ...]:

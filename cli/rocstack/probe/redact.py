@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 
+from rocstack.node.parse_network import addresses, routes
 from rocstack.node.recording import RecordedAnswer, Recording
 
 ROUTES, ADDRESSES = "/proc/net/route", "ip -o -4 addr"
@@ -220,14 +221,8 @@ def _blob(path: str, data: bytes) -> bytes:
 
 def _networks(recording: Recording) -> list[ipaddress.IPv4Network]:
     """The networks that a recording speaks of, but no single host and not the whole internet."""
-    texts = re.findall(r"inet (\d+(?:\.\d+){3}/\d+)", recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out)
-    for line in recording.files.get(ROUTES, "").splitlines()[1:]:
-        cells = line.split()
-        if len(cells) > 7 and re.fullmatch(rf"{HEX}{{8}}", cells[1]) and re.fullmatch(rf"{HEX}{{8}}", cells[7]):
-            base, bits = (int.from_bytes(bytes.fromhex(cells[at]), "little") for at in (1, 7))
-            texts.append(f"{ipaddress.IPv4Address(base)}/{bits.bit_count()}")
     networks = []
-    for text in texts:
+    for text in (*(each.address for each in addresses(recording)), *(each.to for each in routes(recording))):
         with suppress(ValueError):
             networks.append(ipaddress.IPv4Network(text, strict=False))
     return [network for network in networks if 0 < network.prefixlen < 32]

@@ -38,18 +38,19 @@ def collect(root: str = "/", *, run: bool = True, libraries: bool = True, tree: 
     run = run and live
     node = _Node(root)
     with ThreadPoolExecutor(max_workers=len(COMMANDS)) as pool:
-        running = [pool.submit(run_command, line) for line in COMMANDS] if run else []
+        running = {line: pool.submit(run_command, line) for line in COMMANDS} if run else {}
         node.read(libraries)
-        answers = [job.result() for job in running]
+        answers = {line: job.result() for line, job in running.items()}
     if run and node.blobs:
-        answers.append(run_command("rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))))
+        line = "rpm -qf --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n " + " ".join(sorted(node.blobs))
+        answers[line] = run_command(line)
+    for line, (answer, why) in answers.items():
+        if answer is not None:
+            node.commands[line] = answer
+        elif why:
+            node.unread[line] = why
     if live:
-        answers += ask_kernel(node.netdevs())
-    for run_result in answers:
-        if run_result.answer is not None:
-            node.commands[run_result.line] = run_result.answer
-        elif run_result.why:
-            node.unread[run_result.line] = run_result.why
+        node.commands.update({line: {"code": 0, "out": out} for line, out in ask_kernel(node.netdevs()).items()})
     node.read_ours()
     if tree:
         node.read_tree()
@@ -127,9 +128,8 @@ class _Node:
             self.take(pattern)
         for path in [path for path in self.links if path.startswith(collect_paths.PCI + "/")]:
             bridges = list(_bridges(self.real(path)))
-            self.links.update(
-                {collect_paths.PCI + "/" + each.rpartition("/")[2]: each for each in bridges}
-            )  # for lspci
+            for bridge in bridges:
+                self.links[collect_paths.PCI + "/" + bridge.rpartition("/")[2]] = bridge  # lspci goes by them
             for function in (self.real(path), *bridges):
                 for pattern in collect_paths.PCI_TREE:
                     self.take(function + "/" + pattern)

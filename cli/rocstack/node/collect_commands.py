@@ -16,7 +16,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 TIMEOUT_S = 3.0  # seconds for one command
 # The command that says its version, and the packages that hold it; the first that is installed counts.
@@ -42,33 +42,26 @@ COMMANDS = (
 PROGRAM_FOLDERS = "/opt/rocm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/niccli"
 
 
-class CommandRun(NamedTuple):
-    """A command line with its answer ({"code", "out"}), or why there is none; neither: there is no such program."""
-
-    line: str
-    answer: dict[str, Any] | None = None
-    why: str = ""
-
-
-def run_command(line: str) -> CommandRun:
+def run_command(line: str) -> tuple[dict[str, Any] | None, str]:
+    """The answer ({"code", "out"}), or why there is none; neither: there is no such program."""
     words = line.split()
     program = shutil.which(words[0], path=PROGRAM_FOLDERS)
     if program is None:
-        return CommandRun(line)
+        return None, ""
     try:
         done = subprocess.run(
             [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             timeout=TIMEOUT_S, env={"PATH": PROGRAM_FOLDERS, "LC_ALL": "C", "HOME": "/"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return CommandRun(line, why=f"no answer within {TIMEOUT_S:g} s")
+        return None, f"no answer within {TIMEOUT_S:g} s"
     except OSError as error:
-        return CommandRun(line, why=error.strerror or str(error))
-    return CommandRun(line, {"code": done.returncode, "out": done.stdout.decode("utf-8", "replace")})
+        return None, error.strerror or str(error)
+    return {"code": done.returncode, "out": done.stdout.decode("utf-8", "replace")}, ""
 
 
-def ask_kernel(netdevs: list[str]) -> list[CommandRun]:
-    """What the kernel and the C library tell without a program."""
+def ask_kernel(netdevs: list[str]) -> dict[str, str]:
+    """What the kernel and the C library tell without a program, by command line."""
     answers = {
         "uname -m": os.uname().machine,
         "getconf _NPROCESSORS_ONLN": str(os.cpu_count() or ""),
@@ -80,7 +73,7 @@ def ask_kernel(netdevs: list[str]) -> list[CommandRun]:
         answers["ip -o -4 addr"] = _addresses(sock)
         for name in netdevs:
             answers["ethtool -i " + name] = _driver(sock, name)
-    return [CommandRun(line, {"code": 0, "out": out}) for line, out in answers.items() if out]
+    return {line: out for line, out in answers.items() if out}
 
 
 def _addresses(sock: socket.socket) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rocstack.base.errors import BadInput
 from rocstack.edge import ansible
@@ -75,7 +76,7 @@ def record_inventory(
             failures.append(ProbeFailure(run.host, state, run.reason))
             continue
         try:
-            data = json.loads(unpacked(run.results[TASK]["recording"]))
+            data = unpacked(run.results[TASK]["recording"])
             recordings.append(replace(Recording.from_dict(data), host=run.host))
         except (KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"))
@@ -128,7 +129,7 @@ def _read_recording(file: Path) -> Recording:
         raise BadInput.of("bad-recording", file, wrong=wrong) from None
 
 
-def unpacked(text: str) -> bytes:
+def unpacked(text: str) -> Any:
     """What a module of ours packed into its answer.
 
     Raises:
@@ -137,8 +138,8 @@ def unpacked(text: str) -> bytes:
     unzip = zlib.decompressobj(wbits=31)
     try:
         data = unzip.decompress(base64.b64decode(text, validate=True), LARGEST)
-    except zlib.error as error:
+        if unzip.unconsumed_tail:
+            raise ValueError(f"more than {LARGEST >> 20} MiB")
+        return json.loads(data)
+    except (zlib.error, RecursionError) as error:
         raise ValueError(str(error)) from None
-    if unzip.unconsumed_tail:
-        raise ValueError(f"more than {LARGEST >> 20} MiB")
-    return data

@@ -66,6 +66,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "not packed": {"facts": "hello"},
     "cut off": {"facts": packed(recorded())[:-400]},
     "not JSON": {"facts": packed("[17")},
+    "deep": {"facts": packed("[" * 200_000)},
     "a list": {"facts": packed([])},
     "no recording": {"facts": packed(without("recording"))},
     "no facts": {"facts": packed(without("deploy"))},
@@ -91,6 +92,13 @@ def test_a_damaged_answer_is_that_nodes_failure_alone(case: str, monkeypatch: py
     assert [node.name for node in found.nodes] == ["n2"]
     assert [(each.node, each.state) for each in found.failures] == [("n1", "unreachable"), ("n10", "failed")]
     assert found.failures[1].reason.startswith("its answer can't be read: ")
+
+
+def test_a_name_on_a_node_need_not_be_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = recorded()
+    data["recording"]["links"]["/sys/class/net/\udcff"] = "/sys/devices/virtual/net/\udcff"
+    found = gather(monkeypatch, HostRun("n2", "ok", results={facts.TASK: {"facts": packed(data), "asked": 1.0}}))
+    assert [node.name for node in found.nodes] == ["n2"]
 
 
 def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "no gzip": {"recording": "AAAA"},
     "no JSON": {"recording": packed("x")},
     "no recording": {"recording": packed("[]")},
+    "deep": {"recording": packed("[" * 200_000)},
     "another schema": {"recording": packed('{"schema": 2}')},
     "a bomb": {"recording": packed("x" * 20_000_000)},
 }

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import pydantic_core
 from pydantic import Field, SkipValidation
 
 from rocstack.base.words import Value
@@ -217,7 +216,7 @@ def gather(
         try:
             answer = run.results[TASK]
             asked = float(answer["asked"]) if answer.get("asked") else None
-            data = pydantic_core.from_json(unpacked(answer["facts"]))
+            data = unpacked(answer["facts"])
             nodes.append(of_dict(run.host, data, asked, answered_at[run.host], overlay))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"[:200]))

@@ -1,6 +1,7 @@
 """What of rocstack itself lies in the worker image: the node package, and the NIC profiles as data."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from rocstack import node
@@ -18,7 +19,7 @@ def files(nics: TemplateLibrary) -> dict[str, ContextFile]:
     package = Path(node.__file__).parent
     own = {f"{FOLDER}/rocstack/node/{path.name}": path.read_bytes() for path in sorted(package.glob("*.py"))}
     heads = [validate_head(file, NicProfile) for file in nics.files.values()]
-    data = [settings(head).to_dict() for head in sorted(heads, key=lambda head: head.name)]
+    data = [asdict(settings(head)) for head in sorted(heads, key=lambda head: head.name)]
     own[f"{FOLDER}/rocstack/__init__.py"] = f'__version__ = "{__version__}"\n'.encode()
     own[f"{FOLDER}/__main__.py"] = MAIN.encode()
     own[f"{FOLDER}/nics.json"] = (json.dumps(data, indent=1) + "\n").encode()

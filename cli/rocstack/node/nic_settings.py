@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 PLUGIN = "plugin"  # in conditions: RCCL's plugin in the image
@@ -44,9 +44,6 @@ class NicSettings:
     dscp_source: str | None = None
     env: tuple[FabricSetting, ...] = ()
     plugin: PluginSettings | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> NicSettings:

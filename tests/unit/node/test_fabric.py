@@ -7,7 +7,7 @@ import ipaddress
 import json
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def test_what_is_no_condition(when: str) -> None:
 
 def test_settings_travel_as_json() -> None:
     for nic in NICS.values():
-        assert NicSettings.from_dict(json.loads(json.dumps(nic.to_dict()))) == nic
+        assert NicSettings.from_dict(json.loads(json.dumps(asdict(nic)))) == nic
 
 
 @pytest.mark.parametrize("data", [{}, {"odd": 1}, {"env": [{"name": "A"}]}, {"env": 3}, {"env": ["A"]}])

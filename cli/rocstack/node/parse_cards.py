@@ -177,21 +177,20 @@ def nics(
         device = next((device for device in verbs if device.pci == card.address), None)
         driver = driver_of(rec, card.folder)
         ethtool = _ethtool(rec, own)
-        rows.append(
-            Nic(
-                pci=card.address,
-                device=card.id,
-                nic=kind.nic if kind else None,
-                driver=driver,
-                driver_version=_driver_version(rec, driver, ethtool.get("version")),
-                firmware=ethtool.get("firmware-version") or (device.firmware if device else None),
-                numa=numa_node(rec, card.folder),
-                pcie=pcie_link(rec, card.folder),
-                path=pci_path(card.folder),
-                netdevs=own,
-                verbs=device.name if device else None,
-            )
+        row = Nic(
+            pci=card.address,
+            device=card.id,
+            nic=kind.nic if kind else None,
+            driver=driver,
+            driver_version=_driver_version(rec, driver, ethtool.get("version")),
+            firmware=ethtool.get("firmware-version") or (device.firmware if device else None),
+            numa=numa_node(rec, card.folder),
+            pcie=pcie_link(rec, card.folder),
+            path=pci_path(card.folder),
+            netdevs=own,
+            verbs=device.name if device else None,
         )
+        rows.append(row)
     return tuple(rows)
 
 

@@ -98,19 +98,15 @@ def _packages(rec: Recording) -> dict[str, str]:
                 by_file[rec.real(path)] = versions[package]
     for line, answer in rec.commands.items():
         if line.startswith("rpm -qf "):  # a line for each file; without a tab where no package owns it
-            rows = answer.out.splitlines()
             files = [word for word in line.split() if word.startswith("/")]
-            by_file.update(
-                {file: row.partition("\t")[2] for file, row in zip(files, rows) if "\t" in row}  # noqa: B905
-            )
+            for file, row in zip(files, answer.out.splitlines()):  # noqa: B905
+                if "\t" in row:
+                    by_file[file] = row.partition("\t")[2]
     return by_file
 
 
 def package_versions(rec: Recording) -> dict[str, str]:
     """Of the packages asked for, those that are installed: `dpkg-query -W` and rpm answer "name<TAB>version"."""
-    by_package = {}
-    for line, answer in rec.commands.items():
-        if line.startswith(("dpkg-query -W ", "rpm -q ")):
-            rows = re.findall(r"^([a-z0-9.+_-]+)(?::\w+)?\t(\S+)$", answer.out, re.MULTILINE)
-            by_package.update(dict(rows))
-    return by_package
+    lines = ("dpkg-query -W ", "rpm -q ")
+    said = "\n".join(answer.out for line, answer in rec.commands.items() if line.startswith(lines))
+    return dict(re.findall(r"^([a-z0-9.+_-]+)(?::\w+)?\t(\S+)$", said, re.MULTILINE))

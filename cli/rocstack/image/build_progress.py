@@ -115,8 +115,8 @@ class BuildProgress:
 
     def failed(self) -> BuildStep | None:
         """The step that failed by itself, not one that was cancelled for it."""
-        broken = [s for s in self.steps.values() if s.error and "context canceled" not in s.error]
-        return broken[0] if broken else None
+        broken = (step for step in self.steps.values() if step.error and "context canceled" not in step.error)
+        return next(broken, None)
 
 
 def _seconds(started: str, completed: str) -> float:

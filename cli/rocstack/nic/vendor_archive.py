@@ -106,12 +106,6 @@ def members(file: IO[bytes], name: str, where: str, budget: Budget, plain: bool 
             yield member
 
 
-def _size(file: IO[bytes]) -> int:
-    size = file.seek(0, 2)
-    file.seek(0)
-    return size
-
-
 @contextmanager
 def _whole(where: str) -> Iterator[None]:
     try:
@@ -176,7 +170,9 @@ class _Header(tarfile.TarInfo):
 
 
 def _tar(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) -> Iterator[Member]:
-    stream = _Metered(_KINDS[kind][2](file), _size(file), where, budget)
+    packed = file.seek(0, 2)
+    file.seek(0)
+    stream = _Metered(_KINDS[kind][2](file), packed, where, budget)
     with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=_Header) as tar:  # type: ignore[call-overload]
         while (info := tar.next()) is not None:
             budget.member(where)
@@ -208,7 +204,7 @@ def _tar(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) ->
 
 
 def _zip(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) -> Iterator[Member]:
-    packed = _size(file)
+    packed = file.seek(0, 2)
     file.seek(max(0, packed - 65536 - 22))
     _, mark, end = file.read().rpartition(b"PK\5\6")
     if mark and int.from_bytes(end[8:12], "little") > MAX_INDEX:

@@ -171,6 +171,20 @@ def test_a_beat_survives_a_broken_connection() -> None:
     assert store.add("beat/a", 0) < 0
 
 
+def test_the_first_connection_is_made_by_the_callers_thread() -> None:
+    """PyTorch enters a new store into pybind11's table without the GIL: beside a busy main thread it may crash."""
+    store, threads = dist.HashStore(), []
+
+    def reach() -> dist.Store:
+        threads.append(threading.current_thread())
+        return store
+
+    beat = Beat(reach, "a", 0.02, 5, lambda _: None, lambda: pytest.fail("lost"))
+    time.sleep(0.1)
+    beat.stop(goodbye=True)
+    assert threads == [threading.main_thread()]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_store_serves_until_it_is_told_to_end(store, number) -> None:
     address, pid = store

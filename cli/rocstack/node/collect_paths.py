@@ -3,7 +3,7 @@
 A virtual node has only its /sys. What its model says beyond that lies in /sys/devices/virtual/rocstack:
 `model` (the model's name), `root/` (files by their path, such as root/proc/cmdline) and `commands/` (answers by
 their command line, such as "commands/ethtool -i rdma0"). They take the place of what this machine says; the tables
-in TABLES are added to it, because the machine's own network is real.
+in ADDED_TABLES are added to it, because the machine's own network is real.
 """
 
 from __future__ import annotations

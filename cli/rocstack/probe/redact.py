@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from uuid import UUID
 
 from rocstack.node.parse_network import addresses, routes
 from rocstack.node.recording import RecordedAnswer, Recording
@@ -141,8 +142,7 @@ class _Secrets:
         return self._mac(bytes.fromhex(text)).hex()
 
     def _uuid(self, text: str) -> str:
-        new = self._digest("uuid", text.lower(), 16).hex()
-        return "-".join((new[:8], new[8:12], new[12:16], new[16:20], new[20:]))
+        return str(UUID(bytes=self._digest("uuid", text.lower(), 16)))
 
     def _eui64(self, raw: bytes) -> bytes:
         """An interface's 64-bit name: through its MAC address where it was made from one."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from rocstack.base.finding_texts import Entry, Table
 from rocstack.base.findings import Finding
+from rocstack.base.words import Value
 from rocstack.node.gate import UNFIT, UNKNOWN, GateVerdict
 
 GATE_CODES = {UNFIT: "nic-unfit", UNKNOWN: "nic-unknown"}
@@ -24,6 +25,20 @@ class Diagnosis(Finding):
     def to_dict(self) -> dict[str, Any]:
         """The shape printed by `--json`; `id` and `means` are the older names of `code` and `what`."""
         return {"id": self.code, "means": self.what, **super().to_dict()}
+
+
+class Report(Value):
+    """What was examined; the doctor's findings in it."""
+
+    findings: tuple[Diagnosis, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.level == "error" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        findings = [each.to_dict() for each in self.findings]
+        return {"ok": self.ok, **self.model_dump(exclude={"findings"}), "findings": findings}
 
 
 def diagnosis(

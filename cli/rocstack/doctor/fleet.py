@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rocstack.base.finding_texts import registering
 from rocstack.doctor.rdma_states import active, by_driver, data_mtu, slingshot
-from rocstack.doctor.states import Values, grouped
+from rocstack.doctor.states import Values, differing, grouped
 from rocstack.node.profile import NodeProfile
 
 Nodes = Sequence[NodeProfile]
@@ -42,14 +42,14 @@ def _rails(node: NodeProfile) -> int:
 
 @rule
 def abi_differs(nodes: Nodes) -> Iterator[tuple[Values, tuple[str, ...]]]:
-    drivers: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for node in nodes:
-        for driver, devices in by_driver(node).items():
-            for abi in {str(device.kernel_abi) for device in devices if device.kernel_abi is not None}:
-                drivers[driver][abi].append(node.name)
-    for driver, groups in drivers.items():
-        if len(groups) > 1:
-            yield {"driver": driver, "which": grouped(groups)}, _odd(groups)
+    abis = (
+        (driver, str(abi), node.name)
+        for node in nodes
+        for driver, devices in by_driver(node).items()
+        for abi in {device.kernel_abi for device in devices if device.kernel_abi is not None}
+    )
+    for driver, groups in differing(abis):
+        yield {"driver": driver, "which": grouped(groups)}, _odd(groups)
 
 
 def _facts(node: NodeProfile) -> dict[str, str]:
@@ -83,14 +83,9 @@ _NIC_MODULES = {"bnxt_en", "bnxt_re", "mlx5_core", "mlx5_ib", "ionic", "ionic_rd
 @rule
 def nodes_differ(nodes: Nodes) -> Iterator[tuple[Values, tuple[str, ...]]]:
     """Among the nodes with GPUs: a control node is another kind of machine."""
-    facts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for node in nodes:
-        if node.gpus:
-            for fact, value in _facts(node).items():
-                facts[fact][value].append(node.name)
-    for fact, groups in facts.items():
-        if len(groups) > 1:
-            yield {"what": fact, "which": grouped(groups)}, _odd(groups)
+    facts = ((fact, value, node.name) for node in nodes if node.gpus for fact, value in _facts(node).items())
+    for fact, groups in differing(facts):
+        yield {"what": fact, "which": grouped(groups)}, _odd(groups)
 
 
 @rule

@@ -3,14 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from rocstack.base.finding_texts import Table, TextEntry
 from rocstack.base.findings import in_order
 from rocstack.base.text import listed
-from rocstack.base.words import Value
-from rocstack.doctor.diagnosis import Diagnosis, diagnosis
-from rocstack.doctor.origin import LogOrigin, origin
+from rocstack.doctor.diagnosis import Diagnosis, Report, diagnosis
 
 RULES = ("tcp-fallback", "tcp-mixed", "tcp-one-node", "transport-unknown")  # found by what all lines say together
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -19,23 +17,35 @@ _NAMES = 64  # nodes, ranks and processes that are remembered by name
 _USING = re.compile(r"NCCL INFO Using network (?P<net>\S.*)")
 _VIA = re.compile(r"via NET/(?P<net>[A-Za-z]\w*)")
 _NET_KEYS = (b"Using network ", b"via NET/")
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_NODE = r"(?P<node>[A-Za-z0-9][A-Za-z0-9.-]{0,62})"
+_PREFIXES = [
+    re.compile(text)
+    for text in (
+        r"\s+",
+        rf"\[?{_TIME}\]?",
+        r"\[\s*\d+\.\d+\]",  # dmesg
+        r"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3}\s+\d+ [\d:]{8}(?: \d{4})?\]?",
+        rf"\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d {_NODE} (?=\S+:)",  # syslog
+        r"\[(?:prterun-[^]@\s]*@)?\d+,(?P<rank>\d+)\]<std(?:out|err)>:",  # mpirun
+        r"\[rank ?(?P<rank>\d+)\]:?|\[[a-z]\w*?\d+\]:",  # torch, torchrun's role and local rank
+        r"(?P<rank>\d+): ",  # srun --label
+        rf"{_NODE}:\d+:\d+ \[\d+\] ",  # RCCL: host, process, thread, device
+        rf"{_NODE}\s+\| ",  # compose
+        rf"slurm(?:d|stepd)-{_NODE}: ",
+        # pdsh, clush: a name with a number at its end, and not a device's
+        r"(?!(?:eth|en[ops]|ib|hsn|lo|card|renderD|nvme|sd|gpu)[a-z]*\d)(?P<node>[A-Za-z][A-Za-z0-9.-]{0,61}\d): ",
+    )
+]
+_KEPT = 400  # characters that are looked at
 
 
-class LogReport(Value):
+class LogReport(Report):
     """What was read, and what is known of it."""
 
     lines: int
     bytes: int
     transports: dict[str, int]  # "IB", "Socket" ... -> processes that use it
-    findings: tuple[Diagnosis, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not any(finding.level == "error" for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        findings = [each.to_dict() for each in self.findings]
-        return {"ok": self.ok, **self.model_dump(exclude={"findings"}), "findings": findings}
 
 
 def scan(pieces: Iterable[bytes], table: Table) -> LogReport:
@@ -59,8 +69,7 @@ def scan(pieces: Iterable[bytes], table: Table) -> LogReport:
                     if (entry.code, number) in seen or (values := entry.read(line)) is None:
                         continue
                     seen.add((entry.code, number))
-                    tally = tallies.setdefault(entry.code, _Tally(entry, lines + number, _excerpt(line, key), values))
-                    tally.add(origin(line), lines + number, line, key, values)
+                    tallies.setdefault(entry.code, _Tally(entry)).add(lines + number, line, key, values)
         net.look(piece)
         lines += piece.count(b"\n")
         ended = piece.endswith(b"\n")
@@ -95,19 +104,43 @@ def _excerpt(line: str, key: bytes) -> str:
     return ("… " if start else "") + line[start:end] + (" …" if end < len(line) else "")
 
 
+class LogOrigin(NamedTuple):
+    """Which node and rank a line comes from, as far as what stands before it says so."""
+
+    node: str | None = None
+    rank: int | None = None
+
+
+def origin(line: str) -> LogOrigin:
+    """
+    >>> origin("[1,3]<stderr>:n2:812:830 [3] NCCL INFO Using network IB")
+    LogOrigin(node='n2', rank=3)
+    """
+    node: str | None = None
+    rank: int | None = None
+    at, line = 0, line[:_KEPT]
+    while match := next((m for m in (p.match(line, at) for p in _PREFIXES) if m and m.end() > at), None):
+        groups = match.groupdict()
+        node = groups.get("node") or node
+        rank = int(groups["rank"][:9]) if groups.get("rank") else rank
+        at = match.end()
+    return LogOrigin(node, rank)
+
+
 @dataclass
 class _Tally:
     entry: TextEntry
-    line: int
-    excerpt: str
-    values: dict[str, str]
+    line: int = 0  # the first; its excerpt and its values
+    excerpt: str = ""
+    values: dict[str, str] = field(default_factory=dict)
     count: int = 0
     nodes: dict[str, None] = field(default_factory=dict)
     ranks: dict[int, None] = field(default_factory=dict)
 
-    def add(self, place: LogOrigin, number: int, line: str, key: bytes, values: dict[str, str]) -> None:
+    def add(self, number: int, line: str, key: bytes, values: dict[str, str]) -> None:
+        place = origin(line)
         self.count += 1
-        if number < self.line:
+        if not self.line or number < self.line:
             self.line, self.excerpt, self.values = number, _excerpt(line, key), values
         if place.node and len(self.nodes) < _NAMES:
             self.nodes[place.node] = None
@@ -115,15 +148,8 @@ class _Tally:
             self.ranks[place.rank] = None
 
     def finding(self) -> Diagnosis:
-        return diagnosis(
-            self.entry,
-            self.values,
-            count=self.count,
-            line=self.line,
-            seen=(self.excerpt,),
-            nodes=tuple(self.nodes),
-            ranks=tuple(sorted(self.ranks)),
-        )
+        seen, nodes, ranks = (self.excerpt,), tuple(self.nodes), tuple(sorted(self.ranks))
+        return diagnosis(self.entry, self.values, count=self.count, line=self.line, seen=seen, nodes=nodes, ranks=ranks)
 
 
 class _Network:

@@ -1,14 +1,12 @@
 """What is known to be wrong with these nodes: every rule over every profile, findings grouped by what they say."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rocstack.base.finding_texts import Entry, Table
 from rocstack.base.findings import in_order
 from rocstack.base.text import listed
-from rocstack.base.words import Value
 from rocstack.doctor import fleet, rdma_states, states
-from rocstack.doctor.diagnosis import Diagnosis, diagnosis
+from rocstack.doctor.diagnosis import Diagnosis, Report, diagnosis
 from rocstack.node.parse_network import SOFT_ROCE_MODULE
 from rocstack.node.profile import NodeProfile
 
@@ -16,35 +14,25 @@ RULES = {**rdma_states.RULES, **states.RULES}
 UNREACHED = "node-unreached"
 
 
-class NodeReport(Value):
+class NodeReport(Report):
     """What was examined, and what is known of it."""
 
     nodes: tuple[str, ...]
     virtual: dict[str, str]  # node -> its node model, where the hardware is not real
     software: dict[str, tuple[str, ...]]  # node -> its RDMA devices that are the kernel's own, without a card
     unread: dict[str, tuple[str, ...]]  # node -> what could not be read and why
-    findings: tuple[Diagnosis, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not any(finding.level == "error" for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        findings = [each.to_dict() for each in self.findings]
-        return {"ok": self.ok, **self.model_dump(exclude={"findings"}), "findings": findings}
 
 
 def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, str] | None = None) -> NodeReport:
     """Every state of the table, on each node and between them. `failures`: nodes that could not be read, and why."""
-    unreached: list[tuple[states.Values, tuple[str, ...]]]
-    unreached = [({"reason": reason}, (name,)) for name, reason in (failures or {}).items()]
-    findings = _findings(table[UNREACHED], unreached)
+    lost = failures or {}
+    findings = _findings(table[UNREACHED], (({"reason": reason}, (name,)) for name, reason in lost.items()))
     for name, rule in RULES.items():
         findings += _findings(table[name], ((values, (node.name,)) for node in nodes for values in rule(node)))
     for name, compare in fleet.RULES.items() if len(nodes) > 1 else ():
         findings += _findings(table[name], compare(nodes))
     return NodeReport(
-        nodes=(*(node.name for node in nodes), *(failures or {})),
+        nodes=(*(node.name for node in nodes), *lost),
         virtual={node.name: node.virtual for node in nodes if node.virtual},
         software={node.name: soft for node in nodes if (soft := _soft(node))},
         unread={node.name: tuple(f"{item.what}: {item.why}" for item in node.unread) for node in nodes if node.unread},

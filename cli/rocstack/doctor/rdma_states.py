@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from rocstack.base.finding_texts import registering
 from rocstack.base.text import listed
-from rocstack.doctor.states import Rule, Values, grouped
+from rocstack.doctor.states import Rule, Values, differing, grouped, some
 from rocstack.node import rdma_ports
 from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs
 
@@ -167,21 +167,19 @@ def gpu_without_nic(node: NodeProfile) -> Iterator[Values]:
 
 @rule
 def firmware_mixed(node: NodeProfile) -> Iterator[Values]:
-    models: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for nic in node.nics:
-        if nic.nic and nic.firmware:
-            name = nic.verbs or next(iter(nic.netdevs), nic.pci)
-            models[f"{nic.nic} {nic.device}"][nic.firmware].append(name)
-    for model, groups in models.items():
-        if len(groups) > 1:
-            yield {"model": model, "which": grouped(groups)}
+    cards = (
+        (f"{nic.nic} {nic.device}", nic.firmware, nic.verbs or next(iter(nic.netdevs), nic.pci))
+        for nic in node.nics
+        if nic.nic and nic.firmware
+    )
+    for model, groups in differing(cards):
+        yield {"model": model, "which": grouped(groups)}
 
 
 @rule
 def no_uverbs(node: NodeProfile) -> Iterator[Values]:
-    lacking = [device.name for device in node.verbs if device.uverbs is None or device.device_node is False]
-    if lacking:
-        yield {"devices": listed(lacking)}
+    lacking = (device.name for device in node.verbs if device.uverbs is None or device.device_node is False)
+    yield from some("devices", lacking)
 
 
 @rule
@@ -196,8 +194,7 @@ def port_down(node: NodeProfile) -> Iterator[Values]:
         if port.state not in (None, "ACTIVE") and (models.get(device.name) in working or not working)
     ]
     down += [f"{netdev.name} ({netdev.state})" for netdev in slingshot(node) if netdev.state in _DOWN]
-    if down:
-        yield {"ports": listed(down)}
+    yield from some("ports", down)
 
 
 def data_mtu(node: NodeProfile) -> dict[str, int]:
@@ -218,34 +215,25 @@ def mtu_small(node: NodeProfile) -> Iterator[Values]:
 
 @rule
 def mtu_differs(node: NodeProfile) -> Iterator[Values]:
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, mtu in data_mtu(node).items():
-        groups[str(mtu)].append(name)
-    if len(groups) > 1:
+    for _, groups in differing(("MTU", str(mtu), name) for name, mtu in data_mtu(node).items()):
         yield {"which": grouped(groups)}
 
 
 @rule
 def gid_none(node: NodeProfile) -> Iterator[Values]:
-    bad = [device.name for device, rows in gid_rows(node) if not rows]
-    if bad:
-        yield {"devices": listed(bad)}
+    yield from some("devices", (device.name for device, rows in gid_rows(node) if not rows))
 
 
 @rule
 def gid_no_ipv4(node: NodeProfile) -> Iterator[Values]:
-    bad = [device.name for device, rows in gid_rows(node) if rows and rows[0].family != rdma_ports.IPV4]
-    if bad:
-        yield {"devices": listed(bad)}
+    best = ((device.name, rows[0]) for device, rows in gid_rows(node) if rows)
+    yield from some("devices", (name for name, row in best if row.family != rdma_ports.IPV4))
 
 
 @rule
 def gid_index_differs(node: NodeProfile) -> Iterator[Values]:
-    groups: dict[str, list[str]] = defaultdict(list)
-    for device, rows in gid_rows(node):
-        if rows:
-            groups[str(rows[0].index)].append(device.name)
-    if len(groups) > 1:
+    best = (("index", str(rows[0].index), device.name) for device, rows in gid_rows(node) if rows)
+    for _, groups in differing(best):
         yield {"which": grouped(groups)}
 
 
@@ -265,10 +253,7 @@ def arp_flux(node: NodeProfile) -> Iterator[Values]:
 
 @rule
 def nics_mixed(node: NodeProfile) -> Iterator[Values]:
-    makers: dict[str, list[str]] = defaultdict(list)
     working = {device.name for device, _ in active(node)}
-    for nic in node.nics:
-        if nic.nic and nic.verbs in working:
-            makers[nic.nic].append(nic.verbs or "")
-    if len(makers) > 1:
+    cards = (("maker", nic.nic, nic.verbs or "") for nic in node.nics if nic.nic and nic.verbs in working)
+    for _, makers in differing(cards):
         yield {"makers": grouped(makers)}

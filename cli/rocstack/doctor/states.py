@@ -5,7 +5,8 @@ the entry's sentence shows. What could not be read (None) is never a finding. Th
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,20 @@ def grouped(groups: dict[str, list[str]]) -> str:
     return ", ".join(f"{value} ({listed(names)})" for value, names in order)
 
 
+def some(place: str, names: Iterable[str]) -> Iterator[Values]:
+    """The names in their place of the sentence, where there are any."""
+    if known := list(names):
+        yield {place: listed(known)}
+
+
+def differing(rows: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Of (what, value, who): what has several values, and who has which."""
+    groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for what, value, who in rows:
+        groups[what][value].append(who)
+    return ((what, values) for what, values in groups.items() if len(values) > 1)
+
+
 def _links(node: NodeProfile) -> Iterator[tuple[str, Pcie]]:
     yield from ((f"GPU {gpu.index} ({gpu.pci})", gpu.pcie) for gpu in node.gpus)
     yield from ((f"{nic.verbs or nic.pci}", nic.pcie) for nic in node.nics if nic.nic)
@@ -35,24 +50,14 @@ def _links(node: NodeProfile) -> Iterator[tuple[str, Pcie]]:
 
 @rule
 def pcie_width(node: NodeProfile) -> Iterator[Values]:
-    low = [
-        f"{name} x{link.width} of x{link.max_width}"
-        for name, link in _links(node)
-        if link.width and link.max_width and link.width < link.max_width
-    ]
-    if low:
-        yield {"which": listed(low)}
+    low = ((name, link) for name, link in _links(node) if link.width and link.max_width and link.width < link.max_width)
+    yield from some("which", (f"{name} x{link.width} of x{link.max_width}" for name, link in low))
 
 
 @rule
 def pcie_speed(node: NodeProfile) -> Iterator[Values]:
-    low = [
-        f"{name} {link.speed:g} of {link.max_speed:g} GT/s"
-        for name, link in _links(node)
-        if link.speed and link.max_speed and link.speed < link.max_speed
-    ]
-    if low:
-        yield {"which": listed(low)}
+    low = ((name, link) for name, link in _links(node) if link.speed and link.max_speed and link.speed < link.max_speed)
+    yield from some("which", (f"{name} {link.speed:g} of {link.max_speed:g} GT/s" for name, link in low))
 
 
 def _works(node: NodeProfile) -> bool:

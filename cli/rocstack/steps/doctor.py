@@ -44,8 +44,8 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> LogReport | NodeReport:
         raise BadInput(f"{' and '.join(names)} can't be combined", code="one-source", next_step="run it once for each")
     table = finding_texts.table()
     if options.log:
-        with logfile.opened(options.log) as stream:
-            return logscan.scan(logfile.pieces(stream), table)
+        with logfile.opened(options.log) as read:
+            return logscan.scan(logfile.pieces(read), table)
     from rocstack.probe import profiles, recordings
 
     if options.profiles:

@@ -24,7 +24,7 @@ from rocstack.base import finding_texts, paths
 from rocstack.base.errors import BadInput
 from rocstack.doctor import fleet, logfile, logscan
 from rocstack.doctor import nodes as core
-from rocstack.doctor.origin import LogOrigin, origin
+from rocstack.doctor.logscan import LogOrigin, origin
 
 FOLDER = paths.images() / "findings"
 TABLE = finding_texts.load()
@@ -35,7 +35,7 @@ ALONE = {"transport-unknown"}  # said of any log that isn't RCCL's
 
 
 def scan(data: bytes, size: int = logfile.PIECE) -> logscan.LogReport:
-    return logscan.scan(logfile.pieces(io.BytesIO(data), size), TABLE)
+    return logscan.scan(logfile.pieces(io.BytesIO(data).read, size), TABLE)
 
 
 def ids(data: bytes) -> set[str]:
@@ -159,7 +159,7 @@ def test_a_line_without_end_is_not_kept_whole() -> None:
             self.left -= size
             return b"x" * size
 
-    assert max(len(piece) for piece in logfile.pieces(Endless(), 1 << 16)) <= 2 << 16  # type: ignore[arg-type]
+    assert max(len(piece) for piece in logfile.pieces(Endless().read, 1 << 16)) <= 2 << 16
 
 
 def test_names_are_bounded() -> None:
@@ -284,7 +284,7 @@ class Log(io.RawIOBase):
     def readinto(self, buffer):
         count = min(len(buffer), self.left, len(line)); self.left -= count
         buffer[:count] = line[:count]; return count
-report = logscan.scan(logfile.pieces(io.BufferedReader(Log(), 1 << 20)), finding_texts.load())
+report = logscan.scan(logfile.pieces(io.BufferedReader(Log(), 1 << 20).read), finding_texts.load())
 assert report.bytes == 1_000_000_000
 print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss starts at the parent's
 """

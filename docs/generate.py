@@ -144,7 +144,8 @@ def commands() -> str:
 
 def leaves(group: Any, context: Any, above: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Every command by its whole name, such as `local up`."""
-    for name, command in sorted(group.commands.items()):
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
         sub = type(context)(command, info_name=name, parent=context)
         whole = f"{above} {name}".strip()
         if hasattr(command, "commands"):

@@ -13,70 +13,43 @@ from rocstack.base import __version__
 
 if TYPE_CHECKING:
     from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
-    from rocstack.steps.build import BuildEvents, BuildOptions, LockOptions, RenderOptions, build, lock, render
-    from rocstack.steps.deploy import (
+    from rocstack.steps.build import BuildEvents, build, lock
+    from rocstack.steps.deploy import deploy, plan_deploy, plan_rollback, rollback, status
+    from rocstack.steps.doctor import doctor
+    from rocstack.steps.explain import explain, render, stacks
+    from rocstack.steps.options import (
+        BuildOptions,
         DeployOptions,
+        DoctorOptions,
+        ExplainOptions,
+        LockOptions,
+        ProbeOptions,
+        RenderOptions,
         RollbackOptions,
+        RunOptions,
+        StacksOptions,
         StatusOptions,
-        deploy,
-        plan_deploy,
-        plan_rollback,
-        rollback,
-        status,
+        VerifyOptions,
     )
-    from rocstack.steps.doctor import DoctorOptions, doctor
-    from rocstack.steps.explain import ExplainOptions, StacksOptions, explain, stacks
-    from rocstack.steps.probe import ProbeOptions, fabric_environment, probe
-    from rocstack.steps.run import RunOptions, plan_run
-    from rocstack.steps.verify import VerifyOptions, verify
+    from rocstack.steps.probe import fabric_environment, probe
+    from rocstack.steps.run import plan_run
+    from rocstack.steps.verify import verify
 
-__all__ = [
-    "BadInput",
-    "BuildEvents",
-    "BuildOptions",
-    "CheckFailed",
-    "DeployOptions",
-    "DoctorOptions",
-    "ExplainOptions",
-    "LockOptions",
-    "Missing",
-    "ProbeOptions",
-    "RenderOptions",
-    "RocstackError",
-    "RollbackOptions",
-    "RunOptions",
-    "StacksOptions",
-    "StatusOptions",
-    "VerifyOptions",
-    "__version__",
-    "build",
-    "deploy",
-    "doctor",
-    "explain",
-    "fabric_environment",
-    "lock",
-    "plan_deploy",
-    "plan_rollback",
-    "plan_run",
-    "probe",
-    "render",
-    "rollback",
-    "stacks",
-    "status",
-    "verify",
-]
+__all__ = ["BadInput", "BuildEvents", "BuildOptions", "CheckFailed", "DeployOptions", "DoctorOptions"]
+__all__ += ["ExplainOptions", "LockOptions", "Missing", "ProbeOptions", "RenderOptions", "RocstackError"]
+__all__ += ["RollbackOptions", "RunOptions", "StacksOptions", "StatusOptions", "VerifyOptions", "__version__"]
+__all__ += ["build", "deploy", "doctor", "explain", "fabric_environment", "lock", "plan_deploy", "plan_rollback"]
+__all__ += ["plan_run", "probe", "render", "rollback", "stacks", "status", "verify"]
 _HOMES = {
     "base.errors": ("BadInput", "CheckFailed", "Missing", "RocstackError"),
-    "steps.build": ("BuildEvents", "BuildOptions", "LockOptions", "RenderOptions", "build", "lock", "render"),
-    "steps.deploy": (
-        *("DeployOptions", "RollbackOptions", "StatusOptions"),
-        *("deploy", "plan_deploy", "plan_rollback", "rollback", "status"),
-    ),
-    "steps.doctor": ("DoctorOptions", "doctor"),
-    "steps.explain": ("ExplainOptions", "StacksOptions", "explain", "stacks"),
-    "steps.probe": ("ProbeOptions", "fabric_environment", "probe"),
-    "steps.run": ("RunOptions", "plan_run"),
-    "steps.verify": ("VerifyOptions", "verify"),
+    "steps.options": tuple(name for name in __all__ if name.endswith("Options")),
+    "steps.build": ("BuildEvents", "build", "lock"),
+    "steps.deploy": ("deploy", "plan_deploy", "plan_rollback", "rollback", "status"),
+    "steps.doctor": ("doctor",),
+    "steps.explain": ("explain", "render", "stacks"),
+    "steps.probe": ("fabric_environment", "probe"),
+    "steps.run": ("plan_run",),
+    "steps.verify": ("verify",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = ("deploy", "doctor", "probe", "verify")  # that have a step's name

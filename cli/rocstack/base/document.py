@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.errors import BadInput, Where, hinted
 from rocstack.base.text import count
 
 MAX_BYTES = 1_000_000
@@ -43,7 +43,7 @@ class Document:
             BadInput: that is no mapping.
         """
         if not isinstance(self.data[name], dict):
-            raise BadInput(f"'{name}' must be a mapping", code="bad-value", where=self.where((name,)))
+            raise BadInput.of("no-mapping", self.where((name,)), key=name)
         return Document(
             self.path, self.data[name], {loc[1:]: at for loc, at in self.lines.items() if loc[:1] == (name,)}
         )
@@ -69,7 +69,7 @@ class Document:
         try:
             for key in extra or {}:
                 if key in self.data:
-                    raise BadInput(f"'{key}' is the file's own name", code="unknown-key", where=self.where((key,)))
+                    raise BadInput.of("key-of-file", self.where((key,)), key=key)
             return model.model_validate({**tuples(self.data), **(extra or {})})
         except ValidationError as error:
             raise self.explain(model, error) from None
@@ -88,24 +88,12 @@ class Document:
         more = f" ({count(others, 'more problem')})" if others else ""
         if first["type"] == "extra_forbidden":
             known = _known_keys(model, loc[:-1])
-            hint = did_you_mean(str(loc[-1]), known)
-            return BadInput(
-                f"unknown key '{loc[-1]}'" + (f": {hint}" if hint else "") + more,
-                code="unknown-key",
-                where=self.where(loc),
-                next_step="correct the key, or remove it",
-            )
+            return BadInput.of("unknown-key", self.where(loc), key=loc[-1], hint=hinted(str(loc[-1]), known), more=more)
         if first["type"] == "string_type":
             message = _must_be_text(first["input"])
-        message = {"tuple_type": "must be a list: [a, b]", "model_type": "must be a mapping"}.get(
-            first["type"], message
-        )
-        return BadInput(
-            f"{key}: {message[:1].lower()}{message[1:]}{more}",
-            code="bad-value",
-            where=self.where(loc),
-            next_step="correct the value and run again",
-        )
+        kinds = {"tuple_type": "must be a list: [a, b]", "model_type": "must be a mapping"}
+        message = kinds.get(first["type"], message)
+        return BadInput.of("bad-value", self.where(loc), key=key, why=message[:1].lower() + message[1:], more=more)
 
 
 def _must_be_text(value: Any) -> str:
@@ -156,26 +144,15 @@ def read_text(path: Path, *, code: str = "no-file") -> str:
             raw = file.read(MAX_BYTES + 1)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise BadInput(
-            f"can't read {path}: {error.strerror}", code=code, next_step="check the path and its permissions"
-        ) from None
+        what, step = f"can't read {path}: {error.strerror}", "check the path and its permissions"
+        raise BadInput(what, code=code, next_step=step) from None
     if len(raw) > MAX_BYTES:
-        raise BadInput(
-            f"{max(size, len(raw)) / 1e6:.1f} MB of text; at most {MAX_BYTES / 1e6:.0f} MB is read",
-            code="too-large",
-            where=Where(str(path)),
-            cause="this is probably not the file you meant",
-        )
+        raise BadInput.of("too-large", path, size=max(size, len(raw)) / 1e6, most=MAX_BYTES / 1e6)
     try:
         return raw.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise BadInput(
-            f"not UTF-8 (byte 0x{raw[error.start]:02x})",
-            code="not-utf8",
-            where=Where(str(path), line),
-            next_step="save the file as UTF-8",
-        ) from None
+        raise BadInput.of("not-utf8", Where(str(path), line), byte=raw[error.start]) from None
 
 
 def parse(text: str, path: str, *, first_line: int = 1) -> Document:
@@ -186,14 +163,13 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
         BadInput: with the line.
     """
 
-    def refuse(what: str, line: int | None, code: str = "bad-yaml", next_step: str | None = None) -> BadInput:
-        return BadInput(what, code=code, where=Where(path, line), next_step=next_step)
+    def refuse(what: str, line: int | None) -> BadInput:
+        return BadInput(what, code="bad-yaml", where=Where(path, line))
 
     odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if odd:
-        raise refuse(
-            f"not valid YAML: control character U+{ord(odd[0]):04X}", text.count("\n", 0, odd.start()) + first_line
-        )
+        line = text.count("\n", 0, odd.start()) + first_line
+        raise refuse(f"not valid YAML: control character U+{ord(odd[0]):04X}", line)
     loader = _Loader(text)
     try:
         depth = 0
@@ -207,11 +183,8 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
         root = loader.get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        raise refuse(
-            f"not valid YAML: {getattr(error, 'problem', None) or error}",
-            min(mark.line, text.rstrip().count("\n")) + first_line if mark else None,  # not behind the end
-            next_step="check indentation and quotes on that line and the one before",
-        ) from None
+        place = min(mark.line, text.rstrip().count("\n")) + first_line if mark else None  # not behind the end
+        raise BadInput.of("bad-yaml", Where(path, place), why=getattr(error, "problem", None) or error) from None
     lines: dict[Path_, int] = {}
 
     def value(node: yaml.Node, loc: Path_) -> Any:
@@ -226,7 +199,7 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
                     raise refuse("a key must be a plain word", at)
                 name = key.value  # as it is written: YAML would read `on` as true
                 if name in out:
-                    raise refuse(f"key '{name}' appears twice", at, "duplicate-key")
+                    raise BadInput.of("duplicate-key", Where(path, at), key=name)
                 lines[(*loc, name)] = at
                 out[name] = value(item, (*loc, name))
             return out

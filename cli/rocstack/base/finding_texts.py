@@ -105,7 +105,7 @@ def load(folder: Path | None = None) -> dict[str, TextEntry]:
         for entry in read(path, TextEntry) if path.name != RULES else ():
             if entry.code in entries:
                 where = document.read(path).where((entry.code,))
-                raise BadInput(f"'{entry.code}' is defined in two files", code="duplicate-key", where=where)
+                raise BadInput.of("in-two-files", where, key=entry.code)
             entries[entry.code] = entry
     return entries
 

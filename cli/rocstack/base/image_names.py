@@ -50,11 +50,7 @@ def parse_registry(text: str) -> RegistryAddress:
     port = re.search(r":(\d+)(?:/|$)", plain)
     if match and (not port or 0 < int(port[1]) < 65536):
         return RegistryAddress(match["host"], match["prefix"].lstrip("/"))
-    raise BadInput(
-        f"'{text.rpartition('@')[2]}' is not a registry: {_complaint(plain)}",  # before @ stand secrets
-        code="bad-registry",
-        next_step="write host[:port][/prefix], for example registry.example:5000/ml",
-    )
+    raise BadInput.of("bad-registry", text=text.rpartition("@")[2], why=_complaint(plain))  # before @ stand secrets
 
 
 def _complaint(text: str) -> str:
@@ -115,9 +111,5 @@ def release_tags(stack: str, nic: str, release: str, *, default: tuple[str, str]
     """
     tag = f"{stack}-{nic}-{release}"
     if not (_TAG.fullmatch(tag) and _TAG.fullmatch(release)):
-        raise BadInput(
-            f"'{tag}' is not a valid tag (at most 128 letters, digits, '.', '_' and '-')",
-            code="bad-tag",
-            next_step="shorten the name of the release or the stack, and use only those characters",
-        )
+        raise BadInput.of("bad-tag", tag=tag)
     return (tag, release) if (stack, nic) == default else (tag,)

@@ -11,64 +11,33 @@ from typer.core import TyperGroup
 
 from rocstack.base import __version__
 from rocstack.base.errors import BadInput, Missing, RocstackError, Where
-from rocstack.cli.findings import print_error
-from rocstack.cli.ui import Interrupted, State, err, escape, print_json
+from rocstack.cli.ui import Interrupted, State, err, escape, print_error, print_json
 
-# Each command: the module that registers it, and its line in `rocstack --help`.
+# Each command: its module, and its line in `rocstack --help`.
 COMMANDS = {
-    "init": ("init", "Write a commented rocstack.yml and inventory.yml."),
+    "init": ("config", "Write a commented rocstack.yml and inventory.yml."),
     "probe": ("probe", "Inspect nodes: GPUs, NICs, drivers, kernel ABI, libraries."),
     "doctor": ("doctor", "Find known faults of this machine, nodes or a log."),
-    "build": ("build", "Build, test and label the worker and control images."),
-    "render": ("render", "Print the Dockerfile, or write the whole build context."),
-    "stacks": ("stacks", "List the stacks and NIC profiles."),
-    "explain": ("stacks", "Explain why a combination is allowed or refused."),
-    "lock": ("lock", "Pin every package, wheel and source of a stack."),
+    "build": ("images", "Build, test and label the worker and control images."),
+    "render": ("images", "Print the Dockerfile, or write the whole build context."),
+    "stacks": ("images", "List the stacks and NIC profiles."),
+    "explain": ("images", "Explain why a combination is allowed or refused."),
+    "lock": ("images", "Pin every package, wheel and source of a stack."),
     "run": ("run", "Run a command in the image on this host."),
     "shell": ("run", "Open a shell in a node's container or in the image."),
     "deploy": ("deploy", "Start the Slurm cluster on the nodes, or update it."),
     "rollback": ("deploy", "Return to the last verified release."),
     "verify": ("verify", "Test a deployed cluster, from GPUs to training."),
     "report": ("report", "Write a run's report again, or compare two runs."),
-    "status": ("status", "Show each node's image, Slurm state, GPUs, jobs, health."),
-    "logs": ("at_node", "Show the log of a node's container."),
-    "down": ("down", "Stop and remove the cluster's containers."),
-    "backup": ("backup", "Save Slurm's queue and accounting to one file."),
-    "restore": ("backup", "Replace Slurm's queue and accounting with a backup."),
-    "demo": ("demo", "Run the built image: print versions and train a tiny model."),
+    "status": ("operate", "Show each node's image, Slurm state, GPUs, jobs, health."),
+    "logs": ("operate", "Show the log of a node's container."),
+    "down": ("deploy", "Stop and remove the cluster's containers."),
+    "backup": ("operate", "Save Slurm's queue and accounting to one file."),
+    "restore": ("operate", "Replace Slurm's queue and accounting with a backup."),
+    "demo": ("run", "Run the built image: print versions and train a tiny model."),
     "config": ("config", "Show each setting, its value and where it came from."),
     "local": ("local", "Run a cluster of virtual nodes on this machine."),
 }
-
-
-class Commands(dict[str, Any]):
-    """The commands by name; each is loaded when it is first read."""
-
-    def __init__(self) -> None:
-        super().__init__(dict.fromkeys(COMMANDS))
-
-    def __getitem__(self, name: str) -> Any:
-        command = super().__getitem__(name)
-        if command is None:
-            part = typer.Typer(rich_markup_mode=None)
-            part.callback()(lambda: None)
-            import_module(f"rocstack.cli.{COMMANDS[name][0]}").register(part)
-            loaded = typer.main.get_group(part).commands
-            self.update({each: value for each, value in loaded.items() if each in self})
-            command = super().__getitem__(name)
-        return command
-
-    def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
-
-    def values(self) -> Any:
-        return [self[name] for name in self]
 
 
 class LazyGroup(TyperGroup):
@@ -76,7 +45,15 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = Commands()
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and not self.commands[cmd_name]:
+            import_module(f"rocstack.cli.{COMMANDS[cmd_name][0]}")
+            from rocstack.cli.command import commands
+
+            self.commands |= typer.main.get_group(commands).commands
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -126,50 +103,32 @@ def main() -> None:
     State.debug = "--debug" in own or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
     try:
         code: Any = app(prog_name="rocstack", standalone_mode=False)
-    except RocstackError as error:
-        if State.debug:
-            raise
-        print_error(error)
-        code = error.exit_code
     except (Interrupted, typer.Abort):
         err.print("stopped. Finished work is kept; run the same command again to continue.")
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except OSError as error:
+    except (RocstackError, OSError) as error:
         if State.debug:
             raise
-        from_engine = type(error).__module__.partition(".")[0] in ("docker", "requests", "urllib3")
-        code = _engine_gone(error) if from_engine or error.filename == "docker" else _no_access(error)
+        known = error if isinstance(error, RocstackError) else _outside(error)
+        print_error(known)
+        code = known.exit_code
     except Exception as error:
         code = _usage_or_bug(error)
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _engine_gone(error: OSError) -> int:
-    """The engine refused or stopped answering in the middle, or its client is not there."""
-    shown = Missing(
-        f"the container engine: {getattr(error, 'explanation', None) or error.strerror or error}",
-        code="engine-failed",
-        cause="the engine stopped or refused the request, or the command `docker` is not installed",
-        next_step="make sure that `docker version` answers, then run the same command again",
-    )
-    print_error(shown)
-    return shown.exit_code
-
-
-def _no_access(error: OSError) -> int:
-    """A path that can't be read or written, a full disk: the person's to mend, not ours."""
-    shown = BadInput(
-        f"{error.strerror or error}",
-        code="no-access",
-        where=Where(str(error.filename)) if error.filename else None,
-        next_step="check the path, its permissions and the free space",
-    )
-    print_error(shown)
-    return shown.exit_code
+def _outside(error: OSError) -> RocstackError:
+    """What is the person's to mend, not ours: an engine that refused or stopped answering in the middle, or whose
+    client is not there; a path that can't be read or written, a full disk."""
+    from_engine = type(error).__module__.partition(".")[0] in ("docker", "requests", "urllib3")
+    if from_engine or error.filename == "docker":
+        return Missing.of("engine-failed", why=getattr(error, "explanation", None) or error.strerror or error)
+    place = Where(str(error.filename)) if error.filename else None
+    return BadInput.of("no-access", place, why=error.strerror or error)
 
 
 def _usage_or_bug(error: Exception) -> int:

@@ -1,67 +1,48 @@
-"""What nodes do at the moment: a row for each on a terminal, a line for each result without one."""
+"""What a deploy shows: a row for each node at work on a terminal, a line for each result without one; what it would do,
+and what it did."""
 
-from __future__ import annotations
-
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from pathlib import Path
 
-from rocstack.cli.ui import bars, err, escape
+from rocstack.base.findings import LEVELS, Finding
+from rocstack.base.text import count, listed
+from rocstack.cli.ui import Rows, err, escape, out, show_finding, table
 from rocstack.deploy.nodes.runs import DeployEvents
+from rocstack.deploy.plan.plan import NodePlan, Outcome, Plan
+from rocstack.steps.deploy import DeployPreview
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-MOST = 16  # rows on a terminal; of more nodes only those at work are shown
+NONE = {"unchanged": "none", "blocked": "none: not fit", "unreachable": "none: not read"}
 
 
-class NodesDisplay(DeployEvents):
-    """Takes the events of a deploy from several threads."""
+class NodesDisplay(Rows, DeployEvents):
+    """Takes the events of a deploy."""
 
     def __init__(self) -> None:
-        self._bars: Progress | None = None
-        self._width = 0
-        self._rows: dict[str, TaskID] = {}
+        super().__init__()
         self._start = time.monotonic()
         self._began: dict[str, float] = {}
         self._ended: dict[str, float] = {}
-        self._guard = threading.Lock()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.close()
 
     def begin(self, nodes: Sequence[str]) -> None:
-        self._width = max(map(len, nodes), default=0)
-        if err.is_terminal:
-            self._bars = self._stack.enter_context(bars(self._width))
+        self._open(nodes)
 
     def say(self, text: str) -> None:
         with self._guard:
-            err.print(escape(text))
+            err.say(text)
 
     def step(self, node: str, text: str) -> None:
         with self._guard:
             self._began.setdefault(node, time.monotonic())
-            if self._bars is None:
-                return
-            if node in self._rows:
-                self._bars.update(self._rows[node], detail=escape(text))
-            elif len(self._rows) < MOST:
-                self._rows[node] = self._bars.add_task(escape(node), total=None, detail=escape(text))
+            self._row(node, text)
 
     def end(self, node: str, text: str, *, ok: bool = True) -> None:
         with self._guard:
             now = time.monotonic()
             seconds = now - self._began.pop(node, self._ended.get(node, self._start))
             self._ended[node] = now
-            if self._bars and node in self._rows:
-                self._bars.remove_task(self._rows.pop(node))
+            self._drop(node)
             mark = f"{seconds:6.1f} s" if ok else "[bold red]  failed[/]"
             err.print(f"{mark}  {escape(node.ljust(self._width))}  {escape(text)}")
 
@@ -70,6 +51,65 @@ class NodesDisplay(DeployEvents):
             self._start = time.monotonic()
             self._began.clear()
             self._ended.clear()
-            for node in list(self._rows):
-                if self._bars:
-                    self._bars.remove_task(self._rows.pop(node))
+            for node in list(self._tasks):
+                self._drop(node)
+
+
+def show_plan(preview: DeployPreview) -> None:
+    plan = preview.plan
+    rows = [
+        (f"{node.name}{f' (virtual {node.virtual})' if node.virtual else ''}", " ".join(node.roles), node.now, *row)
+        for node in plan.nodes
+        for row in _rows(node)
+    ]
+    table(("NODE", "ROLES", "RUNS NOW", "CHANGE", "WHY"), rows)
+    _show_findings(plan)
+    out.print()
+    if ship := plan.ship:
+        out.say(f"the image would go to {ship['nodes']} nodes by {ship['method']}: {ship['why']}")
+    changes = f"{sum(len(node.changes) for node in plan.nodes)} changes on {len(plan.changed)} nodes"
+    out.say(f"nothing can be done: {preview.refused}" if preview.refused else changes)
+
+
+def _rows(node: NodePlan) -> list[tuple[str, str]]:
+    """Files are one row: what they are for is in the containers."""
+    if node.result != "change":
+        return [(NONE[node.result], next((each.what for each in node.findings if each.level == "error"), ""))]
+    rows = [(f"{change.kind} {change.what}", change.why) for change in node.changes if change.kind != "file"]
+    files = [change for change in node.changes if change.kind == "file"]
+    if files:
+        names = listed(change.what.rpartition("/")[2] for change in files)
+        rows.append((f"file {names}", ", ".join(sorted({change.why for change in files}))))
+    return rows
+
+
+def _show_findings(plan: Plan) -> None:
+    """What several nodes have alike is shown once."""
+    groups: dict[Finding, list[str]] = {}
+    for node in plan.nodes:
+        for finding in node.findings:
+            groups.setdefault(replace(finding, node=None), []).append(node.name)
+    for finding in plan.findings:
+        groups.setdefault(finding, [])
+    for finding, names in sorted(groups.items(), key=lambda item: LEVELS.index(item[0].level)):
+        out.print()
+        show_finding(finding, listed(names, 8))
+    for note in plan.notes:
+        out.print(f"\n[bold]note[/] {escape(note)}")
+
+
+def show_outcome(outcome: Outcome, log: Path) -> None:
+    if not outcome.ok:
+        _show_findings(outcome.plan)
+    for note in outcome.notes:
+        out.print(f"[bold]note[/] {escape(note)}")
+    for name, reason in outcome.failed.items():
+        out.print(f"[bold red]failed[/] {escape(f'{name}: {reason}')}")
+    if outcome.untouched:
+        out.say(f"not come to: {', '.join(outcome.untouched)}")
+    if outcome.stopped:
+        out.print(f"[bold red]stopped[/]: {escape(outcome.stopped)}")
+    changed = count(len(outcome.changed), "node")
+    out.say(f"{changed} changed, {len(outcome.ready)} ready for jobs, {outcome.seconds:.1f} s")
+    if not outcome.ok:
+        out.say(f"Ansible's output: {log}")

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocstack.base.errors import BadInput, hinted
 from rocstack.base.text import count, listed
-from rocstack.cli import options
+from rocstack.cli.command import Json, command
 from rocstack.cli.ui import err, escape, out, print_json, say, table
-from rocstack.steps.options import Flag
-from rocstack.steps.probe import ProbeOptions
+from rocstack.steps.options import Flag, ProbeOptions
 
 if TYPE_CHECKING:
     from rocstack.edge.ansible import State
     from rocstack.node.profile import NodeProfile
-    from rocstack.probe.recordings import ProbeFailure
-    from rocstack.steps.probe import FabricEnvironment
+    from rocstack.steps.probe import FabricEnvironment, ProbeResult
 
 NARROW = (0, 1, 2, 3, 6, 8)  # columns of the table on a narrow terminal
 
-Draw = Annotated[str | None, Flag("Draw only this node.", metavar="NODE")]
-Env = Annotated[bool, Flag("Show the fabric's environment, with the reason for every line.", ("--env",))]
-Nic = Annotated[str | None, Flag("NIC profile for --env; default: that of the nodes' cards.")]
 
-
-def register(app: typer.Typer) -> None:
-    options.add(app, "probe", probe, "rocstack probe inventory.yml --out nodes.json")
-
-
+@command("rocstack probe inventory.yml --out nodes.json")
 def probe(
-    choice: ProbeOptions, draw: Draw = None, env: Env = False, nic: Nic = None, json: options.Json = False
+    choice: ProbeOptions,
+    draw: Annotated[str | None, Flag("Draw only this node.", metavar="NODE")] = None,
+    env: Annotated[bool, Flag("Show the fabric's environment, with the reason for every line.")] = False,
+    nic: Annotated[str | None, Flag("NIC profile for --env; default: that of the nodes' cards.")] = None,
+    json: Json = False,
 ) -> None:
     """Inspect nodes: GPUs, NICs, drivers, kernel ABI, GIDs and libraries. Changes nothing on them.
 
@@ -47,7 +43,7 @@ def probe(
         say(f"{name} is recorded as {file}")
     if choice.out and result.profiles:
         say(f"{count(len(result.profiles), 'node profile')}: {choice.out}")
-    drawn = _named(result.profiles, result.failures, draw) if draw else None
+    drawn = _named(result, draw) if draw else None
     if env:
         environment = steps.fabric_environment(result.profiles, nic, choice.overlay)
         print_json(environment.to_dict()) if json else _show_env(result.profiles, environment)
@@ -66,8 +62,8 @@ def probe(
 @contextmanager
 def _progress(shown: bool) -> Iterator[Callable[[str, State], None]]:
     """How many nodes answered, on a terminal; nothing without one, since it takes seconds."""
-    ended: set[str] = set()
     begun: set[str] = set()
+    ended: set[str] = set()
     status = err.status("probing") if shown and err.is_terminal else None
 
     def on_event(host: str, state: State) -> None:
@@ -77,10 +73,7 @@ def _progress(shown: bool) -> Iterator[Callable[[str, State], None]]:
         if status:
             status.update(f"probing: {len(ended)} of {len(begun)} nodes answered")
 
-    if status is None:
-        yield on_event
-        return
-    with status:
+    with status or nullcontext():
         yield on_event
 
 
@@ -90,7 +83,7 @@ def _show(nodes: Sequence[NodeProfile]) -> None:
     if len(nodes) == 1:
         out.print(f"[bold]{escape(summary.name(nodes[0]))}[/]")
         for row, text in summary.facts(nodes[0]).items():
-            out.print(escape(f"  {row:9}  {_clean(text)}"))
+            out.say(f"  {row:9}  {_clean(text)}")
         out.print()
         _draw(nodes[0])
     else:
@@ -99,7 +92,7 @@ def _show(nodes: Sequence[NodeProfile]) -> None:
         table([summary.COLUMNS[at] for at in shown], ([_clean(row[at]) for at in shown] for row in rows))
         out.print()
         for line in summary.alike(nodes):
-            out.print(escape(_clean(line)))
+            out.say(_clean(line))
     _show_unread(nodes)
 
 
@@ -110,15 +103,13 @@ def _draw(node: NodeProfile) -> None:
     out.print(escape(drawing.rstrip() or f"{node.name}: no GPU and no NIC"), soft_wrap=True)
 
 
-def _named(nodes: Sequence[NodeProfile], failures: Iterable[ProbeFailure], name: str) -> NodeProfile:
-    from rocstack.base.errors import BadInput, did_you_mean
-
-    for node in nodes:
+def _named(result: ProbeResult, name: str) -> NodeProfile:
+    for node in result.profiles:
         if node.name == name:
             return node
-    why = [f"{failure.state}: {_clean(failure.reason)}" for failure in failures if failure.node == name]
-    hint = why[0] if why else did_you_mean(name, [node.name for node in nodes])
-    raise BadInput(f"no node '{name}' was read" + (f": {hint}" if hint else ""), code="unknown-node")
+    why = [f": {failure.state}: {_clean(failure.reason)}" for failure in result.failures if failure.node == name]
+    known = [node.name for node in result.profiles]
+    raise BadInput.of("node-not-read", name=name, why=why[0] if why else hinted(name, known))
 
 
 def _show_unread(nodes: Iterable[NodeProfile]) -> None:
@@ -128,7 +119,7 @@ def _show_unread(nodes: Iterable[NodeProfile]) -> None:
         for unread in node.unread:
             groups.setdefault((unread.what, unread.why), []).append(node.name)
     for (what, why), names in list(groups.items())[:20]:
-        out.print(escape(_clean(f"not read on {listed(names)}: {what}: {why}")))
+        out.say(_clean(f"not read on {listed(names)}: {what}: {why}"))
     if len(groups) > 20:
         out.print(f"not read: {len(groups) - 20} more; --json has them all")
 
@@ -138,7 +129,7 @@ def _show_env(nodes: Iterable[NodeProfile], environment: FabricEnvironment) -> N
 
     for node in nodes:
         if node.name in environment.fabrics:
-            out.print(escape(render_env(environment.fabrics[node.name])))
+            out.say(render_env(environment.fabrics[node.name]))
         else:
             say(f"{node.name}: no card of a NIC profile; --nic NAME shows the settings of one")
     for text in environment.disagreements:

@@ -1,4 +1,4 @@
-"""`rocstack run` and `rocstack shell`: the image on this host."""
+"""`rocstack run`, `shell` and `demo`: the image on this host."""
 
 import os
 import signal
@@ -8,39 +8,38 @@ from typing import Annotated
 
 import typer
 
-from rocstack.cli import options
-from rocstack.cli.ui import State, err, escape, print_json
-from rocstack.steps.run import TRAIN, RunOptions
+from rocstack.base.errors import CheckFailed, Missing
+from rocstack.cli.command import Cluster, Json, Service, command
+from rocstack.cli.ui import State, err, out, print_json, say, table
+from rocstack.steps.options import TRAIN, Flag, Nic, RunOptions, Stack, settings
 
 COMMANDS = {"trainer": TRAIN}  # a component's name as the command
-Node = Annotated[str | None, typer.Argument(help="Node of the inventory; default: this host.")]
-Command = Annotated[list[str] | None, typer.Argument(help="Command to run instead of the shell, after --.")]
-Print = Annotated[bool, typer.Option("--print", help="Print the docker line and stop.")]
+Print = Annotated[bool, Flag("Print the docker line and stop.", ("--print",))]
 
 
-def register(app: typer.Typer) -> None:
-    passes = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-    example = "rocstack run trainer --config tiny --steps 5 --ranks 2"
-    options.add(app, "run", run, example, context_settings=passes)
-    options.add(app, "shell", shell, "rocstack shell n1 -- sinfo --Node")
-
-
-def run(context: typer.Context, choice: RunOptions, show: Print = False, json: options.Json = False) -> None:
+@command(
+    "rocstack run trainer --config tiny --steps 5 --ranks 2",
+    allow_extra_args=True,
+    ignore_unknown_options=True,
+    allow_interspersed_args=False,
+)
+def run(context: typer.Context, choice: RunOptions, show: Print = False, json: Json = False) -> None:
     """Run a command in the image with this host's devices, groups, limits and mounts. The current folder is /workspace.
 
     `rocstack run trainer ...` is short for `rocstack run -- rocstack-train ...`, which writes as you, not as root.
     """
     State.json = json  # --json behind the command is the command's
     words = context.args
-    start(choice, (*(COMMANDS.get(word, word) for word in words[:1]), *words[1:]), show, json)
+    _start(choice, (*(COMMANDS.get(word, word) for word in words[:1]), *words[1:]), show, json)
 
 
+@command("rocstack shell n1 -- sinfo --Node")
 def shell(
     choice: RunOptions,
-    node: Node = None,
-    command: Command = None,
-    inventory: options.Cluster = None,
-    service: options.Service = None,
+    node: Annotated[str | None, Flag("Node of the inventory; default: this host.", argument=True)] = None,
+    command: Annotated[list[str] | None, Flag("Command to run instead of the shell, after --.", argument=True)] = None,
+    inventory: Cluster = None,
+    service: Service = None,
     show: Print = False,
 ) -> None:
     """Open a shell, or run a command, in the container of a node of the deployed cluster.
@@ -48,26 +47,26 @@ def shell(
     Without NODE: a shell in the image on this host, with its devices, groups, limits and mounts.
     """
     if node:
-        from rocstack.cli.at_node import enter
+        from rocstack.cli.operate import enter
 
-        raise typer.Exit(enter(node, command or [], inventory, service))
-    start(choice, ("bash",), show, False)
+        raise typer.Exit(enter(node, command or (), inventory, service))
+    _start(choice, ("bash",), show, False)
 
 
-def start(choice: RunOptions, command: tuple[str, ...], show: bool, json: bool) -> None:
+def _start(choice: RunOptions, words: tuple[str, ...], show: bool, json: bool) -> None:
     """Prints the line, or replaces this command by it; its exit code is ours."""
     from rocstack.container.run_line import shell_quote
     from rocstack.node.limits import refused_ulimit
     from rocstack.steps.run import plan_run
 
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    plan = plan_run(choice, command, terminal=terminal, stdin=not sys.stdin.isatty(), dry=show)
+    plan = plan_run(choice, words, terminal=terminal, stdin=not sys.stdin.isatty(), dry=show)
     line = plan.line
     if show and json:
         print_json(plan.to_dict())
         return
     for note in line.notes:
-        err.print(f"note: {escape(note)}")
+        say(f"note: {note}")
     if show:
         sys.stdout.write(shell_quote(line) + "\n")
         return
@@ -79,7 +78,7 @@ def start(choice: RunOptions, command: tuple[str, ...], show: bool, json: bool) 
         if less.flags == line.flags:
             raise typer.Exit(code)
         line = less
-        err.print(f"note: {escape(line.notes[-1])}; starting without it")
+        say(f"note: {line.notes[-1]}; starting without it")
 
 
 def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
@@ -103,3 +102,34 @@ def _docker(args: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
             for number, handler in before.items():
                 signal.signal(number, handler)
     return process.returncode, output.decode("utf-8", "replace")
+
+
+@command("rocstack demo --nic tcp")
+def demo(
+    stack: Stack = None,
+    nic: Nic = None,
+    steps: Annotated[int, Flag("Training steps to run.")] = 8,
+    json: Json = False,
+) -> None:
+    """Run the built image: print its versions and train a tiny model on 2 ranks."""
+    from rocstack.edge import engine
+
+    reference = settings(stack=stack, nic=nic).image_name("worker")
+    if engine.find_image(engine.connect(), reference) is None:
+        raise Missing.of("not-built", reference=reference)
+    words = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]
+    listed = subprocess.run([*words, "rocstack-versions"], capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        raise CheckFailed.of("demo-failed", reference=reference, output=listed.stderr.strip()[-300:])
+    versions = dict(line.split("\t", 1) for line in listed.stdout.splitlines())
+    if not json:
+        table(("COMPONENT", "VERSION"), versions.items(), title=f"{reference}, as read inside the container")
+        out.print()
+    train = [*words, "rocstack-train", "--config", "tiny", "--steps", str(steps), "--ranks", "2"]
+    err.print("training a tiny Llama on 2 ranks (CPU, gloo)")
+    ran = subprocess.run(train, capture_output=json, text=True, check=False)
+    if json:
+        training = {"training": ran.stdout.splitlines(), "ok": ran.returncode == 0}
+        print_json({"image": reference, "versions": versions, **training})
+    if ran.returncode != 0:
+        raise CheckFailed.of("demo-unfinished")

@@ -13,8 +13,7 @@ from rich.table import Column
 
 from rocstack.base.levels import LEVELS
 from rocstack.base.text import count
-from rocstack.cli import findings
-from rocstack.cli.ui import err, escape, out, say
+from rocstack.cli.ui import err, escape, out, say, show_finding
 from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
 STYLE = {"passed": "green", "measured": "cyan", "skipped": "dim", "failed": "bold red", "error": "bold red"}
@@ -92,8 +91,8 @@ def show(run: Run, folder: Path) -> None:
     states: Counter[str] = Counter(result.state for result in run.results)
     counts = ", ".join(f"{states[state]} {state}" for state in STYLE if states[state])
     out.print(f"[bold]{escape(verdict.judge(run).sentence)}[/]")
-    out.print(escape(f"{count(len(run.results), 'check')} in {run.seconds:.0f} s: {counts}"))
-    out.print(escape(f"report: {folder / 'report.html'}"))
+    out.say(f"{count(len(run.results), 'check')} in {run.seconds:.0f} s: {counts}")
+    out.say(f"report: {folder / 'report.html'}")
 
 
 def slow(run: Run) -> Iterator[str]:
@@ -114,7 +113,7 @@ def _show_failure(result: CheckResult) -> None:
     if len(bad) > MOST:
         seen.append(f"and {_others(bad[MOST:])}")
     out.print()
-    findings.show(result.finding, seen=seen, label=result.state)
+    show_finding(result.finding, seen=seen, label=result.state)
 
 
 def _measured(result: CheckResult) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from rocstack.base import document, image_names
-from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.errors import BadInput, Where, did_you_mean, hinted
 from rocstack.base.words import ImageRef, Line, Name, Url, Value
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import DEFAULT, RunProfile
@@ -105,12 +105,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
     own = doc.data
     for key in own:
         if key not in known:
-            hint = did_you_mean(key, known)
-            raise BadInput(
-                f"unknown setting '{key}'" + (f": {hint}" if hint else ""),
-                code="unknown-key",
-                where=doc.where((key,)),
-            )
+            raise BadInput.of("unknown-setting", doc.where((key,)), key=key, hint=hinted(key, known))
     chosen: list[SettingValue] = []
     values: dict[str, Any] = {}
     for name, info in known.items():
@@ -137,12 +132,8 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         setting = next(f for f in chosen if f.name == name)
         if first["type"] == "extra_forbidden" or (name == "cluster" and name in own):
             raise doc.explain(Settings, error) from None
-        raise BadInput(
-            f"{name} = {setting.value!r}: {_without_password(first['msg'].removeprefix('Value error, '))}",
-            code="bad-setting",
-            where=Where(setting.source),
-            next_step="`rocstack config` shows every setting and where it came from",
-        ) from None
+        why = _without_password(first["msg"].removeprefix("Value error, "))
+        raise BadInput.of("bad-setting", Where(setting.source), name=name, value=setting.value, why=why) from None
 
 
 def _without_password(value: Any) -> Any:
@@ -156,7 +147,7 @@ def _refuse_misspelt(env: Mapping[str, str]) -> None:
     for variable in env:
         name = variable.removeprefix(PREFIX)
         if variable.startswith(PREFIX) and name not in ours and not name.startswith("TEST_"):
-            hint = did_you_mean(name, ours)  # without the prefix, which would make any two look alike
-            if hint and hint.startswith("did you mean"):
-                hint = hint.replace("'", f"'{PREFIX}", 1).replace(" or '", f" or '{PREFIX}")
-                raise BadInput(f"unknown variable {variable}: {hint}", code="unknown-key", where=Where("environment"))
+            offer = did_you_mean(name, ours)  # without the prefix, which would make any two look alike
+            if offer and offer.startswith("did you mean"):
+                offer = offer.replace("'", f"'{PREFIX}", 1).replace(" or '", f" or '{PREFIX}")
+                raise BadInput.of("misspelt-variable", Where("environment"), variable=variable, offer=offer)

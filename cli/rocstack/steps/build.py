@@ -1,37 +1,26 @@
-"""Build, render and lock: the images of a stack for a NIC."""
-
-from __future__ import annotations
+"""Build and lock: the images of a stack for a NIC, and the versions that are in them."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from rocstack.base.errors import BadInput, Where, did_you_mean
-from rocstack.steps.options import LOCK, Flag, ImageOptions, Methods, Note, StackOptions, ignore, settings
-
-if TYPE_CHECKING:
-    from rocstack.image.build_progress import BuildLine, BuildStep
-    from rocstack.image.build_report import BuildReport
-    from rocstack.image.context import BuildContext
-    from rocstack.stack.component import Role
-    from rocstack.stack.lock import Drift, Lock
-    from rocstack.steps.image_plan import ImagePlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildOptions(ImageOptions):
-    role: Annotated[str, Flag("Build only this role: worker or control; default: both.")] = ""
-    base: Annotated[str | None, Flag("Where the base comes from: auto, registry or mmdebstrap.")] = None
-    frozen: Annotated[bool, Flag("Fail if the distribution's versions differ from the lock.", ("--frozen",))] = False
-    refresh: Annotated[bool, Flag("Fetch the package index again (it is kept for a week).", ("--refresh",))] = False
-    no_cache: Annotated[bool, Flag("Rebuild every step.", ("--no-cache",))] = False
-    push: Annotated[
-        str | None, Flag("Push to this registry when all images are built: registry.example.com:5000/hpc.")
-    ] = None
-    tag: Annotated[str | None, Flag("Release tag; default: ISO year and week, such as 2026.47.")] = None
-    move_tags: Annotated[bool, Flag("Move tags that exist to the new images.", ("--move-tags",))] = False
-    ca_bundle: Annotated[str | None, Flag("CA bundle (PEM) of the company's proxy.")] = None
+from rocstack.base.errors import BadInput, hinted
+from rocstack.base.image_names import parse_registry
+from rocstack.edge import engine, files
+from rocstack.image import base_image as bases
+from rocstack.image import pinning
+from rocstack.image import render as renderer
+from rocstack.image.build import Build, image_name, write_report
+from rocstack.image.build_progress import BuildLine, BuildStep
+from rocstack.image.build_report import BuildReport
+from rocstack.registry.push import push_images, release_tags
+from rocstack.settings import site
+from rocstack.stack import rules
+from rocstack.stack.component import ROLES, Role
+from rocstack.stack.lock import Drift, Lock, drift, read
+from rocstack.steps.image_plan import ImagePlan, join, plan_image
+from rocstack.steps.options import BuildOptions, LockOptions, Note, ignore, settings
 
 
 class BuildEvents:
@@ -58,18 +47,10 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         Missing: no engine, or too little disk.
         CheckFailed: the image can't fit a node; a push was refused.
     """
-    from rocstack.edge import engine
-    from rocstack.image import base_image as bases
-    from rocstack.image import render as renderer
-    from rocstack.image.build import Build, image_name, write_report
-    from rocstack.settings import site
-    from rocstack.stack.component import ROLES
-    from rocstack.steps.image_plan import plan_image
-
     events = events or BuildEvents()
     chosen = settings(options)
     if options.role and options.role not in ROLES:
-        raise BadInput(f"no role '{options.role}': {did_you_mean(options.role, ROLES)}", code="unknown-role")
+        raise BadInput.of("unknown-role", role=options.role, hint=hinted(options.role, ROLES))
     roles = tuple(role for role in ROLES if not options.role or role == options.role)
     # Whatever can be refused without the engine is refused first.
     plan = plan_image(options, chosen, events.note)
@@ -77,9 +58,6 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     plan.render()
     events.planned(plan)
     if chosen.push:
-        from rocstack.base.image_names import parse_registry
-        from rocstack.registry.push import release_tags
-
         parse_registry(chosen.push)
         release_tags(plan.resolved.stack.name, plan.resolved.nic.name, chosen)
     engine.require_buildx()
@@ -108,81 +86,9 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         on_note=events.note,
     ).run()
     if report.ok and chosen.push:
-        from rocstack.registry.push import push_images
-
         report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)
         write_report(plan.folder, report)
     return report
-
-
-@dataclass(frozen=True, kw_only=True)
-class RenderOptions(ImageOptions):
-    to: Annotated[Path | None, Flag("Write the whole context to this folder.")] = None
-    diff: Annotated[bool, Flag("Show what changed since the last build of this stack and NIC.", ("--diff",))] = False
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A build context; `changes` is a unified diff to the last build's, if that was asked for."""
-
-    context: BuildContext
-    folder: Path | None = None
-    changes: str | None = None
-
-    @property
-    def dockerfile(self) -> str:
-        return self.context.files["Dockerfile"].data.decode()
-
-    def to_dict(self) -> dict[str, Any]:
-        files = self.context.files
-        if self.changes is not None:
-            return {"changed": bool(self.changes), "diff": self.changes}
-        if self.folder:
-            return {"folder": str(self.folder), "digest": self.context.digest(), "files": sorted(files)}
-        texts = {name: file.data.decode("utf-8", "replace") for name, file in files.items()}
-        return {"digest": self.context.digest(), "files": texts}
-
-
-def render(options: RenderOptions = RenderOptions(), note: Note = ignore) -> Rendered:
-    """The Dockerfile and its context. Builds nothing and needs no engine; the same input gives the same bytes.
-
-    Raises:
-        BadInput: as `build`; there is no earlier build to compare with; the folder holds something else.
-    """
-    from rocstack.image import context
-    from rocstack.image.build_report import last_base
-    from rocstack.steps.image_plan import plan_image
-
-    chosen = settings(options)
-    folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
-    base = chosen.base_image or (last_base(folder) if options.diff else None)
-    result = plan_image(options, chosen, note, base=base).render()
-    if options.diff:
-        last = context.read(folder / "context")
-        if not last.files:
-            raise BadInput(
-                "there is no earlier build to compare with",
-                code="no-build",
-                where=Where(str(folder)),
-                next_step="run `rocstack build` first, or drop --diff",
-            )
-        return Rendered(result, changes=context.diff(last, result))
-    if to := options.to:
-        if to.exists() and not (to.is_dir() and (not any(to.iterdir()) or context.is_ours(to))):
-            raise BadInput(
-                f"{to} holds other files",
-                code="not-empty",
-                where=Where(str(to)),
-                next_step="name an empty folder, or one written by `rocstack render`",
-            )
-        result.write(to)
-    return Rendered(result, to)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockOptions(StackOptions):
-    methods: Methods = ()
-    to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
 
 
 @dataclass(frozen=True)
@@ -206,16 +112,8 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
         CheckFailed: apt or pip can't resolve something.
         Missing: no engine.
     """
-    from rocstack.edge import engine, files
-    from rocstack.image import base_image as bases
-    from rocstack.image import pinning
-    from rocstack.settings import site
-    from rocstack.stack import rules
-    from rocstack.stack.lock import drift, read
-    from rocstack.steps.image_plan import join
-
     if not options.to.parent.is_dir() or options.to.is_dir():
-        raise BadInput("the lock can't be written there", code="no-folder", where=Where(str(options.to)))
+        raise BadInput.of("lock-elsewhere", options.to)
     chosen = settings(options)
     value = join(chosen, methods=options.methods).resolved
     rules.refuse_broken(rules.judge(rules.load(), value.facts()))

@@ -1,35 +1,67 @@
-"""Which stacks there are, why a combination is allowed or refused, and whether an image fits nodes."""
-
-from __future__ import annotations
+"""What needs no engine: which stacks there are, why a combination is allowed or refused, whether an image fits nodes;
+and an image's context, without building it."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from rocstack.base.errors import BadInput, Missing
-from rocstack.steps.options import (
-    Flag,
-    Gfx,
-    Methods,
-    Note,
-    Overlay,
-    ProbeInventory,
-    Profiles,
-    StackOptions,
-    ignore,
-    settings,
-)
-
-if TYPE_CHECKING:
-    from rocstack.node.gate import GateVerdict
-    from rocstack.stack.component import NicProfile
-    from rocstack.stack.rules import RuleVerdict
-    from rocstack.stack.stack import Stack, StackFact
+from rocstack.image import context
+from rocstack.image.build_report import last_base
+from rocstack.image.context import BuildContext
+from rocstack.node.gate import FITS, GateVerdict, judge
+from rocstack.node.image_facts import from_labels
+from rocstack.stack import component, rules, stack
+from rocstack.stack import overlay as overlays
+from rocstack.stack.component import NicProfile
+from rocstack.stack.rules import RuleVerdict
+from rocstack.stack.stack import Stack, StackFact
+from rocstack.steps.image_plan import join, nodes_of, plan_image
+from rocstack.steps.options import ExplainOptions, Note, RenderOptions, StacksOptions, ignore, settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class StacksOptions:
-    overlay: Overlay = None
+@dataclass(frozen=True)
+class Rendered:
+    """A build context; `changes` is a unified diff to the last build's, if that was asked for."""
+
+    context: BuildContext
+    folder: Path | None = None
+    changes: str | None = None
+
+    @property
+    def dockerfile(self) -> str:
+        return self.context.files["Dockerfile"].data.decode()
+
+    def to_dict(self) -> dict[str, Any]:
+        files = self.context.files
+        if self.changes is not None:
+            return {"changed": bool(self.changes), "diff": self.changes}
+        if self.folder:
+            return {"folder": str(self.folder), "digest": self.context.digest(), "files": sorted(files)}
+        texts = {name: file.data.decode("utf-8", "replace") for name, file in files.items()}
+        return {"digest": self.context.digest(), "files": texts}
+
+
+def render(options: RenderOptions = RenderOptions(), note: Note = ignore) -> Rendered:
+    """The Dockerfile and its context. Builds nothing and needs no engine; the same input gives the same bytes.
+
+    Raises:
+        BadInput: as `build`; there is no earlier build to compare with; the folder holds something else.
+    """
+    chosen = settings(options)
+    folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
+    base = chosen.base_image or (last_base(folder) if options.diff else None)
+    result = plan_image(options, chosen, note, base=base).render()
+    if options.diff:
+        last = context.read(folder / "context")
+        if not last.files:
+            raise BadInput.of("no-build", folder)
+        return Rendered(result, changes=context.diff(last, result))
+    if to := options.to:
+        if to.exists() and not (to.is_dir() and (not any(to.iterdir()) or context.is_ours(to))):
+            raise BadInput.of("context-not-empty", to, folder=to)
+        result.write(to)
+    return Rendered(result, to)
 
 
 @dataclass(frozen=True)
@@ -50,9 +82,6 @@ def stacks(options: StacksOptions = StacksOptions()) -> Stacks:
     Raises:
         BadInput: the overlay isn't there; a stack or NIC file is wrong.
     """
-    from rocstack.stack import component, stack
-    from rocstack.stack import overlay as overlays
-
     folder = settings(options).overlay_folder()
     overlays.load(folder)  # refuses a folder that is not there
     files = component.library("nic", folder).files.values()
@@ -60,16 +89,6 @@ def stacks(options: StacksOptions = StacksOptions()) -> Stacks:
         tuple(stack.load(name, folder) for name in stack.names(folder)),
         tuple(component.validate_head(file, component.NicProfile) for file in files),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainOptions(StackOptions):
-    gfx: Gfx = None
-    driver: Annotated[str, Flag("amdgpu driver version of the nodes: 6.10.5 or 30.20.1.")] = ""
-    methods: Methods = ()
-    image: Annotated[str | None, Flag("Say whether this image fits the nodes instead.")] = None
-    profiles: Profiles = None
-    inventory: ProbeInventory = None
 
 
 @dataclass(frozen=True)
@@ -98,8 +117,6 @@ class ImageFit:
 
     @property
     def ok(self) -> bool:
-        from rocstack.node.gate import FITS
-
         return all(verdict.result == FITS for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,33 +132,23 @@ def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> 
         Missing: no such image on this host.
         CheckFailed: a node could not be read.
     """
-    from rocstack.stack import rules
-    from rocstack.steps.image_plan import join
-
     if options.image:
         return _fit(options.image, options.profiles, options.inventory, note)
     if options.profiles or options.inventory:
-        raise BadInput(
-            "--profiles and --inventory need an image to judge", code="no-image", next_step="name it with --image"
-        )
+        raise BadInput.of("no-image-to-judge")
     value = join(settings(options), gfx=options.gfx, methods=options.methods).resolved
     facts = value.facts() | ({"driver": options.driver} if options.driver else {})
     return Explanation(tuple(rules.judge(rules.load(), facts)), facts, value.stack.facts)
 
 
 def _fit(reference: str, profiles: Path | None, inventory: Path | None, note: Note) -> ImageFit:
-    from rocstack.edge import engine
-    from rocstack.node.gate import judge
-    from rocstack.node.image_facts import from_labels
-    from rocstack.steps.image_plan import nodes_of
+    from rocstack.edge import engine  # only this asks it
 
     local = engine.find_image(engine.connect(), reference)
     if local is None:
-        raise Missing(f"no image {reference} on this host", code="no-image", next_step="build it with `rocstack build`")
+        raise Missing.of("not-built", reference=reference)
     image = from_labels(reference, local.labels or {})
     if image.role == "control":
-        raise BadInput(
-            f"{reference} is a control image: it needs no NIC", code="no-node", next_step="name the worker image"
-        )
+        raise BadInput.of("not-a-worker", reference=reference)
     nodes = nodes_of(profiles, inventory, image.modules, image.pci, note)
     return ImageFit(reference, tuple(judge(image, node) for node in nodes))

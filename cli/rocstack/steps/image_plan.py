@@ -109,11 +109,7 @@ def _methods(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, method = text.partition("=")
         if not (name and equals and method):
-            raise BadInput(
-                f"--with {text}: not in the form COMPONENT=METHOD",
-                code="bad-with",
-                next_step="write, for example, --with openmpi=source",
-            )
+            raise BadInput.of("bad-with", text=text)
         methods[name] = method
     return methods
 
@@ -144,11 +140,7 @@ def _providers(
     )
     plan = ways.plan(nic, ways.needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
     if not offer.repository and any(provider.way == "package" for provider in plan.providers):
-        raise BadInput(
-            "way 'package' needs the vendor's apt repository, but no setting names it",
-            code="no-repository",
-            next_step="set nic_repository in rocstack.yml (name, uri, suite, key, origin)",
-        )
+        raise BadInput.of("no-repository")
     _refuse_unfit(nic, plan, nodes)
     if chosen.nic_plugin:
         plugin, archives = plugin_source.read(nic, Path(chosen.nic_plugin), offer.versions)
@@ -160,12 +152,9 @@ def _refuse_unfit(nic: NicProfile, plan: ProviderPlan, nodes: Sequence[NodeProfi
     verdicts = [judge(ways.planned(nic, plan), node) for node in nodes]
     unfit = [verdict for verdict in verdicts if verdict.result == UNFIT]
     if unfit:
-        raise CheckFailed(
-            f"the image would not fit {unfit[0].sentence}{_more(len(unfit) - 1)}",
-            code="unfit",
-            cause="; ".join(verdict.sentence for verdict in unfit[1:4]) or None,
-            next_step="nothing was built; build for these nodes' NIC and driver, or leave them out",
-        )
+        others = "; ".join(verdict.sentence for verdict in unfit[1:4])
+        more = _more(len(unfit) - 1)
+        raise CheckFailed.of("would-not-fit", sentence=unfit[0].sentence, more=more, others=others)
 
 
 def nodes_of(
@@ -186,7 +175,7 @@ def nodes_of(
         CheckFailed: a node of the inventory could not be read.
     """
     if profiles and inventory:
-        raise BadInput("--profiles and --inventory can't be combined", code="one-source", next_step="give only one")
+        raise BadInput.of("profiles-and-inventory")
     if not (profiles or inventory):
         if not here and not any(Path(f"/sys/module/{name}").is_dir() for name in modules):
             return ()
@@ -200,14 +189,9 @@ def nodes_of(
     workers = tuple(node for node in probed if is_worker(node, modules, pci))
     others = [node.name for node in probed if node not in workers]
     if not workers:
-        raise BadInput(
-            f"none of {', '.join(others[:6])}{_more(len(others) - 6)} has a GPU or a NIC of this profile",
-            code="no-node",
-            cause="the image can only be judged against nodes that can run it",
-            next_step="run `rocstack probe` to see what the nodes have",
-        )
+        raise BadInput.of("no-worker-among", names=_some(others))
     if others:
-        note(f"not judged, for lack of GPUs and such a NIC: {', '.join(others[:6])}{_more(len(others) - 6)}")
+        note(f"not judged, for lack of GPUs and such a NIC: {_some(others)}")
     return workers
 
 
@@ -215,16 +199,17 @@ def _probe(inventory: Path, overlay: Path | None, note: Note) -> tuple[NodeProfi
     from rocstack.probe import recordings
 
     note(f"probing the nodes of {inventory}")
-    found = recordings.record_inventory(inventory)
-    if found.failures:
-        first = found.failures[0]
-        raise CheckFailed(
-            f"{first.node} is {first.state}: {first.reason}" + _more(len(found.failures) - 1),
-            code="nodes-unread",
-            next_step="repair the node, or take it out of the inventory: an image is built for nodes that can be read",
-        )
-    return recordings.profiles(found.recordings, overlay)
+    probed = recordings.record_inventory(inventory)
+    if probed.failures:
+        first = probed.failures[0]
+        more = _more(len(probed.failures) - 1)
+        raise CheckFailed.of("nodes-unread", node=first.node, state=first.state, reason=first.reason, more=more)
+    return recordings.profiles(probed.recordings, overlay)
 
 
 def _more(count: int) -> str:
     return f" (and {count} more)" if count > 0 else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + _more(len(names) - 6)

@@ -1,4 +1,5 @@
-"""Options that several steps share, and the settings behind them. The command line makes its flags from these."""
+"""The options of the steps, and the settings behind them. The command line makes its flags from these, so that no
+`--help` loads what a step does."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ _SETTINGS = (
     *("base", "base_image", "push", "tag", "ca_bundle"),
 )
 LOCK = Path("rocstack.lock")
+TRAIN = "rocstack-train"
 
 
 def ignore(text: str) -> None:
@@ -53,8 +55,10 @@ Methods = Annotated[
 ]
 Profiles = Annotated[Path | None, Flag("Node profiles (from `rocstack probe --out`) that the image must fit.")]
 ProbeInventory = Annotated[Path | None, Flag("Inventory to probe: the image must fit its nodes.")]
-BaseImage = Annotated[str | None, Flag("Base image to use instead of the stack's.")]
-LockFile = Annotated[Path, Flag("Lock file.", ("--lock",))]
+DrainTimeout = Annotated[
+    str | None, Flag("How long jobs may take to end: 30m, 4h, infinite; default: the setting `cluster.rollout`.")
+]
+Requeue = Annotated[bool, Flag("Requeue running jobs instead of waiting for them.")]
 Inventory = Annotated[
     Path | None,
     Flag("Ansible inventory with the groups control and workers; default: the setting `inventory`.", argument=True),
@@ -95,11 +99,149 @@ class ImageOptions(StackOptions):
     nic_plugin: Annotated[
         str | None, Flag("Source of RCCL's network plugin (aws-ofi-nccl-VERSION.tar.gz), to compile in the image.")
     ] = None
-    nic_variants: Annotated[
-        bool, Flag("Put one provider per kernel ABI of the nodes into the image.", ("--nic-variants",))
-    ] = False
-    base_image: BaseImage = None
-    lock: LockFile = LOCK
+    nic_variants: Annotated[bool, Flag("Put one provider per kernel ABI of the nodes into the image.")] = False
+    base_image: Annotated[str | None, Flag("Base image to use instead of the stack's.")] = None
+    lock: Annotated[Path, Flag("Lock file.")] = LOCK
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    inventory: Annotated[
+        Path | None, Flag("Ansible inventory; default: this host.", metavar="INVENTORY", argument=True)
+    ] = None
+    out: Annotated[Path | None, Flag("Write the node profiles to this file.")] = None
+    record: Annotated[
+        Path | None, Flag("Write what was read, with names and addresses masked, to this new or empty folder.")
+    ] = None
+    replay: Annotated[Path | None, Flag("Probe recordings instead of nodes: a file of --record, or its folder.")] = None
+    forks: Annotated[int, Flag("Nodes to probe at a time.", least=1, most=500)] = 64
+    root: Annotated[str | None, Flag("Root of another file system instead of this host's.", hidden=True)] = None
+    overlay: Overlay = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    inventory: Annotated[
+        str | None,
+        Flag(
+            "Ansible inventory: examine its nodes. `-` reads a log from standard input.",
+            metavar="INVENTORY",
+            argument=True,
+        ),
+    ] = None
+    log: Annotated[str | None, Flag("Examine this log instead; `-` is standard input.")] = None
+    profiles: Annotated[Path | None, Flag("Examine saved node profiles (from `rocstack probe --out`).")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StacksOptions:
+    overlay: Overlay = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(StackOptions):
+    gfx: Gfx = None
+    driver: Annotated[str, Flag("amdgpu driver version of the nodes: 6.10.5 or 30.20.1.")] = ""
+    methods: Methods = ()
+    image: Annotated[str | None, Flag("Say whether this image fits the nodes instead.")] = None
+    profiles: Profiles = None
+    inventory: ProbeInventory = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(ImageOptions):
+    role: Annotated[str, Flag("Build only this role: worker or control; default: both.")] = ""
+    base: Annotated[str | None, Flag("Where the base comes from: auto, registry or mmdebstrap.")] = None
+    frozen: Annotated[bool, Flag("Fail if the distribution's versions differ from the lock.")] = False
+    refresh: Annotated[bool, Flag("Fetch the package index again (it is kept for a week).")] = False
+    no_cache: Annotated[bool, Flag("Rebuild every step.")] = False
+    push: Annotated[
+        str | None, Flag("Push to this registry when all images are built: registry.example.com:5000/hpc.")
+    ] = None
+    tag: Annotated[str | None, Flag("Release tag; default: ISO year and week, such as 2026.47.")] = None
+    move_tags: Annotated[bool, Flag("Move tags that exist to the new images.")] = False
+    ca_bundle: Annotated[str | None, Flag("CA bundle (PEM) of the company's proxy.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderOptions(ImageOptions):
+    to: Annotated[Path | None, Flag("Write the whole context to this folder.")] = None
+    diff: Annotated[bool, Flag("Show what changed since the last build of this stack and NIC.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockOptions(StackOptions):
+    methods: Methods = ()
+    to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    image: Annotated[str | None, Flag("Image to run; default: the one built here for --stack and --nic.")] = None
+    role: Annotated[str, Flag("Role of that image: worker or control.")] = "worker"
+    stack: Stack = None
+    nic: Nic = None
+    gpus: Annotated[str, Flag("GPUs to give: all, none, or numbers such as 0,2-3.")] = "all"
+    mount: Annotated[tuple[str, ...], Flag("Mount SRC[:DST[:ro]]; may be repeated.")] = ()
+    env: Annotated[tuple[str, ...], Flag("Set NAME or NAME=VALUE; the value never reaches the process list.")] = ()
+    name: Annotated[str | None, Flag("Name of the container.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions(StackOptions):
+    """What is None comes from the settings; the rollout's from `cluster.rollout` there."""
+
+    inventory: Inventory = None
+    resume: Annotated[bool, Flag("Continue the deploy that was interrupted, with its images.")] = False
+    image: Annotated[str | None, Flag("Worker image to deploy; default: the one built here for --stack and --nic.")] = (
+        None
+    )
+    control_image: Annotated[str | None, Flag("Control image that belongs to --image.")] = None
+    canary: Annotated[int | None, Flag("Nodes to update before all others.", least=0)] = None
+    wave: Annotated[str | None, Flag("Nodes to update at once: a number, or 25%.")] = None
+    drain_timeout: DrainTimeout = None
+    requeue: Requeue = False
+    failures: Annotated[str | None, Flag("Nodes that may fail before the update stops: a number, or 10%.")] = None
+    method: Annotated[str | None, Flag("How images get to the nodes: auto, registry, archive or rack.")] = None
+    require: Annotated[
+        int | None, Flag("Refuse images that `rocstack verify` hasn't proved to this level.", least=0, most=4)
+    ] = None
+    forks: Forks = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackOptions:
+    inventory: Inventory = None
+    drain_timeout: DrainTimeout = None
+    requeue: Requeue = False
+    forks: Forks = None
+    overlay: Overlay = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions:
+    inventory: Inventory = None
+    overlay: Overlay = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    inventory: Inventory = None
+    level: Annotated[
+        int | None,
+        Flag(
+            "Highest level to test: 0 image, 1 cluster, 2 GPUs and fabric, 3 performance, 4 soak; default: 3, with "
+            "--watch 1.",
+            least=0,
+            most=4,
+            show_default=False,
+        ),
+    ] = None
+    only: Annotated[str, Flag("Run only checks whose name matches: munge, 'mpi-*'.", metavar="PATTERN")] = ""
+    report: Annotated[Path | None, Flag("Folder to write the report to; default: a new one for each run.")] = None
+    user: Annotated[str, Flag("Slurm user to run the jobs as; default: rocstack-verify, which deploy creates.")] = ""
+    wait: Annotated[str, Flag("Time that a job may wait in the queue: 5m, 2h.")] = "5m"
+    evidence: Annotated[Path | None, Flag("Judge an earlier run's evidence.json again, without the cluster.")] = None
 
 
 def settings(options: object = None, **values: Any) -> Settings:
@@ -124,13 +266,9 @@ def inventory_path(chosen: Settings, path: Path | None) -> Path:
     if file.exists():
         return file
     virtual = Path(chosen.out) / "local/inventory.yml"
-    raise BadInput(
-        f"no inventory {file}",
-        code="no-inventory",
-        next_step=f"give the one of this folder's virtual nodes, {virtual}, or set `inventory: {virtual}`"
-        if virtual.exists() and not path
-        else "`rocstack init` writes one to start from",
-    )
+    if virtual.exists() and not path:
+        raise BadInput.of("only-virtual-inventory", file=file, virtual=virtual)
+    raise BadInput.of("no-inventory", inventory=file)
 
 
 def duration(option: str, text: str, example: str = "such as 30s, 5m or 2h") -> float:
@@ -143,5 +281,5 @@ def duration(option: str, text: str, example: str = "such as 30s, 5m or 2h") -> 
 
     whole = seconds(text) if re.fullmatch(r"[1-9][0-9]{0,5}[smhd]", text) else None
     if whole is None:
-        raise BadInput(f"{option} {text}: not a duration", code="bad-value", next_step=example)
+        raise BadInput.of("no-duration", option=option, text=text, example=example)
     return whole

@@ -1,34 +1,22 @@
 """How the image is started on this host: devices, groups, limits, mounts and environment."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
-from rocstack.steps.options import Flag, Nic, Stack, settings
-
-if TYPE_CHECKING:
-    from rocstack.container.mount import Mount
-    from rocstack.container.run_line import RunLine
-
-TRAIN = "rocstack-train"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    image: Annotated[str | None, Flag("Image to run; default: the one built here for --stack and --nic.")] = None
-    role: Annotated[str, Flag("Role of that image: worker or control.")] = "worker"
-    stack: Stack = None
-    nic: Nic = None
-    gpus: Annotated[str, Flag("GPUs to give: all, none, or numbers such as 0,2-3.")] = "all"
-    mount: Annotated[tuple[str, ...], Flag("Mount SRC[:DST[:ro]]; may be repeated.", ("--mount",))] = ()
-    env: Annotated[
-        tuple[str, ...], Flag("Set NAME or NAME=VALUE; the value never reaches the process list.", ("--env",))
-    ] = ()
-    name: Annotated[str | None, Flag("Name of the container.")] = None
+from rocstack.container.environment import parse_env
+from rocstack.container.host import read_host
+from rocstack.container.mount import Mount, check_mounts, parse_mount
+from rocstack.container.run_line import RunLine, parse_gpus, run_line
+from rocstack.edge import engine
+from rocstack.nic.host_libraries import host_mounts
+from rocstack.node.gate import FITS, SLINGSHOT, judge
+from rocstack.node.image_facts import from_labels
+from rocstack.probe.recordings import probe_host
+from rocstack.stack.component import ROLES
+from rocstack.steps.options import TRAIN, RunOptions, settings
 
 
 @dataclass(frozen=True)
@@ -57,16 +45,9 @@ def plan_run(
         Missing: no engine, no image, or no GPU although some were asked for.
         CheckFailed: the image needs a library of this host that doesn't fit it.
     """
-    from rocstack.container.environment import parse_env
-    from rocstack.container.host import read_host
-    from rocstack.container.mount import check_mounts, parse_mount
-    from rocstack.container.run_line import parse_gpus, run_line
-    from rocstack.edge import engine
-    from rocstack.stack.component import ROLES
-
     chosen = settings(options)
     if options.role not in ROLES:
-        raise BadInput(f"no role '{options.role}': known: {', '.join(ROLES)}", code="unknown-role")
+        raise BadInput.of("unknown-role", role=options.role, hint=f": known: {', '.join(ROLES)}")
     reference = options.image or chosen.image_name(options.role)
     variables = parse_env(options.env, os.environ)
     own = [parse_mount(text, base=Path.cwd(), home=Path.home()) for text in options.mount]
@@ -87,18 +68,12 @@ def plan_run(
         name=options.name,
     )
     if not dry and options.image is None and engine.find_image(engine.connect(), reference) is None:
-        raise Missing(
-            f"no image {reference} on this host",
-            code="no-image",
-            next_step=f"run `rocstack build --stack {chosen.stack} --nic {chosen.nic}`, or use --image REFERENCE",
-        )
+        raise Missing.of("not-built-here", reference=reference, stack=chosen.stack, nic=chosen.nic)
     return RunPlan(line, dict(variables.values))
 
 
 def _person() -> tuple[int, int] | None:
     """Who owns a run's checkpoints. None where root in the container is the person already."""
-    from rocstack.edge import engine
-
     if os.geteuid() == 0:
         return None
     try:
@@ -114,12 +89,6 @@ def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
     Raises:
         CheckFailed: they don't fit, or that can't be decided.
     """
-    from rocstack.edge import engine
-    from rocstack.nic.host_libraries import host_mounts
-    from rocstack.node.gate import FITS, SLINGSHOT, judge
-    from rocstack.node.image_facts import from_labels
-    from rocstack.probe.recordings import probe_host
-
     try:
         local = engine.find_image(engine.connect(), reference)
     except Missing:
@@ -132,10 +101,5 @@ def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
     node = probe_host()
     verdict = judge(image, node)
     if verdict.result != FITS:
-        raise CheckFailed(
-            f"{verdict.result}: {verdict.sentence}",
-            code="unfit",
-            cause="the image uses a library of this host, which must fit the image's own libibverbs and libc",
-            next_step="run `rocstack doctor` on this host",
-        )
+        raise CheckFailed.of("host-library-unfit", result=verdict.result, sentence=verdict.sentence)
     return host_mounts(image, node)

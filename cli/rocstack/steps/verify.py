@@ -1,43 +1,19 @@
 """Verify: the acceptance suite on a deployed cluster, what it proved, and what follows from it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from rocstack.base.errors import BadInput, Missing, RocstackError
-from rocstack.steps.options import Flag, Inventory, duration, inventory_path, settings
+from rocstack.steps.options import VerifyOptions, duration, inventory_path, settings
+from rocstack.verify import drain as draining
+from rocstack.verify import history, proved, suite
+from rocstack.verify.drain import Drained
+from rocstack.verify.result import Run
 
-if TYPE_CHECKING:
-    from rocstack.verify.drain import Drained
-    from rocstack.verify.result import Run
-
-    OnEvent = Callable[[Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    inventory: Inventory = None
-    level: Annotated[
-        int | None,
-        Flag(
-            "Highest level to test: 0 image, 1 cluster, 2 GPUs and fabric, 3 performance, 4 soak; default: 3, with "
-            "--watch 1.",
-            least=0,
-            most=4,
-            show_default=False,
-        ),
-    ] = None
-    only: Annotated[str, Flag("Run only checks whose name matches: munge, 'mpi-*'.", metavar="PATTERN")] = ""
-    report: Annotated[
-        Path | None, Flag("Folder to write the report to; default: a new one for each run.", ("--report",))
-    ] = None
-    user: Annotated[str, Flag("Slurm user to run the jobs as; default: rocstack-verify, which deploy creates.")] = ""
-    wait: Annotated[str, Flag("Time that a job may wait in the queue: 5m, 2h.")] = "5m"
-    evidence: Annotated[Path | None, Flag("Judge an earlier run's evidence.json again, without the cluster.")] = None
+OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -94,8 +70,6 @@ def verify(options: VerifyOptions = VerifyOptions(), on_event: OnEvent = lambda 
     run, folder, inventory = _run(options, on_event)
     if inventory is None:
         return VerifyResult(run, folder)
-    from rocstack.verify import history
-
     history.note(run, runs_folder(), folder)
     return _stored(run, folder, inventory, runs_folder())
 
@@ -106,10 +80,8 @@ def drain_failing(result: VerifyResult, *, force: bool = False) -> Drained:
     Raises:
         CheckFailed: that many would be drained; Slurm refused it.
     """
-    from rocstack.verify import drain
-
     assert result.inventory
-    return drain.drain(result.run, result.inventory, force)
+    return draining.drain(result.run, result.inventory, force)
 
 
 def watch(
@@ -141,8 +113,6 @@ def rounds(
     force: bool = False,
 ) -> Iterator[VerifyRound]:
     """What `watch` yields; `once` makes a run."""
-    from rocstack.verify import history
-
     while True:
         began = time.monotonic()
         try:
@@ -165,12 +135,9 @@ def rounds(
 
 
 def _run(options: VerifyOptions, on_event: OnEvent) -> tuple[Run, Path, Path | None]:
-    from rocstack.verify import suite
-
     if options.evidence and (options.inventory or options.user):
-        raise BadInput(
-            "options that don't go together: --evidence judges without the cluster: leave out the inventory and --user",
-            code="bad-value",
+        raise BadInput.of(
+            "no-combination", why="--evidence judges without the cluster: leave out the inventory and --user"
         )
     chosen = settings()
     inventory = None if options.evidence else inventory_path(chosen, options.inventory)
@@ -183,8 +150,6 @@ def _run(options: VerifyOptions, on_event: OnEvent) -> tuple[Run, Path, Path | N
 
 
 def _stored(run: Run, folder: Path, inventory: Path, runs: Path) -> VerifyResult:
-    from rocstack.verify import proved
-
     try:
         kept = proved.keep(run, inventory, runs)
     except RocstackError as error:

@@ -427,7 +427,7 @@ def test_start_up(tmp_path: Path) -> None:
     """`--help` loads little more than typer; a command loads its own module and nothing that it does without."""
     start = "import sys; sys.argv = ['rocstack', *{}]; from rocstack.cli.main import main; main()"
     helping = modules(tmp_path, start.format(["--help"]))
-    base, command_line = ("errors", "findings", "paths"), ("main", "ui", "findings")
+    base, command_line = ("errors", "findings", "paths"), ("main", "ui")
     own = {"rocstack", "rocstack.base", "rocstack.cli"}
     own |= {f"rocstack.base.{name}" for name in base} | {f"rocstack.cli.{name}" for name in command_line}
     assert {name for name in helping if name.startswith("rocstack")} == own
@@ -435,7 +435,7 @@ def test_start_up(tmp_path: Path) -> None:
     rendering = modules(tmp_path, start.format(["render"]))
     assert not rendering & {"docker", "requests", "rich", "ansible", "ansible_runner", "cryptography", "pytest"}
     commands = {name for name in rendering if name.startswith("rocstack.cli.")}
-    assert commands == {f"rocstack.cli.{name}" for name in (*command_line, "render", "options")}
+    assert commands == {f"rocstack.cli.{name}" for name in (*command_line, "images", "command")}
 
 
 def test_ctrl_c_while_loading_shows_no_traceback(tmp_path: Path) -> None:

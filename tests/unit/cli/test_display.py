@@ -43,13 +43,12 @@ def check(console: Console, names: list[str]) -> None:
 @pytest.mark.parametrize("console", [80, 60], indirect=True)
 def test_a_build(console: Console) -> None:
     display = BuildDisplay()
-    with display, ui.bars(len("control")) as bars:
-        display._bars = bars
-        display._tasks = {role: bars.add_task(role, total=None, detail="") for role in ("worker", "control")}
+    with display:
+        display._open(["worker", "control"])
         for text in TEXTS:
             for role in ("worker", "control"):
                 display.step(role, BuildLine(BuildStep("d", "[worker-base 2/7] RUN apt-get"), text))
-                bars.refresh()
+                display._bars.refresh()
     check(console, ["worker", "control"])
 
 
@@ -61,6 +60,5 @@ def test_nodes(console: Console) -> None:
         for text in TEXTS:
             for node in ("n1", "node-with-a-long-name-17"):
                 display.step(node, text)
-                assert display._bars is not None
                 display._bars.refresh()
     check(console, ["n1", "node-with-a-long-name-17"])

@@ -52,12 +52,12 @@ def complaint(words: list[str]) -> str | None:
     """What the CLI would say against these words after `rocstack`, before it runs anything."""
     root: Any = typer.main.get_command(app)
     context = root.make_context("rocstack", ["config"], resilient_parsing=True)
-    command = root if words[0].startswith("-") else root.commands.get(words[0])
+    command = root if words[0].startswith("-") else root.get_command(context, words[0])
     if command is None:
         return f"no command {words[0]}"
     own = words if command is root else words[1:]
     while command is not root and hasattr(command, "commands") and own and not own[0].startswith("-"):
-        command, own = command.commands.get(own[0]), own[1:]
+        command, own = command.get_command(context, own[0]), own[1:]
         if command is None:
             return f"no command {' '.join(words)}"
     before = own[: next((i for i, word in enumerate(own) if word in ("--", *COMMANDS)), len(own))]

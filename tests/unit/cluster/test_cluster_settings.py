@@ -12,7 +12,8 @@ from cli_run import Cli
 from pydantic import ValidationError
 
 from rocstack.base.errors import BadInput
-from rocstack.cli.init import CLUSTER, settings_text
+from rocstack.cli.config import example as init_file
+from rocstack.cli.config import settings_text
 from rocstack.cluster import settings
 from rocstack.cluster.operation import how_many, seconds
 from rocstack.cluster.settings import ClusterSettings
@@ -41,17 +42,17 @@ def test_nothing_said_is_a_good_cluster(text: str, tmp_path: Path) -> None:
 
 
 def test_the_example_that_init_writes(tmp_path: Path) -> None:
-    example = "".join(f"#{line}\n" for line in CLUSTER.splitlines())
-    assert example in settings_text()
-    cluster = written(tmp_path, CLUSTER)
-    assert cluster.model_fields_set == set(yaml.safe_load(CLUSTER)["cluster"])
+    commented = "".join(f"#{line}\n" for line in init_file("cluster").splitlines())
+    assert commented in settings_text()
+    cluster = written(tmp_path, init_file("cluster"))
+    assert cluster.model_fields_set == set(yaml.safe_load(init_file("cluster"))["cluster"])
     assert cluster.priorities == ClusterSettings().priorities
     assert cluster.rollout == ClusterSettings().rollout
     assert cluster.accounts_of("alice") == ("vision", "research")
 
 
 def test_as_json_and_back() -> None:
-    cluster = ClusterSettings.model_validate(yaml.safe_load(CLUSTER)["cluster"])
+    cluster = ClusterSettings.model_validate(yaml.safe_load(init_file("cluster"))["cluster"])
     assert ClusterSettings.model_validate_json(cluster.model_dump_json()) == cluster
     assert ClusterSettings.model_validate(json.loads(cluster.model_dump_json())) == cluster
 

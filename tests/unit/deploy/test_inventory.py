@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rocstack.base.errors import BadInput
-from rocstack.cli.init import INVENTORY
+from rocstack.cli.config import example
 from rocstack.deploy.read import inventory
 from rocstack.deploy.read.inventory import Inventory
 
@@ -139,7 +139,7 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_what_init_writes_is_one(tmp_path: Path) -> None:
-    (tmp_path / "inventory.yml").write_text(INVENTORY)
+    (tmp_path / "inventory.yml").write_text(example("inventory"))
     found = inventory.load(tmp_path / "inventory.yml")
     assert found.control.name == "head"
     assert [host.name for host in found.workers] == ["node01", "node02", "node03", "node04"]

@@ -11,7 +11,7 @@ import yaml
 from cli_run import Cli, listing
 
 from rocstack.base.errors import BadInput
-from rocstack.cli.init import settings_text
+from rocstack.cli.config import settings_text
 from rocstack.container.run_line import RunProfile
 from rocstack.settings.settings import Settings, load
 

@@ -13,7 +13,7 @@ from cli_run import Cli
 from runs_by_level import failed, run
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
-from rocstack.cli import verify_after
+from rocstack.cli import verify as command
 from rocstack.cli.ui import Interrupted
 from rocstack.steps import verify as steps
 from rocstack.verify import drain, history, proved
@@ -141,7 +141,7 @@ def test_a_run_is_compared_with_one_before_it(tmp_path: Path) -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a watch says; every pause is over at once."""
     lines: list[str] = []
-    monkeypatch.setattr(verify_after, "say", lines.append)
+    monkeypatch.setattr(command, "say", lines.append)
     monkeypatch.setattr(steps.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(proved, "keep", lambda run, inventory, runs: StoredProof("level 1 stays proved", news=False))
     return lines
@@ -158,7 +158,7 @@ def watched(runs: Iterator[Any], out: Path, **options: Any) -> None:
         return found, out / found.id
 
     with pytest.raises(typer.Exit) as ended:
-        verify_after.show_rounds(steps.rounds(once, Path("i"), out, **options))
+        command.show_rounds(steps.rounds(once, Path("i"), out, **options))
     assert ended.value.exit_code == 130
 
 
@@ -198,7 +198,7 @@ def test_what_does_not_pass_with_time_ends_a_watch(kind: type[RocstackError], sa
         raise kind("not there", code="x")
 
     with pytest.raises(kind):
-        verify_after.show_rounds(steps.rounds(once, Path("i"), tmp_path))
+        command.show_rounds(steps.rounds(once, Path("i"), tmp_path))
     assert said == []
 
 

@@ -15,7 +15,7 @@ from cli_run import Cli
 from evidence_replay import GOOD
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
-from rocstack.cli import findings, ui, verify_report
+from rocstack.cli import ui, verify_report
 from rocstack.verify import history, suite
 from rocstack.verify.result import Measure, read
 from rocstack.verify.suite import SuiteOptions
@@ -212,7 +212,7 @@ def test_what_a_node_says_does_not_rule_the_terminal(capsys: pytest.CaptureFixtu
     plain = "a[2J]0;titleb31mc\nd\te"
     assert ui.clean(said) == ui.escape(said).replace("\\", "") == plain
     ui.say(said)
-    findings.print_error(CheckFailed(said, code="x", cause=said))
+    ui.print_error(CheckFailed(said, code="x", cause=said))
     ui.table(("A",), [(said,)])
     found = capsys.readouterr()
     assert not {*found.out, *found.err} & {"\x1b", "\x07", "\x9b", "\r"}

@@ -1,0 +1,90 @@
+"""`rocstack build`, `render`, `lock`, `stacks` and `explain`."""
+
+import sys
+
+from rocstack.cli.command import Answer, command
+from rocstack.cli.ui import escape, out, paragraph, say, show_finding, table
+from rocstack.steps.options import BuildOptions, ExplainOptions, LockOptions, RenderOptions, StacksOptions
+
+
+@command("rocstack build --nic broadcom --push registry.example.com:5000/hpc")
+def build(choice: BuildOptions) -> Answer:
+    """Build, test and label the worker and control images of a stack for a NIC."""
+    from rocstack.cli.build_display import BuildDisplay, show
+    from rocstack.steps import build as steps
+
+    with BuildDisplay() as events:
+        report = steps.build(choice, events)
+    yield report
+    show(report, events.folder)
+
+
+@command("rocstack render --nic broadcom --to ./context")
+def render(choice: RenderOptions) -> Answer:
+    """Print the Dockerfile, or write the whole build context. Builds nothing and needs no engine."""
+    from rocstack.steps import explain as steps
+
+    result = steps.render(choice, say)
+    yield result
+    if result.changes is not None:
+        sys.stdout.write(result.changes or "nothing changed since the last build\n")
+    elif result.folder:
+        out.say(f"{len(result.context.files)} files in {result.folder}")
+        say(f"build it by hand: docker buildx build --target worker {result.folder}")
+    else:
+        sys.stdout.write(result.dockerfile)
+
+
+@command("rocstack lock --stack debian-13")
+def lock(choice: LockOptions) -> Answer:
+    """Pin every package, wheel and source of a stack by version and sha256, and the base by digest."""
+    from rocstack.steps import build as steps
+
+    result = steps.lock(choice, say)
+    yield result
+    for change in result.changes:
+        out.print(f"{change.what}: {change.locked} -> {change.found}")
+    made = result.lock
+    out.print(
+        f"{result.file}: {len(made.packages)} packages, {len(made.wheels)} wheels, {len(made.sources)} sources, "
+        f"base {made.base.digest[:19] if made.base else 'none'}, hash {made.digest()[:12]}"
+    )
+
+
+@command("rocstack stacks")
+def stacks(choice: StacksOptions) -> Answer:
+    """List the stacks and NIC profiles."""
+    from rocstack.steps import explain as steps
+
+    known = steps.stacks(choice)
+    yield known
+    table(("STACK", "OS", "GFX", "ABOUT"), [(s.name, s.base.os, " ".join(s.gfx), s.about) for s in known.stacks])
+    out.print()
+    table(("NIC", "WAYS", "ABOUT"), [(n.name, " ".join(n.ways), n.about) for n in known.nics])
+
+
+@command("rocstack explain --stack rocm-7.2-ubuntu-24.04 --gfx gfx950")
+def explain(choice: ExplainOptions) -> Answer:
+    """Explain why a combination is allowed or refused, rule by rule; with --image, why it fits a node or doesn't."""
+    from rocstack.base import finding_texts
+    from rocstack.doctor.diagnosis import of_gate
+    from rocstack.steps import explain as steps
+
+    result = steps.explain(choice, say)
+    yield result
+    if isinstance(result, steps.ImageFit):
+        texts = finding_texts.table()
+        for fit in result.verdicts:
+            if finding := of_gate(fit, texts):
+                show_finding(finding, fit.node + (f", virtual {fit.virtual}" if fit.virtual else ""), label=fit.result)
+            else:
+                out.print(f"[green]{fit.result}[/]: {escape(fit.sentence)}")
+        return
+    idle, broken = (sum(v.state == state for v in result.verdicts) for state in ("does not apply", "broken"))
+    for verdict in result.verdicts:
+        if verdict.state != "does not apply":
+            show_finding(verdict.finding, label=verdict.state)
+    for fact in result.stack_facts:
+        out.print(f"[bold]fact[/] {escape(fact.says)}")
+        paragraph("source", fact.source)
+    out.print(f"{'allowed' if result.ok else 'refused'}: {broken} broken, {idle} rules do not apply")

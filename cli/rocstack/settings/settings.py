@@ -133,7 +133,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         if first["type"] == "extra_forbidden" or (name == "cluster" and name in own):
             raise doc.explain(Settings, error) from None
         why = _without_password(first["msg"].removeprefix("Value error, "))
-        raise BadInput.of("bad-setting", Where(setting.source), name=name, value=setting.value, why=why) from None
+        raise BadInput.of("bad-setting", Where(setting.source), name=name, value=repr(setting.value), why=why) from None
 
 
 def _without_password(value: Any) -> Any:

@@ -99,11 +99,11 @@ KINDS: Mapping[str, type[Matrix | Curves | Topology]] = {"matrix": Matrix, "curv
 
 @dataclass
 class Drawings:
-    """Of a run, each with the check that gave it; `unreadable` says what is wrong with others, a line each."""
+    """Of a run by kind, each with the check that gave it; `unreadable` says what is wrong with others, a line each."""
 
-    matrices: list[tuple[CheckResult, Matrix]] = field(default_factory=list)
+    matrix: list[tuple[CheckResult, Matrix]] = field(default_factory=list)
     curves: list[tuple[CheckResult, Curves]] = field(default_factory=list)
-    topologies: list[tuple[CheckResult, Topology]] = field(default_factory=list)
+    topology: list[tuple[CheckResult, Topology]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
 
@@ -111,25 +111,14 @@ def read(run: Run) -> Drawings:
     drawings = Drawings()
     for result in run.results:
         for kind, value in result.drawings.items():
-            _read(drawings, result, kind, value)
+            try:
+                drawing = KINDS[kind].model_validate_json(json.dumps(value))
+            except KeyError:
+                drawings.unreadable.append(f"{result.check.name}: nothing draws '{kind}'")
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                place = ".".join(map(str, first["loc"]))
+                drawings.unreadable.append(f"{result.check.name}: the {kind} can't be drawn: {place}: {first['msg']}")
+            else:
+                getattr(drawings, kind).append((result, drawing))
     return drawings
-
-
-def _read(drawings: Drawings, result: CheckResult, kind: str, value: object) -> None:
-    if kind not in KINDS:
-        drawings.unreadable.append(f"{result.check.name}: nothing draws '{kind}'")
-        return
-    try:
-        drawing = KINDS[kind].model_validate_json(json.dumps(value))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        drawings.unreadable.append(f"{result.check.name}: the {kind} can't be drawn: {place}: {first['msg']}")
-        return
-    match drawing:
-        case Matrix():
-            drawings.matrices.append((result, drawing))
-        case Curves():
-            drawings.curves.append((result, drawing))
-        case Topology():
-            drawings.topologies.append((result, drawing))

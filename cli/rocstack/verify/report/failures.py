@@ -2,88 +2,63 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rocstack.verify import verdict
-from rocstack.verify.result import BAD, Check, CheckResult, Measure, Run, State
+from rocstack.verify.result import BAD, CheckResult, Measure, Run
 
 MOST = 12  # reasons of one check
 WORDS = 3  # pieces of evidence of one reason
 LONGEST = 200  # characters of a list of nodes
 
+Blamed = list[tuple[str, Measure]]  # what failed for one reason, each with the node to blame
 
-@dataclass(frozen=True)
-class FailureGroup:
-    """Nodes with one reason. `evidence` is (node, what was said there)."""
+
+class FailureGroup(NamedTuple):
+    """Nodes with one reason, of which `first` is the first. `evidence` is (node, what was said there)."""
 
     where: str
-    why: str
-    wanted: str
-    source: str
-    virtual: bool
-    evidence: tuple[tuple[str, str], ...]
-    unsaid: int  # pieces of evidence that aren't shown
+    first: Measure
+    evidence: tuple[tuple[str, str], ...] = ()
+    unsaid: int = 0  # pieces of evidence that aren't shown
 
 
-@dataclass(frozen=True)
-class ReportedFailure:
-    check: Check
-    state: State
+class ReportedFailure(NamedTuple):
+    result: CheckResult
     groups: tuple[FailureGroup, ...]
     unsaid: int  # reasons that aren't shown
 
 
-@dataclass
-class _Place:
-    """What failed for one reason: nodes, and the peers of those that failed in pairs."""
-
-    nodes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    measures: list[Measure] = field(default_factory=list)
-
-
-def failures(run: Run) -> tuple[ReportedFailure, ...]:
+def failures(run: Run) -> Iterator[ReportedFailure]:
     """Those on the lowest level first: what is above them often fails for the same reason."""
-    failed = [_failure(result) for result in run.results if result.state in BAD]
-    return tuple(sorted(failed, key=lambda each: each.check.level))
-
-
-def _failure(result: CheckResult) -> ReportedFailure:
-    groups = list(_groups(result))
-    return ReportedFailure(result.check, result.state, tuple(groups[:MOST]), max(len(groups) - MOST, 0))
+    failed = (result for result in run.results if result.state in BAD)
+    for result in sorted(failed, key=lambda each: each.check.level):
+        groups = tuple(_groups(result))
+        yield ReportedFailure(result, groups[:MOST], max(len(groups) - MOST, 0))
 
 
 def _groups(result: CheckResult) -> Iterator[FailureGroup]:
-    places: dict[str, _Place] = defaultdict(_Place)
+    reasons: dict[str, Blamed] = defaultdict(list)
     seen: set[int] = set()
     for node, measures in verdict.by_node(result).items():
         for measure in measures:
-            if measure.state not in BAD or id(measure) in seen:  # a pair of which both are to blame
-                continue
-            seen.add(id(measure))
-            place = places[measure.why]
-            place.measures.append(measure)
-            peer = measure.peer if measure.node == node else measure.node
-            place.nodes[node] += [peer] if measure.peer else []
-    for why, place in places.items():
-        evidence = {measure.evidence: _names(measure) for measure in reversed(place.measures) if measure.evidence}
-        shown = list(reversed(evidence.items()))
-        first = place.measures[0]
-        yield FailureGroup(
-            where=_where(place.nodes),
-            why=why,
-            wanted=first.wanted,
-            source=first.source,
-            virtual=first.virtual,
-            evidence=tuple((name, text) for text, name in shown[:WORDS]),
-            unsaid=max(len(shown) - WORDS, 0),
-        )
+            if measure.state in BAD and id(measure) not in seen:  # of a pair, both may be to blame
+                seen.add(id(measure))
+                reasons[measure.why].append((node, measure))
+    for blamed in reasons.values():
+        evidence = {measure.evidence: _names(measure) for _, measure in reversed(blamed) if measure.evidence}
+        shown = [(names, text) for text, names in reversed(evidence.items())]
+        yield FailureGroup(_where(blamed), blamed[0][1], tuple(shown[:WORDS]), max(len(shown) - WORDS, 0))
     if result.state not in {measure.state for measure in result.measures}:  # it broke off
-        yield FailureGroup("the check itself", result.why, "", "", False, (), 0)
+        yield FailureGroup("the check itself", Measure(state=result.state, why=result.why))
 
 
-def _where(nodes: dict[str, list[str]]) -> str:
-    alone = [node for node, peers in nodes.items() if not peers]
-    pairs = [f"{node} with {verdict.folded(set(peers), LONGEST)}" for node, peers in nodes.items() if peers]
+def _where(blamed: Blamed) -> str:
+    peers: dict[str, set[str]] = defaultdict(set)
+    for node, measure in blamed:
+        peers[node] |= {measure.peer if measure.node == node else measure.node} if measure.peer else set()
+    alone = [node for node, others in peers.items() if not others]
+    pairs = [f"{node} with {verdict.folded(others, LONGEST)}" for node, others in peers.items() if others]
     if alone == [""]:
         return "the cluster"
     many = len(pairs) - 4

@@ -2,84 +2,82 @@
 that a training cluster must pass. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
 from statistics import median, median_low
+from typing import NamedTuple, TypeVar
 
 from rocstack.base.text import count
 from rocstack.verify import verdict
 from rocstack.verify.recorder import Scalar
-from rocstack.verify.result import Check, Measure, Run, State
+from rocstack.verify.result import CheckResult, Measure, Run, State
 
 FEW = 8  # nodes that have a column each
 MOST = 24  # columns
 LONGEST, LINES = 60, 4  # characters of a value, and how many of one check
 MARKS: dict[str, str] = {"passed": "✓", "failed": "✗", "error": "?", "skipped": "–", "measured": "•", "": ""}
 WORST: tuple[State, ...] = ("failed", "error", "skipped", "measured", "passed")
+T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class NodeColumn:
+class NodeColumn(NamedTuple):
     """`label` is the node, or how many there are; `names` is the hostlist of those."""
 
     label: str
     names: str
-    nodes: tuple[str, ...]
+    nodes: list[str]
 
 
-@dataclass(frozen=True)
-class CheckRow:
+class CheckRow(NamedTuple):
     """`cells` are the states by column, None where the check said nothing of those nodes. Without cells `whole` says
     what the state is of."""
 
-    check: Check
-    state: State
+    result: CheckResult
     lines: tuple[tuple[str, str], ...]  # measured, wanted
     virtual: bool
     cells: tuple[State | None, ...]
     whole: str
 
 
-@dataclass(frozen=True)
-class CheckTable:
-    columns: tuple[NodeColumn, ...]
-    rows: tuple[CheckRow, ...]
+class CheckTable(NamedTuple):
+    columns: list[NodeColumn]
+    rows: list[CheckRow]
 
 
 def table(run: Run) -> CheckTable:
-    states = {result.check.name: verdict.states(result) for result in run.results}
-    looks = {
-        node.name: tuple(states[result.check.name].get(node.name) for result in run.results)
-        for node in run.nodes
-        if not node.absent
-    }
-    groups: dict[tuple[State | None, ...], list[str]] = defaultdict(list)
-    columns: list[tuple[tuple[str, ...], tuple[State | None, ...]]]
-    if len(looks) <= FEW:
-        columns = [((name,), look) for name, look in looks.items()]
-    else:
-        for name, look in looks.items():
-            groups[look].append(name)
-        ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-        columns = [(tuple(names), look) for look, names in ordered[:MOST]]
-        rest = ordered[MOST:]
-        if rest:
-            worst = tuple(_worst(states) for states in zip(*(look for look, _ in rest), strict=True))
-            columns.append((tuple(name for _, names in rest for name in names), worst))
-    return CheckTable(
-        columns=tuple(_column(names, len(looks)) for names, _ in columns),
-        rows=tuple(
-            CheckRow(
-                check=result.check,
-                state=result.state,
-                lines=lines(result.measures),
-                virtual=any(measure.virtual for measure in result.measures),
-                cells=() if set(states[result.check.name]) == {""} else tuple(look[row] for _, look in columns),
-                whole="the cluster" if result.measures or result.check.scope == "cluster" else "on no node",
-            )
-            for row, result in enumerate(run.results)
-        ),
-    )
+    states = [verdict.states(result) for result in run.results]
+    names = [node.name for node in run.nodes if not node.absent]
+    few = len(names) <= FEW
+    # With a few nodes, each has a column of its own.
+    groups = alike((name, (tuple(each.get(name) for each in states), name if few else "")) for name in names)
+    columns = [(nodes, look) for (look, _), nodes in groups[:MOST]]
+    if rest := groups[MOST:]:
+        worst = tuple(_worst(cells) for cells in zip(*(look for (look, _), _ in rest), strict=True))
+        columns.append(([name for _, nodes in rest for name in nodes], worst))
+    rows = [
+        CheckRow(
+            result=result,
+            lines=lines(result.measures),
+            virtual=any(measure.virtual for measure in result.measures),
+            cells=() if set(states[row]) == {""} else tuple(look[row] for _, look in columns),
+            whole="the cluster" if result.measures or result.check.scope == "cluster" else "on no node",
+        )
+        for row, result in enumerate(run.results)
+    ]
+    return CheckTable([_column(nodes, len(names)) for nodes, _ in columns], rows)
+
+
+def alike(values: Iterable[tuple[str, T]]) -> list[tuple[T, list[str]]]:
+    """Of (node, value): each value with its nodes, the commonest first."""
+    groups: dict[T, list[str]] = defaultdict(list)
+    for node, value in values:
+        groups[value].append(node)
+    return sorted(groups.items(), key=lambda item: -len(item[1]))
+
+
+def label(nodes: list[str], remark: str = "") -> str:
+    """Nodes that are alike: how many where they aren't a few, and their hostlist."""
+    names = verdict.folded(nodes, 120)
+    return names if len(nodes) < 3 else f"{count(len(nodes), 'node')}{remark}: {names}"
 
 
 def lines(measures: Iterable[Measure]) -> tuple[tuple[str, str], ...]:
@@ -128,11 +126,11 @@ def _worst(states: Iterable[State | None]) -> State | None:
     return next((state for state in WORST if state in there), None)
 
 
-def _column(names: tuple[str, ...], nodes: int) -> NodeColumn:
-    if len(names) == 1:
-        return NodeColumn(names[0], "", names)
-    every = "all " if len(names) == nodes else ""
-    return NodeColumn(f"{every}{count(len(names), 'node')}", verdict.folded(names, 40), names)
+def _column(nodes: list[str], all_nodes: int) -> NodeColumn:
+    if len(nodes) == 1:
+        return NodeColumn(nodes[0], "", nodes)
+    every = "all " if len(nodes) == all_nodes else ""
+    return NodeColumn(f"{every}{count(len(nodes), 'node')}", verdict.folded(nodes, 40), nodes)
 
 
 KINDS = (
@@ -157,27 +155,20 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True)
-class AcceptanceItem:
+class AcceptanceItem(NamedTuple):
     """`state` is None where no check of the run was of this kind; `skipped` are its checks that were, while others
     weren't: it was tested in part."""
 
     number: int
     name: str
     state: State | None
-    skipped: tuple[str, ...]
+    skipped: list[str]
 
 
-def kinds(run: Run) -> tuple[AcceptanceItem, ...]:
+def kinds(run: Run) -> Iterator[AcceptanceItem]:
     """The worst of each kind's checks; one that was skipped doesn't hide that another passed."""
-    return tuple(_kind(run, number, name) for number, name in enumerate(KINDS, 1))
-
-
-def _kind(run: Run, number: int, name: str) -> AcceptanceItem:
-    results = [result for result in run.results if result.check.item == number]
-    states = {result.state for result in results}
-    if len(states) > 1:
-        states -= {"skipped"}
-    state = next((state for state in WORST if state in states), None)
-    gone = () if state == "skipped" else (each.check.name for each in results if each.state == "skipped")
-    return AcceptanceItem(number, name, state, tuple(gone))
+    for item, name in enumerate(KINDS, 1):
+        results = [result for result in run.results if result.check.item == item]
+        skipped = [result.check.name for result in results if result.state == "skipped"]
+        state = _worst({result.state for result in results} - {"skipped"}) or ("skipped" if skipped else None)
+        yield AcceptanceItem(item, name, state, [] if state == "skipped" else skipped)

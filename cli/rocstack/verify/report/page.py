@@ -1,8 +1,7 @@
 """The whole report as one HTML file that needs nothing else: no script, no font, no network."""
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
 from datetime import datetime
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,48 +17,14 @@ from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
 ROWS = 100  # of a table of nodes
 WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error": "could not run", "skipped": "skipped"}
+_UNKNOWN = ("no GPU and no known NIC", "unknown: the node is absent")  # of a node that took part, and of another
 
 
 def html(run: Run, previous: Run | None = None) -> str:
     """`previous` is compared with. Whatever came from nodes is escaped."""
     judged, drawn = verdict.judge(run), drawings.read(run)
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            run=run,
-            verdict=judged,
-            mood=_mood(run, judged),
-            when=_when(run.when),
-            counts=_counts(run),
-            levels=LEVELS,
-            models=sorted({node.virtual for node in run.nodes if node.virtual}),
-            failures=failures.failures(run),
-            nodes=_nodes(judged)[:ROWS],
-            nodes_unsaid=max(len(_nodes(judged)) - ROWS, 0),
-            passing=verdict.folded(judged.names("passing"), 2000),
-            slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
-            table=matrix.table(run),
-            kinds=matrix.kinds(run),
-            heatmaps=[
-                (result, map)
-                for result, each in drawn.matrices
-                for quantity in each.quantities
-                if (map := charts.heatmap(quantity))
-            ],
-            charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
-            pictures=[(result, each) for result, drawing in drawn.topologies for each in topology.pictures(drawing)],
-            unreadable=drawn.unreadable,
-            comparison=compare.compare(previous, run) if previous else None,
-            previous=previous,
-            fabrics=_alike(run.fabric),
-            hardware=_hardware(run),
-            words=WORDS,
-        )
-    )
-
-
-def _environment() -> Environment:
+    nodes = _nodes(judged)
+    states: Counter[str] = Counter(result.state for result in run.results)
     environment = Environment(
         loader=FileSystemLoader(paths.templates() / "report"),
         undefined=StrictUndefined,
@@ -69,7 +34,36 @@ def _environment() -> Environment:
     )
     environment.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
     environment.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
-    return environment
+    return environment.get_template("page.html.j2").render(
+        run=run,
+        verdict=judged,
+        mood=_mood(run, judged),
+        when=_when(run.when),
+        counts=[(state, states[state]) for state in WORDS if states[state]],
+        levels=LEVELS,
+        models=sorted({node.virtual for node in run.nodes if node.virtual}),
+        failures=list(failures.failures(run)),
+        nodes=nodes[:ROWS],
+        nodes_unsaid=max(len(nodes) - ROWS, 0),
+        passing=verdict.folded(judged.names("passing"), 2000),
+        slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
+        table=matrix.table(run),
+        kinds=list(matrix.kinds(run)),
+        heatmaps=[
+            (result, map)
+            for result, each in drawn.matrix
+            for quantity in each.quantities
+            if (map := charts.heatmap(quantity))
+        ],
+        charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
+        pictures=[(result, each) for result, drawing in drawn.topology for each in topology.pictures(drawing)],
+        unreadable=drawn.unreadable,
+        comparison=compare.compare(previous, run) if previous else None,
+        previous=previous,
+        fabrics=_fabrics(run),
+        hardware=_hardware(run),
+        words=WORDS,
+    )
 
 
 def _words(text: str) -> Markup:
@@ -92,37 +86,21 @@ def _when(text: str) -> str:
         return text
 
 
-def _counts(run: Run) -> list[tuple[str, int]]:
-    states: Counter[str] = Counter(result.state for result in run.results)
-    return [(state, states[state]) for state in WORDS if states[state]]
-
-
 def _nodes(judged: RunVerdict) -> list[NodeVerdict]:
     """Those of which there is something to say."""
     order = ("failing", "absent", "not judged")
     return sorted((each for each in judged.nodes if each.state in order), key=lambda each: order.index(each.state))
 
 
-def _alike(values: Mapping[str, Mapping[str, str]]) -> list[tuple[str, dict[str, str]]]:
-    """Nodes with the same values together."""
-    groups: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
-    for node, own in values.items():
-        groups[tuple(sorted(own.items()))].append(node)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [(_label(names), dict(own)) for own, names in ordered[:ROWS]]
+def _fabrics(run: Run) -> list[tuple[str, dict[str, str]]]:
+    """(nodes, their environment), nodes that are alike together."""
+    groups = matrix.alike((node, tuple(sorted(own.items()))) for node, own in run.fabric.items())
+    return [(matrix.label(names), dict(own)) for own, names in groups[:ROWS]]
 
 
 def _hardware(run: Run) -> list[tuple[str, str, str]]:
     """(nodes, what they are made of, their node model), nodes that are alike together."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for node in run.nodes:
-        model = node.model or ("unknown: the node is absent" if node.absent else "no GPU and no known NIC")
-        groups[model, node.virtual or ""].append(node.name)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [(_label(names), model, virtual) for (model, virtual), names in ordered[:ROWS]]
-
-
-def _label(names: Iterable[str]) -> str:
-    every = list(names)
-    listed = verdict.folded(every, 120)
-    return listed if len(every) < 3 else f"{count(len(every), 'node')}: {listed}"
+    groups = matrix.alike(
+        (node.name, (node.model or _UNKNOWN[bool(node.absent)], node.virtual or "")) for node in run.nodes
+    )
+    return [(matrix.label(names), model, virtual) for (model, virtual), names in groups[:ROWS]]

@@ -59,7 +59,7 @@ class StepOutput:
         for line in self.out.splitlines():
             with suppress(ValueError):
                 answers.append(json.loads(line.partition(MARK)[2]))
-        return answers
+        return [answer for answer in answers if answer is not None]
 
     @property
     def said(self) -> str:

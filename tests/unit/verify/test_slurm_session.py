@@ -29,6 +29,12 @@ def test_an_answer_that_was_cut_off_takes_no_other_with_it() -> None:
     assert step.answers == [{"node": "n1"}]
 
 
+def test_null_is_no_answer() -> None:
+    assert StepOutput(0, f'{MARK}null\n{MARK}{{"node": "n1"}}\n', "").answers == [{"node": "n1"}]
+    with pytest.raises(CheckFailed, match="the look: no answer, it ended with 0"):
+        StepOutput(0, f"{MARK}null\n", "").expect("the look")
+
+
 def test_one_answer_is_enough_to_go_on() -> None:
     one = StepOutput(1, f'{MARK}{{"node": "n1"}}\n', "task 1: Exited with exit code 1")
     assert one.expect("the look") == [{"node": "n1"}]

@@ -6,7 +6,7 @@ import re
 from rocstack.verify.parsers import bad
 
 _HEADER = re.compile(r"#bytes\s+#iterations\s+BW peak\[(\w+)/sec\]\s+BW average\[\w+/sec\]")
-_ROW = re.compile(r"^(\d+)\s+[\d.]+\s+[\d.]+\s+([\d.]+)(?:\s+[\d.]+){0,2}$")
+_ROW = re.compile(r"^(\d+)\s+\d+\s+[\d.]+\s+([\d.]+)(?:\s+[\d.]+){0,2}$")
 _NOISE = re.compile(r"conflicting cpu frequency|^warning|cpu frequency is not max", re.IGNORECASE)
 _GB = {"Gb": 1.0, "MB": 1024 * 1024 * 8 / 1e9}  # perftest's MB is 2^20 bytes
 

@@ -13,7 +13,7 @@ _END = re.compile(r"\[[CG]PU:: ?([^\]]+)\]")
 _PEERS = re.compile(r"^p2p .*peers: ?(true|false)")
 _NUMBERS = re.compile(r"^p2p(?:-bandwidth)?(?: *\[[ \d/]+\])? (\d+) (\d+) ")  # of GPUs, as older ones print them
 _MOVED = re.compile(r"(?:p2p-bandwidth|pcie-bandwidth) ?\[ ?(?P<index>\d+)/(?P<of>\d+)\]")
-_GBPS = re.compile(r"[\d.]+ GBps")
+_GBPS = re.compile(r"[1-9][\d.]* GBps")  # any above 0
 # What other results say, and the word that is said where all is as it should be; of a bandwidth, any above 0.
 _SAID = (
     (re.compile(r"(?:met|pass): ?(TRUE|FALSE)\b", re.IGNORECASE), "true"),

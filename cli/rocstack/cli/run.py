@@ -131,5 +131,6 @@ def demo(
     if json:
         training = {"training": ran.stdout.splitlines(), "ok": ran.returncode == 0}
         print_json({"image": reference, "versions": versions, **training})
+        raise typer.Exit(int(ran.returncode != 0))
     if ran.returncode != 0:
         raise CheckFailed.of("demo-unfinished")

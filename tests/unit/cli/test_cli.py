@@ -370,6 +370,24 @@ def test_what_a_training_run_writes_is_the_persons(cli: Cli, monkeypatch: pytest
     assert not [flag for flag in cli(*PRINT, "trainer").json()["args"] if "--user" in flag], "root there is the person"
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_demo(trained: bool, cli: Cli, buildx: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One JSON document, also where the trainer fails."""
+    monkeypatch.setattr(engine, "connect", lambda: None)
+    monkeypatch.setattr(engine, "find_image", lambda *_: object())
+    client = Path(buildx.split(":")[0]) / "docker"
+    versions = r'case "$*" in *rocstack-versions) printf "slurm\t24.11.5\n"; exit;; esac'
+    client.write_text(f"#!/bin/sh\n{versions}\necho step=1\nexit {int(not trained)}\n")
+    ran = cli("demo", "--json", env={"PATH": buildx})
+    told = ran.json()
+    assert (ran.code, told["ok"]) == (int(not trained), trained)
+    assert (told["versions"], told["training"]) == ({"slurm": "24.11.5"}, ["step=1"])
+    shown = cli("demo", env={"PATH": buildx})
+    assert "24.11.5" in shown.out
+    assert shown.code == ran.code
+    assert ("demo-failed" in shown.err) is not trained
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str, tmp_path: Path) -> None:
     def complete(**env: str) -> str:

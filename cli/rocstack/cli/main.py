@@ -102,23 +102,39 @@ def main() -> None:
     State.json = "--json" in own
     State.debug = "--debug" in own or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
     try:
+        code = _run()
+        sys.stdout.flush()
+    except OSError as error:  # standard output is full, or nobody reads it any more
+        if State.debug and not isinstance(error, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+        if not isinstance(error, BrokenPipeError):
+            State.json = False
+            code = _told(_outside(error))
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
         code: Any = app(prog_name="rocstack", standalone_mode=False)
     except (Interrupted, typer.Abort):
         err.print("stopped. Finished work is kept; run the same command again to continue.")
-        code = 130
+        return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        raise
     except (RocstackError, OSError) as error:
         if State.debug:
             raise
-        known = error if isinstance(error, RocstackError) else _outside(error)
-        print_error(known)
-        code = known.exit_code
+        return _told(error if isinstance(error, RocstackError) else _outside(error))
     except Exception as error:
-        code = _usage_or_bug(error)
-    sys.stdout.flush()
-    sys.exit(code if isinstance(code, int) else 0)
+        return _usage_or_bug(error)
+    return code if isinstance(code, int) else 0
+
+
+def _told(error: RocstackError) -> int:
+    print_error(error)
+    return error.exit_code
 
 
 def _outside(error: OSError) -> RocstackError:

@@ -425,6 +425,20 @@ def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:
     assert ran.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "args", [("stacks",), ("stacks", "--json"), ("init", "--json"), ("render", "--print", "--json")]
+)
+def test_a_full_disk_is_told_once(args: tuple[str, ...], tmp_path: Path) -> None:
+    """Also where it is the standard output itself that takes no more."""
+    command = f"{sys.executable} -m rocstack.cli.main {' '.join(args)} > /dev/full"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines() == [
+        "error no-access: No space left on device",
+        "  next    check the path, its permissions and the free space",
+    ]
+
+
 def test_no_terminal_no_colour(tmp_path: Path) -> None:
     for args in (["stacks"], ["render", "--nic", "tpc"]):
         command = [sys.executable, "-m", "rocstack.cli.main", *args]

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -194,7 +195,7 @@ def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
             elif status == "Download complete":
                 done.layers[layer] = "pulled"
                 done.bytes += sizes.pop(layer, 0)
-    except TimeoutError:
+    except (TimeoutError, socket.timeout):  # noqa: UP041  (not the same before Python 3.10)
         raise NodeError(f"nothing came for {SILENCE_S:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         docker("version")  # it says why it can't be reached

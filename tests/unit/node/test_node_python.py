@@ -28,6 +28,17 @@ json.dump({name: dataclasses.asdict(parse(Recording.from_dict(case))) for name, 
 """
 
 
+SILENT = """
+from rocstack.node import pull
+pull.SILENCE_S = 0.2
+done = pull.Pulled("a", "b")
+try:
+    pull._attempt("host/name@sha256:" + 64 * "0", None, done)
+except pull.NodeError as failed:
+    print(failed.what)
+"""
+
+
 @pytest.fixture
 def old_python() -> str:
     found = shutil.which("python3.8")
@@ -48,3 +59,18 @@ def test_every_case_in_python_3_8(old_python: str) -> None:
     assert done.returncode == 0, done.stderr
     expected = {name: asdict(parse(case)) for name, case in cases.items()}
     assert json.loads(done.stdout) == json.loads(json.dumps(expected))
+
+
+def test_an_engine_that_falls_silent(old_python: str, tmp_path: Path) -> None:
+    """Before Python 3.10 a socket's timeout is no TimeoutError."""
+    engine = tmp_path / "docker"
+    engine.write_text("#!/bin/sh\n[ $1 = version ] || exec sleep 60\n")
+    engine.chmod(0o755)
+    done = subprocess.run(
+        [old_python, "-B", "-c", SILENT],
+        env={"PYTHONPATH": str(Path(recording.__file__).parents[2]), "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr) == ("nothing came for 0.2 s\n", "")

@@ -196,7 +196,7 @@ def test_cut_off_we_know_before_anybody_else_can_have_it(ssh_hosts: dict[str, Ss
 
 def test_if_ssh_dies_it_is_lost_at_once(ssh_hosts: dict[str, SshHost]) -> None:
     with locks.cluster_lock(ssh_hosts["n1"], journal.lock(f"{FOLDER}/dies")) as held:
-        held._process.kill()
+        held._program.kill()
         until(lambda: held.lost, 2)
         with pytest.raises(CheckFailed, match="has ended"):
             held.write("x")

@@ -135,7 +135,7 @@ def _connect_error(code: int) -> str:
 def written_files(unread: dict[str, str], root: str = ETC) -> dict[str, str]:
     """Path -> sha256 of what deploy wrote."""
     hashes = {}
-    for folder, _, names in os.walk(root, onerror=lambda error: _missed(error, unread)):
+    for folder, _, names in os.walk(root, onerror=lambda error: _missed(error.filename, error, unread)):
         for name in names:
             path = os.path.join(folder, name)
             try:
@@ -143,13 +143,13 @@ def written_files(unread: dict[str, str], root: str = ETC) -> dict[str, str]:
                     with open(path, "rb") as file:
                         hashes[path] = hashlib.sha256(file.read()).hexdigest()
             except OSError as error:
-                _missed(error, unread)
+                _missed(path, error, unread)
     return hashes
 
 
-def _missed(error: OSError, unread: dict[str, str]) -> None:
+def _missed(path: str, error: OSError, unread: dict[str, str]) -> None:
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-        unread[str(error.filename)] = error.strerror or str(error)
+        unread[path] = error.strerror or str(error)
 
 
 def json_file(path: str, unread: dict[str, str]) -> dict[str, Any] | None:
@@ -158,7 +158,7 @@ def json_file(path: str, unread: dict[str, str]) -> dict[str, Any] | None:
         with open(path, encoding="utf-8") as file:
             data = json.loads(file.read(LARGEST_FILE))
     except OSError as error:
-        _missed(error, unread)
+        _missed(path, error, unread)
         return None
     except ValueError:
         unread[path] = "not JSON"

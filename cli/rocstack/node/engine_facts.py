@@ -52,7 +52,7 @@ def ask(*words: str) -> tuple[str, str, str]:
     except subprocess.TimeoutExpired:
         return "", SILENT, f"no answer within {TIMEOUT_S:g} s"
     except OSError as error:
-        return "", FAILED, f"{error.filename}: {error.strerror or error}"
+        return "", FAILED, f"{error.filename or 'docker'}: {error.strerror or error}"
     if output.code == 0:
         return output.out, "", ""
     complaint = output.err.strip() or f"exit status {output.code}"
@@ -68,7 +68,7 @@ def _inspect(kind: str, *listing: str) -> tuple[list[Row], str]:
             return [row for row in _parsed(text, list) if isinstance(row, dict)], ""
         still = [ident for ident in sorted(set(ask(*listing)[0].split())) if ident in idents]
         if still == idents:
-            return [], why
+            return [], why or "no answer"
         idents = still
     return [], ""
 

@@ -56,14 +56,13 @@ def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library,
         if named:
             at = re.search(r"/libfabric/(\d[^/]*)/", path)  # /opt/cray/libfabric/1.22.0/lib64
             driver, version = _DRIVERS.get(named[1], named[1]), at[1] if at else named[2]
-            rows.append(_library(rec, path, driver, version, read))
+            is_read = bool(rec.blobs.get(path))
+            rows.append(_library(rec, path, driver, version, read) if is_read else Library(path, driver, version))
     return tuple(sorted(rows, key=lambda library: (library.driver is not None, library.driver or "", library.path)))
 
 
 def _library(rec: Recording, path: str, driver: str | None, version: str | None, read: ReadLibrary | None) -> Library:
-    data = rec.blobs.get(path)
-    if data is None:
-        return Library(path, driver, version)
+    data = rec.blobs[path]
     library = Library(path, driver, version, sha256=hashlib.sha256(data).hexdigest())
     if read is None:
         return library

@@ -39,7 +39,9 @@ def resolve_first(names: Sequence[str]) -> str | None:
     """The address of the first that has one; each is asked for once, all at the same time."""
     addresses = resolve((name for name in names if not _literal(name)), RESOLVE_TIMEOUT_S)
     for name in names:
-        if found := addresses.get(name, [name]):
+        if name not in addresses:
+            return name
+        if found := addresses[name]:
             return min(found, key=lambda address: ":" in address).partition("%")[0]  # IPv4 first, as Slurm has it
     return None
 

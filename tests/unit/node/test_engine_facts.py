@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -94,6 +95,21 @@ def test_an_engine_that_hangs(docker: Callable[[str], None], monkeypatch: pytest
     assert engine_facts.engine_facts()["engine"]["problem"] == "silent"
 
 
+def test_an_engine_that_lists_what_it_cant_show(docker: Callable[[str], None]) -> None:
+    docker("#!/bin/sh\n[ $2 = inspect ] || echo 1\n")
+    found = engine_facts.engine_facts()
+    assert (found["engine"]["problem"], found["containers"]) == ("failed", [])
+
+
+def test_an_engine_that_cant_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/docker")
+    monkeypatch.setattr(subprocess, "run", no_process)
+    assert engine_facts.ask("info") == ("", "failed", "docker: Resource temporarily unavailable")
+
+
 def test_nonsense_is_no_engine(docker: Callable[[str], None]) -> None:
     docker("#!/bin/sh\necho '[17'\n")
     found = engine_facts.engine_facts()
@@ -182,6 +198,8 @@ def test_files_and_documents(tmp_path: Path) -> None:
     assert unread == {}
     assert deploy_facts.json_file(str(tmp_path / "bad"), unread) is None
     assert unread == {str(tmp_path / "bad"): "not JSON"}
+    assert deploy_facts.json_file("/proc/self/mem", unread) is None
+    assert unread["/proc/self/mem"] == os.strerror(errno.EIO), "opened, but not read"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or PYTHON is None, reason="only root can try to be nobody")

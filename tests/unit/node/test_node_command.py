@@ -442,6 +442,7 @@ def test_the_first_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start_options.resolve_first(["gone", "long", "both", "six"]) == "10.0.0.1", "IPv4 first, as Slurm"
     assert start_options.resolve_first(["six"]) == "fe80::1"
     assert start_options.resolve_first(["gone", "10.0.0.2"]) == "10.0.0.2"
+    assert start_options.resolve_first(["fe80::1%eth0"]) == "fe80::1%eth0", "as it was written"
     assert start_options.resolve_first(["gone"]) is None
 
 

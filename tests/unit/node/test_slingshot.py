@@ -53,6 +53,13 @@ def test_elsewhere_only_their_names_are(node: Path) -> None:
     assert [(library.path, library.sha256) for library in found(node)] == [(JSON, None), (FABRIC, None)]
 
 
+def test_an_empty_one_has_no_hash(node: Path) -> None:
+    (node / "dev").mkdir()
+    (node / "dev/cxi0").touch()
+    (node / CXI[1:]).write_bytes(b"")
+    assert [library.sha256 for library in found(node) if library.driver == "cxi"] == [None]
+
+
 @pytest.mark.parametrize(
     ("names", "result", "says"),
     [

@@ -98,6 +98,7 @@ def main() -> None:
     """Runs the command; whatever a person can cause ends as a message and an exit code, never a traceback."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # closed by whoever started us
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # after it stands another's command
     State.json = "--json" in own
     State.debug = "--debug" in own or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))

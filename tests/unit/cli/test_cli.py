@@ -439,6 +439,13 @@ def test_a_full_disk_is_told_once(args: tuple[str, ...], tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("args", ["stacks", "stacks --json", "init"])
+def test_a_closed_output_is_no_defect(args: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m rocstack.cli.main {args} >&-"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_no_terminal_no_colour(tmp_path: Path) -> None:
     for args in (["stacks"], ["render", "--nic", "tpc"]):
         command = [sys.executable, "-m", "rocstack.cli.main", *args]

@@ -133,6 +133,14 @@ def test_what_is_wrong_is_said_without_showing_it(case: str, tmp_path: Path) -> 
     assert "1234567890" not in str(refused.value.to_dict())
 
 
+def test_a_key_without_a_name(tmp_path: Path) -> None:
+    file = tmp_path / secrets.FILE
+    file.write_text("null: x")
+    file.chmod(0o600)
+    with pytest.raises(BadInput, match="unknown key 'None': known: database_password"):
+        secrets.read(file)
+
+
 def test_the_ca_of_one_cluster_with_the_key_of_another(file: Path) -> None:
     text = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({**text, "registry_ca": tls.make_ca(datetime.now(UTC))[0]}))

@@ -175,7 +175,7 @@ def _decrypted(path: Path) -> str:
 
 def _value(name: str, value: object, path: Path) -> bytes | str:
     if name not in NAMES:
-        raise BadInput.of("secret-unknown", path, name=name, hint=did_you_mean(str(name), NAMES))
+        raise BadInput.of("secret-unknown", path, name=str(name), hint=did_you_mean(str(name), NAMES))
     if not isinstance(value, str):
         raise BadInput.of("secret-no-text", path, name=name)
     if name in _BINARY:

@@ -360,6 +360,19 @@ def findings() -> str:
     return "## Findings\n\n" + about + "\n" + table(("code", "level", "found in", "what", "next step"), sorted(rows))
 
 
+def error_table() -> str:
+    """What a command can refuse, or fail at, and what to do about it."""
+    rows = [
+        (code(entry.get("code", name)), entry["what"], entry.get("cause", ""), entry.get("next", ""))
+        for name, entry in errors.error_texts().items()
+    ]
+    about = (
+        "By code, from `images/errors/*.yml`. What stands in braces is filled in. With `--json`, errors have the same"
+        " codes. Exit code 1: something failed; 2: the input is wrong; 3: this machine lacks something.\n"
+    )
+    return "## Errors\n\n" + about + "\n" + table(("code", "what", "cause", "next step"), sorted(rows))
+
+
 def trainer() -> str:
     """Every setting of a training run, and the table by which gradients are compressed."""
     about = "As the sections of its TOML file; `--section.key=value` on the command line goes before.\n"
@@ -397,6 +410,7 @@ def render() -> str:
         all_labels(),
         checks(),
         findings(),
+        error_table(),
         trainer(),
     )
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)

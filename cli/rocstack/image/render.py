@@ -51,10 +51,13 @@ def render(
     def component_block(name: str, block: str, **extra: Any) -> str:
         return blocks.render(name, block, part=parts[name], **extra)
 
-    def any_block(names: list[str], block: str) -> bool:
-        return any(component_block(name, block) for name in names)
+    def has_block(name: str, block: str) -> bool:
+        return bool(component_block(name, block))
 
-    vars["blocks"] = SimpleNamespace(render=component_block, has=component_block, any=any_block)
+    def any_block(names: list[str], block: str) -> bool:
+        return any(has_block(name, block) for name in names)
+
+    vars["blocks"] = SimpleNamespace(render=component_block, has=has_block, any=any_block)
     vars["nic_block"] = nic_block = partial(nic_blocks.render, resolved.nic.name)
     dockerfile = guarded(lambda: env.get_template("Dockerfile.j2").render(vars))
     files: dict[str, ContextFile] = {}

@@ -209,7 +209,7 @@ def _none(nic: NicProfile, abi: int, offer: Offer, packaged: Sequence[str]) -> B
         steps.append("set nic_repository to the vendor's apt repository")
     return BadInput.of(
         "no-way",
-        driver=nic.provider,
+        driver=nic.provider or nic.name,
         abi=abi,
         known=f" (known: {known})" if known else "",
         cause="; ".join(unmet) or "the nodes run a vendor driver that is newer than rdma-core's provider",

@@ -4,6 +4,8 @@ Whatever Ansible reads is an inventory, and the person's own ansible.cfg, ssh co
 in force; only what would change our results or print noise is set over them.
 """
 
+import base64
+import json
 import os
 import re
 import shutil
@@ -101,6 +103,7 @@ def run(
     *,
     forks: int = FORKS,
     variables: Mapping[str, Any] | None = None,
+    node_specs: Path | None = None,
     limit: Iterable[str] | None = None,
     log: Path | None = None,
     on_event: OnEvent = lambda host, state: None,
@@ -108,9 +111,10 @@ def run(
 ) -> tuple[HostRun, ...]:
     """Runs `playbooks/<playbook>` on every host that it names; one HostRun each, in the order of their first answer.
 
-    `variables` appear in the process list: nothing secret belongs there. `limit` leaves out all other hosts. What
-    Ansible prints is added to `log`. `on_event` (a host's first start, and each end) and `on_task` (each task's) are
-    called in another thread.
+    `variables` become `rocstack_input`, `packed`; they appear in the process list, so nothing secret belongs there.
+    `node_specs` is a file of variables, each `packed`, too. `limit` leaves out all other hosts. What Ansible prints is
+    added to `log`. `on_event` (a host's first start, and each end) and `on_task` (each task's) are called in another
+    thread.
 
     Raises:
         BadInput: the inventory isn't there, can't be read or names no host.
@@ -131,7 +135,7 @@ def run(
             "playbook": str(paths.playbooks() / playbook),
             "inventory": str(inventory.absolute()),
             "forks": forks,
-            "extravars": dict(variables or {}),
+            "extravars": {"rocstack_input": packed(variables or {}), "rocstack_node_specs": str(node_specs or "")},
         }
         if limit is not None:  # in a file: a thousand names would not fit on a command line
             Path(private, "limit").write_text("\n".join(limit) + "\n")
@@ -142,6 +146,12 @@ def run(
     if events.no_hosts or not code:
         raise BadInput.of("no-hosts", inventory)
     raise start_error("\n".join(events.texts), inventory)
+
+
+def packed(value: object) -> str:
+    """A value for a playbook, which unpacks it by `b64decode | from_json`. Ansible takes the text of a variable for a
+    template and runs what it says, and much of our text is what nodes said."""
+    return base64.b64encode(json.dumps(value).encode()).decode()
 
 
 def program(name: str) -> tuple[str, dict[str, str]]:

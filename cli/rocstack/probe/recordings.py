@@ -69,7 +69,7 @@ def record_inventory(
         BadInput, Missing, CheckFailed: as `ansible.run`.
     """
     recordings, failures = [], []
-    variables = {"rocstack_tree": tree}
+    variables = {"tree": tree}
     for run in ansible.run(PLAYBOOK, inventory, forks=forks, variables=variables, on_event=on_event):
         if run.state != "ok":
             state = "unreachable" if run.state == "unreachable" else "failed"

@@ -130,16 +130,16 @@ def test_the_clock_is_known_within_bounds() -> None:
 
 def test_who_is_asked_what() -> None:
     asked = facts.questions(INVENTORY, {"slurm": 64030})
-    assert asked["rocstack_facts_reach"] == {
+    assert asked["reach"] == {
         "n1": ["10.0.0.2:6818", "10.0.0.10:6818"],
         "n2": ["10.0.0.1:6817"],
         "n10": ["10.0.0.1:6817"],
     }
-    assert asked["rocstack_facts_ports"] == [6817, 6818, 6819, 6820]
+    assert asked["ports"] == [6817, 6818, 6819, 6820]
     racks = replace(INVENTORY, workers=(replace(HOSTS[1], rack_registry="rack7"), HOSTS[2]))
-    assert facts.questions(racks, {}, 5050)["rocstack_facts_ports"] == [443, 5050, 6817, 6818, 6819, 6820]
-    assert asked["rocstack_facts_names"] == ["n1"]
-    assert (asked["rocstack_facts_uids"], asked["rocstack_facts_users"]) == ([64030], ["slurm"])
+    assert facts.questions(racks, {}, 5050)["ports"] == [443, 5050, 6817, 6818, 6819, 6820]
+    assert asked["names"] == ["n1"]
+    assert (asked["uids"], asked["users"]) == ([64030], ["slurm"])
 
 
 @pytest.mark.parametrize("surplus", [{}, {"since": "2027"}])

@@ -18,8 +18,7 @@ def modules() -> list[dict[str, Any]]:
 
 
 def render(text: str, **values: Any) -> Any:
-    specs = {"n1": {"exec": [CONTROL, USERS]}}
-    return NativeEnvironment().from_string(text).render(node_specs=specs, inventory_hostname="n1", **values)
+    return NativeEnvironment().from_string(text).render(spec={"exec": [CONTROL, USERS]}, **values)
 
 
 def test_the_first_is_a_part_and_the_second_runs_the_rest() -> None:

@@ -90,12 +90,13 @@ class NodeRuns:
         memory = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
         with tempfile.TemporaryDirectory(prefix="rocstack-", dir=memory) as folder:  # only this user may enter it
             file = Path(folder) / "node_specs.json"
-            file.write_text(json.dumps({"node_specs": dict(rows)}))
+            file.write_text(json.dumps({"node_specs": {name: ansible.packed(row) for name, row in rows.items()}}))
             runs = ansible.run(
                 playbook,
                 self.inventory,
                 forks=self.forks,
-                variables={"rocstack_node_specs": str(file), **(variables or {})},
+                variables=variables,
+                node_specs=file,
                 limit=rows,
                 log=self.log,
                 on_task=on_task,

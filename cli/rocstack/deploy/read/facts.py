@@ -204,7 +204,7 @@ def gather(
         answered_at[name] = time.time()
         on_event(name, state)
 
-    variables = {**questions(inventory, uids or {}, own_registry), "rocstack_facts_timeout": timeout}
+    variables = {**questions(inventory, uids or {}, own_registry), "timeout": timeout}
     nodes, failures, ssh_hosts = [], [], {}
     for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
         if ssh.TASK in run.results:
@@ -235,11 +235,11 @@ def questions(inventory: Inventory, uids: Mapping[str, int], own_registry: int |
     reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
     reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
     return {
-        "rocstack_facts_names": [control.name],
-        "rocstack_facts_reach": reach,
-        "rocstack_facts_ports": sorted({port for ports in PORTS.values() for port in ports} | registries),
-        "rocstack_facts_uids": list(uids.values()),
-        "rocstack_facts_users": list(uids),
+        "names": [control.name],
+        "reach": reach,
+        "ports": sorted({port for ports in PORTS.values() for port in ports} | registries),
+        "uids": list(uids.values()),
+        "users": list(uids),
     }
 
 

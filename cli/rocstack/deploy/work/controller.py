@@ -71,7 +71,7 @@ class Controller:
         """
         waits = sum(float(step.get("seconds", 0)) for step in steps)
         patience = int(waits + TIMEOUT_S * (1 + len(steps)))  # after which a node that hangs is given up
-        variables = {"rocstack_slurm_steps": list(steps), "rocstack_slurm_timeout": patience}
+        variables = {"steps": list(steps), "timeout": patience}
         run = self.node_runs.send(PLAYBOOK, {self.node: {}}, variables)[self.node]
         answer = run.answer(TASK, SlurmAnswer)
         if run.state != "ok" or answer is None:

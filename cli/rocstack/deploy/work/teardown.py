@@ -39,9 +39,9 @@ def down(
                 raise
         controller.end_jobs(ssh_host, force)
         variables = {
-            "rocstack_volumes": list(services.VOLUMES) if data else [],
-            "rocstack_images": images,
-            "rocstack_files": [*STATE, *_certificates(inventory, text)] if data else [],
+            "volumes": list(services.VOLUMES) if data else [],
+            "images": images,
+            "files": [*STATE, *_certificates(inventory, text)] if data else [],
         }
         return node_runs.send(PLAYBOOK, {host.name: {} for host in inventory.nodes}, variables)
 

@@ -1,0 +1,139 @@
+"""What nodes say never becomes a template: the real playbooks under the real Ansible hand our modules each text as it
+is. The modules are replaced by one that answers with what it was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstack.base import paths
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
+from rocstack.edge import ansible
+
+PLAYBOOKS = paths.playbooks()
+
+
+def hostile(place: Path) -> list[str]:
+    """Texts that run a command, read a file or break the task where they are taken for a template."""
+    mark = place / "ran"
+    return [
+        f"{{{{ lookup('pipe', 'touch {mark}') }}}}",
+        f"{{% for x in [lookup('pipe', 'touch {mark}')] %}}{{% endfor %}}",
+        "{# a comment",
+        "{{",
+        "}}",
+        "{%",
+        "{{ ansible_password }}",
+        "!unsafe x",
+        "{'a': 1}",
+        "[1, 2]",
+        f"$(touch {mark})",
+        f"`touch {mark}`",
+        f"'; touch {mark}; '",
+        "\\\\x41\\u0041 ümläut 日本 \U0001f600 \x7f \x1b[31m",
+        "a\nb: c\r\n- d\t#",
+        "%s {0} {a} @file ~ | > & * ?",
+        "True",
+        "1e3",
+        "null",
+        " ",
+    ]
+
+
+@pytest.fixture
+def echoed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with our playbooks and modules that only answer; the working folder."""
+    for name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
+        monkeypatch.delenv(name)
+    shutil.copytree(PLAYBOOKS, tmp_path / "playbooks", ignore=shutil.ignore_patterns("library", "__pycache__"))
+    library = tmp_path / "playbooks/library"
+    library.mkdir()
+    for file in PLAYBOOKS.glob("library/*.py"):
+        (library / file.name).write_text(
+            "#!/usr/bin/python\n# WANT_JSON\nimport json, sys\n"
+            "given = json.load(open(sys.argv[1], encoding='utf-8'))\n"
+            "print(json.dumps({'changed': False, 'given': json.dumps(given)}))\n"
+        )
+    local = f"n1 ansible_connection=local ansible_python_interpreter={sys.executable}\n"
+    (tmp_path / "inv").write_text(f"[control]\n{local}[workers]\nn1\n")
+    monkeypatch.setattr(paths, "playbooks", lambda: tmp_path / "playbooks")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def nested(value: Any) -> set[str]:
+    """All texts in a value."""
+    if isinstance(value, dict):
+        return set().union(*map(nested, value.values()), value.keys())
+    if isinstance(value, list):
+        return set().union(*map(nested, value))
+    return {value} if isinstance(value, str) else set()
+
+
+def given(run: ansible.HostRun) -> dict[str, Any]:
+    assert run.state == "ok", run.reason
+    return {task: json.loads(result["given"]) for task, result in run.results.items() if "given" in result}
+
+
+@pytest.mark.parametrize(
+    ("playbook", "key"),
+    [
+        ("slurm.yml", "steps"),
+        ("down.yml", "volumes"),
+        ("down.yml", "files"),
+        ("facts.yml", "names"),
+        ("facts.yml", "users"),
+        ("facts.yml", "reach"),
+    ],
+)
+def test_variables_arrive_as_they_are(echoed: Path, playbook: str, key: str) -> None:
+    texts = hostile(echoed)
+    value: Any = {"steps": [{"do": "drain", "reason": text} for text in texts], "reach": {"n1": texts}}.get(key, texts)
+    (run,) = ansible.run(playbook, Path("inv"), variables={"timeout": 60, key: value})
+    (arrived,) = (row for task, row in given(run).items() if task != "How Ansible reaches it")
+    assert arrived[key] == (texts if key == "reach" else value)
+    assert not (echoed / "ran").exists()
+
+
+def specs(texts: list[str]) -> dict[str, Any]:
+    """A row with every text in every place that a playbook reads."""
+    rows = [{"service": "control", "name": text, text: text} for text in texts]
+    lists = dict.fromkeys(("files", "images", "containers", "copies", "logins"), rows)
+    commands = [["rocstack-control", text] for text in texts]
+    return {
+        **lists,
+        "exec": commands,
+        "remove": texts,
+        "keep": texts,
+        "state": {"x": texts},
+        "registry": {"ca": texts[0]},
+        "image": texts[0],
+    }
+
+
+@pytest.mark.parametrize("playbook", ["start.yml", "ship.yml", "registry-copy.yml"])
+def test_specifications_arrive_as_they_are(echoed: Path, playbook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[ansible.HostRun] = []
+    real = ansible.run
+    monkeypatch.setattr(ansible, "run", lambda *args, **more: seen.extend(real(*args, **more)) or tuple(seen))
+    texts = hostile(echoed)
+    row = specs(texts)
+    NodeRuns(Path("inv"), echoed / "log", DeployEvents()).send(playbook, {"n1": row})
+    answers = given(seen[0])
+    assert answers
+    for task, arrived in answers.items():
+        for name in set(row) & set(arrived):
+            assert arrived[name] == row[name], f"{task}: {name}"
+    assert set(texts) <= nested(answers)
+    assert not (echoed / "ran").exists()
+
+
+def test_every_playbook_that_takes_data_is_tried() -> None:
+    taking = {file.name for file in PLAYBOOKS.glob("*.yml") if "b64decode" in file.read_text()}
+    assert taking == {"slurm.yml", "down.yml", "facts.yml", "probe.yml", "start.yml", "ship.yml", "registry-copy.yml"}

@@ -13,7 +13,8 @@ from rocstack_trainer import __version__, settings
 from rocstack_trainer.config import Config, micro_batches
 from rocstack_trainer.errors import ConfigError, TrainerError, alike
 from rocstack_trainer.rank import Rank, from_env, split
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks import launch, secret
+from rocstack_trainer.ranks.rendezvous import STORE
 from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
 
 EPILOG = """\
@@ -51,7 +52,7 @@ def run(argv: list[str]) -> int:
         if args.store is not None:
             from rocstack_trainer.ranks.store import serve
 
-            return serve(args.store)
+            return serve(*args.store)
         if args.print_config:
             print(*(f"# {note}" for note in args.notes), config.to_toml(), sep="\n")
             return 0
@@ -97,7 +98,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
     parser.add_argument("--steps", type=int, help="same as --train.steps=N")
     parser.add_argument("--ranks", type=int, help="start N ranks on this machine")
     parser.add_argument("--restarts", type=int, default=0, help="with --ranks: start lost ranks again, so many times")
-    parser.add_argument("--store", type=int, metavar="PORT", help="only serve the store where ranks meet; 0: any port")
+    about = "only serve the store where ranks meet, at this machine's address HOST; port 0: any"
+    parser.add_argument("--store", type=place, metavar="[HOST:]PORT", help=about)
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
     parser.add_argument("--check-backend", choices=("gloo", "mpi", "nccl"), help="only check its all-reduce")
     parser.add_argument("--version", action="version", version=__version__)
@@ -108,6 +110,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
         overrides.remove(word)
         args.config = word.removeprefix("@")
     return args, settings.load(args.config, overrides, args.notes.append)
+
+
+def place(text: str) -> tuple[int, str]:
+    """Port and host of PORT or HOST:PORT. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    return int(port), host
 
 
 def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list[str]) -> int:
@@ -121,6 +129,8 @@ def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list
     if args.check_backend == "mpi" or config.parallel.backend == "mpi":
         raise ConfigError("--ranks can't start MPI ranks: use mpirun -n N or srun --mpi=pmix")
     os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(args.ranks)))
+    if not (config.parallel.store or os.environ.get(STORE)):  # in that one, ranks of other commands may be
+        secret.make()
     return spawn(args.ranks, [sys.executable, "-m", "rocstack_trainer", *argv], groups, args.restarts)
 
 

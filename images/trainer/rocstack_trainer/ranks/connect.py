@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.ranks import secret
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 LISTENING = "ROCSTACK_TRAINER_STORE_FD"  # a socket that rank 0 takes over as its store's
+ANYWHERE = ("::", "0.0.0.0")
 
 
 def address(text: str) -> tuple[str, int]:
@@ -26,36 +30,49 @@ def address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def host(name: str, port: int, timeout_s: float) -> Store:
-    """Rank 0's own store, for the ranks of one start. Raises PeerLostError if the port is taken."""
+def host(name: str, port: int, timeout_s: float, doors: Iterable[str] = ()) -> Store:
+    """Rank 0's own store, for the ranks of one start, at the first of `doors` that is an address of this machine.
+
+    Raises:
+        PeerLostError: the port is taken.
+    """
     try:
-        listening = listen(port)
+        listening = listen(port, doors)
     except OSError as error:
         raise PeerLostError(f"port {port} of {name}: {error.strerror}\n  set MASTER_PORT to a free one") from None
     return serve(name, listening, timeout_s)
 
 
-def listen(port: int) -> socket.socket:
-    """The socket that the program which started this one already has, or a new one. Raises OSError."""
+def listen(port: int, doors: Iterable[str] = ()) -> socket.socket:
+    """The socket that the program which started this one already has, or a new one: at the first of `doors` that is an
+    address of this machine, at all interfaces if none is. Raises OSError."""
     if given := os.environ.get(LISTENING):
         return socket.socket(fileno=int(given))
+    for door in doors:
+        try:
+            return socket.create_server((door, port), backlog=1024)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
     family = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
     return socket.create_server(("", port), backlog=1024, **family)
 
 
 def serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
-    """A store in this process, which takes over the socket."""
+    """A store in this process, which takes over the socket. `name` is where it reaches itself, if that is anywhere."""
     from torch.distributed import TCPStore
 
-    return TCPStore(
-        name,
-        listening.getsockname()[1],
+    own, port = listening.getsockname()[:2]
+    store = TCPStore(
+        name if own in ANYWHERE else own,
+        port,
         is_master=True,
         wait_for_workers=False,  # `meet` does, and says who is missing
         timeout=timedelta(seconds=timeout_s),
         master_listen_fd=listening.detach(),
         use_libuv=False,  # Debian's PyTorch is built without it
     )
+    return _corner(store)
 
 
 def connect(host: str, port: int, patience_s: float, timeout_s: float, who: str, hint: str) -> Store:
@@ -82,7 +99,15 @@ def connect(host: str, port: int, patience_s: float, timeout_s: float, who: str,
         why = "another program answers there" if store else f"no answer in {patience_s:.0f} s"
         raise PeerLostError(f"{who} at {host}:{port} is no store: {why}\n  {hint}")
     store.set_timeout(timedelta(seconds=timeout_s))
-    return store
+    return _corner(store)
+
+
+def _corner(store: Store) -> Store:
+    """TCPStore lets everybody in, and in PyTorch 2.6 tells nobody which keys there are: who doesn't know the name of
+    this corner can't read or change what is in it."""
+    from torch.distributed import PrefixStore
+
+    return PrefixStore(name, store) if (name := secret.corner()) else store
 
 
 def _knock(host: str, port: int, patience_s: float, who: str, hint: str) -> None:

@@ -60,7 +60,7 @@ def process_group(rank: Rank, timeout_s: float, store: str = "", lost_after_s: f
     try:
         if rank.backend == "mpi":  # mpirun or srun already connected the ranks
             dist.init_process_group("mpi")
-            rendezvous.tell_host(rank)
+            rendezvous.tell_host(rank, store)
         corner = rendezvous.join(rank, timeout_s, store, lost_after_s)
         if rank.backend != "mpi":
             timeout, numbers = timedelta(seconds=timeout_s), {"rank": rank.rank, "world_size": rank.world}

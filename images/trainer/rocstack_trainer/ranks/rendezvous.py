@@ -8,13 +8,14 @@ import re
 import socket
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.rank import Rank, number
-from rocstack_trainer.ranks import connect
+from rocstack_trainer.ranks import connect, secret
 from rocstack_trainer.report import wire
 
 if TYPE_CHECKING:
@@ -53,10 +54,11 @@ def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store
         host, port = meeting_point(rank, os.environ)
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then torchrun itself has it
         if rank.rank == 0 and not agent:
-            store = connect.host(host, port, timeout_s)
+            store = connect.host(host, port, timeout_s, doors(rank, host, port, os.environ))
         else:
             hint = "is it running there? MASTER_ADDR and MASTER_PORT say where rank 0 is"
-            store = connect.connect(host, port, 2 * lost_after_s, timeout_s, "rank 0", hint)
+            at = next(doors(rank, host, port, os.environ), host) if beside(rank, host) else host
+            store = connect.connect(at, port, 2 * lost_after_s, timeout_s, "rank 0", hint)
     own = wire.own_address(host, port)
     corner, all_own = meet(store, rank, 2 * lost_after_s, own)
     if own.startswith("127.") and rank.world > rank.local_world:
@@ -67,14 +69,16 @@ def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store
     return corner
 
 
-def tell_host(rank: Rank) -> None:
-    """Over MPI, which doesn't need to know where rank 0 is."""
-    import torch.distributed as dist
+def tell_host(rank: Rank, store: str) -> None:
+    """Over MPI, which doesn't need to know where rank 0 is; and the secret: rank 0 makes one if the ranks meet at its
+    own store, since no other launch has to know it then."""
+    from rocstack_trainer.ranks.peers import Peers
 
+    elsewhere = bool(store or os.environ.get(STORE))
+    host, key = Peers(rank).first(lambda: (socket.gethostname(), secret.given() if elsewhere else secret.make()))
+    os.environ[secret.NAME] = key
     if rank.world > rank.local_world:
-        names = [socket.gethostname()]
-        dist.broadcast_object_list(names, src=0)
-        os.environ.setdefault("MASTER_ADDR", names[0])
+        os.environ.setdefault("MASTER_ADDR", host)
 
 
 def meeting_point(rank: Rank, env: Mapping[str, str]) -> tuple[str, int]:
@@ -89,6 +93,31 @@ def meeting_point(rank: Rank, env: Mapping[str, str]) -> tuple[str, int]:
     job = " ".join(env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"))
     derived = 15000 + zlib.crc32(job.encode()) % 16000  # below Linux' ephemeral ports
     return host, number(env, "MASTER_PORT", derived)
+
+
+def doors(rank: Rank, host: str, port: int, env: Mapping[str, str]) -> Iterator[str]:
+    """Addresses at which rank 0 may listen, the likeliest first: the one that `host` has, the one that leads to it
+    (this machine may have it from outside only), and the one that leads to another node.
+
+    With ranks on other nodes none of the loopback's, though that is what a host's own name has where Debian's installer
+    wrote it into /etc/hosts.
+    """
+    last = last_host(env.get("SLURM_STEP_NODELIST", "")) or host
+    names = (partial(wire.address, host), partial(wire.own_address, host, port), partial(wire.own_address, last, port))
+    for own in (look() for look in names):  # one after the other: an unknown name takes seconds
+        if own and (rank.world == rank.local_world or not own.startswith("127.")):
+            yield own
+
+
+def beside(rank: Rank, host: str) -> bool:
+    """Is `host` this very node, under a loopback address at which rank 0 doesn't listen?"""
+    return rank.world > rank.local_world and wire.address(host).startswith("127.")
+
+
+def last_host(nodelist: str) -> str:
+    """The last name of a Slurm host list: `login,n[03-05,9]` gives n9."""
+    match = re.search(r"([^,\[]*)(?:\[(?:[^\]]*[,-])?([^\],-]+)\]([^,\[]*))?$", nodelist)
+    return "".join(part or "" for part in match.groups()) if match else ""
 
 
 def first_host(nodelist: str) -> str:
@@ -134,6 +163,7 @@ def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[St
         raise PeerLostError(
             f"rank {', '.join(missing)} of {rank.world} didn't come within {timeout_s:.0f} s\n"
             f"  the others are on {', '.join(present)}; look for an earlier error of the missing, or at their node"
+            + _same_secret()
         )
     return corner, [host.partition(" ")[2] for host in everyone]
 
@@ -159,4 +189,8 @@ def _get(store: Store, key: str, patience: timedelta, complaint: str) -> str:
         return store.get(key).decode()
     except RuntimeError as error:
         waited = f"{complaint} {patience.total_seconds():.0f} s"
-        raise PeerLostError(f"{waited}\n  {connect.first_line(error)}") from None
+        raise PeerLostError(f"{waited}{_same_secret()}\n  {connect.first_line(error)}") from None
+
+
+def _same_secret() -> str:
+    return f"\n  do all ranks have the same {secret.NAME}? mpirun: -x {secret.NAME}" if secret.given() else ""

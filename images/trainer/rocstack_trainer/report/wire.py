@@ -28,6 +28,14 @@ def sent_bytes(sys: Path = SYS) -> int:
     return total
 
 
+def address(host: str) -> str:
+    """The first IPv4 address of a host; "" if nobody knows it."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return ""
+
+
 def own_address(host: str, port: int) -> str:
     """This machine's IPv4 address as seen from the way to `host`; "" if there is no way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -6,15 +6,18 @@ a group dies in the middle of one, the others have to stop waiting and start ove
 
 from __future__ import annotations
 
-import hashlib
 import selectors
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from rocstack_trainer.ranks import secret
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 CHECK_S = 0.1
+STRANGERS = 64  # connections that came and haven't greeted; the oldest goes first
 Address = tuple[str, int]
 Buffers = Sequence[memoryview]
 
@@ -24,14 +27,13 @@ class Broken(Exception):
 
 
 class Link:
-    """One connection, with what is still to be sent and what is still to come. `peer` is empty before its greeting."""
+    """One connection, with what is still to be sent and what is still to come: first of all a greeting. Until then
+    it is not `known`. `peer` is whom this side connected to, or who has greeted."""
 
-    def __init__(self, sock: socket.socket, peer: str, out: Buffers, into: Buffers) -> None:
+    def __init__(self, sock: socket.socket, peer: str = "", out: Buffers = ()) -> None:
         sock.setblocking(False)
-        self.sock, self.peer, self.greeting = sock, peer, bytearray(0 if peer else 32)
-        self.out, self.into = deque(out), deque(into)
-        if not peer:
-            self.into.append(memoryview(self.greeting))
+        self.sock, self.peer, self.known, self.greeting = sock, peer, False, bytearray(32)
+        self.out, self.into = deque(out), deque([memoryview(self.greeting)])
 
     def wants(self) -> int:
         """Which events of the socket it waits for; 0: it is done."""
@@ -75,13 +77,15 @@ class Mesh:
     ) -> None:
         """Sends out[peer] to each peer and fills into[peer] from it; both sides know the sizes.
 
-        Of two, the one with the smaller name connects. Its greeting is a digest of `token` and both names: who comes
-        from another exchange, or from elsewhere, is not listened to. `check` is called every CHECK_S.
+        Of two, the one with the smaller name connects and greets, and the other one greets back; then come the data. A
+        greeting is a digest of the run's secret, `token` and both names: who is from another exchange, or from
+        elsewhere, gets nothing, isn't listened to, and can't make this one wait. `check` is called every CHECK_S.
 
         Raises:
-            Broken: a connection ended or stood still for `patience_s`, or `check` raised it.
+            Broken: a connection ended, or all that greeted stood still for `patience_s`, or `check` raised it.
         """
-        expected = {bytes(_greeting(token, peer, me)): peer for peer in peers if peer < me}
+        expected = {bytes(_greeting(token, peer, me)): peer for peer in peers}
+        strangers: deque[Link] = deque()
         missing = set(peers)
         moved = checked = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -89,15 +93,16 @@ class Mesh:
             try:
                 for peer in (peer for peer in peers if me < peer):
                     sock = _connect(peer, peers[peer], patience_s)
-                    link = Link(sock, peer, [_greeting(token, me, peer), *out[peer]], into[peer])
+                    link = Link(sock, peer, [_greeting(token, me, peer)])
                     selector.register(sock, link.wants(), link)
                 while missing:
                     for key, events in selector.select(0.05):
                         if key.data is None:
-                            link = Link(self.listening.accept()[0], "", [], [])
-                            selector.register(link.sock, READ, link)
+                            with suppress(OSError):  # whoever it was, it is gone
+                                strangers.append(link := Link(self.listening.accept()[0]))
+                                selector.register(link.sock, READ, link)
                             continue
-                        link, moved = key.data, time.monotonic()
+                        link = key.data
                         try:
                             self.sent += link.move(events)
                         except BlockingIOError:
@@ -106,16 +111,27 @@ class Mesh:
                             if link.peer:
                                 raise Broken(f"{link.peer}: {error}") from None
                             link.into.clear()
-                        if not link.wants() and not link.peer and (greeting := bytes(link.greeting)) in expected:
-                            link.peer = expected.pop(greeting)
-                            link.out.extend(out[link.peer])
-                            link.into.extend(into[link.peer])
+                        if not link.known and not link.wants() & READ:
+                            who = expected.pop(bytes(link.greeting), "")
+                            if link.peer and who != link.peer:
+                                raise Broken(f"{link.peer}: another program answers there, or it has another secret")
+                            if not link.peer:
+                                strangers.remove(link)
+                            if who:
+                                link.out.extend([] if link.peer else [_greeting(token, me, who)])
+                                link.known, link.peer = True, who
+                                link.out.extend(out[who])
+                                link.into.extend(into[who])
+                        moved = time.monotonic() if link.known else moved
                         if wants := link.wants():
                             selector.modify(link.sock, wants, link)
                         else:
                             selector.unregister(link.sock)
                             link.sock.close()
                             missing.discard(link.peer)
+                    while len(strangers) > STRANGERS:
+                        selector.unregister((oldest := strangers.popleft()).sock)
+                        oldest.sock.close()
                     now = time.monotonic()
                     if now - checked > CHECK_S:
                         check()
@@ -136,4 +152,4 @@ def _connect(peer: str, address: Address, patience_s: float) -> socket.socket:
 
 
 def _greeting(token: str, sender: str, receiver: str) -> memoryview:
-    return memoryview(hashlib.sha256(f"{token} {sender} {receiver}".encode()).digest())
+    return memoryview(secret.digest(f"greeting {token} {sender} {receiver}"))

@@ -42,6 +42,12 @@ class PeerLostError(TrainerError):
     exit_code = 4
 
 
+KINDS = {
+    kind.__name__: kind
+    for kind in (TrainerError, ConfigError, MissingError, NonFiniteError, CheckpointError, PeerLostError)
+}
+
+
 @contextmanager
 def alike() -> Iterator[None]:
     """What is done here follows from the settings alone: if it fails, it fails on all ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rocstack_trainer.config import EXACT, Parallel
@@ -88,12 +88,12 @@ def plan(config: Parallel, rank: Rank, grad_bytes: int, before: dict[str, Any] |
     """
     peers = Peers(rank)
     nodes = find_nodes(peers)
-    if agreed := peers.first(lambda: _again(config, nodes, before)):
-        return agreed
+    if agreed := peers.first(lambda: (again := _again(config, nodes, before)) and asdict(again)):
+        return Plan(**agreed)
     asked = config.algorithm == "ring" or "auto" in (config.algorithm, config.compress)
     matters = len(nodes) > 1 and config.algorithm not in ("naive", "mpi4py")
     links = measure(nodes, rank.device) if asked and matters else None
-    return peers.first(lambda: choose(config, nodes, links, grad_bytes))
+    return Plan(**peers.first(lambda: asdict(choose(config, nodes, links, grad_bytes))))
 
 
 def choose(config: Parallel, nodes: list[list[int]], links: Links | None, grad_bytes: int) -> Plan:

@@ -23,7 +23,11 @@ def weights(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def sha256(named: Mapping[str, torch.Tensor]) -> str:
     """In hex, over names and bytes: equal means bitwise equal."""
-    return combined({name: tensor_sha256(tensor) for name, tensor in named.items()})
+    return combined(each(named))
+
+
+def each(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    return {name: tensor_sha256(tensor) for name, tensor in named.items()}
 
 
 def combined(digests: Mapping[str, str]) -> str:

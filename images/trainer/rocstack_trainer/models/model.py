@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,7 +35,14 @@ def shape(config: Model, rank: Rank, say: Say = print) -> Any:
     Raises:
         ConfigError: on all ranks: the folder is no model that can be trained, or transformers refuses the sizes.
     """
-    return Peers(rank).first(lambda: pretrained.shape(config.path) if config.path else _new(config, say))
+    made: list[Any] = []
+
+    def first() -> Any:
+        made.append(pretrained.shape(config.path) if config.path else _new(config, say))
+        return json.loads(made[0].to_json_string(use_diff=False))
+
+    about = Peers(rank).first(first)
+    return made[0] if made else pretrained.rebuilt(about)
 
 
 def build(config: Model, rank: Rank, seed: int, say: Say = print) -> Any:

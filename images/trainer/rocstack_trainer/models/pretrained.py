@@ -56,6 +56,13 @@ def shape(path: str) -> Any:
     return about
 
 
+def rebuilt(about: dict[str, Any]) -> Any:
+    """The transformers config that has this JSON: one of transformers' own, whoever sent it."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**about)
+
+
 def read(path: str, about: Any, say: Callable[[str], None]) -> Any:
     """The model in float32 on the CPU.
 

@@ -1,18 +1,22 @@
 """The ranks of a group among themselves, for all that isn't gradients: what one of them can't do ends on all of them
-with the same message, so nobody waits for a rank that gave up."""
+with the same message, so nobody waits for a rank that gave up.
+
+They tell each other JSON: c10d's functions for objects unpickle, and that would run what a stranger among them sent.
+"""
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from rocstack_trainer.errors import TrainerError
+from rocstack_trainer.errors import KINDS, TrainerError
 from rocstack_trainer.rank import Rank
 
 T = TypeVar("T")
@@ -32,26 +36,24 @@ class Peers:
         return cls(rank, None if rank.backend == "mpi" else dist.new_group(backend="gloo"))
 
     def agree(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = TrainerError) -> list[T]:
-        """What `do()` gave on each rank.
+        """What `do()` gave on each rank, as JSON brings it: a tuple comes as a list.
 
         Raises:
             TrainerError: on all ranks alike, what the first rank that failed raised; `kind` if that was an OSError.
         """
-        mine: tuple = (None, None)
+        result, fault = None, None
         try:
-            mine = (do(), None)
+            result = do()
         except OSError as error:
-            mine = (None, kind(": ".join(str(part) for part in (error.filename, error.strerror or error) if part)))
+            fault = kind(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
         except TrainerError as error:
-            mine = (None, error)
-        everyone = [mine] * self.rank.world
-        if self.rank.world > 1:
-            dist.all_gather_object(everyone, mine, group=self.group)
+            fault = error
+        everyone = self._gather([result, fault and [type(fault).__name__, str(fault)]])
         errors = [error for _, error in everyone]
         for number, error in enumerate(errors):
             if error:
-                who = f"rank {number}: " if len(set(map(str, errors))) > 1 else ""
-                raise _everywhere(type(error)(f"{where}{who}{error}")) from mine[1]
+                who = f"rank {number}: " if any(other != error for other in errors) else ""
+                raise _everywhere(KINDS.get(error[0], TrainerError)(f"{where}{who}{error[1]}")) from fault
         return [result for result, _ in everyone]
 
     def first(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = TrainerError) -> T:
@@ -93,6 +95,21 @@ class Peers:
             states = self.agree(advance)
             anywhere = any(going for going, _ in states)
             told([sum(column) for column in zip(*(counts for _, counts in states if counts), strict=True)])
+
+    def _gather(self, mine: Any) -> list[Any]:
+        """What each rank gave."""
+        text = json.dumps(mine).encode()
+        if self.rank.world == 1:
+            return [json.loads(text)]
+        device = self.rank.device if dist.get_backend(self.group) == "nccl" else "cpu"
+        size = torch.tensor([len(text)], device=device)
+        sizes = [torch.empty_like(size) for _ in range(self.rank.world)]
+        dist.all_gather(sizes, size, group=self.group)
+        most = max(int(one.item()) for one in sizes)  # all_gather wants as much from each
+        padded = torch.frombuffer(bytearray(text.ljust(most)), dtype=torch.uint8).to(device)
+        texts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(texts, padded, group=self.group)
+        return [json.loads(bytes(one.cpu().numpy())) for one in texts]  # JSON doesn't mind blanks at the end
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         dist.broadcast(tensor.detach(), source, group=self.group if tensor.device.type == "cpu" else None)

@@ -11,11 +11,11 @@ import time
 from collections import ChainMap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import CheckpointError, ConfigError, TrainerError
@@ -54,15 +54,14 @@ class Checkpoints:
         # By DiLoCo group: each is a run of its own, but for the outer steps.
         self.folder = Path(self.settings.dir) / (f"group-{rank.group}" if rank.groups > 1 else "")
         self.shared = folder.shared(self.folder, self.peers, "checkpoint.dir: ")
-        self.writers = self.peers.group
         if not self.shared:
-            self.writers = dist.new_group([0], backend=dist.get_backend(self.peers.group))
             self.say(f"checkpoint: not all ranks see {self.folder}: rank 0 saves for all, error feedback is left out")
         self.takes_part = self.shared or rank.rank == 0
         self.background = self.settings.background and rank.backend != "mpi"
         if self.settings.background and not self.background:
             self.say("checkpoint: not in the background, MPI can't do that")
         if self.settings.resume:
+            self.peers.first(lambda: [*map(folder.private, {Path(self.settings.dir), self.folder})], "checkpoint.dir: ")
             self.found = self._newest_whole()
 
     def notes(self) -> dict[str, Any]:
@@ -148,19 +147,24 @@ class Checkpoints:
         began, step = time.time(), about["step"]
         tmp = self.folder / f"step-{step:08d}.tmp"
 
-        def part() -> tuple[folder.Sums, dict[str, str]]:
+        def part() -> tuple[list[dcp.Row], folder.Sums, dict[str, str]]:
             if not self.takes_part:
-                return {}, {}
-            files = folder.sums(dcp.write(mine, tmp, self.writers))
+                return [], {}, {}
+            rows = dcp.write(mine, tmp, self.rank.rank)
             weights = {name.removeprefix("model."): t for name, t in mine.items() if name.startswith("model.")}
-            return files, {name: fingerprint.tensor_sha256(tensor) for name, tensor in weights.items()}
+            return rows, folder.sums([tmp / name for name in dcp.files(rows)]), fingerprint.each(weights)
+
+        def whole() -> str:
+            rows, files, hashes = zip(*parts, strict=True)
+            files += (folder.sums([dcp.write_index([*chain(*rows)], tmp)]),)
+            about.update(weights_sha256=fingerprint.combined(ChainMap(*hashes)), files=dict(ChainMap(*files)))
+            folder.publish(tmp, about, self.settings.keep, self.damaged)
+            return about["weights_sha256"]
 
         try:
             self.peers.first(lambda: folder.begin(tmp))
-            files, hashes = zip(*self.peers.agree(part), strict=True)
-            digest = fingerprint.combined(ChainMap(*hashes))
-            about |= {"weights_sha256": digest, "files": dict(ChainMap(*files))}
-            self.peers.first(lambda: folder.publish(tmp, about, self.settings.keep, self.damaged))
+            parts = self.peers.agree(part)
+            digest = self.peers.first(whole)
         except TrainerError as error:
             if self.rank.rank == 0:
                 shutil.rmtree(tmp, ignore_errors=True)
@@ -182,7 +186,7 @@ class Checkpoints:
         return {f"rank{self.rank.rank}.{name}": tensor for name, tensor in state.per_rank.items()}
 
     def _newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
-        found = self.peers.first(lambda: folder.newest_first(self.folder))
+        found = [Path(name) for name in self.peers.first(lambda: [*map(str, folder.newest_first(self.folder))])]
         readers = self.rank.world if self.shared else 1
         for path in found:
             look = lambda path=path: self.takes_part and folder.damage(path, self.rank.rank, readers)  # noqa: E731

@@ -10,7 +10,9 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import shutil
+import stat
 import time
 import uuid
 from contextlib import suppress
@@ -21,8 +23,9 @@ from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.ranks.peers import Peers
 
 FORMAT = 1
+OWN_MODE, OTHERS_WRITE = 0o755, stat.S_IWGRP | stat.S_IWOTH  # whatever the umask is
 SEEN_WITHIN_S = 1.0  # how long a new file on a shared file system may take to show on another node
-Sums = dict[str, tuple[int, str]]  # file name: size in bytes, sha256
+Sums = dict[str, tuple[int, str]]  # file name: size in bytes, sha256; from JSON, a list of the two
 
 
 def shared(folder: Path, peers: Peers, where: str) -> bool:
@@ -32,11 +35,13 @@ def shared(folder: Path, peers: Peers, where: str) -> bool:
         ConfigError: it can't be written to; on all ranks.
     """
 
-    def make() -> Path:
-        with suppress(FileExistsError):  # a file by that name is said below, and better
-            folder.mkdir(parents=True, exist_ok=True)
+    def make() -> str:
+        for path in reversed((folder, *folder.parents)):
+            if not path.exists():
+                with suppress(FileExistsError):  # another group was faster; a file is said below, and better
+                    path.mkdir(mode=OWN_MODE)
         (file := folder / f".seen-{uuid.uuid4().hex}").touch()
-        return file
+        return str(file)
 
     def seen() -> bool:
         deadline = time.monotonic() + SEEN_WITHIN_S
@@ -46,8 +51,22 @@ def shared(folder: Path, peers: Peers, where: str) -> bool:
 
     file = peers.first(make, where, ConfigError)
     all_see = all(peers.agree(seen))
-    peers.first(file.unlink)
+    peers.first(lambda: os.unlink(file))
     return all_see
+
+
+def private(path: Path) -> None:
+    """Raises ConfigError if others can change what is here: the run that resumes from it would read whatever they like.
+    In a folder like /tmp they can't: its sticky bit leaves to each what is theirs."""
+    about = path.stat()
+    mode = stat.filemode(about.st_mode)
+    if about.st_uid not in (0, os.geteuid()):
+        fault, then = f"it belongs to user {about.st_uid}, not to you", "take another checkpoint.dir"
+    elif about.st_mode & OTHERS_WRITE and not (mode[0] == "d" and about.st_mode & stat.S_ISVTX):
+        fault, then = f"others can write to it ({mode})", f"chmod -R go-w {shlex.quote(str(path))}"
+    else:
+        return
+    raise ConfigError(f"{path}: {fault}: nothing is resumed from there\n  {then}")
 
 
 def check_groups(run: Path, groups: int) -> None:
@@ -72,11 +91,18 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def damage(path: Path, part: int = 0, parts: int = 1) -> str:
-    """Why this checkpoint can't be used; empty if it can. Reads every byte of one of `parts` shares of its files."""
+    """Why this checkpoint can't be used; empty if it can. Reads every byte of one of `parts` shares of its files.
+
+    Raises:
+        ConfigError: others can write there.
+    """
     try:
+        for entry in (path, path / "state.json"):
+            private(entry)
         if (number := about(path).get("format")) != FORMAT:
             return f"format {number} is another version's, this one knows {FORMAT}"
         for name, (size, digest) in sorted(about(path)["files"].items())[part::parts]:
+            private(path / name)
             if (path / name).stat().st_size != size:
                 return f"{name} has {(path / name).stat().st_size} of {size} bytes"
             if sums([path / name])[name] != (size, digest):
@@ -85,6 +111,8 @@ def damage(path: Path, part: int = 0, parts: int = 1) -> str:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
         return f"{Path(error.filename or path).name} can't be read: {error.strerror}"
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"state.json can't be read: {error}"
     return ""
@@ -102,7 +130,7 @@ def begin(tmp: Path) -> None:
     """Makes the folder to write into. What a run that was killed while writing has left is removed."""
     for torn in tmp.parent.glob("step-*.tmp"):
         shutil.rmtree(torn, ignore_errors=True)
-    tmp.mkdir(parents=True)
+    tmp.mkdir(parents=True, mode=stat.S_IRWXU)  # until it is published nobody else has to see it, or hold a file open
 
 
 def publish(tmp: Path, state: dict[str, Any], keep: int, damaged: set[Path]) -> None:
@@ -110,6 +138,9 @@ def publish(tmp: Path, state: dict[str, Any], keep: int, damaged: set[Path]) -> 
     was set back makes lower steps again."""
     file = tmp / "state.json"
     file.write_text(json.dumps(state | {"format": FORMAT, "written": time.time()}, indent=1) + "\n", encoding="utf-8")
+    for entry in tmp.iterdir():
+        entry.chmod(stat.S_IMODE(entry.stat().st_mode) & ~OTHERS_WRITE)
+    tmp.chmod(stat.S_IMODE(tmp.parent.stat().st_mode) & OWN_MODE | stat.S_IRWXU)
     for entry in (file, tmp):
         fsync(entry)
     replace(tmp, path := tmp.with_suffix(""))

@@ -87,7 +87,6 @@ class Mesh:
         expected = {bytes(_greeting(token, peer, me)): peer for peer in peers}
         strangers: deque[Link] = deque()
         missing = set(peers)
-        moved = checked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.listening, READ)
             try:
@@ -95,6 +94,7 @@ class Mesh:
                     sock = _connect(peer, peers[peer], patience_s)
                     link = Link(sock, peer, [_greeting(token, me, peer)])
                     selector.register(sock, link.wants(), link)
+                moved = checked = time.monotonic()
                 while missing:
                     for key, events in selector.select(0.05):
                         if key.data is None:
@@ -113,10 +113,10 @@ class Mesh:
                             link.into.clear()
                         if not link.known and not link.wants() & READ:
                             who = expected.pop(bytes(link.greeting), "")
-                            if link.peer and who != link.peer:
-                                raise Broken(f"{link.peer}: another program answers there, or it has another secret")
                             if not link.peer:
                                 strangers.remove(link)
+                            elif who != link.peer:
+                                raise Broken(f"{link.peer}: another program answers there, or it has another secret")
                             if who:
                                 link.out.extend([] if link.peer else [_greeting(token, me, who)])
                                 link.known, link.peer = True, who

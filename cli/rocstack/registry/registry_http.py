@@ -195,6 +195,8 @@ class RegistryHttp:
         self._settle_scheme(repository)
         url = urljoin(self.base, address)
         ours = urlsplit(url).netloc == self._api_host
+        if ours and not self.plain:  # behind a proxy that ends TLS a registry may name itself by http
+            url = urlsplit(url)._replace(scheme="https").geturl()
         scope = f"repository:{repository}:pull,push" if repository else ""
         for last in (False, True):
             extra = {**(headers or {})}

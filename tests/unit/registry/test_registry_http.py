@@ -132,3 +132,14 @@ def test_an_identity_token_is_changed_for_an_access_token() -> None:
         http = RegistryHttp(store.host, RegistryLogin("", "t0k"), plain=True)
         assert Repository(http, NAME).manifest("x") is None
         assert "t0k" not in " ".join(store.requests)
+
+
+def test_a_location_by_http_gets_no_login_in_the_clear(signed: tuple[Store, Path]) -> None:
+    """A registry behind a proxy that ends TLS names itself by http; a hostile one may, too."""
+    store, ca = signed
+    http = RegistryHttp(store.host, RegistryLogin("me", "secret"), ca=ca)
+    asked = []
+    send = http._session.send
+    http._session.send = lambda request, **more: asked.append(request.url) or send(request, **more)  # type: ignore
+    http.request("GET", f"http://{store.host}/v2/", good=range(200, 600))
+    assert asked == [f"https://{store.host}/v2/"]

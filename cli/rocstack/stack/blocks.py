@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
+from jinja2.sandbox import SandboxedEnvironment
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, RocstackError, Where, hinted
@@ -49,8 +50,9 @@ def split(marked: str) -> tuple[str, list[str]]:
 
 
 def environment(sources: Mapping[str, str]) -> Environment:
-    """Strict: an undefined name is an error, never an empty string."""
-    return Environment(
+    """Strict: an undefined name is an error, never an empty string. An overlay's template runs nothing on this machine:
+    Jinja's sandbox keeps it from Python's own attributes."""
+    return SandboxedEnvironment(
         loader=DictLoader(dict(sources)),
         undefined=StrictUndefined,
         extensions=[_MarkLines],

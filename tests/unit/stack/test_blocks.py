@@ -218,3 +218,21 @@ def test_every_line_of_a_real_context(name: str, nic: str) -> None:
                 assert piece.strip() in line, (path, line, origin, source)
                 checked += len(piece.strip()) > 3
     assert checked > 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ self.__init__.__globals__.__builtins__.__import__('os').popen('touch ran') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ f.__globals__ }}",
+        "{{ '%s'.format.__self__.__class__ }}",
+        "{{ '{0.__class__}'.format(f) }}",
+    ],
+)
+def test_a_template_of_an_overlay_runs_nothing_here(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    template = blocks.environment({"t": text}).get_template("t")
+    with pytest.raises(BadInput):
+        blocks.guarded(lambda: template.render(f=lambda: 1))
+    assert list(tmp_path.iterdir()) == []

@@ -90,6 +90,7 @@ def given(run: ansible.HostRun) -> dict[str, Any]:
         ("facts.yml", "names"),
         ("facts.yml", "users"),
         ("facts.yml", "reach"),
+        ("probe.yml", "tree"),
     ],
 )
 def test_variables_arrive_as_they_are(echoed: Path, playbook: str, key: str) -> None:

@@ -18,7 +18,7 @@ def modules() -> list[dict[str, Any]]:
 
 
 def render(text: str, **values: Any) -> Any:
-    return NativeEnvironment().from_string(text).render(spec={"exec": [CONTROL, USERS]}, **values)
+    return NativeEnvironment().from_string(text).render(rocstack_spec={"exec": [CONTROL, USERS]}, **values)
 
 
 def test_the_first_is_a_part_and_the_second_runs_the_rest() -> None:

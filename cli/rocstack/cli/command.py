@@ -75,8 +75,8 @@ def _flattened(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _answer(steps: Answer, as_json: bool) -> None:
-    found = next(steps)
-    document, ok = found if isinstance(found, tuple) else (found, getattr(found, "ok", True))
+    answer = next(steps)
+    document, ok = answer if isinstance(answer, tuple) else (answer, getattr(answer, "ok", True))
     if as_json:
         print_json(document if isinstance(document, Mapping) else document.to_dict())
     else:

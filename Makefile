@@ -51,7 +51,7 @@ lint: python ## style, types, the order of the packages, shell scripts and workf
 	$(BIN)/shellcheck --exclude=SC1091 $(SCRIPTS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production playbooks
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --offline --quiet .github/workflows
+	$(BIN)/zizmor --offline --quiet --persona auditor .github/workflows
 	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: skipped"; fi
 
 bench: setup ## measure builds, the NIC's library, the probe and the trainer beside what is done today

@@ -53,11 +53,15 @@ def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: d
     data = resolved(root, library).read_bytes()
     pattern = re.search(rb"/[ -~]*/lib%s-rdmav(\d+)\.so", data)
     verbs = elf.read_libibverbs(data)
+    out["verbs.sha256"] = verbs.sha256
     if verbs.private_abi is not None:
         out["verbs.private-abi"] = str(verbs.private_abi)
+        if pattern and int(pattern[1]) != verbs.private_abi:
+            raise SystemExit(f"{library} has private ABI {verbs.private_abi}, and looks for {pattern[0].decode()}")
     if not nic["driver"]:
         return out
     rows = [row(root, nic, each, pattern[0].decode() if pattern else "", packages) for each in nic["providers"]]
+    out["nic.cards"] = json.dumps(nic["cards"], separators=(",", ":"))
     out["nic.providers"] = json.dumps(rows, separators=(",", ":"))
     used = pattern[0].decode().replace("%s", nic["driver"]) if pattern else ""
     if rows[0]["path"] and resolved(root, used).read_bytes() != resolved(root, rows[0]["path"]).read_bytes():

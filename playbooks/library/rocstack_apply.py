@@ -19,6 +19,12 @@ description:
   - Waits while another rocstack module works on this node. Without C(state) this is only a part of the specification;
     the remaining commands run with the whole one.
 options:
+  fence:
+    description:
+      - Number of the cluster's lock under which this is asked, and who took it. A node that knows a larger number
+        refuses. Empty for a run without the lock.
+    type: dict
+    required: true
   files:
     description: Files to write.
     type: list
@@ -122,6 +128,7 @@ def main() -> None:
     file = {"path": text, "content": {**text, "no_log": True}, "mode": text, "uid": number, "gid": number}
     module = AnsibleModule(
         {
+            "fence": {"type": "dict", "required": True},
             "files": {**dicts, "options": file},
             "images": dicts,
             "containers": dicts,

@@ -13,6 +13,12 @@ short_description: Removes what deploys created on a node
 description:
   - Stops and removes the containers of all services; volumes, images and files only where they are named.
 options:
+  fence:
+    description:
+      - Number of the cluster's lock under which this is asked, and who took it. A node that knows a larger number
+        refuses. Empty for a run without the lock.
+    type: dict
+    required: true
   volumes:
     description: Names of volumes to remove, with what is in them.
     type: list
@@ -52,10 +58,13 @@ files:
 
 def main() -> None:
     names = {"type": "list", "elements": "str", "default": []}
-    module = AnsibleModule({"volumes": names, "images": {"type": "bool", "default": False}, "files": names})
-    done = {}
+    fence = {"type": "dict", "required": True}
+    module = AnsibleModule(
+        {"fence": fence, "volumes": names, "images": {"type": "bool", "default": False}, "files": names}
+    )
+    params, done = module.params, {}
     try:
-        take_down(module.params["volumes"], module.params["images"], module.params["files"], done)
+        take_down(params["volumes"], params["images"], params["files"], done, fence=params["fence"])
     except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind, **done)
     module.exit_json(**done)

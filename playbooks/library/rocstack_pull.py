@@ -15,6 +15,12 @@ description:
   - Pulls missing images, checks that each is the expected one, and tags it. Retries while the registry can't be
     reached.
 options:
+  fence:
+    description:
+      - Number of the cluster's lock under which this is asked, and who took it. A node that knows a larger number
+        refuses. Empty for a run without the lock.
+    type: dict
+    required: true
   images:
     description: Images with C(id), C(name) and C(reference), which ends in a digest.
     type: list
@@ -70,6 +76,7 @@ def main() -> None:
     login = {**texts, "password": {"type": "str", "no_log": True}}
     module = AnsibleModule(
         {
+            "fence": {"type": "dict", "required": True},
             "images": {"type": "list", "elements": "dict", "required": True},
             "registry": {"type": "dict", "options": login},
             "retry_s": {"type": "float", "default": 600},
@@ -78,7 +85,7 @@ def main() -> None:
     )
     params = module.params
     try:
-        images = pull(params["images"], params["registry"], params["retry_s"])
+        images = pull(params["images"], params["registry"], params["retry_s"], fence=params["fence"])
         write_state(params["state"])
     except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.rocstack_node.engine import NodeError
+from ansible.module_utils.rocstack_node.fence import Fence
+from ansible.module_utils.rocstack_node.node_lock import STATE
 from ansible.module_utils.rocstack_node.registry_copy import copy_image
 
 DOCUMENTATION = r"""
@@ -15,6 +17,12 @@ description:
     other, and compares digest and media types of what arrived. What is there already is not copied. A copy that fails
     is no reason not to try the next.
 options:
+  fence:
+    description:
+      - Number of the cluster's lock under which this is asked, and who took it. A node that knows a larger number
+        refuses. Empty for a run without the lock.
+    type: dict
+    required: true
   copies:
     description: C(source) and C(target) as HOST:PORT/PATH, C(digest), and the C(tag) that it gets.
     type: list
@@ -81,15 +89,18 @@ def main() -> None:
     copy = dict.fromkeys(("source", "target", "digest", "tag"), must)
     module = AnsibleModule(
         {
+            "fence": {"type": "dict", "required": True},
             "copies": {"type": "list", "elements": "dict", "required": True, "options": copy},
             "logins": {"type": "list", "elements": "dict", "default": [], "options": login},
             "image": must,
         }
     )
     params, done = module.params, []
+    fence = Fence(params["fence"], STATE)
     for each in params["copies"]:
         row = {"target": each["target"], "changed": False, "seconds": 0.0, "error": ""}
         try:
+            fence.announce()
             row.update(copy_image(each, params["logins"], params["image"]))
         except NodeError as failed:
             row["error"] = failed.what

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.rocstack_node.engine import NodeError
-from ansible.module_utils.rocstack_node.node_lock import node_lock
+from ansible.module_utils.rocstack_node.fence import Fence
+from ansible.module_utils.rocstack_node.node_lock import STATE, node_lock
 from ansible.module_utils.rocstack_node.slurm_control import CONTAINER, run_steps
 
 TIMEOUT_S = 90  # seconds; less than the task has
@@ -17,6 +18,12 @@ description:
   - Drains nodes, waits for them, resumes them, and runs lines of sacctmgr or scontrol in the controller's container.
     Waits while another rocstack module works on this node.
 options:
+  fence:
+    description:
+      - Number of the cluster's lock under which this is asked, and who took it. A node that knows a larger number
+        refuses. Empty for a run without the lock.
+    type: dict
+    required: true
   steps:
     description: Steps with C(do) and its arguments, one after the other.
     type: list
@@ -48,13 +55,15 @@ kind:
 def main() -> None:
     module = AnsibleModule(
         {
+            "fence": {"type": "dict", "required": True},
             "steps": {"type": "list", "elements": "dict", "required": True},
             "container": {"type": "str", "default": CONTAINER},
         }
     )
+    fence = Fence(module.params["fence"], STATE)
     try:
-        with node_lock(within=TIMEOUT_S):
-            steps = run_steps(module.params["steps"], module.params["container"])
+        with node_lock(within=TIMEOUT_S, fence=fence):
+            steps = run_steps(module.params["steps"], module.params["container"], fence.check)
     except NodeError as failed:
         module.fail_json(msg=failed.what, cause=failed.cause, kind=failed.kind)
     module.exit_json(changed=bool(steps), steps=steps)

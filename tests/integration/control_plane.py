@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
+from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm_containers import Cluster, Node, until
 from workspace import Built, engine
+
+from rocstack.deploy.plan import tls
 
 SLURM = """\
 AuthAltTypes=auth/jwt
@@ -34,7 +37,7 @@ StorageLoc=slurm_acct_db
 StoragePass={password}
 """
 USERS = "alice 2001 2001\nbob 2002 2001\n"
-REST = 6820
+REST, HTTPS = 6820, 6821
 
 
 class ControlPlane(Cluster):
@@ -45,6 +48,11 @@ class ControlPlane(Cluster):
         self.jwt = folder / "jwt.key"
         self.jwt.write_bytes(secrets.token_bytes(32))
         self.jwt.chmod(0o400)
+        self.ca, ca_key = tls.make_ca(datetime.now(UTC))
+        key = tls.host_key(tls.make_key(), "ctl")
+        (folder / "server").mkdir()
+        (folder / "server/server.key").write_text(key)
+        (folder / "server/server.pem").write_text(tls.certificate(self.ca, ca_key, key, ["ctl"], datetime.now(UTC)))
         (folder / "cluster").mkdir()
         (folder / "cluster/users").write_text(USERS)
         self.set_password()
@@ -67,7 +75,9 @@ class ControlPlane(Cluster):
     def controller(self) -> Node:
         flags = (self.settings(), *self.volumes(), f"--volume={self.folder / 'cluster'}:/run/rocstack/cluster:ro")
         jwt = f"--volume={self.jwt}:/run/secrets/jwt.key:ro"
-        return self.start("ctl", "control", *flags, jwt, f"--env=ROCSTACK_RESTD=0.0.0.0:{REST}")
+        server = f"--volume={self.folder / 'server'}:/etc/rocstack/registry:ro"
+        rest = (f"--env=ROCSTACK_RESTD=127.0.0.1:{REST}", f"--env=ROCSTACK_REST_TLS=0.0.0.0:{HTTPS}")
+        return self.start("ctl", "control", *flags, jwt, server, *rest)
 
     def worker(self) -> Node:
         users = f"--volume={self.folder / 'cluster'}:/run/rocstack/cluster:ro"
@@ -129,16 +139,22 @@ class Controller:
         return sorted(self.node.run(*line).stdout.split())
 
 
-def ask(worker: Node, path: str, token: str = "") -> tuple[int, dict[str, object]]:
-    """GET of the controller's REST interface, from another container."""
+def ask(
+    worker: Node, path: str, token: str = "", *, base: str = f"https://ctl:{HTTPS}", ca: str = ""
+) -> tuple[int, dict[str, object]]:
+    """GET of the controller's REST interface, from another container; without HTTP status: 0 and why."""
     script = f"""
-import json, urllib.request, urllib.error
+import json, ssl, urllib.request, urllib.error
+context = ssl.create_default_context(cadata={ca!r} or None)
 headers = {{"X-SLURM-USER-TOKEN": "{token}"}} if "{token}" else {{}}
 try:
-    answer = urllib.request.urlopen(urllib.request.Request("http://ctl:{REST}{path}", headers=headers), timeout=20)
+    asked = urllib.request.Request("{base}{path}", headers=headers)
+    answer = urllib.request.urlopen(asked, timeout=20, context=context)
     print(json.dumps([answer.status, json.load(answer)]))
 except urllib.error.HTTPError as error:
     print(json.dumps([error.code, {{}}]))
+except OSError as error:
+    print(json.dumps([0, {{"why": str(error)}}]))
 """
     status, found = json.loads(worker.run("python3", "-c", script).stdout)
     return status, found

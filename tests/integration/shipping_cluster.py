@@ -37,7 +37,7 @@ class Registry:
 
 
 def start(name: str, image: str, folder: Path, address: str, port: int, *flags: str) -> Registry:
-    """With a certificate for `address`."""
+    """With a certificate for `address`. As a site's would, it takes pushes where others reach it."""
     folder.mkdir()
     ca, ca_key = tls.make_ca(datetime.now(UTC))
     key, password = tls.make_key(), secrets.token_hex(16)
@@ -45,12 +45,15 @@ def start(name: str, image: str, folder: Path, address: str, port: int, *flags: 
     (folder / "registry/server.pem").write_text(tls.certificate(ca, ca_key, key, {address}, datetime.now(UTC)))
     (folder / "registry/server.key").write_text(key)
     (folder / "password").write_text(password)
+    (folder / "pull").write_text(secrets.token_hex(16))
     (folder / "ca.pem").write_text(ca)
     mounts = (
         f"--volume={folder}/registry:/etc/rocstack/registry:ro",
         f"--volume={folder}/password:/run/secrets/registry:ro",
+        f"--volume={folder}/pull:/run/secrets/registry-pull:ro",
     )
-    kind = (f"--env=ROCSTACK_REGISTRY_LISTEN=0.0.0.0:{port}", "--env=ROCSTACK_SERVICE=registry")
+    listen = (f"--env=ROCSTACK_REGISTRY_PUSH=0.0.0.0:{port}", f"--env=ROCSTACK_REGISTRY_LISTEN=127.0.0.1:{port + 100}")
+    kind = (*listen, "--env=ROCSTACK_SERVICE=registry")
     health = ("--health-interval=1s", "--health-start-period=1s", "--health-retries=1")
     engine("run", "--detach", f"--name={name}", *mounts, *kind, *health, *flags, image)
     node = Node(name)

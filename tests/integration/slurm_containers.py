@@ -12,6 +12,13 @@ from pathlib import Path
 
 from workspace import Built, engine
 
+from rocstack.container import privileges
+
+# What a deploy gives the containers.
+PRIVILEGES = {
+    "control": (*privileges.LEAST, *privileges.SERVICE),
+    "worker": (*privileges.LEAST, *privileges.WORKER),
+}
 # Without privileges there are no cgroups to put jobs in.
 SLURM_CONF = """\
 ClusterName=rocstack
@@ -93,7 +100,7 @@ class Cluster:
         line = ["--detach", "--name", node.name, "--hostname", host, "--network", self.network, "--network-alias", host]
         line += ["--volume", f"{self.folder / key}:/run/secrets/munge.key:ro", "--shm-size=256m"]
         line += ["--health-interval=1s", "--health-start-period=1s", "--health-retries=1"]
-        engine("run", *line, *flags, self.built.workspace.reference(role))
+        engine("run", *line, *PRIVILEGES[role], *flags, self.built.workspace.reference(role))
         self.made.append(node)
         return node
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_plane import Controller, ControlPlane, ask
+from control_plane import HTTPS, REST, Controller, ControlPlane, ask
 from slurm_containers import Node, until
 from workspace import Built, engine
 
@@ -62,16 +62,23 @@ def test_jobs_are_accounted(controller: Controller) -> None:
     assert controller.accounts() == ["research|", "research|alice", "root|", "root|root"]
 
 
-def test_tokens_open_the_rest_interface(controller: Controller, worker: Node) -> None:
+def test_tokens_open_the_rest_interface_by_tls_only(controller: Controller, worker: Node, plane: ControlPlane) -> None:
     token = controller.node.run("scontrol", "token", "username=alice", "lifespan=300").stdout.strip()
     token = token.removeprefix("SLURM_JWT=")
     for version in ("v0.0.40", "v0.0.41"):
-        status, found = ask(worker, f"/slurm/{version}/ping", token)
+        status, found = ask(worker, f"/slurm/{version}/ping", token, ca=plane.ca)
         assert status == 200
         assert [ping["pinged"] for ping in found["pings"]] == ["UP"]  # type: ignore[attr-defined]
-        assert ask(worker, f"/slurmdb/{version}/clusters", token)[0] == 200
-    assert ask(worker, "/slurm/v0.0.41/ping")[0] == 401
-    assert ask(worker, "/slurm/v0.0.41/jobs", token[:-4] + "AAAA")[0] != 200
+        assert ask(worker, f"/slurmdb/{version}/clusters", token, ca=plane.ca)[0] == 200
+    ping = "/slurm/v0.0.41/ping"
+    assert ask(worker, ping, ca=plane.ca)[0] == 401
+    assert ask(worker, "/slurm/v0.0.41/jobs", token[:-4] + "AAAA", ca=plane.ca)[0] not in (0, 200)
+    for base in (f"http://ctl:{HTTPS}", f"http://ctl:{REST}"):
+        assert ask(worker, ping, token, base=base)[0] == 0, "no plain http but on loopback"
+    assert "CERTIFICATE_VERIFY_FAILED" in str(ask(worker, ping, token)[1])
+    asked = f"GET {ping} HTTP/1.0\\r\\nX-SLURM-USER-TOKEN: {token}\\r\\n\\r\\n"
+    line = f"exec 3<>/dev/tcp/127.0.0.1/{REST}; printf '{asked}' >&3; head -n 1 <&3"
+    assert " 200 " in controller.node.run("bash", "-c", line).stdout
     key = controller.node.run("stat", "--format=%U %a", "/run/slurm/jwt_hs256.key").stdout.strip()
     assert key == "slurm 400"
 
@@ -91,7 +98,7 @@ def test_nothing_but_the_socket_reaches_the_database(nodes: dict[str, Node], pla
 
 @pytest.mark.parametrize(
     ("daemon", "says"),
-    [("slurmdbd", "slurmdbd does not answer"), ("munged", "munge: no round trip"), ("slurmrestd", "")],
+    [("slurmdbd", "slurmdbd does not answer"), ("munged", "munge: no round trip"), ("slurmrestd", ""), ("hitch", "")],
 )
 def test_daemons_come_back(controller: Controller, daemon: str, says: str) -> None:
     node = controller.node
@@ -191,7 +198,7 @@ def test_a_backup_brings_all_back(nodes: dict[str, Node], plane: ControlPlane, t
 def test_the_controller_says_what_is_missing(plane: ControlPlane, nodes: dict[str, Node]) -> None:
     nodes["controller"].remove()
     for flags, says in (
-        (("--env=ROCSTACK_RESTD=0.0.0.0:6820", plane.settings()), "no JWT key at /run/secrets/jwt.key"),
+        (("--env=ROCSTACK_RESTD=127.0.0.1:6820", plane.settings()), "no JWT key at /run/secrets/jwt.key"),
         ((), "no /etc/slurm/slurm.conf"),
         (("--env=ROCSTACK_SERVICE=redis",), "ROCSTACK_SERVICE is controller, db or registry"),
         (("--env=ROCSTACK_SERVICE=db",), "no password at /run/secrets/database"),

@@ -18,6 +18,7 @@ from rocstack.deploy.read import facts, inventory
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.node.image_facts import LABEL_PREFIX
+from rocstack.stack import component
 
 INVENTORY = ".rocstack/local/inventory.yml"
 pytestmark = [
@@ -49,7 +50,7 @@ def on(workspace: Workspace, node: str, command: str) -> str:
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
     labels = {LABEL_PREFIX + "nic": nic, LABEL_PREFIX + "gfx": "gfx942", LABEL_PREFIX + "stack": "debian-13"}
     images = {role: Image(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
-    return list(precheck(Scope(listed, found, images)))
+    return list(precheck(Scope(listed, found, images, component.nic_profiles())))
 
 
 def test_healthy_nodes_have_no_finding(cluster: Workspace, listed: Inventory) -> None:

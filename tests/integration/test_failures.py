@@ -153,7 +153,8 @@ def test_world_that_moved_on_since_the_lock(built: Built, private_workspace: Wor
     assert drift["munge"]["locked"] == "0.5.15-1"
     assert found.startswith(built.first.image("control")["versions"]["munge"])
     shown = private_workspace.run("build", "--role", "control")
-    assert f"changed since the lock: munge 0.5.15-1 -> {found}" in shown.out
+    first = tolerant.image("control")["drift"][0]  # the list is cut after ten
+    assert f"changed since the lock: {first['what']} {first['locked']} -> {first['found']}" in shown.out
 
 
 def test_larger_than_its_budget(built: Built, workspace: Workspace) -> None:

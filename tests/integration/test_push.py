@@ -138,13 +138,22 @@ def test_existing_tag_is_not_moved_unless_asked(site: Site) -> None:
     assert site.digest(WEEK) == site.digest(second_content) != first
 
 
-def test_same_content_built_twice_stays_the_first_image(site: Site) -> None:
-    image = site.image("elsewhere")
-    first = site.push(image)[0]
-    engine("rmi", "--force", image)
-    done, said = site.push(site.image("here"), (WEEK, "2026.48"))
-    assert done == site.digest("2026.48") == first
-    assert [text for text in said if "already" not in text] == [f"{site.repository}:2026.48 is {first}"]
+def test_a_release_tag_names_what_was_built_here(site: Site) -> None:
+    """Not what somebody else put under the content tag. Where the release is somebody else's, nothing moves."""
+    theirs = site.push(site.image("elsewhere"))[0]
+    here = site.image("here")
+    with pytest.raises(CheckFailed) as caught:
+        site.push(here, (WEEK, "2026.48"))
+    assert caught.value.code == "tag-exists"
+    assert site.digest(CONTENT) == site.digest(WEEK) == theirs
+
+    done, said = site.push(here, ("2026.48",))
+    assert done == site.digest("2026.48") == site.digest(CONTENT) != theirs
+    assert any(f"{CONTENT} is another image, {theirs}" in text for text in said)
+    assert site.digest(WEEK) == theirs
+    client = site.client
+    client.images.pull(site.repository, tag="2026.48")
+    assert client.images.get(f"{site.repository}:2026.48").id == here
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])

@@ -24,21 +24,26 @@ from rocstack.deploy.plan import tls
 pytestmark = pytest.mark.engine
 
 
+PULLS, PUSHES = "localhost:5000", "localhost:5001"
+
+
 @dataclass(frozen=True)
 class Registry:
     node: Node
     folder: Path
     image: str
     password: str
+    pull: str
     ca: str
 
     def flags(self) -> tuple[str, ...]:
         tls = f"--volume={self.folder / 'registry'}:/etc/rocstack/registry:ro"
         password = f"--volume={self.folder / 'password'}:/run/secrets/registry:ro"
+        password_of_nodes = f"--volume={self.folder / 'pull'}:/run/secrets/registry-pull:ro"
         volume = f"--volume={self.node.name}:/var/lib/registry"
         health = ("--health-interval=1s", "--health-start-period=1s", "--health-retries=1")
         ports = ("--publish=127.0.0.1::5000", "--env=ROCSTACK_SERVICE=registry")
-        return ("--detach", f"--name={self.node.name}", *ports, volume, tls, password, *health)
+        return ("--detach", f"--name={self.node.name}", *ports, volume, tls, password, password_of_nodes, *health)
 
     def start(self) -> None:
         engine("run", *self.flags(), self.image)
@@ -48,10 +53,12 @@ class Registry:
     def address(self) -> str:
         return engine("port", self.node.name, "5000").stdout.split()[0]
 
-    def ask(self, path: str, password: str | None = None, method: str = "GET") -> int:
+    def ask(self, path: str, password: str | None = None, method: str = "GET", user: str = "node") -> int:
+        """From outside."""
         request = urllib.request.Request(f"https://{self.address}{path}", method=method)
+        request.add_header("Accept", "application/vnd.oci.image.manifest.v1+json")
         if password is not None:
-            word = base64.b64encode(f"rocstack:{password}".encode()).decode()
+            word = base64.b64encode(f"{user}:{password}".encode()).decode()
             request.add_header("Authorization", f"Basic {word}")
         try:
             context = ssl.create_default_context(cadata=self.ca)
@@ -59,15 +66,17 @@ class Registry:
         except urllib.error.HTTPError as error:
             return error.code
 
-    def skopeo(self, *command: str) -> str:
-        """In a container beside it, which trusts its CA."""
+    def skopeo(self, *command: str, fails: bool = False) -> str:
+        """In a container beside it, which trusts its CA: what it says."""
         line = ("run", "--rm", f"--network=container:{self.node.name}", f"--volume={self.folder}:/scratch")
-        return engine(*line, self.image, "skopeo", *command).stdout
+        done = engine(*line, self.image, "skopeo", *command, check=not fails)
+        assert bool(done.returncode) == fails, done.stdout
+        return done.stderr if fails else done.stdout
 
 
 @pytest.fixture(scope="module")
 def registry(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    folder, password = tmp_path_factory.mktemp("registry"), secrets.token_urlsafe(24)
+    folder, password, pull = tmp_path_factory.mktemp("registry"), secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     ca, ca_key = tls.make_ca(datetime.now(UTC))
     key = tls.make_key()
     (folder / "registry").mkdir()
@@ -76,9 +85,15 @@ def registry(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "certs").mkdir()
     (folder / "certs/ca.crt").write_text(ca)
     (folder / "password").write_text(password + "\n")
-    word = base64.b64encode(f"rocstack:{password}".encode()).decode()
-    (folder / "auth.json").write_text(json.dumps({"auths": {"localhost:5000": {"auth": word}}}))
-    found = Registry(Node(f"{built.workspace.prefix}-registry"), folder, built.control, password, ca)
+    (folder / "pull").write_text(pull + "\n")
+    words = {
+        name: {"auth": base64.b64encode(login.encode()).decode()}
+        for name, login in ((PULLS, f"node:{pull}"), (PUSHES, f"rocstack:{password}"))
+    }
+    (folder / "auth.json").write_text(json.dumps({"auths": words}))
+    swapped = {PULLS: words[PUSHES], PUSHES: words[PULLS]}
+    (folder / "swapped.json").write_text(json.dumps({"auths": swapped}))
+    found = Registry(Node(f"{built.workspace.prefix}-registry"), folder, built.control, password, pull, ca)
     found.start()
     yield found
     found.node.remove()
@@ -101,8 +116,8 @@ def image(folder: Path) -> None:
 
 def test_only_who_knows_the_password_is_let_in(registry: Registry) -> None:
     assert registry.ask("/v2/") == 401
-    assert registry.ask("/v2/", registry.password[:-1]) == 401
-    assert registry.ask("/v2/", registry.password) == 200
+    assert registry.ask("/v2/", registry.pull[:-1]) == 401
+    assert registry.ask("/v2/", registry.pull) == 200
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         urllib.request.urlopen(f"https://{registry.address}/v2/", timeout=20)
 
@@ -115,8 +130,8 @@ def test_push_and_pull_and_what_outlives_the_container(registry: Registry) -> No
         "--format=oci",
         "--dest-compress-format=zstd",
     )
-    target = "docker://localhost:5000/hello:1"
-    registry.skopeo("copy", "--quiet", *known, "docker-archive:/scratch/image.tar", target)
+    target = f"docker://{PULLS}/hello:1"
+    registry.skopeo("copy", "--quiet", *known, "docker-archive:/scratch/image.tar", f"docker://{PUSHES}/hello:1")
     engine("kill", registry.node.name)
     registry.node.remove()
     registry.start()
@@ -127,14 +142,43 @@ def test_push_and_pull_and_what_outlives_the_container(registry: Registry) -> No
     registry.skopeo("copy", "--quiet", "--src-cert-dir=/scratch/certs", read[0], target, "oci:/scratch/pulled")
     assert (registry.folder / "pulled/index.json").exists()
     engine("run", "--rm", f"--volume={registry.folder}:/scratch", registry.image, "rm", "-rf", "/scratch/pulled")
-    assert registry.ask(f"/v2/hello/manifests/{found['Digest']}", registry.password, method="DELETE") == 202
-    assert registry.ask("/v2/hello/manifests/1", registry.password) == 404
+    nodes_cannot_write(registry, known, found["Digest"], manifest["layers"][0]["digest"])
+
+
+def nodes_cannot_write(registry: Registry, known: tuple[str, ...], digest: str, layer: str) -> None:
+    """Neither with the account of the nodes nor, from outside, with the other one."""
+    manifest, blob = f"/v2/hello/manifests/{digest}", f"/v2/hello/blobs/{layer}"
+    tag, uploads = "/v2/hello/manifests/1", "/v2/hello/blobs/uploads/"
+    asked = [("DELETE", path) for path in (manifest, blob, tag)] + [("PUT", manifest), ("PUT", tag), ("POST", uploads)]
+    asked.append(("POST", f"/v2/other/blobs/uploads/?mount={layer}&from=hello"))
+    for method, path in asked:
+        assert registry.ask(path, registry.pull, method) == 405, (method, path)
+        assert registry.ask(path, registry.password, method, user="rocstack") == 401, (method, path)
+        assert registry.ask(path, registry.password, method) == 401, (method, path)
+    archive = "docker-archive:/scratch/image.tar"
+    for target in (PULLS, PUSHES):
+        for login in ("auth", "swapped"):
+            if (target, login) != (PUSHES, "auth"):
+                line = (f"--authfile=/scratch/{login}.json", *known[1:], archive, f"docker://{target}/hello:1")
+                said = registry.skopeo("copy", "--quiet", *line, fails=True)
+                assert any(word in said for word in ("authentication required", "405", "unsupported")), (login, said)
+    ports = registry.node.run("ss", "--listening", "--no-header", "--tcp", "--numeric").stdout
+    listens = {line.split()[3] for line in ports.splitlines() if line.split()[3].endswith((":5000", ":5001"))}
+    assert sorted(address.rpartition(":")[2] for address in listens) == ["5000", "5001"]
+    assert "127.0.0.1:5001" in listens, "nobody but this host reaches what takes pushes"
+    # Nobody deletes, not even who may push.
+    line = ("--authfile=/scratch/auth.json", "--cert-dir=/scratch/certs", f"docker://{PUSHES}/hello:1")
+    assert "unsupported" in registry.skopeo("delete", *line, fails=True).lower()
+    for path in (manifest, blob, "/v2/hello/manifests/1"):
+        assert registry.ask(path, registry.pull) == 200
 
 
 def test_it_is_no_roots_and_tells_no_password(registry: Registry) -> None:
     lines = registry.node.run("ps", "-eo", "user:20,args").stdout.splitlines()
     assert any(line.split()[:2] == ["docker-registry", "docker-registry"] for line in lines), lines
-    assert registry.password not in registry.node.run("ps", "axeww").stdout + registry.node.log()
+    said = registry.node.run("ps", "axeww").stdout + registry.node.log()
+    assert registry.password not in said
+    assert registry.pull not in said
     kept = registry.node.run("stat", "--format=%U %a", "/run/rocstack/registry/server.key").stdout
     assert kept == "docker-registry 400\n"
 
@@ -146,7 +190,8 @@ def test_a_password_that_can_be_guessed_is_refused(registry: Registry, tmp_path:
         "--rm",
         "--env=ROCSTACK_SERVICE=registry",
         *mounts,
-        f"--volume={tmp_path / 'password'}:/run/secrets/registry",
+        f"--volume={registry.folder / 'password'}:/run/secrets/registry",
+        f"--volume={tmp_path / 'password'}:/run/secrets/registry-pull",
     )
     done = engine("run", *line, registry.image, check=False)
     assert done.returncode == 2

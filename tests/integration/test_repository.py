@@ -77,7 +77,7 @@ def vendor(base: str, prefix: str) -> Iterator[Vendor]:
     engine("rm", "--force", name)
 
 
-def resolved(base: str, vendor: Vendor, key_sha256: str) -> resolve.Resolved:
+def resolved(base: str, vendor: Vendor, key_sha256: str | None) -> resolve.Resolved:
     chosen = stack.load(STACK)
     repository = stack.AptRepository(
         name="vendor", uri=vendor.address, suite="one", key=f"{vendor.address}/key.asc", key_sha256=key_sha256,
@@ -114,6 +114,15 @@ def test_another_key_is_refused(
 ) -> None:
     said = build_shared(resolved(base, vendor, "0" * 64), f"{prefix}-none", tmp_path_factory)
     assert "sha256sum: WARNING: 1 computed checksum did NOT match" in said
+    said = build_shared(resolved(base, vendor, None), f"{prefix}-none", tmp_path_factory)
+    assert f"no sha256 is known for {vendor.address}/key.asc, the key of repository vendor" in said
+
+
+def test_a_lock_notes_the_key_that_it_finds(base: str, vendor: Vendor) -> None:
+    value = resolved(base, vendor, None)
+    answer = pinning.ask_apt(value, BaseImage(reference=base, digest="", how="given"), Site())
+    (key,) = pinning.parse_keys(answer, value.stack)
+    assert (key.repository, key.url, key.sha256) == ("vendor", f"{vendor.address}/key.asc", vendor.key_sha256)
 
 
 def test_a_lock_sees_it_and_hashes_archives(base: str, vendor: Vendor) -> None:

@@ -3,6 +3,7 @@ with the inbox provider of the image under them. No RDMA hardware is here, so no
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from rocstack.virtual.tree import record
 
 pytestmark = pytest.mark.engine
 PROVIDER = "libbnxt_re-rdmav34.so"
+VERBS = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
 OWN = f"/usr/lib/x86_64-linux-gnu/libibverbs/{PROVIDER}"
 PYTHON = "/usr/local/lib/rocstack/python"
 BIN = "/usr/local/bin"
@@ -96,6 +98,7 @@ def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "kernel_abi": [1, 1], "sha256": sha,
     }  # fmt: skip
     facts = {"nic.modules": "bnxt_en,bnxt_re", "nic.pci": "14e4:1760", "verbs.private-abi": "34", "glibc": "2.41"}
+    facts |= {"verbs.sha256": plain.run(f"sha256sum <{VERBS}")[1].split()[0], "nic.cards": '{"14e4:1760":"50"}'}
     manifest = {"nic": "broadcom", "role": "worker", "facts": {**facts, "nic.providers": json.dumps([provider])}}
     return plain.over("/etc/rocstack/manifest.json", json.dumps(manifest).encode())
 
@@ -164,6 +167,16 @@ def test_another_library_in_its_place(worker: Worker) -> None:
     assert code == 1
     assert "doesn't fit: " in said
     assert f"libibverbs would load {OWN}, which is not the bnxt_re that the image was built with" in said
+    assert "prolog=1\n" in after
+
+
+def test_another_libibverbs_in_its_place(worker: Worker) -> None:
+    """It loads, and may look for other providers than the one that was judged, which is still there."""
+    real = worker.run(f"readlink -f {VERBS}")[1].strip()
+    data = base64.b64decode(worker.run(f"base64 {VERBS}")[1])
+    code, said, after = worker.on("abi=1").over(real, data + b"\0").start(PROLOG)
+    assert code == 1
+    assert f"the loader takes {real}, which is not the libibverbs that the image was built with" in said
     assert "prolog=1\n" in after
 
 

@@ -148,7 +148,9 @@ def test_a_worker_drains_itself(deployed: DeployedCluster) -> None:
         assert deployed.nodes()["n2"] == f"drained: rocstack-health: device gone: {DEVICE}"
     finally:
         deployed.ssh("n2", f"echo say >{services.CLUSTER}/health")
-        deployed.ssh("n2", f"docker exec rocstack-worker mknod -m {made[0]} {DEVICE} {' '.join(made[1:])}")
+        # From the node: the worker itself may make no device.
+        root = "/proc/$(docker inspect -f '{{.State.Pid}}' rocstack-worker)/root"
+        deployed.ssh("n2", f"mknod -m {made[0]} {root}{DEVICE} {' '.join(made[1:])}")
         deployed.slurm("scontrol update nodename=n2 state=resume")
     assert deployed.ssh("n2", check) == ""
     deployed.idle()

@@ -15,7 +15,7 @@ from rootfs import prepare
 from verbs import DEVICE, NETDEV, VLAN, VLAN_ADDRESS, index_of, until, until_row
 
 ROCSTACK = Path(__file__).parents[2] / ".rocstack"
-IMAGE = os.environ.get("ROCSTACK_RDMA_IMAGE", "rocstack/worker:debian-13-tcp")
+IMAGE = os.environ.pop("ROCSTACK_RDMA_IMAGE", "rocstack/worker:debian-13-tcp")  # rocstack refuses what it doesn't know
 
 booted = pytest.StashKey[str]()
 

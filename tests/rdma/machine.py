@@ -117,7 +117,7 @@ def started(number: int, boot: Boot, folder: Path, ends: tuple[int, int]) -> Ite
     command = [
         "setpriv", "--pdeathsig=KILL",
         "qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max",
-        "-smp", "1", "-m", "1024", "-nodefaults", "-no-reboot", "-display", "none", "-serial", f"file:{console}",
+        "-smp", "2", "-m", "1024", "-nodefaults", "-no-reboot", "-display", "none", "-serial", f"file:{console}",
         "-kernel", str(boot.kernel), "-initrd", str(boot.ramdisk),
         "-append", f"console=ttyS0 net.ifnames=0 quiet mitigations=off panic=-1 machine={number}",
         "-drive", f"file={boot.disk},format=raw,if=none,id=disk,snapshot=on", "-device", "virtio-blk-pci,drive=disk",

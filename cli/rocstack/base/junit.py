@@ -38,7 +38,7 @@ def suite(name: str, cases: Iterable[TestCase], *, seconds: float, timestamp: st
     made.update_statistics()  # type: ignore[no-untyped-call]
     made.time = round(seconds, 3)
     if timestamp:
-        made.timestamp = timestamp
+        made.timestamp = _clean(timestamp)
     return made
 
 

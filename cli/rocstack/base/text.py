@@ -1,6 +1,11 @@
-"""Lists and numbers in sentences."""
+"""Lists and numbers in sentences; and what others said, so that nothing happens when it is read or shown."""
 
+import json
+import re
 from collections.abc import Iterable
+from typing import Any
+
+_BREAKS = re.compile(r"([\n\t])").split
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
@@ -9,6 +14,28 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     if len(known) <= most:
         return ", ".join(known)
     return f"{', '.join(known[: most - 1])} and {len(known) - most + 1} more"
+
+
+def visible(text: str) -> str:
+    """With its control and formatting characters as escapes, so that a terminal shows them and doesn't obey them."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def visible_lines(text: str) -> str:
+    """`visible`, but its lines and tabs stay."""
+    return text if text.isprintable() else "".join(part if part in "\n\t" else visible(part) for part in _BREAKS(text))
+
+
+def from_json(text: str | bytes) -> Any:
+    """What a node, a registry or a file says in JSON.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than any answer.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def last_line(output: str | bytes) -> str:

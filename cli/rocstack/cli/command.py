@@ -38,7 +38,9 @@ def command(example: str, app: typer.Typer = commands, **context: Any) -> Callab
     """
 
     def register(function: Function) -> Function:
-        app.command(function.__name__, epilog=f"Example: {example}", context_settings=context)(_flattened(function))
+        app.command(function.__name__.replace("_", "-"), epilog=f"Example: {example}", context_settings=context)(
+            _flattened(function)
+        )
         return function
 
     return register

@@ -34,6 +34,7 @@ COMMANDS = {
     "down": ("deploy", "Stop and remove the cluster's containers."),
     "backup": ("operate", "Save Slurm's queue and accounting to one file."),
     "restore": ("operate", "Replace Slurm's queue and accounting with a backup."),
+    "rotate-keys": ("operate", "Replace keys and passwords while jobs run."),
     "demo": ("run", "Run the built image: print versions and train a tiny model."),
     "config": ("config", "Show each setting, its value and where it came from."),
     "local": ("local", "Run a cluster of virtual nodes on this machine."),

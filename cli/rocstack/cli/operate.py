@@ -1,4 +1,4 @@
-"""`rocstack status`, `logs`, `backup` and `restore`: a deployed cluster, looked at and kept."""
+"""`rocstack status`, `logs`, `backup`, `restore` and `rotate-keys`: a deployed cluster, looked at and kept."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from rocstack.base.text import count
+from rocstack.base.text import count, listed, visible_lines
 from rocstack.cli.command import Answer, Cluster, Force, Json, Service, Yes, command, confirmed
 from rocstack.cli.ui import Interrupted, escape, out, print_json, show_finding, table
 from rocstack.steps.options import Flag, StatusOptions, inventory_path, settings
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rocstack.deploy.state.status import NodeStatus, Status
     from rocstack.deploy.work.backup import BackupInfo
 
+PIECE = 1 << 16  # bytes of a line that is longer
 WIDE = 120  # columns of a terminal, from which on all is shown
 # Nobody there hears that we are gone, but its input ends: then `docker logs` has to.
 _FOLLOW = 'exec 3<&0; "$@" & p=$!; exec 2>/dev/null; (cat <&3; kill $p) >/dev/null 2>&1 & wait $p'
@@ -36,6 +38,7 @@ def status(
     choice: StatusOptions,
     watch: Annotated[bool, Flag("Repeat until Ctrl-C.")] = False,
     every: Annotated[float, Flag("Seconds between two readings of --watch.", least=1)] = 5.0,
+    history: Annotated[bool, Flag("Show who deployed what and when, and stop.")] = False,
     json: Json = False,
 ) -> None:
     """Show the release, and each node's image, Slurm state, GPUs, jobs and health. Changes nothing.
@@ -43,6 +46,9 @@ def status(
     Exit code 1: something is not in order; it is named, with the next step.
     """
     from rocstack.steps.deploy import status as step
+
+    if history:
+        return _show_history(choice, json=json)
 
     def show(cluster: Status) -> None:
         print_json(cluster.to_dict()) if json else _show(cluster)
@@ -52,6 +58,22 @@ def status(
     cluster = step(choice)
     show(cluster)
     raise typer.Exit(0 if cluster.ok else 1)
+
+
+def _show_history(choice: StatusOptions, *, json: bool, most: int = 20) -> None:
+    from rocstack.steps.deploy import history as step
+
+    found = step(choice)
+    if json:
+        return print_json(found.to_dict())
+    rows = []
+    for each in found.deploys[-most:]:
+        outcome = f"{each.outcome}: {each.why}" if each.why else each.outcome
+        cells = (each.began, each.who, each.command, _short(each.image), listed(each.nodes), outcome, str(each.fence))
+        rows.append([cell or "-" for cell in cells])
+    table(("BEGAN", "WHO", "COMMAND", "IMAGE", "NODES", "OUTCOME", "LOCK"), rows, right=(6,))
+    if found.unread:
+        out.say(f"{count(found.unread, 'line')} of the history can't be read")
 
 
 def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: float, live: bool) -> None:
@@ -141,12 +163,39 @@ def logs(
     try:
         if not follow:
             line = target.ssh_host.argv(words, options=["-T", "-q"])
-            raise typer.Exit(subprocess.call(line, stdin=subprocess.DEVNULL))
+            raise typer.Exit(_relay(line, subprocess.DEVNULL))
         line = target.ssh_host.argv(["sh", "-c", _FOLLOW, "sh", *words], options=["-T", "-q"])
-        with subprocess.Popen(line, stdin=subprocess.PIPE) as process:
-            raise typer.Exit(process.wait())
+        raise typer.Exit(_relay(line, subprocess.PIPE))
     except Interrupted:
         raise typer.Exit(130) from None
+
+
+def _relay(line: list[str], stdin: int) -> int:
+    """Runs a command and shows both its outputs as they come, without what could steer the terminal; its exit status.
+    Its input, if it has one, ends with us."""
+    with subprocess.Popen(line, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        pipes = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        copies = [threading.Thread(target=_copy, args=(*each, process), daemon=True) for each in pipes]
+        try:
+            for each in copies:
+                each.start()
+            for each in copies:
+                each.join()
+        finally:
+            if process.stdin:
+                process.stdin.close()
+            if any(each.is_alive() for each in copies):
+                process.terminate()
+        return process.wait()
+
+
+def _copy(pipe: IO[bytes], to: TextIO, process: subprocess.Popen[bytes]) -> None:
+    try:
+        while piece := pipe.readline(PIECE):
+            to.write(visible_lines(piece.decode(errors="replace")))
+            to.flush()
+    except OSError:  # nobody reads it any more
+        process.terminate()
 
 
 def enter(node: str, words: Sequence[str], inventory: Path | None, service: str | None) -> int:
@@ -192,14 +241,41 @@ def restore(inventory: Nodes, file: File, force: Force = False, yes: Yes = False
     nodes = inventories.load(inventory_path(settings(), inventory))
     confirmed(f"Slurm's queue and accounting become those of the backup, {_of(info)}: what came since is lost.", yes)
     ssh_host = service_target.target(nodes.path, nodes.control.name, "controller").ssh_host
-    with locks.cluster_lock(ssh_host, journal.lock()):
-        controller.end_jobs(ssh_host, force)
-        cancelled = backups.restore(ssh_host, file)
+    entry = {"command": "restore", "nodes": [nodes.control.name]}
+    with locks.cluster_lock(ssh_host, journal.lock(resume="rocstack restore"), entry=entry) as held:
+        controller.end_jobs(ssh_host, force, held)
+        cancelled = backups.restore(ssh_host, file, held)
     yield {"file": str(file), **asdict(info), "cancelled": cancelled}
     if cancelled:
         out.print(f"cancelled, because they ran then and don't run now: {', '.join(map(str, cancelled))}")
     out.say(f"restored: {_of(info)}, {time.monotonic() - began:.1f} s")
     out.say(f"next: rocstack status {inventory}")
+
+
+@command("rocstack rotate-keys inventory.yml")
+def rotate_keys(inventory: Annotated[Path | None, Flag("The cluster's inventory.", argument=True)] = None) -> Answer:
+    """Replace the MUNGE key, the JWT key and the passwords of database and registry. Jobs keep running; the controller
+    restarts. Run it again if it was interrupted or a node failed.
+    """
+    from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
+    from rocstack.deploy.read import inventory as inventories
+    from rocstack.deploy.work import rotation
+    from rocstack.steps.deploy import fresh_log
+
+    began, chosen = time.monotonic(), settings()
+    nodes = inventories.load(inventory_path(chosen, inventory))
+    node_runs = NodeRuns(nodes.path, fresh_log(chosen), DeployEvents(), chosen.cluster.ship.forks)
+    done = rotation.rotate(nodes, node_runs)
+    yield done
+    for name, why in done.failed.items():
+        out.print(escape(f"{name} has not got the new keys: {why}"))
+    if done.failed:
+        out.say("next: repair these nodes, or remove them from the inventory; then run rocstack rotate-keys again")
+    else:
+        out.say(
+            f"{count(len(done.nodes), 'node')} with new keys, {time.monotonic() - began:.1f} s; old tokens are invalid"
+        )
+        out.print("keep a copy of rocstack-secrets.yml: it has changed")
 
 
 def _of(info: BackupInfo) -> str:

@@ -100,7 +100,7 @@ def _draw(node: NodeProfile) -> None:
     from rocstack.probe.diagram import draw
 
     drawing = draw(node, min(out.width, 120), _unicode())
-    out.print(escape(drawing.rstrip() or f"{node.name}: no GPU and no NIC"), soft_wrap=True)
+    out.say(drawing.rstrip() or f"{node.name}: no GPU and no NIC")
 
 
 def _named(result: ProbeResult, name: str) -> NodeProfile:

@@ -1,7 +1,6 @@
 """What the person sees: tables, lines, progress. Colour and live display on a terminal, plain lines without one."""
 
 import json
-import re
 import sys
 import textwrap
 import threading
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from rocstack.base.errors import RocstackError
 from rocstack.base.findings import Finding
+from rocstack.base.text import visible, visible_lines
 
 
 class Terminal:
@@ -30,12 +30,11 @@ class Terminal:
         return getattr(self.console, name)
 
     def say(self, text: str) -> None:
-        """A plain line; what others wrote is never markup."""
-        self.print(clean(text), markup=False)
+        """Plain lines; what others wrote is never markup."""
+        self.print(visible_lines(text), markup=False)
 
 
 COLOUR = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and newline
 
 SCHEMA = 1
 MOST = 16  # rows on a terminal; of more things only those at work are shown
@@ -61,14 +60,10 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def escape(text: str) -> str:
+    """One line that others wrote, to stand in markup."""
     from rich.markup import escape as rich_escape
 
-    return rich_escape(clean(text))
-
-
-def clean(text: str) -> str:
-    """Without the control characters by which what a node says could rule the terminal."""
-    return _CONTROLS.sub("", text)
+    return rich_escape(visible(text))
 
 
 def table(
@@ -80,7 +75,7 @@ def table(
     on: Terminal = out,
 ) -> None:
     """A table that wraps on a narrow terminal, and aligned columns where there is no terminal."""
-    heads, cells = list(columns), [list(map(str, row)) for row in rows]
+    heads, cells = list(columns), [[visible(str(cell)) for cell in row] for row in rows]
     numbers = set(right)
     if not on.is_terminal:
         if title:

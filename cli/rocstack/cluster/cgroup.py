@@ -4,10 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rocstack.base.errors import BadInput
+from rocstack.base.paths import images
 from rocstack.cluster.slurm_node import SlurmNodeConfig
 from rocstack.node import hostlist
 
 MOUNT = "/sys/fs/cgroup"
+CONTROLLERS = ("cpuacct", "cpuset", "devices", "freezer", "memory")  # of version 1, that Slurm uses
+BRANCH = "rocstack.slice"  # of version 2; systemd asks for the ending
+SECCOMP = "/etc/rocstack/seccomp.json"  # on the node; its engine's client reads it
 
 
 @dataclass(frozen=True)
@@ -76,16 +80,38 @@ def _lack(each: SlurmNodeConfig) -> str:
     return "" if each.cgroup_writable else "lets no container write its cgroups"
 
 
-def cgroup_flags(version: int | None, allowed: bool) -> tuple[str, ...]:
-    """Flags with which a worker's container may hold jobs; never --privileged.
+def cgroup_flags(
+    name: str, version: int | None, allowed: bool, *, engine: str = "docker", driver: str = "systemd"
+) -> tuple[str, ...]:
+    """Flags with which the container of worker `name` may hold jobs; never --privileged.
 
-    CAP_SYS_NICE: slurmstepd binds tasks to CPUs when they are the user's already ("task_g_set_affinity: Operation not
-    permitted" without it). Where cgroups are allowed, slurmd makes its folders in the host's tree, beside the
-    container's own, whose list of devices would hold for jobs too; v1's devices.deny and v2's device programs ask for
-    CAP_SYS_ADMIN. Version 1 was seen at work with these flags: a GPU that a job didn't ask for can't be opened, memory
-    over its limit ends it. Version 2 takes the same by Slurm's cgroup_v2 page; it was not seen.
+    slurmd writes to folders of its own, beside the container's, whose list of devices would hold for jobs too, and sees
+    the rest of the host's tree read-only, with /sys. Seen at work with both versions: a GPU that a job didn't ask for
+    can't be opened, memory over its limit ends it.
+    Version 1: a folder of each controller that Slurm uses. devices.deny asks for CAP_SYS_ADMIN, and the profile takes
+    from it the system calls that come with it, mount before all.
+    Version 2: a branch of the tree. The engine puts the container there, so the controllers are enabled down to it, and
+    Slurm makes its scope beside it. The kernel (5.8) asks for CAP_BPF and CAP_NET_ADMIN of who loads a program that
+    says which devices a job may open.
+
+    Args:
+        engine: podman makes no folder that it is to mount, so there slurmd gets the whole tree of version 2.
+        driver: who makes the engine's cgroups, "systemd" or "cgroupfs", which want the branch named differently.
     """
-    nice = ("--cap-add=SYS_NICE",)
     if not allowed or version not in (1, 2):
-        return nice
-    return (*nice, "--cgroupns=host", f"--volume={MOUNT}:{MOUNT}", "--cap-add=SYS_ADMIN")
+        return ()
+    common = ("--cgroupns=host", f"--security-opt=seccomp={SECCOMP}")
+    if version == 2:
+        branch = f"--volume={MOUNT}/{BRANCH}:{MOUNT}/{BRANCH}"
+        parent = f"--cgroup-parent={'/' if driver == 'cgroupfs' else ''}{BRANCH}"
+        tree = (f"--volume={MOUNT}:{MOUNT}",) if engine == "podman" else (parent, branch)
+        return (*common, "--cap-add=BPF", "--cap-add=NET_ADMIN", *tree)
+    # By Slurm's name for it; the engine makes a folder that isn't there.
+    paths = [f"{MOUNT}/{controller}/slurm_{name}" for controller in CONTROLLERS]
+    paths.append(f"{MOUNT}/memory/memory.use_hierarchy")  # set by slurmd, and by the kernel since 5.11
+    return (*common, "--cap-add=SYS_ADMIN", *(f"--volume={path}:{path}" for path in paths))
+
+
+def seccomp_profile() -> bytes:
+    """What SECCOMP holds."""
+    return (images() / "seccomp.json").read_bytes()

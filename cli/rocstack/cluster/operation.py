@@ -44,7 +44,7 @@ class Ship(Value):
     method: Literal["auto", "registry", "archive", "rack"] = "auto"  # auto: rack where the inventory names any
     registry: ImageRef | Literal[""] = ""  # the site's own, with folder; default: one on the control node
     registry_login: bool = False  # nodes pull with this machine's docker login; default: with the node's own, if any
-    port: Port = 5000  # of the control node's registry
+    port: Annotated[int, Field(ge=1, le=65534)] = 5000  # of the control node's registry; the next one is for pushes
     forks: Annotated[int, Field(ge=1, le=1024)] = 32  # nodes at once
     attempts: Annotated[int, Field(ge=1, le=20)] = 4
 
@@ -61,6 +61,12 @@ class Ship(Value):
         if isinstance(data, dict) and "link_gbps" in data:
             raise ValueError("link_gbps was removed; delete it, and set `method` to choose the way yourself")
         return data
+
+
+class Rest(Value):
+    """slurmrestd, Slurm's REST interface."""
+
+    port: Port | None = None  # on which the control node answers by https; default: on loopback only
 
 
 class RolloutSettings(Value):

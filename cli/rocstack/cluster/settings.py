@@ -22,7 +22,7 @@ from rocstack.base.words import (
     User,
     Value,
 )
-from rocstack.cluster.operation import Count, Health, RolloutSettings, Ship, Some, Timeouts
+from rocstack.cluster.operation import Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
 from rocstack.node import hostlist
 
 ROOT = "root"  # the account above all others; Slurm makes it
@@ -158,6 +158,7 @@ class ClusterSettings(Value):
     gres: Literal["auto", "off"] = "auto"  # auto: GPUs as they were probed
     mounts: tuple[MountText, ...] = ()  # shared folders of the nodes, in every container
     env: dict[EnvName, EnvValue] = {}  # of the workers
+    rest: Rest = Rest()
     ship: Ship = Ship()
     rollout: RolloutSettings = RolloutSettings()
     keep_images: Some = 2  # of each role, on a node
@@ -198,6 +199,8 @@ class ClusterSettings(Value):
         qos, accounts = {*self.qos, NORMAL}, {*self.accounts, ROOT}
         if sum(each.default for each in self.partitions.values()) > 1:
             yield "partitions", "only one can be the default"
+        if self.rest.port in (*range(6817, 6821), self.ship.port, self.ship.port + 1):
+            yield "rest", f"port {self.rest.port} is Slurm's own, or the registry's"
         for name, part in self.partitions.items():
             yield from _unknown("partitions", name, "QoS", [part.qos], qos)
             yield from _unknown("partitions", name, "account", part.accounts, accounts)

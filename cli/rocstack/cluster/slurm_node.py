@@ -9,9 +9,14 @@ from rocstack.node import hostlist
 from rocstack.node.profile import Gpu, NodeProfile
 
 MIB = 1 << 20
-_PRODUCT = re.compile(r"\bMI\d{2,3}[A-Z]?\b", re.IGNORECASE)
+_PRODUCT = re.compile(r"\bMI\d{2,3}[A-Z]?\b", re.IGNORECASE | re.ASCII)
 # A virtual node says the machine's own CPUs; with fewer than these, jobs that fill its GPUs would never start.
 VIRTUAL_CPUS_PER_GPU = 4
+# What Slurm can hold, and the kernel: a line that slurmctld can't read would end it.
+MOST_CPUS = 0xFFF0  # uint16, whose last values have a meaning of their own
+MOST_MEMORY = 1 << 50  # bytes
+MOST_GPUS = 1024  # MAX_GRES_BITMAP
+MOST_MINOR = (1 << 20) - 1  # MINORBITS, linux/kdev_t.h
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,22 @@ def slurm_node(
 ) -> SlurmNodeConfig:
     """
     Raises:
-        BadInput: the profile doesn't say how large the node is.
+        BadInput: the profile doesn't say how large the node is, or says what can't be.
     """
     system = profile.system
     if not system.cpus or not system.memory:
         raise BadInput.of("no-node-size", node=name)
     gres = gpu_gres(profile.gpus) if offer_gpus else ()
     count = sum(each.count for each in gres)
+    minor = max((gpu.render_minor or 0 for gpu in profile.gpus), default=0)
+    for what, said, most in (
+        ("CPUs", system.cpus, MOST_CPUS),
+        ("bytes of memory", system.memory, MOST_MEMORY),
+        ("GPUs", count, MOST_GPUS),
+        ("as the number of a render node", minor, MOST_MINOR),
+    ):
+        if said > most:
+            raise BadInput.of("bad-node-size", node=name, what=what, said=said, most=most)
     words = {gpu.gfx for gpu in profile.gpus} | {nic.nic for nic in profile.nics} | {each.type for each in gres}
     if topology and topology[0] * topology[1] * topology[2] != system.cpus:
         topology = None  # CPUs are switched off: the number alone is right

@@ -13,7 +13,7 @@ from pydantic import StringConstraints
 
 from rocstack.base.errors import BadInput, Missing
 from rocstack.base.words import Value
-from rocstack.container import ulimit
+from rocstack.container import privileges, ulimit
 from rocstack.container.environment import NOTHING, Environment
 from rocstack.container.mount import Mount
 from rocstack.container.ulimit import Ulimits
@@ -112,12 +112,14 @@ def run_line(
         *(["--interactive", "--tty"] if terminal else ["--interactive"] if stdin else []),
         *([f"--name={name}"] if name else []),
         *(["--no-healthcheck"] if command else []),  # it asks for the role's daemons
+        *privileges.LEAST,
+        *privileges.WORKER,
         "--network=host",
         "--ipc=host" if profile.shm == "host" else f"--shm-size={profile.shm}",
         *_device_flags(host, gpu, gpus),
         *(f"--group-add={gid}" for gid in dict.fromkeys(device.gid for device in [*gpu, *rdma]) if gid),
         *(["--cap-add=IPC_LOCK"] if rdma else []),
-        *(["--cap-add=SYS_PTRACE", "--security-opt=seccomp=unconfined"] if gpu else []),
+        *(["--cap-add=SYS_PTRACE"] if gpu else []),  # ranks read each other's memory
         *(f"--ulimit={key}={value}" for key, value in limits.items()),
         # A uid that the image doesn't know has no home, and ROCm's libraries keep compiled kernels there.
         *([f"--user={user[0]}:{user[1]}", "--env=HOME=/tmp"] if user else []),

@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from rocstack.base.finding_texts import registering
 from rocstack.base.text import listed
@@ -243,7 +244,9 @@ def arp_flux(node: NodeProfile) -> Iterator[Values]:
     data = {name for device, _ in active(node) for name in device.netdevs}
     subnets: dict[str, list[str]] = defaultdict(list)
     for item in node.addresses:
-        if item.netdev in data:
+        if item.netdev not in data:
+            continue
+        with suppress(ValueError):  # in a file of profiles it may be any text
             subnets[str(ipaddress.ip_interface(item.address).network)].append(item.netdev)
     value = node.sysctl.get("net.ipv4.conf.all.arp_ignore")
     for subnet, names in subnets.items():

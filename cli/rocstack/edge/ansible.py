@@ -9,12 +9,11 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -22,10 +21,13 @@ from typing import IO, Any, Literal
 from rocstack import node
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed, Missing, Where
+from rocstack.edge import files, reaper
 
 State = Literal["started", "ok", "failed", "unreachable"]
 OnEvent = Callable[[str, State], None]
 OnTask = Callable[[str, str, State, Mapping[str, Any]], None]  # host, task, how it stands, what its module said
+Watch = Callable[[], None]
+WATCH_S = 0.3  # seconds between two calls of it
 FORKS = 64
 _ENDS: dict[str, State] = {"runner_on_ok": "ok", "runner_on_failed": "failed", "runner_on_unreachable": "unreachable"}
 _FORCED = {
@@ -103,18 +105,20 @@ def run(
     *,
     forks: int = FORKS,
     variables: Mapping[str, Any] | None = None,
-    node_specs: Path | None = None,
+    node_specs: Mapping[str, object] | None = None,
     limit: Iterable[str] | None = None,
     log: Path | None = None,
     on_event: OnEvent = lambda host, state: None,
     on_task: OnTask = lambda host, task, state, result: None,
+    watch: Watch = lambda: None,
 ) -> tuple[HostRun, ...]:
     """Runs `playbooks/<playbook>` on every host that it names; one HostRun each, in the order of their first answer.
 
     `variables` become `rocstack_input`, `packed`; they appear in the process list, so nothing secret belongs there.
-    `node_specs` is a file of variables, each `packed`, too. `limit` leaves out all other hosts. What Ansible prints is
-    added to `log`. `on_event` (a host's first start, and each end) and `on_task` (each task's) are called in another
-    thread.
+    `node_specs`, by host, may hold keys: each is `packed`, too, and Ansible reads them out of this process's memory.
+    `limit` leaves out all other hosts. What Ansible prints is added to `log`. `on_event` (a host's first start, and
+    each end) and `on_task` (each task's) are called in another thread. `watch` is called before the run and several
+    times a second during it; what it raises ends the run, and all processes of it. So does a kill of this process.
 
     Raises:
         BadInput: the inventory isn't there, can't be read or names no host.
@@ -124,23 +128,29 @@ def run(
     if not inventory.exists():
         raise BadInput.of("no-inventory", inventory=inventory)
     _, env = program("ansible-playbook")
+    watch()
     with ExitStack() as open_files:
         private = open_files.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))
+        open_files.enter_context(reaper.reaped(private))
         events = _Events(on_event, on_task, open_files.enter_context(log.open("a")) if log else None)
         # Our modules find the package `node` there, under a name that Ansible doesn't have.
         env["ANSIBLE_MODULE_UTILS"] = f"{private}/module_utils"
         Path(private, "module_utils").mkdir()
         Path(private, "module_utils/rocstack_node").symlink_to(Path(node.__file__).parent)
+        secret = ""
+        if node_specs is not None:
+            text = json.dumps({"node_specs": {name: packed(row) for name, row in node_specs.items()}})
+            secret = open_files.enter_context(files.in_memory(text))
         settings = {
             "playbook": str(paths.playbooks() / playbook),
             "inventory": str(inventory.absolute()),
             "forks": forks,
-            "extravars": {"rocstack_input": packed(variables or {}), "rocstack_node_specs": str(node_specs or "")},
+            "extravars": {"rocstack_input": packed(variables or {}), "rocstack_node_specs": secret},
         }
         if limit is not None:  # in a file: a thousand names would not fit on a command line
             Path(private, "limit").write_text("\n".join(limit) + "\n")
             settings["limit"] = f"@{private}/limit"
-        code = _ansible(private, settings, env, events)
+        code = _ansible(private, settings, env, events, watch)
     if events.hosts:
         return tuple(events.hosts.values())
     if events.no_hosts or not code:
@@ -151,7 +161,8 @@ def run(
 def packed(value: object) -> str:
     """A value for a playbook, which unpacks it by `b64decode | from_json`. Ansible takes the text of a variable for a
     template and runs what it says, and much of our text is what nodes said."""
-    return base64.b64encode(json.dumps(value).encode()).decode()
+    # Half characters, which JSON can name, become "?": Ansible refuses them.
+    return base64.b64encode(json.dumps(value, ensure_ascii=False).encode(errors="replace")).decode()
 
 
 def program(name: str) -> tuple[str, dict[str, str]]:
@@ -173,7 +184,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     return {**_DEFAULTS, **env, **_FORCED, "PATH": path}
 
 
-def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], events: _Events) -> int:
+def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], events: _Events, watch: Watch) -> int:
     from ansible_runner.interface import init_runner  # type: ignore[import-untyped]
 
     runner = init_runner(
@@ -190,13 +201,14 @@ def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], eve
     if "ANSIBLE_HOST_KEY_CHECKING" not in os.environ:  # ansible-runner turns it off; that is not ours to decide
         runner.config.env.pop("ANSIBLE_HOST_KEY_CHECKING", None)
     runner.config.pexpect_timeout, runner.config.suppress_output_file = 0.1, True
-    _interruptible(runner.run, private)
+    _interruptible(runner.run, private, watch)
     return int(runner.rc or 0)
 
 
-def _interruptible(action: Callable[[], object], mark: str) -> None:
-    """Runs `action` in a thread. An interrupt ends the processes that carry `mark` in their environment:
-    Ansible's workers and their ssh have process groups of their own, and no signal to Ansible reaches all of them."""
+def _interruptible(action: Callable[[], object], mark: str, watch: Watch) -> None:
+    """Runs `action` in a thread. An interrupt, or what `watch` raises, ends the processes that carry `mark` in their
+    environment: Ansible's workers and their ssh have process groups of their own, and no signal to Ansible reaches all
+    of them."""
     done = threading.Event()  # not Thread.join, which believes that the thread has ended when it is interrupted
     failures: list[BaseException] = []
 
@@ -210,25 +222,14 @@ def _interruptible(action: Callable[[], object], mark: str) -> None:
 
     threading.Thread(target=body, daemon=True).start()
     try:
-        done.wait()
+        while not done.wait(WATCH_S):
+            watch()
     except BaseException:
-        while _kill(mark) or not done.wait(0.02):
+        while reaper.end_marked(mark) or not done.wait(0.02):
             pass
         raise
     for error in failures:
         raise error
-
-
-def _kill(mark: str) -> int:
-    """Ends all processes of this user that have `mark` in their environment, but this one; gives their number."""
-    count = 0
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(file.parent.name)
-        with suppress(OSError):
-            if pid != os.getpid() and mark.encode() in file.read_bytes():
-                os.kill(pid, signal.SIGKILL)
-                count += 1
-    return count
 
 
 def reason(result: Mapping[str, Any]) -> str:

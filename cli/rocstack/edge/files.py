@@ -1,6 +1,7 @@
 """Files that appear as a whole or not at all, also after a power cut. (Nodes have their own: `node.files`.)"""
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,23 @@ def create_private(path: Path, text: str) -> None:
         path.unlink()
         raise
     _sync_folder(path)
+
+
+@contextmanager
+def in_memory(text: str) -> Iterator[str]:
+    """The path of a file that only this user can read, and that is in memory alone: it goes with this process, also
+    where that is killed. Elsewhere than on Linux it is a temporary file, which a kill leaves there."""
+    if sys.platform != "linux":
+        with tempfile.NamedTemporaryFile("w", prefix="rocstack-") as file:
+            file.write(text)
+            file.flush()
+            yield file.name
+        return
+    with open(os.memfd_create("rocstack"), "w") as memory:
+        os.fchmod(memory.fileno(), PRIVATE)
+        memory.write(text)
+        memory.flush()
+        yield f"/proc/{os.getpid()}/fd/{memory.fileno()}"
 
 
 def _umask() -> int:

@@ -1,18 +1,20 @@
 """Locks: of a folder on this machine, and of a cluster, on one of its nodes.
 
 A process on the node holds the cluster's lock as long as it hears from us. A laptop that is lost, asleep or cut off is
-silent, and loses the lock after half a minute; we know of it earlier than anybody else can have it.
+silent, and loses the lock after half a minute; we know of it earlier than anybody else can have it. Each who takes the
+lock has a larger number, a fence: nodes refuse what comes with an older one, such as from a laptop that wakes.
 """
 
 import fcntl
 import getpass
 import json
 import os
+import posixpath
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,11 +22,16 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from rocstack.base.errors import CheckFailed
+from rocstack.base.text import from_json
+from rocstack.base.words import Value
 from rocstack.edge import ssh
 from rocstack.edge.ssh import Program, SshHost
 from rocstack.node import cluster_lock as holder_program
+from rocstack.node import node_lock
 
 SILENCE = 30  # seconds without a word from us after which the node gives the lock away
+LONGEST = 64 << 20  # bytes of an answer; in it is the journal
+WHY = 300  # characters of a reason in the history
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while a laptop sleeps
 _START = "import sys; exec(compile(sys.stdin.buffer.read({size}), 'hold', 'exec'))"
 
@@ -44,25 +51,45 @@ def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LockSpec:
-    """One of a cluster's locks. `file`, if any, is a file beside it on the node, which only the holder writes."""
+    """One of a cluster's locks. Beside it on the node are, if any: `file`, which only the holder writes; `fence`, which
+    numbers the holders; and `history`, a line of JSON for the beginning and the end of each one's work."""
 
     path: str
     work: Literal["deploy", "verify"]
     resume: str  # the command that goes on when the lock is lost, or the file can't be written
     file: str = ""
+    fence: str = ""
+    history: str = ""
+
+
+class _Answer(Value):
+    """What the node says. `text` is what its file holds; `held_by` and `waits_for` what the lock's file does. `before`
+    is the number of the holder before us."""
+
+    text: str = ""
+    fence: int = 0
+    before: int = 0
+    held_by: str | None = None
+    waits_for: str | None = None
+    error: str = ""
 
 
 @dataclass
 class ClusterLock:
-    """A lock that we have. `text` is what its file held when it was taken.
+    """A lock that we have. `text` is what its file held when it was taken, `before` the number of who had it before,
+    `fence` {"number", "who"} for the nodes; `end` is what the history says of our work when it has ended, beyond its
+    outcome.
 
     `lost` alone decides whether it is still ours: what must end with the lock asks there.
     """
 
     spec: LockSpec
     text: str
+    before: int
+    fence: Mapping[str, Any]
     _program: Program
     _silence: int
+    end: dict[str, Any] = field(default_factory=dict)
     _words: threading.Condition = field(default_factory=threading.Condition)
     _heard: float = field(default_factory=lambda: time.clock_gettime(_CLOCK))
     _new_text: str | None = None  # to be written
@@ -107,6 +134,15 @@ class ClusterLock:
         if why := self.lost:
             raise CheckFailed.of("lock-lost", why=why, work=self.spec.work, resume=self.spec.resume)
 
+    def guarded(self, python: str, command: Sequence[str], alone_within: float | None = None) -> list[str]:
+        """A command line that runs `command` on a node unless another run has taken the lock since; with `alone_within`
+        it has the node to itself, and waits so many seconds for it. `python` is the node's."""
+        folder = posixpath.dirname(self.spec.fence)
+        order: dict[str, Any] = {"fence": self.fence, "path": self.spec.fence}
+        if alone_within is not None:
+            order |= {"lock": f"{folder}/{node_lock.LOCK}", "within": alone_within}
+        return [python, "-c", _source().decode(), "guard", json.dumps(order), *command]
+
     def _converse(self, stop: threading.Event) -> None:
         """One request at a time, each answered: the text to write, else a sign of life."""
         try:
@@ -115,15 +151,17 @@ class ClusterLock:
                     if self._new_text is None and not stop.is_set():
                         self._words.wait(self._silence / 10)
                     text, asked, self._new_text = self._new_text, self._asked, None
-                if text is None and stop.is_set():
-                    return
+                over = text is None and stop.is_set()
                 sent = time.clock_gettime(_CLOCK)
-                _send(self._program, json.dumps({} if text is None else {"text": text}).encode() + b"\n")
+                request = {"text": text} if text is not None else {"end": self.end} if over else {}
+                _send(self._program, json.dumps(request).encode() + b"\n")
                 reply = _answer(self._program)
+                if over:
+                    return
                 with self._words:
                     self._heard = sent
                     if text is not None:
-                        self._written, self._refused = asked, str(reply.get("error", ""))
+                        self._written, self._refused = asked, reply.error
                     self._words.notify_all()
         except (OSError, ValueError, EOFError):
             pass  # `lost` says why
@@ -141,23 +179,36 @@ def cluster_lock(
     wait: float = 0,
     on_wait: Callable[[], None] = lambda: None,
     silence: int = SILENCE,
+    least: int = 0,
+    entry: Mapping[str, Any] | None = None,
 ) -> Iterator[ClusterLock]:
     """The lock, for the length of the block. `on_wait` is called once when another has it; then we wait up to `wait`
-    seconds.
+    seconds. Its number is larger than `least`, the largest that a node knows. `entry` says in the history what it is
+    taken for; without one the history has no line of it.
 
     Raises:
         CheckFailed: another has it (the error says who), or ssh doesn't get through.
     """
     who = {"who": operator(), "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "pid": os.getpid()}
-    request = {"lock": spec.path, "file": spec.file, "silence": silence, "wait": wait, "who": who}
+    request = {
+        "lock": spec.path, "file": spec.file, "fence": spec.fence, "least": least, "history": spec.history,
+        "entry": dict(entry or {}), "silence": silence, "wait": wait, "who": who,
+    }  # fmt: skip
     with tempfile.TemporaryFile() as log:
-        program, text = _begin(ssh_host, spec, request, on_wait, log)
-        lock = ClusterLock(spec, text, program, silence)
+        program, answer = _begin(ssh_host, spec, request, on_wait, log)
+        fence = {"number": answer.fence, "who": who["who"]} if spec.fence else {}
+        lock = ClusterLock(spec, answer.text, answer.before, fence, program, silence)
         stop = threading.Event()
         talk = threading.Thread(target=lock._converse, args=(stop,), daemon=True)
         talk.start()
         try:
             yield lock
+            lock.end = {"outcome": "done", **lock.end}
+        except BaseException as error:
+            failed = isinstance(error, Exception)  # else somebody stopped it
+            why = getattr(error, "what", str(error)) if failed else "stopped by its operator"
+            lock.end |= {"outcome": "failed" if failed else "interrupted", "why": why[:WHY]}
+            raise
         finally:
             stop.set()
             with lock._words:
@@ -179,7 +230,7 @@ def operator() -> str:
 def holder(text: str) -> str:
     """Whose lock it is, by what is in its file."""
     try:
-        other = json.loads(text)
+        other = from_json(text)
         return f"{other['who']} (process {other['pid']}) since {other['since']}"
     except (ValueError, KeyError, TypeError):
         return "somebody who began this moment"
@@ -187,8 +238,8 @@ def holder(text: str) -> str:
 
 def _begin(
     ssh_host: SshHost, spec: LockSpec, request: dict[str, Any], on_wait: Callable[[], None], log: IO[bytes]
-) -> tuple[Program, str]:
-    source = Path(holder_program.__file__).read_bytes()
+) -> tuple[Program, _Answer]:
+    source = _source()
     python = [ssh_host.python, "-u", "-c", _START.format(size=len(source))]
     program = Program(ssh_host.argv(python, options=["-a", "-x", "-T"]), log)
     try:
@@ -196,18 +247,18 @@ def _begin(
             _send(program, source + json.dumps(request).encode() + b"\n")
         with program.within(ssh.TIMEOUT_S):
             answer = _answer(program)
-        if "waits_for" in answer:
+        if answer.waits_for is not None:
             on_wait()
             with program.within(request["wait"] + ssh.TIMEOUT_S):
                 answer = _answer(program)
-        if "held_by" in answer:
+        if answer.held_by is not None:
             raise CheckFailed.of(
                 "deploy-running" if spec.work == "deploy" else "verify-running",
-                holder=holder(answer["held_by"]), path=spec.path, host=ssh_host.host, silence=SILENCE,
+                holder=holder(answer.held_by), path=spec.path, host=ssh_host.host, silence=SILENCE,
             )  # fmt: skip
-        if "error" in answer:
-            raise ssh_host.error("no lock on", answer["error"])
-        return program, str(answer["text"])
+        if answer.error:
+            raise ssh_host.error("no lock on", answer.error)
+        return program, answer
     except BaseException as error:
         program.end()
         if isinstance(error, EOFError | ValueError):
@@ -216,16 +267,23 @@ def _begin(
         raise
 
 
+def _source() -> bytes:
+    return Path(holder_program.__file__).read_bytes()
+
+
 def _send(program: Program, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[program.stdin.write(view) :]  # unbuffered: it may take a part
 
 
-def _answer(program: Program) -> dict[str, Any]:
-    for line in iter(program.stdout.readline, b""):
+def _answer(program: Program) -> _Answer:
+    """
+    Raises:
+        EOFError, ValueError: it says no more, or what it never says.
+    """
+    for line in iter(lambda: program.stdout.readline(LONGEST), b""):
         _, mark, text = line.decode(errors="replace").partition(holder_program.MARK)
         if mark:
-            answer: dict[str, Any] = json.loads(text)
-            return answer
+            return _Answer.model_validate_json(text)
     raise EOFError

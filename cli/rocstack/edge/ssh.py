@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.text import last_line
 from rocstack.edge import ansible
 
 PLAYBOOK, TASK = "connection.yml", "Connection"
@@ -113,6 +115,29 @@ def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -
         raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s") from None
 
 
+def output(ssh_host: SshHost, command: Sequence[str], most: int, seconds: float = TIMEOUT_S) -> tuple[int, str, str]:
+    """The exit status of `command` as root there, the first `most` bytes of its output, and the last line of its
+    complaints: whatever the host sends, no more is kept.
+
+    Raises:
+        CheckFailed: ssh doesn't get through, or there is no answer in time.
+    """
+    with tempfile.TemporaryFile() as log:
+        program = Program(ssh_host.argv(command, options=["-T"]), log)
+        data, left = b"", most
+        try:
+            with program.within(seconds):
+                while left and (piece := program.stdout.read(left)):
+                    data, left = data + piece, left - len(piece)
+        finally:
+            program.end()
+        log.seek(0)
+        said = log.read(most).decode(errors="replace")
+        if program.returncode in (FAILED, -signal.SIGKILL):
+            raise ssh_host.error("no answer from", said or f"nothing within {seconds:.0f} s")
+        return program.returncode, data.decode(errors="replace"), last_line(said)
+
+
 def _program(variables: Mapping[str, Any]) -> tuple[str, ...]:
     """In the order in which Ansible gives them to ssh, after our own."""
     key, user, port = (variables[name] for name in ("key", "user", "port"))
@@ -197,6 +222,9 @@ def tunnel(ssh_host: SshHost, address: str, port: int) -> Iterator[tuple[str, in
         program, near = _forward(ssh_host, address, port, log)
         try:
             yield "127.0.0.1", near
+        except BaseException:
+            program.kill()  # by itself ssh goes on while a request over it does
+            raise
         finally:
             program.end()
 

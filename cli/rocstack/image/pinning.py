@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +17,28 @@ from rocstack.base.errors import CheckFailed
 from rocstack.image.base_image import BaseImage
 from rocstack.settings.site import Site
 from rocstack.stack.component import ROLES
-from rocstack.stack.lock import Lock, LockedBase, LockedPackage, LockedSource, LockedWheel, definition_digest, wheel_of
+from rocstack.stack.lock import (
+    Lock,
+    LockedBase,
+    LockedKey,
+    LockedPackage,
+    LockedSource,
+    LockedWheel,
+    definition_digest,
+    wheel_of,
+)
 from rocstack.stack.resolve import Resolved
 from rocstack.stack.stack import Stack
 
 _BUILD = "/run/rocstack/build"
 PLATFORMS = ("manylinux_2_39_x86_64", "manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64",
              "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")  # fmt: skip
+_MORE_PLACES = (
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_NO_INDEX",
+    "PIP_CONSTRAINT",
+)  # that a wheel could come from
 _HELPERS = ("site", "fetch", "fetch-source", "apt-update", "apt-install", "apt-repository")
 # Prints what the base holds and what apt would install over it, and the sha256 of each from the index.
 _RESOLVE = r"""
@@ -61,7 +77,7 @@ def script(resolved: Resolved, site: Site) -> str:
         file("/run/rocstack/ca.pem", Path(site.ca).read_text())
     for repo in resolved.stack.repositories:
         run(f"{_BUILD}/apt-repository", repo.name, repo.uri, repo.suite, " ".join(repo.components), repo.key,
-            repo.key_sha256 or "-", repo.origin, str(repo.priority))  # fmt: skip
+            repo.key_sha256 or "first-use", repo.origin, str(repo.priority))  # fmt: skip
     run(f"{_BUILD}/apt-update", "--source")
     lines.append(_RESOLVE.format(packages=shlex.join(packages(resolved))))
     archives = [part for part in resolved.parts if part.choice.url]
@@ -79,6 +95,9 @@ def script(resolved: Resolved, site: Site) -> str:
         else:
             continue
         lines.append(f"sum=$({command} | cut -d ' ' -f 1)\necho {part.name} $sum")
+    lines.append("echo --- keys")
+    for repo in resolved.stack.repositories:
+        lines.append(f"echo {repo.name} $(sha256sum </etc/apt/keyrings/rocstack-{repo.name}.asc | cut -d ' ' -f 1)")
     return "\n".join(lines) + "\n"
 
 
@@ -100,13 +119,19 @@ def ask_apt(resolved: Resolved, base: BaseImage, site: Site) -> str:
 def parse_sources(text: str, resolved: Resolved) -> tuple[LockedSource, ...]:
     """The script's last part as locked sources. Pure."""
     out = []
-    for line in text.partition("--- sources\n")[2].splitlines():
+    for line in text.partition("--- sources\n")[2].partition("--- keys\n")[0].splitlines():
         name, sha256 = line.split()
         choice = resolved.part(name).choice
         out.append(
             LockedSource(component=name, version=choice.version, url=choice.url, package=choice.source, sha256=sha256)
         )
     return tuple(out)
+
+
+def parse_keys(text: str, stack: Stack) -> tuple[LockedKey, ...]:
+    """The sha256 of each repository's key. Pure."""
+    sums = dict(line.split() for line in text.partition("--- keys\n")[2].splitlines())
+    return tuple(LockedKey(repository=r.name, url=r.key, sha256=sums[r.name]) for r in stack.repositories)
 
 
 def parse_packages(text: str) -> tuple[LockedPackage, ...]:
@@ -126,19 +151,30 @@ def parse_packages(text: str) -> tuple[LockedPackage, ...]:
 
 def resolve_wheels(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
     """Every wheel the stack needs as pip itself resolves it, dependencies included, less those that come as system
-    packages.
+    packages. A component's own index is asked first and alone, for the component and all that it needs; the default
+    index is asked for what remains, at the versions found so far. Asked both at once, pip takes the newest of a name,
+    also a stranger's.
 
     Raises:
         CheckFailed: pip can't resolve them (no such version, a conflict, no network).
     """
-    requirements = [f"{name}=={version}" for name, version in stack.wheels.items()]
-    indexes = []
+    default = [f"{name}=={version}" for name, version in stack.wheels.items()]
+    sets: dict[str | None, list[str]] = {}
     for name, choice in stack.components.items():
         if choice.method == "wheel":
-            requirements.append(f"{wheel_of(name)}=={choice.version}")
-            indexes += ["--extra-index-url", choice.index] if choice.index else []
-    if not requirements:
-        return ()
+            sets.setdefault(choice.index, []).append(f"{wheel_of(name)}=={choice.version}")
+    sets[None] = [*sets.pop(None, []), *default]  # the last
+    found: dict[str, LockedWheel] = {}
+    for index, requirements in sets.items():
+        for wheel in _ask_pip(stack, site, index, requirements, tuple(found.values())) if requirements else ():
+            found.setdefault(wheel.name, wheel)
+    return tuple(wheel for name, wheel in sorted(found.items()) if name not in stack.provided)
+
+
+def _ask_pip(
+    stack: Stack, site: Site, index: str | None, requirements: Sequence[str], known: Sequence[LockedWheel]
+) -> tuple[LockedWheel, ...]:
+    """What one index has of them, with all that they need."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
@@ -146,25 +182,31 @@ def resolve_wheels(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
         command += ["--python-version", stack.python, "--abi", f"cp{stack.python.replace('.', '')}"]
         for platform in PLATFORMS:
             command += ["--platform", platform]
-        command += ["--target", folder, "--report", str(report), *indexes]
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in known))
+        command += ["--target", folder, "--report", str(report), "--constraint", str(constraints)]
+        command += ["--index-url", index] if index else []
         command += ["--cert", site.ca] if site.ca else []
         own = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "HOME", "LANG", "SSL_"))}
-        env = {"PATH": "/usr/bin:/bin", **own, **site.env}
+        own = {k: v for k, v in own.items() if k not in _MORE_PLACES}
+        env = {"PATH": "/usr/bin:/bin", **own, **site.env, "PIP_CONFIG_FILE": os.devnull}
         ran = subprocess.run([*command, *requirements], capture_output=True, text=True, env=env, check=False)
         if ran.returncode != 0:
             errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
             raise CheckFailed.of("wheels-unresolved", error=errors[-1] if errors else "no message")
-        return parse_report(json.loads(report.read_text()), stack.provided)
+        return parse_report(json.loads(report.read_text()), (), index)
 
 
-def parse_report(report: dict[str, Any], provided: tuple[str, ...]) -> tuple[LockedWheel, ...]:
+def parse_report(
+    report: dict[str, Any], provided: tuple[str, ...], index: str | None = None
+) -> tuple[LockedWheel, ...]:
     """pip's installation report (pip documentation, Installation Report) as locked wheels. Pure."""
     wheels = []
     for item in report["install"]:
         name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
         if name not in provided:
             sha256 = item["download_info"]["archive_info"]["hashes"]["sha256"]
-            wheels.append(LockedWheel(name=name, version=item["metadata"]["version"], sha256=(sha256,)))
+            wheels.append(LockedWheel(name=name, version=item["metadata"]["version"], sha256=(sha256,), index=index))
     return tuple(sorted(wheels, key=lambda wheel: wheel.name))
 
 
@@ -179,4 +221,5 @@ def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:
         packages=parse_packages(answer),
         wheels=resolve_wheels(resolved.stack, site),
         sources=parse_sources(answer, resolved),
+        keys=parse_keys(answer, resolved.stack),
     )

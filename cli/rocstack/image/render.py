@@ -15,7 +15,7 @@ from rocstack.image import gfx_rules, node_package
 from rocstack.image.context import BuildContext, ContextFile
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
 from rocstack.stack.component import ROLES, Role, TemplateFile, TemplateLibrary
-from rocstack.stack.lock import Lock, source_sha256, unpinned
+from rocstack.stack.lock import Lock, key_sha256, source_sha256, unpinned
 from rocstack.stack.resolve import ROOT, Resolved
 
 # slurm's is Debian's own (base-passwd), the others are ours.
@@ -94,9 +94,8 @@ def render(
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
     if vars["wheels"]:
-        indexes = [part.choice.index for part in resolved.parts if part.choice.index]
-        extra = "".join(f"--extra-index-url {index}\n" for index in indexes)
-        files["wheels.txt"] = ContextFile((extra + (lock.requirements() if lock else "")).encode())
+        for number, text in enumerate(lock.requirements() if lock else ("",)):
+            files[f"wheels/{number}.txt"] = ContextFile(text.encode())
     return BuildContext(dict(sorted(files.items())), origins, _asked(resolved, components, nics, own))
 
 
@@ -119,7 +118,7 @@ def _asked(
 def require_lock(resolved: Resolved, lock: Lock | None) -> None:
     """
     Raises:
-        BadInput: wheels or archives of the stack have no sha256 to be checked against.
+        BadInput: wheels, archives or keys of the stack have no sha256 to be checked against.
     """
     missing = unpinned(resolved.stack, lock)
     if missing:
@@ -163,6 +162,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
         "rocstack_version": __version__,
         "site_packages": _site_packages(resolved),
+        "key_sha256": lambda repository: key_sha256(repository, lock),
         "source_sha256": lambda part: source_sha256(part.name, part.choice, lock),
         "tools_packages": TOOLS,
         "needs_source_packages": any(part.choice.source for part in resolved.parts),
@@ -211,6 +211,7 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
             "driver": resolved.nic.provider,
             "modules": list(resolved.nic.modules),
             "pci": list(resolved.nic.pci),
+            "cards": resolved.nic.card_needs,
             "providers": [
                 {
                     **each.model_dump(include={"place", "way", "version"}),

@@ -3,7 +3,7 @@ driver speaks, of which release it is), before anything is built."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
@@ -237,13 +237,25 @@ def holds(kernel_abi: str, abi: int) -> bool:
     return low <= abi <= high
 
 
-def planned(nic: NicProfile, plan: ProviderPlan) -> ImageFacts:
+def planned(nic: NicProfile, plan: ProviderPlan, rdma_core: str | None = None) -> ImageFacts:
     """The image that a plan will give, as far as the gate can know it: enough to refuse before building. Without
-    private ABIs, which are measured in the image: the gate finds it unfit or unknown, never fitting."""
+    private ABIs, which are measured in the image: the gate finds it unfit or unknown, never fitting. `rdma_core` is
+    the version that the stack has."""
     providers = []
     for row in plan.rows if nic.provider else ():
         own = row.provider
         abis = row.supports or (None if own.kernel_abi is None else (own.kernel_abi, own.kernel_abi))
         path = f"{ROOT}/{own.place}/planned"
-        providers.append(ImageProvider(own.place, own.way, str(nic.provider), path, own.version, None, abis, None))
-    return ImageFacts("planned", nic.name, "worker", nic.modules, nic.pci, providers=tuple(providers))
+        version = rdma_core if own.way == "inbox" else own.version
+        providers.append(ImageProvider(own.place, own.way, str(nic.provider), path, version, None, abis, None))
+    needs = tuple(nic.card_needs.items())
+    return ImageFacts("planned", nic.name, "worker", nic.modules, nic.pci, card_needs=needs, providers=tuple(providers))
+
+
+def with_card_needs(image: ImageFacts, nics: Iterable[NicProfile]) -> ImageFacts:
+    """An image that an older rocstack built doesn't say which cards need which rdma-core. Its NIC's profile does, since
+    that is so whatever the image."""
+    if image.card_needs is not None:
+        return image
+    own = next((nic for nic in nics if nic.name == image.nic), None)
+    return replace(image, card_needs=tuple(own.card_needs.items())) if own else image

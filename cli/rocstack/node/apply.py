@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from . import containers, files, pull, removal
 from .engine import NodeError, Row, docker
+from .fence import Fence
 from .node_lock import STATE, node_lock
 
 # There while an order is under way: what has to follow a change follows it in the next run, if this one is cut off. An
@@ -19,6 +20,7 @@ _VOLUME = "--volume="
 def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> None:
     """
     Args:
+        order: with "fence", as `Fence` takes it.
         done: is filled as it happens: "files" (paths written), "removed" (containers), "containers" (as
             containers.Done), "exec" (commands that ran), "pruned" (image ids), "changed".
         heal: restart containers that are as described but unhealthy.
@@ -31,7 +33,8 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
         NodeError: with `done` at what happened until then.
     """
     done.update(files=[], removed=[], containers={}, exec=[], pruned=[], changed=False)
-    with node_lock(folder):
+    fence = Fence(order.get("fence"), folder)
+    with node_lock(folder, fence=fence):
         mark = os.path.join(folder, _UNDER_WAY)
         rest = os.path.exists(mark)
         before = files.read_before(order["files"])
@@ -42,11 +45,13 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
         except NodeError:
             files.put_back(before)
             raise
+        fence.check()
         done["removed"] = containers.remove(order.get("remove", []))
-        _containers(order, done, heal, mark, before)
+        _containers(order, done, heal, mark, before, fence)
         acted = bool(_started(done))
         if rest or acted or done["files"]:
-            _commands(order, done, before)
+            _commands(order, done, before, fence)
+        fence.check()
         if order.get("keep") is not None:
             done["pruned"] = removal.prune_images(order["keep"])
         write_state(order.get("state"), folder)
@@ -64,12 +69,12 @@ def write_state(state: Row | None, folder: str = STATE) -> None:
     files.ensure([files.entry(path, content, 0o644)])
 
 
-def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row]) -> None:
+def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row], fence: Fence) -> None:
     """All at once: each waits by itself for what it needs of another. One that fails doesn't stop the others."""
     specs = order["containers"]
     failed: list[containers.NotHealthy] = []
     with ThreadPoolExecutor(max_workers=max(len(specs), 1)) as pool:
-        jobs = [pool.submit(_container, one, order["images"], done, heal, before, failed) for one in specs]
+        jobs = [pool.submit(_container, one, order["images"], done, heal, before, failed, fence) for one in specs]
         wait(jobs)
         try:
             _put_back(order, done, before, {each.done.name for each in failed})
@@ -84,13 +89,20 @@ def _containers(order: Row, done: Row, heal: bool, mark: str, before: list[Row])
 
 
 def _container(
-    spec: Row, images: list[Row], done: Row, heal: bool, before: list[Row], failed: list[containers.NotHealthy]
+    spec: Row,
+    images: list[Row],
+    done: Row,
+    heal: bool,
+    before: list[Row],
+    failed: list[containers.NotHealthy],
+    fence: Fence,
 ) -> None:
     """One that fails and has files to be put back waits for that in `failed`: others may have come up with them."""
     row = next((image for image in images if image["id"] == spec["image"]), {"id": spec["image"]})
     image = pull.local_id(row)
     if image is None:
         raise NodeError("image {} of {} isn't on this node".format(spec["image"], spec["name"]), kind="not-found")
+    fence.check()
     try:
         one = containers.try_container(spec, image, heal)
     except containers.NotHealthy as error:
@@ -103,9 +115,10 @@ def _container(
     done["containers"][spec["name"]] = one.to_dict()
 
 
-def _commands(order: Row, done: Row, before: list[Row]) -> None:
+def _commands(order: Row, done: Row, before: list[Row], fence: Fence) -> None:
     """One that fails ran with the new files; once they are put back all run again, for the daemons to follow."""
     for command in order.get("exec", []):
+        fence.check()
         try:
             if why := _why(command):
                 raise NodeError(why, kind="exec")

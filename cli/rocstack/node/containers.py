@@ -3,13 +3,11 @@ library only."""
 
 from __future__ import annotations
 
-import calendar
-import os
 import time
 from dataclasses import asdict, dataclass, field
 
 from .engine import CommandOutput, NodeError, Row, docker, inspect_existing
-from .engine_facts import SERVICE, SPEC
+from .engine_facts import READS, RUNS, SERVICE, SPEC, stale
 from .limits import limit_note, refused_ulimit
 
 POLL_S = 0.3  # seconds between two looks
@@ -180,7 +178,7 @@ def _settle(spec: Row, image: str) -> tuple[Row | None, Row | None]:
     now, old = rows.get(name), rows.get(name + OLD)
     if old is None or (now and _is_current(now, spec, image)):
         return now, old
-    if now and _runs(now) and health(now) == "healthy":
+    if now and runs(now) and health(now) == "healthy":
         docker("rm", "--force", "--volumes", old["Id"])
         return now, None
     if now:
@@ -192,20 +190,11 @@ def _settle(spec: Row, image: str) -> tuple[Row | None, Row | None]:
 def _is_current(row: Row, container: Row, image: str) -> bool:
     spec = (row["Config"].get("Labels") or {}).get(SPEC)
     same = bool(spec == container["spec"] and row["Image"].endswith(image.rpartition(":")[2]))
-    return same and not _stale(row, container.get("reads", []))
+    return same and not stale(row, container.get("reads", []))
 
 
-def _stale(row: Row, paths: list[str]) -> bool:
-    """A file that it reads was written after its start: it still has the old content."""
-    if not _runs(row):
-        return False
-    whole, _, part = row["State"]["StartedAt"].rstrip("Z").partition(".")
-    started = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{part or 0}")
-    return any(os.path.exists(path) and os.stat(path).st_mtime > started for path in paths)
-
-
-def _runs(row: Row) -> bool:
-    return row["State"]["Status"] in ("running", "restarting", "paused")
+def runs(row: Row) -> bool:
+    return row["State"]["Status"] in RUNS
 
 
 def _keep(now: Row, done: ContainerResult, heal: bool, unsure: bool) -> str:
@@ -214,7 +203,7 @@ def _keep(now: Row, done: ContainerResult, heal: bool, unsure: bool) -> str:
     if now["State"]["Status"] == "paused":
         done.action = "started"
         docker("unpause", done.name)
-    elif not _runs(now):
+    elif not runs(now):
         done.action = "started"
         output = docker("start", done.name, check=False)
         return output.why if output.code else ""
@@ -238,6 +227,7 @@ def _run(spec: Row, image: str, notes: list[str]) -> str:
     # After a kill of the engine `unless-stopped` counts as stopped by a person (Docker 26).
     line = ["run", "--detach", "--pull=never", "--restart=always", "--name=" + spec["name"]]
     line += ["--label={}={}".format(SERVICE, spec["service"]), "--label={}={}".format(SPEC, spec["spec"])]
+    line.append("--label={}={}".format(READS, ",".join(spec.get("reads", []))))
     while True:
         output = docker(*line, *args, image, *spec.get("command", []), check=False, seconds=CREATE_S)
         limit = refused_ulimit(output.err) if output.code else None
@@ -278,7 +268,7 @@ def _bring_back(done: ContainerResult) -> str | None:
 def _stop(row: Row) -> None:
     if row["State"]["Status"] == "paused":
         docker("unpause", row["Id"])
-    if _runs(row):
+    if runs(row):
         docker("stop", row["Id"], seconds=_grace(row) + 60)
 
 

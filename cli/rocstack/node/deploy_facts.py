@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any, Dict, Tuple  # noqa: UP035
 
+from . import cluster_lock
 from .collect import collect
 from .engine import Row
 from .engine_facts import engine_facts, read_text
@@ -26,6 +27,7 @@ SCHEMA = 1  # of the facts
 TIMEOUT_S = 2.0  # seconds for a name or an address of the network
 LARGEST_FILE = 1 << 20  # bytes of a file of ours
 ETC, STATE, JOURNAL = "/etc/rocstack", "/var/lib/rocstack/node.json", "/var/lib/rocstack/deploy.json"
+FENCE = "/var/lib/rocstack/" + cluster_lock.FENCE
 DAEMONS = re.compile(r"(slurmctld|slurmd|slurmdbd|slurmrestd|munged)(-wlm)?")
 LISTENS = "0A"
 Processes = Dict[int, Tuple[str, int]]  # noqa: UP006  (pid -> name and parent; evaluated by Python 3.8)
@@ -166,6 +168,14 @@ def json_file(path: str, unread: dict[str, str]) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def fence() -> int:
+    """The largest number of the cluster's lock of which this node heard; 0 where that can't be told."""
+    try:
+        return int(cluster_lock.newest(FENCE)["number"])
+    except OSError:
+        return 0
+
+
 def machine_id() -> str:
     """The same for two names of one machine, and only then: this boot of the kernel, and the network in it (node
     containers share a kernel)."""
@@ -216,6 +226,7 @@ def collect_facts(
         "user": {"uid": me, "name": by_uid[me].pw_name if me in by_uid else ""},
         "state": json_file(STATE, unread),
         "journal": json_file(JOURNAL, unread),
+        "fence": fence(),
         "files": written_files(unread),
         "ports": listening_services(ports, known, services),
         "daemons": foreign_daemons(known, services),

@@ -3,10 +3,12 @@ line, since that is what every engine has (podman-docker too); read-only; standa
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import re
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +17,9 @@ from .engine import NodeError, Row, run_docker
 from .limits import hard_limits, raises_limits
 
 TIMEOUT_S = 10.0  # seconds for one answer of the engine
-SERVICE, SPEC, OWN = "io.rocstack.service", "io.rocstack.spec", "io.rocstack."
+SERVICE, SPEC, READS, OWN = "io.rocstack.service", "io.rocstack.spec", "io.rocstack.reads", "io.rocstack."
 ABSENT, DENIED, SILENT, FAILED = "absent", "denied", "silent", "failed"
+RUNS = ("running", "restarting", "paused")
 _KINDS = {"no-permission": DENIED, "silent": SILENT}  # of engine_errors
 
 
@@ -41,6 +44,15 @@ def engine_facts() -> Row:
         "containers": [_container(row) for row in container_rows] if not problem else [],
         "images": [_image(row) for row in image_rows] if not problem else [],
     }
+
+
+def stale(row: Row, paths: list[str]) -> bool:
+    """A file that it reads was written after its start: it still has the old content."""
+    if row["State"].get("Status") not in RUNS:
+        return False
+    whole, _, part = row["State"]["StartedAt"].rstrip("Z").partition(".")
+    started = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{part or 0}")
+    return any(os.path.exists(path) and os.stat(path).st_mtime > started for path in paths)
 
 
 def ask(*words: str) -> tuple[str, str, str]:
@@ -91,12 +103,14 @@ def _engine(info: Row, problem: str, error: str) -> Row:
         name, version = "podman", (info.get("version") or {}).get("Version", "")
         root, driver, kind = store.get("graphRoot", ""), store.get("graphDriverName", ""), "graph"
         cgroup = int(str(host.get("cgroupVersion", "v0")).lstrip("v") or 0)
+        cgroup_driver = host.get("cgroupManager") or ""
         rootless = bool((host.get("security") or {}).get("rootless"))
     else:
         snapshotter = any("io.containerd.snapshotter" in str(row) for row in info.get("DriverStatus") or [])
         name, version = "docker", info.get("ServerVersion") or ""
         root, driver, kind = info.get("DockerRootDir") or "", info.get("Driver") or "", "graph"
         cgroup = int(info.get("CgroupVersion") or 0)
+        cgroup_driver = info.get("CgroupDriver") or ""
         rootless = any("name=rootless" in str(option) for option in info.get("SecurityOptions") or [])
         if snapshotter:
             kind = "containerd"
@@ -108,7 +122,8 @@ def _engine(info: Row, problem: str, error: str) -> Row:
         "name": name, "version": version, "root": root, "driver": driver, "store": kind, "cgroup": cgroup,
         "rootless": rootless, "free_bytes": _free_bytes(str(root)), "memlock": limits.get("memlock"),
         "limits": limits, "raises_limits": raises,
-        "cgroup_writable": cgroup_writable(read_text("/proc/self/mounts")), "problem": problem, "error": error,
+        "cgroup_driver": cgroup_driver, "cgroup_writable": cgroup_writable(read_text("/proc/self/mounts")),
+        "problem": problem, "error": error,
     }  # fmt: skip
 
 
@@ -143,9 +158,11 @@ def cgroup_writable(mounts: str) -> bool:
 def _container(row: Row) -> Row:
     state, labels = row.get("State") or {}, (row.get("Config") or {}).get("Labels") or {}
     health = state.get("Health") or {}
+    reads = [path for path in str(labels.get(READS, "")).split(",") if path]
+    spec = "" if reads and state.get("StartedAt") and stale(row, reads) else str(labels.get(SPEC, ""))
     return {
         "name": str(row.get("Name", "")).lstrip("/"), "id": str(row.get("Id", "")),
-        "service": str(labels.get(SERVICE, "")), "image": image_id(row.get("Image")), "spec": str(labels.get(SPEC, "")),
+        "service": str(labels.get(SERVICE, "")), "image": image_id(row.get("Image")), "spec": spec,
         "status": str(state.get("Status", "")), "health": str(health.get("Status") or ""),
         "restarts": int(row.get("RestartCount") or 0), "started": str(state.get("StartedAt", "")),
         "pid": int(state.get("Pid") or 0), "error": str(state.get("Error") or ""),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import errno
+import fcntl
 import os
+import re
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from .engine import NodeError, Row
 
+PREFIX = ".rocstack-"  # of a file that is being written
 Entry = Row  # {"path", "content": base64, "mode": "0600", "uid", "gid"}
 
 
@@ -22,11 +26,13 @@ def entry(path: str, content: bytes, mode: int) -> Entry:
 
 
 def ensure(entries: list[Entry]) -> list[str]:
-    """Makes the files so; gives the paths of those that were not.
+    """Makes the files so; gives the paths of those that were not. What a killed run left half-written beside them goes.
 
     Raises:
         NodeError: one can't be written; says which and why, never what is in it.
     """
+    for folder in {os.path.dirname(str(file["path"])) for file in entries}:
+        sweep(folder, PREFIX, {os.geteuid(), *(int(file["uid"]) for file in entries)})
     return [file["path"] for file in entries if _ensure(file)]
 
 
@@ -116,9 +122,42 @@ def make_folder(path: str) -> None:
         os.chmod(path, mode)
 
 
+def hold(handle: int) -> bool:
+    """Takes the lock by which `sweep` sees that somebody still works with it. False: it was swept a moment before."""
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return os.fstat(handle).st_nlink > 0
+
+
+def sweep(folder: str, prefix: str, owners: Collection[int]) -> None:
+    """Removes the temporary files and folders with `prefix` that killed processes left: those of `owners` that nobody
+    holds. Links are not followed."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        for name in os.listdir(folder):
+            if re.fullmatch(re.escape(prefix) + "[a-z0-9_]{8}", name):  # as tempfile names them
+                with suppress(OSError):
+                    _remove_if_left(os.path.join(folder, name), owners)
+
+
+def _remove_if_left(path: str, owners: Collection[int]) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(handle)
+        if status.st_uid in owners:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(path)
+            elif stat.S_ISREG(status.st_mode):
+                os.unlink(path)
+    finally:
+        os.close(handle)
+
+
 def write(path: str, content: bytes, mode: int, uid: int, gid: int) -> None:
     """Nobody sees half a file, or one with other rights, not even after a power cut."""
-    descriptor, new = tempfile.mkstemp(prefix=".rocstack-", dir=os.path.dirname(path))
+    descriptor, new = tempfile.mkstemp(prefix=PREFIX, dir=os.path.dirname(path))
+    while not hold(descriptor):
+        os.close(descriptor)
+        descriptor, new = tempfile.mkstemp(prefix=PREFIX, dir=os.path.dirname(path))
     try:
         with open(descriptor, "wb") as file:
             file.write(content)

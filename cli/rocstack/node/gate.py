@@ -17,7 +17,9 @@ from .profile import Library, NodeProfile, Verbs
 # Names in the image, under which its loader finds them. json-c is that of SLES 15, which no image has (as OLCF's guide
 # to containers on Frontier mounts it).
 SLINGSHOT_FILES = {"libfabric": "libfabric.so.1", "cxi": "libcxi.so.1", "json-c": "libjson-c.so.3"}
+VENDOR_PREFIX = "/usr/local/"  # where a vendor's own build puts its library
 _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
+_UPSTREAM = re.compile(r"[0-9.]+(?=[-+]|\Z)")  # 56.1 of Debian's 56.1-1
 
 
 def slingshot_libraries(libraries: Sequence[Library]) -> dict[str, Library]:
@@ -41,6 +43,7 @@ def release_numbers(version: str | None) -> tuple[int, ...] | None:
 FITS, UNFIT, UNKNOWN = "fits", "doesn't fit", "unknown"
 TCP, SLINGSHOT = "tcp", "slingshot"
 HOST = "host"  # the way by which the node's own library is mounted
+VENDOR_WAYS = ("source", "package")  # whose libraries have releases of their own
 LIBRARIES = "libraries"  # what a node's profile has unread where its libraries were not looked for
 REBUILD = "build the image again"
 # What hides a device, or that the kernel offers it to programs; what else is unread stays None in the device.
@@ -189,21 +192,23 @@ def _verbs_reasons(image: ImageFacts, node: NodeProfile) -> Iterator[GateFinding
     if lacking:  # libibverbs drops them silently
         what = f"no /dev/infiniband node for {', '.join(lacking)}"
         yield GateFinding(UNFIT, what, "`modprobe ib_uverbs` on the host")
-    unseen = ", ".join(device.name for device in devices if device.device_node is None)
+    unseen = [device.name or "a device" for device in devices if device.device_node is None]
     if unseen:
-        yield GateFinding(UNKNOWN, f"whether {unseen} can be opened could not be read")
-    unread = ", ".join(device.name for device in devices if device.kernel_abi is None)
+        yield GateFinding(UNKNOWN, f"whether {', '.join(unseen)} can be opened could not be read")
+    unread = [device.name or "a device" for device in devices if device.kernel_abi is None]
     if unread:
-        yield GateFinding(UNKNOWN, f"the kernel ABI of {unread} could not be read")
+        yield GateFinding(UNKNOWN, f"the kernel ABI of {', '.join(unread)} could not be read")
     abis = sorted({device.kernel_abi for device in devices if device.kernel_abi is not None})
     if len(abis) > 1:
         which = ", ".join(map(str, abis))
         yield GateFinding(UNFIT, f"its devices speak several kernel ABIs ({which})", "one driver for all cards")
     elif abis:
-        yield from _provider_reasons(image, node, abis[0])
+        yield from _provider_reasons(image, node, devices, abis[0])
 
 
-def _provider_reasons(image: ImageFacts, node: NodeProfile, abi: int) -> Iterator[GateFinding]:
+def _provider_reasons(
+    image: ImageFacts, node: NodeProfile, devices: Sequence[Verbs], abi: int
+) -> Iterator[GateFinding]:
     """Of the providers as they are in a container on that node. For way `host` the library is the node's own: it must
     fit the image's libibverbs and libc."""
     drivers = {provider.driver for provider in image.providers}
@@ -218,6 +223,7 @@ def _provider_reasons(image: ImageFacts, node: NodeProfile, abi: int) -> Iterato
         library = mountable(node.libraries, provider.driver)
         if library is not None:
             yield from _glibc_reasons(library, image, "build without `--way host`")
+            yield from _leftover_reasons(library, node.libraries)
             span, private = library.kernel_abi, library.private_abi
             span = span if span and 0 <= span[0] <= span[1] else None
             known.append(replace(provider, path=None, version=library.version, private_abi=private, kernel_abi=span))
@@ -226,17 +232,63 @@ def _provider_reasons(image: ImageFacts, node: NodeProfile, abi: int) -> Iterato
         else:
             what = f"no {provider.driver} library on the host to mount"
             yield GateFinding(UNFIT, what, "install the vendor's library there, or build without `--way host`")
-    if known:
-        yield _choose(image, known, abi)
+    holding = [p for p in known if p.kernel_abi and p.kernel_abi[0] <= abi <= p.kernel_abi[1]]
+    if holding:
+        # Ranges may overlap (7-8, 8-8): the one that was built for this ABI, as rocstack.nic.ways names it.
+        chosen = min(holding, key=lambda provider: provider.place != f"abi-{abi}")
+        yield _loaded(image, chosen, abi)
+        yield from _card_reasons(image, node, devices, chosen)
+    elif known:
+        yield _outside(image, known, abi)
 
 
-def _choose(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
+def _leftover_reasons(library: Library, libraries: Iterable[Library]) -> Iterator[GateFinding]:
+    """What speaks against a library that the node's own libibverbs doesn't load: an upgrade of rdma-core leaves the
+    vendor's old one behind, which no longer goes with the node's driver."""
+    abis = {each.private_abi for each in libraries if each.driver is None}
+    if library.private_abi is None or library.private_abi in abis:
+        return  # None: said where it is compared with the image's
+    if not abis or None in abis:
+        yield GateFinding(UNKNOWN, f"whether the host's own libibverbs loads {library.path} could not be read")
+        return
+    has = " and ".join(map(str, sorted(abi for abi in abis if abi is not None)))
+    what = f"{library.path} needs libibverbs' private ABI {library.private_abi}, the host's has {has}"
+    yield GateFinding(UNFIT, what, "install the vendor's library for it there, or build without `--way host`")
+
+
+def _card_reasons(
+    image: ImageFacts, node: NodeProfile, devices: Sequence[Verbs], provider: ImageProvider
+) -> Iterator[GateFinding]:
+    """libibverbs binds a provider by the driver's name, whether or not the provider knows the card."""
+    version, mounted = provider.version, mountable(node.libraries, provider.driver)
+    if provider.way in VENDOR_WAYS or (provider.way == HOST and mounted and mounted.path.startswith(VENDOR_PREFIX)):
+        return
+    if image.card_needs is None:
+        yield GateFinding(UNKNOWN, "the image does not say which cards need which rdma-core", REBUILD)
+        return
+    names = {device.name for device in devices}
+    used: set[str | None] = {nic.device for nic in node.nics if nic.verbs in names}
+    if names - {nic.verbs for nic in node.nics}:
+        used.add(None)  # a device without a card
+    found = _UPSTREAM.match(version) if version else None
+    has = release_numbers(found[0] if found else None)
+    for card, wanted in image.card_needs:
+        wants = release_numbers(wanted)
+        if (has and wants and wants <= has) or not used & {card, None}:
+            continue
+        if card not in used:
+            yield GateFinding(UNKNOWN, f"a card could not be read, and {card} needs rdma-core {wanted}")
+        elif has is None or wants is None:
+            yield GateFinding(UNKNOWN, f"{card} needs rdma-core {wanted}; {_owner(provider)} is of an unknown release")
+        else:
+            what = f"{card} needs rdma-core {wanted} or newer, {_owner(provider)} is of {version}"
+            mount = "update it there, or build without `--way host`"
+            yield GateFinding(UNFIT, what, mount if provider.way == HOST else "build on a newer base, or `--way newer`")
+
+
+def _loaded(image: ImageFacts, chosen: ImageProvider, abi: int) -> GateFinding:
     """The provider whose range holds the node's ABI, if it is the one that libibverbs loads then."""
-    holding = [(p, span) for p in providers for span in [p.kernel_abi] if span and span[0] <= abi <= span[1]]
-    if not holding:
-        return _outside(image, providers, abi)
-    # Ranges may overlap (7-8, 8-8): the one that was built for this ABI, as rocstack.nic.ways names it.
-    chosen, (low, high) = min(holding, key=lambda item: item[0].place != f"abi-{abi}")
+    span = "-".join(map(str, chosen.kernel_abi or ()))
     same = [p for p in image.providers if p.place == chosen.place or p.path == chosen.path]
     if len(image.providers) > 1 and (len(same) > 1 or not chosen.place or not chosen.path):
         return GateFinding(UNKNOWN, f"which of the image's libraries is for kernel ABI {abi} is not known", REBUILD)
@@ -251,7 +303,7 @@ def _choose(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> 
     if name != expected:
         return GateFinding(UNFIT, f"libibverbs loads {expected}, the image has {name}", REBUILD)
     version = f" {chosen.version}" if chosen.version else ""
-    return GateFinding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {low}-{high}", place=chosen.place)
+    return GateFinding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {span}", place=chosen.place)
 
 
 def _outside(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
@@ -271,7 +323,13 @@ def _owner(provider: ImageProvider) -> str:
 
 
 def mountable(libraries: Iterable[Library], driver: str) -> Library | None:
-    """The node's own library for a driver: the vendor's before the distribution's, since it is the one installed
-    for the driver that runs."""
-    own = [library for library in libraries if library.driver == driver]
-    return min(own, key=lambda item: (not item.path.startswith("/usr/local/"), item.path), default=None)
+    """The node's own library for a driver: one that the node's own libibverbs loads, the vendor's before the
+    distribution's, since it is the one installed for the driver that runs."""
+    found = tuple(libraries)
+    loading = {each.private_abi for each in found if each.driver is None} - {None}
+
+    def rank(library: Library) -> tuple[bool, bool, str]:
+        loaded = library.private_abi in loading
+        return not loaded, not library.path.startswith(VENDOR_PREFIX), library.path
+
+    return min((library for library in found if library.driver == driver), key=rank, default=None)

@@ -14,7 +14,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 def natural(name: str) -> tuple[tuple[str, int], ...]:
     """A key that sorts n2 before n10."""
-    return tuple((text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name))
+    return tuple((text, int(number[-18:] or 0)) for text, number in re.findall(r"(\D*)(\d*)", name))
 
 
 def fold(names: Iterable[str]) -> str:
@@ -38,13 +38,13 @@ def expand(text: str) -> tuple[str, ...]:
     for part in _PART.findall(text):
         pieces = re.split(r"\[([^\[\]]*)\]", part)
         if any(mark in piece for piece in pieces for mark in "[]"):
-            raise ValueError(f"{text!r} is no hostlist: a bracket is not closed")
+            raise ValueError(f"{text!r:.80} is no hostlist: a bracket is not closed")
         choices = [_numbers(piece, text) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
         found += ["".join(each) for each in itertools.islice(itertools.product(*choices), MOST + 1)]
         if len(found) > MOST:
-            raise ValueError(f"{text!r} names more than {MOST} nodes")
+            raise ValueError(f"{text!r:.80} names more than {MOST} nodes")
     if not found or ",".join(_PART.findall(text)) != text:
-        raise ValueError(f"{text!r} is no hostlist such as n[1-3,7]")
+        raise ValueError(f"{text!r:.80} is no hostlist such as n[1-3,7]")
     return tuple(found)
 
 
@@ -58,7 +58,7 @@ def _ranges(numbers: list[str]) -> list[str]:
     out: list[list[str]] = []
     for number in numbers:
         last = out[-1][-1] if out else ""
-        if last and number == f"{int(last) + 1:0{len(last)}d}":
+        if last and len(last) < 19 and number == f"{int(last) + 1:0{len(last)}d}":
             out[-1].append(number)
         else:
             out.append([number])
@@ -71,8 +71,8 @@ def _numbers(text: str, whole: str) -> list[str]:
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or last < first:
-            raise ValueError(f"{whole!r} is no hostlist: '{part}' is not a range of numbers")
-        if last - first > MOST:
-            raise ValueError(f"{whole!r} names more than {MOST} nodes")
+            raise ValueError(f"{whole!r:.80} is no hostlist: '{part:.80}' is not a range of numbers")
+        if last - first > MOST - len(found):
+            raise ValueError(f"{whole!r:.80} names more than {MOST} nodes")
         found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return found

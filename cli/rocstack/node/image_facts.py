@@ -11,6 +11,8 @@ from typing import Any
 LABEL_PREFIX = "io.rocstack."
 MANIFEST = "/etc/rocstack/manifest.json"
 _SHOWN = re.compile(r"[ -~]{1,4096}")
+_RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
+_CARD = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
@@ -30,7 +32,7 @@ class ImageProvider:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """An image as the gate sees it. `private_abi` and `glibc` are those of its own libibverbs and libc."""
+    """An image as the gate sees it. `private_abi`, `verbs_sha256` and `glibc` are of its own libibverbs and libc."""
 
     name: str
     nic: str | None = None
@@ -38,7 +40,10 @@ class ImageFacts:
     modules: tuple[str, ...] = ()  # kernel modules of the NIC profile
     pci: tuple[str, ...] = ()  # its cards, vendor:device
     private_abi: int | None = None
+    verbs_sha256: str | None = None
     glibc: str | None = None
+    # (vendor:device, rdma-core): before this release, rdma-core's provider doesn't know the card. None: not said.
+    card_needs: tuple[tuple[str, str], ...] | None = None
     providers: tuple[ImageProvider, ...] = ()
     fabric: str | None = None  # the newest of libfabric's symbol versions that RCCL's plugin needs: "1.8"
 
@@ -64,7 +69,9 @@ def _image_facts(name: str, own: Mapping[str, object]) -> ImageFacts:
         modules=_words(own.get("nic.modules")),
         pci=_words(own.get("nic.pci")),
         private_abi=_digits(own.get("verbs.private-abi")),
+        verbs_sha256=_text(own.get("verbs.sha256")),
         glibc=_text(own.get("glibc")),
+        card_needs=_card_needs(own.get("nic.cards")),
         providers=_providers(own.get("nic.providers")),
         # A damaged one is not the same as no plugin.
         fabric=str(own["nic.plugin-fabric"]) if "nic.plugin-fabric" in own else None,
@@ -90,12 +97,26 @@ def _number(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
+def _json(value: object) -> object:
+    try:
+        return json.loads(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _card_needs(value: object) -> tuple[tuple[str, str], ...] | None:
+    """All or none."""
+    rows = _json(value)
+    if not isinstance(rows, dict) or not all(map(_CARD.fullmatch, rows)):
+        return None
+    if not all(_RELEASE.fullmatch(_text(text) or "") for text in rows.values()):
+        return None
+    return tuple(rows.items())
+
+
 def _providers(value: object) -> tuple[ImageProvider, ...]:
     """All or none: which one is loaded depends on the others."""
-    try:
-        rows = json.loads(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RecursionError):
-        return ()
+    rows = _json(value)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return ()
     return tuple(map(_provider, rows))

@@ -133,7 +133,7 @@ def start(*, daemons: bool) -> int:
     node = read_node()
     verdict = read_verdict(image, node)
     by_name = link_node_provider(image, verdict.place) if verdict.place else ""
-    verdict = start_gate.check_loaded_file(image, verdict, os.environ)
+    verdict = start_gate.check_loaded_files(image, verdict, os.environ)
     if options.gate != OFF and (daemons or verdict.result != FITS):
         report(f"{verdict.result}: {verdict.sentence}")
     computed = environment(node, image, manifest, os.environ, options)
@@ -182,7 +182,7 @@ def link_node_provider(image: ImageFacts, prefix: str) -> str:
 def gate() -> int:
     """Asked again, of the node as it is now."""
     image, _ = read_image()
-    verdict = start_gate.check_loaded_file(image, read_verdict(image, read_node()), {**read_env(), **os.environ})
+    verdict = start_gate.check_loaded_files(image, read_verdict(image, read_node()), {**read_env(), **os.environ})
     print(f"{verdict.result}: {verdict.sentence}")
     decision = start_gate.read_decision()
     if verdict.result == UNKNOWN and decision and decision.word == PROVED:

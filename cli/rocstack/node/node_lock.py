@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from . import files
 from .cluster_lock import PAUSE, try_lock
 from .engine import NodeError
+from .fence import Fence
 
 STATE = "/var/lib/rocstack"
 LOCK = "apply.lock"
@@ -19,12 +20,15 @@ TIMEOUT_S = 300.0  # seconds
 
 
 @contextmanager
-def node_lock(folder: str = STATE, within: float = TIMEOUT_S) -> Iterator[None]:
-    """Waits up to `within` seconds for whoever is at work on this node.
+def node_lock(folder: str = STATE, within: float = TIMEOUT_S, fence: Fence | None = None) -> Iterator[None]:
+    """Waits up to `within` seconds for whoever is at work on this node. Whoever lost the cluster's lock doesn't get it:
+    the node hears of `fence` before the wait, and judges it when the wait is over.
 
     Raises:
-        NodeError: somebody still is, or the lock can't be opened.
+        NodeError: somebody still is, or the lock can't be opened; as `Fence.check`.
     """
+    fence = fence or Fence(None, folder)
+    fence.announce()
     path = os.path.join(folder, LOCK)
     with files.explained(path, "opened"):
         files.make_folder(folder)
@@ -38,6 +42,8 @@ def node_lock(folder: str = STATE, within: float = TIMEOUT_S) -> Iterator[None]:
                     what, "an interrupted deploy finishes its work here first: try again in a few minutes", "busy"
                 )
             time.sleep(PAUSE)
+            fence.check()
+        fence.check()
         yield
     finally:
         os.close(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 import struct
@@ -69,7 +70,15 @@ def addresses(rec: Recording) -> tuple[Address, ...]:
     """From `ip -o -4 addr`: "2: eth0    inet 10.0.0.1/24 ...". Not the loopback device's."""
     answer = rec.commands.get("ip -o -4 addr")
     rows = re.findall(r"^\d+: (\S+) +inet ([0-9.]+/\d{1,2})\b", answer.out if answer else "", re.MULTILINE)
-    return tuple(Address(name, address) for name, address in rows if name != "lo")
+    return tuple(Address(name, address) for name, address in rows if name != "lo" and _is_interface(address))
+
+
+def _is_interface(text: str) -> bool:
+    try:
+        ipaddress.IPv4Interface(text)
+    except ValueError:  # slurmctld would ask the name service for 300.0.0.1
+        return False
+    return True
 
 
 INFINIBAND, UVERBS = "/sys/class/infiniband", "/sys/class/infiniband_verbs"

@@ -24,6 +24,8 @@ from urllib.parse import urlencode
 from . import engine_errors, files
 from .engine import EngineApi, NodeError, Row, docker, inspect_existing
 from .engine_facts import image_id
+from .fence import Fence
+from .node_lock import STATE
 
 Login = Tuple[str, str]  # noqa: UP006  (evaluated by Python 3.8)
 
@@ -110,21 +112,27 @@ def pull(
     registry: Row | None,
     retry_s: float = 600.0,
     sleep: Callable[[float], None] = time.sleep,
+    fence: Row | None = None,
+    folder: str = STATE,
 ) -> list[Row]:
     """Makes all images of an order be there under their names; one row each, as Pulled has it.
 
     Args:
         retry_s: seconds after the first failure of an image in which it is tried again.
+        fence: as `Fence` takes it, with the `folder`.
 
     Raises:
-        NodeError: an image can't be had, or is another one than it should be.
+        NodeError: an image can't be had, or is another one than it should be; as `Fence.check`.
     """
-    return [_pull(image, registry, retry_s, sleep).to_dict() for image in images]
+    fences = Fence(fence, folder)
+    fences.announce()
+    return [_pull(image, registry, retry_s, sleep, fences).to_dict() for image in images]
 
 
-def _pull(image: Row, registry: Row | None, retry_s: float, sleep: Callable[[float], None]) -> Pulled:
+def _pull(image: Row, registry: Row | None, retry_s: float, sleep: Callable[[float], None], fence: Fence) -> Pulled:
     began, done = time.monotonic(), Pulled(image["name"], image["id"])
     image_id = local_id(image)
+    fence.check()
     if image_id is None:
         reference = image.get("reference")
         if not reference:
@@ -132,7 +140,7 @@ def _pull(image: Row, registry: Row | None, retry_s: float, sleep: Callable[[flo
         if registry and registry.get("ca"):
             ca = os.path.join(CERTS, reference.partition("/")[0], "ca.crt")
             files.ensure([files.entry(ca, registry["ca"].encode(), 0o644)])
-        _retry(retry_s, reference, registry, done, sleep)
+        _retry(retry_s, reference, registry, done, sleep, fence)
         image_id = local_id(image)
         if image_id is None:
             docker("image", "rm", reference, check=False)
@@ -140,6 +148,7 @@ def _pull(image: Row, registry: Row | None, retry_s: float, sleep: Callable[[flo
             raise NodeError(what, "somebody pushed another image meanwhile", "wrong-image")
         done.changed = True
     if done.name not in inspect_existing("image", image_id)[0].get("RepoTags", []):
+        fence.check()
         docker("tag", image_id, done.name)
         done.changed = True
     done.seconds = time.monotonic() - began
@@ -160,7 +169,14 @@ def local_id(image: Row) -> str | None:
     return None
 
 
-def _retry(retry_s: float, reference: str, registry: Row | None, done: Pulled, sleep: Callable[[float], None]) -> None:
+def _retry(
+    retry_s: float,
+    reference: str,
+    registry: Row | None,
+    done: Pulled,
+    sleep: Callable[[float], None],
+    fence: Fence,
+) -> None:
     wait, deadline = 1.0, 0.0
     while True:
         done.attempts += 1
@@ -177,6 +193,7 @@ def _retry(retry_s: float, reference: str, registry: Row | None, done: Pulled, s
             if failed.what not in done.retried[-1:]:
                 done.retried.append(failed.what)
             sleep(min(wait, left))
+            fence.check()
             wait = min(2 * wait, LONGEST_WAIT_S)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .gate import candidates, unread_devices
@@ -30,6 +31,30 @@ class _QpAttributes(ctypes.Structure):
         ("max_inline_data", ctypes.c_uint32),
         *((name, ctypes.c_int) for name in ("qp_type", "sq_sig_all")),
     ]
+
+
+class _LinkMap(ctypes.Structure):
+    """struct link_map (link.h), as far as it is read."""
+
+    _fields_ = [("l_addr", ctypes.c_void_p), ("l_name", ctypes.c_char_p)]
+
+
+RTLD_DI_LINKMAP = 2
+
+
+def libibverbs_file(name: str = "libibverbs.so.1") -> Path:
+    """The file that the loader takes here, its links followed.
+
+    Raises:
+        OSError: it can't be loaded.
+    """
+    library = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    dlinfo = ctypes.CDLL(None).dlinfo
+    dlinfo.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    found = ctypes.POINTER(_LinkMap)()
+    if dlinfo(library._handle, RTLD_DI_LINKMAP, ctypes.byref(found)) or not found:
+        raise OSError(f"the loader does not say where {name} is")
+    return Path(os.path.realpath(os.fsdecode(found.contents.l_name)))
 
 
 def unloadable(names: Sequence[str]) -> list[str]:

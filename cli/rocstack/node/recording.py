@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 SCHEMA = 1
 LARGEST = 64 << 20  # bytes of one blob
+LONGEST = 2048  # bytes of a path
 T = TypeVar("T")
 MODEL_FILE = "/sys/devices/virtual/rocstack/model"  # only a virtual node has it: the node model's name
 
@@ -124,7 +125,7 @@ class Recording:
         if type(schema) is not int or schema != SCHEMA:
             raise ValueError(f"a recording of schema {schema!r:.40}, this rocstack reads {SCHEMA}")
         try:
-            return Recording(
+            recording = Recording(
                 host=_text(data["host"]),
                 files=_texts(data["files"]),
                 blobs={path: unpack(text) for path, text in _texts(data["blobs"]).items()},
@@ -134,8 +135,20 @@ class Recording:
                 commands={_text(line): _answer(**answer) for line, answer in data["commands"].items()},
                 unread=_texts(data["unread"]),
             )
+            recording._check_paths()
         except (KeyError, TypeError, AttributeError, ValueError, zlib.error) as error:
             raise ValueError(f"not a recording: {error!r:.200}") from error
+        return recording
+
+    def _check_paths(self) -> None:
+        """A tree of them is written to disks, and none may lead out of it."""
+        leaves = {*self.files, *self.blobs, *self.links, *self.devices}
+        for path in (*leaves, *self.folders):
+            plain = path[:1] == "/" != path[1:2] and "\0" not in path and os.path.normpath(path) == path
+            if not plain or len(path.encode()) > LONGEST or any(len(name.encode()) > 255 for name in path.split("/")):
+                raise ValueError(f"{path!r:.80} is no path")
+        for path in leaves & self._children.keys():
+            raise ValueError(f"{path!r:.80} is a folder, and is not")
 
     def write_tree(self, root: Path, below: str = "/sys") -> None:
         """Makes a tree that real tools read: what lies below one folder, without that folder's name; links are
@@ -150,7 +163,7 @@ class Recording:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
         for path, to in self.links.items():
-            if path.startswith(prefix) and to.startswith(prefix):
+            if path.startswith(prefix) and os.path.normpath(to).startswith(prefix) and "\0" not in to:
                 link, aim = root / path[len(prefix) :], root / to[len(prefix) :]
                 link.parent.mkdir(parents=True, exist_ok=True)
                 if not link.is_symlink():
@@ -165,7 +178,7 @@ def is_index(name: str) -> bool:
 def natural_key(name: str) -> tuple[str, int, str]:
     """Sorts numbers at the end of a name by value."""
     stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or 0), name
+    return stem, int(name[len(stem) :][-18:] or 0), name  # Python refuses to read thousands of digits
 
 
 def pack(data: bytes) -> str:

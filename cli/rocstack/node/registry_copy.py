@@ -11,10 +11,12 @@ import shutil
 import tempfile
 import time
 
+from . import files
 from .engine import CommandOutput, NodeError, Row, docker
 
 CERTS = "/etc/docker/certs.d"  # skopeo reads it too: containers-certs.d(5)
 MEMORY = "/dev/shm"  # a password doesn't reach a disk where there is one
+PREFIX = "rocstack-copy-"
 MOUNT = "/run/rocstack"
 COPY_S, INSPECT_S = 7200.0, 120.0
 ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
@@ -34,8 +36,12 @@ def copy_image(copy: Row, logins: list[Row], image: str) -> Row:
         NodeError: it is not there afterwards, byte by byte and with zstd layers.
     """
     began, reference = time.monotonic(), f"docker://{copy['target']}@{copy['digest']}"
-    folder = tempfile.mkdtemp(prefix="rocstack-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+    base = MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir()
+    files.sweep(base, PREFIX, {os.geteuid()})  # of copies that were killed
+    folder = tempfile.mkdtemp(prefix=PREFIX, dir=base)
+    handle = os.open(folder, os.O_RDONLY)
     try:
+        files.hold(handle)
         _write(folder, logins)
         present = _skopeo(folder, image, INSPECT_S, "inspect", "--raw", reference)
         changed = bool(present.code)
@@ -49,6 +55,7 @@ def copy_image(copy: Row, logins: list[Row], image: str) -> Row:
         _check(copy, present)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
     return {"changed": changed, "seconds": round(time.monotonic() - began, 2)}
 
 
@@ -74,7 +81,8 @@ def _write(folder: str, logins: list[Row]) -> None:
 
 def _skopeo(folder: str, image: str, seconds: float, command: str, *words: str) -> CommandOutput:
     return docker(
-        "run", "--rm", "--network=host", f"--volume={folder}:{MOUNT}:ro", f"--volume={folder}/certs.d:{CERTS}:ro",
+        "run", "--rm", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=host",
+        f"--volume={folder}:{MOUNT}:ro", f"--volume={folder}/certs.d:{CERTS}:ro",
         "--entrypoint=skopeo", image, command, f"--authfile={MOUNT}/auth.json", *words,
         check=False, seconds=seconds,
     )  # fmt: skip

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from . import containers
 from .engine import NodeError, Row, docker, inspect_existing
 from .engine_facts import OWN, SERVICE
+from .fence import Fence
 from .files import explained
+from .node_lock import STATE, node_lock
 from .pull import CERTS
 
 # The name that a deploy gives an image. One that has another name as well is somebody's own, built here perhaps.
@@ -49,16 +51,25 @@ def removable_images(images: Iterable[Row], used: set[str], keep: set[str]) -> l
 REMOVABLE_FOLDERS = ("/etc/rocstack", "/var/lib/rocstack", CERTS)  # nothing is removed elsewhere
 
 
-def take_down(volumes: Iterable[str], images: bool, files: Iterable[str], done: Row, label: str = SERVICE) -> None:
+def take_down(
+    volumes: Iterable[str],
+    images: bool,
+    files: Iterable[str],
+    done: Row,
+    label: str = SERVICE,
+    fence: Row | None = None,
+    folder: str = STATE,
+) -> None:
     """
     Args:
         volumes: names of those to remove; what is in them is gone.
         images: whether the images that deploys brought go too.
         files: files and folders to remove.
         done: is filled as it happens: "containers", "volumes", "images", "files", "changed".
+        fence: as `Fence` takes it, with the `folder`.
 
     Raises:
-        NodeError: something can't be removed, or is none of ours.
+        NodeError: something can't be removed, or is none of ours; another run is at work here; as `Fence.check`.
     """
     done.update(containers=[], volumes=[], images=[], files=[], changed=False)
     for path in files:
@@ -66,18 +77,24 @@ def take_down(volumes: Iterable[str], images: bool, files: Iterable[str], done: 
             raise NodeError(f"{path} is not rocstack's to remove", kind="file")
         if ".." in path.split("/"):
             raise NodeError(f"{path} leads elsewhere", kind="file")
-    listed = docker("ps", "--all", "--format", "{{.Names}}", "--filter", f"label={label}").out.split()
-    done["containers"] = containers.remove(listed)
-    there = set(docker("volume", "ls", "--quiet").out.split())
-    for volume in (name for name in volumes if name in there):
-        docker("volume", "rm", volume)
-        done["volumes"].append(volume)
-    done["images"] = prune_images([]) if images else []
-    for path in files:
-        if os.path.lexists(path):
-            with explained(path, "removed"):
-                _remove(path)
-            done["files"].append(path)
+        if os.path.normpath(path) == CERTS:
+            raise NodeError(f"{path} holds more than rocstack's certificates", kind="file")
+    fences = Fence(fence, folder)
+    with node_lock(folder, fence=fences):
+        listed = docker("ps", "--all", "--format", "{{.Names}}", "--filter", f"label={label}").out.split()
+        done["containers"] = containers.remove(listed)
+        there = set(docker("volume", "ls", "--quiet").out.split())
+        for volume in (name for name in volumes if name in there):
+            fences.check()
+            docker("volume", "rm", volume)
+            done["volumes"].append(volume)
+        fences.check()
+        done["images"] = prune_images([]) if images else []
+        for path in files:
+            if os.path.lexists(path):
+                with explained(path, "removed"):
+                    _remove(path)
+                done["files"].append(path)
     done["changed"] = any(done[kind] for kind in ("containers", "volumes", "images", "files"))
 
 

@@ -27,10 +27,11 @@ _NOTHING = '*"othing new added"*|*"othing modified"*|*"othing deleted"*'
 
 
 class SlurmController:
-    """`container` holds the controller."""
+    """`container` holds the controller; `may_change` raises where whoever asked may change nothing any more."""
 
-    def __init__(self, container: str = CONTAINER) -> None:
+    def __init__(self, container: str = CONTAINER, may_change: Callable[[], None] = lambda: None) -> None:
         self.container = container
+        self._may_change = may_change
         self._parent = os.getppid()
 
     def state(self) -> dict[str, Row]:
@@ -65,6 +66,7 @@ class SlurmController:
         if busy and requeue:
             now = self.state()
             for job in sorted({job for name in busy for job in now.get(name, {}).get("jobs", [])}):
+                self._may_change()
                 output = docker("exec", self.container, "scontrol", "requeue", str(job), check=False)
                 if output.code:
                     refused[str(job)] = output.why
@@ -107,6 +109,7 @@ class SlurmController:
         """
         if not commands:
             return {"ran": 0}
+        self._may_change()
         lines = [
             f"out=$({shlex.join(line)} 2>&1) || case $out in {_NOTHING}) ;;"
             f' *) echo "$out" >&2; echo {number}; exit 1 ;; esac'
@@ -143,6 +146,7 @@ class SlurmController:
                 left = {name: reason for name in nodes if (reason := why(now.get(name)))}
             except NodeError as failed:  # a controller that starts
                 left = dict.fromkeys(nodes, failed.what)
+            self._may_change()
             passed = time.monotonic()
             if not left or passed >= deadline:
                 return left
@@ -151,6 +155,7 @@ class SlurmController:
             time.sleep(min(SOON if passed - began < quick else PAUSE, deadline - passed))
 
     def _update(self, nodes: list[str], state: str, reason: str = "") -> None:
+        self._may_change()
         line = ["scontrol", "update", f"NodeName={','.join(nodes)}", f"State={state}"]
         self._ask(*line, *([f"Reason={reason}"] if reason else []))
 
@@ -165,16 +170,16 @@ class SlurmController:
 STEPS = ("drain", "wait_drained", "wait_ready", "run")
 
 
-def run_steps(steps: list[Row], container: str = CONTAINER) -> list[Row]:
+def run_steps(steps: list[Row], container: str = CONTAINER, may_change: Callable[[], None] = lambda: None) -> list[Row]:
     """Steps {"do": one of STEPS; its arguments}, one result each.
 
     Raises:
-        NodeError: a step that nobody knows, or one that failed; those after it are not done.
+        NodeError: a step that nobody knows, or one that failed; those after it are not done; as `may_change`.
     """
     for step in steps:
         if step.get("do") not in STEPS:
             raise NodeError(f"no step '{step.get('do')}' with Slurm", kind="slurm")
-    slurm = SlurmController(container)
+    slurm = SlurmController(container, may_change)
     return [getattr(slurm, step["do"])(**{key: value for key, value in step.items() if key != "do"}) for step in steps]
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .gate import FITS, HOST, UNFIT, UNKNOWN, GateFinding, GateVerdict
+from .gate import FITS, HOST, REBUILD, UNFIT, UNKNOWN, GateFinding, GateVerdict
 from .image_facts import ImageFacts, ImageProvider
-from .rdma_check import RdmaCheck
+from .rdma_check import RdmaCheck, libibverbs_file
 
 DECISION_PATH = "/run/rocstack/gate"
 REFUSE, WARN, OFF = "refuse", "warn", "off"  # ROCSTACK_GATE
@@ -67,6 +67,7 @@ def read_decision() -> GateDecision | None:
 NEWER_RDMA_CORE = Path("/opt/rdma-core/lib")  # a newer rdma-core, which the loader takes before the distribution's
 LIBRARIES = Path("/usr/lib")
 DRIVERS_VARIABLE = "RDMAV_DRIVERS"  # libibverbs takes those first (libibverbs/dynamic_driver.c); without -rdmavN.so
+OLDER_DRIVERS_VARIABLE = "IBV_DRIVERS"  # where the first is not set
 
 
 def link_provider(image: ImageFacts, prefix: str) -> str:
@@ -86,16 +87,37 @@ def link_provider(image: ImageFacts, prefix: str) -> str:
     return ""
 
 
-def check_loaded_file(image: ImageFacts, verdict: GateVerdict, environ: Mapping[str, str]) -> GateVerdict:
-    """The verdict on the image as it is, not as its manifest says: the file that libibverbs loads must be the one
-    that was judged, by its sha256. The node's own library (way `host`) is in no manifest."""
-    judged = _judged_provider(image, verdict)
-    if verdict.result == UNFIT or judged is None or judged.way == HOST:
+AS_BUILT = "take the image as it was built, with nothing mounted there"
+
+
+def check_loaded_files(image: ImageFacts, verdict: GateVerdict, environ: Mapping[str, str]) -> GateVerdict:
+    """The verdict on the image as it is, not as its manifest says: libibverbs, and the provider that it loads, must be
+    the files that were judged, by their sha256. The node's own library (way `host`) is in no manifest."""
+    if verdict.result == UNFIT or not image.providers:
         return verdict
-    if not judged.driver or image.private_abi is None:  # unknown already
+    found, judged = [_compare_libibverbs(image)], _judged_provider(image, verdict)
+    if judged and judged.way != HOST and judged.driver and image.private_abi is not None:
+        found.append(_compare(image, judged, environ))
+    findings = sorted((each for each in found if each), key=lambda finding: finding.result != UNFIT)
+    if not findings or findings[0].result == verdict.result:  # unknown already
         return verdict
-    finding = _compare(image, judged, environ)
-    return replace(verdict, result=finding.result, findings=(finding,)) if finding else verdict
+    return replace(verdict, result=findings[0].result, findings=tuple(findings))
+
+
+def _compare_libibverbs(image: ImageFacts) -> GateFinding | None:
+    """One of another release has another private ABI: it loads other files than those that were judged, which may
+    still be there."""
+    try:
+        file = libibverbs_file()
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        return GateFinding(UNFIT, f"libibverbs can't be loaded: {error}", AS_BUILT)
+    if not image.verbs_sha256:
+        return GateFinding(UNKNOWN, "the image does not say which file its libibverbs is", REBUILD)
+    if digest == image.verbs_sha256:
+        return None
+    what = f"the loader takes {file}, which is not the libibverbs that the image was built with"
+    return GateFinding(UNFIT, what, f"{AS_BUILT}; an upgrade of rdma-core needs a new build")
 
 
 def _judged_provider(image: ImageFacts, verdict: GateVerdict) -> ImageProvider | None:
@@ -124,16 +146,13 @@ def _compare(image: ImageFacts, judged: ImageProvider, environ: Mapping[str, str
         what = f"libibverbs would load {real}, the node needs {judged.path}"
         return GateFinding(UNFIT, what, "start the container by its own entrypoint, as root")
     what = f"libibverbs would load {real}, which is not the {judged.driver} that the image was built with"
-    return GateFinding(UNFIT, what, "take the image as it was built, with nothing mounted there")
+    return GateFinding(UNFIT, what, AS_BUILT)
 
 
 def _named_file(name: str, environ: Mapping[str, str]) -> Path | None:
     abi = name.rpartition("-rdmav")[2]
-    files = (
-        Path(f"{word}-rdmav{abi}")
-        for word in re.split("[:;]", environ.get(DRIVERS_VARIABLE, ""))
-        if word.startswith("/")
-    )
+    words = re.split("[:;]", environ.get(DRIVERS_VARIABLE, environ.get(OLDER_DRIVERS_VARIABLE, "")))
+    files = (Path(f"{word}-rdmav{abi}") for word in words if word.startswith("/"))
     return next((file for file in files if file.name == name), None)
 
 

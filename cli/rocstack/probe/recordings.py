@@ -99,8 +99,7 @@ def profiles(recordings: Iterable[Recording], overlay: Path | None = None) -> tu
 
 def kinds(overlay: Path | None = None) -> tuple[NicSettings, ...]:
     """The hardware part of each NIC profile's head."""
-    files = component.library("nic", overlay).files.values()
-    heads = [component.validate_head(file, component.NicProfile) for file in files]
+    heads = component.nic_profiles(overlay)
     return tuple(NicSettings(head.name, head.modules, head.pci, head.provider) for head in heads)
 
 

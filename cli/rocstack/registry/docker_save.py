@@ -6,7 +6,6 @@ store keep them compressed: only `manifest.json` at the end tells which is which
 
 import errno
 import gzip
-import json
 import posixpath
 import shutil
 import tarfile
@@ -19,10 +18,11 @@ from types import SimpleNamespace
 from typing import IO, Any, Self
 
 from docker import DockerClient
-from docker.errors import APIError
-from requests.exceptions import RequestException
+from docker.errors import APIError, create_api_error_from_http_exception
+from requests.exceptions import HTTPError, RequestException
 
 from rocstack.base.errors import CheckFailed, Missing
+from rocstack.base.text import from_json
 from rocstack.registry.layers import BLOCK, UnreadableLayer, checked
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -49,12 +49,12 @@ class SavedImage:
             with ExitStack() as undo:
                 made = tempfile.TemporaryDirectory(prefix="rocstack-save-", ignore_cleanup_errors=True)
                 folder = Path(undo.enter_context(made))
-                links = _unpack(client.api.get_image(image, chunk_size=BLOCK), folder, skip)
+                links = _unpack(_saved(client, image), folder, skip)
                 config, files = _sorted(folder, links, diff_ids)
                 return cls(config, files, undo.pop_all().close)
         except (APIError, RequestException) as error:
             raise Missing.of("save-failed", image=image[:19], cause=error) from None
-        except (OSError, ValueError, KeyError, IndexError, tarfile.TarError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, tarfile.TarError) as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise Missing.of("no-room-to-save", folder=tempfile.gettempdir()) from None
             cause = str(error) or type(error).__name__
@@ -67,6 +67,18 @@ class SavedImage:
         if diff_id not in self.files:
             raise UnreadableLayer(f"layer {diff_id[:19]} was not saved")
         return checked(_plain(self.files[diff_id]), diff_id)
+
+
+def _saved(client: DockerClient, image: str) -> Iterator[bytes]:
+    """As `get_image` of docker-py, which takes the client's time limit off the answer: at an engine that freezes in the
+    middle it would wait for ever."""
+    api = client.api
+    with api.get(f"{api.base_url}/v{api.api_version}/images/{image}/get", stream=True, timeout=api.timeout) as answer:
+        try:
+            answer.raise_for_status()
+        except HTTPError as error:
+            create_api_error_from_http_exception(error)  # raises it with the engine's words
+        yield from answer.iter_content(BLOCK)
 
 
 def _unpack(blocks: Iterable[bytes], folder: Path, skip: Collection[str]) -> dict[str, str]:
@@ -94,9 +106,9 @@ def _unpack(blocks: Iterable[bytes], folder: Path, skip: Collection[str]) -> dic
 
 
 def _sorted(folder: Path, links: dict[str, str], diff_ids: Sequence[str]) -> tuple[bytes, dict[str, Path]]:
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())[0]
+    manifest: dict[str, Any] = from_json((folder / "manifest.json").read_bytes())[0]
     config = (folder / _contained(manifest["Config"])).read_bytes()
-    if tuple(json.loads(config)["rootfs"].get("diff_ids") or ()) != tuple(diff_ids):
+    if tuple(from_json(config)["rootfs"].get("diff_ids") or ()) != tuple(diff_ids):
         raise ValueError("it holds another image")
     paths = [_contained(links.get(name, name)) for name in manifest["Layers"] or ()]
     named = dict(zip(diff_ids, paths, strict=True))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -24,6 +25,7 @@ class LocalImage:
     diff_ids: tuple[str, ...]
     needed: Collection[str] | None = None
     _engine_id: str = ""
+    _config_id: str | None = None
     _source: GraphStore | SavedImage | None = None
     _saved: SavedImage | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -39,7 +41,8 @@ class LocalImage:
             raise BadInput.of("no-local-image", reference=reference)
         info = client.info()
         local = cls(client, reference, tuple(image.attrs["RootFS"].get("Layers") or ()), _engine_id=str(image.id))
-        if info.get("Driver") == "overlay2":
+        if info.get("Driver") == "overlay2":  # this store, not containerd's: an image's id is its configuration's
+            local._config_id = local._engine_id
             local._source = GraphStore.find(Path(str(info.get("DockerRootDir"))), local._engine_id)
         return local
 
@@ -57,7 +60,15 @@ class LocalImage:
     @property
     def known_id(self) -> str | None:
         """The sha256 of its configuration, its id on every engine, where it can be told without copying anything."""
-        return sha256(self._source.config) if self._source else None
+        return sha256(self._source.config) if self._source else self._config_id
+
+    @property
+    def id(self) -> str:
+        """The same in any case: the engine is asked for the image, and its layers are left out, where it must be."""
+        if self.known_id is None:
+            with closing(SavedImage.make(self.client, self._engine_id, self.diff_ids, ())) as saved:
+                self._config_id = sha256(saved.config)
+        return str(self.known_id)
 
     def size(self, diff_id: str) -> int:
         """Bytes, uncompressed, or nearly; 0 if it is not known yet."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rocstack.base.errors import CheckFailed
+from rocstack.base.text import from_json
 from rocstack.base.words import Value
 from rocstack.registry.layers import sha256
 
@@ -43,7 +44,11 @@ def config_blob(config: bytes) -> Blob:
 
 def manifest(config: bytes, layers: Sequence[Blob]) -> bytes:
     """The manifest, the same bytes for the same layers."""
-    parts = {"config": config_blob(config).descriptor, "layers": [layer.descriptor for layer in layers]}
+    return _manifest(config_blob(config), layers)
+
+
+def _manifest(config: Blob, layers: Sequence[Blob]) -> bytes:
+    parts = {"config": config.descriptor, "layers": [layer.descriptor for layer in layers]}
     return as_json({"schemaVersion": 2, "mediaType": MANIFEST, **parts})
 
 
@@ -53,7 +58,7 @@ def parse_manifest(data: bytes) -> tuple[str, tuple[Blob, ...]]:
     Raises:
         ValueError: it is no manifest.
     """
-    parsed = json.loads(data)
+    parsed = from_json(data)
     if not isinstance(parsed, dict) or "config" not in parsed:
         return "", ()
     try:
@@ -63,9 +68,28 @@ def parse_manifest(data: bytes) -> tuple[str, tuple[Blob, ...]]:
         raise ValueError(f"no manifest: {error}") from None
 
 
+def holds(data: bytes, image_id: str, layers: int) -> bool:
+    """Is this a manifest that `manifest` made, of the image with this id, with zstd layers? By every byte: one with
+    more in it may be another image, or an index, to another parser. The layers' content is in the id, and engines
+    compare it."""
+    try:
+        _, found = parse_manifest(data)
+        config = Blob(digest=image_id, size=from_json(data)["config"]["size"], media_type=CONFIG)
+    except (ValueError, KeyError, TypeError):
+        return False
+    blobs = [Blob(digest=blob.digest, size=blob.size) for blob in found]
+    return len(blobs) == layers and data == _manifest(config, blobs)
+
+
 def media_type(data: bytes) -> str:
-    """Of a manifest or index; OCI's own may leave it out."""
-    parsed = json.loads(data)
+    """Of a manifest or index; OCI's own may leave it out.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    parsed = from_json(data)
+    if not isinstance(parsed, dict):
+        raise ValueError("it is no manifest")
     return str(parsed.get("mediaType") or (INDEX if "manifests" in parsed else MANIFEST))
 
 

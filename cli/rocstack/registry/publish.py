@@ -15,7 +15,7 @@ from pydantic import Field
 from rocstack.base.words import Value
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.oci import ZSTD_LAYER, Blob, Packer, config_blob, manifest, parse_manifest, require_zstd
+from rocstack.registry.oci import ZSTD_LAYER, Blob, Packer, config_blob, holds, manifest, parse_manifest, require_zstd
 from rocstack.registry.repository import Repository
 
 LAYERS_AT_ONCE = 3
@@ -108,9 +108,8 @@ def publish(
     """
     started = time.monotonic()
     work = _Publication(image, repository, packed_layers or PackedLayers(None), progress)
-    present = repository.manifest(tag, denied_is_absent=True)
-    config, layers = parse_manifest(present or b"{}")
-    if present and config == image.known_id and all(layer.media_type == ZSTD_LAYER for layer in layers):
+    present = repository.manifest(tag, denied_is_absent=True) or b""
+    if holds(present, image.known_id or "", len(image.diff_ids)):
         data = present
     else:
         data = work.manifest(_manifests(repository, siblings))
@@ -122,11 +121,14 @@ def _manifests(repository: Repository, siblings: Sequence[str]) -> list[tuple[st
     """Repository and zstd layers (by diff id) of the manifests that are there, this repository's last."""
 
     def layers(where: Repository, name: str) -> tuple[str, dict[str, Blob]]:
-        config, blobs = parse_manifest(where.manifest(name) or b"{}")
-        if not blobs or any(blob.media_type != ZSTD_LAYER for blob in blobs):
+        try:
+            config, blobs = parse_manifest(where.manifest(name) or b"{}")
+            if not blobs or any(blob.media_type != ZSTD_LAYER for blob in blobs):
+                return where.name, {}
+            diff_ids = json.loads(where.blob(config) or b"{}").get("rootfs", {}).get("diff_ids", ())
+            return where.name, dict(zip(diff_ids, blobs, strict=False))
+        except (ValueError, TypeError, AttributeError, RecursionError):  # no image's
             return where.name, {}
-        diff_ids = json.loads(where.blob(config) or b"{}").get("rootfs", {}).get("diff_ids", ())
-        return where.name, dict(zip(diff_ids, blobs, strict=False))
 
     places = [*(replace(repository, name=name) for name in siblings), repository]
     with ThreadPoolExecutor(LAYERS_AT_ONCE) as pool:

@@ -11,7 +11,7 @@ from rocstack.base.errors import CheckFailed
 from rocstack.image.build_report import BuildReport
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.oci import media_type
+from rocstack.registry.oci import holds, media_type
 from rocstack.registry.publish import PackedLayers, publish
 from rocstack.registry.registry_http import as_engine
 from rocstack.registry.repository import Repository
@@ -45,8 +45,9 @@ def push_images(
     for image in report.images:
         path = target.path(image.role)
         repository = Repository(http, path, attempts=settings.attempts, on_retry=say)
-        with LocalImage.find(client, image.reference) as source:
-            content = image_names.content_tag(client.images.get(image.reference).labels["io.rocstack.content"])
+        built = image.image_id or image.reference  # by its id: the name may be another image's by now
+        with LocalImage.find(client, built) as source:
+            content = image_names.content_tag(client.images.get(built).labels["io.rocstack.content"])
             digest = push(
                 source, repository, content, tags, say, move_tags=move_tags, siblings=siblings, packed_layers=layers
             )
@@ -71,9 +72,10 @@ def push(
     """Pushes `image` under `content_tag`, then names it by `tags`; every manifest is read back and compared. The digest
     that all of them name then.
 
-    A content tag that the registry has is not pushed again: the image behind it gets the tags, even if this machine
-    built its own from the same content. No tag is made before all of them were compared. `siblings` and
-    `packed_layers` are `publish`'s.
+    The tags get this very image, which was built and tested here, never what lies under the content tag: who may write
+    to the registry could have put it there. Two builds of one content are two images; the last one pushed has the
+    content tag. No tag is made or moved before all of them were compared. `siblings` and `packed_layers` are
+    `publish`'s.
 
     Raises:
         CheckFailed: a tag names another digest and `move_tags` is off; the registry holds another manifest than was
@@ -87,9 +89,12 @@ def push(
 
     name = repository.reference
     data = repository.manifest(content_tag, denied_is_absent=True)
-    if data is None:
+    other = data is not None and not holds(data, image.id, len(image.diff_ids))
+    if data is None or other:
         if not move_tags:  # before gigabytes are sent for nothing
             _refuse_to_move(name, None, present(denied_is_absent=True))
+        if other:
+            say(f"{name}:{content_tag} is another image, {sha256(data or b'')}: it gets the one that was built here")
         say(f"pushing {name}:{content_tag}")
         repository.check_access()
         data = publish(image, repository, content_tag, siblings=siblings, packed_layers=packed_layers).manifest

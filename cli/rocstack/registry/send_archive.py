@@ -1,15 +1,15 @@
 """Sends an archive to nodes over ssh, several at once, and compares what their engines have afterwards."""
 
 import shlex
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rocstack.base.words import Value
+from rocstack.edge import stalls
 from rocstack.edge.retry import Retry
 from rocstack.registry.image_archive import ImageArchive
 
@@ -35,6 +35,7 @@ class LoadTarget:
     shell: Sequence[str]
     engine: Sequence[str] = ("docker",)  # on the node, with sudo where it needs that
     have: frozenset[str] = frozenset()  # diff ids of its engine; only for the older store
+    load: Sequence[str] = ()  # instead of "load" of the engine
 
 
 def load(
@@ -68,7 +69,6 @@ class _Sender:
     progress: Progress
     sent: int = 0
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> LoadedImage:
         started, retry = time.monotonic(), Retry(self.attempts, FIRST_PAUSE, sleep=self.sleep or self._stopped.wait)
@@ -86,8 +86,6 @@ class _Sender:
 
     def stop(self) -> None:
         self._stopped.set()
-        if self._process:
-            self._process.kill()
 
     def _once(self, have: Collection[str]) -> str:
         """What went wrong, or nothing."""
@@ -95,15 +93,16 @@ class _Sender:
             return "the archive lacks layers that this node does not have"
         engine = shlex.join(self.target.engine)
         name = shlex.quote(self.archive.name)
-        line = f"{engine} load --quiet >&2 && {engine} image inspect --format '{{{{.Id}}}}' {name}"
+        load = shlex.join(self.target.load or [*self.target.engine, "load", "--quiet"])
+        line = f"{load} >&2 && {engine} image inspect --format '{{{{.Id}}}}' {name}"
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            ask = [*self.target.shell, f"{engine} version"]
             try:
-                command = [*self.target.shell, line]
-                self._process = process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
-            except OSError as error:
+                code = stalls.run(
+                    [*self.target.shell, line], ask, out, err, feed=self._pieces(have), stopped=self._stopped
+                )
+            except (OSError, stalls.Stalled) as error:
                 return str(error)
-            self._feed(process, have)
-            code = process.wait()
             out.seek(0)
             err.seek(0)
             loaded, lines = out.read().decode().strip(), err.read().decode("utf-8", "replace").strip().splitlines()
@@ -113,18 +112,11 @@ class _Sender:
             return f"the node has {loaded[:19]}, this machine {self.archive.id[:19]}"
         return ""
 
-    def _feed(self, process: subprocess.Popen[bytes], have: Collection[str]) -> None:
-        assert process.stdin is not None
+    def _pieces(self, have: Collection[str]) -> Iterator[bytes]:
         total, done = self.archive.size(have), 0
-        try:
-            for data in self.archive.stream(have):
-                if self._stopped.is_set():
-                    process.kill()
-                    break
-                process.stdin.write(data)
-                self.sent += len(data)
-                done += len(data)
-                self.progress(self.target.node, min(done, total), total)
-            process.stdin.close()
-        except BrokenPipeError:  # the other side ended; its exit status and words say why
-            pass
+        self.progress(self.target.node, 0, total)
+        for data in self.archive.stream(have):
+            yield data
+            self.sent += len(data)
+            done += len(data)
+            self.progress(self.target.node, min(done, total), total)

@@ -9,7 +9,7 @@ from rocstack.base.words import Value
 from rocstack.settings.settings import Settings
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
-_PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
+_PIP = ("PIP_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
 # Variables of common clients; the first that names a file counts.
 _CA = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 

@@ -3,7 +3,7 @@ how they are built, what reaches the runtime stage, how their version is read an
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
@@ -98,11 +98,19 @@ class RcclPlugin(Value):
     source: Line  # who says so
 
 
+class CardNeed(Value):
+    """A card that rdma-core's own provider drives only from a release on."""
+
+    rdma_core: Annotated[str, Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3})?$")]
+    source: Line
+
+
 class NicProfile(Value):
     name: Name
     about: Line
     hardware: tuple[Line, ...] = ()
     pci: tuple[PciId, ...] = ()
+    cards: dict[PciId, CardNeed] = {}  # those of `pci` that need a newer rdma-core than others
     modules: tuple[Driver, ...] = ()  # kernel modules on the host; the last one makes the RDMA devices
     provider: Driver | None = None  # the libibverbs driver's name
     ways: dict[Name, Way] = Field(min_length=1)
@@ -110,6 +118,11 @@ class NicProfile(Value):
     dscp_source: Line | None = None
     env: tuple[NicVariable, ...] = ()
     plugin: RcclPlugin | None = None
+
+    @property
+    def card_needs(self) -> dict[str, str]:
+        """PCI id -> the release of rdma-core that it needs."""
+        return {card: need.rdma_core for card, need in self.cards.items()}
 
 
 Head = TypeVar("Head", Component, NicProfile)
@@ -175,3 +188,12 @@ def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = 
             hint = hinted(file.name, files)
             raise BadInput.of("override-of-no-template", Where(str(path), 1), file=path.name, hint=hint)
     return TemplateLibrary(kind, files, overrides)
+
+
+def nic_profiles(overlay: Path | None = None) -> tuple[NicProfile, ...]:
+    """The heads of all NIC profiles, with those of the overlay.
+
+    Raises:
+        BadInput: one is wrong.
+    """
+    return tuple(validate_head(file, NicProfile) for file in library("nic", overlay).files.values())

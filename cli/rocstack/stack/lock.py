@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import ValidationError
 
 from rocstack.base import paths
-from rocstack.base.errors import BadInput
-from rocstack.base.words import ImageRef, Line, Name, Package, Sha256, Url, Value, Version
-from rocstack.stack.stack import ComponentChoice, Stack
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.words import ImageRef, Line, Name, Package, PlainUrl, Sha256, Url, Value, Version
+from rocstack.stack.stack import AptRepository, ComponentChoice, Stack
 
 FILE = "rocstack.lock"
 
@@ -31,6 +31,7 @@ class LockedWheel(Value):
     name: Name
     version: Version
     sha256: tuple[Sha256, ...]
+    index: Url | None = None  # where it is, if not in the default one
 
 
 class LockedSource(Value):
@@ -38,6 +39,14 @@ class LockedSource(Value):
     version: Version
     url: Url | None = None
     package: Package | None = None
+    sha256: Sha256
+
+
+class LockedKey(Value):
+    """The key that signs a repository, as it was when the stack was locked first."""
+
+    repository: Name
+    url: PlainUrl
     sha256: Sha256
 
 
@@ -49,6 +58,7 @@ class Lock(Value):
     packages: tuple[LockedPackage, ...] = ()
     wheels: tuple[LockedWheel, ...] = ()
     sources: tuple[LockedSource, ...] = ()
+    keys: tuple[LockedKey, ...] = ()
 
     def digest(self) -> str:
         """The lock hash of the labels: sha256 over the whole lock."""
@@ -58,13 +68,17 @@ class Lock(Value):
         return next((source for source in self.sources if source.component == component), None)
 
     def to_text(self) -> str:
-        return json.dumps(self.model_dump(exclude_none=True), indent=1, sort_keys=True) + "\n"
+        data = self.model_dump(exclude_none=True, exclude=None if self.keys else {"keys"})
+        return json.dumps(data, indent=1, sort_keys=True) + "\n"
 
-    def requirements(self) -> str:
-        """The wheels as pip's requirements file with hashes."""
-        hashes = (" ".join(f"--hash=sha256:{value}" for value in wheel.sha256) for wheel in self.wheels)
-        lines = (f"{wheel.name}=={wheel.version} {text}" for wheel, text in zip(self.wheels, hashes, strict=True))
-        return "\n".join(lines) + "\n"
+    def requirements(self) -> tuple[str, ...]:
+        """The wheels as pip's requirements files with hashes, one for each index; the default one's has no index."""
+        sets: dict[str, list[str]] = {}
+        for wheel in self.wheels:
+            hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
+            own = sets.setdefault(wheel.index or "", [f"--index-url {wheel.index}"] if wheel.index else [])
+            own.append(f"{wheel.name}=={wheel.version} {hashes}")
+        return tuple("\n".join(lines) + "\n" for _, lines in sorted(sets.items()))
 
 
 def definition_digest(stack: Stack) -> str:
@@ -93,13 +107,22 @@ def source_sha256(component: str, choice: ComponentChoice, lock: Lock | None) ->
     return choice.sha256 or (locked.sha256 if locked else None)
 
 
+def key_sha256(repository: AptRepository, lock: Lock | None) -> str | None:
+    """What the key of a repository must hash to, where stack or lock says so."""
+    keys = lock.keys if lock else ()
+    known = (key.sha256 for key in keys if (key.repository, key.url) == (repository.name, repository.key))
+    return repository.key_sha256 or next(known, None)
+
+
 def unpinned(stack: Stack, lock: Lock | None) -> tuple[str, ...]:
-    """What no build may start without: archives and wheels whose sha256 neither stack nor lock says.
+    """What no build may start without: keys, archives and wheels whose sha256 neither stack nor lock says.
     A source package counts as pinned: apt checks it against the distribution's signed index."""
-    locked = {wheel.name for wheel in lock.wheels} if lock else set()
+    indexes = {wheel_of(n): c.index for n, c in stack.components.items() if c.method == "wheel"}
+    locked = {each.name for each in lock.wheels if each.index == indexes.get(each.name, each.index)} if lock else set()
+    keys = [f"the key of repository {each.name}" for each in stack.repositories if not key_sha256(each, lock)]
     archives = [n for n, c in stack.components.items() if c.url and not source_sha256(n, c, lock)]
     wheels = [wheel_of(n) for n, c in stack.components.items() if c.method == "wheel"]
-    return tuple(archives + [name for name in (*wheels, *stack.wheels) if name not in locked])
+    return tuple(keys + archives + [name for name in (*wheels, *stack.wheels) if name not in locked])
 
 
 def read(path: Path) -> Lock:
@@ -118,6 +141,11 @@ def read(path: Path) -> Lock:
         raise BadInput.of("bad-lock", path, problem=f"{at + ': ' if at else ''}{first['msg']}") from None
 
 
+def shipped(stack: Stack) -> Path:
+    """Where a lock that ships with the stack would be."""
+    return paths.images() / "stacks" / f"{stack.name}.lock"
+
+
 def for_stack(stack: Stack, file: Path | None) -> Lock | None:
     """The lock of `stack`: the user's file if it is there, else the one that ships with the stack.
 
@@ -127,8 +155,7 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
     """
     if file and file != Path(FILE) and not file.exists():
         raise BadInput.of("no-lock-file", path=file)
-    shipped = paths.images() / "stacks" / f"{stack.name}.lock"
-    path = file if file and file.exists() else shipped
+    path = file if file and file.exists() else shipped(stack)
     if not path.exists():
         return None
     lock = read(path)
@@ -181,3 +208,18 @@ def drift(lock: Lock, packages: dict[str, str], wheels: dict[str, str]) -> tuple
         for what, locked, found in pinned
         if found is not None and found != locked
     )
+
+
+def refuse_other_keys(stack: Stack, before: Lock, path: Path, now: Lock) -> None:
+    """A key stays what it was when the stack was locked first, or what the stack itself says: packages are locked anew
+    every week, and among their changes nobody would see it.
+
+    Raises:
+        CheckFailed: a repository's key is another.
+    """
+    own = {repository.name for repository in stack.repositories if repository.key_sha256}
+    known = {(key.repository, key.url): key.sha256 for key in before.keys}
+    for key in now.keys:
+        found, locked = key.sha256, known.get((key.repository, key.url), key.sha256)
+        if key.repository not in own and found != locked:
+            raise CheckFailed.of("other-key", path, repository=key.repository, url=key.url, locked=locked, found=found)

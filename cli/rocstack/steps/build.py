@@ -18,7 +18,7 @@ from rocstack.registry.push import push_images, release_tags
 from rocstack.settings import site
 from rocstack.stack import rules
 from rocstack.stack.component import ROLES, Role
-from rocstack.stack.lock import Drift, Lock, drift, read
+from rocstack.stack.lock import Drift, Lock, drift, read, refuse_other_keys, shipped
 from rocstack.steps.image_plan import ImagePlan, join, plan_image
 from rocstack.steps.options import BuildOptions, LockOptions, Note, ignore, settings
 
@@ -55,6 +55,8 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     # Whatever can be refused without the engine is refused first.
     plan = plan_image(options, chosen, events.note)
     renderer.require_lock(plan.resolved, plan.lock)
+    if options.frozen and plan.lock is None:
+        raise BadInput.of("frozen-without-lock", stack=plan.resolved.stack.name)
     plan.render()
     events.planned(plan)
     if chosen.push:
@@ -119,9 +121,11 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
     rules.refuse_broken(rules.judge(rules.load(), value.facts()))
     client = engine.connect()
     made = pinning.make(value, bases.ensure(client, value.stack, chosen, note), site.of(chosen))
-    before = None
-    with suppress(BadInput):  # a damaged lock is replaced
-        before = read(options.to)
+    for path in (shipped(value.stack), options.to):
+        before = None
+        with suppress(BadInput):  # a damaged lock is replaced
+            before = read(path)
+            refuse_other_keys(value.stack, before, path, made)
     files.write(options.to, made.to_text())
     if before is None:
         return Locked(made, options.to)

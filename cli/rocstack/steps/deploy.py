@@ -18,11 +18,13 @@ from rocstack.deploy.plan.prepare import Choose, DeployRequest, prepare
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.journal import Journal
 from rocstack.deploy.ship.shipping import Shipping
+from rocstack.deploy.state import history as histories
 from rocstack.deploy.state import status as deployed
 from rocstack.deploy.state.cluster_state import read_state
+from rocstack.deploy.state.history import DeployHistory
 from rocstack.deploy.state.status import Status
 from rocstack.deploy.work import deploy as work
-from rocstack.edge import engine
+from rocstack.edge import engine, ssh
 from rocstack.registry.local_image import LocalImage
 from rocstack.settings.settings import Settings
 from rocstack.steps.options import (
@@ -102,6 +104,17 @@ def status(options: StatusOptions = StatusOptions()) -> Status:
     return deployed.status(read_state(nodes, chosen.cluster, overlay=chosen.overlay_folder(), forks=forks))
 
 
+def history(options: StatusOptions = StatusOptions()) -> DeployHistory:
+    """Who deployed, rolled back, took down or restored the cluster, when and with what outcome. Changes nothing.
+
+    Raises:
+        BadInput, Missing, CheckFailed: the inventory is wrong; the control node isn't reached.
+    """
+    nodes = inventories.load(inventory_path(settings(options), options.inventory))
+    control = nodes.control.name
+    return histories.read(ssh.ssh_hosts(nodes.path, [control])[control])
+
+
 def log_file(chosen: Settings | None = None) -> Path:
     """Where Ansible's output of the last deploy is."""
     return Path((chosen or settings()).out) / "deploy/ansible.log"
@@ -122,7 +135,8 @@ def _run(request: DeployRequest, chosen: Settings, events: DeployEvents | None) 
         client = engine.connect()
     except Missing:  # a rollback works without it
         client = None
-    return work.deploy(request, Shipping(client, log.parent), NodeRuns(request.inventory.path, log, events), events)
+    node_runs = NodeRuns(request.inventory.path, log, events, request.forks)
+    return work.deploy(request, Shipping(client, log.parent), node_runs, events)
 
 
 def _preview(request: DeployRequest, chosen: Settings, events: DeployEvents | None) -> DeployPreview:
@@ -159,6 +173,7 @@ def _request(options: DeployOptions | RollbackOptions, note: Note = ignore) -> t
         overrides=rollout,
         layer_bytes=sizes,
         require=require,
+        command="rollback" if isinstance(options, RollbackOptions) else "deploy --resume" if resume else "deploy",
         runs=Path(chosen.out) / "verify",
     )
     return request, chosen

@@ -9,6 +9,7 @@ from rocstack.base.errors import BadInput, Missing
 from rocstack.image import context
 from rocstack.image.build_report import last_base
 from rocstack.image.context import BuildContext
+from rocstack.nic.ways import with_card_needs
 from rocstack.node.gate import FITS, GateVerdict, judge
 from rocstack.node.image_facts import from_labels
 from rocstack.stack import component, rules, stack
@@ -84,10 +85,9 @@ def stacks(options: StacksOptions = StacksOptions()) -> Stacks:
     """
     folder = settings(options).overlay_folder()
     overlays.load(folder)  # refuses a folder that is not there
-    files = component.library("nic", folder).files.values()
     return Stacks(
         tuple(stack.load(name, folder) for name in stack.names(folder)),
-        tuple(component.validate_head(file, component.NicProfile) for file in files),
+        component.nic_profiles(folder),
     )
 
 
@@ -133,7 +133,7 @@ def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> 
         CheckFailed: a node could not be read.
     """
     if options.image:
-        return _fit(options.image, options.profiles, options.inventory, note)
+        return _fit(options.image, options, note)
     if options.profiles or options.inventory:
         raise BadInput.of("no-image-to-judge")
     value = join(settings(options), gfx=options.gfx, methods=options.methods).resolved
@@ -141,14 +141,15 @@ def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> 
     return Explanation(tuple(rules.judge(rules.load(), facts)), facts, value.stack.facts)
 
 
-def _fit(reference: str, profiles: Path | None, inventory: Path | None, note: Note) -> ImageFit:
+def _fit(reference: str, options: ExplainOptions, note: Note) -> ImageFit:
     from rocstack.edge import engine  # only this asks it
 
     local = engine.find_image(engine.connect(), reference)
     if local is None:
         raise Missing.of("not-built", reference=reference)
-    image = from_labels(reference, local.labels or {})
+    nics = component.nic_profiles(settings(options).overlay_folder())
+    image = with_card_needs(from_labels(reference, local.labels or {}), nics)
     if image.role == "control":
         raise BadInput.of("not-a-worker", reference=reference)
-    nodes = nodes_of(profiles, inventory, image.modules, image.pci, note)
+    nodes = nodes_of(options.profiles, options.inventory, image.modules, image.pci, note)
     return ImageFit(reference, tuple(judge(image, node) for node in nodes))

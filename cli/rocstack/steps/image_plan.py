@@ -11,6 +11,7 @@ from rocstack.image.context import BuildContext
 from rocstack.nic import plugin_source, vendor_release, ways
 from rocstack.nic.ways import ProviderPlan, is_worker
 from rocstack.node.gate import UNFIT, judge
+from rocstack.node.image_facts import ImageFacts
 from rocstack.node.profile import NodeProfile
 from rocstack.settings.settings import Settings
 from rocstack.stack import component, overlay, resolve, rules, stack
@@ -139,17 +140,20 @@ def _providers(
         versions={name: part.version for name, part in choice.components.items()},
     )
     plan = ways.plan(nic, ways.needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
-    if not offer.repository and any(provider.way == "package" for provider in plan.providers):
-        raise BadInput.of("no-repository")
-    _refuse_unfit(nic, plan, nodes)
+    if any(provider.way == "package" for provider in plan.providers):
+        if chosen.nic_repository is None:
+            raise BadInput.of("no-repository")
+        if not chosen.nic_repository.key_sha256:
+            raise BadInput.of("unpinned-repository", key=chosen.nic_repository.key)
+    _refuse_unfit(ways.planned(nic, plan, offer.versions.get("rdma")), nodes)
     if chosen.nic_plugin:
         plugin, archives = plugin_source.read(nic, Path(chosen.nic_plugin), offer.versions)
         plan = replace(plan, plugin=plugin, archives={**plan.archives, **archives})
     return plan
 
 
-def _refuse_unfit(nic: NicProfile, plan: ProviderPlan, nodes: Sequence[NodeProfile]) -> None:
-    verdicts = [judge(ways.planned(nic, plan), node) for node in nodes]
+def _refuse_unfit(image: ImageFacts, nodes: Sequence[NodeProfile]) -> None:
+    verdicts = [judge(image, node) for node in nodes]
     unfit = [verdict for verdict in verdicts if verdict.result == UNFIT]
     if unfit:
         others = "; ".join(verdict.sentence for verdict in unfit[1:4])

@@ -12,9 +12,11 @@ from rocstack.container.mount import Mount, check_mounts, parse_mount
 from rocstack.container.run_line import RunLine, parse_gpus, run_line
 from rocstack.edge import engine
 from rocstack.nic.host_libraries import host_mounts
+from rocstack.nic.ways import with_card_needs
 from rocstack.node.gate import FITS, SLINGSHOT, judge
 from rocstack.node.image_facts import from_labels
 from rocstack.probe.recordings import probe_host
+from rocstack.stack import component
 from rocstack.stack.component import ROLES
 from rocstack.steps.options import TRAIN, RunOptions, settings
 
@@ -52,7 +54,7 @@ def plan_run(
     variables = parse_env(options.env, os.environ)
     own = [parse_mount(text, base=Path.cwd(), home=Path.home()) for text in options.mount]
     gpus = parse_gpus(options.gpus)
-    mounts = check_mounts([*check_mounts(own), *_host_libraries(reference, needed=not dry)])
+    mounts = check_mounts([*check_mounts(own), *_host_libraries(reference, chosen.overlay_folder(), needed=not dry)])
     line = run_line(
         read_host(),
         reference,
@@ -83,7 +85,7 @@ def _person() -> tuple[int, int] | None:
     return None if rootless else (os.geteuid(), os.getegid())
 
 
-def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
+def _host_libraries(reference: str, overlay: Path | None, *, needed: bool) -> tuple[Mount, ...]:
     """Libraries of this host that the image takes at start, if they fit it.
 
     Raises:
@@ -99,7 +101,7 @@ def _host_libraries(reference: str, *, needed: bool) -> tuple[Mount, ...]:
     if image.nic != SLINGSHOT and not any(provider.way == "host" for provider in image.providers):
         return ()
     node = probe_host()
-    verdict = judge(image, node)
+    verdict = judge(with_card_needs(image, component.nic_profiles(overlay)), node)
     if verdict.result != FITS:
         raise CheckFailed.of("host-library-unfit", result=verdict.result, sentence=verdict.sentence)
     return host_mounts(image, node)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rocstack.base import document, paths
 from rocstack.base.errors import CheckFailed
+from rocstack.base.text import from_json
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import inventory
@@ -217,6 +218,6 @@ def _ask(ssh_host: SshHost, virtual: bool) -> CvsFacts:
 def read_firmware(text: str) -> dict[str, str]:
     """Of `amd-smi firmware --json`: the first GPU's; empty where it is something else."""
     try:
-        return {str(each["fw_id"]): str(each["fw_version"]) for each in json.loads(text)[0]["fw_list"]}
+        return {str(each["fw_id"]): str(each["fw_version"]) for each in from_json(text)[0]["fw_list"]}
     except (ValueError, LookupError, TypeError):
         return {}

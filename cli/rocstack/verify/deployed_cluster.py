@@ -1,6 +1,5 @@
 """The deployed cluster as the suite's experiments reach it: its nodes by ssh, its containers, its Slurm."""
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -16,6 +15,7 @@ from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.levels import HARDWARE
+from rocstack.base.text import from_json
 from rocstack.cluster.settings import ClusterSettings as Settings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import inventory as inventories
@@ -203,9 +203,9 @@ def _worker_state(done: CommandResult) -> WorkerState:
     why = lines[0] if lines else f"exit status {done.rc}"
     wrong = f"its worker's container is not fit for jobs: {why}" if done.rc else ""
     try:
-        known = {key: value for key, value in json.loads(labels).items() if key not in (SERVICE, SPEC)}
+        known = {key: value for key, value in from_json(labels).items() if key not in (SERVICE, SPEC)}
         return WorkerState(known, parse_env(env), wrong)
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         return WorkerState({}, {}, wrong or f"{error}")
 
 
@@ -230,7 +230,7 @@ def _named(text: str) -> str:
 
 def _answer(done: CommandResult) -> Any:
     try:
-        return json.loads(done.stdout)
+        return from_json(done.stdout)
     except ValueError:
         lines = (_named(done.stderr) or done.stdout.strip() or f"exit status {done.rc}").splitlines()
         return {"error": lines[-1]}

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from rocstack.base.errors import BadInput
 from rocstack.base.findings import Finding
 from rocstack.base.levels import Level
+from rocstack.base.text import visible_lines
 from rocstack.base.words import Name, Value
 
 ITEMS = 18  # kinds of test that a training cluster must pass
@@ -33,13 +34,12 @@ MISSED: frozenset[SkipKind] = frozenset({"no-jobs", "busy", "not-recorded"})
 NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
 # A level is proved without the checks that lack a tool; but something must have compared what RCCL sums up on GPUs.
 SUMS, SUMS_TOO = "rccl-collectives", ("training-gpus-in-node", "training-gpus-on-nodes")
-# Sequences that steer a terminal, what else does, and what turns the direction of writing.
-_STEERING = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_STEERING = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]")  # colours and moves of a terminal
 
 
 def plain(text: str) -> str:
     """A node's words without what would steer the terminal that shows them."""
-    return _STEERING.sub("", text)
+    return visible_lines(_STEERING.sub("", text))
 
 
 Text = Annotated[str, AfterValidator(plain)]

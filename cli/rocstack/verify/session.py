@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -15,9 +17,9 @@ from typing import Any
 import pytest
 
 from rocstack.base import __version__
-from rocstack.base.errors import BadInput
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge import locks
-from rocstack.edge.locks import LockSpec
+from rocstack.edge.locks import ClusterLock, LockSpec
 from rocstack.settings.settings import Settings, load
 from rocstack.verify import artifacts, evidence, history, testinfra_hosts
 from rocstack.verify.deployed_cluster import DeployedCluster, connect
@@ -31,6 +33,7 @@ LOCK = LockSpec(
     resume="`rocstack verify`",
 )
 COMPONENT = "io.rocstack.component."  # begins the labels of the image's components
+WATCH_S = 1.0  # seconds between two looks whether the lock is still ours
 STALE = 10  # seconds after which the nodes are read again
 
 
@@ -49,6 +52,7 @@ class Suite:
         self.interrupted = False
         self._cluster: DeployedCluster | None = None
         self._open = ExitStack()
+        self._telling = threading.Lock()
 
     @cached_property
     def settings(self) -> Settings:
@@ -62,7 +66,8 @@ class Suite:
             cluster, asked = self._read(), time.monotonic()
             ssh_host, wait = cluster.state.gathered.ssh_hosts[cluster.control], cluster.slurm.wait
             waiting = partial(self.event, "waiting", seconds=wait)
-            self._open.enter_context(locks.cluster_lock(ssh_host, LOCK, wait=wait, on_wait=waiting))
+            held = self._open.enter_context(locks.cluster_lock(ssh_host, LOCK, wait=wait, on_wait=waiting))
+            self.watch(held)
             self._cluster = self._read() if time.monotonic() > asked + STALE else cluster
             self._cluster.slurm.heal()
         return self._cluster
@@ -87,10 +92,28 @@ class Suite:
         if fd is None:
             return
         try:
-            with open(fd, "w", encoding="utf-8", closefd=False) as pipe:
+            with self._telling, open(fd, "w", encoding="utf-8", closefd=False) as pipe:
                 pipe.write(json.dumps({"event": kind, **values}) + "\n")
         except BrokenPipeError:
             raise KeyboardInterrupt from None
+
+    def watch(self, held: ClusterLock) -> None:
+        """A run that loses its lock ends as if it were interrupted: the next one's jobs are not to meet its own."""
+        main, closed = threading.main_thread().ident or 0, threading.Event()
+
+        def look() -> None:
+            while not closed.wait(WATCH_S):
+                try:
+                    held.check()
+                except CheckFailed as lost:
+                    try:
+                        self.event("stopped", error=lost.to_dict())
+                    finally:
+                        signal.pthread_kill(main, signal.SIGINT)
+                    return
+
+        self._open.callback(closed.set)
+        threading.Thread(target=look, daemon=True).start()
 
     def close(self) -> None:
         if self._cluster:

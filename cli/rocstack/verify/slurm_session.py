@@ -4,7 +4,6 @@ Commands run in the controller's container, which every deployed cluster has. No
 what still is there.
 """
 
-import json
 import re
 import secrets
 import shlex
@@ -19,6 +18,7 @@ from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
+from rocstack.base.text import from_json
 from rocstack.deploy.plan import services
 from rocstack.node import hostlist
 from rocstack.verify.evidence import CheckSkipped
@@ -58,7 +58,7 @@ class StepOutput:
         answers = []
         for line in self.out.splitlines():
             with suppress(ValueError):
-                answers.append(json.loads(line.partition(MARK)[2]))
+                answers.append(from_json(line.partition(MARK)[2]))
         return [answer for answer in answers if answer is not None]
 
     @property

@@ -89,9 +89,9 @@ def test_every_link_is_measured_and_all_ranks_know(world: int, nodes: list[list[
     for known in found:
         assert known == found[0]
         n = len(nodes)
-        assert all(0.05 < known.gbps[a][b] < 2000 for a in range(n) for b in range(n) if a != b)
+        assert all(0 < known.gbps[a][b] < 2000 for a in range(n) for b in range(n) if a != b)
         assert 1 < known.latency_us < 1e6
-        assert (known.inside_gbps > 0.05) == all(len(node) > 1 for node in nodes)
+        assert (known.inside_gbps > 0) == all(len(node) > 1 for node in nodes)
 
 
 # The plan

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs in a throw-away container of the worker image, so that everything fits its release. A tar to stdout:
 #   kernel, initramfs   to start a machine with
-#   root/               sshd and the kernel's modules, which the image doesn't have; they lie over its files
+#   root/               what the image doesn't have: sshd, Docker, slurmctld, the kernel's modules; over its files
 set -euo pipefail
 exec 3>&1 1>&2
 here=$(dirname "$0")
@@ -13,7 +13,7 @@ mkdir -p archives/partial kernel-package ramdisk/{bin,modules,dev,proc,mnt} part
 apt-get -q update
 kernel=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9][^ ]*\)$/\1/p' | head -n 1)
 apt-get -q -y --no-install-recommends --download-only -o Dir::Cache::archives="$work/archives" \
-    install openssh-server busybox-static
+    install openssh-server busybox-static docker.io docker-cli slurmctld
 for package in archives/*.deb; do dpkg-deb -x "$package" parts/root; done
 rm -rf parts/root/{etc,var,usr/share} parts/root/usr/lib/{systemd,sysusers.d,tmpfiles.d,runit-helper}
 

@@ -24,7 +24,19 @@ from rocstack.base import paths
 from rocstack.edge import engine
 
 COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
-COMMANDS += ["deploy", "rollback", "verify", "report", "status", "logs", "down", "backup", "restore", "demo"]
+COMMANDS += [
+    "deploy",
+    "rollback",
+    "verify",
+    "report",
+    "status",
+    "logs",
+    "down",
+    "backup",
+    "restore",
+    "rotate-keys",
+    "demo",
+]
 COMMANDS += ["config", "local"]
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 
@@ -117,6 +129,34 @@ REFUSALS = [
     (("run", "--mount", "/none:/x"), "bad-mount", ""),
     (("run", "--env", "1A=b"), "bad-env", "not a valid variable name"),
 ]
+
+
+VENDOR = """\
+nic_repository:
+  name: v
+  uri: https://a.example/x
+  suite: jammy
+  key: https://a.example/k
+  origin: v
+"""
+
+
+def test_a_vendors_repository_needs_the_sha256_of_its_key(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "rocstack.yml").write_text(VENDOR)
+    package = ("render", "--nic", "broadcom", "--way", "package", "--nic-accept", "1.2.3.4")
+    error = cli(package[0], "--json", *package[1:]).json()["error"]
+    assert (error["code"], "has no key_sha256" in error["what"]) == ("no-repository", True)
+    assert "curl -fsSL https://a.example/k | sha256sum" in error["next"]
+    (tmp_path / "rocstack.yml").write_text(f"{VENDOR}  key_sha256: {'ab' * 32}\n")
+    assert cli(*package).code == 0
+
+
+def test_frozen_needs_a_lock(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstack.steps.image_plan.for_stack", lambda chosen, file: None)
+    monkeypatch.setattr("rocstack.image.render.unpinned", lambda chosen, lock: ())
+    error = cli("build", "--json", "--frozen").json()["error"]
+    assert (error["code"], error["exit_code"]) == ("no-lock", 2)
+    assert "which --frozen compares with" in error["what"]
 
 
 @pytest.mark.parametrize(("args", "code", "says"), REFUSALS, ids=[" ".join(refusal[0]) for refusal in REFUSALS])
@@ -466,7 +506,7 @@ def test_start_up(tmp_path: Path) -> None:
     """`--help` loads little more than typer; a command loads its own module and nothing that it does without."""
     start = "import sys; sys.argv = ['rocstack', *{}]; from rocstack.cli.main import main; main()"
     helping = modules(tmp_path, start.format(["--help"]))
-    base, command_line = ("errors", "findings", "paths"), ("main", "ui")
+    base, command_line = ("errors", "findings", "paths", "text"), ("main", "ui")
     own = {"rocstack", "rocstack.base", "rocstack.cli"}
     own |= {f"rocstack.base.{name}" for name in base} | {f"rocstack.cli.{name}" for name in command_line}
     assert {name for name in helping if name.startswith("rocstack")} == own

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,7 @@ def test_a_gpu_without_a_driver_is_not_offered() -> None:
         ("AMD INSTINCT MI250 (MCM) OAM AC MBA", "mi250"),
         ("AMD Instinct MI355X", "mi355x"),
         ("aqua_vanjaram", "gfx942"),
+        ("M\u0131\uff13\uff10\uff10", "gfx942"),  # not of ASCII: slurm.conf holds nothing else
         (None, "gfx942"),
     ],
 )
@@ -122,6 +125,21 @@ def test_sizes() -> None:
     assert job_memory(2000 * GIB) == job_memory(2000 * GIB - (300 << 20)), "another kernel keeps a little more"
     with pytest.raises(BadInput, match="lacks the number of CPUs or the size of the memory"):
         node("n1", 1, profile(system=System(cpus=4)))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"system": System(cpus=70_000, memory=GIB)},
+        {"system": System(cpus=8, memory=10**19)},
+        {"gpus": (gpu(0, 10**10), gpu(1, 10**10 + 1))},
+        {"gpus": tuple(gpu(index) for index in range(1025))},
+    ],
+    ids=["cpus", "memory", "minors", "gpus"],
+)
+def test_a_node_that_says_what_cannot_be_does_not_reach_the_controller(more: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"n1 says .* Slurm takes no more than"):
+        node("n1", 1, profile(**more))
 
 
 def test_topology_where_it_is_known_and_right() -> None:
@@ -180,10 +198,53 @@ def test_which_node_stands_in_the_way_of_cgroups_is_said() -> None:
 
 @pytest.mark.parametrize(("version", "allowed"), [(1, True), (2, True), (1, False), (2, False), (None, True)])
 def test_flags_for_cgroups(version: int | None, allowed: bool) -> None:
-    flags = cgroup.cgroup_flags(version, allowed)
-    assert "--cap-add=SYS_NICE" in flags
-    assert ("--volume=/sys/fs/cgroup:/sys/fs/cgroup" in flags) == (allowed and version is not None)
-    assert "--privileged" not in flags
+    flags = cgroup.cgroup_flags("n1", version, allowed)
+    if not allowed or version is None:
+        assert flags == ()
+        return
+    assert "--security-opt=seccomp=/etc/rocstack/seccomp.json" in flags, "or SYS_ADMIN would bring mount"
+    assert ("--cap-add=SYS_ADMIN" in flags) == (version == 1)
+    assert ("--cap-add=BPF" in flags) == (version == 2)
+    folders = {f"/sys/fs/cgroup/{controller}/slurm_n1" for controller in cgroup.CONTROLLERS}
+    own = {f"--volume={path}:{path}" for path in {*folders, "/sys/fs/cgroup/memory/memory.use_hierarchy"}}
+    branch = {"--volume=/sys/fs/cgroup/rocstack.slice:/sys/fs/cgroup/rocstack.slice"}
+    assert {flag for flag in flags if flag.startswith("--volume=")} == (own if version == 1 else branch)
+
+
+@pytest.mark.parametrize(
+    ("engine", "driver", "parent"),
+    [
+        ("docker", "systemd", "rocstack.slice"),
+        ("docker", "cgroupfs", "/rocstack.slice"),
+        ("docker", "", "rocstack.slice"),
+        ("podman", "systemd", None),
+    ],
+)
+def test_a_worker_lies_in_the_branch_that_it_writes(engine: str, driver: str, parent: str | None) -> None:
+    flags = cgroup.cgroup_flags("n1", 2, True, engine=engine, driver=driver)
+    assert [flag for flag in flags if "--cgroup-parent" in flag] == ([f"--cgroup-parent={parent}"] if parent else [])
+    path = "/sys/fs/cgroup/rocstack.slice" if parent else "/sys/fs/cgroup"
+    assert [flag for flag in flags if "--volume" in flag] == [f"--volume={path}:{path}"]
+
+
+def test_the_profile_opens_what_jobs_need_and_nothing_of_an_administrator() -> None:
+    profile = json.loads(cgroup.seccomp_profile())
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    opened: dict[str, list[dict[str, Any]]] = {}
+    for rule in profile["syscalls"]:
+        for name in rule["names"]:
+            opened.setdefault(name, []).append(rule)
+    closed = "mount umount2 move_mount fsopen setns unshare pivot_root chroot init_module kexec_load perf_event_open"
+    assert not opened.keys() & {*closed.split(), "open_by_handle_at", "io_uring_setup", "userfaultfd", "keyctl"}
+    assert [rule["includes"] for rule in opened["bpf"]] == [{"caps": ["CAP_BPF"]}]
+    assert [rule["includes"] for rule in opened["mbind"]] == [{"caps": ["CAP_SYS_NICE"]}]
+    assert all(rule.get("args") for rule in opened["clone"]), "not with the flags that make namespaces"
+    # Each compared whole: the kernel reads 32 of the 64 bits, and "not 40" is true of 40 with a bit above them.
+    assert {(each["value"], each["op"]) for rule in opened["socket"] for each in rule["args"]} == {
+        (family, "SCMP_CMP_EQ") for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+    }
+    assert "socketcall" not in opened
+    assert {"process_vm_readv", "ptrace", "execve", "openat"} <= opened.keys()
 
 
 def test_partitions() -> None:

@@ -81,7 +81,9 @@ def test_line_for_host(file: Path) -> None:
 def test_least_privilege(file: Path) -> None:
     case = yaml.safe_load(file.read_text())
     line = line_for(host_from(case), case["run"])
-    assert not [flag for flag in line.flags if "privileged" in flag or "SYS_ADMIN" in flag]
+    closed = ("--privileged", "SYS_ADMIN", "MKNOD", "NET_RAW", "unconfined")
+    assert not [flag for flag in line.flags if any(word in flag for word in closed)]
+    assert {"--security-opt=no-new-privileges", "--cap-drop=ALL"} <= set(line.flags)
     assert "--group-add=0" not in line.flags
     assert len(set(line.flags)) == len(line.flags)
 

@@ -12,11 +12,12 @@ import zstandard
 from cli_run import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.deploy.read import journal
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import cluster_state, service_target
 from rocstack.deploy.state.cluster_state import ABSENT, SlurmState
-from rocstack.deploy.work import backup, controller
-from rocstack.edge import ssh
+from rocstack.deploy.work import backup, controller, teardown
+from rocstack.edge import ssh, stalls
 from rocstack.edge.ssh import SshHost
 
 HOSTS = (InventoryHost("n1", "10.0.0.1", "10.0.0.1"), InventoryHost("n2", "10.0.0.2", "10.0.0.2"))
@@ -72,6 +73,17 @@ def test_a_backup_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises((CheckFailed, FileNotFoundError)):
         backup.backup(here, tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backup_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalls, "SILENCE_S", 0.5)
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\nprintf cut; kill -STOP $$\n")
+    program.chmod(0o755)
+    with pytest.raises(CheckFailed, match="the backup of n1 failed: nothing came") as error:
+        backup.backup(SshHost("n1", (str(program),), "n1"), tmp_path / "b")
+    assert "journalctl -u docker" in str(error.value)
+    assert list(tmp_path.iterdir()) == [program]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +143,9 @@ def test_jobs_in_the_way(
     monkeypatch.setattr(ssh, "run", run)
     if refused:
         with pytest.raises(CheckFailed, match=refused):
-            controller.end_jobs(SshHost("n1"), force)
+            controller.end_jobs(SshHost("n1"), force, None)
     else:
-        controller.end_jobs(SshHost("n1"), force)
+        controller.end_jobs(SshHost("n1"), force, None)
     assert ran == ([controller.CANCEL] if cancelled else [])
 
 
@@ -163,10 +175,10 @@ def test_an_engine_that_is_silent_is_not_one_without_a_controller(
     assert said.nodes is None
     assert said.why.startswith(why)
     if why == ABSENT:
-        controller.end_jobs(SshHost("n1"), force=False)
+        controller.end_jobs(SshHost("n1"), False, None)
     else:
         with pytest.raises(CheckFailed):
-            controller.end_jobs(SshHost("n1"), force=False)
+            controller.end_jobs(SshHost("n1"), False, None)
 
 
 def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +193,12 @@ def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: py
     assert "`rocstack init`" in cli("status", "other.yml").err
     (tmp_path / "rocstack.yml").write_text("inventory: mine.yml\n")
     assert "error no-inventory: no inventory mine.yml" in cli("down").err
+
+
+def test_certificates_that_go_are_those_of_registries() -> None:
+    """Whatever the control node's journal says: an empty name would be the folder of all registries' certificates."""
+    references = ("r:5000/worker@sha256:1", "/worker", "./worker", "../worker", "", "-x/worker", "a b/worker")
+    images = [journal.JournalImages(worker_id=each, control_id="c", worker_reference=each) for each in references]
+    releases = tuple(journal.Release(images=each, when="", who="", healthy=True) for each in images)
+    text = journal.Journal(releases=releases).dumps()
+    assert teardown._certificates(APART, text) == ["/etc/docker/certs.d/r:5000"]

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
+from rocstack.cluster.cgroup import SECCOMP
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
 from rocstack.deploy.nodes.image import Image
@@ -21,6 +23,7 @@ from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import JournalImages
+from rocstack.deploy.ship import by_registry
 from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.probe.recordings import ProbeFailure
 
@@ -91,6 +94,22 @@ def test_a_new_node_whose_engine_says_nothing_waits() -> None:
     assert now.plan_notes == ("Slurm doesn't know n2 yet, of which nothing could be read: the next deploy adds it",)
 
 
+def test_a_worker_in_cgroups_has_its_profile_on_its_node() -> None:
+    """Its flags name the file, which the engine's client reads when the container is made."""
+    spec = wanted({"n1": {}, "n2": {}, "n3": {}}).node_specs()["n2"]
+    (worker,) = (each for each in spec.containers if each.service == "worker")
+    assert f"--security-opt=seccomp={SECCOMP}" in worker.args
+    assert SECCOMP in worker.reads
+    assert json.loads(next(file.content for file in spec.files if file.path == SECCOMP))["syscalls"]
+
+
+def test_a_worker_lies_where_its_engine_makes_cgroups() -> None:
+    two = {"cgroup": 2, "cgroup_driver": "cgroupfs"}
+    spec = wanted({"n1": {}, "n2": two, "n3": two | {"cgroup_driver": "systemd"}}).node_specs()
+    parents = [arg for name in ("n2", "n3") for arg in spec[name].containers[0].args if "cgroup-parent" in arg]
+    assert parents == ["--cgroup-parent=/rocstack.slice", "--cgroup-parent=rocstack.slice"]
+
+
 def test_cgroups_are_not_lost_silently() -> None:
     lost = wanted({"n1": {}, "n2": {}, "n3": {"cgroup_writable": False}}, deployed()).plan_notes
     assert "because of n3" in lost[0]
@@ -140,14 +159,59 @@ def test_an_image_that_is_only_known_by_name(store: str, ships: bool) -> None:
     assert any(change.kind == "ship" for change in made) == ships
 
 
+STORE, PUSHES = "image registry", "pushes to the image registry"
+
+
+def files_of(desired: DesiredCluster, name: str) -> dict[str, bytes]:
+    return {file.path: file.content for file in desired.node_specs()[name].files}
+
+
+def flags(desired: DesiredCluster) -> tuple[str, ...]:
+    return next(each for each in desired.node_specs()["n1"].containers if each.name == services.CONTROL).args
+
+
+def test_slurmrestd_is_open_by_tls_only_and_where_it_is_asked_for() -> None:
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    closed, opened = wanted(nodes), wanted(nodes, cluster={"rest": {"port": 6821}, "ship": {"method": "archive"}})
+    for desired in (closed, opened):
+        assert "--env=ROCSTACK_RESTD=127.0.0.1:6820" in flags(desired)
+    assert not any("REST_TLS" in flag for flag in flags(closed))
+    assert "--env=ROCSTACK_REST_TLS=0.0.0.0:6821" in flags(opened)
+    pem = x509.load_pem_x509_certificate(files_of(opened, "n1")[services.SERVER[0]])
+    names = pem.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"n1", "localhost"} <= {*names.get_values_for_type(x509.DNSName)}, "also without a registry of ours"
+    for port in (6818, 6820, 5000, 5001):
+        with pytest.raises(ValueError, match=f"port {port} is Slurm's own, or the registry's"):
+            ClusterSettings.model_validate({"rest": {"port": port}})
+
+
+def test_nodes_have_neither_the_pushers_password_nor_one_anothers_key() -> None:
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    plain = wanted(nodes)
+    rack = dataclasses.replace(HOSTS[1], rack_registry="10.0.0.2:5443")
+    inventory = dataclasses.replace(plain.inventory, workers=(HOSTS[0], rack, HOSTS[2]))
+    racks, push = dataclasses.replace(plain, inventory=inventory), keys().registry_password.encode()
+    assert push in files_of(racks, "n1").values()
+    assert push not in {*files_of(racks, "n2").values(), *files_of(racks, "n3").values()}
+    assert files_of(racks, "n2")[services.REGISTRY] == keys().rack_password("n2").encode()
+    login = by_registry.account(racks, plain.registry_address)
+    assert (login.user, login.password) == ("node", keys().registry_pull_password)
+    assert login.password != keys().registry_password
+    of_hosts = {files_of(racks, name)[services.SERVER[1]] for name in ("n1", "n2")}
+    assert len(of_hosts) == 2
+    assert keys().registry_key.encode() not in of_hosts, "from which all follow"
+
+
 def test_registries_and_their_ports() -> None:
     nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
-    assert wanted(nodes, cluster={"ship": {"port": 5050}}).registries == {"n1": 5050}
-    assert wanted(nodes, cluster={"ship": {"registry": "reg.example.org/site"}}).registries == {}
+    assert wanted(nodes, cluster={"ship": {"port": 5050}}).ports == {"n1": {5050: STORE, 5051: PUSHES}}
+    assert wanted(nodes, cluster={"ship": {"registry": "reg.example.org/site"}}).ports == {}
+    rest = {"ship": {"registry": "reg.example.org/site"}, "rest": {"port": 6821}}
+    assert wanted(nodes, cluster=rest).ports == {"n1": {6821: "slurmrestd by https"}}
     racks = wanted(nodes)
     rack = dataclasses.replace(HOSTS[1], rack_registry="10.0.0.2:5443")
     racks = dataclasses.replace(racks, inventory=dataclasses.replace(racks.inventory, workers=(HOSTS[0], rack)))
-    assert racks.registries == {"n1": 5000, "n2": 5443}
+    assert racks.ports == {"n1": {5000: STORE, 5001: PUSHES}, "n2": {5443: STORE, 5444: PUSHES}}
 
 
 def test_the_controllers_slurm_is_known_later() -> None:

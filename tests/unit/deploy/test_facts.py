@@ -137,7 +137,7 @@ def test_who_is_asked_what() -> None:
     }
     assert asked["ports"] == [6817, 6818, 6819, 6820]
     racks = replace(INVENTORY, workers=(replace(HOSTS[1], rack_registry="rack7"), HOSTS[2]))
-    assert facts.questions(racks, {}, 5050)["ports"] == [443, 5050, 6817, 6818, 6819, 6820]
+    assert facts.questions(racks, {}, [5050])["ports"] == [443, 444, 5050, 6817, 6818, 6819, 6820]
     assert asked["names"] == ["n1"]
     assert (asked["uids"], asked["users"]) == ([64030], ["slurm"])
 

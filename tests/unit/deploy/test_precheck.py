@@ -28,6 +28,7 @@ from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.read.journal import VerifiedLevel
 from rocstack.node.image_facts import LABEL_PREFIX
 from rocstack.probe.recordings import ProbeFailure
+from rocstack.stack import component
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parents[1] / "data"
@@ -126,11 +127,12 @@ def scope_of(data: dict[str, Any]) -> Scope:
         Inventory(Path("inv.yml"), hosts[0], tuple(hosts)),
         Gathered(tuple(nodes), failures),
         wanted,
+        nics=component.nic_profiles(),
         gate=data.get("gate", "refuse"),
         memlock=data.get("memlock", False),
         uids=data.get("uids", {}),
         layer_bytes=layers,
-        registries=data.get("registries", {}),
+        ports=data.get("ports", {}),
         require=data.get("require"),
         insist=data.get("insist", True),
         proved=tuple(VerifiedLevel(**each) for each in data.get("proved", [])),

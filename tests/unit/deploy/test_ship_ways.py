@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rocstack.base.errors import BadInput, Missing
+from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.cluster.operation import Ship
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.nodes.answers import CopiedImage, CopyAnswer
@@ -24,8 +26,11 @@ from rocstack.deploy.read import inventory
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.ship import by_rack, by_registry
+from rocstack.deploy.ship.shipping import Shipping
 from rocstack.node import pull
 from rocstack.node.engine import NodeError
+from rocstack.registry.publish import PackedLayers
+from rocstack.registry.registry_http import PushStopped, TransientFailure
 
 DIGEST = "sha256:" + 64 * "a"
 IMAGE = Image("worker", "sha256:" + 64 * "b", "w", {}, reference=f"h:5000/rocstack-worker@{DIGEST}")
@@ -104,8 +109,14 @@ class FakeNodeRuns:
             rows = []
             for each in spec["copies"]:
                 source, target = (each[key].removesuffix("/rocstack-worker") for key in ("source", "target"))
-                wave.append((name, source, target))
                 assert {row["host"] for row in spec["logins"]} >= {source, target}
+                assert {row["password"] for row in spec["logins"]} <= {"", "pulls", f"pushes on {name}"}
+                end, _, port = target.partition(":")
+                if end == "127.0.0.1":  # one of ours takes pushes of its own host only, and not of the nodes' account
+                    target = f"{name}:{int(port) - 1}"
+                    users = {row["host"]: row["user"] for row in spec["logins"]}
+                    assert (users[each["target"].partition("/")[0]], users[source]) == ("rocstack", "node")
+                wave.append((name, source, target))
                 error = "full" if target in self.fails else ""
                 rows.append(CopiedImage(target=each["target"], changed=True, seconds=1.0, error=error))
             runs[name] = NodeRun(name, "ok", "", {"Copy": CopyAnswer(copies=tuple(rows))})
@@ -130,7 +141,12 @@ def prepared(nodes: Inventory, **ship: object) -> Any:
         registry_address="h:5000",
         control_address="h",
         mirrors=nodes.rack_registries(str),
-        keys=SimpleNamespace(registry_password="secret", registry_ca="PEM"),
+        keys=SimpleNamespace(
+            registry_password="secret",
+            registry_pull_password="pulls",
+            registry_ca="PEM",
+            rack_password=lambda node: f"pushes on {node}",
+        ),
     )
     node_specs = {host.name: NodeSpec() for host in nodes.nodes}
     return SimpleNamespace(desired=desired, node_specs=node_specs, images={"control": SimpleNamespace(id="sha256:c")})
@@ -182,7 +198,7 @@ def test_our_registries_have_our_account_the_sites_none_of_ours(monkeypatch: pyt
     known = {"site.example": SimpleNamespace(user="ada", password="hers")}
     monkeypatch.setattr(by_registry, "docker_login", known.get)
     plain, passed_on = prepared(nodes).desired, prepared(nodes, registry="site.example/ml", registry_login=True).desired
-    assert by_registry.account(plain, "n1:5000") == RegistrySpec("n1:5000", "rocstack", "secret", "PEM")
+    assert by_registry.account(plain, "n1:5000") == RegistrySpec("n1:5000", "node", "pulls", "PEM")
     assert by_registry.account(plain, "site.example") == RegistrySpec("site.example")
     assert by_registry.account(passed_on, "site.example") == RegistrySpec("site.example", "ada", "hers")
     assert by_registry.home(passed_on) == "site.example"
@@ -220,3 +236,95 @@ def test_a_helper_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "config.json").write_text('{"credsStore": "gone"}')
     with pytest.raises(NodeError, match="docker-credential-gone, which has the login for r:5000"):
         pull.stored_login("r:5000")
+
+
+@dataclass
+class _Publisher:
+    """Stands in for `by_registry.bring`: begins at once, ends when it is told to. `silent`: its registry answers
+    nothing, so it ends with the connection."""
+
+    silent: bool = False
+    began: threading.Event = field(default_factory=threading.Event)
+    cut: threading.Event = field(default_factory=threading.Event)
+    stopped: bool = False
+    was_cut: bool = False
+
+    def __call__(self, *of: Any) -> None:
+        target, started = of[0], of[-1]
+        self.began.set()
+        started.wait(60)
+        self.was_cut = self.silent and self.cut.wait(60)
+        self.stopped = target.stop.is_set()
+        raise Missing.of("image-elsewhere", role="worker", id="1")
+
+    @contextmanager
+    def connect(self, *of: Any) -> Iterator[Any]:
+        try:
+            yield SimpleNamespace(stop=threading.Event())
+        finally:
+            self.cut.set()
+
+
+def _ship(publisher: _Publisher, monkeypatch: pytest.MonkeyPatch, start_registry: Any) -> None:
+    monkeypatch.setattr(by_registry, "bring", publisher)
+    monkeypatch.setattr(by_registry, "repository", publisher.connect)
+    prepared: Any = SimpleNamespace(
+        images={"worker": IMAGE}, desired=SimpleNamespace(ship_method=lambda lacking: ("registry", "why"))
+    )
+    Shipping(None, Path("unused")).ship(prepared, ["n1"], SimpleNamespace(), DeployEvents(), start_registry)  # type: ignore[arg-type]
+
+
+def test_the_image_is_published_while_the_control_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher, seen = _Publisher(), []
+    with pytest.raises(Missing):
+        _ship(publisher, monkeypatch, lambda: seen.append(publisher.began.wait(60)))
+    assert seen == [True]
+    assert not publisher.stopped
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_control_node_that_fails_ends_the_publishing(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise CheckFailed.of("control-failed", node="h", why="its disk is full")
+
+    publisher = _Publisher(silent)
+    with pytest.raises(CheckFailed, match="disk"):
+        _ship(publisher, monkeypatch, fail)
+    assert publisher.stopped
+    assert publisher.was_cut == silent, "a registry that is silent for minutes holds nobody up"
+
+
+def test_a_registry_that_starts_is_waited_for_and_one_that_has_started_must_answer() -> None:
+    answers = iter([TransientFailure("refused"), CheckFailed.of("control-failed", node="h", why="eof"), None])
+    asked = []
+
+    def request(*words: str, good: Any) -> None:
+        asked.append(words)
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    target: Any = SimpleNamespace(http=SimpleNamespace(request=request), stop=threading.Event())
+    by_registry._await(target, threading.Event())
+    assert len(asked) == 3
+    started = threading.Event()
+    started.set()
+    by_registry._await(target, started)  # whatever is wrong there is told by the first real request
+    assert len(asked) == 3
+    target.stop.set()
+    with pytest.raises(PushStopped):
+        by_registry._await(target, started)
+
+
+@pytest.mark.parametrize(("site", "code"), [("", "no-pushes"), ("site.example/ml", "registry-unreachable")])
+def test_a_registry_of_an_older_image_takes_no_pushes(site: str, code: str) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Missing.of("registry-unreachable", host="h:5000", tried="", cause="Connection refused")
+
+    started, plan = threading.Event(), prepared(cluster(n1=""), registry=site)
+    started.set()
+    target: Any = SimpleNamespace(stop=threading.Event(), manifest=refuse)
+    with pytest.raises(RocstackError) as caught:
+        by_registry.bring(
+            target, plan, IMAGE, None, PackedLayers(None), SimpleNamespace(held=None), DeployEvents(), started  # type: ignore[arg-type]
+        )  # fmt: skip
+    assert caught.value.code == code

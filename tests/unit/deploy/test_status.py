@@ -119,9 +119,16 @@ def test_gpus_of_slurm(gres: str, count: int) -> None:
     assert slurm_state.gres_gpus(gres) == count
 
 
+def test_services_may_do_the_least() -> None:
+    for each in (services.registry("i", 1), services.database("i"), services.controller("n", "i", (), None)):
+        assert {"--security-opt=no-new-privileges", "--cap-drop=ALL"} <= set(each.args)
+        added = {arg.removeprefix("--cap-add=") for arg in each.args if arg.startswith("--cap-add=")}
+        assert added == {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"}, each.name
+
+
 def test_services_and_containers_are_the_same() -> None:
     assert sorted(SERVICES.values()) == sorted(name for names in CONTAINERS.values() for name in names)
-    made = (services.registry("i", 1), services.database("i"), services.controller("n", "i", ()))
+    made = (services.registry("i", 1), services.database("i"), services.controller("n", "i", (), None))
     assert {each.name: each.service for each in made} == {
         name: service for service, name in SERVICES.items() if service != "worker"
     }

@@ -48,6 +48,13 @@ def greet(folder: Path, keys: tuple[str, str, str], certificate: str, name: str)
         thread.join(5)
 
 
+def test_hosts_have_keys_of_their_own(keys: tuple[str, str, str], tmp_path: Path) -> None:
+    made = [tls.host_key(keys[2], host) for host in ("head", "n1", "head")]
+    assert made[0] == made[2] != made[1]
+    own = (*keys[:2], made[0])
+    greet(tmp_path, own, tls.certificate(*own, NAMES, NOW), "head")
+
+
 @pytest.mark.parametrize("name", [*NAMES, "127.0.0.1", "localhost"])
 def test_a_client_that_trusts_the_ca_is_let_in(name: str, keys: tuple[str, str, str], tmp_path: Path) -> None:
     greet(tmp_path, keys, tls.certificate(*keys, NAMES, NOW), name)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rocstack.base import paths
 from rocstack.base.errors import BadInput, Missing
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun
@@ -141,15 +147,55 @@ def test_a_folder_is_an_inventory_too(place: Path) -> None:
     }
 
 
-def marked(text: str) -> list[str]:
+def processes(text: str) -> list[int]:
     found = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         try:
             if text.encode() in file.read_bytes():
-                found.append((file.parent / "cmdline").read_text().replace("\0", " "))
+                found.append(int(file.parent.name))
         except OSError:
             continue
     return found
+
+
+def marked(text: str) -> list[str]:
+    found = []
+    for pid in processes(text):
+        with suppress(OSError):  # it has ended meanwhile
+            found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+    return found
+
+
+class Lost(Exception):
+    pass
+
+
+def test_what_watches_ends_a_run_and_all_its_processes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that sleep, as on a laptop that wakes."""
+    (place / "play.yml").write_text(TASKS + "    - name: Wait\n      ansible.builtin.raw: echo > begun; sleep 300\n")
+    (place / "inv").write_text(f"n[1:3] {LOCAL}\n")
+    (place / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place / "tmp"))
+    mark = f"{place}/tmp/rocstack-"
+
+    def watch() -> None:
+        if (place / "begun").exists():
+            for pid in processes(mark):
+                os.kill(pid, signal.SIGSTOP)
+            raise Lost
+
+    with pytest.raises(Lost):
+        ansible.run(str(place / "play.yml"), Path("inv"), watch=watch)
+    assert not marked(mark)
+    assert not list((place / "tmp").glob("rocstack-*/*"))
+    (place / "begun").unlink()
+
+    def lost() -> None:
+        raise Lost
+
+    with pytest.raises(Lost):
+        ansible.run(str(place / "play.yml"), Path("inv"), watch=lost)
+    assert not (place / "begun").exists(), "it isn't begun"
 
 
 @pytest.mark.parametrize(("number", "begun"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
@@ -176,3 +222,67 @@ def test_an_interrupt_leaves_nothing(place: Path, number: signal.Signals, begun:
     # Between a folder's making and the note of it that Python takes, an interrupt leaves it there, empty.
     assert not list((place / "tmp").glob("rocstack-*/*"))
     assert not marked(f"{place}/tmp/rocstack-")
+
+
+def holding(text: str, *folders: Path) -> list[str]:
+    """Files in which it is."""
+    found = []
+    for file in (file for folder in folders for file in folder.rglob("*")):
+        try:
+            if file.is_file() and text.encode() in file.read_bytes():
+                found.append(str(file))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("moment", ["Ansible starts", "a task runs"])
+def test_a_kill_leaves_no_keys_and_no_process_that_has_them(place: Path, moment: str) -> None:
+    """Ansible ignores the hangup by which it would otherwise end."""
+    row = {"key": secrets.token_hex(100)}
+    (place / "play.yml").write_text(
+        "- hosts: all\n  gather_facts: false\n  vars_files: ['{{ rocstack_node_specs }}']\n  tasks:\n"
+        "    - name: Wait\n      ansible.builtin.raw: echo > begun; sleep 300\n"
+        "      when: (node_specs[inventory_hostname] | b64decode | from_json).key | length == 200\n"
+    )
+    (place / "inv").write_text(f"n[1:3] {LOCAL}\n")
+    (place / "tmp").mkdir()
+    script = (
+        "import json, sys; from pathlib import Path; from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns\n"
+        "row = json.loads(sys.stdin.read())\n"
+        "runs = NodeRuns(Path('inv'), Path('log'), DeployEvents())\n"
+        "runs.send(str(Path('play.yml').absolute()), dict.fromkeys(('n1', 'n2', 'n3'), row))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(CLI), "TMPDIR": str(place / "tmp")}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, stdin=subprocess.PIPE, text=True)
+    assert process.stdin
+    process.stdin.write(json.dumps(row))
+    process.stdin.close()
+    mark, limit = f"{place}/tmp/rocstack-", time.monotonic() + 60
+
+    def running() -> bool:
+        return (place / "begun").exists() if moment == "a task runs" else bool(marked(mark))
+
+    while not running() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.005)
+    assert running()
+    process.kill()
+    process.wait()
+    limit = time.monotonic() + 60
+    while (marked(mark) or list((place / "tmp").iterdir())) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not marked(mark)
+    assert not holding(ansible.packed(row), Path("/dev/shm"), place)
+    assert not list((place / "tmp").iterdir())
+
+
+def test_no_module_of_ours_is_waited_for_without_a_limit() -> None:
+    tasks = {
+        (file.name, task["name"]): task
+        for file in paths.playbooks().glob("*.yml")
+        for play in yaml.safe_load(file.read_text())
+        for task in play.get("tasks", [])
+        if any(word.startswith("rocstack_") for word in task)
+    }
+    assert len(tasks) >= 8
+    assert [where for where, task in tasks.items() if not task.get("timeout")] == []

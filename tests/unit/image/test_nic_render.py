@@ -64,8 +64,8 @@ def test_variants_lie_side_by_side() -> None:
     context = made(inbox, vendor)
     assert "provider-install bnxt_re abi-1:inbox abi-6:source\n" in text(context)
     smoke = context.files["smoke/worker/90-nic.sh"].data.decode()
-    assert "check/provider bnxt_re abi-1:inbox 14e4:1750 1 " in smoke
-    assert "check/provider bnxt_re abi-6:source 14e4:1750 6 " in smoke
+    assert "check/provider bnxt_re abi-1:inbox 14e4:1750,14e4:1751,14e4:1752,14e4:1760 1 " in smoke
+    assert "check/provider bnxt_re abi-6:source 14e4:1750,14e4:1751,14e4:1752,14e4:1760 6 " in smoke
     facts = json.loads(context.files["facts/worker.json"].data)
     assert facts["identity"]["way"] == "inbox+source"
     assert [row["place"] for row in facts["nic"]["providers"]] == ["abi-1", "abi-6"]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
+import threading
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from resolved_stack import join
 
 from rocstack.image import pinning
+from rocstack.settings.site import Site
+from rocstack.stack import lock, stack
 
 WHEELS = json.loads((Path(__file__).parents[1] / "data/pip/transformers.json").read_text())  # pip's report, shortened
 RECORDED = (Path(__file__).parents[1] / "data/apt/munge.txt").read_text()
@@ -77,3 +84,65 @@ def test_local_versions() -> None:
     (torch,) = pinning.parse_report({"install": [item]}, ())
     assert torch.version == "2.8.0+rocm6.4"
     assert pinning.parse_report({"install": []}, ()) == ()
+
+
+def test_keys() -> None:
+    chosen = stack.load("rocm-7.2-ubuntu-24.04")
+    said = f"--- sources\nslurm {'ef' * 32}\n--- keys\nrocm {'ab' * 32}\ngraphics {'cd' * 32}\n"
+    found = pinning.parse_keys(said, chosen)
+    assert [(key.repository, key.sha256) for key in found] == [("rocm", "ab" * 32), ("graphics", "cd" * 32)]
+    assert {key.url for key in found} == {chosen.repositories[0].key}
+    assert pinning.parse_keys("a=1\n---\n--- sources\n--- keys\n", stack.load("debian-13")) == ()
+
+
+@pytest.fixture
+def indexes(tmp_path: Path) -> Iterator[str]:
+    """Two wheel indexes on this machine: `torchs` is the component's own, `default` has names of it, too."""
+    for index, name, version, needs in (
+        ("torchs", "torch", "2.11.0+rocm7.2", "triton-rocm>=1"),
+        ("torchs", "triton_rocm", "1.0", "filelock"),
+        ("torchs", "filelock", "3.0", ""),
+        ("default", "triton_rocm", "9.0", ""),  # a stranger's
+        ("default", "torch", "2.11.0+rocm7.2", ""),
+        ("default", "filelock", "3.0", ""),
+        ("default", "filelock", "4.0", ""),
+        ("default", "transformers", "5.23.0", "filelock"),
+    ):
+        folder = tmp_path / index / name.replace("_", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        info = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.py", index)
+            line = f"Requires-Dist: {needs}\n" if needs else ""
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{line}")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *words: None})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(quiet, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_each_wheel_comes_from_one_index(indexes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the component needs comes from its own index, whatever newer version of the name another one has."""
+    chosen = stack.load("rocm-7.2-ubuntu-24.04")
+    torch = chosen.components["pytorch"].model_copy(update={"index": f"{indexes}/torchs"})
+    wheels = {"transformers": "5.23.0"}
+    chosen = chosen.model_copy(
+        update={"components": {**chosen.components, "pytorch": torch}, "wheels": wheels, "provided": ()}
+    )
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.setenv(name, f"{indexes}/default/triton-rocm/")
+    found = pinning.resolve_wheels(chosen, Site(env={"PIP_INDEX_URL": f"{indexes}/default"}))
+    own = f"{indexes}/torchs"
+    assert [(each.name, each.version, each.index) for each in found] == [
+        ("filelock", "3.0", own),
+        ("torch", "2.11.0+rocm7.2", own),
+        ("transformers", "5.23.0", None),
+        ("triton-rocm", "1.0", own),
+    ]
+    made = lock.Lock(stack=chosen.name, definition=lock.definition_digest(chosen), wheels=found)
+    default, other = made.requirements()
+    assert default.startswith("transformers==5.23.0 --hash=sha256:")
+    assert other.splitlines()[0] == f"--index-url {own}"

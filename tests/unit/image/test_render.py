@@ -125,11 +125,11 @@ def test_the_exclude_rules_of_stack_components_and_gfx(default: Joined, default_
 
 def test_wheels_come_with_their_hashes(default: Joined, default_context: BuildContext) -> None:
     assert default.lock
-    lines = default_context.files["wheels.txt"].data.decode().splitlines()
+    lines = default_context.files["wheels/0.txt"].data.decode().splitlines()
     assert len(lines) == len(default.lock.wheels)
     assert all(re.fullmatch(r"[a-z0-9.-]+==\S+( --hash=sha256:[0-9a-f]{64})+", line) for line in lines)
     without = render.render(default.resolved, None, default.components, default.nics)
-    assert without.files["wheels.txt"].data == b""
+    assert without.files["wheels/0.txt"].data == b""
     render.require_lock(default.resolved, default.lock)
     with pytest.raises(BadInput, match="no lock") as refused:
         render.require_lock(default.resolved, None)

@@ -332,6 +332,20 @@ def test_planned(name: str, case: str, rows: list[ProviderRow], result: str, say
     assert (verdict.result, says in verdict.sentence) == (result, True), verdict.sentence
 
 
+@pytest.mark.parametrize(
+    ("rdma_core", "result"), [("39.0", UNFIT), ("49.9", UNFIT), ("50.0", UNKNOWN), ("56.1", UNKNOWN), (None, UNKNOWN)]
+)
+def test_planned_for_a_card_that_needs_a_newer_rdma_core(rdma_core: str | None, result: str) -> None:
+    """Thor2: rdma-core 50. Unknown is the private ABI, which is measured in the image."""
+    made = ways.planned(nic("broadcom"), ProviderPlan((row("inbox", 1, (1, 1)),)), rdma_core)
+    verdict = judge(made, profile({**plain("thor2 abi 1"), "name": "n1"}))
+    assert verdict.result == result, verdict.sentence
+    assert (result == UNFIT) == ("14e4:1760 needs rdma-core 50 or newer" in verdict.sentence)
+    older = judge(made, profile({**plain("thor 1 abi 1"), "name": "n1"}))
+    assert older.result == UNKNOWN
+    assert "rdma-core" not in older.sentence
+
+
 def test_planned_variants() -> None:
     made = ways.planned(
         nic("broadcom"), ProviderPlan((row("inbox", 1, (1, 1), "abi-1"), row("source", 6, (6, 6), "abi-6")))

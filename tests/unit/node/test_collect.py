@@ -18,7 +18,7 @@ from rocstack.node import collect as collecting
 from rocstack.node import collect_commands, recording
 from rocstack.node.collect import collect
 from rocstack.node.parse import parse
-from rocstack.node.recording import Recording
+from rocstack.node.recording import RecordedAnswer, Recording
 
 NODE = Path(recording.__file__).parent
 PORT = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/infiniband/bnxt_re0/ports/1"
@@ -251,6 +251,14 @@ def test_addresses_are_those_of_ip() -> None:
     expected = sorted((row[1], row[3]) for row in words if not row[1].startswith("lo") and row[2] == "inet")
     known = parse(Recording.from_dict(collect(libraries=False))).addresses
     assert sorted((item.netdev, item.address) for item in known) == expected
+
+
+def test_what_is_no_address_is_left_out() -> None:
+    """Slurm would take it for a name, and wait for the name service."""
+    words = ("10.0.0.300/24", "....../8", "10.0.0.7/99", "10.0.0.7.8/24", "10.0.0.7/16")
+    rec = Recording.from_dict(collect(libraries=False))
+    rec.commands["ip -o -4 addr"] = RecordedAnswer(0, "".join(f"2: eth0    inet {word}\n" for word in words))
+    assert [each.address for each in parse(rec).addresses] == ["10.0.0.7/16"]
 
 
 def test_without_programs_the_kernel_still_answers() -> None:

@@ -85,24 +85,26 @@ ALWAYS = [
     "node.verbs.*.uverbs", "node.verbs.*.device_node", "node.verbs.*.kernel_abi",
 ]  # fmt: skip
 IN_IMAGE = ["labels.this.private_abi", "labels.this.kernel_abi", "labels.this.kernel_abi.*"]
+UPSTREAM = [*IN_IMAGE, "labels.nic.cards"]  # a provider of rdma-core
+THOR2 = [*UPSTREAM, "labels.this.version"]
 SEVERAL = ["labels.this.place", "labels.this.path"]
 OF_HOST = ["labels.glibc", "labels.this.way", "node.mounted.driver", "node.mounted.private_abi", "node.mounted.glibc",
-           "node.mounted.kernel_abi", "node.mounted.kernel_abi.*"]  # fmt: skip
+           "node.mounted.kernel_abi", "node.mounted.kernel_abi.*", "node.libibverbs.private_abi"]  # fmt: skip
 # Without these there is no such part of a profile at all.
 REQUIRED = r"node\.(schema|name|nics\.\d+\.(pci|device)|verbs\.\d+\.name|libraries\.\d+\.path|unread.*)"
 
 PAIRS = [
-    ("broadcom inbox", "thor2 abi 1", IN_IMAGE),
+    ("broadcom inbox", "thor2 abi 1", THOR2),
     ("broadcom 232", "thor2 abi 6", IN_IMAGE),
     ("broadcom 235", "thor2 abi 8", IN_IMAGE),
     ("broadcom 6 to 8", "thor2 abi 7", IN_IMAGE),
-    ("broadcom newer", "thor2 abi 1", IN_IMAGE),
-    ("mellanox", "cx7", IN_IMAGE),
+    ("broadcom newer", "thor2 abi 1", THOR2),
+    ("mellanox", "cx7", UPSTREAM),
     ("ainic", "pollara", IN_IMAGE),
-    ("broadcom variants", "thor2 abi 1", IN_IMAGE + SEVERAL),
+    ("broadcom variants", "thor2 abi 1", THOR2 + SEVERAL),
     ("broadcom variants", "thor2 abi 6", IN_IMAGE + SEVERAL),
     ("broadcom host", "host vendor and inbox", OF_HOST),
-    ("mellanox host", "host cx7", OF_HOST),
+    ("mellanox host", "host cx7", [*OF_HOST, "labels.nic.cards"]),
 ]
 
 
@@ -115,8 +117,9 @@ def named(at: random_gate_pairs.Leaf, image: str, node: str) -> str:
         return f"labels.{'this' if rows[int(found[1])]['place'] == said.place else 'another'}.{found[2]}"
     if found := re.fullmatch(r"node\.libraries\.(\d+)\.(.*)", path):
         libraries = gate_cases.plain(node)["libraries"]
-        mounted = libraries[int(found[1])]["path"] == max(row["path"] for row in libraries)
-        return f"node.{'mounted' if mounted else 'another'}.{found[2]}"
+        own = libraries[int(found[1])]
+        mounted = own["path"] == max(row["path"] for row in libraries if row["driver"])
+        return f"node.{'libibverbs' if not own['driver'] else 'mounted' if mounted else 'another'}.{found[2]}"
     return path
 
 

@@ -25,8 +25,8 @@ def test_in_full() -> None:
     path = "/opt/rocstack/nic/source/libbnxt_re-rdmav34.so"
     provider = ImageProvider("source", "source", "bnxt_re", path, "232.0.164.5", 34, (6, 6), "bb")
     cards = ("14e4:1750", "14e4:1760")
-    name, modules = "rocstack/worker:x", ("bnxt_en", "bnxt_re")
-    assert found == ImageFacts(name, "broadcom", "worker", modules, cards, 34, "2.41", (provider,))
+    name, modules, needs = "rocstack/worker:x", ("bnxt_en", "bnxt_re"), (("14e4:1760", "50"),)
+    assert found == ImageFacts(name, "broadcom", "worker", modules, cards, 34, None, "2.41", needs, (provider,))
 
 
 def test_labels_of_others_say_nothing() -> None:
@@ -71,6 +71,12 @@ def test_text_that_nobody_can_be_shown(value: object) -> None:
 )
 def test_providers_are_all_read_or_none(text: str) -> None:
     assert from_labels("i", {"io.rocstack.nic.providers": text}).providers == ()
+
+
+@pytest.mark.parametrize("card", ["", "14e4", "14E4:1760", "14e4:1760\n", "\x1b[31m", "14e4:1760 and more"])
+def test_cards_are_all_read_or_none(card: str) -> None:
+    for cards in ({card: "50"}, {"14e4:1760": "50", card: "50"}):
+        assert from_labels("i", {"io.rocstack.nic.cards": json.dumps(cards)}).card_needs is None
 
 
 def test_lists() -> None:

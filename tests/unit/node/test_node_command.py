@@ -35,7 +35,11 @@ PROVIDERS = (
     ImageProvider("abi-1", "inbox", "bnxt_re", f"{ROOT}/abi-1/{NAME}", "56.1-1", 34, (1, 1), "a"),
     ImageProvider("abi-6", "source", "bnxt_re", f"{ROOT}/abi-6/{NAME}", "232.0.164.5", 34, (6, 6), "b"),
 )
-IMAGE = ImageFacts("x", "broadcom", "worker", ("bnxt_en", "bnxt_re"), ("14e4:1760",), 34, "2.41", PROVIDERS)
+VERBS = b"libibverbs of the image"
+IMAGE = ImageFacts(
+    "x", "broadcom", "worker", ("bnxt_en", "bnxt_re"), ("14e4:1760",), 34, hashlib.sha256(VERBS).hexdigest(), "2.41",
+    (), PROVIDERS,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """libibverbs' folder with a link to the first of two providers; /usr/lib and /opt are elsewhere."""
     folder = tmp_path / "x86_64-linux-gnu/libibverbs"
     folder.mkdir(parents=True)
-    (folder.parent / "libibverbs.so.1").touch()
+    (folder.parent / "libibverbs.so.1").write_bytes(VERBS)
+    monkeypatch.setattr(start_gate, "libibverbs_file", lambda: folder.parent / "libibverbs.so.1")
     link = folder / NAME
     link.symlink_to(PROVIDERS[0].path or "")
     monkeypatch.setattr(start_gate, "LIBRARIES", tmp_path)
@@ -133,31 +138,80 @@ def verdict(result: str = FITS, place: str | None = "abi-1") -> GateVerdict:
 
 
 def test_the_file_that_libibverbs_loads_is_the_one_that_was_judged(files: ImageFacts, own: Path) -> None:
-    assert start_gate.check_loaded_file(files, verdict(), {}) == verdict()
-    wrong = start_gate.check_loaded_file(files, verdict(place="abi-6"), {})
+    assert start_gate.check_loaded_files(files, verdict(), {}) == verdict()
+    wrong = start_gate.check_loaded_files(files, verdict(place="abi-6"), {})
     assert wrong.result == UNFIT
     assert f"libibverbs would load {own.resolve()}, the node needs {files.providers[1].path}" in wrong.sentence
     by_name = {"RDMAV_DRIVERS": f"mlx5;{str(files.providers[1].path).rpartition('-rdmav')[0]}"}
-    assert start_gate.check_loaded_file(files, verdict(place="abi-6"), by_name).result == FITS
+    assert start_gate.check_loaded_files(files, verdict(place="abi-6"), by_name).result == FITS
+    assert start_gate.check_loaded_files(files, verdict(), by_name).result == UNFIT
+    by_older_name = {"IBV_DRIVERS": by_name["RDMAV_DRIVERS"]}
+    assert start_gate.check_loaded_files(files, verdict(), by_older_name).result == UNFIT
+    both = {**by_older_name, "RDMAV_DRIVERS": ""}  # the older one isn't read then
+    assert start_gate.check_loaded_files(files, verdict(), both).result == FITS
 
 
 @pytest.mark.parametrize("result", [FITS, UNKNOWN])
 def test_another_file_in_its_place_does_not_fit(result: str, files: ImageFacts, own: Path) -> None:
     one = replace(files, providers=files.providers[:1])
     own.resolve().write_bytes(b"of the host")
-    found = start_gate.check_loaded_file(one, verdict(result), {})
+    found = start_gate.check_loaded_files(one, verdict(result), {})
     assert found.result == UNFIT
     assert f"would load {own.resolve()}, which is not the bnxt_re that the image was built with" in found.sentence
     own.unlink()
-    assert f"libibverbs' folder has no {NAME}" in start_gate.check_loaded_file(one, verdict(result), {}).sentence
+    assert f"libibverbs' folder has no {NAME}" in start_gate.check_loaded_files(one, verdict(result), {}).sentence
 
 
 def test_what_is_in_no_manifest_is_not_compared(files: ImageFacts, own: Path) -> None:
     own.resolve().write_bytes(b"of the host")
     host = replace(files.providers[0], way="host", sha256=None)
-    assert start_gate.check_loaded_file(replace(files, providers=(host,)), verdict(UNKNOWN), {}) == verdict(UNKNOWN)
+    assert start_gate.check_loaded_files(replace(files, providers=(host,)), verdict(UNKNOWN), {}) == verdict(UNKNOWN)
     unnamed = replace(files.providers[0], sha256=None)
-    assert start_gate.check_loaded_file(replace(files, providers=(unnamed,)), verdict(), {}).result == UNKNOWN
+    assert start_gate.check_loaded_files(replace(files, providers=(unnamed,)), verdict(), {}).result == UNKNOWN
+
+
+@pytest.mark.parametrize("way", ["inbox", "host"])
+@pytest.mark.parametrize("result", [FITS, UNKNOWN])
+def test_an_upgraded_libibverbs_does_not_fit(way: str, result: str, files: ImageFacts, own: Path) -> None:
+    """It loads files of its own private ABI; those that were judged are still there."""
+    one = replace(files, providers=(replace(files.providers[0], way=way),))
+    verbs = own.parents[1] / "libibverbs.so.1"
+    verbs.write_bytes(b"of rdma-core 59")
+    (own.parent / NAME.replace("34", "59")).write_bytes(b"inbox of rdma-core 59")
+    found = start_gate.check_loaded_files(one, verdict(result), {})
+    assert found.result == UNFIT
+    assert f"takes {verbs}, which is not the libibverbs that the image was built with" in found.sentence
+    assert "an upgrade of rdma-core needs a new build" in found.sentence
+    verbs.unlink()
+    assert "libibverbs can't be loaded" in start_gate.check_loaded_files(one, verdict(result), {}).sentence
+
+
+def test_an_image_that_does_not_name_its_libibverbs(files: ImageFacts, own: Path) -> None:
+    unnamed = replace(files, verbs_sha256=None)
+    found = start_gate.check_loaded_files(unnamed, verdict(), {})
+    assert (found.result, "which file its libibverbs is" in found.sentence) == (UNKNOWN, True)
+    assert start_gate.check_loaded_files(unnamed, verdict(UNKNOWN), {}) == verdict(UNKNOWN)
+    own.resolve().write_bytes(b"of the host")
+    assert start_gate.check_loaded_files(unnamed, verdict(), {}).result == UNFIT
+    assert start_gate.check_loaded_files(replace(unnamed, providers=()), verdict(), {}) == verdict()
+
+
+def test_the_file_that_the_loader_takes(tmp_path: Path) -> None:
+    """A real library under that name, by a link: the loader itself is asked."""
+    source = tmp_path / "v.c"
+    source.write_text("int ibv_fork_init(void) { return 0; }\n")
+    real, link = tmp_path / "libibverbs.so.1.15.59.0", tmp_path / "libibverbs.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", "-o", real, source], check=True)
+    link.symlink_to(real.name)
+    ask = "from rocstack.node.rdma_check import libibverbs_file; print(libibverbs_file())"
+    for folder in (tmp_path, tmp_path / "gone"):
+        ran = subprocess.run(
+            [sys.executable, "-c", ask],
+            env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+            capture_output=True,
+            text=True,
+        )
+        assert (ran.stdout == f"{real}\n") == (folder == tmp_path), ran.stderr
 
 
 def test_a_newer_rdma_core_has_its_own_folder(files: ImageFacts, tmp_path: Path) -> None:
@@ -165,7 +219,7 @@ def test_a_newer_rdma_core_has_its_own_folder(files: ImageFacts, tmp_path: Path)
     newer.parent.mkdir(parents=True)
     (newer.parents[1] / "libibverbs.so.1").touch()
     newer.write_bytes(b"another")
-    assert f"would load {newer}" in start_gate.check_loaded_file(files, verdict(), {}).sentence
+    assert f"would load {newer}" in start_gate.check_loaded_files(files, verdict(), {}).sentence
 
 
 def computed(environ: dict[str, str], nic: str = "tcp") -> Fabric:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from rocstack.node import files, removal
 from rocstack.node.engine import NodeError
+
+CLI = Path(__file__).resolve().parents[3] / "cli"
 
 
 def wanted(path: Path, content: bytes = b"one\n", mode: str = "0640") -> dict[str, Any]:
@@ -107,3 +111,48 @@ IMAGES = [
 )
 def test_only_images_that_a_deploy_brought_may_go(used: str, keep: set[str], gone: str) -> None:
     assert removal.removable_images(IMAGES, {ID[name] for name in used}, keep) == [ID[name] for name in gone]
+
+
+WRITES = (
+    "import os, sys; from rocstack.node import files\n"
+    "def stand(_):\n  print('there', flush=True); sys.stdin.read()\n"
+    "files.os.fsync = stand\n"
+    "files.write(sys.argv[1], b'a key', 0o600, os.geteuid(), os.getegid())\n"
+)
+
+
+def test_what_a_killed_run_left_half_written_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o700)
+    kept = ["other", ".rocstack-not-ours", ".rocstack-linked__"]
+    (tmp_path / "elsewhere").write_text("x")
+    (keys / kept[0]).write_text("x")
+    (keys / kept[1]).write_text("x")
+    (keys / kept[2]).symlink_to(tmp_path / "elsewhere")
+    entry = files.entry(str(keys / "mine"), b"mine", 0o600)
+    line = [sys.executable, "-c", WRITES, str(keys / "munge.key")]
+    env = {**os.environ, "PYTHONPATH": str(CLI)}
+    with subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout
+        writer.stdout.readline()
+        files.ensure([entry])
+        (half,) = {file.name for file in keys.iterdir()} - {*kept, "mine"}
+        writer.kill()
+    assert (keys / half).read_text() == "a key"
+    assert files.ensure([entry]) == []
+    assert sorted(file.name for file in keys.iterdir()) == sorted([*kept, "mine"])
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_folders_that_a_killed_copy_left_go(tmp_path: Path) -> None:
+    held, left, others = (tmp_path / f"rocstack-copy-{name}" for name in ("aaaaaaaa", "bbbbbbbb", "no"))
+    for folder in (held, left, others):
+        folder.mkdir()
+        (folder / "auth.json").write_text("{}")
+    handle = os.open(held, os.O_RDONLY)
+    assert files.hold(handle)
+    files.sweep(str(tmp_path), "rocstack-copy-", {os.geteuid() + 1})
+    assert left.exists(), "it is another's"
+    files.sweep(str(tmp_path), "rocstack-copy-", {os.geteuid()})
+    os.close(handle)
+    assert sorted(tmp_path.iterdir()) == [held, others]

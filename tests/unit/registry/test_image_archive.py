@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +17,7 @@ import zstandard
 from docker import DockerClient
 from saved_image import CONFIG, DIFF_IDS, LOWER, UPPER, engine, modern
 
+from rocstack.edge import stalls
 from rocstack.registry.image_archive import ImageArchive, _full
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
@@ -126,3 +130,19 @@ def test_a_node_that_had_less_than_was_thought_gets_everything(archive: ImageArc
     (done,) = load(archive, [target], sleep=lambda seconds: None)
     assert (done.error, done.attempts) == (None, 2)
     assert (tmp_path / "n1/got").read_bytes() == b"".join(archive.stream())
+
+
+def test_an_engine_that_freezes_is_a_failure_of_its_node_alone(
+    archive: ImageArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "SILENCE_S", 0.5)
+    good = node(tmp_path, "good", LOADS.format(id=archive.id))
+    freezes = node(tmp_path, "n2", 'echo $$ >>$NODE/pids; case $1 in load) cat >"$NODE/got";; esac; kill -STOP $$')
+    try:
+        found = {one.node: one for one in load(archive, [freezes, good], attempts=1)}
+    finally:
+        for pid in (tmp_path / "n2/pids").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    assert found["good"].error is None
+    assert "the engine doesn't answer" in (found["n2"].error or "")

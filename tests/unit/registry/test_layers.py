@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import gzip
+import http.server
 import io
 import json
+import socketserver
 import tarfile
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 from saved_image import CONFIG, DIFF_IDS, LOWER, UPPER, compressed, engine, listing, modern, old
 
@@ -133,6 +138,10 @@ def test_only_the_layers_that_are_asked_for_are_kept() -> None:
         {},
         {"manifest.json": b"[]"},
         {**modern(), "manifest.json": b"{"},
+        {**modern(), "manifest.json": b"[" * 100_000},
+        {**modern(), "manifest.json": b'[{"Config": 5, "Layers": [5]}]'},
+        {**modern(), "manifest.json": b'["x"]'},
+        {**modern(), **listing("c.json", []), "c.json": b"[]"},
         {**modern(), **listing("../../etc/passwd", [])},
         {"../out": b"x"},
         {**modern(), **listing("c.json", []), "c.json": b'{"rootfs": {"diff_ids": ["sha256:other"]}}'},
@@ -168,3 +177,35 @@ def test_a_damaged_folder_falls_back_to_docker_save(root: Path) -> None:
         assert b"".join(image.open(DIFF_IDS[0])) == LOWER
         assert image._saved
         assert image.config == CONFIG
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_an_engine_that_freezes_while_it_saves_is_a_failure(tmp_path: Path, begins: bool) -> None:
+    over = threading.Event()
+    info = tarfile.TarInfo("blobs/sha256/" + 64 * "c")
+    info.size = 1 << 24
+
+    class Engine(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if begins:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(info.tobuf() + bytes(1 << 16))
+            over.wait(60)
+
+        def address_string(self) -> str:
+            return "a socket"
+
+        def log_message(self, *_: object) -> None: ...
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+    with tempfile.TemporaryDirectory() as folder, Server(f"{folder}/s", Engine) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = docker.DockerClient(base_url=f"unix://{folder}/s", timeout=1, version="1.43")
+        with pytest.raises(Missing, match="could not save") as error:
+            SavedImage.make(client, "sha256:" + 64 * "a", DIFF_IDS)
+        over.set()
+        server.shutdown()
+    assert "timed out" in str(error.value.cause)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.image.build_report import BuildReport, ImageReport
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.oci import INDEX, MANIFEST, media_type
+from rocstack.registry.oci import INDEX, MANIFEST, as_json, media_type
 from rocstack.registry.push import push, push_images
 from rocstack.registry.registry_http import RegistryLogin
 from rocstack.settings.settings import Settings
@@ -97,20 +98,86 @@ def test_taken_tag_is_moved_when_asked(store: Store) -> None:
     assert [text for text in said if "moves" in text] == [f"{TAGS[1]} moves from {theirs} to {done}"]
 
 
-@pytest.mark.parametrize("kind", [MANIFEST, INDEX, "application/vnd.docker.distribution.manifest.v2+json"])
-def test_same_content_built_elsewhere_gets_the_tags(store: Store, kind: str) -> None:
-    """Whatever its type: docker's own push, of an earlier rocstack, made another."""
-    theirs = publish(store)[0]
+def edited(store: Store, **changes: Any) -> bytes:
+    """This image's own manifest with changes, alone under the content tag."""
+    publish(store)
+    data = as_json({**json.loads(store.manifests[NAME, CONTENT][1]), **changes})
+    store.manifests.clear()
+    store.manifests[NAME, CONTENT] = (media_type(data), data)
+    store.requests.clear()
+    return data
+
+
+DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
+
+
+def test_the_same_image_is_not_sent_again(store: Store) -> None:
+    done = publish(store)[0]
     for tag in TAGS:
         del store.manifests[NAME, tag]
-    data = json.dumps({**json.loads(store.manifests[NAME, CONTENT][1]), "mediaType": kind}).encode()
-    store.manifests[NAME, CONTENT] = (kind, data)
-    source = Layers(TOP)
+    source = Layers(BASE)
     store.requests.clear()
-    done, _, _ = publish(store, source)
-    assert done == sha256(data) != theirs
-    assert {store.manifests[NAME, tag] for tag in TAGS} == {(kind, data)}
+    assert publish(store, source)[0] == done
+    assert {digest(store, tag) for tag in TAGS} == {done}
     assert (source.read, store.count("/blobs/")) == ([], 0)
+
+
+THEIRS = {"mediaType": MANIFEST, "digest": "sha256:" + "e" * 64, "size": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": THEIRS},
+        {"mediaType": INDEX},
+        {"mediaType": DOCKER},
+        {"manifests": [THEIRS]},  # who reads it as an index gets another image
+        {"Config": THEIRS},  # some parsers take any case, and the last
+        {"subject": THEIRS},
+        {"annotations": {"a": "b"}},
+        "gzip",
+        "size as a float",
+        "spaces",
+        "twice",
+        {"layers": []},
+        {"layers": None},
+        {"config": None},
+        {"config": []},
+    ],
+)
+def test_no_tag_gets_what_somebody_else_put_under_the_content_tag(store: Store, changes: dict[str, Any] | str) -> None:
+    data = edited(store, **(changes if isinstance(changes, dict) else {}))
+    if changes == "twice":
+        data = data.replace(b"{", b'{"config": ' + json.dumps(THEIRS).encode() + b", ", 1)
+    elif changes == "gzip":  # which no deploy takes
+        data = data.replace(b"tar+zstd", b"tar+gzip", 1)
+    elif changes == "size as a float":
+        data = re.sub(rb'"size":(\d+)', rb'"size":\1.0', data, count=1)
+    elif isinstance(changes, str):
+        data += b" "
+    store.manifests[NAME, CONTENT] = (store.manifests[NAME, CONTENT][0], data)
+    theirs = sha256(data)
+    done, said, _ = publish(store)
+    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {done}
+    assert done != theirs
+    assert json.loads(store.manifests[NAME, TAGS[0]][1])["config"]["digest"] == sha256(Layers(BASE).config)
+    assert f"{CONTENT} is another image, {theirs}: it gets the one that was built here" in said
+
+
+def test_bytes_under_the_content_tag_that_are_no_manifest(store: Store) -> None:
+    store.manifests[NAME, CONTENT] = (MANIFEST, b"<html>")
+    done = publish(store)[0]
+    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {done}
+
+
+def test_another_image_of_the_same_content_moves_no_taken_tag(store: Store) -> None:
+    theirs = publish(store)[0]
+    with pytest.raises(CheckFailed) as caught:
+        publish(store, Layers(TOP))
+    assert caught.value.code == "tag-exists"
+    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {theirs}
+    done = publish(store, Layers(TOP), move_tags=True)[0]
+    assert {digest(store, tag) for tag in (CONTENT, *TAGS)} == {done} != {theirs}
 
 
 def test_media_type_that_a_manifest_leaves_out() -> None:

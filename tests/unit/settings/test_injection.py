@@ -43,6 +43,7 @@ NIC = """\
 about: a
 hardware: [b]
 pci: ["0001:0002"]
+cards: {"0001:0002": {rdma_core: "50", source: x}}
 modules: [c]
 provider: d
 dscp_source: x

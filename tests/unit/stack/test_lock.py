@@ -50,7 +50,7 @@ def test_digest_is_of_everything() -> None:
 def test_requirements() -> None:
     wheel = lock.LockedWheel(name="torch", version="2.8.0+rocm6.4", sha256=(SHA, "cd" * 32))
     some = Lock(stack="a", definition=SHA, wheels=(wheel,))
-    assert some.requirements() == f"torch==2.8.0+rocm6.4 --hash=sha256:{SHA} --hash=sha256:{'cd' * 32}\n"
+    assert some.requirements() == (f"torch==2.8.0+rocm6.4 --hash=sha256:{SHA} --hash=sha256:{'cd' * 32}\n",)
 
 
 @pytest.mark.parametrize(

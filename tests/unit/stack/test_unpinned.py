@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from rocstack.base.errors import BadInput
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.image import pinning, render
 from rocstack.settings.site import Site
 from rocstack.stack import component, lock, overlay, resolve, stack
+from rocstack.steps import build as steps
+from rocstack.steps.options import LockOptions
 
 COMPONENTS = component.library("components")
 NICS = component.library("nic")
-SHA = "ab" * 32
+SHA, NEW = "ab" * 32, "cd" * 32
 AMD = "rocm-7.2-ubuntu-24.04"
 
 
@@ -30,8 +34,9 @@ def test_amd_stacks_wait_for_a_lock() -> None:
     chosen = stack.load(AMD)
     assert lock.for_stack(chosen, None) is None
     missing = lock.unpinned(chosen, None)
-    assert set(missing) == {"slurm", "torch", *chosen.wheels}
-    with pytest.raises(BadInput, match="slurm, torch") as error:
+    keys = {"the key of repository rocm", "the key of repository graphics"}
+    assert set(missing) == {"slurm", "torch", *chosen.wheels, *keys}
+    with pytest.raises(BadInput, match="repository graphics, slurm, torch") as error:
         render.require_lock(resolved(chosen), None)
     assert error.value.code == "no-lock"
     assert AMD in (error.value.next_step or "")
@@ -40,17 +45,72 @@ def test_amd_stacks_wait_for_a_lock() -> None:
 def test_a_lock_pins_archives_and_wheels() -> None:
     chosen = stack.load(AMD)
     source = lock.LockedSource(component="slurm", version="25.11.8", url=chosen.components["slurm"].url, sha256=SHA)
-    wheels = tuple(lock.LockedWheel(name=n, version="1", sha256=(SHA,)) for n in ("torch", *chosen.wheels))
-    full = a_lock(chosen, sources=(source,), wheels=wheels)
+    index = chosen.components["pytorch"].index
+    wheels = tuple(
+        lock.LockedWheel(name=n, version="1", sha256=(SHA,), index=index if n == "torch" else None)
+        for n in ("torch", *chosen.wheels)
+    )
+    keys = tuple(lock.LockedKey(repository=each.name, url=each.key, sha256=SHA) for each in chosen.repositories)
+    full = a_lock(chosen, sources=(source,), wheels=wheels, keys=keys)
     assert lock.unpinned(chosen, full) == ()
-    assert lock.unpinned(chosen, a_lock(chosen, sources=(source,), wheels=wheels[1:])) == ("torch",)
-    assert lock.unpinned(chosen, a_lock(chosen, wheels=wheels)) == ("slurm",)
+    assert lock.unpinned(chosen, full.model_copy(update={"wheels": wheels[1:]})) == ("torch",)
+    strange = wheels[0].model_copy(update={"index": None})
+    assert lock.unpinned(chosen, full.model_copy(update={"wheels": (strange, *wheels[1:])})) == ("torch",)
+    assert lock.unpinned(chosen, full.model_copy(update={"sources": ()})) == ("slurm",)
+    for wrong in ((), (keys[0].model_copy(update={"url": "https://example.org/key"}), *keys[1:])):
+        left = lock.unpinned(chosen, full.model_copy(update={"keys": wrong}))
+        assert "the key of repository rocm" in left
+        with pytest.raises(BadInput, match="no lock with the sha256 of the key of repository rocm"):
+            render.require_lock(resolved(chosen), full.model_copy(update={"keys": wrong}))
     context = render.render(resolved(chosen), full, COMPONENTS, NICS)
     dockerfile = context.files["Dockerfile"].data.decode()
     assert f"/slurm-25.11.8.tar.bz2 {SHA} /src" in dockerfile
-    requirements = context.files["wheels.txt"].data.decode().splitlines()
-    assert requirements[0] == "--extra-index-url https://download.pytorch.org/whl/rocm7.2"
-    assert f"torch==1 --hash=sha256:{SHA}" in requirements
+    assert f"/rocm.gpg.key {SHA} " in dockerfile
+    others, torch = (context.files[f"wheels/{number}.txt"].data.decode().splitlines() for number in (0, 1))
+    assert torch == [f"--index-url {index}", f"torch==1 --hash=sha256:{SHA}"]
+    assert len(others) == len(chosen.wheels)
+    assert not any("index" in line or line.startswith("torch") for line in others)
+
+
+@pytest.mark.parametrize("where", ["own", "shipped", "own, key said by the stack", "own, damaged", "own, without keys"])
+def test_another_key_is_not_locked(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among the changes of a week's packages nobody would see it."""
+    chosen = stack.load(AMD)
+    keys = tuple(lock.LockedKey(repository=each.name, url=each.key, sha256=SHA) for each in chosen.repositories)
+    before, now = (a_lock(chosen, keys=(keys[0].model_copy(update={"sha256": sum}), *keys[1:])) for sum in (SHA, NEW))
+    if where == "own, without keys":
+        before = a_lock(chosen)
+    if where == "own, key said by the stack":
+        own = chosen.repositories[0].model_copy(update={"key_sha256": NEW})
+        chosen = chosen.model_copy(update={"repositories": (own, *chosen.repositories[1:])})
+    shipped, file = tmp_path / "shipped", tmp_path / "own"
+    text = "{" if where == "own, damaged" else before.to_text()
+    (shipped if where == "shipped" else file).write_text(text)
+    monkeypatch.setattr(steps, "join", lambda *_, **__: SimpleNamespace(resolved=resolved(chosen)))
+    monkeypatch.setattr(steps, "shipped", lambda _: shipped)
+    monkeypatch.setattr(steps.engine, "connect", lambda: None)
+    monkeypatch.setattr(steps.bases, "ensure", lambda *_: None)
+    monkeypatch.setattr(steps.pinning, "make", lambda *_: now)
+    options = LockOptions(stack=AMD, to=file)
+    if where not in ("own", "shipped"):
+        assert steps.lock(options).lock == now
+        assert lock.read(file) == now
+        return
+    with pytest.raises(
+        CheckFailed, match=f"repository rocm is another than in the lock: {NEW}, locked {SHA}"
+    ) as refused:
+        steps.lock(options)
+    assert refused.value.code == "other-key"
+    assert file.read_text() == text if where == "own" else not file.exists()
+
+
+def test_the_stacks_key_is_above_the_locks() -> None:
+    repository = stack.load(AMD).repositories[0]
+    key = lock.LockedKey(repository=repository.name, url=repository.key, sha256=SHA)
+    own = repository.model_copy(update={"key_sha256": "cd" * 32})
+    locked = a_lock(stack.load(AMD), keys=(key,))
+    assert [lock.key_sha256(each, locked) for each in (repository, own)] == [SHA, "cd" * 32]
+    assert [lock.key_sha256(each, None) for each in (repository, own)] == [None, "cd" * 32]
 
 
 def test_an_archive_without_sha256_renders_and_does_not_build() -> None:
@@ -144,6 +204,7 @@ def test_the_lock_asks_with_the_builds_own_package_sources() -> None:
     update = next(i for i, line in enumerate(lines) if line.startswith("/run/rocstack/build/apt-update --source"))
     resolving = next(i for i, line in enumerate(lines) if "-s install" in line and "rocm-core" in line)
     assert repository < update < resolving
+    assert "/rocm.gpg.key first-use " in lines[repository]
     assert "http_proxy=http://me:secret@proxy" in lines
     assert "fetch https://download.schedmd.com/slurm/slurm-25.11.8.tar.bz2 /tmp/archive" in text
     assert "fetch https://github.com/openucx" not in text  # its sha256 is the stack's: nothing to download

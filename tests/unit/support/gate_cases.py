@@ -76,10 +76,10 @@ def _plain(node: str) -> dict[str, Any]:
         for index in range(int(count)):
             _add(profile, module, index, None)
     profile["cxi"] = [f"/dev/cxi{index}" for index in range(case.get("cxi", 0))]
-    keys = ("path", "private_abi", "kernel_abi", "glibc", "fabric")
+    keys = ("path", "private_abi", "kernel_abi", "glibc", "fabric", "version")
     found = case.get("libraries", {}).items()
     profile["libraries"] = [
-        {"driver": driver.strip(), **dict(zip(keys, facts, strict=False))} for driver, facts in found
+        {"driver": driver.strip() or None, **dict(zip(keys, facts, strict=False))} for driver, facts in found
     ]
     profile["unread"] = [{"what": what, "why": why} for what, why in case.get("unread", {}).items()]
     for path, value in case.get("edit", {}).items():

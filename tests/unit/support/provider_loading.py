@@ -26,8 +26,11 @@ def provider_loads(labels: dict[str, str], node: dict[str, Any], place: str | No
         devices = _devices(own, node)
     except (LookupError, TypeError, ValueError, RecursionError):
         return False
-    low, high = library
-    return bool(devices) and all(_opened(device) and low <= device["kernel_abi"] <= high for device in devices)
+    low, high, release = library
+    return bool(devices) and all(
+        _opened(device) and low <= device["kernel_abi"] <= high and _known(own, node, device["name"], release)
+        for device in devices
+    )
 
 
 def _slingshot(own: dict[str, str], node: dict[str, Any]) -> bool:
@@ -46,8 +49,8 @@ def _slingshot(own: dict[str, str], node: dict[str, Any]) -> bool:
         return False
 
 
-def _loaded(own: dict[str, str], node: dict[str, Any], place: str | None) -> tuple[int, int]:
-    """The kernel ABIs of the library that dlopen finds and takes.
+def _loaded(own: dict[str, str], node: dict[str, Any], place: str | None) -> tuple[int, int, str | None]:
+    """The kernel ABIs of the library that dlopen finds and takes, and rdma-core's release if it is from there.
 
     Raises:
         LookupError, TypeError, ValueError: none, or which one it is can't be told.
@@ -66,7 +69,8 @@ def _loaded(own: dict[str, str], node: dict[str, Any], place: str | None) -> tup
         if not place or not isinstance(row["path"], str) or row.get("way") == "host":
             raise LookupError
     file = f"lib{driver}-rdmav{number}.so"
-    if row.get("way") == "host":
+    mounted = row.get("way") == "host"
+    if mounted:
         row = _mounted(own, node, driver)
     elif isinstance(row.get("path"), str) and row["path"] and posixpath.basename(row["path"]) != file:
         raise LookupError
@@ -76,11 +80,28 @@ def _loaded(own: dict[str, str], node: dict[str, Any], place: str | None) -> tup
             raise TypeError
     if row["private_abi"] != number:  # symbol version IBVERBS_PRIVATE_N
         raise LookupError
-    return low, high
+    vendors = row["path"].startswith("/usr/local/") if mounted else row.get("way") in ("source", "package")
+    return low, high, None if vendors else str(row.get("version"))
+
+
+def _known(own: dict[str, str], node: dict[str, Any], name: str, release: str | None) -> bool:
+    """Does a provider of this release drive the card? A Thor2 needs what bnxt_re has since rdma-core 50."""
+    if release is None:
+        return True
+    try:
+        needs = {card: _version(text) for card, text in json.loads(own["nic.cards"]).items()}
+        cards = [card["device"] for card in node["nics"] if card.get("verbs") == name]
+        mine = [wants for card, wants in needs.items() if not cards or card in cards]
+        return not mine or _version(re.split("[+-]", release)[0]) >= max(mine)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return False
 
 
 def _mounted(own: dict[str, str], node: dict[str, Any], driver: str) -> dict[str, Any]:
-    libraries = {each["path"]: each for each in node["libraries"] if each["driver"] == driver}
+    taken = {each["private_abi"] for each in node["libraries"] if each["driver"] is None}  # by the host's libibverbs
+    libraries = {
+        each["path"]: each for each in node["libraries"] if each["driver"] == driver and each["private_abi"] in taken
+    }
     vendors = [path for path in libraries if path.startswith("/usr/local/")]
     library: dict[str, Any] = libraries[min(vendors or libraries)]
     if _version(library["glibc"]) > _version(own["glibc"]):  # ld.so: version `GLIBC_2.42' not found

@@ -84,12 +84,14 @@ def made(random: Random) -> Pair:
         "nic.pci": pick(("14e4:1760", "14e4:1760,14e4:1750", "", None)),
         "verbs.private-abi": _mostly(random, "34", "59", "", "x", None),
         "glibc": pick(("2.41", "2.41", "2.9", "", None)),
+        "nic.cards": _mostly(random, '{"14e4:1760":"50"}', "{}", '{"14e4:1760":"57.1"}', "", None),
         "nic.providers": json.dumps(rows),
     }
     abi = pick(ABIS)
+    host = [{"path": "/usr/lib/libibverbs.so.1", "driver": None, "private_abi": _mostly(random, 34, 59, None)}]
     devices = [_device(random, index, abi) for index in range(pick((1, 1, 1, 2, 3, 0)))]
     cards = [
-        {"pci": f"0000:0{index}:00.0", "device": pick(("14e4:1760", "14e4:1760", "15b3:1021")), "verbs": device["name"]}
+        {"pci": f"0000:0{index}:00.0", "device": pick(("14e4:1760", "14e4:1760", "14e4:1750")), "verbs": device["name"]}
         for index, device in enumerate(devices)
     ]
     unread = _mostly(random, "/proc/cmdline", "/sys/class/infiniband", "/sys/class/infiniband_verbs/uverbs0/ibdev")
@@ -98,7 +100,7 @@ def made(random: Random) -> Pair:
         "name": "n1",
         "verbs": devices,
         "nics": cards,
-        "libraries": list({each["path"]: each for each in [_library(random), _library(random)]}.values()),
+        "libraries": list({each["path"]: each for each in [_library(random), _library(random)]}.values()) + host,
         "cxi": pick(([], ["/dev/cxi0"])),
         "unread": [{"what": unread, "why": "permission denied"}],
     }
@@ -119,7 +121,7 @@ def _row(random: Random, private: int | None) -> dict[str, Any]:
         "way": pick(("source", "source", "inbox", "host", None)),
         "driver": driver,
         "path": pick((f"/opt/rocstack/nic/{place}/{file}",) * 4 + (f"/usr/lib/{file}", None)),
-        "version": pick(("232.0.164.5", None)),
+        "version": pick(("232.0.164.5", "56.1-1", "50.0", "49.9-1", None)),
         "private_abi": number,
         "kernel_abi": pick(([1, 1], [6, 6], [6, 6], [6, 8], [7, 8], [8, 6], [6, None], None)),
     }
@@ -140,6 +142,7 @@ def _library(random: Random) -> dict[str, Any]:
     return {
         "path": pick(("/usr/lib/libbnxt_re-rdmav34.so", "/usr/local/lib/libbnxt_re-rdmav34.so")),
         "driver": _mostly(random, "bnxt_re", "mlx5", None),
+        "version": pick(("39.0-1", "56.1-1", None)),
         "private_abi": _mostly(random, 34, 59, None),
         "kernel_abi": pick(([6, 6], [6, 6], [1, 1], [-6, 6], None)),
         "glibc": _mostly(random, "2.34", "2.42", None),

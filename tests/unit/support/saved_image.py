@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +75,9 @@ def engine(files: dict[str, bytes], link: tuple[str, str] | None = None) -> Any:
             archive.addfile(info)
     text = data.getvalue()
 
-    def get_image(image: str, chunk_size: int) -> Iterator[bytes]:
-        yield from (text[i : i + 100_000] for i in range(0, len(text), 100_000))
+    @contextmanager
+    def get(url: str, stream: bool, timeout: float) -> Iterator[Any]:
+        pieces = (text[i : i + 100_000] for i in range(0, len(text), 100_000))
+        yield SimpleNamespace(raise_for_status=lambda: None, iter_content=lambda size: pieces)
 
-    return SimpleNamespace(api=SimpleNamespace(get_image=get_image))
+    return SimpleNamespace(api=SimpleNamespace(base_url="http://engine", api_version="1.43", timeout=300, get=get))

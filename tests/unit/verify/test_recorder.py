@@ -39,8 +39,9 @@ def test_what_a_node_says_steers_no_terminal() -> None:
     words = "\x1b]0;title\x07\x1b[2J\x1b[31mall \x9b1mis\r well\u202e\x00"
     found.failed("n1", words, words, evidence=f"{words}\n\tsecond")
     (measure,) = found.measures
-    assert measure.why == measure.value == "]0;titleall 1mis well"
-    assert measure.evidence == "]0;titleall 1mis well\n\tsecond"
+    shown = r"\x1b]0;title\x07all \x9b1mis\r well\u202e\x00"
+    assert measure.why == measure.value == shown
+    assert measure.evidence == f"{shown}\n\tsecond"
 
 
 @given(st.text())

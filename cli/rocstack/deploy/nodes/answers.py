@@ -101,6 +101,12 @@ class DownAnswer(Answer):
     files: tuple[str, ...] = ()
 
 
+class SwapAnswer(Answer):
+    """rocstack_rotate with the step `swap`."""
+
+    swapped: bool
+
+
 class SlurmAnswer(Answer):
     """rocstack_slurm: one row a step, which `STEPS` gives a shape."""
 
@@ -133,6 +139,10 @@ TASKS: dict[str, tuple[str, type[Answer]]] = {  # by name: what people read whil
     "Copy": ("filling the rack's registry", CopyAnswer),
     "Control": ("starting the control plane", ApplyAnswer),
     "Containers": ("writing its files, starting its containers", ApplyAnswer),
+    "Stop the controller": ("stopping the controller; jobs run on", Answer),
+    "Swap": ("replacing its keys", SwapAnswer),
+    "Start the services": ("starting its services with the new keys", Answer),
+    "Prove": ("asking the controller with the new key", Answer),
     "Slurm": ("waiting for Slurm", SlurmAnswer),
     "Down": ("stopping its containers", DownAnswer),
 }

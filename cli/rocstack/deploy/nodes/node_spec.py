@@ -32,8 +32,8 @@ class FileSpec:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """`args` are the engine's own, but for name, labels and restart policy. `reads` are the files whose content
-    counts: another content means another container."""
+    """`args` are the engine's own, but for name, labels and restart policy. `reads` are the files that it reads when it
+    starts: one that has run since before they were written is replaced."""
 
     name: str
     service: str
@@ -82,13 +82,10 @@ class NodeSpec:
         )
 
     def digests(self) -> dict[str, str]:
-        """Container name -> digest of all that it is made from."""
-        files, digests = {file.path: file.sha256 for file in self.files}, {}
-        for each in self.containers:
-            read = {path: files.get(path) for path in each.reads}
-            text = json.dumps([each.image, each.args, read], sort_keys=True)
-            digests[each.name] = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return digests
+        """Container name -> digest of all that it is made from. Not of what files hold: a key can change under a
+        container that runs on."""
+        texts = {each.name: json.dumps([each.image, each.args, each.reads]) for each in self.containers}
+        return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As the modules read it. Holds secrets: it goes into a file for nobody else."""

@@ -1,9 +1,5 @@
-"""The Ansible runs of a deploy: what each node is to be goes there in a private file, and the answers come back by
-node."""
+"""The Ansible runs of a deploy: what each node is to be goes there, and the answers come back by node."""
 
-import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,9 +10,9 @@ from rocstack.deploy.nodes.answers import TASKS, Answer, parse
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun, State
+from rocstack.edge.locks import ClusterLock
 
 A = TypeVar("A", bound=Answer)
-MEMORY = Path("/dev/shm")  # where there is one, a spec's secrets stay off the disk
 
 
 class DeployEvents:
@@ -56,19 +52,21 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class NodeRuns:
-    """`log` takes what Ansible prints."""
+    """`log` takes what Ansible prints. `held` is the lock under which nodes are changed: a run ends when it is lost,
+    and nodes refuse an older one's. None: the control node is not there, and nobody can have the lock."""
 
     inventory: Path
     log: Path
     events: DeployEvents
     forks: int = ansible.FORKS
+    held: ClusterLock | None = None
 
     def run(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, NodeRun]:
         """Runs `playbook` on the nodes that have a spec; how it ended, by node. A node that didn't answer is
         unreachable.
 
         Raises:
-            BadInput, Missing, CheckFailed: as `ansible.run`.
+            BadInput, Missing, CheckFailed: as `ansible.run`; the lock is lost.
         """
         return self.send(playbook, {name: spec.to_dict() for name, spec in node_specs.items()})
 
@@ -87,20 +85,17 @@ class NodeRuns:
 
         if not rows:
             return {}
-        memory = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix="rocstack-", dir=memory) as folder:  # only this user may enter it
-            file = Path(folder) / "node_specs.json"
-            file.write_text(json.dumps({"node_specs": {name: ansible.packed(row) for name, row in rows.items()}}))
-            runs = ansible.run(
-                playbook,
-                self.inventory,
-                forks=self.forks,
-                variables=variables,
-                node_specs=file,
-                limit=rows,
-                log=self.log,
-                on_task=on_task,
-            )
+        runs = ansible.run(
+            playbook,
+            self.inventory,
+            forks=self.forks,
+            variables={**(variables or {}), "fence": self.held.fence if self.held else {}},
+            node_specs=rows,
+            limit=rows,
+            log=self.log,
+            on_task=on_task,
+            watch=self.held.check if self.held else lambda: None,
+        )
         result = {name: NodeRun(name, "unreachable", "Ansible reported nothing for it") for name in rows}
         return result | {run.host: _node_run(run) for run in runs if run.host in rows}
 

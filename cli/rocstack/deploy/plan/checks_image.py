@@ -9,6 +9,7 @@ from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.doctor.diagnosis import gate_values
+from rocstack.nic.ways import with_card_needs
 from rocstack.node.gate import UNFIT, UNKNOWN, judge
 from rocstack.stack import rules
 
@@ -17,7 +18,7 @@ IN_TREE = "in-tree"
 
 def _judged(result: str, node: NodeFacts, scope: Scope) -> Iterator[Values]:
     if scope.is_worker(node) and scope.gate != "off":
-        verdict = judge(scope.images["worker"].facts, node.profile)
+        verdict = judge(with_card_needs(scope.images["worker"].facts, scope.nics), node.profile)
         if verdict.result == result:
             yield gate_values(verdict) | _softer(scope.gate == "warn")
 

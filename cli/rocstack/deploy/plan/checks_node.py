@@ -89,7 +89,7 @@ NODE_RULES |= {"clock-wrong": partial(_clock, CLOCK, float("inf")), "clock-off":
 
 @node_rule
 def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    purposes = {scope.registries[node.name]: "image registry"} if node.name in scope.registries else {}
+    purposes = dict(scope.ports.get(node.name, {}))
     for role in scope.roles(node):
         purposes |= PORTS[role]
     for port, purpose in purposes.items():

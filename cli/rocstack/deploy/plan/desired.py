@@ -20,14 +20,14 @@ from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
 from rocstack.deploy.plan.secrets import Secrets
-from rocstack.deploy.read.facts import Gathered, NodeFacts
+from rocstack.deploy.read.facts import Gathered, NodeFacts, push_port
 from rocstack.deploy.read.inventory import Inventory, InventoryHost, RackRegistry
 from rocstack.nic.host_libraries import host_mounts
 from rocstack.node import hostlist
 from rocstack.node.containers import OLD
 
 SLURM_UID = 64030
-USER = "rocstack"  # of the registry
+USER, NODE = "rocstack", "node"  # accounts of the registry: who pushes, who pulls
 ROLES = ("worker", "control")
 
 
@@ -126,10 +126,18 @@ class DesiredCluster:
         return f"{self.control_address}:{self.cluster.ship.port}"
 
     @cached_property
-    def registries(self) -> dict[str, int]:
-        """The nodes that run one -> its port."""
-        own = {self.inventory.control.name: self.cluster.ship.port} if self.has_registry else {}
-        return {**own, **{mirror.node: mirror.port for mirror in self.mirrors if mirror.node}}
+    def ports(self) -> dict[str, dict[int, str]]:
+        """Node -> ports that it needs beside those of its roles, and what for."""
+        control, rest = self.inventory.control.name, self.cluster.rest.port
+        registries = {control: self.cluster.ship.port} if self.has_registry else {}
+        registries |= {mirror.node: mirror.port for mirror in self.mirrors if mirror.node}
+        result = {
+            name: {port: "image registry", push_port(port): "pushes to the image registry"}
+            for name, port in registries.items()
+        }
+        if rest:
+            result.setdefault(control, {})[rest] = "slurmrestd by https"
+        return result
 
     @cached_property
     def mirrors(self) -> tuple[RackRegistry, ...]:
@@ -179,16 +187,18 @@ class DesiredCluster:
             containers.append(services.database(control.id))
             if self.has_registry:
                 containers.append(services.registry(control.id, self.cluster.ship.port))
-            containers.append(services.controller(host.name, control.id, mounts))
+            containers.append(services.controller(host.name, control.id, mounts, self.cluster.rest.port))
             commands += [(services.CONTROL, "rocstack-users"), (services.CONTROL, "scontrol", "reconfigure")]
             machines = {name: asdict(each) for name, each in self.machines.items()}
             state |= {"keys": keys.fingerprints(), "slurm": control.slurm, "machines": machines}
         if "worker" in roles:
+            files.append(FileSpec(cgroup.SECCOMP, cgroup.seccomp_profile()))
             containers.append(self._worker(host.name, worker, mounts, facts))
             commands.append((services.WORKER, "rocstack-users"))
         for mirror in self.mirrors:
             if mirror.node == host.name:
-                files += self._registry_files({mirror.host, self.facts.address(host), host.name})
+                files += registry_files(keys, keys.rack_password(host.name))
+                files += self._server_files(host.name, {mirror.host, self.facts.address(host), host.name})
                 containers.append(services.registry(control.id, mirror.port))
                 images.append(control)
         # One that waits to be replaced counts with its successor.
@@ -207,24 +217,32 @@ class DesiredCluster:
         )
 
     def _control_files(self) -> list[FileSpec]:
+        control, serves = self.inventory.control, self.has_registry or self.cluster.rest.port
         secret = {"slurmdbd.conf": (0o600, SLURM_UID, SLURM_UID)}
         return [
             FileSpec(services.JWT_KEY, self.keys.jwt_key, 0o400),
             FileSpec(services.DATABASE, self.keys.database_password.encode(), 0o400),
-            *(self._registry_files({self.control_address, self.inventory.control.name}) if self.has_registry else []),
+            *(registry_files(self.keys, self.keys.registry_password) if self.has_registry else []),
+            *(self._server_files(control.name, self._control_names) if serves else []),
             *(
                 FileSpec(f"{services.SLURM}/{name}", text.encode(), *secret.get(name, (0o644, 0, 0)))
                 for name, text in self.slurm.texts.items()
             ),
         ]
 
-    def _registry_files(self, names: set[str]) -> list[FileSpec]:
-        """`names` are those by which nodes reach it."""
-        ca, ca_key, key = self.keys.registry_ca, self.keys.registry_ca_key, self.keys.registry_key
+    @property
+    def _control_names(self) -> set[str]:
+        """By which nodes reach the control node, and clients of slurmrestd, who may stand where this machine does."""
+        control = self.inventory.control
+        return {self.control_address, control.name, *([control.host] if self.cluster.rest.port else [])}
+
+    def _server_files(self, node: str, names: set[str]) -> list[FileSpec]:
+        """`names` are those by which others reach this node."""
+        ca, ca_key, key = self.keys.registry_ca, self.keys.registry_ca_key, tls.host_key(self.keys.registry_key, node)
+        pem, private = services.SERVER
         return [
-            FileSpec(services.REGISTRY, self.keys.registry_password.encode(), 0o400),
-            FileSpec(f"{services.TLS}/server.pem", tls.certificate(ca, ca_key, key, names, self.now).encode()),
-            FileSpec(f"{services.TLS}/server.key", key.encode(), 0o400),
+            FileSpec(pem, tls.certificate(ca, ca_key, key, names, self.now).encode()),
+            FileSpec(private, key.encode(), 0o400),
         ]
 
     def _worker(self, name: str, image: Image, mounts: Sequence[Mount], facts: NodeFacts) -> ContainerSpec:
@@ -237,6 +255,16 @@ class DesiredCluster:
             env=Environment(tuple(f"--env={key}={value}" for key, value in {**gate, **self.cluster.env}.items())),
             stays=True,
         )
-        cgroup = cgroup_flags(facts.engine.cgroup, self.slurm.cgroups.used and facts.engine.cgroup_writable)
+        engine = facts.engine
+        allowed = self.slurm.cgroups.used and engine.cgroup_writable
+        cgroup = cgroup_flags(name, engine.cgroup, allowed, engine=engine.name, driver=engine.cgroup_driver)
         devices = " ".join(path for gres in self.machines[name].gres for path in hostlist.expand(gres.files))
         return services.worker(name, image.id, line.flags, self.control_address, cgroup, devices)
+
+
+def registry_files(keys: Secrets, push_password: str) -> list[FileSpec]:
+    """Passwords of a registry's two accounts."""
+    return [
+        FileSpec(services.REGISTRY, push_password.encode(), 0o400),
+        FileSpec(services.REGISTRY_PULL, keys.registry_pull_password.encode(), 0o400),
+    ]

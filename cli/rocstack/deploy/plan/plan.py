@@ -151,7 +151,8 @@ def _of_container(container: ContainerSpec, digest: str, changed: Sequence[str],
     elif current.image != container.image:
         yield Change("replace", container.name, f"image {short(current.image)} -> {short(container.image)}")
     else:
-        why = f"{', '.join(changed)} changed" if changed else "other flags"
+        why = "other flags" if current.spec else "a file that it reads is newer than its start"
+        why = f"{', '.join(changed)} changed" if changed else why
         yield Change("replace", container.name, why)
 
 

@@ -30,6 +30,7 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Journal, JournalImages, VerifiedLevel
 from rocstack.doctor import fleet
 from rocstack.edge.ansible import FORKS, State
+from rocstack.stack import component
 
 UIDS = {"munge": 42430, "slurm": SLURM_UID}  # in the images
 UNREACHED = "node-unreached"
@@ -52,6 +53,7 @@ class DeployRequest:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # of the rollout, on the command line
     layer_bytes: Mapping[str, int] = field(default_factory=dict)  # diff id -> uncompressed, as far as it is known
     require: int | None = None  # level that the images must have passed, even those that run; default: the setting
+    command: str = "deploy"  # that asked for it
     runs: Path | None = None  # folder of the acceptance suite's, with what they proved
 
     def rollout(self, known: Journal) -> RolloutSettings:
@@ -130,8 +132,10 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     inventory, cluster, gate = request.inventory, request.cluster, request.gate
     path = secrets.beside(inventory.path)
     keys = secrets.read(path)
+    ship = cluster.ship
+    own_ports = [ship.port, facts.push_port(ship.port), *([cluster.rest.port] if cluster.rest.port else [])]
     gathered = facts.gather(
-        inventory, on_event, uids=UIDS, own_registry=cluster.ship.port, overlay=request.overlay, forks=request.forks
+        inventory, on_event, uids=UIDS, own_ports=own_ports, overlay=request.overlay, forks=request.forks
     )
     events.rest()
     control = gathered.node(inventory.control.name)
@@ -150,11 +154,12 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         inventory,
         gathered,
         images,
+        nics=component.nic_profiles(request.overlay),
         gate=gate,
         memlock=request.run.ulimits != "auto",
         uids=UIDS,
         layer_bytes=request.layer_bytes,
-        registries=desired.registries if desired else {},
+        ports=desired.ports if desired else {},
         require=cluster.require if request.require is None else request.require,
         insist=request.require is not None or not ids <= known.kept_ids(),
         proved=_proved(known, images, request.runs),

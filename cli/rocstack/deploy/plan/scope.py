@@ -8,6 +8,7 @@ from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import VerifiedLevel
+from rocstack.stack.component import NicProfile
 
 Values = dict[str, object]
 
@@ -16,11 +17,12 @@ Values = dict[str, object]
 class Scope:
     """Args:
     images: role -> the image that its nodes are to run.
+    nics: profiles of NICs, for images that lack what those say.
     gate: what is done where an image's fit is unknown: refuse, warn or off.
     memlock: whether the person set the limit of locked memory themselves.
     uids: name -> number of the users in the images.
     layer_bytes: diff id -> uncompressed bytes, as far as they are known.
-    registries: the nodes that are to run one -> its port.
+    ports: node -> ports that it needs beside those of its roles, and what for.
     require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
     proved: what is known to be proved of them.
     """
@@ -28,11 +30,12 @@ class Scope:
     inventory: Inventory
     gathered: Gathered
     images: Mapping[str, Image]
+    nics: tuple[NicProfile, ...]
     gate: str = "refuse"
     memlock: bool = False
     uids: Mapping[str, int] = field(default_factory=dict)
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
-    registries: Mapping[str, int] = field(default_factory=dict)
+    ports: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     require: int | None = None
     insist: bool = True
     proved: tuple[VerifiedLevel, ...] = ()

@@ -3,6 +3,7 @@ readable by nobody else, or encrypted as a whole by ansible-vault."""
 
 import base64
 import hashlib
+import hmac
 import json
 import re
 import secrets
@@ -23,7 +24,7 @@ from rocstack.edge import ansible, files
 FILE = "rocstack-secrets.yml"
 _VAULT = "$ANSIBLE_VAULT;"
 _PASSWORD = re.compile(r"[A-Za-z0-9._~-]{16,200}")  # needs no quoting wherever it is written
-_HEADER = """\
+HEADER = """\
 # The keys of a rocstack cluster, made once. Who holds them can run anything on its nodes.
 # Keep this file beside the inventory, and a copy where you keep passwords: without it the cluster can't be deployed
 # again. Never commit it as it is; `ansible-vault encrypt {name}` makes it fit for that, and deploy reads it then too.
@@ -43,6 +44,19 @@ class Secrets:
     registry_key: str = field(repr=False)
     new: tuple[str, ...] = ()
 
+    @property
+    def registry_pull_password(self) -> str:
+        """Of the account that nodes pull with."""
+        return self._derived("pull")
+
+    def rack_password(self, node: str) -> str:
+        """Of the account that pushes into the registry which a worker runs: its root may push into no other."""
+        return self._derived(f"push {node}")
+
+    def _derived(self, use: str) -> str:
+        """It follows from the registry's password, and doesn't lead back to it."""
+        return hmac.new(self.registry_password.encode(), use.encode(), hashlib.sha256).hexdigest()
+
     def fingerprints(self) -> dict[str, str]:
         """The first 12 digits of each key's SHA-256: says which keys are meant, and not what they are."""
         values = {name: getattr(self, name) for name in NAMES}
@@ -55,7 +69,8 @@ class Secrets:
 NAMES = tuple(each.name for each in fields(Secrets) if each.name != "new")
 _BINARY = ("munge_key", "jwt_key")
 _LEAST, _MOST = 32, 1024  # bytes that munged takes
-_NEW = {
+NEXT = "next"
+NEW = {
     "munge_key": lambda: secrets.token_bytes(_MOST),
     "jwt_key": lambda: secrets.token_bytes(32),
     "database_password": lambda: secrets.token_urlsafe(32),
@@ -76,7 +91,9 @@ def read(path: Path) -> Secrets:
         BadInput: readable by others, not what rocstack wrote, or encrypted and can't be opened.
         Missing: it is encrypted and ansible-vault isn't installed.
     """
-    values, encrypted = _stored(path)
+    values, encrypted = stored(path)
+    if NEXT in values:
+        raise BadInput.of("rotation-unfinished", path)
     lacking = tuple(name for name in NAMES if name not in values)
     if encrypted and lacking:
         raise BadInput.of("missing-secrets", path, names=", ".join(lacking), file=path)
@@ -84,7 +101,7 @@ def read(path: Path) -> Secrets:
         raise BadInput.of("ca-without-key", path)
     if "registry_ca" in lacking:
         values["registry_ca"], values["registry_ca_key"] = tls.make_ca(datetime.now(UTC))
-    values |= {name: make() for name, make in _NEW.items() if name in lacking}
+    values |= {name: make() for name, make in NEW.items() if name in lacking}
     try:
         tls.load(values["registry_ca"], values["registry_ca_key"], values["registry_key"])
     except BadInput as error:
@@ -102,13 +119,13 @@ def save(path: Path, values: Secrets) -> None:
     if not values.new:
         return
     path = path.resolve()
-    added = "".join(_line(name, getattr(values, name)) for name in values.new)
+    added = "".join(line(name, getattr(values, name)) for name in values.new)
     try:
         if not path.exists():
-            files.create_private(path, _HEADER.format(name=path.name) + added)
+            files.create_private(path, HEADER.format(name=path.name) + added)
         else:
-            stored, encrypted = _stored(path)
-            if encrypted or stored.keys() & set(values.new):
+            there, encrypted = stored(path)
+            if encrypted or there.keys() & set(values.new):
                 raise FileExistsError
             files.write(path, path.read_text(encoding="utf-8").rstrip("\n") + "\n" + added, private=True)
     except FileExistsError:
@@ -131,9 +148,9 @@ def refuse_others(path: Path, mine: Secrets, there: Mapping[str, str]) -> None:
         raise BadInput.of("other-secrets" if kept else "secrets-elsewhere", path, file=path, names=other)
 
 
-def _stored(path: Path) -> tuple[dict[str, Any], bool]:
-    """The keys in the file, and whether it is encrypted; none where there is no file. What is wrong is said without
-    showing the text."""
+def stored(path: Path) -> tuple[dict[str, Any], bool]:
+    """The keys in the file, and whether it is encrypted; none where there is no file. Below `NEXT` are those that take
+    the place of others while a rotation is under way. What is wrong is said without showing the text."""
     try:
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
@@ -151,7 +168,11 @@ def _stored(path: Path) -> tuple[dict[str, Any], bool]:
         raise BadInput.of("secrets-not-yaml", path, place=f" in line {mark.line + 1}" if mark else "") from None
     if not isinstance(data, dict):
         raise BadInput.of("secrets-no-mapping", path)
-    return {name: _value(name, value, path) for name, value in data.items()}, encrypted
+    coming = data.pop(NEXT, None)
+    values: dict[str, Any] = {name: _value(name, value, path) for name, value in data.items()}
+    if isinstance(coming, dict):
+        values[NEXT] = {name: _value(name, value, path) for name, value in coming.items()}
+    return values, encrypted
 
 
 def _decrypted(path: Path) -> str:
@@ -191,7 +212,7 @@ def _value(name: str, value: object, path: Path) -> bytes | str:
     return value
 
 
-def _line(name: str, value: bytes | str) -> str:
+def line(name: str, value: bytes | str) -> str:
     if isinstance(value, bytes):
         return f"{name}: {base64.b64encode(value).decode()}\n"
     if "\n" not in value:

@@ -2,38 +2,47 @@
 
 from collections.abc import Iterable
 
+from rocstack.cluster.cgroup import SECCOMP
+from rocstack.container import privileges
 from rocstack.container.mount import Mount
 from rocstack.deploy.nodes.node_spec import ContainerSpec
-from rocstack.deploy.read.facts import SLURMCTLD, SLURMRESTD
+from rocstack.deploy.read.facts import SLURMCTLD, SLURMRESTD, push_port
 
 KEYS = "/etc/rocstack/keys"
-MUNGE_KEY, JWT_KEY, DATABASE, REGISTRY = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database", "registry"))
+MUNGE_KEY, JWT_KEY, DATABASE = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database"))
+REGISTRY, REGISTRY_PULL = (f"{KEYS}/{name}" for name in ("registry", "registry-pull"))  # passwords of its accounts
 SLURM = "/etc/rocstack/slurm"
 TLS = "/etc/rocstack/registry"
+SERVER = (f"{TLS}/server.pem", f"{TLS}/server.key")
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
 WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
 SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE}
 SERVICE_OF = {name: service for service, name in SERVICES.items()}
 CONTAINERS = {"control": (DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
 VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
+_PRIVILEGES = (*privileges.LEAST, *privileges.SERVICE)
 _STOP = "--stop-timeout=60"  # seconds to write down what it knows
 _SOCKET = "--volume=rocstack-db-run:/run/mysqld"  # the database has no port
 
 
 def registry(image: str, port: int) -> ContainerSpec:
     args = (
+        *_PRIVILEGES,
         "--network=host",
         "--env=ROCSTACK_SERVICE=registry",
         f"--env=ROCSTACK_REGISTRY_LISTEN=0.0.0.0:{port}",
+        f"--env=ROCSTACK_REGISTRY_PUSH=127.0.0.1:{push_port(port)}",
         "--volume=rocstack-registry:/var/lib/registry",
         f"--volume={TLS}:{TLS}:ro",
         f"--volume={REGISTRY}:/run/secrets/registry:ro",
+        f"--volume={REGISTRY_PULL}:/run/secrets/registry-pull:ro",
     )
-    return ContainerSpec(STORE, "registry", image, args, reads=(f"{TLS}/server.pem", f"{TLS}/server.key", REGISTRY))
+    return ContainerSpec(STORE, "registry", image, args, reads=(*SERVER, REGISTRY, REGISTRY_PULL))
 
 
 def database(image: str) -> ContainerSpec:
     args = (
+        *_PRIVILEGES,
         "--network=none",
         "--env=ROCSTACK_SERVICE=db",
         _STOP,
@@ -44,14 +53,17 @@ def database(image: str) -> ContainerSpec:
     return ContainerSpec(DB, "db", image, args, reads=(DATABASE,))
 
 
-def controller(name: str, image: str, mounts: Iterable[Mount]) -> ContainerSpec:
-    """`name` is the control node's: what SlurmctldHost says."""
+def controller(name: str, image: str, mounts: Iterable[Mount], rest_port: int | None) -> ContainerSpec:
+    """`name` is the control node's: what SlurmctldHost says. slurmrestd is open to others on `rest_port`, by TLS."""
+    tls = [f"--env=ROCSTACK_REST_TLS=0.0.0.0:{rest_port}", f"--volume={TLS}:{TLS}:ro"] if rest_port else []
     args = (
+        *_PRIVILEGES,
         "--network=host",
         f"--hostname={name}",
         "--env=ROCSTACK_SERVICE=controller",
         _STOP,
-        f"--env=ROCSTACK_RESTD=0.0.0.0:{SLURMRESTD}",
+        f"--env=ROCSTACK_RESTD=127.0.0.1:{SLURMRESTD}",
+        *tls,
         "--volume=rocstack-slurm:/var/lib/slurm",
         _SOCKET,
         f"--volume={SLURM}:/etc/slurm:ro",
@@ -61,7 +73,8 @@ def controller(name: str, image: str, mounts: Iterable[Mount]) -> ContainerSpec:
         *(f"--volume={mount}" for mount in mounts),
     )
     converts = 900  # seconds: a newer slurmdbd converts its database first
-    return ContainerSpec(CONTROL, "controller", image, args, reads=(MUNGE_KEY, JWT_KEY), healthy_within=converts)
+    reads = (MUNGE_KEY, JWT_KEY, *(SERVER if rest_port else ()))
+    return ContainerSpec(CONTROL, "controller", image, args, reads=reads, healthy_within=converts)
 
 
 def worker(
@@ -85,4 +98,6 @@ def worker(
         f"--volume={MUNGE_KEY}:/run/secrets/munge.key:ro",
         *cgroup,
     )
-    return ContainerSpec(WORKER, "worker", image, args, reads=(MUNGE_KEY,))
+    # Its profile counts from its creation on: a new one means a new worker.
+    reads = (MUNGE_KEY, *([SECCOMP] if cgroup else []))
+    return ContainerSpec(WORKER, "worker", image, args, reads=reads)

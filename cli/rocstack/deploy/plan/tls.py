@@ -1,4 +1,4 @@
-"""The registry's certificates: a CA of the cluster's own, and what the registry shows the nodes.
+"""Certificates: a CA of the cluster's own, and what registries and slurmrestd's proxy show.
 
 The server's certificate is a pure function of keys, names and date: whoever holds the secrets computes the same bytes,
 so nothing but another name or its renewal restarts the registry. That is why the CA signs with RSA: PKCS #1 v1.5
@@ -6,6 +6,7 @@ signatures have no random part, and every engine takes them, also under FIPS.
 """
 
 import hashlib
+import hmac
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -43,8 +44,15 @@ def make_ca(now: datetime) -> tuple[str, str]:
 
 
 def make_key() -> str:
-    """A new private key for the registry, as PEM."""
+    """A new private key, from which those of the hosts follow, as PEM."""
     return _key_pem(ec.generate_private_key(ec.SECP256R1()))
+
+
+def host_key(key: str, host: str) -> str:
+    """The private key (PEM) of one host, which follows from `key`: so no host can pass for another one."""
+    seed = hmac.new(key.encode(), host.encode(), hashlib.sha512).digest()
+    order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of the curve's group
+    return _key_pem(ec.derive_private_key(1 + int.from_bytes(seed, "big") % (order - 1), ec.SECP256R1()))
 
 
 def certificate(ca: str, ca_key: str, key: str, names: Iterable[str], now: datetime) -> str:

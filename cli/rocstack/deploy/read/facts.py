@@ -4,7 +4,7 @@ The shapes of the models are those that rocstack.node.deploy_facts answers with.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,11 @@ PORTS = {  # by role
 }
 
 
+def push_port(port: int) -> int:
+    """Where a registry that nodes reach on `port` takes pushes, on loopback only."""
+    return port + 1
+
+
 class NodeEngine(Value):
     """`problem` is empty where the engine answers, else absent, denied, silent or failed, and `error` what was said.
     Sizes are bytes; `root` is where layers lie. `limits` are those of the engine's process (-1 is none), beyond which
@@ -44,6 +49,7 @@ class NodeEngine(Value):
     driver: str = ""
     store: Literal["graph", "containerd"] = "graph"
     cgroup: int = 0
+    cgroup_driver: str = ""
     cgroup_writable: bool = False
     rootless: bool = False
     memlock: int | None = None
@@ -54,7 +60,8 @@ class NodeEngine(Value):
 
 
 class NodeContainer(Value):
-    """A container of ours (it has the label io.rocstack.service). `status` and `health` are the engine's words."""
+    """A container of ours (it has the label io.rocstack.service). `spec` is empty where a file that it reads was
+    written after its start. `status` and `health` are the engine's words."""
 
     name: str
     id: str
@@ -117,6 +124,7 @@ class FactsAnswer(Value):
     user: User
     state: DeployedState | None
     journal: dict[str, Any] | None  # /var/lib/rocstack/deploy.json
+    fence: int = 0  # the largest number of the cluster's lock of which it heard
     files: dict[str, str]  # path -> sha256, below /etc/rocstack
     ports: dict[str, Listener]
     daemons: tuple[str, ...]  # of Slurm and MUNGE, outside our containers
@@ -187,7 +195,7 @@ def gather(
     on_event: ansible.OnEvent = lambda host, state: None,
     *,
     uids: Mapping[str, int] | None = None,
-    own_registry: int | None = None,
+    own_ports: Iterable[int] = (),
     overlay: Path | None = None,
     forks: int = ansible.FORKS,
     timeout: int = TIMEOUT_S,
@@ -204,7 +212,7 @@ def gather(
         answered_at[name] = time.time()
         on_event(name, state)
 
-    variables = {**questions(inventory, uids or {}, own_registry), "timeout": timeout}
+    variables = {**questions(inventory, uids or {}, own_ports), "timeout": timeout}
     nodes, failures, ssh_hosts = [], [], {}
     for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
         if ssh.TASK in run.results:
@@ -227,17 +235,18 @@ def gather(
     )
 
 
-def questions(inventory: Inventory, uids: Mapping[str, int], own_registry: int | None = None) -> dict[str, Any]:
+def questions(inventory: Inventory, uids: Mapping[str, int], own_ports: Iterable[int] = ()) -> dict[str, Any]:
     """The playbook's variables: what each node is asked of the others. `uids` are those of users in our images,
-    `own_registry` is the port of the control node's."""
-    registries = {*([own_registry] if own_registry else []), *map(registry_port, inventory.racks)}
+    `own_ports` are those of the control node that settings name."""
+    racks = [registry_port(registry) for registry in inventory.racks]
+    others = {*own_ports, *racks, *map(push_port, racks)}
     control, workers = inventory.control, inventory.workers
     reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
     reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
     return {
         "names": [control.name],
         "reach": reach,
-        "ports": sorted({port for ports in PORTS.values() for port in ports} | registries),
+        "ports": sorted({port for ports in PORTS.values() for port in ports} | others),
         "uids": list(uids.values()),
         "users": list(uids),
     }

@@ -27,7 +27,7 @@ _ASKED = ("ansible_host", "ansible_port", "ansible_user", "rocstack_address", "r
 # What Slurm reads as one node: slurm.conf(5), NodeName. Brackets and commas make a list of nodes.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RESERVED = ("default", "all")
-_REGISTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?")
+REGISTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?")
 _HTTPS = 443
 _OTHER_WORDS = {
     CONTROL: ("controller", "controllers", "controls", "control_node", "head", "master", "slurmctld"),
@@ -227,7 +227,7 @@ def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[s
     registry = str(variables.get("rocstack_rack_registry") or "")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise BadInput.of("bad-port", path, port=port, name=name)
-    if registry and not _REGISTRY.fullmatch(registry):
+    if registry and not REGISTRY.fullmatch(registry):
         raise BadInput.of("bad-rack-registry", path, registry=variables["rocstack_rack_registry"], name=name)
     return InventoryHost(
         name=name,

@@ -14,9 +14,11 @@ from pydantic import Field
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.levels import HARDWARE, Level
+from rocstack.base.text import from_json
 from rocstack.base.words import Value
 from rocstack.deploy.nodes.image import Image
 from rocstack.edge.locks import LockSpec
+from rocstack.node.cluster_lock import FENCE
 from rocstack.node.image_facts import LABEL_PREFIX
 
 FOLDER = "/var/lib/rocstack"  # on the control node
@@ -27,13 +29,16 @@ Step = Literal["pending", "shipped", "drained", "started", "done", "failed"]
 _TOUCHED: frozenset[Step] = frozenset({"drained", "started", "done", "failed"})
 
 
-def lock(folder: str = FOLDER) -> LockSpec:
-    """The lock of whoever changes the cluster; only its holder writes the journal."""
+def lock(folder: str = FOLDER, resume: str = "rocstack deploy --resume") -> LockSpec:
+    """The lock of whoever changes the cluster; only its holder writes the journal. `resume` is the command that goes on
+    where the lock was lost."""
     return LockSpec(
         path=f"{folder}/deploy.lock",
         work="deploy",
-        resume="`rocstack deploy --resume`",
+        resume=f"`{resume}`",
         file=f"{folder}/deploy.json",
+        fence=f"{folder}/{FENCE}",
+        history=f"{folder}/history.jsonl",
     )
 
 
@@ -220,7 +225,7 @@ def loads(journal: str | Mapping[str, Any] | None) -> Journal:
     if not text.strip():
         return Journal()
     try:
-        data = json.loads(text)
+        data = from_json(text)
         schema = data.pop("schema")
         if isinstance(schema, int) and schema > SCHEMA:
             raise CheckFailed.of("journal-newer", version=schema, known=SCHEMA)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from rocstack.base.image_names import id_tag
 from rocstack.deploy.nodes.answers import CopyAnswer
 from rocstack.deploy.nodes.image import Image
+from rocstack.deploy.nodes.node_spec import RegistrySpec
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
-from rocstack.deploy.plan.desired import DesiredCluster
+from rocstack.deploy.plan.desired import USER, DesiredCluster
 from rocstack.deploy.plan.prepare import PreparedDeploy
+from rocstack.deploy.read.facts import push_port
 from rocstack.deploy.read.inventory import RackRegistry
 from rocstack.deploy.ship.by_registry import account, home
 
@@ -83,27 +85,42 @@ class _RackFill:
             rows = answer.copies if answer else ()
             errors = {row.target.partition("/")[0]: row.error for row in rows}
             for _, target in by_node[node]:
-                error = errors.get(target, run.reason or "its node reported nothing about it")
+                error = errors.get(self._into(target).address, run.reason or "its node reported nothing about it")
                 if error:
                     self._left(target, error)
                 else:
                     done.append(target)
             if rows and not any(errors.values()):
                 seconds = sum(row.seconds for row in rows)
-                self.events.end(node, f"{', '.join(errors)} has the image ({seconds:.1f} s)")
+                self.events.end(
+                    node, f"{', '.join(target for _, target in by_node[node])} has the image ({seconds:.1f} s)"
+                )
         return done
 
     def _copy_spec(self, copies: Sequence[Copy]) -> dict[str, object]:
         path, _, digest = (self.image.reference or "").partition("/")[2].partition("@")
         about = {"digest": digest, "tag": id_tag(self.image.id)}
-        logins = [account(self.desired, host) for host in sorted({host for copy in copies for host in copy})]
+        into = {there: self._into(there) for _, there in copies}
+        logins = [*(account(self.desired, here) for here in sorted({here for here, _ in copies})), *into.values()]
         return {
             "image": self.prepared.images["control"].id,
-            "copies": [{"source": f"{here}/{path}", "target": f"{there}/{path}", **about} for here, there in copies],
+            "copies": [
+                {"source": f"{here}/{path}", "target": f"{into[there].address}/{path}", **about}
+                for here, there in copies
+            ],
             "logins": [
                 {"host": each.address, "user": each.user, "password": each.password, "ca": each.ca} for each in logins
             ],
         }
+
+    def _into(self, registry: str) -> RegistrySpec:
+        """Where its host writes into it, and as whom: one of ours takes pushes on loopback only."""
+        mirror = self.mirrors[registry]
+        if not mirror.node:
+            return account(self.desired, registry)
+        keys = self.desired.keys
+        end = f"127.0.0.1:{push_port(mirror.port)}"
+        return RegistrySpec(end, USER, keys.rack_password(mirror.node), keys.registry_ca)
 
     def _left(self, registry: str, reason: str) -> None:
         nodes = ", ".join(self.mirrors[registry].serves)

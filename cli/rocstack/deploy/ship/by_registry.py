@@ -1,6 +1,7 @@
 """The registry that a deploy publishes in, the control node's or the site's; and nodes that pull from registries."""
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -9,21 +10,24 @@ from pathlib import Path
 
 from docker import DockerClient
 
-from rocstack.base.errors import Missing
+from rocstack.base.errors import CheckFailed, Missing
 from rocstack.base.image_names import id_tag, parse_registry, repository_name
 from rocstack.deploy.nodes.answers import PullAnswer
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import RegistrySpec
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
-from rocstack.deploy.plan.desired import USER, DesiredCluster
+from rocstack.deploy.plan.desired import NODE, USER, DesiredCluster
 from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import PreparedDeploy
+from rocstack.deploy.read.facts import push_port
 from rocstack.edge import ssh
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import parse_manifest
 from rocstack.registry.publish import PackedLayers, Published, publish
-from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, docker_login
+from rocstack.registry.registry_http import PushStopped, RegistryHttp, RegistryLogin, TransientFailure, docker_login
 from rocstack.registry.repository import Repository
+
+PAUSE_S = 0.3  # seconds between two looks at a registry that starts
 
 
 def home(desired: DesiredCluster) -> str:
@@ -40,7 +44,7 @@ def account(desired: DesiredCluster, host: str) -> RegistrySpec:
     """
     ours = {mirror.registry for mirror in desired.mirrors if mirror.node}
     if host in ours or (desired.has_registry and host == desired.registry_address):
-        return RegistrySpec(host, USER, desired.keys.registry_password, desired.keys.registry_ca)
+        return RegistrySpec(host, NODE, desired.keys.registry_pull_password, desired.keys.registry_ca)
     if not desired.cluster.ship.registry_login:
         return RegistrySpec(host)
     login = docker_login(host)
@@ -61,7 +65,7 @@ def repository(prepared: PreparedDeploy, desired: DesiredCluster) -> Iterator[Re
             ca = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocstack-"))) / "ca.pem"
             ca.write_text(desired.keys.registry_ca)
             ssh_host = prepared.gathered.ssh_hosts[desired.inventory.control.name]
-            end = stack.enter_context(ssh.tunnel(ssh_host, "127.0.0.1", ship.port))
+            end = stack.enter_context(ssh.tunnel(ssh_host, "127.0.0.1", push_port(ship.port)))
             login = RegistryLogin(USER, desired.keys.registry_password)
             path = repository_name("worker")
             http = RegistryHttp(desired.registry_address, login=login, ca=ca, connect_to=end)
@@ -70,13 +74,16 @@ def repository(prepared: PreparedDeploy, desired: DesiredCluster) -> Iterator[Re
 
 
 def bring(
+    target: Repository,
     prepared: PreparedDeploy,
     image: Image,
     client: DockerClient | None,
     packed_layers: PackedLayers,
+    node_runs: NodeRuns,
     events: DeployEvents,
+    started: threading.Event,
 ) -> Published:
-    """Publishes the image; nothing is sent where the registry has it.
+    """Publishes the image; nothing is sent where the registry has it. It may be silent until `started` is set.
 
     Raises:
         CheckFailed, Missing: as `publish`; neither this machine nor the registry has the image.
@@ -87,12 +94,15 @@ def bring(
     began, seen = time.monotonic(), dict[str, tuple[int, int]]()
 
     def progress(layer: str, done: int, total: int) -> None:
+        if node_runs.held:
+            node_runs.held.check()
         seen[layer] = (done, total)
         sent, of = (sum(pair[at] for pair in seen.values()) / 1e6 for at in (0, 1))
         events.step(control, f"packing and sending layers to the registry, {sent:.0f} of {of:.0f} MB")
 
     events.step(control, "comparing layers with the registry")
-    with repository(prepared, desired) as target:
+    _await(target, started)
+    try:
         digest = (image.reference or "").partition("@")[2]
         data = target.manifest(digest) if digest else None
         # Under the digest that it was deployed with before: a deploy that goes on needs no image here.
@@ -103,10 +113,30 @@ def bring(
         else:
             with LocalImage.find(client, image.id) as source:
                 published = publish(source, target, id_tag(image.id), packed_layers=packed_layers, progress=progress)
+    except Missing as error:
+        if error.code != "registry-unreachable" or desired.cluster.ship.registry:
+            raise
+        raise CheckFailed.of("no-pushes", control=control, port=push_port(desired.cluster.ship.port)) from None
     seconds = time.monotonic() - began
     sent = f"{published.bytes_sent / 1e6:.1f} of {published.bytes_total / 1e6:.0f} MB sent"
     events.end(control, f"registry has {published.reference.rpartition('@')[2][:19]} ({sent}, {seconds:.1f} s)")
     return published
+
+
+def _await(target: Repository, started: threading.Event) -> None:
+    """Until it answers, or has been started and must.
+
+    Raises:
+        PushStopped: something else failed meanwhile.
+    """
+    while not started.is_set():
+        try:
+            target.http.request("GET", "v2/", good=(200,))
+            return
+        except (TransientFailure, CheckFailed, Missing):
+            started.wait(PAUSE_S)
+    if target.stop.is_set():
+        raise PushStopped
 
 
 def pull(

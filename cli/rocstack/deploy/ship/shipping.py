@@ -2,7 +2,9 @@
 
 The control image always goes as an archive over ssh; the worker image does where no registry may be."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.ship import by_rack, by_registry
+from rocstack.edge.locks import ClusterLock
 from rocstack.registry.image_archive import ImageArchive
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import PackedLayers
@@ -38,14 +41,16 @@ class Shipping:
     client: DockerClient | None
     folder: Path
 
-    def load_control(self, prepared: PreparedDeploy, names: Sequence[str], events: DeployEvents) -> dict[str, str]:
+    def load_control(
+        self, prepared: PreparedDeploy, names: Sequence[str], node_runs: NodeRuns, events: DeployEvents
+    ) -> dict[str, str]:
         """The control image to the control node and to those that run a rack's registry: registries run from it.
         Why it doesn't reach a node, by node.
 
         Raises:
             CheckFailed: it doesn't reach the control node. Missing: this machine doesn't have it.
         """
-        rows = self._archives(prepared, prepared.images["control"], names, events)
+        rows = self._archives(prepared, prepared.images["control"], names, node_runs.held, events)
         failed = {row.node: row.error for row in rows if row.error}
         control = prepared.request.inventory.control.name
         if control in failed:
@@ -53,23 +58,45 @@ class Shipping:
         return failed
 
     def ship(
-        self, prepared: PreparedDeploy, lacking: Sequence[str], node_runs: NodeRuns, events: DeployEvents
+        self,
+        prepared: PreparedDeploy,
+        lacking: Sequence[str],
+        node_runs: NodeRuns,
+        events: DeployEvents,
+        start_registry: Callable[[], None],
     ) -> ShippingResult:
         """The worker image to the nodes that lack it; a node that fails is no reason for the others to wait.
 
+        `start_registry` starts the control node's services. The image goes to the registry as soon as that answers,
+        while the others still start.
+
         Raises:
-            CheckFailed, Missing: nobody gets it.
+            CheckFailed, Missing: nobody gets it, or as `start_registry`.
         """
         image, desired = prepared.images["worker"], prepared.desired
         assert desired is not None
         method, reason = desired.ship_method(lacking)
         events.say(f"shipping to {len(lacking)} nodes by {method}: {reason}")
         if method == "archive":
-            rows = self._archives(prepared, image, lacking, events)
+            start_registry()
+            rows = self._archives(prepared, image, lacking, node_runs.held, events)
             shipped = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
             failed = {each.node: each.error for each in rows if each.error}
             return ShippingResult(image, shipped, failed, {"method": "archive"})
-        published = by_registry.bring(prepared, image, self.client, PackedLayers(self.folder / "layers"), events)
+        packed, started = PackedLayers(self.folder / "layers"), threading.Event()
+        # The connection ends before the thread is waited for: a request may be silent for minutes.
+        with ThreadPoolExecutor(1) as pool, by_registry.repository(prepared, desired) as target:
+            publishing = pool.submit(
+                by_registry.bring, target, prepared, image, self.client, packed, node_runs, events, started
+            )
+            try:
+                start_registry()
+                started.set()
+                published = publishing.result()
+            except BaseException:
+                target.stop.set()
+                started.set()
+                raise
         ready = image.at(published.reference)
         hosts = dict.fromkeys(lacking, by_registry.home(desired))
         if method == "rack":
@@ -80,12 +107,17 @@ class Shipping:
         return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": hosts})
 
     def _archives(
-        self, prepared: PreparedDeploy, image: Image, names: Sequence[str], events: DeployEvents
+        self,
+        prepared: PreparedDeploy,
+        image: Image,
+        names: Sequence[str],
+        held: ClusterLock | None,
+        events: DeployEvents,
     ) -> list[LoadedImage]:
         """An image to nodes as one archive over ssh, without the layers that a node has; a node that fails is a result.
 
         Raises:
-            CheckFailed, Missing: the engine here does not give the image.
+            CheckFailed, Missing: the engine here does not give the image; the lock is lost.
         """
         if not names:
             return []
@@ -93,6 +125,8 @@ class Shipping:
             raise by_registry.not_here(image)
 
         def progress(node: str, done: int, total: int) -> None:
+            if held:
+                held.check()
             events.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
         targets = []
@@ -102,7 +136,9 @@ class Shipping:
             # containerd's store asks for all layers
             known = () if facts.engine.store == "containerd" else facts.images
             layers = frozenset(layer for each in known for layer in each.layers)
-            targets.append(LoadTarget(name, shell, (*host.become, "docker"), layers))
+            words = ["docker", "load", "--quiet"]
+            words = held.guarded(host.python, words) if held else words
+            targets.append(LoadTarget(name, shell, (*host.become, "docker"), layers, (*host.become, *words)))
             events.step(name, f"waiting while the {image.role} image is packed")
         everywhere = frozenset.intersection(*(target.have for target in targets))
         with (

@@ -1,14 +1,13 @@
 """What a deployed cluster is like now, read without changing anything: one Ansible run over all nodes, and one question
 to the control node."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocstack.base.errors import CheckFailed
-from rocstack.base.text import last_line
+from rocstack.base.text import from_json, last_line
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
@@ -23,11 +22,12 @@ from rocstack.node.engine import Row
 
 ABSENT = "its container is not there"
 _MARK = "rocstack-answer"  # a login shell may say things of its own
-# Who is deploying is read from the kernel's table of locks: to try the lock would be to take it for a moment.
+# Who holds $lock is read from the kernel's table of locks: to try the lock would be to take it for a moment.
+HOLDER = 'inode=$(stat -c %i $lock 2>/dev/null) && grep -q "FLOCK .*:$inode 0 EOF" /proc/locks && cat $lock'
 _SCRIPT = f"""
 lock={journal.lock().path}
 echo {_MARK}
-inode=$(stat -c %i $lock 2>/dev/null) && grep -q "FLOCK .*:$inode 0 EOF" /proc/locks && cat $lock
+{HOLDER}
 echo {_MARK}
 said=$(docker container inspect {services.CONTROL} 2>&1 >/dev/null) || case "$said" in
   *[Nn]"o such container"*) exit 0 ;;
@@ -136,6 +136,6 @@ def read_slurm(ssh_host: SshHost) -> SlurmState:
         return SlurmState(deploying=deploying)
     nodes, _, queue = answer.partition("\x1e")
     try:
-        return SlurmState(slurm_state.slurm_nodes(json.loads(nodes), json.loads(queue)), "", deploying)
+        return SlurmState(slurm_state.slurm_nodes(from_json(nodes), from_json(queue)), "", deploying)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return SlurmState(why=f"its answer can't be read: {error}", deploying=deploying)

@@ -2,26 +2,31 @@
 
 import os
 import shlex
-import subprocess
 import tarfile
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.text import last_line
 from rocstack.deploy.plan import services
 from rocstack.deploy.work import controller
-from rocstack.edge import files, ssh
+from rocstack.edge import files, ssh, stalls
+from rocstack.edge.locks import ClusterLock
 from rocstack.edge.ssh import SshHost
 
 PIECE = 1 << 20
 HEALTHY_WITHIN = 120  # seconds
+STOPS_WITHIN = 60
+NODE_WITHIN = 60.0  # seconds for whoever is at work on the control node
 # One command, which goes on there to its end whatever becomes of us: the controller runs again in any case.
 _RESTORE = f"""
 name={services.CONTROL}
 image=$(docker container inspect --format '{{{{.Image}}}}' $name) || exit 3
 trap 'docker start $name >/dev/null' EXIT
-docker stop --time 60 $name >/dev/null || exit 3
+docker stop --time {STOPS_WITHIN} $name >/dev/null || exit 3
 docker run --rm --interactive --pull=never --network=none --volumes-from $name --entrypoint rocstack-restore "$image"
 """
 _HEALTHY = f"""
@@ -57,29 +62,43 @@ def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
         raise BadInput.of("backup-exists", file=file)
     with files.writing(file, private=True) as out:
         line = ssh_host.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, check=False)
-        if done.returncode:
-            raise CheckFailed.of("backup-failed", host=ssh_host.host, why=last_line(done.stderr))
+        code, why = _run(ssh_host, line, out)
+        if code:
+            raise CheckFailed.of("backup-failed", host=ssh_host.host, why=why)
         return about(Path(out.name))
 
 
-def restore(ssh_host: SshHost, file: Path) -> list[int]:
+def restore(ssh_host: SshHost, file: Path, held: ClusterLock) -> list[int]:
     """The controller is stopped for it, and healthy again in the end. Jobs that ran when the backup was made can't run
-    any more, and are cancelled: which.
+    any more, and are cancelled: which. `held` is the cluster's lock.
 
     Raises:
-        CheckFailed: the backup was refused, or the controller doesn't come back.
+        CheckFailed: the lock is lost; the backup was refused, or the controller doesn't come back.
     """
-    with file.open("rb") as data:
-        line = ssh_host.argv(["sh", "-c", _RESTORE], options=["-T"])
-        done = subprocess.run(line, stdin=data, capture_output=True, check=False)
+    held.check()
+    with file.open("rb") as data, tempfile.TemporaryFile() as out:
+        command = held.guarded(ssh_host.python, ["sh", "-c", _RESTORE], alone_within=NODE_WITHIN)
+        line = ssh_host.argv(command, options=["-T"])
+        code, why = _run(ssh_host, line, out, iter(lambda: data.read(PIECE), b""))
     back = ssh.run(ssh_host, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + ssh.TIMEOUT_S)
-    if done.returncode:
-        raise CheckFailed.of("restore-failed", host=ssh_host.host, why=last_line(done.stderr))
+    if code:
+        raise CheckFailed.of("restore-failed", host=ssh_host.host, why=why)
     if back.returncode:
         why = last_line(f"everything is restored, but the controller isn't healthy: {back.stderr}")
         raise CheckFailed.of("restored-unhealthy", host=ssh_host.host, why=why)
     return sorted({int(word) for word in back.stdout.split()})
+
+
+def _run(ssh_host: SshHost, line: list[str], out: IO[bytes], feed: Iterable[bytes] = ()) -> tuple[int, str]:
+    """Its exit status and last complaint; one that stands still has failed."""
+    ask = ssh_host.argv(["docker", "version"], options=["-T"])
+    with tempfile.TemporaryFile() as err:
+        try:
+            code = stalls.run(line, ask, out, err, feed=feed, reads_within=NODE_WITHIN + STOPS_WITHIN)
+        except stalls.Stalled as stalled:
+            return 1, str(stalled)
+        err.seek(0)
+        return code, last_line(err.read())
 
 
 def about(file: Path) -> BackupInfo:

@@ -16,7 +16,9 @@ from rocstack.deploy.plan import services
 from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.state import cluster_state
 from rocstack.edge import ssh
+from rocstack.edge.locks import ClusterLock
 from rocstack.edge.ssh import SshHost
+from rocstack.node import slurm_state
 
 A = TypeVar("A", bound=Answer)
 PLAYBOOK, TASK = "slurm.yml", "Slurm"
@@ -52,6 +54,11 @@ class Controller:
             {"do": "wait_drained", "nodes": list(nodes), "seconds": seconds, "requeue": requeue},
         )
         return self._parsed(DrainAnswer, drained), self._parsed(WaitDrainedAnswer, waited)
+
+    def is_ready(self, nodes: Sequence[str]) -> bool:
+        """Whether jobs can start on all of them now; asks by ssh, in a third of the time that an Ansible run takes."""
+        state = cluster_state.read_slurm(self.ssh_host).nodes
+        return state is not None and not any(slurm_state.not_ready(state.get(name)) for name in nodes)
 
     def wait_ready(self, nodes: Sequence[str], seconds: float, since: float = 0) -> WaitReadyAnswer:
         """Waits until jobs can start there, and resumes what a deploy had drained. `since`: seconds since the epoch
@@ -118,8 +125,8 @@ class Controller:
         return CheckFailed.of("slurm-failed", node=self.node, what=what, why=why)
 
 
-def end_jobs(ssh_host: SshHost, force: bool) -> None:
-    """With `force` jobs that run are cancelled; those that wait stay in the queue.
+def end_jobs(ssh_host: SshHost, force: bool, held: ClusterLock | None) -> None:
+    """With `force` jobs that run are cancelled, under the lock if there is one; those that wait stay in the queue.
 
     Raises:
         CheckFailed: jobs run, or whether any do can't be told; not with `force`, nor without a controller.
@@ -133,4 +140,6 @@ def end_jobs(ssh_host: SshHost, force: bool) -> None:
         count = "a job runs" if len(slurm.jobs) == 1 else f"{len(slurm.jobs)} jobs run"
         raise CheckFailed.of("jobs-running", count=count, jobs=listed(map(str, slurm.jobs), 8))
     if slurm.jobs:
-        ssh.run(ssh_host, CANCEL)
+        if held:
+            held.check()
+        ssh.run(ssh_host, held.guarded(ssh_host.python, CANCEL) if held else CANCEL)

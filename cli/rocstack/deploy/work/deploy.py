@@ -34,16 +34,46 @@ def deploy(request: DeployRequest, shipping: Shipping, node_runs: NodeRuns, even
     began = time.monotonic()
     prepared = prepare(request, events)
     if not refused(prepared):
-        control = prepared.gathered.ssh_hosts[request.inventory.control.name]
-        with locks.cluster_lock(control, journal.lock()) as cluster_lock:
-            if journal.loads(cluster_lock.text) != prepared.journal:
-                events.say("another deploy has just ended; reading the nodes again")
+        name = request.inventory.control.name
+        control = prepared.gathered.ssh_hosts[name]
+        fence = max((node.fence for node in prepared.gathered.nodes), default=0)
+        with locks.cluster_lock(control, journal.lock(), least=fence, entry=_entry(prepared)) as cluster_lock:
+            # A rotation of keys, for one, leaves the journal as it was.
+            if (
+                cluster_lock.before != prepared.facts(name).fence
+                or journal.loads(cluster_lock.text) != prepared.journal
+            ):
+                events.say("somebody else has just changed the cluster; reading the nodes again")
                 prepared = prepare(request, events)
             if not refused(prepared):
                 secrets.save(secrets.beside(request.inventory.path), prepared.keys)
+                node_runs = replace(node_runs, held=cluster_lock)
                 outcome = _Work(prepared, shipping, node_runs, events, cluster_lock, control).run()
+                cluster_lock.end |= _end(outcome)
                 return replace(outcome, seconds=time.monotonic() - began)
     return Outcome(prepared.plan, {}, stopped=refused(prepared), seconds=time.monotonic() - began)
+
+
+def _entry(prepared: PreparedDeploy) -> dict[str, Any]:
+    """For the history, when it begins."""
+    worker = prepared.images["worker"]
+    return {
+        "command": prepared.request.command,
+        "image": worker.id,
+        "digest": (worker.reference or "").partition("@")[2],
+        "nodes": [node.name for node in prepared.plan.changed],
+    }
+
+
+def _end(outcome: Outcome) -> dict[str, Any]:
+    """For the history, when it has ended."""
+    failed = [*outcome.failed, *outcome.untouched]
+    row: dict[str, Any] = {"nodes": [*outcome.changed, *outcome.failed], "failed": list(outcome.failed)}
+    if digest := str(outcome.published.get("reference", "")).partition("@")[2]:
+        row["digest"] = digest
+    if failed or outcome.stopped:
+        row |= {"outcome": "failed", "why": outcome.stopped or next(iter(outcome.failed.values()), "")}
+    return row
 
 
 def refused(prepared: PreparedDeploy) -> str:
@@ -88,12 +118,14 @@ class _Work:
         options = {"rollout": self.rollout.model_dump(mode="json")}
         self.record.begin(options, self.prepared.images, changed)
         # To the control node, and to those that run a rack's registry.
-        for name, reason in self.shipping.load_control(self.prepared, self._lacking("control"), self.events).items():
+        names = self._lacking("control")
+        failed = self.shipping.load_control(self.prepared, names, self.node_runs, self.events)
+        for name, reason in failed.items():
             self.record.fail(name, f"the control image didn't arrive: {reason}")
-        if lacking or rolling:  # else it starts in one go with the workers
-            self._control()
         if lacking:
             self._ship(lacking)
+        elif rolling:  # else it starts in one go with the workers
+            self._control()
         self._start([name for name in changed if name not in rolling])
         stopped, untouched = self._roll(rolling) if rolling else ("", ())
         ready = self._ready()
@@ -138,7 +170,7 @@ class _Work:
 
     def _ship(self, lacking: Sequence[str]) -> None:
         self.cluster_lock.check()
-        came = self.shipping.ship(self.prepared, lacking, self.node_runs, self.events)
+        came = self.shipping.ship(self.prepared, lacking, self.node_runs, self.events, self._control)
         self.published, self.shipped = came.published, came.rows
         self.prepared = self.prepared.with_images({**self.prepared.images, "worker": came.image})
         self.record.shipped(self.prepared.images)
@@ -182,7 +214,7 @@ class _Work:
         deploy left them drained."""
         left_out = {node.name for node in self.prepared.plan.stopped} | set(self.record.failed)
         names = [worker.name for worker in self.request.inventory.workers if worker.name not in left_out]
-        waiting = self.slurm.wait_ready(names, READY_WITHIN).waiting
+        waiting = {} if self.slurm.is_ready(names) else self.slurm.wait_ready(names, READY_WITHIN).waiting
         for name, reason in waiting.items():
             if "drain" in reason:  # by a person, who knows why
                 self.notes.append(f"{name} takes no jobs: it {reason}")

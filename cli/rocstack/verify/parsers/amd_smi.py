@@ -1,10 +1,10 @@
 """`amd-smi ... --json`: list, topology and firmware (github.com/ROCm/amdsmi; ROCm 7 puts the list under "gpu_data")."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rocstack.base.text import from_json
 from rocstack.verify.parsers import bad
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def _each(text: str, tool: str, of: Callable[[Mapping[str, Any]], list[T]]) -> t
     if not starts:
         raise bad(tool, text, "it answered no JSON")
     try:
-        rows = json.loads("\n".join(text.splitlines()[starts[0] :]))
+        rows = from_json("\n".join(text.splitlines()[starts[0] :]))
     except ValueError as error:
         raise bad(tool, text, "its JSON is cut off or broken", starts[0] + getattr(error, "lineno", 1)) from None
     if isinstance(rows, dict):

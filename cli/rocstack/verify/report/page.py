@@ -17,6 +17,8 @@ from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
 ROWS = 100  # of a table of nodes
 WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error": "could not run", "skipped": "skipped"}
+# What no text for people needs: controls, marks of direction, invisible and half characters.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 _UNKNOWN = ("no GPU and no known NIC", "unknown: the node is absent")  # of a node that took part, and of another
 
 
@@ -34,7 +36,7 @@ def html(run: Run, previous: Run | None = None) -> str:
     )
     environment.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
     environment.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
-    return environment.get_template("page.html.j2").render(
+    text = environment.get_template("page.html.j2").render(
         run=run,
         verdict=judged,
         mood=_mood(run, judged),
@@ -64,6 +66,7 @@ def html(run: Run, previous: Run | None = None) -> str:
         hardware=_hardware(run),
         words=WORDS,
     )
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _words(text: str) -> Markup:

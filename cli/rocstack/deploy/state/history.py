@@ -1,0 +1,104 @@
+"""Who changed the cluster and when: the history on the control node, to which the holder of the cluster's lock adds a
+line of JSON when it begins and one when it ends (rocstack.node.cluster_lock). It is a node's word: read in bounds, and
+a line that can't be read is left out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_jsonable_python
+
+from rocstack.base.errors import CheckFailed
+from rocstack.base.text import from_json
+from rocstack.deploy.read import journal
+from rocstack.deploy.state.cluster_state import HOLDER
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
+
+MOST = 256 << 10  # bytes of it that are read, its newest
+_LOCK_MOST = 4 << 10  # bytes of the lock's file
+_MARK = "rocstack-answer"  # a login shell may say things of its own
+_SCRIPT = f"""
+lock={journal.lock().path}
+echo {_MARK}
+{HOLDER} | head -c {_LOCK_MOST}
+echo
+echo {_MARK}
+[ ! -e {journal.lock().history} ] || exec tail -c {MOST} {journal.lock().history}
+"""
+AT_WORK, UNENDED = "at work", "began, never ended"  # outcomes beside done, failed, interrupted
+
+
+class DeployRecord(BaseModel):
+    """What somebody did under the cluster's lock. `fence` is the lock's number; times are the control node's, UTC;
+    `nodes` are those that it changed, or was to change where it hasn't ended."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    fence: int
+    who: str
+    command: str
+    began: str
+    ended: str = ""
+    outcome: str = ""
+    why: str = ""
+    image: str = ""  # the worker's id
+    digest: str = ""  # the registry's
+    nodes: tuple[str, ...] = Field(default=())
+    failed: tuple[str, ...] = Field(default=())
+
+
+@dataclass(frozen=True)
+class DeployHistory:
+    """From the oldest. `unread` lines could not be read."""
+
+    deploys: tuple[DeployRecord, ...] = ()
+    unread: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        known: dict[str, Any] = to_jsonable_python(self)
+        return known
+
+
+def parse(lines: Iterable[str], holder: str = "") -> DeployHistory:
+    """`holder` is what the lock's file says while somebody has it."""
+    entries: dict[int, DeployRecord] = {}
+    unread = 0
+    for line in filter(None, lines):
+        try:
+            entry = DeployRecord.model_validate_json(line)
+        except ValidationError:
+            unread += 1
+        else:
+            entries[entry.fence] = entry
+    now = _fence(holder)
+    unended = {each.fence: AT_WORK if each.fence == now else UNENDED for each in entries.values() if not each.ended}
+    for fence, outcome in unended.items():
+        entries[fence] = entries[fence].model_copy(update={"outcome": outcome})
+    return DeployHistory(tuple(entries.values()), unread)
+
+
+def read(ssh_host: SshHost) -> DeployHistory:
+    """Of the control node; changes nothing.
+
+    Raises:
+        CheckFailed: ssh doesn't get through, or the file can't be read.
+    """
+    code, out, err = ssh.output(ssh_host, ["sh", "-c", _SCRIPT], MOST + 2 * _LOCK_MOST)
+    if code:
+        raise CheckFailed.of("history-unread", host=ssh_host.host, why=err)
+    _, _, rest = out.partition(f"{_MARK}\n")
+    holder, _, text = rest.partition(f"{_MARK}\n")
+    lines = text.split("\n")
+    if len(text.encode()) >= MOST:  # its first line is the end of one
+        del lines[0]
+    return parse(lines, holder.strip())
+
+
+def _fence(holder: str) -> int:
+    """The number of the lock that is held; 0 where none is."""
+    try:
+        return int(from_json(holder)["fence"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return 0

@@ -1,0 +1,117 @@
+"""The history of deploys: what a node says is read as far as it can be, and shown so that no terminal obeys it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_run import Cli
+
+from rocstack.base.errors import CheckFailed
+from rocstack.base.text import visible
+from rocstack.deploy.state import history
+from rocstack.deploy.state.history import AT_WORK, UNENDED, DeployHistory
+from rocstack.edge.ssh import SshHost
+from rocstack.steps import deploy as steps
+
+BEGAN = {
+    "fence": 7,
+    "who": "ann@desk",
+    "command": "deploy",
+    "began": "2026-11-20T20:00:00Z",
+    "image": "sha256:0123456789abcdef",
+    "nodes": ["n1", "n2"],
+}
+ENDED = {**BEGAN, "ended": "2026-11-20T20:05:00Z", "outcome": "failed", "why": "n2: no room", "failed": ["n2"]}
+
+
+def line(row: dict[str, Any], **changes: Any) -> str:
+    return json.dumps(row | changes)
+
+
+def outcomes(found: DeployHistory) -> list[tuple[int, str]]:
+    return [(each.fence, each.outcome) for each in found.deploys]
+
+
+def test_a_deploy_is_one_entry_whether_it_has_ended_or_not() -> None:
+    lines = [line(BEGAN), line(ENDED), line(BEGAN, fence=8), line(BEGAN, fence=9)]
+    holder = '{"who": "ann@desk", "since": "x", "pid": 1, "fence": 9}'
+    assert outcomes(history.parse(lines, holder)) == [(7, "failed"), (8, UNENDED), (9, AT_WORK)]
+    assert outcomes(history.parse(lines)) == [(7, "failed"), (8, UNENDED), (9, UNENDED)]
+    assert history.parse(lines).deploys[0].failed == ("n2",)
+
+
+def test_an_end_whose_beginning_is_cut_off_stands_for_itself() -> None:
+    assert outcomes(history.parse([line(ENDED)])) == [(7, "failed")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"fence": 1, "who',
+        "{}",
+        "[]",
+        "null",
+        "x" * 100_000,
+        "[" * 100_000,
+        line(BEGAN, fence="8"),
+        line(BEGAN, who=3),
+        line(BEGAN, nodes="n1"),
+        line(BEGAN, who=None),
+        '{"who": "\\ud800"}',
+    ],
+)
+def test_a_line_that_can_not_be_read_is_left_out_and_counted(bad: str) -> None:
+    found = history.parse([line(BEGAN), bad, "", line(ENDED)])
+    assert (outcomes(found), found.unread) == ([(7, "failed")], 1)
+
+
+@pytest.mark.parametrize(
+    "holder", ["", "x", "[]", "{}", '{"fence": null}', '{"fence": "x"}', '{"fence": 1e999}', "null"]
+)
+def test_a_holder_that_can_not_be_read(holder: str) -> None:
+    assert outcomes(history.parse([line(BEGAN)], holder)) == [(7, UNENDED)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine as the control node, and the path of its history."""
+    spec = history.journal.lock()
+    script = history._SCRIPT.replace(spec.history, str(tmp_path / "history"))
+    monkeypatch.setattr(history, "_SCRIPT", script.replace(spec.path, str(tmp_path / "lock")))
+    return tmp_path / "history"
+
+
+def test_of_a_long_one_the_newest_are_read(here: Path) -> None:
+    assert history.read(SshHost("n1")) == DeployHistory()
+    here.write_text("".join(line(ENDED, fence=number) + "\n" for number in range(5000)))
+    assert here.stat().st_size > history.MOST
+    found = history.read(SshHost("n1"))
+    assert (found.deploys[-1].fence, found.unread) == (4999, 0)
+    assert [each.fence for each in found.deploys] == list(range(found.deploys[0].fence, 5000))
+
+
+def test_one_that_can_not_be_read_is_said(here: Path) -> None:
+    here.mkdir()
+    with pytest.raises(CheckFailed, match="Is a directory") as failed:
+        history.read(SshHost("n1"))
+    assert failed.value.code == "history-unread"
+
+
+HOSTILE = "\x1b[31m{{ 7 * 7 }}\x07\r\u202e[bold]x[/]\n\x9b"
+
+
+def test_what_a_node_says_rules_no_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = line(BEGAN, who=HOSTILE, command=HOSTILE, nodes=[HOSTILE], ended="x", outcome=HOSTILE, why=HOSTILE)
+    monkeypatch.setattr(steps, "history", lambda options: history.parse([row, "{"]))
+    shown = cli("status", "--history")
+    assert not set("\x1b\x07\r\u202e\x9b") & set(shown.out)
+    assert "\\x1b[31m{{ 7 * 7 }}\\x07\\r\\u202e[bold]x[/]\\n\\x9b" in shown.out
+    assert "1 line of the history can't be read" in shown.out
+    assert len(shown.out.splitlines()) == 3
+    told = cli("status", "--history", "--json")
+    assert not set("\x1b\x07\u202e\x9b") & set(told.out)
+    assert told.json()["deploys"][0]["who"] == HOSTILE
+    assert visible("ümläut 日本 'x'") == "ümläut 日本 'x'"

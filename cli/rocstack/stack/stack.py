@@ -1,5 +1,6 @@
 """The stack: a named, complete choice of components and versions on one base OS."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -26,6 +27,7 @@ from rocstack.base.words import (
 )
 
 Method = Literal["apt", "amd", "source", "wheel", "own"]
+Framework = Literal["pytorch", "jax"]
 
 
 class Bootstrap(Value):
@@ -93,6 +95,7 @@ class Stack(Value):
     base: StackBase
     python: Version
     gfx: GfxTargets
+    framework: Framework = "pytorch"  # the component that trains on the GPUs: it must be built for ROCm
     components: dict[Name, ComponentChoice]
     layers: tuple[tuple[Name, ...], ...]
     repositories: tuple[AptRepository, ...] = ()
@@ -121,6 +124,19 @@ class Stack(Value):
         if missing:
             raise ValueError(f"layers: no layer holds '{missing[0]}'")
         return self
+
+    @property
+    def framework_rocm(self) -> str | None:
+        """The ROCm release that the training framework is built for, where a name says it: PyTorch's version
+        (2.11.0+rocm7.2), JAX's plugin among the wheels (jax-rocm7-plugin). None: it has no ROCm."""
+        choice = self.components.get(self.framework)
+        if choice is None:
+            return None
+        if self.framework == "jax":
+            found = re.search(r"\bjax-rocm([0-9]+)-plugin\b", " ".join(self.wheels))
+        else:
+            found = re.search(r"\+rocm([0-9.]+[0-9])", choice.version)
+        return found[1] if found else None
 
     def with_gfx(self, gfx: tuple[str, ...]) -> Self:
         """The same stack for other gfx targets.

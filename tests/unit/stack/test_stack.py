@@ -109,3 +109,20 @@ def test_other_gfx_targets() -> None:
         with pytest.raises(BadInput) as refused:
             chosen.with_gfx(wrong)
         assert refused.value.code == "bad-gfx"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "rocm"),
+    [
+        ("rocm-7.2-ubuntu-24.04", {}, "7.2"),
+        ("debian-13", {}, None),  # Debian's PyTorch has no ROCm
+        ("debian-13", {"framework": "jax"}, None),  # there is no JAX
+        ("debian-13", {"framework": "jax", "component": "jax", "wheels": {"jax-rocm7-plugin": "0.9.1"}}, "7"),
+        ("debian-13", {"framework": "jax", "component": "jax", "wheels": {"jaxlib": "0.9.1"}}, None),
+    ],
+)
+def test_the_frameworks_rocm(name: str, changes: dict[str, Any], rocm: str | None) -> None:
+    chosen = stack.load(name)
+    if component := changes.pop("component", None):
+        changes["components"] = {component: chosen.components["pytorch"]}
+    assert chosen.model_copy(update=changes).framework_rocm == rocm

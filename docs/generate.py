@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         stack.StackBase,
         stack.Bootstrap,
         stack.ComponentChoice,
+        stack.SourceArchive,
         stack.AptRepository,
         stack.StackFact,
     ),

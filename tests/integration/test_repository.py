@@ -3,11 +3,14 @@ image. A stand-in repository is served by a container."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from workspace import REPO, STACK, engine
@@ -144,12 +147,36 @@ def test_a_lock_sees_it_and_hashes_archives(base: str, vendor: Vendor) -> None:
 )
 def test_an_archive_is_unpacked_only_with_its_sha256(base: str, vendor: Vendor, sha256: str, said: str) -> None:
     expected = vendor.archive_sha256 if sha256 == "right" else sha256
-    command = f"/run/rocstack/build/fetch-source {vendor.address}/archive.tar {expected} /src; ls /src"
+    command = f"/run/rocstack/build/fetch-source {vendor.address}/archive.tar {expected} /src archive.tar; ls /src"
     scripts = f"{REPO}/images/build:/run/rocstack/build:ro"
     done = engine("run", "--rm", "--volume", scripts, base, "bash", "-e", "-c", command, check=False)
     assert said in done.stderr
     assert (done.returncode == 0) == (not said)
     assert done.stdout.endswith("\nbin\n") == (not said)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_archive_of_the_builds_own_folder_is_not_downloaded(base: str, right: bool, tmp_path: Path) -> None:
+    """What `rocstack build --sources` mounts; its sha256 counts as well."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    archive, url = folder / "a-1.tar", "https://example.invalid/archive/v1.tar"
+    with tarfile.open(archive, "w") as out:
+        out.add(__file__, "a-1/file")
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest() if right else "0" * 64
+    scripts = (
+        f"COPY build /run/rocstack/build\nRUN /run/rocstack/build/fetch-source {url} {sha256} /src a-1.tar && ls /src"
+    )
+    text = f"FROM scratch AS sources\nFROM {base}\n{scripts}\n".replace(
+        "RUN ", "RUN --mount=type=bind,from=sources,target=/run/rocstack/sources "
+    )
+    context = tmp_path / "context"
+    shutil.copytree(REPO / "images/build", context / "build")
+    (context / "Dockerfile").write_text(text)
+    build = ["buildx", "build", "--progress=plain", "--output", "type=cacheonly", "--build-context"]
+    done = engine(*build, f"sources={folder}", str(context), check=False)
+    assert (done.returncode == 0) == right, done.stderr
+    assert ("sha256 mismatch" in done.stderr) == (not right)
 
 
 def test_a_source_package_at_another_version_is_refused(base: str) -> None:

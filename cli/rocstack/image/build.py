@@ -15,6 +15,7 @@ import docker
 
 from rocstack.base import __version__, image_names
 from rocstack.edge import locks
+from rocstack.image import sources
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build_failure import BuildFailure
 from rocstack.image.build_progress import BuildLine, BuildStep
@@ -45,6 +46,7 @@ class Build:
     site: Site
     folder: Path
     roles: tuple[Role, ...]
+    sources: tuple[Path, ...] = ()  # archives that are not downloaded
     nodes: tuple[NodeProfile, ...] = ()  # what the worker must fit
     frozen: bool = False
     no_cache: bool = False
@@ -54,6 +56,7 @@ class Build:
     _builder: Buildkit = field(default_factory=Buildkit)
     _failed: dict[str, Role] = field(default_factory=dict)  # step digest -> the role that reported it
     _world: str = ""
+    _sources: Path | None = None
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> BuildReport:
@@ -66,6 +69,7 @@ class Build:
         with locks.file_lock(self.folder / ".building", lambda: self.on_note(waits)):
             started = time.monotonic()
             self.context.write(self.folder / "context")
+            self._sources = sources.place(self.sources, self.folder / "sources") if self.sources else None
             self._world = self._index(self.refresh)
             with ThreadPoolExecutor(len(self.roles)) as pool:
                 waiting = [pool.submit(self._image, role) for role in self.roles]
@@ -130,7 +134,13 @@ class Build:
                 return self._builder.retried(request, self.context, tries, note, event, self._newer_index)
 
             request = BuildkitRequest(
-                context, f"report-{role}", self._world, self.site, dest=dest, no_cache=self.no_cache
+                context,
+                f"report-{role}",
+                self._world,
+                self.site,
+                dest=dest,
+                no_cache=self.no_cache,
+                sources=self._sources,
             )
             request, attempts, failure = retried(request)
             report = ImageReport(role=role, reference=reference, log=str(log), attempts=attempts)
@@ -141,7 +151,9 @@ class Build:
             if not failure:
                 content = content_digest(self.context.digest(), self.base, manifest)
                 own = labels(self.resolved, role, self.base, self.lock, manifest, content, len(report.drift))
-                request = BuildkitRequest(context, role, request.world, self.site, tags=(reference,), labels=own)
+                request = BuildkitRequest(
+                    context, role, request.world, self.site, tags=(reference,), labels=own, sources=self._sources
+                )
                 request, _, failure = retried(request)
         if failure:
             with self._guard:

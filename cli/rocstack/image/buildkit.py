@@ -33,6 +33,7 @@ class BuildkitRequest:
     tags: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
     no_cache: bool = False
+    sources: Path | None = None  # a folder of archives, in place of the stage `sources`
 
     def command(self) -> list[str]:
         """What is run. Secrets come from the environment, so none is in the process list."""
@@ -44,6 +45,8 @@ class BuildkitRequest:
             out += ["--secret", "id=site-env,env=ROCSTACK_SITE_ENV"]
         if self.site.ca:
             out += ["--secret", f"id=site-ca,src={self.site.ca}"]
+        if self.sources:
+            out += ["--build-context", f"sources={self.sources}"]
         if self.dest:
             out += ["--output", f"type=local,dest={self.dest}"]
         for tag in self.tags:

@@ -80,21 +80,20 @@ def script(resolved: Resolved, site: Site) -> str:
             repo.key_sha256 or "first-use", repo.origin, str(repo.priority))  # fmt: skip
     run(f"{_BUILD}/apt-update", "--source")
     lines.append(_RESOLVE.format(packages=shlex.join(packages(resolved))))
-    archives = [part for part in resolved.parts if part.choice.url]
-    if any(str(part.choice.url).startswith("https:") and not part.choice.sha256 for part in archives):
+    archives = [each for part in resolved.parts for each in part.choice.archives]
+    if any(each.url.startswith("https:") and not each.sha256 for each in archives):
         run(f"{_BUILD}/apt-install", "ca-certificates")
     for part in resolved.parts:
         choice = part.choice
         if choice.source:
             command = shlex.join([f"{_BUILD}/fetch-source", "--dsc", choice.source, choice.version])
-        elif choice.url and not choice.sha256:
-            run(f"{_BUILD}/fetch", choice.url, "/tmp/archive")
-            command = "sha256sum </tmp/archive"
-        elif choice.url:
-            command = f"echo {choice.sha256}"
-        else:
-            continue
-        lines.append(f"sum=$({command} | cut -d ' ' -f 1)\necho {part.name} $sum")
+            lines.append(f"sum=$({command} | cut -d ' ' -f 1)\necho {part.name} {choice.source} $sum")
+        for archive in choice.archives:
+            command = f"echo {archive.sha256}"
+            if not archive.sha256:
+                run(f"{_BUILD}/fetch", archive.url, "/tmp/archive")
+                command = "sha256sum </tmp/archive"
+            lines.append(f"sum=$({command} | cut -d ' ' -f 1)\necho {part.name} {archive.url} $sum")
     lines.append("echo --- keys")
     for repo in resolved.stack.repositories:
         lines.append(f"echo {repo.name} $(sha256sum </etc/apt/keyrings/rocstack-{repo.name}.asc | cut -d ' ' -f 1)")
@@ -120,11 +119,10 @@ def parse_sources(text: str, resolved: Resolved) -> tuple[LockedSource, ...]:
     """The script's last part as locked sources. Pure."""
     out = []
     for line in text.partition("--- sources\n")[2].partition("--- keys\n")[0].splitlines():
-        name, sha256 = line.split()
+        name, place, sha256 = line.split()
         choice = resolved.part(name).choice
-        out.append(
-            LockedSource(component=name, version=choice.version, url=choice.url, package=choice.source, sha256=sha256)
-        )
+        url = None if place == choice.source else place
+        out.append(LockedSource(component=name, version=choice.version, url=url, package=choice.source, sha256=sha256))
     return tuple(out)
 
 

@@ -62,6 +62,7 @@ class Settings(Value):
         "",
         description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
     )
+    sources: Line = Field("", description="folder of upstream archives to build from, instead of downloading them")
     push: Line = Field("", description="registry[:port][/folder] to push to")
     tag: Line = Field("", description="release tag; default: ISO year and week, such as 2026.47")
     attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")

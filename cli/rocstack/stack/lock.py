@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.words import ImageRef, Line, Name, Package, PlainUrl, Sha256, Url, Value, Version
-from rocstack.stack.stack import AptRepository, ComponentChoice, Stack
+from rocstack.stack.stack import AptRepository, ComponentChoice, SourceArchive, Stack
 
 FILE = "rocstack.lock"
 
@@ -64,8 +64,9 @@ class Lock(Value):
         """The lock hash of the labels: sha256 over the whole lock."""
         return hashlib.sha256(self.to_text().encode()).hexdigest()
 
-    def source(self, component: str) -> LockedSource | None:
-        return next((source for source in self.sources if source.component == component), None)
+    def source(self, component: str, url: str | None) -> LockedSource | None:
+        """What is locked of a component: the archive at that URL, or its source package."""
+        return next((each for each in self.sources if (each.component, each.url) == (component, url)), None)
 
     def to_text(self) -> str:
         data = self.model_dump(exclude_none=True, exclude=None if self.keys else {"keys"})
@@ -100,11 +101,11 @@ def wheel_of(component: str) -> str:
     return "torch" if component == "pytorch" else component
 
 
-def source_sha256(component: str, choice: ComponentChoice, lock: Lock | None) -> str | None:
-    """What the source of `component` must hash to: an upstream archive itself, or a source package's .dsc
+def source_sha256(component: str, source: ComponentChoice | SourceArchive, lock: Lock | None) -> str | None:
+    """What a source of `component` must hash to: an upstream archive itself, or a source package's .dsc
     (which names the sha256 of its files). None where neither stack nor lock says so."""
-    locked = lock.source(component) if lock else None
-    return choice.sha256 or (locked.sha256 if locked else None)
+    locked = lock.source(component, source.url) if lock else None
+    return source.sha256 or (locked.sha256 if locked else None)
 
 
 def key_sha256(repository: AptRepository, lock: Lock | None) -> str | None:
@@ -120,7 +121,12 @@ def unpinned(stack: Stack, lock: Lock | None) -> tuple[str, ...]:
     indexes = {wheel_of(n): c.index for n, c in stack.components.items() if c.method == "wheel"}
     locked = {each.name for each in lock.wheels if each.index == indexes.get(each.name, each.index)} if lock else set()
     keys = [f"the key of repository {each.name}" for each in stack.repositories if not key_sha256(each, lock)]
-    archives = [n for n, c in stack.components.items() if c.url and not source_sha256(n, c, lock)]
+    archives = [
+        name if each.url == choice.url else f"{name}'s {each.file}"
+        for name, choice in stack.components.items()
+        for each in choice.archives
+        if not source_sha256(name, each, lock)
+    ]
     wheels = [wheel_of(n) for n, c in stack.components.items() if c.method == "wheel"]
     return tuple(keys + archives + [name for name in (*wheels, *stack.wheels) if name not in locked])
 

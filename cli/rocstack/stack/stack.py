@@ -10,6 +10,8 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from rocstack.base import document, paths
 from rocstack.base.errors import BadInput, hinted
 from rocstack.base.words import (
+    FileName,
+    FilePath,
     Gfx,
     Glob,
     ImageRef,
@@ -57,6 +59,20 @@ class AptRepository(Value):
     priority: int = Field(600, ge=1, le=1001)
 
 
+class SourceArchive(Value):
+    """An archive that a component's source is unpacked from, as its project publishes it."""
+
+    url: Url
+    sha256: Sha256 | None = None  # where it is missing, the lock supplies it
+    archive: FileName | None = None  # its name in a folder of sources; default: the end of the URL
+    into: FilePath | None = None  # the folder of the component's source that it belongs into; default: it is the source
+
+    @property
+    def file(self) -> str:
+        """What it is called in a folder of sources."""
+        return self.archive or self.url.partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
 class ComponentChoice(Value):
     """One component as this stack has it: by which method, at which version."""
 
@@ -65,6 +81,8 @@ class ComponentChoice(Value):
     source: Package | None = None  # a distribution's source package (deb-src)
     url: Url | None = None  # or an upstream archive
     sha256: Sha256 | None = None  # of the archive or the .dsc; where it is missing, the lock supplies it
+    archive: FileName | None = None  # the archive's name in a folder of sources; default: the end of the URL
+    beside: tuple[SourceArchive, ...] = ()  # archives that belong into the source, which a release has and a tag lacks
     index: Url | None = None  # a wheel index beside the default one
     options: tuple[Option, ...] = ()  # configure options appended to the component's own
     pmix: Version | None = None  # the PMIx it is built against, where the version alone doesn't say
@@ -76,7 +94,17 @@ class ComponentChoice(Value):
             raise ValueError("method 'source' needs either 'source' (a source package) or 'url' (an archive)")
         if self.sha256 and self.method != "source":
             raise ValueError("'sha256' is of a source; this method has none")
+        if (self.archive or self.beside) and not self.url:
+            raise ValueError("'archive' and 'beside' are of a source with 'url'")
+        if not all(each.into for each in self.beside):
+            raise ValueError("an archive 'beside' needs 'into', the folder that it is unpacked to")
         return self
+
+    @property
+    def archives(self) -> tuple[SourceArchive, ...]:
+        """All upstream archives: the source itself and those beside it."""
+        own = SourceArchive(url=self.url, sha256=self.sha256, archive=self.archive) if self.url else None
+        return (own, *self.beside) if own else ()
 
 
 class StackFact(Value):
@@ -123,6 +151,17 @@ class Stack(Value):
         missing = [name for name in self.components if name not in placed]
         if missing:
             raise ValueError(f"layers: no layer holds '{missing[0]}'")
+        return self
+
+    @model_validator(mode="after")
+    def _archives_have_names_of_their_own(self) -> Self:
+        urls: dict[str, str] = {}
+        for name, choice in self.components.items():
+            for archive in choice.archives:
+                if urls.setdefault(archive.file, archive.url) != archive.url:
+                    raise ValueError(
+                        f"components: '{name}' has an archive '{archive.file}' as another has: set 'archive'"
+                    )
         return self
 
     @property

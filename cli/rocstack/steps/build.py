@@ -9,7 +9,7 @@ from rocstack.base.errors import BadInput, hinted
 from rocstack.base.image_names import parse_registry
 from rocstack.edge import engine, files
 from rocstack.image import base_image as bases
-from rocstack.image import pinning
+from rocstack.image import pinning, sources
 from rocstack.image import render as renderer
 from rocstack.image.build import Build, image_name, write_report
 from rocstack.image.build_progress import BuildLine, BuildStep
@@ -43,7 +43,7 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     """Builds, tests and labels the images; pushes them if asked and all were built.
 
     Raises:
-        BadInput: something is wrong with an option, the stack, the NIC profile, the overlay or the lock.
+        BadInput: something is wrong with an option, the stack, the NIC profile, the overlay, the lock or the sources.
         Missing: no engine, or too little disk.
         CheckFailed: the image can't fit a node; a push was refused.
     """
@@ -58,6 +58,7 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     if options.frozen and plan.lock is None:
         raise BadInput.of("frozen-without-lock", stack=plan.resolved.stack.name)
     plan.render()
+    given = sources.check(plan.resolved, plan.lock, Path(chosen.sources).expanduser()) if chosen.sources else ()
     events.planned(plan)
     if chosen.push:
         parse_registry(chosen.push)
@@ -80,6 +81,7 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         site=site.of(chosen),
         folder=plan.folder,
         roles=roles,
+        sources=given,
         nodes=plan.nodes,
         frozen=options.frozen,
         no_cache=options.no_cache,
@@ -119,6 +121,8 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
     chosen = settings(options)
     value = join(chosen, methods=options.methods).resolved
     rules.refuse_broken(rules.judge(rules.load(), value.facts()))
+    if chosen.sources:
+        value = sources.pinned(value, Path(chosen.sources).expanduser())
     client = engine.connect()
     made = pinning.make(value, bases.ensure(client, value.stack, chosen, note), site.of(chosen))
     for path in (shipped(value.stack), options.to):

@@ -19,7 +19,7 @@ Note = Callable[[str], None]  # takes a sentence about what happens at the momen
 # Options that are settings as well.
 _SETTINGS = (
     *("stack", "nic", "overlay", "nic_source", "nic_accept", "nic_plugin"),
-    *("base", "base_image", "push", "tag", "ca_bundle"),
+    *("base", "base_image", "sources", "push", "tag", "ca_bundle"),
 )
 LOCK = Path("rocstack.lock")
 TRAIN = "rocstack-train"
@@ -59,6 +59,9 @@ DrainTimeout = Annotated[
     str | None, Flag("How long jobs may take to end: 30m, 4h, infinite; default: the setting `cluster.rollout`.")
 ]
 Requeue = Annotated[bool, Flag("Requeue running jobs instead of waiting for them.")]
+Sources = Annotated[
+    str | None, Flag("Take upstream archives from this folder, by file name and sha256, instead of downloading them.")
+]
 Inventory = Annotated[
     Path | None,
     Flag("Ansible inventory with the groups control and workers; default: the setting `inventory`.", argument=True),
@@ -152,6 +155,7 @@ class ExplainOptions(StackOptions):
 class BuildOptions(ImageOptions):
     role: Annotated[str, Flag("Build only this role: worker or control; default: both.")] = ""
     base: Annotated[str | None, Flag("Where the base comes from: auto, registry or mmdebstrap.")] = None
+    sources: Sources = None
     frozen: Annotated[bool, Flag("Fail if the distribution's versions differ from the lock.")] = False
     refresh: Annotated[bool, Flag("Fetch the package index again (it is kept for a week).")] = False
     no_cache: Annotated[bool, Flag("Rebuild every step.")] = False
@@ -172,6 +176,7 @@ class RenderOptions(ImageOptions):
 @dataclass(frozen=True, kw_only=True)
 class LockOptions(StackOptions):
     methods: Methods = ()
+    sources: Sources = None
     to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
 
 

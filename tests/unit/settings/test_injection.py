@@ -119,6 +119,10 @@ PLAIN_STACK = yaml.safe_load((paths.images() / f"stacks/{AMD}.yml").read_text())
 PLAIN_STACK["components"]["part"] = {"method": "apt", "version": "1", "packages": ["a"]}
 PLAIN_STACK["layers"][-1].append("part")
 PLAIN_STACK["components"]["ucx"]["options"] = ["--a=b"]
+PLAIN_STACK["components"]["ucx"]["archive"] = "a.tar"
+PLAIN_STACK["components"]["ucx"]["beside"] = [
+    {"url": "https://b.org/c", "sha256": "0" * 64, "archive": "d", "into": "e"}
+]
 PLAIN_NIC, PLAIN_PART = head("nic", "mine", NIC).head.data, head("components", "part", PART).head.data
 COMPONENTS, NICS = component.library("components"), component.library("nic")
 
@@ -164,8 +168,8 @@ def test_the_fields_are_all_there() -> None:
     names = {str(part) for loc in (*STACK_FIELDS, *NIC_FIELDS, *PART_FIELDS) for part in loc}
     used = {*stack.Stack.model_fields, *stack.ComponentChoice.model_fields, *stack.AptRepository.model_fields}
     used |= {*component.NicProfile.model_fields, *component.Way.model_fields, *component.Component.model_fields}
-    used |= {*component.Packages.model_fields}
-    not_text = {"asked", "release", "archive", "dscp", "env", "plugin"}
+    used |= {*component.Packages.model_fields, *stack.SourceArchive.model_fields}
+    not_text = {"asked", "release", "dscp", "env", "plugin"}
     not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
     assert used - names - not_text <= {
         "provided",

@@ -122,7 +122,7 @@ def test_an_archive_without_sha256_renders_and_does_not_build() -> None:
 def test_the_stacks_sha256_is_above_the_locks() -> None:
     choice = stack.ComponentChoice(method="source", version="1", url="https://example.org/a.tar", sha256="cd" * 32)
     chosen = stack.load(AMD)
-    other = a_lock(chosen, sources=(lock.LockedSource(component="ucx", version="1", sha256=SHA),))
+    other = a_lock(chosen, sources=(lock.LockedSource(component="ucx", version="1", url=choice.url, sha256=SHA),))
     assert lock.source_sha256("ucx", choice, other) == "cd" * 32
     assert lock.source_sha256("ucx", choice.model_copy(update={"sha256": None}), other) == SHA
     assert lock.source_sha256("pmix", choice.model_copy(update={"sha256": None}), other) is None
@@ -212,7 +212,7 @@ def test_the_lock_asks_with_the_builds_own_package_sources() -> None:
 
 def test_locked_sources_are_read_back() -> None:
     value = resolved(stack.load("debian-13").with_methods({"openmpi": "source"}))
-    answer = f"bash=5\n---\nPackage: bash\nVersion: 5\nSHA256: {SHA}\n--- sources\nopenmpi {SHA}\n"
+    answer = f"bash=5\n---\nPackage: bash\nVersion: 5\nSHA256: {SHA}\n--- sources\nopenmpi openmpi {SHA}\n"
     assert pinning.parse_sources(answer, value) == (
         lock.LockedSource(component="openmpi", version="5.0.7", package="openmpi", sha256=SHA),
     )

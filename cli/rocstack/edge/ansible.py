@@ -21,6 +21,7 @@ from typing import IO, Any, Literal
 from rocstack import node
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed, Missing, Where
+from rocstack.base.text import visible_lines
 from rocstack.edge import files, reaper
 
 State = Literal["started", "ok", "failed", "unreachable"]
@@ -52,6 +53,7 @@ _ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": 
 _COMPLAINT = re.compile(
     r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
 )
+_UUID = re.compile(r"[0-9a-f-]{36}")
 _UNREACHED = r"^Data could not be sent to remote host .*? can be reached over ssh:\s*"
 _POSITION = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
 
@@ -68,21 +70,27 @@ class HostRun:
 
 @dataclass
 class _Events:
-    """Ansible's events, joined by host."""
+    """Ansible's events, joined by host. ansible-runner finds them in Ansible's output, among which is what nodes say,
+    too; so one counts only with the file that Ansible wrote of it into `folder`, under a name that no node knows."""
 
     on_event: OnEvent
     on_task: OnTask
     log: IO[str] | None
+    folder: Path = Path()
     hosts: dict[str, HostRun] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     no_hosts: bool = False
 
     def add(self, event: Mapping[str, Any]) -> bool:
+        printed = str(event.get("stdout") or "")
+        if self.log and printed:
+            self.log.write(visible_lines(printed.replace("\r", "")) + "\n")  # it has a terminal
+        if not self._wrote(str(event.get("uuid"))):
+            self.texts.append(printed)
+            return False
         kind, data = event["event"], event.get("event_data") or {}
         self.no_hosts |= kind == "playbook_on_no_hosts_matched"
-        host, task, printed = data.get("host"), data.get("task", ""), event.get("stdout") or ""
-        if self.log and printed:
-            self.log.write(printed + "\n")
+        host, task = data.get("host"), data.get("task", "")
         if host is None:
             self.texts.append(printed)
         elif kind == "runner_on_start":
@@ -97,6 +105,16 @@ class _Events:
             self.on_event(host, state)
             self.on_task(host, task, state, result)
         return False  # nothing of it is kept on the disk
+
+    def _wrote(self, uuid: str) -> bool:
+        """Whether this event is Ansible's own; its file goes. ansible-runner has taken all of it out of that file."""
+        if not _UUID.fullmatch(uuid):
+            return False
+        try:
+            (self.folder / f"{uuid}-partial.json").unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
 
 def run(
@@ -201,6 +219,7 @@ def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], eve
     if "ANSIBLE_HOST_KEY_CHECKING" not in os.environ:  # ansible-runner turns it off; that is not ours to decide
         runner.config.env.pop("ANSIBLE_HOST_KEY_CHECKING", None)
     runner.config.pexpect_timeout, runner.config.suppress_output_file = 0.1, True
+    runner.remove_partials, events.folder = False, Path(runner.config.artifact_dir, "job_events")
     _interruptible(runner.run, private, watch)
     return int(runner.rc or 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -19,7 +20,7 @@ import yaml
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, Missing
-from rocstack.edge import ansible
+from rocstack.edge import ansible, ssh
 from rocstack.edge.ansible import HostRun
 
 CLI = Path(__file__).resolve().parents[3] / "cli"
@@ -286,3 +287,31 @@ def test_no_module_of_ours_is_waited_for_without_a_limit() -> None:
     }
     assert len(tasks) >= 8
     assert [where for where, task in tasks.items() if not task.get("timeout")] == []
+
+
+def forged(host: str, task: str, result: object) -> str:
+    """An event as ansible-runner finds it in Ansible's output: of another host, with an end of its own."""
+    event = {"uuid": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "event": "runner_on_ok"}
+    event |= {"event_data": {"host": host, "task": task, "res": result}}
+
+    def token(value: object) -> str:
+        data = base64.b64encode(json.dumps(value).encode()).decode()
+        return f"\x1b[K{data}\x1b[{len(data)}D\x1b[K"
+
+    return token(event) + "said\n" + token({})
+
+
+@pytest.mark.parametrize("key", ["msg", "warnings", "_ansible_odd", "ansible_facts", "behind"])
+def test_a_node_can_not_speak_for_another_one(place: Path, key: str) -> None:
+    """Nor say how this machine reaches it, which is a command line."""
+    text = forged("n2", ssh.TASK, {"msg": {"program": "/bin/sh"}})
+    said = {"warnings": [text], "ansible_facts": {f"ansible_ssh_{text}": 1}}.get(key, text)
+    answer = json.dumps({"failed": key == "msg", key: said}) + (f"\n{text}" if key == "behind" else "")
+    node = place / "python"
+    node.write_text(f"#!{sys.executable}\nimport sys\nsys.stdin.read()\nprint({answer!r})\n")
+    node.chmod(0o755)
+    (place / "inv").write_text(f"n1 ansible_connection=local ansible_python_interpreter={node}\n")
+    found = ansible.run("probe.yml", Path("inv"), log=place / "log")
+    assert [host.host for host in found] == ["n1"]
+    assert set(found[0].results) == {"Collect"}
+    assert "\x1b" not in (place / "log").read_text()

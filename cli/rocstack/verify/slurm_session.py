@@ -41,6 +41,8 @@ KILLED = 10.0  # seconds that we wait longer for a command than it may take: the
 # srun's options for tasks none of which waits for another: that one ends, or its node dies, ends no other.
 INDEPENDENT = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
 TOGETHER = ("--kill-on-bad-exit=1", "--wait=10")  # seconds after the first that ended, however it did
+# Python and other tools read what is in the working folder and at home, and in /tmp everybody can put something there.
+FOLDER = "/"
 _PIECE = 1024  # bytes: longer lines travel in such pieces, between which those of other tasks may come
 
 
@@ -102,7 +104,7 @@ class SlurmSession:
 
     def run(self, *command: str, seconds: float = 60, env: Mapping[str, str] | None = None) -> CommandResult:
         """As the user, in the controller's container."""
-        words = [f"--user={self.user}", "--workdir=/tmp", "--env=HOME=/tmp"]
+        words = [f"--user={self.user}", f"--workdir={FOLDER}", f"--env=HOME=/home/{self.user}"]
         words += [f"--env={name}={value}" for name, value in (env or {}).items()]
         return self.admin(*command, seconds=seconds, options=words)
 
@@ -164,7 +166,7 @@ class SlurmSession:
         """A step on `nodes` (default: all that are allocated), `tasks` on each. Call `allocate` first. `independent`
         tasks don't wait for each other; otherwise all end when one fails, and 10 s after the first that is through."""
         chosen = tuple(nodes) or self._nodes
-        words = ["srun", f"--jobid={self._job}", "--overlap", "--chdir=/tmp", f"--nodes={len(chosen)}"]
+        words = ["srun", f"--jobid={self._job}", "--overlap", f"--chdir={FOLDER}", f"--nodes={len(chosen)}"]
         words += [f"--nodelist={','.join(chosen)}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1"]
         together = INDEPENDENT if independent else TOGETHER
         words += [*together, "--quit-on-interrupt", "--input=none", "--label", *options]
@@ -183,7 +185,7 @@ class SlurmSession:
         Raises:
             CheckFailed: it was refused.
         """
-        words = [f"--time={LIMIT}", "--chdir=/tmp", "--output=/dev/null", *options, f"--wrap={script}"]
+        words = [f"--time={LIMIT}", f"--chdir={FOLDER}", "--output=/dev/null", *options, f"--wrap={script}"]
         done = self.run("sbatch", "--parsable", *self._named(), *words)
         if done.rc:
             raise CheckFailed.of("job-refused", why=done.stderr.strip() or "no reason given")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.verify.evidence import ControllerAnswer
-from rocstack.verify.slurm_session import INDEPENDENT, StepOutput
+from rocstack.verify.slurm_session import FOLDER, INDEPENDENT, StepOutput
 
 PROGRAM = Path(__file__).parent.parent / "programs/gpus.py"
 SECONDS = 90
@@ -51,7 +51,14 @@ def _job(cluster: Any, names: list[str], count: int, words: tuple[str, ...]) -> 
     if cluster.slurm.gpus:
         step = cluster.slurm.python(PROGRAM, *words, nodes=names, seconds=SECONDS, options=options, independent=True)
     else:
-        line = ["srun", f"--job-name={cluster.slurm.name}", f"--immediate={WAIT}", "--time=5", "--chdir=/tmp", *options]
+        line = [
+            "srun",
+            f"--job-name={cluster.slurm.name}",
+            f"--immediate={WAIT}",
+            "--time=5",
+            f"--chdir={FOLDER}",
+            *options,
+        ]
         line += INDEPENDENT
         line += [f"--nodes={len(names)}", f"--nodelist={','.join(names)}", "--ntasks-per-node=1", "--input=none"]
         line += [f"--partition={cluster.slurm.partition}"] if cluster.slurm.partition else []

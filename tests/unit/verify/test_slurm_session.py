@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import pytest
+from testinfra.backend.base import CommandResult
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.slurm_session import MARK, StepOutput, _whole
+from rocstack.verify.slurm_session import MARK, SlurmSession, StepOutput, _whole
 
 
 def test_a_long_line_is_whole_again_whatever_comes_between_its_pieces() -> None:
@@ -40,3 +42,27 @@ def test_one_answer_is_enough_to_go_on() -> None:
     assert one.expect("the look") == [{"node": "n1"}]
     with pytest.raises(CheckFailed, match="the look: no answer, it ended with 1: python3: not found"):
         StepOutput(1, "python3: not found", "").expect("the look")
+
+
+class Control:
+    """A control node that notes what it is asked, and says yes."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, line: str, **_: Any) -> CommandResult:
+        self.asked.append(line)
+        return CommandResult(cast(Any, None), 0, line, "7", "salloc: Granted job allocation 7")
+
+
+def test_nothing_is_read_of_a_folder_in_which_everybody_writes() -> None:
+    """Python takes modules of the working folder and of home before its own: another user's would run as the suite."""
+    control: Any = Control()
+    session = SlurmSession(control)
+    session.allocate(["n1"])
+    session.step("python3", "-c", "import json", nodes=["n1"])
+    session.submit("python3 -c 'import json'")
+    assert any("srun" in line for line in control.asked)
+    assert [line for line in control.asked if "/tmp" in line] == []
+    assert all("--workdir=/ --env=HOME=/home/rocstack-verify" in line for line in control.asked)
+    assert all("--chdir=/ " in line for line in control.asked if "srun" in line or "sbatch" in line)

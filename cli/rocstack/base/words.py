@@ -45,6 +45,7 @@ ImageRef = Annotated[
     str,
     _word(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?", "an image reference (registry/name:tag)"),
 ]
+ImageId = Annotated[str, _word(r"sha256:[0-9a-f]{64}", "an image's id (sha256:, 64 hex digits)")]
 PciId = Annotated[str, _word(r"[0-9a-f]{4}:[0-9a-f]{4}", "a PCI id such as 14e4:1760")]
 KernelAbi = Annotated[str, _word(r"[0-9]{1,4}-[0-9]{1,4}", "a kernel-ABI range such as 1-1")]
 _ONE = r"[a-z][a-z0-9_-]{0,40}((>=|<=|==|>|<)[0-9]{1,9}(\.[0-9]{1,9}){0,4})?"

@@ -1,6 +1,7 @@
 """What is proved of images: in the journal of the cluster's control node, and on this machine in a file by image, which
 can be taken to another one."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def _unfit(run: Run) -> str:
     reasons = {
         "the run was interrupted": not run.complete,
         "only some checks were run": run.only,
-        "no worker runs an image of rocstack": not run.image,
+        # Its file has this name, which nodes say.
+        "no worker runs an image of rocstack": not re.fullmatch("sha256:[0-9a-f]{64}", run.image),
         "the cluster was busy": run.busy and not run.failed,
         "no check passed that would prove a level": run.proved is None and not run.failed,
     }

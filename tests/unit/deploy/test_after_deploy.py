@@ -198,7 +198,8 @@ def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: py
 def test_certificates_that_go_are_those_of_registries() -> None:
     """Whatever the control node's journal says: an empty name would be the folder of all registries' certificates."""
     references = ("r:5000/worker@sha256:1", "/worker", "./worker", "../worker", "", "-x/worker", "a b/worker")
-    images = [journal.JournalImages(worker_id=each, control_id="c", worker_reference=each) for each in references]
+    ident = f"sha256:{'c' * 64}"
+    images = [journal.JournalImages(worker_id=ident, control_id=ident, worker_reference=each) for each in references]
     releases = tuple(journal.Release(images=each, when="", who="", healthy=True) for each in images)
     text = journal.Journal(releases=releases).dumps()
     assert teardown._certificates(APART, text) == ["/etc/docker/certs.d/r:5000"]

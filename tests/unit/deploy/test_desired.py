@@ -216,6 +216,7 @@ def test_registries_and_their_ports() -> None:
 
 def test_the_controllers_slurm_is_known_later() -> None:
     assert deployed()["slurm"] == "24.11.5"
-    release = JournalImages.of(IMAGES)
+    ids = {"worker": f"sha256:{'a' * 64}", "control": f"sha256:{'c' * 64}"}
+    release = JournalImages.of({role: dataclasses.replace(image, id=ids[role]) for role, image in IMAGES.items()})
     assert release.by_role()["control"].slurm == "24.11.5"
     assert release.model_copy(update={"control_labels": {}}).by_role()["control"].slurm == ""

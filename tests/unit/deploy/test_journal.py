@@ -11,8 +11,12 @@ from rocstack.deploy.read import journal
 from rocstack.deploy.read.journal import Deploy, Journal, JournalImages, NodeStep, VerifiedLevel
 
 
+def ident(name: str) -> str:
+    return f"sha256:{name:0>64}"
+
+
 def deploy(name: str, *nodes: str) -> Deploy:
-    images = JournalImages(worker_id=f"sha256:{name}", control_id="sha256:c", worker_reference=f"r/w@sha256:{name}")
+    images = JournalImages(worker_id=ident(name), control_id=ident("c"), worker_reference=f"r/w@{ident(name)}")
     steps = {node: NodeStep() for node in nodes or ("n1", "n2")}
     return Deploy(id=name, who="me@here", started="2026-11-20T20:00:00Z", images=images, nodes=steps)
 
@@ -31,7 +35,7 @@ def proved(level: int) -> VerifiedLevel:
 
 def target(now: Journal) -> tuple[str, str] | None:
     found = now.rollback_target()
-    return (found.images.worker_id.removeprefix("sha256:"), found.basis) if found else None
+    return (found.images.worker_id.removeprefix("sha256:").lstrip("0"), found.basis) if found else None
 
 
 def test_as_text_and_back() -> None:
@@ -106,12 +110,12 @@ def test_back_to_the_last_verified_else_the_last_healthy() -> None:
 def test_back_from_a_deploy_that_never_ended() -> None:
     now = done(Journal(), "a").begin(deploy("b")).note("n1", "started")
     assert target(now) == ("a", "healthy, never verified")
-    assert now.kept_ids() == {"sha256:a", "sha256:b", "sha256:c"}
+    assert now.kept_ids() == {*map(ident, "abc")}
 
 
 def test_the_same_images_again_are_the_same_release() -> None:
     now = done(done(done(Journal(), "a"), "b", verified=3), "b")
-    assert [release.images.worker_id for release in now.releases] == ["sha256:a", "sha256:b"]
+    assert [release.images.worker_id for release in now.releases] == [ident("a"), ident("b")]
     assert now.releases[-1].verified == proved(3)
     assert target(now) == ("a", "healthy, never verified")
 
@@ -126,7 +130,7 @@ def test_one_that_is_given_up_is_kept_as_unhealthy_if_it_reached_a_node() -> Non
     begun = done(Journal(), "a").begin(deploy("b"))
     assert len(begun.begin(deploy("c")).releases) == 1
     given_up = begun.note("n1", "started").begin(deploy("c"))
-    assert [(r.images.worker_id, r.healthy) for r in given_up.releases] == [("sha256:a", True), ("sha256:b", False)]
+    assert [(r.images.worker_id, r.healthy) for r in given_up.releases] == [(ident("a"), True), (ident("b"), False)]
     assert target(given_up) == ("a", "healthy, never verified")
 
 
@@ -135,10 +139,10 @@ def test_old_releases_go_but_never_the_one_to_go_back_to() -> None:
     for number in range(journal.KEPT + 5):
         now = done(now, f"{number}")
     assert len(now.releases) == journal.KEPT
-    now = done(Journal(), "good", verified=3)
+    now = done(Journal(), "bad", verified=3)
     for number in range(journal.KEPT + 5):
         now = done(now, f"{number}", failed="n1")
-    assert target(now) == ("good", "verified (level 3)")
+    assert target(now) == ("bad", "verified (level 3)")
 
 
 def test_a_step_needs_a_deploy() -> None:
@@ -146,3 +150,13 @@ def test_a_step_needs_a_deploy() -> None:
         Journal().note("n1", "done")
     with pytest.raises(ValueError, match="nothing to verify"):
         Journal().begin(deploy("a")).verified(proved(3))
+
+
+@pytest.mark.parametrize("key", ["worker_id", "control_id"])
+@pytest.mark.parametrize("name", ["postgres:16", f"sha256:{'../' * 22}x", "", "sha256:a", f"{'a' * 64}", "--all"])
+def test_a_control_node_names_no_other_image_or_file_of_the_operators_machine(key: str, name: str) -> None:
+    data = json.loads(done(Journal(), "a").dumps())
+    data["releases"][0]["images"][key] = name
+    with pytest.raises(BadInput) as refused:
+        journal.loads(json.dumps(data))
+    assert refused.value.code == "bad-journal"

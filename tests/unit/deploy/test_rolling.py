@@ -125,7 +125,7 @@ def test_what_somebody_else_drained_is_not_waited_for() -> None:
 def test_a_resumed_update_goes_on_as_it_was_begun() -> None:
     host = InventoryHost("n1", "10.0.0.1", "10.0.0.1")
     inventory = Inventory(Path("i.yml"), host, (host,))
-    images = JournalImages(worker_id="sha256:a", control_id="sha256:b")
+    images = JournalImages(worker_id=f"sha256:{'a' * 64}", control_id=f"sha256:{'b' * 64}")
     began = Deploy(
         id="1", who="me", started="", images=images, options={"rollout": {"canary": 0, "drain_timeout": "infinite"}}
     )

@@ -135,6 +135,7 @@ def test_virtual_nodes_are_said(node: Node, tmp_path: Path) -> None:
         ({"complete": False}, "interrupted"),
         ({"only": "mpi-*"}, "only some checks"),
         ({"image": ""}, "no worker runs"),
+        ({"image": f"sha256:{'../' * 22}x"}, "no worker runs"),
         ({"nodes": (NodeSeen(name="n2", roles=("worker",), image="sha256:d"),)}, "n2 runs another image"),
     ],
 )

@@ -15,7 +15,7 @@ from pydantic import Field
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.levels import HARDWARE, Level
 from rocstack.base.text import from_json
-from rocstack.base.words import Value
+from rocstack.base.words import ImageId, Value
 from rocstack.deploy.nodes.image import Image
 from rocstack.edge.locks import LockSpec
 from rocstack.node.cluster_lock import FENCE
@@ -43,10 +43,11 @@ def lock(folder: str = FOLDER, resume: str = "rocstack deploy --resume") -> Lock
 
 
 class JournalImages(Value):
-    """A worker and a control image. `id` is the image's, the same at every engine; `reference` says where from."""
+    """A worker and a control image. `id` is the image's, the same at every engine; `reference` says where from. On the
+    operator's machine images are looked up and files named by ids, and the control node must not name anything else."""
 
-    worker_id: str
-    control_id: str
+    worker_id: ImageId
+    control_id: ImageId
     worker_reference: str = ""
     control_reference: str = ""
     labels: Mapping[str, str] = Field(default_factory=dict)  # the worker's that a person asks for: stack, nic, content

@@ -220,3 +220,23 @@ def test_the_controllers_slurm_is_known_later() -> None:
     release = JournalImages.of({role: dataclasses.replace(image, id=ids[role]) for role, image in IMAGES.items()})
     assert release.by_role()["control"].slurm == "24.11.5"
     assert release.model_copy(update={"control_labels": {}}).by_role()["control"].slurm == ""
+
+
+def test_a_node_that_claims_anothers_address_gets_neither_its_rack_nor_a_certificate_for_it() -> None:
+    """n3 says that it has the address of the controller, or the one by which the inventory names n2's registry."""
+    plain = wanted({"n1": {}, "n2": {}, "n3": {}})
+    rack, away = "10.0.0.2:5443", {"rocstack_address": "10.9.0.2"}
+    n2 = dataclasses.replace(HOSTS[1], address="10.9.0.2", rack_registry=rack, variables=away)
+    n3 = dataclasses.replace(HOSTS[2], host="n3.example", rack_registry="n3.example:5443")
+    inventory = dataclasses.replace(plain.inventory, workers=(HOSTS[0], n2, n3))
+    for claimed in ("10.0.0.1", "10.0.0.2", "10.7.7.7"):
+        node = plain.facts.nodes[2]
+        addresses = tuple(dataclasses.replace(each, address=f"{claimed}/24") for each in node.profile.addresses)
+        liar = node.model_copy(update={"profile": dataclasses.replace(node.profile, addresses=addresses)})
+        gathered = Gathered((*plain.facts.nodes[:2], liar), words=facts.words_of(inventory))
+        cluster = ClusterSettings(control_address="10.7.7.7")
+        racks = dataclasses.replace(plain, inventory=inventory, facts=gathered, cluster=cluster)
+        assert [(each.registry, each.node) for each in racks.mirrors] == [(rack, "n2"), ("n3.example:5443", "n3")]
+        pem = x509.load_pem_x509_certificate(files_of(racks, "n3")[services.SERVER[0]])
+        names = pem.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert claimed not in {*map(str, names.get_values_for_type(x509.IPAddress))}

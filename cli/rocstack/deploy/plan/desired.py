@@ -237,7 +237,10 @@ class DesiredCluster:
         return {self.control_address, control.name, *([control.host] if self.cluster.rest.port else [])}
 
     def _server_files(self, node: str, names: set[str]) -> list[FileSpec]:
-        """`names` are those by which others reach this node."""
+        """`names` are those by which others reach this node, which may have said one itself: never the controller's."""
+        control = self.inventory.control
+        if node != control.name:
+            names -= {self.control_address, *control.words}
         ca, ca_key, key = self.keys.registry_ca, self.keys.registry_ca_key, tls.host_key(self.keys.registry_key, node)
         pem, private = services.SERVER
         return [

@@ -4,6 +4,7 @@ The shapes of the models are those that rocstack.node.deploy_facts answers with.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -165,22 +166,26 @@ class NodeFacts(FactsAnswer):
 
 @dataclass(frozen=True)
 class Gathered:
-    """Sorted by node. A node is in one of both; `ssh_hosts` has all of them: how plain ssh gets there."""
+    """Sorted by node. A node is in one of both; `ssh_hosts` has all of them: how plain ssh gets there. `words` are the
+    inventory's names and addresses, and whose they are."""
 
     nodes: tuple[NodeFacts, ...]
     failures: tuple[ProbeFailure, ...] = ()
     ssh_hosts: Mapping[str, ssh.SshHost] = field(default_factory=dict)
+    words: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeFacts | None:
         return next((node for node in self.nodes if node.name == name), None)
 
     def address(self, host: InventoryHost) -> str:
         """Where the other nodes reach it: the inventory's own word, else the address by which this machine does if the
-        node has it itself (and not a gateway before it), else the node's on the network of its default route."""
+        node has it itself (and not a gateway before it), else the node's on the network of its default route. What a
+        node says is its own isn't where the inventory gives it to another one: certificates and racks follow it."""
         node = self.node(host.name)
         if node is None or host.variables.get("rocstack_address"):
             return host.address
-        own = {each.address.partition("/")[0]: each.netdev for each in node.profile.addresses}
+        said = {each.address.partition("/")[0]: each.netdev for each in node.profile.addresses}
+        own = {each: netdev for each, netdev in said.items() if host.name in self.words.get(each, {host.name})}
         if host.host in own:
             return host.host
         routes = [route for route in node.profile.routes if route.to == "0.0.0.0/0"]
@@ -232,7 +237,17 @@ def gather(
         tuple(sorted(nodes, key=lambda node: natural_key(node.name))),
         tuple(sorted(failures, key=lambda failure: natural_key(failure.node))),
         ssh_hosts,
+        words_of(inventory),
     )
+
+
+def words_of(inventory: Inventory) -> dict[str, frozenset[str]]:
+    """Each word by which the inventory names nodes -> which."""
+    words: dict[str, set[str]] = defaultdict(set)
+    for each in inventory.nodes:
+        for word in each.words:
+            words[word].add(each.name)
+    return {word: frozenset(names) for word, names in words.items()}
 
 
 def questions(inventory: Inventory, uids: Mapping[str, int], own_ports: Iterable[int] = ()) -> dict[str, Any]:

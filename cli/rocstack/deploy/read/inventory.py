@@ -48,6 +48,11 @@ class InventoryHost:
     groups: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """By which the person names it."""
+        return (self.host, self.address, self.name)
+
 
 @dataclass(frozen=True)
 class RackRegistry:
@@ -100,7 +105,8 @@ class Inventory:
         Raises:
             BadInput: one node is to run two of them.
         """
-        names = {name: host.name for host in self.nodes for name in (host.host, address(host), host.name)}
+        names = {address(host): host.name for host in self.nodes}  # which nodes may have said themselves
+        names |= {word: host.name for host in self.nodes for word in host.words}
         result: list[RackRegistry] = []
         for registry, nodes in self.racks.items():
             node = names.get(registry.partition(":")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,45 @@ def test_no_backup(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as error:
         backup.about(file)
     assert (error.value.code, str(error.value.where)) == ("bad-backup", str(file))
+
+
+def long_header() -> bytes:
+    entry = tarfile.TarInfo("about")
+    entry.type, entry.size = tarfile.XHDTYPE, 256 << 20
+    return entry.tobuf() + bytes(256 << 20)
+
+
+def linked(kind: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        entry = tarfile.TarInfo("about")
+        entry.type, entry.linkname = kind, "/etc/hostname"
+        tar.addfile(entry)
+    return zstandard.ZstdCompressor().compress(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        zstandard.ZstdCompressor().compress(bytes(256 << 20)),
+        zstandard.ZstdCompressor().compress(long_header()),
+        linked(tarfile.SYMTYPE),
+        linked(tarfile.LNKTYPE),
+    ],
+    ids=["zeros", "a long header", "a link", "a hard link"],
+)
+def test_a_backup_made_to_do_harm(data: bytes, tmp_path: Path) -> None:
+    """By the control node; this machine's memory isn't filled with it."""
+    file = tmp_path / "b"
+    file.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput) as error:
+            backup.about(file)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+    assert error.value.code == "bad-backup"
 
 
 def test_a_backup_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rocstack.edge.locks import ClusterLock
 from rocstack.edge.ssh import SshHost
 
 PIECE = 1 << 20
+PACKED = 1 << 10  # bytes, which unpack to 32 MiB at most: the control node may have made it to fill our memory
 HEALTHY_WITHIN = 120  # seconds
 STOPS_WITHIN = 60
 NODE_WITHIN = 60.0  # seconds for whoever is at work on the control node
@@ -113,23 +114,18 @@ def about(file: Path) -> BackupInfo:
     try:
         unzip = zstandard.ZstdDecompressor().decompressobj()
         with file.open("rb") as raw:
-            while piece := raw.read(PIECE):
+            while piece := raw.read(PACKED):
                 unzip.decompress(piece)
                 if unzip.eof:
                     break
         if not unzip.eof:
             raise ValueError("it is cut off")
-        with (
-            file.open("rb") as raw,
-            zstandard.ZstdDecompressor().stream_reader(raw) as data,
-            tarfile.open(fileobj=data, mode="r|") as tar,
-        ):
-            first = tar.next()
-            content = tar.extractfile(first) if first and first.name == "about" else None
-            if content is None:
+        with file.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as data:
+            first = tarfile.TarInfo.frombuf(data.read(tarfile.BLOCKSIZE), "utf-8", "replace")
+            if first.name != "about" or not first.isreg():
                 raise ValueError("it doesn't begin like one")
-            text = content.read(4096).decode()
-    except (zstandard.ZstdError, tarfile.TarError, ValueError, EOFError) as error:
+            text = data.read(min(max(first.size, 0), 4096)).decode()
+    except (zstandard.ZstdError, tarfile.TarError, ValueError) as error:
         raise BadInput.of("bad-backup", file, why=error) from None
     output = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
     if output.get("format") != "1" or not {"cluster", "slurm", "time"} <= set(output):

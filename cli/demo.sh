@@ -5,6 +5,7 @@ cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 work=.rocstack/demo
 export ROCSTACK_INVENTORY=.rocstack/local/inventory.yml
+export ROCSTACK_REHEARSAL=1 # the default stack has no code for the GPUs that these nodes only seem to have
 hello='from mpi4py import MPI; w = MPI.COMM_WORLD
 print(f"rank {w.rank} of {w.size} on {MPI.Get_processor_name()}: the ranks add up to {w.allreduce(w.rank)}")'
 

@@ -91,6 +91,7 @@ def test_the_source_of_the_nodes_driver_is_compiled(
         "kernel_abi": [6, 6],
     }  # fmt: skip
     assert labels["nic.kernel-abi"] == "6-6"
+    assert labels["rehearsal"] == done.json["rehearsal"] == "no code for gfx942 and no PyTorch with ROCm"
     assert labels["nic.provider-sha256"] == provider["sha256"]
     # What was built is there, loaded, and lists the node's devices; the inbox library waits beside it.
     code, out = inside(image, nodes["new"][1], f"sha256sum {OWN}; ls {OWN}.inbox; LD_DEBUG=libs ibv_devices")
@@ -110,6 +111,16 @@ def test_the_source_of_the_nodes_driver_is_compiled(
     code, out = inside(image, nodes["old"][1], "rocstack-entrypoint echo hello")
     assert (code, out.splitlines()[-1]) == (0, "hello")
     assert "doesn't fit" in out
+
+
+def test_without_a_rehearsal_the_stack_must_have_code_for_the_nodes_gpus(build: Build, workspace: Workspace) -> None:
+    serious = replace(workspace, env={**workspace.env, "ROCSTACK_REHEARSAL": "0"})
+    build("new")  # writes the profiles
+    done = serious.run("build", "--json", "--stack", "debian-13", "--nic", "tcp", "--profiles", "nodes.json")
+    assert done.code == 1
+    error = done.json["error"]
+    assert error["code"] == "stack-unusable"
+    assert error["what"].startswith("stack debian-13 has no code for gfx942 and no PyTorch with ROCm")
 
 
 def test_an_upgrade_does_not_bring_the_inbox_library_back(build: Build, workspace: Workspace) -> None:

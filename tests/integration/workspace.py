@@ -80,7 +80,8 @@ class Workspace:
         # COLUMNS would tell the width of a terminal that ours is not: `pytest -n` sets it.
         mine = {k: v for k, v in os.environ.items() if not k.startswith("ROCSTACK_") and k != "COLUMNS"}
         paths = {"PYTHONPATH": str(self.tree / "cli"), "ROCSTACK_IMAGE_PREFIX": self.prefix}
-        return {**mine, **paths, **self.env}
+        # The default stack has no code for the GPUs of virtual nodes.
+        return {**mine, **paths, "ROCSTACK_REHEARSAL": "1", **self.env}
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}

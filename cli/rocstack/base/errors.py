@@ -105,7 +105,8 @@ def error_texts() -> Mapping[str, Mapping[str, str]]:
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """A sentence that offers the nearest known names, or lists them when they are few."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
+    swapped = [name for name in names if sorted(name) == sorted(word)]
+    close = swapped or difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
     if names and len(names) <= 16:

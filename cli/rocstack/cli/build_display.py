@@ -97,6 +97,10 @@ def _show_providers(image: ImagePlan) -> None:
             say(f"{name} is not used: no provider is built from a release of the vendor's")
 
 
+def _mark(report: BuildReport, image: ImageReport) -> str:
+    return " (rehearsal)" if report.rehearsal and image.role == "worker" and image.status == "built" else ""
+
+
 def show(report: BuildReport, folder: Path) -> None:
     for image in report.images:
         if image.failure:
@@ -107,7 +111,7 @@ def show(report: BuildReport, folder: Path) -> None:
     rows = [
         (
             image.reference,
-            f"blocked by {image.blocked_by}" if image.blocked_by else image.status,
+            f"blocked by {image.blocked_by}" if image.blocked_by else image.status + _mark(report, image),
             mb(image.size_bytes),
             f"{image.seconds:.1f} s",
             (image.image_id or "").removeprefix("sha256:")[:12],
@@ -115,6 +119,8 @@ def show(report: BuildReport, folder: Path) -> None:
         for image in report.images
     ]
     table(("IMAGE", "STATUS", "SIZE", "TIME", "ID"), rows, right=(2, 3))
+    if report.rehearsal:
+        out.say(f"rehearsal image: {report.rehearsal}")
     for image in built:
         if image.role == "worker" and not image.gate and report.nic != "tcp":
             out.print("judged by no node: --profiles or --inventory names those that it must fit")

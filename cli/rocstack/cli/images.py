@@ -54,11 +54,13 @@ def lock(choice: LockOptions) -> Answer:
 @command("rocstack stacks")
 def stacks(choice: StacksOptions) -> Answer:
     """List the stacks and NIC profiles."""
+    from rocstack.stack.choice import framework
     from rocstack.steps import explain as steps
 
     known = steps.stacks(choice)
     yield known
-    table(("STACK", "OS", "GFX", "ABOUT"), [(s.name, s.base.os, " ".join(s.gfx), s.about) for s in known.stacks])
+    rows = [(s.name, s.base.os, " ".join(s.gfx), framework(s), s.about) for s in known.stacks]
+    table(("STACK", "OS", "GFX", "TRAINS WITH", "ABOUT"), rows)
     out.print()
     table(("NIC", "WAYS", "ABOUT"), [(n.name, " ".join(n.ways), n.about) for n in known.nics])
 
@@ -79,12 +81,23 @@ def explain(choice: ExplainOptions) -> Answer:
                 show_finding(finding, fit.node + (f", virtual {fit.virtual}" if fit.virtual else ""), label=fit.result)
             else:
                 out.print(f"[green]{fit.result}[/]: {escape(fit.sentence)}")
+        if result.lacks:
+            out.say(f"the nodes' GPUs can't train with it: it has {' and '.join(result.lacks)}")
         return
     idle, broken = (sum(v.state == state for v in result.verdicts) for state in ("does not apply", "broken"))
     for verdict in result.verdicts:
         if verdict.state != "does not apply":
             show_finding(verdict.finding, label=verdict.state)
-    for fact in result.stack_facts:
+    for name, target in result.targets.items():
+        out.print(f"[bold]target[/] {escape(f'{name}: {target.sentence}')}")
+        paragraph("source", target.source)
+    for fact in result.stack.facts:
         out.print(f"[bold]fact[/] {escape(fact.says)}")
         paragraph("source", fact.source)
+    for each in result.fits:
+        out.say(f"{each.stack.name}: {'has ' + ' and '.join(each.lacks) if each.lacks else 'suits the nodes'}")
+    if result.why:
+        out.say(result.why)
+    if result.lacks:
+        out.say(f"stack {result.stack.name} has {' and '.join(result.lacks)}")
     out.print(f"{'allowed' if result.ok else 'refused'}: {broken} broken, {idle} rules do not apply")

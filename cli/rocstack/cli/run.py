@@ -113,8 +113,9 @@ def demo(
 ) -> None:
     """Run the built image: print its versions and train a tiny model on 2 ranks."""
     from rocstack.edge import engine
+    from rocstack.image.build_report import with_built_stack
 
-    reference = settings(stack=stack, nic=nic).image_name("worker")
+    reference = with_built_stack(settings(stack=stack, nic=nic)).image_name("worker")
     if engine.find_image(engine.connect(), reference) is None:
         raise Missing.of("not-built", reference=reference)
     words = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]

@@ -13,7 +13,7 @@ from typing import Any
 from rocstack.base.finding_texts import registering
 from rocstack.base.text import listed
 from rocstack.node.profile import NodeProfile, Pcie
-from rocstack.stack import rules
+from rocstack.stack import gpus, rules
 
 Values = dict[str, object]
 Rule = Callable[[NodeProfile], Iterator[Values]]
@@ -123,8 +123,9 @@ def _matrix() -> tuple[rules.Rule, ...]:
 
 @rule
 def driver_rocm(node: NodeProfile) -> Iterator[Values]:
-    facts: dict[str, Any] = {"rocm": node.tools.get("rocm"), "rocm.method": "amd", "driver": node.amdgpu}
-    if not facts["rocm"] or not node.amdgpu or node.amdgpu == "in-tree":
+    release = gpus.driver_release(node.amdgpu)
+    facts: dict[str, Any] = {"rocm": node.tools.get("rocm"), "rocm.method": "amd", "driver": release}
+    if not facts["rocm"] or not release:
         return
     for verdict in rules.judge(_matrix(), facts):
         if verdict.state == "broken" and "driver" in verdict.rule.need:

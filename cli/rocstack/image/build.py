@@ -48,6 +48,8 @@ class Build:
     roles: tuple[Role, ...]
     sources: tuple[Path, ...] = ()  # archives that are not downloaded
     nodes: tuple[NodeProfile, ...] = ()  # what the worker must fit
+    why: str = ""  # this stack, where it was chosen for the nodes
+    rehearsal: str = ""  # what the worker lacks for the nodes' GPUs
     frozen: bool = False
     no_cache: bool = False
     refresh: bool = False
@@ -81,6 +83,8 @@ class Build:
             report = BuildReport(
                 rocstack=__version__,
                 stack=self.resolved.stack.name,
+                why=self.why,
+                rehearsal=self.rehearsal,
                 nic=self.resolved.nic.name,
                 way=self.resolved.ways,
                 base=self.base.reference,
@@ -149,8 +153,9 @@ class Build:
                 report = self._described(report, manifest, steps)
                 failure = self._refusal(report)
             if not failure:
-                content = content_digest(self.context.digest(), self.base, manifest)
-                own = labels(self.resolved, role, self.base, self.lock, manifest, content, len(report.drift))
+                mark = self.rehearsal if role == "worker" else ""
+                content = content_digest(self.context.digest(), self.base, manifest, mark)
+                own = labels(self.resolved, role, self.base, self.lock, manifest, content, len(report.drift), mark)
                 request = BuildkitRequest(
                     context, role, request.world, self.site, tags=(reference,), labels=own, sources=self._sources
                 )

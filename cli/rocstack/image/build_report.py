@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rocstack.base import junit
 from rocstack.base.words import Value
 from rocstack.image.build_failure import BuildFailure
+from rocstack.settings.settings import Settings
 from rocstack.stack.lock import Drift
 
 SCHEMA = 1  # of report.json
@@ -53,6 +54,8 @@ class ImageReport(Value):
 class BuildReport(Value):
     rocstack: str
     stack: str
+    why: str = ""  # this stack, where it was chosen for the nodes
+    rehearsal: str = ""  # what the worker lacks for the GPUs of the nodes that it is built for
     nic: str
     way: str
     base: str
@@ -90,8 +93,23 @@ class BuildReport(Value):
 
 def last_base(folder: Path) -> str | None:
     """The base that the last build in `folder` started from; None where no report tells it."""
+    return _read(folder, "base")
+
+
+def with_built_stack(chosen: Settings) -> Settings:
+    """Settings that name no stack get the one that the last build for their NIC took without one being named."""
+    if "stack" in chosen.model_fields_set:
+        return chosen
+    reports = sorted(Path(chosen.out).glob(f"*-{chosen.nic}/report.json"), key=lambda file: file.stat().st_mtime)
+    built = [(_read(file.parent, "stack"), _read(file.parent, "why")) for file in reports]
+    names = [name for name, why in built if name and (why or name == chosen.stack_name())]
+    return chosen.model_copy(update={"stack": names[-1]}) if names else chosen
+
+
+def _read(folder: Path, key: str) -> str | None:
+    """From the report of the last build."""
     try:
-        return str(json.loads((folder / "report.json").read_text())["base"])
+        return str(json.loads((folder / "report.json").read_text())[key])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -14,10 +14,16 @@ OCI = "org.opencontainers.image."
 OWN = "io.rocstack."
 
 
-def content_digest(context_digest: str, base: BaseImage, manifest: dict[str, Any]) -> str:
-    """sha256 of everything that decides what the image is: the rendered context, the base, and the package
-    and wheel versions in it."""
-    inputs = [context_digest, base.digest, manifest["packages"], manifest["wheels"]]
+def content_digest(context_digest: str, base: BaseImage, manifest: dict[str, Any], rehearsal: str = "") -> str:
+    """sha256 of everything that decides what the image is: the rendered context, the base, the package and wheel
+    versions in it, and a rehearsal image's mark."""
+    inputs = [
+        context_digest,
+        base.digest,
+        manifest["packages"],
+        manifest["wheels"],
+        *([rehearsal] if rehearsal else []),
+    ]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
@@ -29,8 +35,10 @@ def labels(
     manifest: dict[str, Any],
     content: str,
     drifted: int = 0,
+    rehearsal: str = "",
 ) -> dict[str, str]:
-    """OCI annotations and io.rocstack.*; values that don't apply are left out."""
+    """OCI annotations and io.rocstack.*; values that don't apply are left out. `rehearsal`: what the image lacks for
+    the GPUs of the nodes that it is built for."""
     out = {
         OCI + "title": f"rocstack {role} {resolved.stack.name} {resolved.nic.name}",
         OCI + "description": str(resolved.stack.about),
@@ -47,6 +55,12 @@ def labels(
         OWN + "base.digest": base.digest,
         OWN + "content": content,
     }
+    stack = resolved.stack
+    if role == "worker" and stack.framework in stack.components:
+        out[OWN + "framework"] = stack.framework
+        out |= {OWN + "framework.rocm": stack.framework_rocm} if stack.framework_rocm else {}
+    if rehearsal:
+        out[OWN + "rehearsal"] = rehearsal
     for part in resolved.parts:
         if part.name == "rocm" and role in part.roles:
             out[OWN + "rocm.method"] = part.choice.method  # AMD's table speaks of AMD's own packages

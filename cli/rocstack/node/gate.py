@@ -8,7 +8,7 @@ at all, without an error. So `fits` is said only where every number was read and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .image_facts import ImageFacts, ImageProvider
@@ -45,6 +45,7 @@ TCP, SLINGSHOT = "tcp", "slingshot"
 HOST = "host"  # the way by which the node's own library is mounted
 VENDOR_WAYS = ("source", "package")  # whose libraries have releases of their own
 LIBRARIES = "libraries"  # what a node's profile has unread where its libraries were not looked for
+FRAMEWORKS = {"pytorch": "PyTorch", "jax": "JAX"}
 REBUILD = "build the image again"
 # What hides a device, or that the kernel offers it to programs; what else is unread stays None in the device.
 _HIDES = re.compile(r"/sys/(.*/)?infiniband(_verbs)?(/[^/]+(/(node_type|ibdev))?)?")
@@ -86,6 +87,18 @@ def judge(image: ImageFacts, node: NodeProfile) -> GateVerdict:
     result = UNFIT if UNFIT in results else FITS if results == {FITS} else UNKNOWN
     prefix = findings[0].place if result == FITS else None
     return GateVerdict(node.name, image.name, result, findings, prefix, node.virtual)
+
+
+def gpu_lacks(image: ImageFacts, targets: Collection[str]) -> tuple[str, ...]:
+    """Why GPUs of these targets can't train with the image, as ends of the sentence "it has". Of an image that doesn't
+    say what it has, nothing is said."""
+    lacks = []
+    missing = sorted(set(targets) - {*image.gfx})
+    if image.gfx and missing:
+        lacks.append(f"no code for {', '.join(missing)}")
+    if targets and image.framework and not image.framework_rocm:
+        lacks.append(f"no {FRAMEWORKS.get(image.framework, image.framework)} with ROCm")
+    return tuple(lacks)
 
 
 def _reasons(image: ImageFacts, node: NodeProfile) -> Iterator[GateFinding]:

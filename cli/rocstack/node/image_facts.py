@@ -45,6 +45,10 @@ class ImageFacts:
     # (vendor:device, rdma-core): before this release, rdma-core's provider doesn't know the card. None: not said.
     card_needs: tuple[tuple[str, str], ...] | None = None
     providers: tuple[ImageProvider, ...] = ()
+    gfx: tuple[str, ...] = ()  # GPU targets that it has code for
+    framework: str | None = None  # what trains: pytorch or jax
+    framework_rocm: str | None = None  # the ROCm release that this is built for
+    rehearsal: str | None = None  # what it lacks for the GPUs of the nodes that it was built for nevertheless
     fabric: str | None = None  # the newest of libfabric's symbol versions that RCCL's plugin needs: "1.8"
 
 
@@ -73,6 +77,10 @@ def _image_facts(name: str, own: Mapping[str, object]) -> ImageFacts:
         glibc=_text(own.get("glibc")),
         card_needs=_card_needs(own.get("nic.cards")),
         providers=_providers(own.get("nic.providers")),
+        gfx=_words(own.get("gfx")),
+        framework=_text(own.get("framework")),
+        framework_rocm=_text(own.get("framework.rocm")),
+        rehearsal=_text(own.get("rehearsal")),
         # A damaged one is not the same as no plugin.
         fabric=str(own["nic.plugin-fabric"]) if "nic.plugin-fabric" in own else None,
     )

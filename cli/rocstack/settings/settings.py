@@ -17,6 +17,7 @@ from rocstack.stack.stack import AptRepository
 
 FILE = "rocstack.yml"
 PREFIX = "ROCSTACK_"
+_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 def _no_password(address: str) -> str:
@@ -63,6 +64,9 @@ class Settings(Value):
         description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
     )
     sources: Line = Field("", description="folder of upstream archives to build from, instead of downloading them")
+    rehearsal: bool = Field(
+        False, description="build and deploy images that can't use the nodes' GPUs; they are marked as rehearsal images"
+    )
     push: Line = Field("", description="registry[:port][/folder] to push to")
     tag: Line = Field("", description="release tag; default: ISO year and week, such as 2026.47")
     attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")
@@ -122,7 +126,10 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
             value, source = info.default, "default"
         if info.annotation is int and isinstance(value, str) and value.isdecimal():
             value = int(value)
-        values[name] = value
+        if info.annotation is bool and isinstance(value, str):
+            value = _TRUTH.get(value.lower(), value)
+        if source != "default":  # so that `model_fields_set` has what somebody chose
+            values[name] = value
         chosen.append(SettingValue(name=name, value=_without_password(value), source=source))
     _refuse_misspelt(env)
     try:

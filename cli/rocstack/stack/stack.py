@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from rocstack.base import document, paths
 from rocstack.base.errors import BadInput, hinted
@@ -27,6 +27,7 @@ from rocstack.base.words import (
     Value,
     Version,
 )
+from rocstack.stack import gpus
 
 Method = Literal["apt", "amd", "source", "wheel", "own"]
 Framework = Literal["pytorch", "jax"]
@@ -114,7 +115,13 @@ class StackFact(Value):
     source: Line
 
 
-GfxTargets = Annotated[tuple[Gfx, ...], Field(min_length=1)]
+def _known(gfx: str) -> str:
+    if complaint := gpus.complaint(gfx):
+        raise ValueError(complaint)
+    return gfx
+
+
+GfxTargets = Annotated[tuple[Annotated[Gfx, AfterValidator(_known)], ...], Field(min_length=1)]
 
 
 class Stack(Value):

@@ -83,6 +83,8 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         roles=roles,
         sources=given,
         nodes=plan.nodes,
+        why=plan.why,
+        rehearsal=" and ".join(plan.lacks),
         frozen=options.frozen,
         no_cache=options.no_cache,
         refresh=options.refresh,

@@ -25,6 +25,7 @@ from rocstack.deploy.state.history import DeployHistory
 from rocstack.deploy.state.status import Status
 from rocstack.deploy.work import deploy as work
 from rocstack.edge import engine, ssh
+from rocstack.image.build_report import with_built_stack
 from rocstack.registry.local_image import LocalImage
 from rocstack.settings.settings import Settings
 from rocstack.steps.options import (
@@ -173,6 +174,7 @@ def _request(options: DeployOptions | RollbackOptions, note: Note = ignore) -> t
         overrides=rollout,
         layer_bytes=sizes,
         require=require,
+        rehearsal=chosen.rehearsal,
         command="rollback" if isinstance(options, RollbackOptions) else "deploy --resume" if resume else "deploy",
         runs=Path(chosen.out) / "verify",
     )
@@ -198,7 +200,7 @@ def _cluster(cluster: ClusterSettings, rollout: Mapping[str, Any], ship: Mapping
 
 def _built(chosen: Settings, options: DeployOptions) -> tuple[Choose, dict[str, int]]:
     """The images of this machine's engine, and the sizes of their layers."""
-    client = engine.connect()
+    client, chosen = engine.connect(), with_built_stack(chosen)
     names = {"worker": options.image, "control": options.control_image}
     images = {role: local_image(client, name or chosen.image_name(role), role) for role, name in names.items()}
     sources = [LocalImage.find(client, each.id) for each in images.values()]

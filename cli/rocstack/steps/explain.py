@@ -1,7 +1,7 @@
 """What needs no engine: which stacks there are, why a combination is allowed or refused, whether an image fits nodes;
 and an image's context, without building it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,17 @@ from rocstack.image import context
 from rocstack.image.build_report import last_base
 from rocstack.image.context import BuildContext
 from rocstack.nic.ways import with_card_needs
-from rocstack.node.gate import FITS, GateVerdict, judge
+from rocstack.node.gate import FITS, GateVerdict, gpu_lacks, judge
 from rocstack.node.image_facts import from_labels
-from rocstack.stack import component, rules, stack
+from rocstack.node.profile import NodeProfile
+from rocstack.stack import choice, component, gpus, rules, stack
 from rocstack.stack import overlay as overlays
+from rocstack.stack.choice import StackFit
 from rocstack.stack.component import NicProfile
+from rocstack.stack.gpus import GpuTarget
 from rocstack.stack.rules import RuleVerdict
-from rocstack.stack.stack import Stack, StackFact
-from rocstack.steps.image_plan import join, nodes_of, plan_image
+from rocstack.stack.stack import Stack
+from rocstack.steps.image_plan import fits_of, join, nodes_of, plan_image
 from rocstack.steps.options import ExplainOptions, Note, RenderOptions, StacksOptions, ignore, settings
 
 
@@ -50,13 +53,14 @@ def render(options: RenderOptions = RenderOptions(), note: Note = ignore) -> Ren
         BadInput: as `build`; there is no earlier build to compare with; the folder holds something else.
     """
     chosen = settings(options)
-    folder = Path(chosen.out) / f"{chosen.stack_name()}-{chosen.nic}"
-    base = chosen.base_image or (last_base(folder) if options.diff else None)
-    result = plan_image(options, chosen, note, base=base).render()
+    plan = plan_image(options, chosen, note, base=chosen.base_image or None)
+    if options.diff and not chosen.base_image and (base := last_base(plan.folder)):
+        plan = replace(plan, resolved=plan.resolved.model_copy(update={"base": base}))
+    result = plan.render()
     if options.diff:
-        last = context.read(folder / "context")
+        last = context.read(plan.folder / "context")
         if not last.files:
-            raise BadInput.of("no-build", folder)
+            raise BadInput.of("no-build", plan.folder)
         return Rendered(result, changes=context.diff(last, result))
     if to := options.to:
         if to.exists() and not (to.is_dir() and (not any(to.iterdir()) or context.is_ours(to))):
@@ -93,35 +97,53 @@ def stacks(options: StacksOptions = StacksOptions()) -> Stacks:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The verdict of every rule, and what they judged."""
+    """The verdict of every rule, and what they judged. With nodes: every stack beside them, which one is for them and
+    why, or why it can't be used there."""
 
+    stack: Stack
     verdicts: tuple[RuleVerdict, ...]
     facts: dict[str, Any]
-    stack_facts: tuple[StackFact, ...] = ()
+    fits: tuple[StackFit, ...] = ()
+    why: str = ""
+    lacks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return not any(verdict.state == "broken" for verdict in self.verdicts)
+        return not (self.lacks or any(verdict.state == "broken" for verdict in self.verdicts))
+
+    @property
+    def targets(self) -> dict[str, GpuTarget]:
+        """Of the stack."""
+        return {gfx: gpus.targets()[gfx] for gfx in self.stack.gfx}
 
     def to_dict(self) -> dict[str, Any]:
-        verdicts = [verdict.to_dict() for verdict in self.verdicts]
-        return {"allowed": self.ok, "facts": self.facts, "verdicts": verdicts}
+        return {
+            "allowed": self.ok,
+            "stack": self.stack.name,
+            "facts": self.facts,
+            "targets": {gfx: target.model_dump() for gfx, target in self.targets.items()},
+            "stacks": [each.to_dict() for each in self.fits],
+            "why": self.why,
+            "lacks": list(self.lacks),
+            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
+        }
 
 
 @dataclass(frozen=True)
 class ImageFit:
-    """The gate's verdict on an image for every node."""
+    """The gate's verdict on an image for every node; `lacks`: why their GPUs can't train with it."""
 
     image: str
     verdicts: tuple[GateVerdict, ...]
+    lacks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return all(verdict.result == FITS for verdict in self.verdicts)
+        return not self.lacks and all(verdict.result == FITS for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{"node": v.node, "virtual": v.virtual, "result": v.result, "says": v.sentence} for v in self.verdicts]
-        return {"image": self.image, "fits": self.ok, "nodes": rows}
+        return {"image": self.image, "fits": self.ok, "lacks": list(self.lacks), "nodes": rows}
 
 
 def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> Explanation | ImageFit:
@@ -134,11 +156,23 @@ def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> 
     """
     if options.image:
         return _fit(options.image, options, note)
+    chosen, why = settings(options), ""
+    nodes, fits = tuple[NodeProfile, ...](), tuple[StackFit, ...]()
+    folder = chosen.overlay_folder()
     if options.profiles or options.inventory:
-        raise BadInput.of("no-image-to-judge")
-    value = join(settings(options), gfx=options.gfx, methods=options.methods).resolved
-    facts = value.facts() | ({"driver": options.driver} if options.driver else {})
-    return Explanation(tuple(rules.judge(rules.load(), facts)), facts, value.stack.facts)
+        nic = component.validate_head(component.library("nic", folder).get(chosen.nic), NicProfile)
+        nodes = nodes_of(options.profiles, options.inventory, nic.modules, nic.pci, note)
+        fits = fits_of(nodes, folder)
+        if fits and "stack" not in chosen.model_fields_set:
+            best, why = choice.choose(fits)
+            chosen = chosen.model_copy(update={"stack": best.stack.name})
+    value = join(chosen, gfx=options.gfx, methods=options.methods).resolved
+    need = choice.NodesNeed.of(nodes)
+    modules = {options.driver} if options.driver else {*need.drivers}
+    driver = gpus.driver_release(next(iter(modules))) or options.driver if len(modules) == 1 else None
+    facts = value.facts() | ({"driver": driver} if driver else {})
+    verdicts = tuple(rules.judge(rules.load(), facts))
+    return Explanation(value.stack, verdicts, facts, fits, why, choice.fit(value.stack, need).lacks)
 
 
 def _fit(reference: str, options: ExplainOptions, note: Note) -> ImageFit:
@@ -152,4 +186,5 @@ def _fit(reference: str, options: ExplainOptions, note: Note) -> ImageFit:
     if image.role == "control":
         raise BadInput.of("not-a-worker", reference=reference)
     nodes = nodes_of(options.profiles, options.inventory, image.modules, image.pci, note)
-    return ImageFit(reference, tuple(judge(image, node) for node in nodes))
+    lacks = gpu_lacks(image, choice.NodesNeed.of(nodes).targets)
+    return ImageFit(reference, tuple(judge(image, node) for node in nodes), lacks)

@@ -14,7 +14,7 @@ from rocstack.node.gate import UNFIT, judge
 from rocstack.node.image_facts import ImageFacts
 from rocstack.node.profile import NodeProfile
 from rocstack.settings.settings import Settings
-from rocstack.stack import component, overlay, resolve, rules, stack
+from rocstack.stack import choice, component, overlay, resolve, rules, stack
 from rocstack.stack.component import NicProfile, TemplateLibrary
 from rocstack.stack.lock import Lock, for_stack
 from rocstack.stack.resolve import Resolved
@@ -33,6 +33,8 @@ class ImagePlan:
     lock: Lock | None = None
     providers: ProviderPlan | None = None
     nodes: tuple[NodeProfile, ...] = ()
+    why: str = ""  # this stack, where it was chosen for the nodes
+    lacks: tuple[str, ...] = ()  # why the nodes' GPUs can't use it: of a rehearsal image
 
     @property
     def folder(self) -> Path:
@@ -51,18 +53,46 @@ def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str
         BadInput: something is wrong with stack, NIC, overlay, rules, lock, profiles or inventory.
         CheckFailed: a node can't be read, or can't fit the image.
     """
-    nodes: list[NodeProfile] = []
+    folder, named = chosen.overlay_folder(), bool(options.profiles or options.inventory)
+    why, lacks = "", tuple[str, ...]()
 
-    def providers(nic: NicProfile, choice: Stack) -> ProviderPlan:
-        folder = chosen.overlay_folder()
-        nodes.extend(
-            nodes_of(options.profiles, options.inventory, nic.modules, nic.pci, note, overlay=folder, here=False)
-        )
-        return _providers(nic, choice, nodes, options, chosen, note)
+    @cache
+    def nodes(nic: str) -> tuple[NodeProfile, ...]:
+        own = component.validate_head(component.library("nic", folder).get(nic), NicProfile)
+        return nodes_of(options.profiles, options.inventory, own.modules, own.pci, note, overlay=folder, here=False)
+
+    if named and not chosen.rehearsal and "stack" not in chosen.model_fields_set:
+        fits = fits_of(nodes(chosen.nic), folder)
+        if fits:
+            best, why = choice.choose(fits)
+            chosen = chosen.model_copy(update={"stack": best.stack.name})
+            note(why)
+
+    def providers(nic: NicProfile, own: Stack) -> ProviderPlan:
+        nonlocal lacks
+        found = nodes(chosen.nic)
+        if named:
+            fit = choice.fit(own, choice.NodesNeed.of(found))
+            if not chosen.rehearsal:
+                choice.refuse_unusable(fit, fits_of(found, folder) if fit.lacks else ())
+            lacks = fit.lacks
+        return _providers(nic, own, found, options, chosen, note)
 
     plan = join(chosen, gfx=options.gfx, methods=options.methods, base=base, providers=providers)
     rules.refuse_broken(rules.judge(rules.load(), plan.resolved.facts()))
-    return replace(plan, nodes=tuple(nodes), lock=for_stack(plan.resolved.stack, options.lock))
+    lock = for_stack(plan.resolved.stack, options.lock)
+    return replace(plan, nodes=nodes(chosen.nic), lock=lock, why=why, lacks=lacks)
+
+
+def fits_of(nodes: Sequence[NodeProfile], folder: Path | None) -> tuple[choice.StackFit, ...]:
+    """Every stack beside the nodes; none where the nodes' GPUs are not known.
+
+    Raises:
+        BadInput: a stack's file is wrong.
+    """
+    need = choice.NodesNeed.of(nodes)
+    names = stack.names(folder) if need.targets else ()
+    return tuple(choice.fit(stack.load(name, folder), need) for name in names)
 
 
 def join(
@@ -82,15 +112,15 @@ def join(
     layer = overlay.load(folder)
     components, nics = component.library("components", folder), component.library("nic", folder)
     doc = stack.read(chosen.stack, folder)
-    choice = doc.validate(stack.Stack, extra={"name": stack.name_of(chosen.stack)}).with_methods(_methods(methods))
+    own = doc.validate(stack.Stack, extra={"name": stack.name_of(chosen.stack)}).with_methods(_methods(methods))
     if gfx:
-        choice = choice.with_gfx(tuple(part.strip() for part in gfx.split(",")))
+        own = own.with_gfx(tuple(part.strip() for part in gfx.split(",")))
     nic = nics.get(chosen.nic)
     plan = None
     if providers:
-        plan = providers(component.validate_head(nic, component.NicProfile), choice)
+        plan = providers(component.validate_head(nic, component.NicProfile), own)
     value = resolve.resolve(
-        choice,
+        own,
         chosen.nic,
         components,
         nics,
@@ -116,7 +146,7 @@ def _methods(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _providers(
-    nic: NicProfile, choice: Stack, nodes: Sequence[NodeProfile], options: ImageOptions, chosen: Settings, note: Note
+    nic: NicProfile, own: Stack, nodes: Sequence[NodeProfile], options: ImageOptions, chosen: Settings, note: Note
 ) -> ProviderPlan:
     """
     Raises:
@@ -137,7 +167,7 @@ def _providers(
         lambda: vendor_release.rdma_core(source),
         accept=chosen.nic_accept or None,
         repository=chosen.nic_repository is not None,
-        versions={name: part.version for name, part in choice.components.items()},
+        versions={name: part.version for name, part in own.components.items()},
     )
     plan = ways.plan(nic, ways.needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
     if any(provider.way == "package" for provider in plan.providers):

@@ -19,7 +19,7 @@ Note = Callable[[str], None]  # takes a sentence about what happens at the momen
 # Options that are settings as well.
 _SETTINGS = (
     *("stack", "nic", "overlay", "nic_source", "nic_accept", "nic_plugin"),
-    *("base", "base_image", "sources", "push", "tag", "ca_bundle"),
+    *("base", "base_image", "sources", "push", "tag", "ca_bundle", "rehearsal"),
 )
 LOCK = Path("rocstack.lock")
 TRAIN = "rocstack-train"
@@ -52,6 +52,9 @@ Gfx = Annotated[str | None, Flag("GPU targets to build for instead of the stack'
 Methods = Annotated[
     tuple[str, ...],
     Flag("Get a component another way that the stack offers: openmpi=source.", ("--with",), "COMPONENT=METHOD"),
+]
+Rehearsal = Annotated[
+    bool, Flag("Allow an image that can't use the nodes' GPUs, and mark it; default: the setting `rehearsal`.")
 ]
 Profiles = Annotated[Path | None, Flag("Node profiles (from `rocstack probe --out`) that the image must fit.")]
 ProbeInventory = Annotated[Path | None, Flag("Inventory to probe: the image must fit its nodes.")]
@@ -104,6 +107,7 @@ class ImageOptions(StackOptions):
     ] = None
     nic_variants: Annotated[bool, Flag("Put one provider per kernel ABI of the nodes into the image.")] = False
     base_image: Annotated[str | None, Flag("Base image to use instead of the stack's.")] = None
+    rehearsal: Rehearsal = False
     lock: Annotated[Path, Flag("Lock file.")] = LOCK
 
 
@@ -208,6 +212,7 @@ class DeployOptions(StackOptions):
     requeue: Requeue = False
     failures: Annotated[str | None, Flag("Nodes that may fail before the update stops: a number, or 10%.")] = None
     method: Annotated[str | None, Flag("How images get to the nodes: auto, registry, archive or rack.")] = None
+    rehearsal: Rehearsal = False
     require: Annotated[
         int | None, Flag("Refuse images that `rocstack verify` hasn't proved to this level.", least=0, most=4)
     ] = None
@@ -257,7 +262,8 @@ def settings(options: object = None, **values: Any) -> Settings:
     """
     from rocstack.settings.settings import load
 
-    flags = {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)} | values
+    given = {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)} | values
+    flags = {name: value for name, value in given.items() if value is not False}  # no flag takes a setting back
     return load(flags, os.environ, Path.cwd())[0]
 
 

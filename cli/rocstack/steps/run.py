@@ -11,6 +11,7 @@ from rocstack.container.host import read_host
 from rocstack.container.mount import Mount, check_mounts, parse_mount
 from rocstack.container.run_line import RunLine, parse_gpus, run_line
 from rocstack.edge import engine
+from rocstack.image.build_report import with_built_stack
 from rocstack.nic.host_libraries import host_mounts
 from rocstack.nic.ways import with_card_needs
 from rocstack.node.gate import FITS, SLINGSHOT, judge
@@ -47,7 +48,7 @@ def plan_run(
         Missing: no engine, no image, or no GPU although some were asked for.
         CheckFailed: the image needs a library of this host that doesn't fit it.
     """
-    chosen = settings(options)
+    chosen = with_built_stack(settings(options))
     if options.role not in ROLES:
         raise BadInput.of("unknown-role", role=options.role, hint=f": known: {', '.join(ROLES)}")
     reference = options.image or chosen.image_name(options.role)

@@ -187,6 +187,11 @@ class Run(Value):
         return any(node.virtual for node in self.nodes)
 
     @property
+    def rehearsal(self) -> str:
+        """What the worker image lacks for the nodes' GPUs, where it was built nevertheless."""
+        return self.labels.get("io.rocstack.rehearsal", "")
+
+    @property
     def failed(self) -> bool:
         return any(result.state in BAD for result in self.results)
 

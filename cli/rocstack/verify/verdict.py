@@ -98,6 +98,8 @@ class RunVerdict:
             parts.append(f"the cluster as a whole fails: {listed(checks, MOST + 1)}")
         parts += _levels(run, faults)
         gone = {result.check.name for result in run.results if result.state == "skipped"}
+        if run.rehearsal:
+            parts.append(f"rehearsal image: {run.rehearsal}")
         if gone:
             # "virtual node" of "virtual node (mi300x-thor2): it computes nothing"
             brief = dict.fromkeys(re.split(r": | \(", why)[0] for why, names in self.skipped.items() if gone & {*names})

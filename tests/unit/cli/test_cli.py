@@ -266,7 +266,7 @@ def test_stacks(cli: Cli) -> None:
     found = cli("stacks", "--json").json()
     assert {"debian-13", "rocm-7.2-ubuntu-24.04"} <= {each["name"] for each in found["stacks"]}
     assert {"tcp", "mellanox", "broadcom"} <= {each["name"] for each in found["nics"]}
-    assert cli("stacks").out.splitlines()[0].split() == ["STACK", "OS", "GFX", "ABOUT"]
+    assert cli("stacks").out.splitlines()[0].split() == ["STACK", "OS", "GFX", "TRAINS", "WITH", "ABOUT"]
 
 
 @pytest.mark.parametrize("args", [("build",), ("demo",), ("lock",), ("run", "--", "true")], ids=lambda args: args[0])

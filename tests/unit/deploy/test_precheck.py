@@ -133,6 +133,7 @@ def scope_of(data: dict[str, Any]) -> Scope:
         uids=data.get("uids", {}),
         layer_bytes=layers,
         ports=data.get("ports", {}),
+        rehearsal=data.get("rehearsal", False),
         require=data.get("require"),
         insist=data.get("insist", True),
         proved=tuple(VerifiedLevel(**each) for each in data.get("proved", [])),

@@ -41,7 +41,7 @@ def test_labels(role: Any, default: Joined) -> None:
         "nic.provider": "/usr/lib/x.so",
         "component.ucx": "1.18.1",
         "component.slurm": "24.11.5",
-        **({"rocm.method": "apt"} if role == "worker" else {}),
+        **({"rocm.method": "apt", "framework": "pytorch"} if role == "worker" else {}),
     }
     oci = {key.removeprefix("org.opencontainers.image."): value for key, value in found.items() if key not in own}
     assert oci["base.name"] == "debian:trixie-slim"
@@ -49,6 +49,14 @@ def test_labels(role: Any, default: Joined) -> None:
     assert oci["title"] == f"rocstack {role} debian-13 tcp"
     assert list(found) == sorted(found)
     assert all(isinstance(value, str) and value and "\n" not in value for value in found.values())
+
+
+def test_the_framework_and_the_mark_of_a_rehearsal() -> None:
+    resolved = join("rocm-7.2-ubuntu-24.04").resolved
+    found = labels(resolved, "worker", BASE, None, MANIFEST, "c", 0, "no code for gfx1201")
+    assert (found["io.rocstack.framework"], found["io.rocstack.framework.rocm"]) == ("pytorch", "7.2")
+    assert found["io.rocstack.rehearsal"] == "no code for gfx1201"
+    assert content_digest("x", BASE, MANIFEST, "no code for gfx1201") != content_digest("x", BASE, MANIFEST)
 
 
 def test_without_a_lock_no_label_speaks_of_one() -> None:

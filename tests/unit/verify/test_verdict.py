@@ -20,6 +20,13 @@ def test_everything_passes() -> None:
     assert found.sentence == "2 of 2 nodes pass level 1"
 
 
+def test_a_rehearsal_image_is_called_one() -> None:
+    rehearsed = run(result(on("n1"), on("n2"))).model_copy(
+        update={"labels": {"io.rocstack.rehearsal": "no code for x"}}
+    )
+    assert verdict.judge(rehearsed).sentence == "2 of 2 nodes pass level 1; rehearsal image: no code for x"
+
+
 def test_a_failing_node_is_named_with_its_reason() -> None:
     found = verdict.judge(run(result(on("n1"), on("n2", "failed", "munged is gone"))))
     assert found.nodes[1].reasons == (verdict.Reason("one", "munged is gone"),)

@@ -10,8 +10,8 @@ from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope, Values,
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.doctor.diagnosis import gate_values
 from rocstack.nic.ways import with_card_needs
-from rocstack.node.gate import UNFIT, UNKNOWN, judge
-from rocstack.stack import rules
+from rocstack.node.gate import FRAMEWORKS, UNFIT, UNKNOWN, judge
+from rocstack.stack import gpus, rules
 
 IN_TREE = "in-tree"
 
@@ -42,11 +42,11 @@ def _rocm(image: Image) -> str:
 
 @node_rule
 def driver_rocm(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    rocm, driver = _rocm(scope.images["worker"]), node.profile.amdgpu
-    if scope.is_worker(node) and rocm and driver not in (None, "", IN_TREE):
-        for verdict in rules.judge(_matrix(), {"rocm": rocm, "rocm.method": "amd", "driver": driver}):
+    rocm, release = _rocm(scope.images["worker"]), gpus.driver_release(node.profile.amdgpu)
+    if scope.is_worker(node) and rocm and release:
+        for verdict in rules.judge(_matrix(), {"rocm": rocm, "rocm.method": "amd", "driver": release}):
             if verdict.state == "broken":
-                values: Values = {"driver": driver, "rocm": rocm, "reason": verdict.rule.cause}
+                values: Values = {"driver": node.profile.amdgpu, "rocm": rocm, "reason": verdict.rule.cause}
                 yield values | _softer(node.profile.virtual)
 
 
@@ -57,11 +57,24 @@ def driver_in_tree(node: NodeFacts, scope: Scope) -> Iterator[Values]:
         yield {"rocm": rocm}
 
 
+def _rehearses(node: NodeFacts, scope: Scope) -> bool:
+    """Is it a rehearsal that the image can't use the GPUs? On a real node only if the person says so once more."""
+    return bool(scope.images["worker"].facts.rehearsal and (scope.rehearsal or node.profile.virtual))
+
+
+@node_rule
+def framework_without_rocm(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    image = scope.images["worker"].facts
+    without = image.framework and not image.framework_rocm
+    if scope.is_worker(node) and node.profile.gpus and without and not _rehearses(node, scope):
+        yield {"framework": FRAMEWORKS.get(str(image.framework), image.framework)} | _softer(node.profile.virtual)
+
+
 @node_rule
 def gfx_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     targets = {target for target in scope.images["worker"].label("gfx").split(",") if target}
     odd = Counter(gpu.gfx for gpu in node.profile.gpus if gpu.gfx and gpu.gfx not in targets)
-    if scope.is_worker(node) and targets and odd:
+    if scope.is_worker(node) and targets and odd and not _rehearses(node, scope):
         gpus = ", ".join(f"{count} × {gfx}" for gfx, count in odd.items())
         values: Values = {"gpus": gpus, "gfx": ", ".join(odd), "targets": ", ".join(sorted(targets))}
         yield values | _softer(node.profile.virtual)  # nothing computes there

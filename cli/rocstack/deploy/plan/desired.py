@@ -91,7 +91,9 @@ class DesiredCluster:
     def plan_notes(self) -> tuple[str, ...]:
         """What the person should know whatever happens."""
         lost = cgroup.lost(self.cluster.cgroup, self.control.machines.values(), self.machines.values())
-        return (*self.slurm.notes, *([lost] if lost else []))
+        rehearsal = self.images["worker"].facts.rehearsal
+        marked = [f"rehearsal image: {rehearsal}"] if rehearsal else []
+        return (*marked, *self.slurm.notes, *([lost] if lost else []))
 
     @cached_property
     def slurm(self) -> slurm_files.Files:

@@ -53,6 +53,7 @@ class DeployRequest:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # of the rollout, on the command line
     layer_bytes: Mapping[str, int] = field(default_factory=dict)  # diff id -> uncompressed, as far as it is known
     require: int | None = None  # level that the images must have passed, even those that run; default: the setting
+    rehearsal: bool = False  # real nodes may get a rehearsal image
     command: str = "deploy"  # that asked for it
     runs: Path | None = None  # folder of the acceptance suite's, with what they proved
 
@@ -160,6 +161,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         uids=UIDS,
         layer_bytes=request.layer_bytes,
         ports=desired.ports if desired else {},
+        rehearsal=request.rehearsal,
         require=cluster.require if request.require is None else request.require,
         insist=request.require is not None or not ids <= known.kept_ids(),
         proved=_proved(known, images, request.runs),

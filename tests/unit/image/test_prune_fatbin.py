@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
+import importlib
+import json
 import os
 import re
 import shutil
@@ -14,17 +16,16 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocstack.base import paths
 
 SCRIPT = paths.images() / "build" / "prune_fatbin.py"
-spec = importlib.util.spec_from_file_location("prune_fatbin", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-prune_fatbin = sys.modules["prune_fatbin"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(prune_fatbin)
+sys.path.insert(0, str(SCRIPT.parent))
+prune_fatbin = importlib.import_module("prune_fatbin")
+offload_bundle = importlib.import_module("offload_bundle")
 
 MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 R, RX, RW = 4, 5, 6
@@ -41,16 +42,29 @@ def hip(gfx: str) -> str:
     return "hipv4-amdgcn-amd-amdhsa--" + gfx
 
 
-def make_bundle(entries: list[tuple[str, bytes]]) -> bytes:
+def make_bundle(entries: list[tuple[str, bytes]], form: int = 0) -> bytes:
+    """Form 0 is plain; 2 and 3 are the versions of the compressed one."""
     at, header, body = 4096, MAGIC + struct.pack("<Q", len(entries)), b""
     for name, code in entries:
         body += bytes(-len(body) % 4096)
         header += struct.pack("<QQQ", at + len(body), len(code), len(name)) + name.encode()
         body += code
-    return header.ljust(at, b"\0") + body
+    plain = header.ljust(at, b"\0") + body
+    if not form:
+        return plain
+    frame = zstandard.ZstdCompressor().compress(plain)
+    layout = {2: "<4sHHIIQ", 3: "<4sHHQQQ"}[form]
+    size, md5 = struct.calcsize(layout) + len(frame), hashlib.md5(plain).digest()[:8]
+    return struct.pack(layout, b"CCOB", form, 1, size, len(plain), int.from_bytes(md5, "little")) + frame
 
 
 def read_bundle(fat: bytes) -> dict[str, bytes]:
+    if fat.startswith(b"CCOB"):
+        layout = {2: "<4sHHIIQ", 3: "<4sHHQQQ"}[fat[4]]
+        _, _, method, size, length, md5 = struct.unpack_from(layout, fat)
+        fat = zstandard.ZstdDecompressor().decompress(fat[struct.calcsize(layout) : size])
+        assert (method, len(fat)) == (1, length)
+        assert hashlib.md5(fat).digest()[:8] == md5.to_bytes(8, "little")
     assert fat.startswith(MAGIC)
     (count,), at, found = struct.unpack_from("<Q", fat, 24), 32, {}
     for _ in range(count):
@@ -63,7 +77,7 @@ def read_bundle(fat: bytes) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Library:
-    """A library as a linker lays it out: R, RX, R with the bundle, RW that starts with RELRO."""
+    """A library as a linker lays it out: R, RX, R with the bundles, RW that starts with RELRO and has the wrappers."""
 
     entries: list[tuple[str, bytes]]
     rodata: int = 100
@@ -76,15 +90,26 @@ class Library:
     relro_type: int = RELRO
     after_bundle: bytes = b""
     seed: int = 0
-    fat: bytes = b""  # the bundle, where it is not made of `entries`
+    fat: bytes = b""  # the bundles, where they are not made of `entries`
+    form: int = 0
+    more: tuple[tuple[int, list[tuple[str, bytes]]], ...] = ()  # bundles after the first: form and entries
+    in_place: bool = False  # addresses stand where they belong, as with RELR, and not in relocations
+    starts: tuple[int, ...] = ()  # where wrappers point that point to no bundle
+    stray: int | None = None  # an offset in the bundles that something else points to
 
     def build(self) -> bytes:
         random, page = Random(self.seed), self.page
         image, sections, segments = bytearray(HEADERS), [(b"", 0, 0, 0, 0, 0)], []
+        fat, starts = bytearray(self.fat), [0]
+        for form, entries in () if self.fat else ((self.form, self.entries), *self.more):
+            fat.extend(bytes(-len(fat) % 4096))
+            starts += [len(fat)] if fat else []
+            fat += make_bundle(entries, form)
+        starts += self.starts
 
-        def add(name: bytes, content: bytes, shift: int = 0, flags: int = 2, align: int = 8) -> None:
+        def add(name: bytes, content: bytes, shift: int = 0, flags: int = 2, align: int = 8, kind: int = 1) -> None:
             image.extend(bytes(-len(image) % align))
-            sections.append((name, 1, flags, len(image) + shift if flags else 0, len(image), len(content)))
+            sections.append((name, kind, flags, len(image) + shift if flags else 0, len(image), len(content)))
             image.extend(content)
 
         def load(flags: int, start: int, shift: int = 0, bss: int = 0) -> None:
@@ -92,6 +117,7 @@ class Library:
             segments.append((LOAD, flags, start, start + shift, start + shift, size, size + bss, page))
 
         add(b".note", random.randbytes(36))
+        add(b".rela.dyn", bytes(24 * (len(starts) + 2)), kind=4)
         load(R, 0)
         image.extend(bytes(-len(image) % page))
         start = len(image)
@@ -100,7 +126,7 @@ class Library:
         image.extend(bytes(-len(image) % page))
         start = len(image)
         add(b".rodata", random.randbytes(self.rodata))
-        add(b".hip_fatbin", (self.fat or make_bundle(self.entries)) + self.after_bundle, align=4096)
+        add(b".hip_fatbin", bytes(fat) + self.after_bundle, align=4096)
         for number, size in enumerate(self.tail):
             add(b".tail%d" % number, random.randbytes(size), align=4)
         load(self.home_flags, start)
@@ -109,6 +135,19 @@ class Library:
         shift, start = self.skipped * page, len(image)
         add(b".data.rel.ro", random.randbytes(self.relro), shift, flags=3)
         add(b".data", random.randbytes(self.data), shift, flags=3)
+        add(b".hipFatBinSegment", struct.pack("<IIQQ", 0x48495046, 1, 0, 0) * len(starts), shift, flags=3)
+        at = {name: (address, offset) for name, _, _, address, offset, _ in sections}
+        first, wraps, data = at[b".hip_fatbin"][0], at[b".hipFatBinSegment"], at[b".data"][0]
+        relocations = [(data, 8, data), (data, 1 << 32 | 6, 0)]  # to itself, and to some symbol
+        for number, bundle in enumerate(starts):
+            if self.in_place:
+                struct.pack_into("<Q", image, wraps[1] + 24 * number + 8, first + bundle)
+            else:
+                relocations.append((wraps[0] + 24 * number + 8, 8, first + bundle))
+        if self.stray is not None:
+            relocations[0] = (data, 8, first + self.stray)
+        for number, relocation in enumerate(relocations):
+            struct.pack_into("<QQQ", image, at[b".rela.dyn"][1] + 24 * number, *relocation)
         sections.append((b".bss", 8, 3, len(image) + shift, len(image), 100_000))
         load(RW, start, shift, bss=100_000)
         segments.append((self.relro_type, R, start, start + shift, start + shift, self.relro, self.relro, 1))
@@ -172,6 +211,19 @@ class Loaded:
                 return self.data[start : min(start + size, offset + filesz)].ljust(size, b"\0")
         raise AssertionError(f"nothing is loaded at {address:#x}")
 
+    def wrapped(self) -> list[dict[str, bytes]]:
+        """The bundles that the wrappers point to, in their order, once relocation is done."""
+        wraps, relocations = self.sections()[b".hipFatBinSegment"], self.content(b".rela.dyn")
+        values = {place: value for place, info, value in struct.iter_unpack("<QQQ", relocations) if info == 8}
+        found = []
+        for number, (magic, _, value, _) in enumerate(struct.iter_unpack("<IIQQ", self.content(b".hipFatBinSegment"))):
+            address = values.get(wraps[3] + 24 * number + 8, value)
+            assert magic == 0x48495046
+            fat = self.sections()[b".hip_fatbin"]
+            assert address % 4096 == 0
+            found.append(read_bundle(self.at(address, fat[3] + fat[5] - address)))
+        return found
+
     def flags(self, address: int) -> int:
         """How the page at this address is mapped once relocation is done."""
         flags = next(s[1] for s in self.loads() if s[3] <= address < s[3] + s[6])
@@ -197,9 +249,14 @@ codes = st.builds(
     st.integers(0, 9),
     st.sampled_from([0, 1, 9_000, 70_000]) | st.integers(0, 200_000),
 )
+contents = st.dictionaries(targets.map(hip), codes, min_size=3).map(lambda entries: [HOST, *entries.items()])
+forms = st.sampled_from([0, 2, 3])
 libraries = st.builds(
     Library,
-    entries=st.dictionaries(targets.map(hip), codes, min_size=3).map(lambda entries: [HOST, *entries.items()]),
+    entries=contents,
+    form=forms,
+    more=st.just(()) | st.lists(st.tuples(forms, contents), max_size=5).map(tuple),
+    in_place=st.booleans(),
     rodata=st.integers(0, 9000),
     tail=st.lists(st.integers(0, 9000), max_size=3).map(tuple),
     relro=st.integers(8, 20_000),
@@ -213,7 +270,7 @@ libraries = st.builds(
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(library=libraries, data=st.data())
-def test_only_the_bundle_changes(library: Library, data: st.DataObject, tmp_path: Path) -> None:
+def test_only_the_bundles_change(library: Library, data: st.DataObject, tmp_path: Path) -> None:
     file = tmp_path / "library.so"
     before = library.build()
     file.write_bytes(before)
@@ -223,15 +280,24 @@ def test_only_the_bundle_changes(library: Library, data: st.DataObject, tmp_path
     if new.data == before:
         return  # nothing to remove, or too little; what is refused and why has tests of its own
     _, _, _, fat, _, fat_size, *_ = old.sections()[b".hip_fatbin"]
-    had = read_bundle(old.at(fat, fat_size))
-    has = read_bundle(new.at(fat, new.sections()[b".hip_fatbin"][5]))
     wanted = ("gfx90a", "gfx942", "gfx9-generic", "gfx9-4-generic", "host-x86_64")
-    assert has == {name: code for name, code in had.items() if any(word in name for word in wanted)}
-    removed = sum(len(code) for name, code in had.items() if name not in has)
-    assert len(before) - len(new.data) >= removed - (2 + library.skipped) * library.page
+    had, has = old.wrapped(), new.wrapped()
+    assert [bundle[HOST[0]] for bundle in had] == [b""] * (1 + len(library.more))
+    assert has == [{name: code for name, code in each.items() if any(word in name for word in wanted)} for each in had]
+    if not library.form and not any(form for form, _ in library.more):
+        removed = sum(
+            len(code) for all, kept in zip(had, has, strict=True) for name, code in all.items() if name not in kept
+        )
+        assert len(before) - len(new.data) >= removed - (2 + library.skipped) * library.page
+    for name, slot in ((b".rela.dyn", 16), (b".hipFatBinSegment", 8)):
+        was, now = bytearray(old.content(name)), bytearray(new.content(name))
+        for at in range(slot, len(was), 24):
+            if fat <= struct.unpack_from("<Q", was, at)[0] < fat + fat_size:
+                was[at : at + 8] = now[at : at + 8] = bytes(8)
+        assert was == now
     # Every section but one, by address and by offset.
     for name, section in old.sections().items():
-        if name != b".hip_fatbin":
+        if name not in (b".hip_fatbin", b".rela.dyn", b".hipFatBinSegment"):
             assert new.sections()[name][:4] == section[:4]
             assert new.sections()[name][5:] == section[5:]
             if section[1] != 8:
@@ -241,7 +307,9 @@ def test_only_the_bundle_changes(library: Library, data: st.DataObject, tmp_path
     # Any address a relocation, a symbol or a pointer may name.
     for _, _, _, vaddr, _, _, memsz, _ in old.loads():
         for address in data.draw(st.lists(st.integers(vaddr, vaddr + memsz - 1), max_size=20)):
-            if address >= HEADERS and not fat <= address < fat + fat_size:
+            pointers = [old.sections()[name] for name in (b".rela.dyn", b".hipFatBinSegment")]
+            changed = [(fat, fat_size), *((section[3], section[5]) for section in pointers)]
+            if address >= HEADERS and not any(start <= address < start + size for start, size in changed):
                 assert new.at(address, 1) == old.at(address, 1)
                 assert new.flags(address) == old.flags(address)
     kinds = [segment[0] for segment in old.segments()]
@@ -271,16 +339,39 @@ def test_free_pages_leave_the_file(
 
 BUNDLE = make_bundle(SIMPLE.entries).ljust(up(len(make_bundle(SIMPLE.entries)), 4096), b"\0")
 HUGE = struct.pack("<Q", 1 << 63)
+PACKED = make_bundle(SIMPLE.entries, 3)
+NONSENSE = zstandard.compress(CODE)
+MANY = replace(SIMPLE, form=3, more=((3, SIMPLE.entries), (0, SIMPLE.entries[:2]), (2, SIMPLE.entries)))
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "compressed": (replace(SIMPLE, fat=b"CCOB\3\0\1\0" + CODE).build(), "are compressed"),
-    "no bundle": (replace(SIMPLE, fat=CODE).build(), "no offload bundle at the start"),
-    "two bundles": (replace(SIMPLE, fat=BUNDLE, after_bundle=BUNDLE).build(), "more than one offload bundle"),
+    "newer form": (replace(SIMPLE, fat=b"CCOB\4" + PACKED[5:]).build(), "compressed in an unknown way"),
+    "zlib": (replace(SIMPLE, fat=PACKED[:6] + b"\0" + PACKED[7:]).build(), "compressed in an unknown way"),
+    "broken frame": (replace(SIMPLE, fat=PACKED[:40] + bytes(40) + PACKED[80:]).build(), "broken|cut off"),
+    "cut-off frame": (replace(SIMPLE, fat=PACKED[:-1]).build(), "cut off"),
+    "frame without end": (
+        replace(SIMPLE, fat=struct.pack("<4sHHQQQ", b"CCOB", 3, 1, len(PACKED) - 9, 0, 0) + PACKED[32:-9]).build(),
+        "cut off",
+    ),
+    "compressed nonsense": (
+        replace(SIMPLE, fat=struct.pack("<4sHHQQQ", b"CCOB", 3, 1, 32 + len(NONSENSE), 0, 0) + NONSENSE).build(),
+        "no offload bundle where",
+    ),
+    "no bundle": (replace(SIMPLE, fat=CODE).build(), "no offload bundle where"),
+    "no wrapper": (replace(SIMPLE, fat=BUNDLE, after_bundle=BUNDLE).build(), "no wrapper points to one"),
+    "a stranger's pointer": (replace(MANY, stray=0).build(), "something other than its wrappers"),
+    "a stranger's pointer into a bundle": (replace(MANY, stray=4096).build(), "something other than its wrappers"),
+    "pointer into a bundle": (replace(MANY, in_place=True, starts=(1,)).build(), "into the middle"),
+    "between bundles": (replace(SIMPLE, after_bundle=b"x").build(), "something lies between"),
+    "another machine's": (MANY.build().replace(b"\3\0\x3e\0", b"\3\0\xb7\0", 1), "not for x86-64"),
     "none wanted": (
         replace(SIMPLE, entries=[HOST, (hip("gfx906"), CODE), (hip("gfx1100"), CODE)]).build(),
         "none of the wanted targets, only gfx1100, gfx906",
     ),
     "cut-off bundle": (replace(SIMPLE, fat=make_bundle(SIMPLE.entries)[:-1]).build(), "cut off"),
     "endless bundle": (replace(SIMPLE, fat=(MAGIC + HUGE).ljust(9000, b"\0")).build(), "no sense|cut off"),
+    "huge code": (
+        replace(SIMPLE, fat=(MAGIC + struct.pack("<QQQQ", 1, 0, 1 << 63, 0)).ljust(9000, b"\0")).build(),
+        "cut off",
+    ),
     "no section": (SIMPLE.build().replace(b".hip_fatbin", b".hip_fatbit"), "no .hip_fatbin"),
     "no RELRO": (replace(SIMPLE, relro_type=DYNAMIC).build(), "no RELRO segment"),
     "code in the segment": (replace(SIMPLE, home_flags=RX).build(), "not plain read-only data"),
@@ -312,12 +403,12 @@ def test_what_is_not_expected_is_left_as_it_is(tmp_path: Path, capsys: pytest.Ca
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_broken_headers_never_break_a_file(tmp_path: Path, data: st.DataObject) -> None:
+@given(st.data(), st.sampled_from([SIMPLE, MANY]))
+def test_broken_headers_never_break_a_file(tmp_path: Path, data: st.DataObject, library: Library) -> None:
     """Wrong bytes anywhere in the headers: the file is left, or what is not in the bundle is still there."""
-    content = bytearray(SIMPLE.build())
+    content = bytearray(library.build())
     table = struct.unpack_from("<Q", content, 40)[0]
-    fat = content.index(MAGIC)
+    fat = content.index(b"CCOB" if library.form else MAGIC)
     places = [*range(4, HEADERS), *range(table, len(content)), *range(fat, fat + 200)]
     for place in data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=3)):
         content[place] = data.draw(st.sampled_from([0, 1, 4, 16, 64, 127, 255]))
@@ -328,7 +419,7 @@ def test_broken_headers_never_break_a_file(tmp_path: Path, data: st.DataObject) 
     after = file.read_bytes()
     if after != content:
         for name in (b".text", b".rodata", b".tail0", b".data"):
-            plain = Loaded(SIMPLE.build()).content(name)
+            plain = Loaded(library.build()).content(name)
             assert after.count(plain) == 1
 
 
@@ -368,16 +459,77 @@ def test_the_check_before_replacing_finds_a_wrong_byte(
 ) -> None:
     file = tmp_path / "library.so"
     file.write_bytes(SIMPLE.build())
-    shrink, wrong = prune_fatbin.Elf.shrink, Loaded(SIMPLE.build()).content(section)
+    shrink, wrong = prune_fatbin.Library.shrink, Loaded(SIMPLE.build()).content(section)
 
-    def careless(self: object, new: bytes) -> object:
-        pieces, headers = shrink(self, new)
+    def careless(self: object, bundles: list[bytes]) -> object:
+        pieces, headers = shrink(self, bundles)
         return [piece.replace(wrong, wrong[:-1] + b"?") for piece in pieces], headers
 
-    monkeypatch.setattr(prune_fatbin.Elf, "shrink", careless)
+    monkeypatch.setattr(prune_fatbin.Library, "shrink", careless)
     assert run(file, "--strict") == 1
     assert "failed its check" in capsys.readouterr().out
     assert file.read_bytes() == SIMPLE.build()
+
+
+def test_a_compressed_library_shrinks(tmp_path: Path) -> None:
+    file = tmp_path / "library.so"
+    file.write_bytes(MANY.build())
+    size = file.stat().st_size
+    assert run(file, "--strict") == 0
+    new = Loaded(file.read_bytes())
+    kept = {HOST[0]: b"", hip("gfx90a"): CODE[::-1]}
+    assert new.wrapped() == [kept, kept, {HOST[0]: b""}, kept]
+    assert len(new.data) < size - 3 * 20_000
+    assert new.content(b".hip_fatbin").count(b"CCOB\3") == 2
+
+
+def test_a_folder_is_pruned_and_surveyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {
+        "lib/librccl.so.1": MANY.build(),
+        "lib/libnone.so": SIMPLE.build().replace(b".hip_fatbin", b".hip_fatbit"),
+        "lib/libbroken.so": REFUSED["newer form"][0],
+        "bin/bench": SIMPLE.build(),
+        "bin/script": b"#!/bin/sh",
+        "bin/empty": b"",
+        "lib/rocblas/5/library/TensileLibrary_gfx942.co": b"",
+        "lib/rocblas/5/library/TensileLibrary_gfx90a_gfx1100.co": b"",
+        "lib/hipblaslt/library/hipblasltExtOpLibrary.dat": b"",
+        "share/miopen/db/gfx942130.HIP.fdb.txt": b"",
+        "share/doc/gfx1100": b"",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "lib/librccl.so").symlink_to("librccl.so.1")
+    simple = ["gfx1100", "gfx906", "gfx90a"]
+    kernels = {
+        "lib/hipblaslt/library": [],
+        "lib/rocblas/5/library": ["gfx1100", "gfx90a", "gfx942"],
+        "share/miopen/db": ["gfx942"],
+    }
+    assert offload_bundle.survey(tmp_path) == {"bin/bench": simple, "lib/librccl.so.1": simple} | kernels
+    assert "libbroken.so: its code objects are compressed in an unknown way (4, 1)" in capsys.readouterr().err
+    assert run(tmp_path) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].removeprefix(f"{tmp_path}/") for line in said] == [
+        "bin/bench", "lib/libbroken.so", "lib/librccl.so.1",
+    ]  # fmt: skip
+    script = [sys.executable, SCRIPT.with_name("offload_bundle.py"), tmp_path]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed) == {"bin/bench": ["gfx90a"], "lib/librccl.so.1": ["gfx90a"]} | kernels
+
+
+def test_without_libzstd_a_compressed_library_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(_: str) -> None:
+        raise OSError("no such file")
+
+    (tmp_path / "library.so").write_bytes(MANY.build())
+    offload_bundle.zstd.cache_clear()
+    monkeypatch.setattr(offload_bundle.ctypes, "CDLL", absent)
+    assert run(tmp_path / "library.so", "--strict") == 1
+    assert "there is no libzstd.so.1" in capsys.readouterr().out
 
 
 def test_bad_usage(tmp_path: Path) -> None:
@@ -389,14 +541,16 @@ def test_bad_usage(tmp_path: Path) -> None:
 SOURCE = r"""
 #include <stdexcept>
 asm(".section .hip_fatbin,\"a\",@progbits\n.p2align 12\n.globl __hip_fatbin\n.hidden __hip_fatbin\n"
-    "__hip_fatbin: .incbin \"bundle\"\n.previous");
-extern "C" const char __hip_fatbin[];
+    "__hip_fatbin: .incbin \"bundle\"\n.p2align 12\n.hidden __hip_fatbin_2\n.globl __hip_fatbin_2\n"
+    "__hip_fatbin_2: .incbin \"packed\"\n.previous");
+extern "C" const char __hip_fatbin[], __hip_fatbin_2[];
 struct Wrapper { unsigned magic, version; const void *bundle; void *unused; };
-__attribute__((section(".hipFatBinSegment"), used)) static Wrapper wrapper = {0x48495046, 1, __hip_fatbin, 0};
+__attribute__((section(".hipFatBinSegment"), used)) static Wrapper wrappers[] = {
+    {0x48495046, 1, __hip_fatbin, 0}, {0x48495046, 1, __hip_fatbin_2, 0}};
 __thread int local = 7;
 int changed = 35;
 static const int *const relocated[] = {&changed};
-extern "C" const void *bundle() { return wrapper.bundle; }
+extern "C" const void *bundle(int n) { return wrappers[n].bundle; }
 extern "C" int sum() { return *relocated[0] + local; }
 __attribute__((noinline)) static void thrower(int n) { if (n) throw std::runtime_error("x"); }
 extern "C" int caught(int n) { try { thrower(n); } catch (std::runtime_error &) { return 42; } return 0; }
@@ -406,7 +560,8 @@ import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 library.bundle.restype = ctypes.c_void_p
 assert library.caught(1) == 42 and library.caught(0) == 0 and library.sum() == 42
-sys.stdout.buffer.write(ctypes.string_at(library.bundle(), int(sys.argv[2])))
+start, second = library.bundle(0), library.bundle(1)
+sys.stdout.buffer.write((second - start).to_bytes(8, "little") + ctypes.string_at(start, int(sys.argv[2])))
 """
 
 
@@ -415,18 +570,18 @@ sys.stdout.buffer.write(ctypes.string_at(library.bundle(), int(sys.argv[2])))
 def test_a_linked_library_still_loads_relocates_and_unwinds(tmp_path: Path, options: list[str]) -> None:
     entries = [*SIMPLE.entries, (hip("gfx1030"), CODE * 30)]
     (tmp_path / "bundle").write_bytes(make_bundle(entries))
+    (tmp_path / "packed").write_bytes(make_bundle(SIMPLE.entries, 3))
     (tmp_path / "library.cc").write_text(SOURCE)
     build = ["g++", "-O1", "-fPIC", "-shared", "-Wl,-z,relro", *options, "library.cc", "-o", "library.so"]
     subprocess.run(build, cwd=tmp_path, check=True)
     file = tmp_path / "library.so"
     size = file.stat().st_size
-    done = subprocess.run(
-        [sys.executable, "-I", SCRIPT, "--gfx", "gfx90a", file], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, SCRIPT, "--gfx", "gfx90a", file], capture_output=True, text=True, check=True)
     if "noseparate-code" in "".join(options):  # its segment is executable: nothing can take over what follows
         assert "left as it is: their segment is not plain read-only data" in done.stdout
         return
     assert file.stat().st_size < size - 660_000 + 4 * 65536
     length = len(Loaded(file.read_bytes()).content(b".hip_fatbin"))
     loaded = subprocess.run([sys.executable, "-c", LOADER, file, str(length)], capture_output=True, check=True)
-    assert read_bundle(loaded.stdout) == {HOST[0]: b"", hip("gfx90a"): CODE[::-1]}
+    second, section = int.from_bytes(loaded.stdout[:8], "little"), loaded.stdout[8:]
+    assert read_bundle(section) == read_bundle(section[second:]) == {HOST[0]: b"", hip("gfx90a"): CODE[::-1]}

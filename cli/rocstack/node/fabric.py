@@ -342,7 +342,7 @@ def render_env(fabric: Fabric) -> str:
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """The variables of the shell's form.
+    """The variables of the shell's form. Their names are no more than that: they become words of other shells.
 
     Raises:
         ValueError: a line that is neither a comment nor one variable.
@@ -353,7 +353,7 @@ def parse_env(text: str) -> dict[str, str]:
             continue
         words = shlex.split(line)
         name, equals, value = words[0].partition("=")
-        if len(words) != 1 or not equals:
+        if len(words) != 1 or not equals or not _NAME.fullmatch(name):
             raise ValueError(f"line {number} is no variable: {line}")
         env[name] = value
     return env

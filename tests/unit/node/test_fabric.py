@@ -71,6 +71,15 @@ def test_a_shell_reads_what_was_meant(case: str, shell: str, tmp_path: Path) -> 
     assert not run.stderr
 
 
+@pytest.mark.parametrize(
+    "line", ["'A; touch x #=1'", "'A B'=1", "=1", "A", "A=1 B=2", "1A=1", "A-B=1", "'$(x)'=1", "''=1"]
+)
+def test_what_is_no_variable_is_none(line: str) -> None:
+    """A worker's file is read elsewhere, too, and made a script of for AMD's cvs."""
+    with pytest.raises(ValueError, match="line 2 is no variable"):
+        parse_env(f"# what a node says\n{line}\n")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_each_line_has_a_reason_of_one_line(case: str) -> None:
     assert all("\n" not in line.reason and line.reason for line in of(case).lines)

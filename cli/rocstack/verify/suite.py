@@ -84,7 +84,9 @@ def run(options: SuiteOptions, on_event: OnEvent) -> Run:
 
 def _pytest(options: SuiteOptions, on_event: OnEvent, *more: str) -> int:
     reader, writer = os.pipe()
-    line = [sys.executable, *_PYTEST, os.devnull, f"--rootdir={checks()}", f"--events={writer}", *options.arguments()]
+    # -P: no module of the folder that somebody works in takes the place of a real one.
+    python = [sys.executable, "-P"]
+    line = [*python, *_PYTEST, os.devnull, f"--rootdir={checks()}", f"--events={writer}", *options.arguments()]
     with (options.folder / LOG).open("wb") as output:
         process = subprocess.Popen(
             [*line, *more, str(checks())],

@@ -240,3 +240,10 @@ def test_a_node_that_claims_anothers_address_gets_neither_its_rack_nor_a_certifi
         pem = x509.load_pem_x509_certificate(files_of(racks, "n3")[services.SERVER[0]])
         names = pem.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert claimed not in {*map(str, names.get_values_for_type(x509.IPAddress))}
+    of_site = dataclasses.replace(n2, rack_registry="10.8.8.8:5443")
+    claims = {"n2": "10.9.0.2", "n3": "10.8.8.8"}
+    inventory = dataclasses.replace(inventory, workers=(HOSTS[0], of_site, n3))
+    found = inventory.rack_registries(lambda host: claims.get(host.name, host.address))
+    assert [(each.registry, each.node) for each in found] == [("10.8.8.8:5443", None), ("n3.example:5443", "n3")]
+    own = inventory.rack_registries(lambda host: {"n2": "10.8.8.8"}.get(host.name, host.address))
+    assert own[0].node == "n2", "its own rack's it may be, by an address that only the node knows"

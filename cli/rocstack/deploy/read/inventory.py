@@ -105,11 +105,11 @@ class Inventory:
         Raises:
             BadInput: one node is to run two of them.
         """
-        names = {address(host): host.name for host in self.nodes}  # which nodes may have said themselves
-        names |= {word: host.name for host in self.nodes for word in host.words}
+        words = {word: host.name for host in self.nodes for word in host.words}
         result: list[RackRegistry] = []
         for registry, nodes in self.racks.items():
-            node = names.get(registry.partition(":")[0])
+            # What a node says itself counts in its own rack alone.
+            node = ({address(host): host.name for host in nodes} | words).get(registry.partition(":")[0])
             for twin in result:
                 if node and twin.node == node:
                     raise BadInput.of("two-registries", self.path, node=node, one=twin.registry, other=registry)

@@ -15,8 +15,7 @@ DOCUMENTATION = r"""
 module: rocstack_slurm
 short_description: Controls Slurm from the control node
 description:
-  - Drains nodes, waits for them, resumes them, and runs lines of sacctmgr or scontrol in the controller's container.
-    Waits while another rocstack module works on this node.
+  - Drains nodes, waits for them and resumes them. Waits while another rocstack module works on this node.
 options:
   fence:
     description:

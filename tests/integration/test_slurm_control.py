@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -9,6 +11,7 @@ import pytest
 from slurm_containers import Cluster, Node, until
 from workspace import Built
 
+from rocstack.deploy.work import controller
 from rocstack.node.engine import NodeError
 from rocstack.node.slurm_control import SlurmController, run_steps
 
@@ -77,18 +80,20 @@ def test_a_node_that_a_deploy_set_down_comes_back(slurm: SlurmController, contro
     assert (ready["ready"], ready["resumed"]) == (ALL, ["n2"])
 
 
-def test_steps_one_after_the_other(slurm: SlurmController, control: Node) -> None:
-    lines = [["scontrol", "ping"], ["bash", "-c", "echo ' Nothing new added.'; exit 1"], ["true", "it's $HOME"]]
-    steps = [{"do": "run", "commands": lines}, {"do": "wait_ready", "nodes": ALL, "seconds": 60}]
-    ran, waited = run_steps(steps, control.name)
-    assert (ran, waited["ready"]) == ({"ran": 3}, ALL)
-    bad = ["scontrol", "update", "partitionname=no such", "state=up"]
-    with pytest.raises(
-        NodeError, match=r"`scontrol update 'partitionname=no such' state=up` failed: .*Invalid partition"
-    ):
-        run_steps([{"do": "run", "commands": [["scontrol", "ping"], bad, ["scontrol", "ping"]]}], control.name)
+def test_lines_until_one_fails(control: Node) -> None:
+    def run(*lines: list[str]) -> subprocess.CompletedProcess[str]:
+        return control.run("bash", "-c", controller.script(map(shlex.join, lines)), check=False)
+
+    assert not run(["scontrol", "ping"], ["bash", "-c", "echo ' Nothing new added.'; exit 1"]).returncode
+    ran = run(["scontrol", "ping"], ["scontrol", "update", "partitionname=no such", "state=up"], ["touch", "/x"])
+    assert (ran.returncode, ran.stdout.strip()) == (1, "1")
+    assert "Invalid partition" in ran.stderr
+    assert control.run("test", "-e", "/x", check=False).returncode
+
+
+def test_an_unknown_step() -> None:
     with pytest.raises(NodeError, match="no step 'reboot'"):
-        run_steps([{"do": "run", "commands": []}, {"do": "reboot"}], control.name)
+        run_steps([{"do": "drain", "nodes": []}, {"do": "reboot"}], "none")
 
 
 def test_no_controller() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable
 
@@ -22,8 +21,6 @@ SOON, QUICK = 0.5, 30.0  # seconds between two looks, for so long, at what takes
 REQUEUED = 60.0  # seconds for requeued jobs to be gone
 # What slurm_state.table reads, in the controller's container.
 STATE = "scontrol show nodes --json && echo '\x1e' && squeue --json"
-# sacctmgr ends with 1 where all is as asked already.
-_NOTHING = '*"othing new added"*|*"othing modified"*|*"othing deleted"*'
 
 
 class SlurmController:
@@ -101,29 +98,6 @@ class SlurmController:
         ready = [name for name in nodes if name not in waiting]
         return {"ready": ready, "waiting": waiting, "resumed": resumed}
 
-    def run(self, commands: list[list[str]]) -> Row:
-        """sacctmgr or scontrol lines, one after the other until one fails; what is so already is no failure.
-
-        Raises:
-            NodeError: with the line that failed.
-        """
-        if not commands:
-            return {"ran": 0}
-        self._may_change()
-        lines = [
-            f"out=$({shlex.join(line)} 2>&1) || case $out in {_NOTHING}) ;;"
-            f' *) echo "$out" >&2; echo {number}; exit 1 ;; esac'
-            for number, line in enumerate(commands)
-        ]
-        output = docker(
-            "exec", "-i", self.container, "bash", "-s", stdin="\n".join(lines), check=False, seconds=60 + len(lines)
-        )
-        if output.code:
-            number = output.out.split()[-1:] or [""]
-            line = shlex.join(commands[int(number[0])]) if number[0].isdigit() else "the controller's container"
-            raise NodeError(f"`{line}` failed: {output.why}", kind="slurm")
-        return {"ran": len(commands)}
-
     def _wait(
         self,
         nodes: Iterable[str],
@@ -167,7 +141,7 @@ class SlurmController:
         return output.out
 
 
-STEPS = ("drain", "wait_drained", "wait_ready", "run")
+STEPS = ("drain", "wait_drained", "wait_ready")
 
 
 def run_steps(steps: list[Row], container: str = CONTAINER, may_change: Callable[[], None] = lambda: None) -> list[Row]:

@@ -16,6 +16,7 @@ from rocstack.base.words import Value
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import ZSTD_LAYER, Blob, Packer, config_blob, holds, manifest, parse_manifest, require_zstd
+from rocstack.registry.pack_ahead import PackedAhead
 from rocstack.registry.repository import Repository
 
 LAYERS_AT_ONCE = 3
@@ -94,12 +95,14 @@ def publish(
     *,
     siblings: Sequence[str] = (),
     packed_layers: PackedLayers | None = None,
+    ahead: PackedAhead | None = None,
     progress: Progress = lambda layer, done, total: None,
 ) -> Published:
     """Brings `image` into `repository` and names it `tag` there.
 
     Layers that it has are found by its manifests and by `packed_layers`; those that a repository of `siblings` has are
-    taken over from there. A failure, or Ctrl-C, leaves nothing but complete blobs, and the next call goes on with them.
+    taken over from there; what `ahead` has need not be packed. A failure, or Ctrl-C, leaves nothing but complete blobs,
+    and the next call goes on with them.
 
     Raises:
         CheckFailed: the registry fails for longer than the attempts last, holds other bytes than were sent, or
@@ -107,7 +110,8 @@ def publish(
         Missing: no login, no registry, or no room for a copy of the image where one is needed.
     """
     started = time.monotonic()
-    work = _Publication(image, repository, packed_layers or PackedLayers(None), progress)
+    packed_layers, ahead = packed_layers or PackedLayers(None), ahead or PackedAhead({})
+    work = _Publication(image, repository, packed_layers, ahead, progress)
     present = repository.manifest(tag, denied_is_absent=True) or b""
     if holds(present, image.known_id or "", len(image.diff_ids)):
         data = present
@@ -143,6 +147,7 @@ class _Publication:
     image: LocalImage
     repository: Repository
     memory: PackedLayers
+    ahead: PackedAhead
     progress: Progress
     sent: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -182,7 +187,8 @@ class _Publication:
 
         def make() -> Packer:
             nonlocal packer, sent
-            packer, sent = Packer(self.image.open(diff_id), threads=os.cpu_count() or 1), 0
+            packer = self.ahead.find(diff_id) or Packer(self.image.open(diff_id), threads=os.cpu_count() or 1)
+            sent = 0
             return packer
 
         def count(size: int) -> None:

@@ -13,6 +13,7 @@ import zstandard
 from cli_run import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
 from rocstack.deploy.read import journal
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import cluster_state, service_target
@@ -219,6 +220,20 @@ def test_an_engine_that_is_silent_is_not_one_without_a_controller(
     else:
         with pytest.raises(CheckFailed):
             controller.end_jobs(SshHost("n1"), False, None)
+
+
+def test_slurms_commands_end_with_the_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/bash\nshift 3\nexec "$@"\n')  # exec --interactive CONTAINER
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    runs = NodeRuns(tmp_path / "inventory.yml", tmp_path / "log", DeployEvents())
+    slurm, seen = controller.Controller(runs, SshHost("n1"), "n1"), tmp_path / "it's $HOME"
+    slurm.run([["bash", "-c", "echo ' Nothing new added.'; exit 1"], ["touch", str(seen)]])
+    assert seen.exists()
+    with pytest.raises(CheckFailed, match=r"on n1 failed: `ls '/no such'` failed: ls: .*No such file"):
+        slurm.run([["true"], ["ls", "/no such"], ["rm", str(seen)]])
+    assert seen.exists(), "what follows one that failed doesn't run"
 
 
 def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from fake_registry import Handler, Store, serving
 from memory_image import BASE, MIDDLE, NAME, TOP, Layers, layer, send, unpacked
 
 from rocstack.base.errors import CheckFailed
-from rocstack.registry import oci
+from rocstack.registry import oci, pack_ahead
 from rocstack.registry.layers import sha256
+from rocstack.registry.pack_ahead import PackedAhead
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def store() -> Iterator[Store]:
 @pytest.fixture(autouse=True)
 def chunk(monkeypatch: pytest.MonkeyPatch) -> int:
     """Chunks of 64 kB, or the tests would send gigabytes."""
-    for module in (oci, __import__("rocstack.registry.repository", fromlist=["CHUNK"])):
+    for module in (oci, pack_ahead, __import__("rocstack.registry.repository", fromlist=["CHUNK"])):
         monkeypatch.setattr(module, "CHUNK", 1 << 16)
     return 1 << 16
 
@@ -53,6 +55,35 @@ def test_same_layers_are_the_same_bytes_whatever_the_threads() -> None:
     packed = [b"".join(packer) for packer in packers]
     assert len(set(packed)) == 1
     assert {packer.blob.digest for packer in packers} == {sha256(packed[0])}
+
+
+def test_layers_that_were_packed_before_are_sent_as_they_are(store: Store) -> None:
+    source = Layers(BASE, MIDDLE, TOP, b"")
+    with PackedAhead.start(source.image()) as ahead:
+        done = send(store, source, ahead=ahead)
+    assert unpacked(store, done) == [BASE, MIDDLE, TOP, b""]
+    assert sorted(source.read) == sorted(source.data), "each is read once"
+    plain = send(store, Layers(BASE, MIDDLE, TOP, b""), name="other")
+    assert [layer.digest for layer in done.layers] == [layer.digest for layer in plain.layers]
+
+
+def test_layers_that_could_not_be_packed_before_are_packed_anew(store: Store) -> None:
+    broken, source = Layers(BASE, TOP), Layers(BASE, TOP)
+    broken.lies = 2
+    with PackedAhead.start(broken.image()) as ahead:
+        assert unpacked(store, send(store, source, ahead=ahead)) == [BASE, TOP]
+    assert sorted(source.read) == sorted(source.data)
+
+
+def test_packing_ends_with_its_block() -> None:
+    class Endless(Layers):
+        def open(self, diff_id: str) -> Iterator[bytes | bytearray]:
+            return (layer(50_000, number) for number in count())
+
+    with PackedAhead.start(Endless(BASE, MIDDLE, TOP).image()) as ahead:
+        folder = ahead.packers[sha256(BASE)]._path.parent
+        assert next(iter(ahead.packers[sha256(BASE)]))
+    assert not folder.exists()
 
 
 def test_second_publish_sends_and_reads_nothing(store: Store) -> None:

@@ -66,7 +66,7 @@ def repository(store: Store, name: str = NAME, **options: Any) -> Repository:
 
 
 def send(store: Store, source: Layers, tag: str = "t", name: str = NAME, **options: Any) -> Published:
-    more = {key: options.pop(key) for key in ("siblings", "packed_layers", "progress") if key in options}
+    more = {key: options.pop(key) for key in ("siblings", "packed_layers", "ahead", "progress") if key in options}
     return publish(source.image(), repository(store, name, **options), tag, **more)
 
 

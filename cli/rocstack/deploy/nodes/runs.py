@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rocstack.deploy.nodes.answers import TASKS, Answer, parse
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.edge import ansible
-from rocstack.edge.ansible import HostRun, State
+from rocstack.edge.ansible import HostRun, State, Watch
 from rocstack.edge.locks import ClusterLock
 
 A = TypeVar("A", bound=Answer)
@@ -53,13 +53,15 @@ class NodeRun:
 @dataclass(frozen=True)
 class NodeRuns:
     """`log` takes what Ansible prints. `held` is the lock under which nodes are changed: a run ends when it is lost,
-    and nodes refuse an older one's. None: the control node is not there, and nobody can have the lock."""
+    and nodes refuse an older one's. None: the control node is not there, and nobody can have the lock. What `watch`
+    raises ends a run, too."""
 
     inventory: Path
     log: Path
     events: DeployEvents
     forks: int = ansible.FORKS
     held: ClusterLock | None = None
+    watch: Watch = lambda: None
 
     def run(self, playbook: str, node_specs: Mapping[str, NodeSpec]) -> dict[str, NodeRun]:
         """Runs `playbook` on the nodes that have a spec; how it ended, by node. A node that didn't answer is
@@ -83,6 +85,11 @@ class NodeRuns:
                     if text := str(parse(TASKS[task][1], result)):
                         self.events.end(host, text)
 
+        def watch() -> None:
+            if self.held:
+                self.held.check()
+            self.watch()
+
         if not rows:
             return {}
         runs = ansible.run(
@@ -94,7 +101,7 @@ class NodeRuns:
             limit=rows,
             log=self.log,
             on_task=on_task,
-            watch=self.held.check if self.held else lambda: None,
+            watch=watch,
         )
         result = {name: NodeRun(name, "unreachable", "Ansible reported nothing for it") for name in rows}
         return result | {run.host: _node_run(run) for run in runs if run.host in rows}

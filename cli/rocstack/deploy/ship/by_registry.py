@@ -23,6 +23,7 @@ from rocstack.deploy.read.facts import push_port
 from rocstack.edge import ssh
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import parse_manifest
+from rocstack.registry.pack_ahead import PackedAhead
 from rocstack.registry.publish import PackedLayers, Published, publish
 from rocstack.registry.registry_http import PushStopped, RegistryHttp, RegistryLogin, TransientFailure, docker_login
 from rocstack.registry.repository import Repository
@@ -83,7 +84,8 @@ def bring(
     events: DeployEvents,
     started: threading.Event,
 ) -> Published:
-    """Publishes the image; nothing is sent where the registry has it. It may be silent until `started` is set.
+    """Publishes the image; nothing is sent where the registry has it. It may be silent until `started` is set: the
+    layers of an image that was in no registry yet are packed meanwhile.
 
     Raises:
         CheckFailed, Missing: as `publish`; neither this machine nor the registry has the image.
@@ -100,19 +102,26 @@ def bring(
         sent, of = (sum(pair[at] for pair in seen.values()) / 1e6 for at in (0, 1))
         events.step(control, f"packing and sending layers to the registry, {sent:.0f} of {of:.0f} MB")
 
-    events.step(control, "comparing layers with the registry")
-    _await(target, started)
+    def work() -> Published:
+        with ExitStack() as stack:
+            source = stack.enter_context(LocalImage.find(client, image.id)) if client and not image.reference else None
+            ahead = stack.enter_context(PackedAhead.start(source)) if source and not _answers(target) else None
+            _await(target, started)
+            digest = (image.reference or "").partition("@")[2]
+            data = target.manifest(digest) if digest else None
+            # Under the digest that it was deployed with before: a deploy that goes on needs no image here.
+            if data is not None and parse_manifest(data)[0] == image.id:
+                return Published.of(target, data)
+            if client is None:
+                raise not_here(image)
+            source = source or stack.enter_context(LocalImage.find(client, image.id))
+            return publish(
+                source, target, id_tag(image.id), packed_layers=packed_layers, ahead=ahead, progress=progress
+            )
+
+    events.step(control, "packing layers until the registry answers")
     try:
-        digest = (image.reference or "").partition("@")[2]
-        data = target.manifest(digest) if digest else None
-        # Under the digest that it was deployed with before: a deploy that goes on needs no image here.
-        if data is not None and parse_manifest(data)[0] == image.id:
-            published = Published.of(target, data)
-        elif client is None:
-            raise not_here(image)
-        else:
-            with LocalImage.find(client, image.id) as source:
-                published = publish(source, target, id_tag(image.id), packed_layers=packed_layers, progress=progress)
+        published = work()
     except Missing as error:
         if error.code != "registry-unreachable" or desired.cluster.ship.registry:
             raise
@@ -129,14 +138,18 @@ def _await(target: Repository, started: threading.Event) -> None:
     Raises:
         PushStopped: something else failed meanwhile.
     """
-    while not started.is_set():
-        try:
-            target.http.request("GET", "v2/", good=(200,))
-            return
-        except (TransientFailure, CheckFailed, Missing):
-            started.wait(PAUSE_S)
+    while not started.is_set() and not _answers(target):
+        started.wait(PAUSE_S)
     if target.stop.is_set():
         raise PushStopped
+
+
+def _answers(target: Repository) -> bool:
+    try:
+        target.http.request("GET", "v2/", good=(200,))
+    except (TransientFailure, CheckFailed, Missing):
+        return False
+    return True
 
 
 def pull(

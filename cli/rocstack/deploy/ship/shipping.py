@@ -5,7 +5,7 @@ The control image always goes as an archive over ssh; the worker image does wher
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rocstack.edge.locks import ClusterLock
 from rocstack.registry.image_archive import ImageArchive
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import PackedLayers
+from rocstack.registry.registry_http import PushStopped
 from rocstack.registry.send_archive import LoadedImage, LoadTarget, load
 
 
@@ -63,22 +64,22 @@ class Shipping:
         lacking: Sequence[str],
         node_runs: NodeRuns,
         events: DeployEvents,
-        start_registry: Callable[[], None],
+        start_control: Callable[[], None],
     ) -> ShippingResult:
         """The worker image to the nodes that lack it; a node that fails is no reason for the others to wait.
 
-        `start_registry` starts the control node's services. The image goes to the registry as soon as that answers,
-        while the others still start.
+        `start_control` brings the control image to the control node and starts its services. Meanwhile layers are
+        packed. The image goes to the registry as soon as that answers, and to the nodes, while the others still start.
 
         Raises:
-            CheckFailed, Missing: nobody gets it, or as `start_registry`.
+            CheckFailed, Missing: nobody gets it, or as `start_control`.
         """
         image, desired = prepared.images["worker"], prepared.desired
         assert desired is not None
         method, reason = desired.ship_method(lacking)
         events.say(f"shipping to {len(lacking)} nodes by {method}: {reason}")
         if method == "archive":
-            start_registry()
+            start_control()
             rows = self._archives(prepared, image, lacking, node_runs.held, events)
             shipped = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
             failed = {each.node: each.error for each in rows if each.error}
@@ -86,25 +87,33 @@ class Shipping:
         packed, started = PackedLayers(self.folder / "layers"), threading.Event()
         # The connection ends before the thread is waited for: a request may be silent for minutes.
         with ThreadPoolExecutor(1) as pool, by_registry.repository(prepared, desired) as target:
-            publishing = pool.submit(
-                by_registry.bring, target, prepared, image, self.client, packed, node_runs, events, started
-            )
+
+            def unless_stopped() -> None:
+                if target.stop.is_set():
+                    raise PushStopped
+
+            def publish_and_pull() -> ShippingResult:
+                published = by_registry.bring(target, prepared, image, self.client, packed, node_runs, events, started)
+                ready = image.at(published.reference)
+                hosts = dict.fromkeys(lacking, by_registry.home(desired))
+                runs = replace(node_runs, watch=unless_stopped)
+                if method == "rack":
+                    started.wait()  # their registries run from the control image
+                    hosts = by_rack.fill(prepared, ready, lacking, runs, events)
+                sources = {name: by_registry.account(desired, host) for name, host in hosts.items()}
+                pulled, failed = by_registry.pull(prepared, ready, sources, runs)
+                fields = published.model_dump(mode="json", exclude={"layers"})
+                return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": hosts})
+
+            shipping = pool.submit(publish_and_pull)
             try:
-                start_registry()
+                start_control()
                 started.set()
-                published = publishing.result()
+                return shipping.result()
             except BaseException:
                 target.stop.set()
                 started.set()
                 raise
-        ready = image.at(published.reference)
-        hosts = dict.fromkeys(lacking, by_registry.home(desired))
-        if method == "rack":
-            hosts = by_rack.fill(prepared, ready, lacking, node_runs, events)
-        sources = {name: by_registry.account(desired, host) for name, host in hosts.items()}
-        pulled, failed = by_registry.pull(prepared, ready, sources, node_runs)
-        fields = published.model_dump(mode="json", exclude={"layers"})
-        return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": hosts})
 
     def _archives(
         self,

@@ -117,15 +117,12 @@ class _Work:
         lacking = self._lacking("worker")
         options = {"rollout": self.rollout.model_dump(mode="json")}
         self.record.begin(options, self.prepared.images, changed)
-        # To the control node, and to those that run a rack's registry.
-        names = self._lacking("control")
-        failed = self.shipping.load_control(self.prepared, names, self.node_runs, self.events)
-        for name, reason in failed.items():
-            self.record.fail(name, f"the control image didn't arrive: {reason}")
         if lacking:
             self._ship(lacking)
-        elif rolling:  # else it starts in one go with the workers
-            self._control()
+        else:
+            self._load_control()
+            if rolling:  # else it starts in one go with the workers
+                self._control()
         self._start([name for name in changed if name not in rolling])
         stopped, untouched = self._roll(rolling) if rolling else ("", ())
         ready = self._ready()
@@ -149,6 +146,13 @@ class _Work:
         name = self.prepared.images[role].name_on_node
         return [node.name for node in self.prepared.plan.changed if node.has("ship", name)]
 
+    def _load_control(self) -> None:
+        """The control image to the control node, and to those that run a rack's registry."""
+        names = self._lacking("control")
+        failed = self.shipping.load_control(self.prepared, names, self.node_runs, self.events)
+        for name, reason in failed.items():
+            self.record.fail(name, f"the control image didn't arrive: {reason}")
+
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""
         spec = self.prepared.node_specs[self.control].part(CONTROL_SERVICES)
@@ -170,7 +174,12 @@ class _Work:
 
     def _ship(self, lacking: Sequence[str]) -> None:
         self.cluster_lock.check()
-        came = self.shipping.ship(self.prepared, lacking, self.node_runs, self.events, self._control)
+
+        def start_control() -> None:
+            self._load_control()
+            self._control()
+
+        came = self.shipping.ship(self.prepared, lacking, self.node_runs, self.events, start_control)
         self.published, self.shipped = came.published, came.rows
         self.prepared = self.prepared.with_images({**self.prepared.images, "worker": came.image})
         self.record.shipped(self.prepared.images)

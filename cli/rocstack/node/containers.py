@@ -12,7 +12,15 @@ from .limits import limit_note, refused_ulimit
 
 POLL_S = 0.3  # seconds between two looks
 MIN_UPTIME_S = 1.5  # seconds that it must run: one that ends again and again passes many a check for a moment
-CHECK_TIMEOUT_S = 30.0  # seconds
+CHECK_TIMEOUT_S = 30.0  # seconds for one check
+LOOK_S = 5  # seconds in which a check is repeated inside: each `docker exec` costs more than most checks
+_REPEAT = """
+end=$(($(date +%s) + $1)); shift
+until why=$("$@" 2>&1); do
+    [ "$(date +%s)" -lt $end ] || { echo "$why" >&2; exit 1; }
+    sleep 0.3
+done
+"""
 MOST_RESTARTS = 5  # after that many it won't come up
 
 
@@ -36,17 +44,19 @@ def wait_healthy(name: str, within: float) -> str:
             return "is gone"
         if row["State"]["StartedAt"] != start:  # it ended and was started again
             start, since = row["State"]["StartedAt"], now
-        why = _failure(row)
+        why = _failure(row, max(0, min(LOOK_S, began + within - now)))
+        now = time.monotonic()
         if why is None and now - since >= MIN_UPTIME_S:
             return ""
         if why and _hopeless(row):
             return why
         if now - began >= within:
             return f"isn't healthy after {within:g} s ({why or 'it has just started'})"
-        time.sleep(POLL_S)
+        time.sleep(POLL_S if why else since + MIN_UPTIME_S - now)
 
 
-def _failure(row: Row) -> str | None:
+def _failure(row: Row, within: float) -> str | None:
+    """Why it isn't healthy; the check is repeated for so many seconds, if it must."""
     state = row["State"]
     if state["Status"] != "running":
         again = f" {row['RestartCount'] + 1} times" if row.get("RestartCount") else ""
@@ -56,7 +66,8 @@ def _failure(row: Row) -> str | None:
     if not check:
         return None
     try:
-        output = docker("exec", row["Id"], *check, check=False, seconds=CHECK_TIMEOUT_S)
+        words = ("sh", "-c", _REPEAT, "sh", str(int(within)), *check)
+        output = docker("exec", row["Id"], *words, check=False, seconds=CHECK_TIMEOUT_S + LOOK_S)
     except NodeError as failed:
         return failed.what
     return output.why if output.code else None

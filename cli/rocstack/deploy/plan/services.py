@@ -50,7 +50,8 @@ def database(image: str) -> ContainerSpec:
         _SOCKET,
         f"--volume={DATABASE}:/run/secrets/database:ro",
     )
-    return ContainerSpec(DB, "db", image, args, reads=(DATABASE,))
+    makes = 300  # seconds: the first time it makes its files, and waits for the disk at each
+    return ContainerSpec(DB, "db", image, args, reads=(DATABASE,), healthy_within=makes)
 
 
 def controller(name: str, image: str, mounts: Iterable[Mount], rest_port: int | None) -> ContainerSpec:

@@ -5,12 +5,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 
 from rocstack.base.finding_texts import registering
 from rocstack.base.text import listed
 from rocstack.doctor.states import Rule, Values, differing, grouped, some
 from rocstack.node import rdma_ports
 from rocstack.node.profile import Library, Netdev, NodeProfile, Port, Verbs
+from rocstack.stack import component
+from rocstack.stack.component import CardFirmware
 
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
@@ -101,7 +104,8 @@ def provider_kernel_abi(node: NodeProfile) -> Iterator[Values]:
     for driver, devices, abi, own in _speaking(node):
         if own and all(library.kernel_abi for library in own) and not any(_takes(library, abi) for library in own):
             ranges = ", ".join(f"{lib.kernel_abi[0]}-{lib.kernel_abi[1]} ({lib.path})" for lib in own if lib.kernel_abi)
-            yield {"driver": driver, "devices": devices, "abi": abi, "ranges": ranges}
+            nic = next((nic.nic for nic in node.nics if nic.nic and nic.verbs in devices.split(", ")), "NIC")
+            yield {"driver": driver, "devices": devices, "abi": abi, "ranges": ranges, "nic": nic}
 
 
 @rule
@@ -175,6 +179,30 @@ def firmware_mixed(node: NodeProfile) -> Iterator[Values]:
     )
     for model, groups in differing(cards):
         yield {"model": model, "which": grouped(groups)}
+
+
+@cache
+def _firmware() -> dict[str, CardFirmware]:
+    return {card: each for nic in component.nic_profiles() for card, each in nic.firmware.items()}
+
+
+@rule
+def firmware_ibgda(node: NodeProfile) -> Iterator[Values]:
+    """Of what is newer than all known good releases, or lies between them, nothing is known."""
+    cards = defaultdict(list)
+    for nic in node.nics:
+        if nic.device in _firmware() and nic.firmware:
+            cards[nic.nic, nic.device, nic.firmware].append(nic.verbs or nic.pci)
+    for (name, device, firmware), devices in cards.items():
+        good = _firmware()[device].known_good
+        if _numbers(firmware) < min(map(_numbers, good)):
+            model = f"{name} {device}"
+            yield {"model": model, "firmware": firmware, "devices": listed(devices), "good": " or ".join(good)}
+
+
+def _numbers(firmware: str) -> tuple[int, ...]:
+    """1, 117, 5, 45 of 1.117.5-a-45."""
+    return tuple(map(int, re.findall(r"[0-9]{1,9}", firmware)))
 
 
 @rule

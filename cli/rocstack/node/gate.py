@@ -43,7 +43,8 @@ def release_numbers(version: str | None) -> tuple[int, ...] | None:
 FITS, UNFIT, UNKNOWN = "fits", "doesn't fit", "unknown"
 TCP, SLINGSHOT = "tcp", "slingshot"
 HOST = "host"  # the way by which the node's own library is mounted
-VENDOR_WAYS = ("source", "package")  # whose libraries have releases of their own
+PACKAGE = "package"  # the vendor's
+VENDOR_WAYS = ("source", PACKAGE)  # whose libraries have releases of their own
 LIBRARIES = "libraries"  # what a node's profile has unread where its libraries were not looked for
 FRAMEWORKS = {"pytorch": "PyTorch", "jax": "JAX"}
 REBUILD = "build the image again"
@@ -252,7 +253,7 @@ def _provider_reasons(
         yield _loaded(image, chosen, abi)
         yield from _card_reasons(image, node, devices, chosen)
     elif known:
-        yield _outside(image, known, abi)
+        yield _outside(image, known, abi, devices[0].driver or image.modules[-1])
 
 
 def _leftover_reasons(library: Library, libraries: Iterable[Library]) -> Iterator[GateFinding]:
@@ -319,13 +320,19 @@ def _loaded(image: ImageFacts, chosen: ImageProvider, abi: int) -> GateFinding:
     return GateFinding(FITS, f"kernel ABI {abi}, {chosen.driver}{version} supports {span}", place=chosen.place)
 
 
-def _outside(image: ImageFacts, providers: Sequence[ImageProvider], abi: int) -> GateFinding:
+def _outside(image: ImageFacts, providers: Sequence[ImageProvider], abi: int, module: str) -> GateFinding:
     ranges = sorted({p.kernel_abi for p in providers if p.kernel_abi})
     if not all(p.kernel_abi for p in providers):
         return GateFinding(UNKNOWN, f"kernel ABI {abi}; the range of {_owner(providers[0])} could not be read")
-    what = f"kernel ABI {abi}, {_owner(providers[0])} supports {', '.join(f'{low}-{high}' for low, high in ranges)}"
+    spans = ", ".join(f"{low}-{high}" for low, high in ranges)
+    what = f"kernel ABI {abi}, {_owner(providers[0])} supports {spans}"
     if providers[0].way == HOST:
         return GateFinding(UNFIT, what, "install the library of the driver's own release there")
+    if providers[0].way == PACKAGE:  # its releases have numbers of their own, and the ABI changed between them
+        named = f"{_owner(providers[0])} {providers[0].version or 'of an unknown release'}"
+        what = f"kernel ABI {abi} of {module}, {named} supports {spans}"
+        step = f"rebuild with `rocstack build --nic {image.nic} --profiles FILE --nic-accept RELEASE`"
+        return GateFinding(UNFIT, what, f"{step}, the package's release for that driver")
     inbox = any(low <= 1 <= high for low, high in ranges)
     load = "the kernel's own driver (ABI 1)" if inbox else "the driver it is for"
     return GateFinding(UNFIT, what, f"rebuild with `rocstack build --nic {image.nic} --profiles FILE`, or load {load}")

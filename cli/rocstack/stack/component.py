@@ -105,12 +105,20 @@ class CardNeed(Value):
     source: Line
 
 
+class CardFirmware(Value):
+    """Firmware of a card that is known to work where GPUs start the transfers themselves (IBGDA)."""
+
+    known_good: Annotated[tuple[Version, ...], Field(min_length=1)]
+    source: Line
+
+
 class NicProfile(Value):
     name: Name
     about: Line
     hardware: tuple[Line, ...] = ()
     pci: tuple[PciId, ...] = ()
     cards: dict[PciId, CardNeed] = {}  # those of `pci` that need a newer rdma-core than others
+    firmware: dict[PciId, CardFirmware] = {}
     modules: tuple[Driver, ...] = ()  # kernel modules on the host; the last one makes the RDMA devices
     provider: Driver | None = None  # the libibverbs driver's name
     ways: dict[Name, Way] = Field(min_length=1)

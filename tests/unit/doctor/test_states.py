@@ -39,7 +39,8 @@ OWN = Library(INBOX, "bnxt_re", "56.1-1", private_abi=34, kernel_abi=(1, 1))
 
 def node(*broken: str, kind: str = "mi300x-thor2", number: int = 1, **changes: Any) -> NodeProfile:
     """A virtual node with these faults; `changes` go to the profile."""
-    asked = [faults.parse(text) for text in broken]
+    good = ["firmware=237.1.137.0"] if kind.endswith("thor2") else []
+    asked = [faults.parse(text) for text in (*good, *broken)]
     made = faults.apply(machine.expand(model.load(kind), number), asked)
     profile = parse.parse(tree.record(made), KINDS)
     changes = {
@@ -67,12 +68,15 @@ SOUND = node()
 TWO = (SOUND, node(number=2))
 
 
-@pytest.mark.parametrize("kind", ["mi300x-thor2", "mi300x-cx7", "mi325x-thor2", "mi355x-pollara", "mi250x-slingshot"])
+@pytest.mark.parametrize(
+    "kind", ["mi300x-thor2", "mi300x-cx7", "mi325x-thor2", "mi300x-pollara", "mi355x-pollara", "mi250x-slingshot"]
+)
 def test_a_sound_node_has_no_finding(kind: str) -> None:
     driver, abi, name = {
         "mi300x-thor2": ("bnxt_re", 6, "232.0.164.5"),
         "mi325x-thor2": ("bnxt_re", 1, "63.0-1"),
         "mi300x-cx7": ("mlx5", 1, "56.1-1"),
+        "mi300x-pollara": ("ionic", 4, "54.0-149"),
         "mi355x-pollara": ("ionic", 4, "54.0"),
         "mi250x-slingshot": ("cxi", 1, "1"),
     }[kind]
@@ -121,7 +125,8 @@ CASES: dict[str, Callable[[], tuple[NodeProfile, ...]]] = {
     "qp-bug": lambda: (node("abi=1", libraries=(VERBS, OWN)),),
     "no-rdma-device": lambda: (replace(SOUND, verbs=(), nics=tuple(replace(nic, verbs=None) for nic in SOUND.nics)),),
     "gpu-without-nic": lambda: (node("nic-missing=bnxt_re2"),),
-    "firmware-mixed": lambda: (node("firmware=bnxt_re2:214.0.1.2"),),
+    "firmware-mixed": lambda: (node("firmware=bnxt_re2:237.1.139.0"),),
+    "firmware-ibgda": lambda: (node("firmware=231.2.63.0"),),
     "no-uverbs": lambda: (node("no-device-node=bnxt_re3"),),
     "port-down": lambda: (node("port-down=bnxt_re2"),),
     "mtu-small": lambda: (node("mtu=1500"),),
@@ -236,7 +241,8 @@ def test_a_sound_model_is_without_fault(kind: str) -> None:
         parse.parse(tree.record(faults.apply(machine.expand(model.load(kind), number), [])), KINDS) for number in (1, 2)
     ]
     found = {finding.code: finding.level for finding in doctor.examine(nodes, TABLE).findings}
-    assert found == ({} if kind == "mi250x-slingshot" else {"no-provider": "note"})
+    notes = {"mi250x-slingshot": (), "mi300x-thor2": ("no-provider", "firmware-ibgda")}
+    assert found == dict.fromkeys(notes.get(kind, ("no-provider",)), "note")
 
 
 @pytest.mark.parametrize(
@@ -351,3 +357,29 @@ def test_an_inventory_that_is_not_there(cli: Cli) -> None:
 def test_errors_come_first() -> None:
     levels = [finding.level for finding in doctor.examine([node(kind="mixed-broken")], TABLE).findings]
     assert levels == sorted(levels, key=LEVELS.index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "firmware", "old"),
+    [
+        ("mi300x-pollara", "1.117.1-a-63", True),  # GPUs can't start transfers with it
+        ("mi300x-pollara", "1.117.5-a-38", True),
+        ("mi300x-pollara", "1.117.5-a-45", False),
+        ("mi300x-pollara", "1.125.0-a-187", False),
+        ("mi300x-thor2", "231.2.63.0", True),
+        ("mi300x-thor2", "235.2.86.0", False),
+        ("mi300x-thor2", "238.1.138.5", False),  # newer than what was tried
+        ("mi300x-cx7", "28.1.1", False),
+    ],
+)
+def test_firmware_where_gpus_start_transfers(kind: str, firmware: str, old: bool) -> None:
+    assert ("firmware-ibgda" in ids(node(f"firmware={firmware}", kind=kind))) == old
+
+
+def test_pollara_with_the_library_of_another_kernel_abi() -> None:
+    """It is refused by name, and the next step is for this NIC."""
+    newer = Library("/usr/lib/x86_64-linux-gnu/libibverbs/libionic-rdmav34.so", "ionic", "54.0-187-1", 34, (1, 1))
+    found = doctor.examine([node(kind="mi300x-pollara", libraries=(VERBS, newer))], TABLE).findings
+    finding = next(each for each in found if each.code == "provider-kernel-abi")
+    assert "kernel ABI 4, but the installed ionic supports 1-1" in finding.what
+    assert "`rocstack build --nic ainic --profiles FILE`" in finding.next

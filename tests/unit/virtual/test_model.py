@@ -24,7 +24,8 @@ def line_of(text: str, part: str) -> int:
 
 def test_the_models_that_are_promised_are_there() -> None:
     assert set(model.names()) >= {
-        "mi250x-slingshot", "mi300x-thor2", "mi300x-cx7", "mi325x-thor2", "mi355x-pollara", "mixed-broken",
+        "mi250x-slingshot", "mi300x-thor2", "mi300x-cx7", "mi325x-thor2", "mi300x-pollara", "mi355x-pollara",
+        "mixed-broken",
     }  # fmt: skip
 
 

@@ -51,6 +51,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         stack.Stack,
         stack.StackBase,
         stack.Bootstrap,
+        stack.AptSuite,
         stack.ComponentChoice,
         stack.SourceArchive,
         stack.AptRepository,

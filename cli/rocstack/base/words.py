@@ -27,6 +27,9 @@ def _word(pattern: str, meaning: str) -> AfterValidator:
 Name = Annotated[str, _word(r"[a-z0-9][a-z0-9.-]{0,62}", "a name (small letters, digits, '-' and '.')")]
 Version = Annotated[str, _word(r"[0-9][0-9A-Za-z.+~:-]{0,63}", "a version (digits, letters and .+~:-)")]
 Package = Annotated[str, _word(r"[a-z0-9][a-z0-9.+-]{0,127}", "a package name (small letters, digits and .+-)")]
+PackageGlob = Annotated[
+    str, _word(r"[a-z0-9][a-z0-9.+*-]{0,127}", "a package name or glob (small letters, digits, .+-*)")
+]
 Gfx = Annotated[str, _word(r"gfx[0-9a-f]{3,5}", "a gfx target such as gfx942")]
 Sha256 = Annotated[str, _word(r"[0-9a-f]{64}", "a sha256 (64 hex digits)")]
 Url = Annotated[str, _word(r"https?://[A-Za-z0-9._~:/@%+,=?-]{1,500}", "a plain http(s) address (no & or spaces)")]

@@ -32,7 +32,8 @@ class BaseImage(Value):
 
 def local_name(stack: Stack, settings: Settings) -> str:
     """The name of a base made here; it holds a hash of all that goes into making one."""
-    inputs = [stack.base.model_dump(), stack.exclude, settings.apt_mirror]
+    own = stack.base.model_dump(exclude={"suites", "check_valid_until"})  # they come into play on top of it
+    inputs = [own, stack.exclude, settings.apt_mirror]
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]
     return image_names.local_name(settings.image_prefix, "base", f"{stack.base.os}-{digest}")
 
@@ -44,6 +45,8 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, say: C
         Missing: no registry answers and mmdebstrap is not installed.
         CheckFailed: mmdebstrap failed.
     """
+    if not stack.base.check_valid_until:
+        say(f"{stack.name} takes package indexes past their Valid-Until: a mirror may stand still, or replay old ones")
     if settings.base_image:
         return _found(client, settings.base_image, "given", pull=True)
     made = local_name(stack, settings)
@@ -90,8 +93,10 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     command += ["--keyring=/usr/share/keyrings/debian-archive-keyring.gpg"] if spec.distribution == "debian" else []
     command += [f"--components={','.join(spec.components)}"]
     command += [f"--dpkgopt=path-exclude={glob}" for glob in stack.exclude if glob.startswith("/usr/share")]
-    # The image's own rules are written at build time; mmdebstrap's copy of them would shadow later changes.
-    command += ['--customize-hook=rm -f "$1/etc/dpkg/dpkg.cfg.d/99mmdebstrap"', spec.suite, "-"]
+    command += [] if stack.base.check_valid_until else ['--aptopt=Acquire::Check-Valid-Until "false"']
+    # The image's own rules are written at build time; mmdebstrap's copies of them would shadow later changes.
+    hook = 'rm -f "$1/etc/dpkg/dpkg.cfg.d/99mmdebstrap" "$1/etc/apt/apt.conf.d/99mmdebstrap"'
+    command += [f"--customize-hook={hook}", spec.suite, "-"]
     command += [settings.apt_mirror] if settings.apt_mirror else []
     # A folder of its own: a killed run leaves nothing half-imported, docker import takes a whole tar or none.
     maker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -39,7 +39,7 @@ _MORE_PLACES = (
     "PIP_NO_INDEX",
     "PIP_CONSTRAINT",
 )  # that a wheel could come from
-_HELPERS = ("site", "fetch", "fetch-source", "apt-update", "apt-install", "apt-repository")
+_HELPERS = ("site", "fetch", "fetch-source", "apt-update", "apt-install", "apt-suite", "apt-repository")
 # Prints what the base holds and what apt would install over it, and the sha256 of each from the index.
 _RESOLVE = r"""
 apt-get -qq -s install --no-install-recommends {packages} |
@@ -75,6 +75,11 @@ def script(resolved: Resolved, site: Site) -> str:
     file("/run/rocstack/site.env", site.env_file())
     if site.ca:
         file("/run/rocstack/ca.pem", Path(site.ca).read_text())
+    for each in resolved.stack.base.suites:
+        pinned = (" ".join(each.packages),) if each.packages else ()
+        run(f"{_BUILD}/apt-suite", each.suite, " ".join(each.components), str(each.priority), *pinned)
+    if not resolved.stack.base.check_valid_until:
+        run("touch", "/etc/apt/no-valid-until")
     for repo in resolved.stack.repositories:
         run(f"{_BUILD}/apt-repository", repo.name, repo.uri, repo.suite, " ".join(repo.components), repo.key,
             repo.key_sha256 or "first-use", repo.origin, str(repo.priority))  # fmt: skip

@@ -205,7 +205,11 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
         "packages": packages,
         "prefixes": built,
         "site_packages": _site_packages(resolved),
-        "wheels": {name: "pytorch" for name in wheels if name.startswith(("torch", "triton"))},
+        "wheels": {
+            name: "jax" if name.startswith("jax") else "pytorch"
+            for name in wheels
+            if name.startswith(("torch", "triton", "jax"))
+        },
     }
     if role == "worker":
         facts["nic"] = {

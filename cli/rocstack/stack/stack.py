@@ -20,6 +20,7 @@ from rocstack.base.words import (
     Option,
     Origin,
     Package,
+    PackageGlob,
     PlainUrl,
     Sha256,
     Suite,
@@ -41,10 +42,21 @@ class Bootstrap(Value):
     distribution: Literal["debian", "ubuntu"] = "debian"
 
 
+class AptSuite(Value):
+    """A further suite of the distribution's own archive. With `packages`, these alone are taken from it."""
+
+    suite: Suite  # as its Release file calls it: unstable, not sid
+    components: tuple[Suite, ...] = ("main",)
+    priority: int = Field(500, ge=1, le=1001)  # apt's own is 500: among suites of one priority the newest version wins
+    packages: tuple[PackageGlob, ...] = ()
+
+
 class StackBase(Value):
     image: ImageRef
     os: Name
     bootstrap: Bootstrap | None = None
+    suites: tuple[AptSuite, ...] = ()
+    check_valid_until: bool = True  # False: a package index past its Valid-Until is taken, and the build says so
 
 
 class AptRepository(Value):
@@ -88,6 +100,7 @@ class ComponentChoice(Value):
     options: tuple[Option, ...] = ()  # configure options appended to the component's own
     pmix: Version | None = None  # the PMIx it is built against, where the version alone doesn't say
     packages: tuple[Package, ...] = ()  # what the worker role needs with this choice, beyond the method's own
+    builder_packages: tuple[Package, ...] = ()  # and what is needed to build it, or to build against it
 
     @model_validator(mode="after")
     def _origin(self) -> Self:

@@ -18,6 +18,7 @@ CASES: dict[str, dict[str, list[str]]] = yaml.safe_load((Path(__file__).parents[
 SPECIAL = set("\n\r\0\x0b\x0c\x1b \t\"'`$\\;|&<>(){}[]!#*?\u0085\u2028\u2029")
 NEEDS = {  # the special letters a word can't do without, where its place is not a bare shell word
     "EnvValue": {" "},
+    "PackageGlob": {"*"},
     "Glob": {"*", "?"},
     "PlainUrl": {"?"},
     "Url": {"?"},

@@ -95,6 +95,28 @@ def test_keys() -> None:
     assert pinning.parse_keys("a=1\n---\n--- sources\n--- keys\n", stack.load("debian-13")) == ()
 
 
+def test_suites_are_the_same_for_the_lock_and_the_build() -> None:
+    suites = (
+        stack.AptSuite(suite="unstable"),
+        stack.AptSuite(suite="experimental", priority=990, packages=("librccl*",)),
+    )
+    base = stack.load("debian-13").base
+    changes = {"suites": suites, "check_valid_until": False}
+    plain, changed = join(), join(base=base.model_copy(update=changes))
+    for text in (pinning.script(changed.resolved, Site()), changed.dockerfile()):
+        lines = [line.removesuffix(" >&2").replace("'", "").replace('"', "") for line in text.splitlines()]
+        assert [line for line in lines if line.startswith("/run/rocstack/build/apt-suite")] == [
+            "/run/rocstack/build/apt-suite unstable main 500",
+            "/run/rocstack/build/apt-suite experimental main 990 librccl*",
+        ]
+        assert lines.index("touch /etc/apt/no-valid-until") < max(
+            at for at, line in enumerate(lines) if line.startswith("/run/rocstack/build/apt-update")
+        )
+    assert lock.definition_digest(plain.resolved.stack) != lock.definition_digest(changed.resolved.stack)
+    for text in (pinning.script(plain.resolved, Site()), plain.dockerfile()):
+        assert "touch /etc/apt/no-valid-until" not in text
+
+
 @pytest.fixture
 def indexes(tmp_path: Path) -> Iterator[str]:
     """Two wheel indexes on this machine: `torchs` is the component's own, `default` has names of it, too."""

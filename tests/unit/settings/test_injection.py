@@ -123,6 +123,7 @@ PLAIN_STACK["components"]["ucx"]["archive"] = "a.tar"
 PLAIN_STACK["components"]["ucx"]["beside"] = [
     {"url": "https://b.org/c", "sha256": "0" * 64, "archive": "d", "into": "e"}
 ]
+PLAIN_STACK["base"]["suites"] = [{"suite": "backports", "components": ["main"], "packages": ["b*"]}]
 PLAIN_NIC, PLAIN_PART = head("nic", "mine", NIC).head.data, head("components", "part", PART).head.data
 COMPONENTS, NICS = component.library("components"), component.library("nic")
 
@@ -168,7 +169,7 @@ def test_the_fields_are_all_there() -> None:
     names = {str(part) for loc in (*STACK_FIELDS, *NIC_FIELDS, *PART_FIELDS) for part in loc}
     used = {*stack.Stack.model_fields, *stack.ComponentChoice.model_fields, *stack.AptRepository.model_fields}
     used |= {*component.NicProfile.model_fields, *component.Way.model_fields, *component.Component.model_fields}
-    used |= {*component.Packages.model_fields, *stack.SourceArchive.model_fields}
+    used |= {*component.Packages.model_fields, *stack.AptSuite.model_fields, *stack.SourceArchive.model_fields}
     not_text = {"asked", "release", "dscp", "env", "plugin"}
     not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
     assert used - names - not_text <= {

@@ -82,7 +82,8 @@ def render(
             if resolved.plugin:
                 put(f"smoke/{role}/91-plugin.sh", guarded(lambda: vars["m"].plugin_smoke(resolved)))
         files[f"facts/{role}.json"] = ContextFile(_facts(resolved, lock, role))
-    rules = (*(f"path-exclude={glob}" for glob in resolved.exclude), *gfx_rules.rules(resolved.stack.gfx))
+    # The stack's own words come last, and so win: it may exclude kernel files that its targets would keep.
+    rules = (*gfx_rules.rules(resolved.stack.gfx), *(f"path-exclude={glob}" for glob in resolved.exclude))
     files["build/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")

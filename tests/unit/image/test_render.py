@@ -117,7 +117,8 @@ def test_facts(default: Joined, default_context: BuildContext) -> None:
 
 def test_the_exclude_rules_of_stack_components_and_gfx(default: Joined, default_context: BuildContext) -> None:
     rules = default_context.files["build/dpkg.rules"].data.decode().splitlines()
-    assert rules[: len(default.resolved.exclude)] == [f"path-exclude={glob}" for glob in default.resolved.exclude]
+    # Last, and so stronger than what the targets keep: MI300A's database leaves an image for MI300X by an exclude.
+    assert rules[-len(default.resolved.exclude) :] == [f"path-exclude={glob}" for glob in default.resolved.exclude]
     other = join(gfx=("gfx908",)).render().files["build/dpkg.rules"].data.decode().splitlines()
     assert set(rules) != set(other)
     assert all(re.match(r"path-(exclude|include)=/\S+$", rule) for rule in [*rules, *other])

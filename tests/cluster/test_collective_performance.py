@@ -83,7 +83,7 @@ def one(
     try:
         output = rccl.parse(run["out"], tool)
     except CheckFailed as error:
-        record.failed(node, error.what, evidence=run["out"])
+        record.unread(node, error, run["out"])
         return []
     last = output.rows[-1]
     evidence = f"{tool} {output.tests}, RCCL {output.library}: {last.size} bytes in {last.out_of_place.us:g} us"

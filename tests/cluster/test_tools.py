@@ -82,7 +82,7 @@ def read(
     try:
         value = parse(run["out"], tool)
     except CheckFailed as error:
-        record.failed(node, error.what, evidence=run["out"])
+        record.unread(node, error, run["out"])
         return None
     if run["code"]:
         record.failed(node, f"{tool} ended with {run['code']}", run["code"], evidence=run["out"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from rocstack.base.errors import CheckFailed
 from rocstack.verify import thresholds
 from rocstack.verify.evidence import CheckSkipped, NodeEvidence
 from rocstack.verify.result import BUSY, NO_JOBS, Measure, Skip, SkipKind, State, plain
@@ -68,6 +69,13 @@ class Recorder:
         else:
             why = f"{f'{value:.4g} {known.unit}'.rstrip()}, expected {bound.text(known.unit)}"
             self.failed(node, why, value, known.unit, **more)
+
+    def unread(self, node: str, error: CheckFailed, evidence: str = "") -> None:
+        """What a parser can't read fails; where the tool says that it found no GPU, there was nothing to measure."""
+        if error.code == "tool-without-gpu":
+            self.skipped(node, error.what, "no-gpu")
+        else:
+            self.failed(node, error.what, evidence=evidence)
 
     def all_equal(self, values: Mapping[str, str | None], what: str) -> None:
         """The same on every node; those that are not as most are the ones that fail."""

@@ -27,10 +27,10 @@ State = Literal["passed", "failed", "skipped", "measured", "error"]
 _ORDER: tuple[State, ...] = ("error", "failed", "passed", "measured", "skipped")
 BAD: frozenset[State] = frozenset({"error", "failed"})
 # Why something was skipped, if not for missing hardware: no job can start on the node, all workers are busy, the
-# recorded evidence lacks it, the image has no program for it.
-SkipKind = Literal["", "no-jobs", "busy", "not-recorded", "no-tool"]
+# recorded evidence lacks it, the image has no program for it, a program found no GPU where the node has some.
+SkipKind = Literal["", "no-jobs", "busy", "not-recorded", "no-tool", "no-gpu"]
 # Those that could be judged, so the level is not proved.
-MISSED: frozenset[SkipKind] = frozenset({"no-jobs", "busy", "not-recorded"})
+MISSED: frozenset[SkipKind] = frozenset({"no-jobs", "busy", "not-recorded", "no-gpu"})
 NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
 # A level is proved without the checks that lack a tool; but something must have compared what RCCL sums up on GPUs.
 SUMS, SUMS_TOO = "rccl-collectives", ("training-gpus-in-node", "training-gpus-on-nodes")

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import checked
 
+from rocstack.base.errors import CheckFailed
 from rocstack.verify.evidence import CheckSkipped
+from rocstack.verify.parsers import rvs
 from rocstack.verify.recorder import Recorder, sort_out
 from rocstack.verify.result import Skip, plain
 
@@ -32,6 +34,18 @@ def test_a_busy_cluster_is_one_reason_and_a_control_node_is_no_worker() -> None:
     assert (str(skipped.value), skipped.value.skips) == (why, (Skip(kind="busy", nodes=("n1", "n2")),))
     found = sort_out(NODES, ("jobs",), {})
     assert [each.why for each in found.measures] == ["c1 is no worker and gets no jobs"]
+
+
+def test_a_tool_that_finds_no_gpu_has_not_failed_and_its_node_is_not_judged() -> None:
+    found = Recorder(NODES[:1], NODES)
+    for text in ("No supported GPUs available.", "Segmentation fault"):
+        with pytest.raises(CheckFailed) as error:
+            rvs.parse(text)
+        found.unread("n1", error.value, text)
+    skipped, failed = found.measures
+    assert (skipped.state, skipped.skip, skipped.missed) == ("skipped", "no-gpu", True)
+    assert skipped.why == "rvs finds no GPU: No supported GPUs available."
+    assert (failed.state, failed.evidence) == ("failed", "Segmentation fault")
 
 
 def test_what_a_node_says_steers_no_terminal() -> None:

@@ -1,5 +1,6 @@
 """Parsers of what the field's tools print: text in, values out, no I/O. Output that is incomplete or unknown raises
-CheckFailed `bad-output`, which says what is missing, and in which line."""
+CheckFailed `bad-output`, which says what is missing, and in which line; or `tool-without-gpu`, where the tool says that
+it found none."""
 
 import re
 
@@ -11,13 +12,29 @@ _TROUBLE = re.compile(
     r"aborted|timed? out",
     re.IGNORECASE,
 )
+# Words of HIP, RVS, TransferBench and rocBLAS.
+_NO_GPU = re.compile(
+    r"no ROCm-capable device|no supported GPUs|no AMD compatible GPU|no devices match criteria|detected 0 GPUs|"
+    r"cannot get device count",
+    re.IGNORECASE,
+)
 _LENGTH = 300
+
+
+def finds_no_gpu(text: str) -> bool:
+    """Whether a tool of GPUs says that there is none, or none that it may open."""
+    return bool(_NO_GPU.search(text))
 
 
 def bad(tool: str, text: str, why: str, line: int | None = None) -> CheckFailed:
     """The error for `why`; `line` counts from 1. Where none is to blame, it is the first line that tells of trouble, or
-    the last one, where the output was cut off."""
+    the last one, where the output was cut off. Whatever is missing, the reason is a GPU where the tool found none."""
     lines = text.splitlines()
+    for number, each in enumerate(lines, 1):
+        if finds_no_gpu(each):
+            return CheckFailed.of(
+                "tool-without-gpu", Where(f"output of {tool}", number), tool=tool, said=each.strip()[:_LENGTH]
+            )
     spoken = [number for number, each in enumerate(lines, 1) if each.strip()]
     if not spoken:
         return CheckFailed.of("no-output", tool=tool)

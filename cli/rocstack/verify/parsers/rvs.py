@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rocstack.verify.parsers import bad
+from rocstack.verify.parsers import bad, finds_no_gpu
 
 _ERROR = re.compile(r"\[ERROR\s*\]|RVS-ERROR")
 _RESULT = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?\[(?P<action>[^\]]+)\] (?P<said>.*)$")
@@ -35,7 +35,7 @@ class RvsReport:
 def parse(text: str, tool: str = "rvs") -> RvsReport:
     """
     Raises:
-        CheckFailed: no result; or the transfers of an action aren't all there.
+        CheckFailed: no result, or no GPU; or the transfers of an action aren't all there.
     """
     errors: list[str] = []
     results: list[tuple[str, bool]] = []
@@ -52,7 +52,7 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
             good = bool(_GBPS.search(said)) if moved else _good(said)
             if good is not None:
                 results.append((line, good))
-    if not results and not errors:
+    if not results and (not errors or finds_no_gpu(text)):
         raise bad(tool, text, "no result")
     for action, count in wanted.items():
         if not errors and len(got[action]) < count:

@@ -3,8 +3,8 @@
 import base64
 import json
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,12 @@ class ProbeFailure:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a probe brought back, sorted by node; a recording is named as the inventory names its node."""
+    """What a probe brought back, sorted by node; a recording is named as the inventory names its node, and `hostnames`
+    has what that calls itself."""
 
     recordings: tuple[Recording, ...]
     failures: tuple[ProbeFailure, ...] = ()
+    hostnames: Mapping[str, str] = field(default_factory=dict)
 
 
 def probe_host(root: str = "/", overlay: Path | None = None) -> NodeProfile:
@@ -68,7 +70,7 @@ def record_inventory(
     Raises:
         BadInput, Missing, CheckFailed: as `ansible.run`.
     """
-    recordings, failures = [], []
+    recordings, failures, hostnames = [], [], {}
     variables = {"tree": tree}
     for run in ansible.run(PLAYBOOK, inventory, forks=forks, variables=variables, on_event=on_event):
         if run.state != "ok":
@@ -77,12 +79,14 @@ def record_inventory(
             continue
         try:
             data = unpacked(run.results[TASK]["recording"])
-            recordings.append(replace(Recording.from_dict(data), host=run.host))
+            recording = Recording.from_dict(data)
+            hostnames[run.host] = recording.host
+            recordings.append(replace(recording, host=run.host))
         except (KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"))
     recordings.sort(key=lambda recording: natural_key(recording.host))
     failures.sort(key=lambda failure: natural_key(failure.node))
-    return Recorded(tuple(recordings), tuple(failures))
+    return Recorded(tuple(recordings), tuple(failures), hostnames)
 
 
 def profiles(recordings: Iterable[Recording], overlay: Path | None = None) -> tuple[NodeProfile, ...]:

@@ -1,4 +1,5 @@
-"""Takes out of recordings what names a site: host names, addresses, serial numbers, the boot line's values.
+"""Takes out of recordings, and of what was said about the same nodes, what names a site: host names, addresses, users,
+keys, serial numbers, the boot line's values.
 
 What is taken out is replaced by a stand-in, the same one everywhere: addresses of one subnet stay in one subnet, a GID
 stays the GID of its card's address, GPUs of one hive stay in one hive. Without the key nobody finds the way back.
@@ -9,10 +10,11 @@ Kept are hardware models, versions, PCI addresses, names of network devices and 
 import ipaddress
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 from uuid import UUID
 
 from rocstack.node.parse_network import addresses, routes
@@ -31,46 +33,103 @@ HARMLESS = re.compile(
     r"|bnxt_en|bnxt_re|mlx5_core|mlx5_ib|ionic)\..*|(module_|modprobe\.)blacklist)$"
 )
 HEX = "[0-9a-fA-F]"
+END = r"(?!\w)(?!:[:0-9a-fA-F])"  # of an address: a colon may stand behind it, but no more of it
 TOKENS = re.compile(
     rf"(?P<uuid>(?<!{HEX}){HEX}{{8}}(?:-{HEX}{{4}}){{3}}-{HEX}{{12}}(?!{HEX}))"
-    rf"|(?P<octets>(?<![\w:]){HEX}{{2}}(?::{HEX}{{2}}){{5,19}}(?![\w:]))"
-    rf"|(?P<guid>(?<![\w:]){HEX}{{4}}(?::{HEX}{{4}}){{3}}(?![\w:]))"
-    rf"|(?P<ipv6>(?<![\w:])(?:{HEX}{{0,4}}:){{2,7}}(?:{HEX}{{1,4}}|(?<=::))(?![\w:.]))"
+    rf"|(?P<octets>(?<!\w)(?<!\b{HEX}{{2}}:){HEX}{{2}}(?::{HEX}{{2}}){{5,19}}{END})"
+    rf"|(?P<dashed>(?<!\w)(?<!\b{HEX}{{2}}-){HEX}{{2}}(?:-{HEX}{{2}}){{5}}(?!\w)(?!-{HEX}))"
+    rf"|(?P<guid>(?<!\w)(?<!\b{HEX}{{4}}:)(?<!::){HEX}{{4}}(?::{HEX}{{4}}){{3}}{END})"
+    rf"|(?P<ipv6>(?<!\w)(?<![0-9a-fA-F:]:)(?:{HEX}{{0,4}}:){{2,7}}(?:{HEX}{{1,4}}|(?<=::)){END}(?!\.\d))"
     rf"|(?P<named>(?<=enx){HEX}{{12}}(?!{HEX}))"
 )
-IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
+IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\w)")
+# Names that say nothing about a site, and have a meaning in what we write ourselves.
+PLAIN = frozenset(
+    {
+        *("localhost", "root", "user", "users", "admin", "default", "name", "ubuntu", "debian", "rocky"),
+        *("cluster", "control", "controller", "head", "login", "node", "nodes", "worker", "workers", "host", "hosts"),
+        *("gpu", "rocm", "slurm", "munge", "rocstack", "rocstack-verify"),
+    }
+)
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*\.)+[A-Za-z][A-Za-z0-9-]+")  # with its domain
+PUBLIC = re.compile(
+    r"(?:.*\.)?(?:amd|radeon|broadcom|nvidia|hpe|github|githubusercontent|schedmd|docker|kernel|debian|ubuntu|pytorch|python"
+    r"|pypi|pythonhosted|huggingface|open-mpi|openucx|arxiv)\.(?:com|org|io|net|co)"
+)
+# What is secret or personal wherever it stands in what programs said, and what takes its place.
+_SECRET = r"(?:\w*_)?(?:password|passwd|secret|token|api_?key)"
+_SERIAL = r"(?:\w*[ _-])?(?:serial(?:[ _-]?(?:number|no))?|asset[ _-]tag)"
+FORMS = (
+    (re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL), "masked-key"),
+    (re.compile(r"\b(?:ssh-[a-z0-9]+|ecdsa-sha2-\S+) [A-Za-z0-9+/=]{20,}(?: \S+)?"), "masked-key"),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\bMUNGE:[\w+/=]+:?"), "masked-key"),
+    (re.compile(rf"(?i)\b({_SECRET}[\"']?\s*[=:]\s*)[\"']?[^\s\"',;]+"), r"\1masked"),
+    (re.compile(rf"(?i)\b({_SERIAL}[\"']?\s*[=:]\s*)(?!0x0|N/A)\S+"), r"\1masked"),
+    (re.compile(r"(?<=://)[^/\s@\"']+@"), ""),
+    (re.compile(r"(/home/|/Users/)[^/\s:\"',;)\]]+"), r"\1user"),
+    (re.compile(r"[\w.+-]+@(?!sha256:)[A-Za-z0-9](?:[\w.-]*\w)?"), "user@host"),
+)
+_SECRET_FIELD = re.compile(r"(?i)(password|passwd|secret|token|serial(_?number)?|asset_tag|vpd)$")
 
 
-def mask(recordings: Sequence[Recording], key: bytes) -> tuple[Recording, ...]:
-    """The recordings without what names their site; hosts become node-1, node-2 ... `key` is random and not kept."""
-    secrets = _Secrets(key, recordings)
-    return tuple(secrets.masked(recording, f"node-{number}") for number, recording in enumerate(recordings, 1))
+def mask(
+    recordings: Sequence[Recording], key: bytes, hostnames: Mapping[str, str] | None = None
+) -> tuple[Recording, ...]:
+    """The recordings without what names their site; hosts become node-1, node-2 ... `key` is random and not kept;
+    `hostnames` are what hosts call themselves, by their names here."""
+    own = hostnames or {}
+    redaction = Redaction(key, recordings, [(each.host, own.get(each.host, "")) for each in recordings])
+    return tuple(map(redaction.recording, recordings))
 
 
-class _Secrets:
-    """What was found, and its stand-ins."""
+class Redaction:
+    """What names a site, and its stand-ins: one for all that is said about the same nodes.
 
-    def __init__(self, key: bytes, recordings: Sequence[Recording]) -> None:
+    Args:
+        hosts: the names of each node; all of the first become node-1.
+        words: whatever else is to go -> what takes its place. A short one goes only where it stands alone.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        recordings: Sequence[Recording] = (),
+        hosts: Sequence[Collection[str]] = (),
+        words: Mapping[str, str] | None = None,
+    ) -> None:
         self._key = key
         self._networks = sorted({n for r in recordings for n in _networks(r)}, key=lambda n: -n.prefixlen)
-        self._words: dict[str, str] = {}
+        self._words = {word.lower(): to for word, to in (words or {}).items() if _telling(word)}
         self._addresses: set[str] = set()
-        for number, recording in enumerate(recordings, 1):
-            for word in {recording.host, recording.host.partition(".")[0]} - {"", "localhost"}:
-                self._words[word] = f"node-{number}"
+        self._versions: set[str] = set()
+        self._host_names: dict[str, str] = {}
+        for number, names in enumerate(hosts, 1):
+            for name in names:
+                if IPV4.fullmatch(name) or ":" in name:
+                    self._addresses.add(name)
+                    continue
+                short, _, domain = name.lower().partition(".")
+                self._host_names |= {each: f"node-{number}" for each in (name.lower(), short) if _telling(each)}
+                self._words |= {domain: "domain"} if "." in domain else {}
+        for recording in recordings:
             for path, content in recording.files.items():
                 if SERIALS.search(path) and len(content.strip()) > 3:
-                    self._words[content.strip()] = self._like(content.strip())
+                    self._words[content.strip().lower()] = self._like(content.strip())
+                elif _plain(path):
+                    self._versions.update(IPV4.findall(content))
+                self._words |= self._spellings(content)
             known = recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out
             self._addresses.update(IPV4.findall(known))
-        alternatives = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True)) or "(?!)"
-        self._pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{alternatives})(?![A-Za-z0-9_])")
+        self._versions -= self._addresses
+        self._words |= self._host_names
+        self._hosts_pattern = _any_of(self._host_names)
+        self._pattern = _any_of(self._words)
 
-    def masked(self, recording: Recording, name: str) -> Recording:
+    def recording(self, recording: Recording) -> Recording:
         text = self.text
         return replace(
             recording,
-            host=name,
+            host=self._host_names.get(recording.host.lower(), recording.host),
             files={text(path): self.file(path, content) for path, content in recording.files.items()},
             blobs={text(p): data for p, data in ((p, _blob(p, d)) for p, d in recording.blobs.items()) if data},
             links={text(path): text(to) for path, to in recording.links.items()},
@@ -97,10 +156,32 @@ class _Secrets:
         elif SERIALS.search(path):
             return self._like(content)
         content = self.text(content)
-        plain = path.endswith("/os-release") or path.startswith(("/sys/", "/var/lib/dpkg/"))
-        if plain and not path.endswith("/node_desc"):
-            return content
-        return self.words(content, any_address=path == "/proc/cmdline")
+        return content if _plain(path) else self.words(content, any_address=path == "/proc/cmdline")
+
+    def value(self, value: Any) -> Any:
+        """A JSON value: its texts as `said`; of its keys, the nodes' names and addresses."""
+        if isinstance(value, str):
+            return self.said(value)
+        if isinstance(value, Mapping):
+            return {self.key(name): self.field(name, each) for name, each in value.items()}
+        return [self.value(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def key(self, name: str) -> str:
+        name = self._hosts_pattern.sub(lambda m: self._host_names[m[0].lower()], self.text(name))
+        return IPV4.sub(lambda m: m[0] if m[0] in self._versions else self._ipv4(m[0]), name)
+
+    def field(self, name: str, value: Any) -> Any:
+        if _SECRET_FIELD.search(name) and isinstance(value, str | int) and not isinstance(value, bool):
+            return self._like(value) if isinstance(value, str) else 0
+        return self.value(value)
+
+    def said(self, text: str) -> str:
+        """What a program said: without all that, and without what looks like a key, a person or somebody's server."""
+        for form, to in FORMS:
+            text = form.sub(to, text)
+        text = self._pattern.sub(lambda m: self._words[m[0].lower()], self.text(text))
+        text = re.sub(rf"(?<=://){NAME.pattern}", lambda m: m[0] if PUBLIC.fullmatch(m[0]) else "host", text)
+        return IPV4.sub(lambda m: m[0] if m[0] in self._versions else self._ipv4(m[0]), text)
 
     def text(self, text: str) -> str:
         """Without UUIDs, MAC addresses, GUIDs, GIDs and IPv6 addresses, wherever they stand."""
@@ -109,7 +190,7 @@ class _Secrets:
     def words(self, text: str, *, any_address: bool = False) -> str:
         """Without host names, serial numbers and IPv4 addresses: the known ones or, in a text about the network, where
         no version looks like one, all."""
-        text = self._pattern.sub(lambda m: self._words[m[0]], text)
+        text = self._pattern.sub(lambda m: self._words[m[0].lower()], text)
         return IPV4.sub(lambda m: self._ipv4(m[0]) if any_address or m[0] in self._addresses else m[0], text)
 
     def _digest(self, kind: str, value: object, size: int) -> bytes:
@@ -132,6 +213,18 @@ class _Secrets:
     def _mac(self, mac: bytes) -> bytes:
         plain = mac in (bytes(6), b"\xff" * 6)
         return mac if plain else b"\x02" + self._digest("mac", mac.hex(), 5)
+
+    def _spellings(self, content: str) -> dict[str, str]:
+        """How else programs write the addresses that a file has: without colons, and GUIDs as numbers."""
+        found: dict[str, str] = {}
+        for match in TOKENS.finditer(content):
+            if match.lastgroup in ("octets", "guid") and any(bytes.fromhex(match[0].replace(":", ""))):
+                bare, to = match[0].replace(":", "").lower(), self.text(match[0]).replace(":", "")
+                found |= {bare: to, f"0x{bare}": f"0x{to}"}
+        return found
+
+    def _dashed(self, text: str) -> str:
+        return self._octets(text.replace("-", ":")).replace(":", "-")
 
     def _octets(self, text: str) -> str:
         raw = bytes.fromhex(text.replace(":", ""))
@@ -205,6 +298,25 @@ class _Secrets:
                     cells[at] = self._moved(value).to_bytes(4, "little").hex().upper()
             lines[number] = "\t".join(cells)
         return "\n".join(lines) + "\n" * content.endswith("\n")
+
+
+def _telling(word: str) -> bool:
+    return len(word) > 1 and not (word.isdecimal() and len(word) < 4) and word.lower() not in PLAIN
+
+
+def _any_of(words: Collection[str]) -> re.Pattern[str]:
+    """Of several, the longest; short ones only where they are no part of another word."""
+    longest = [re.escape(word) for word in sorted(words, key=len, reverse=True)]
+    long, short = ([w for w in longest if (len(w) > 8) is is_long] for is_long in (True, False))
+    alone = rf"(?<![A-Za-z0-9_])(?:{'|'.join(short) or '(?!)'})(?![A-Za-z0-9_])"
+    return re.compile("|".join([*long, alone]), re.IGNORECASE)
+
+
+def _plain(path: str) -> bool:
+    """Is what looks like an address in it a version?"""
+    if path.endswith("/node_desc"):
+        return False
+    return path.endswith("/os-release") or path.startswith(("/sys/", "/var/lib/dpkg/"))
 
 
 def _parameter(word: str) -> str:

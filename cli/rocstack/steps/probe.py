@@ -59,7 +59,7 @@ def probe(options: ProbeOptions = ProbeOptions(), on_node: OnNode = lambda node,
     folder = settings(options).overlay_folder()
     recorded = _recorded(options, on_node)
     nodes = recordings.profiles(recorded.recordings, folder)
-    written = _record(recorded.recordings, record) if record else ()
+    written = _record(recorded, record) if record else ()
     if to and nodes:
         profiles.write_profiles(to, nodes)
     return ProbeResult(nodes, recorded.failures, written)
@@ -74,15 +74,22 @@ def _recorded(options: ProbeOptions, on_node: OnNode) -> Recorded:
     return recordings.record_inventory(options.inventory, on_node, forks=options.forks, tree=tree)
 
 
-def _record(read: Sequence[Recording], folder: Path) -> tuple[tuple[str, Path], ...]:
-    """One file and one tree a node. The answer says which node is which; the files don't."""
+def _record(read: Recorded, folder: Path) -> tuple[tuple[str, Path], ...]:
+    """The answer says which node is which; the files don't."""
+    masked = mask(read.recordings, secrets.token_bytes(32), read.hostnames)
+    files = write_recordings(masked, folder)
+    return tuple((recording.host, file) for recording, file in zip(read.recordings, files, strict=True))
+
+
+def write_recordings(masked: Sequence[Recording], folder: Path) -> list[Path]:
+    """One file and one tree a node."""
     written = []
-    for recording, masked in zip(read, mask(read, secrets.token_bytes(32)), strict=True):
-        shown(masked).write_tree(folder / masked.host / "sys")
-        file = folder / f"{masked.host}.json"
-        file.write_text(json.dumps(masked.to_dict(), indent=1) + "\n", encoding="utf-8")
-        written.append((recording.host, file))
-    return tuple(written)
+    for recording in masked:
+        shown(recording).write_tree(folder / recording.host / "sys")
+        file = folder / f"{recording.host}.json"
+        file.write_text(json.dumps(recording.to_dict(), indent=1) + "\n", encoding="utf-8")
+        written.append(file)
+    return written
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 # Every target sets up what it needs by itself; a second call takes about a second.
 BIN := .venv/bin
+PYTHON ?= python3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup python demo test test-quick test-slow test-rdma mutation lint bench lock clean
+.PHONY: help setup python demo test test-quick test-slow test-rdma test-gpu mutation lint bench lock clean
 # Tests start thousands of short Python processes: without bytecode files each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -38,6 +39,10 @@ test-rdma: setup ## real RDMA: two virtual machines with soft-RoCE and the worke
 	tests/rdma/setup.sh
 	@[ -n "$$ROCSTACK_RDMA_IMAGE" ] || $(BIN)/rocstack build --nic tcp --role worker
 	$(BIN)/pytest tests/rdma $(PYTEST_ARGS)
+
+test-gpu: ## the trainer on this machine's GPU, by the PyTorch and pytest of PYTHON (python3); skipped without a GPU
+	@if $(PYTHON) -c 'import numpy, pytest, torch, zstandard'; then $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS); \
+	else echo "skipped: $(PYTHON) lacks what the last line names; PYTHON=... names another one"; fi
 
 mutation: python ## change the gate's code in every small way
 	tests/mutation.sh

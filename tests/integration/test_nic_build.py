@@ -113,10 +113,13 @@ def test_the_source_of_the_nodes_driver_is_compiled(
     assert "doesn't fit" in out
 
 
-def test_without_a_rehearsal_the_stack_must_have_code_for_the_nodes_gpus(build: Build, workspace: Workspace) -> None:
-    serious = replace(workspace, env={**workspace.env, "ROCSTACK_REHEARSAL": "0"})
-    build("new")  # writes the profiles
-    done = serious.run("build", "--json", "--stack", "debian-13", "--nic", "tcp", "--profiles", "nodes.json")
+def test_without_a_rehearsal_the_stack_must_have_code_for_the_nodes_gpus(
+    workspace: Workspace, nodes: dict[str, tuple[NodeProfile, Path]]
+) -> None:
+    profiles.write_profiles(workspace.folder / "nodes.json", [nodes["new"][0]])
+    done = workspace.with_env(ROCSTACK_REHEARSAL="0").run(
+        "build", "--json", "--stack", "debian-13", "--nic", "tcp", "--profiles", "nodes.json"
+    )
     assert done.code == 1
     error = done.json["error"]
     assert error["code"] == "stack-unusable"

@@ -101,7 +101,8 @@ def with_built_stack(chosen: Settings) -> Settings:
     if "stack" in chosen.model_fields_set:
         return chosen
     reports = sorted(Path(chosen.out).glob(f"*-{chosen.nic}/report.json"), key=lambda file: file.stat().st_mtime)
-    built = [(_read(file.parent, "stack"), _read(file.parent, "why")) for file in reports]
+    done = [file.parent for file in reports if _read(file.parent, "ok") == "True"]
+    built = [(_read(folder, "stack"), _read(folder, "why")) for folder in done]
     names = [name for name, why in built if name and (why or name == chosen.stack_name())]
     return chosen.model_copy(update={"stack": names[-1]}) if names else chosen
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from rocstack.cli import ui
+from rocstack.cli import build_display, ui
 from rocstack.cli.build_display import BuildDisplay
 from rocstack.cli.nodes_display import NodesDisplay
 from rocstack.image.build_progress import BuildLine, BuildStep
+from rocstack.image.build_report import BuildReport, ImageReport
 
 TEXTS = ["x", "Get:12 http://example.com/debian trixie/main amd64 Packages", "y" * 300, "[green]a[/] \\", "é→" * 60]
 
@@ -62,3 +64,21 @@ def test_nodes(console: Console) -> None:
                 display.step(node, text)
                 display._bars.refresh()
     check(console, ["n1", "node-with-a-long-name-17"])
+
+
+def test_a_rehearsal_image_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    images = tuple(
+        ImageReport(role=role, reference=f"rocstack/{role}:x", log="x.log", components={"rocm": 1})
+        for role in ("worker", "control")
+    )
+    facts = {"rocstack": "1", "stack": "debian-13", "nic": "tcp", "way": "inbox", "base": "debian", "base_digest": "d"}
+    report = BuildReport(
+        **facts, rehearsal="no code for gfx942", lock=None, world="w", context_digest="c", seconds=1, images=images
+    )
+    build_display.show(report, Path("out"))
+    shown = capsys.readouterr().out
+    assert [line.split()[1:3] for line in shown.splitlines() if line.startswith("rocstack/worker")] == [
+        ["built", "(rehearsal)"]
+    ]
+    assert "built (rehearsal)" not in next(line for line in shown.splitlines() if line.startswith("rocstack/control"))
+    assert "rehearsal image: no code for gfx942" in shown

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import gate_cases
 import pytest
+import recorded_nodes
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.edge import engine
@@ -44,6 +46,16 @@ def test_an_image_and_a_node(
     ((verdict,), shown) = found.verdicts, found.to_dict()
     assert (verdict.result, found.ok) == (result, result == FITS)
     assert says in shown["nodes"][0]["says"]
+
+
+def test_an_image_that_cant_use_the_nodes_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has("tcp", monkeypatch, gfx="gfx90a", framework="pytorch")
+    node = recorded_nodes.PROFILE.validate_json(json.dumps(recorded_nodes.expected("mi300x-thor2")))
+    write_profiles(tmp_path / "nodes.json", [node])
+    found = explain(ExplainOptions(image="rocstack/worker:x", profiles=tmp_path / "nodes.json"))
+    assert isinstance(found, ImageFit)
+    assert [verdict.result for verdict in found.verdicts] == [FITS]
+    assert (found.ok, found.lacks) == (False, ("no code for gfx942", "no PyTorch with ROCm"))
 
 
 def test_no_image_and_a_control_image(monkeypatch: pytest.MonkeyPatch) -> None:

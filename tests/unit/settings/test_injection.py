@@ -44,6 +44,7 @@ about: a
 hardware: [b]
 pci: ["0001:0002"]
 cards: {"0001:0002": {rdma_core: "50", source: x}}
+firmware: {"0001:0002": {known_good: ["1.2"], source: x}}
 modules: [c]
 provider: d
 dscp_source: x

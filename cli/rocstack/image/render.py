@@ -161,6 +161,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "dev_packages": dev_packages,
         "rocm_path": prefix("rocm"),
         "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
+        "hip_packages": resolved.part("rocm").packages.compiler_packages if resolved.has("rocm") else (),
         "rocstack_version": __version__,
         "site_packages": _site_packages(resolved),
         "key_sha256": lambda repository: key_sha256(repository, lock),

@@ -29,17 +29,19 @@ from rocstack.stack.stack import Method
 
 Role = Literal["worker", "control"]
 ROLES: tuple[Role, ...] = ("worker", "control")
-LISTS = ("packages", "worker_packages", "control_packages", "builder_packages")
+LISTS = ("packages", "worker_packages", "control_packages", "builder_packages", "compiler_packages")
 FENCE = "---\n"
 
 
 class Packages(Value):
-    """Package lists of one method. `packages` reach both roles, the others one role or the builder stage."""
+    """Package lists of one method. `packages` reach both roles, the others one role or the builder stage; of ROCm,
+    `compiler_packages` those of what compiles for GPUs."""
 
     packages: tuple[Package, ...] = ()
     worker_packages: tuple[Package, ...] = ()
     control_packages: tuple[Package, ...] = ()
     builder_packages: tuple[Package, ...] = ()
+    compiler_packages: tuple[Package, ...] = ()
 
 
 class Component(Value):

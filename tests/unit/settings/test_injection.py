@@ -64,7 +64,7 @@ PART = """\
 about: a
 needs: [rocm]
 methods:
-  apt: {packages: [b], worker_packages: [c], control_packages: [d], builder_packages: [e]}
+  apt: {packages: [b], worker_packages: [c], control_packages: [d], builder_packages: [e], compiler_packages: [f]}
 roles: [worker, control]
 exclude: [/f/*]
 ---

@@ -35,8 +35,8 @@ def test_amd_stacks_wait_for_a_lock() -> None:
     assert lock.for_stack(chosen, None) is None
     missing = lock.unpinned(chosen, None)
     keys = {"the key of repository rocm", "the key of repository graphics"}
-    assert set(missing) == {"slurm", "torch", *chosen.wheels, *keys}
-    with pytest.raises(BadInput, match="repository graphics, slurm, torch") as error:
+    assert set(missing) == {"slurm", "rccl-tests", "torch", *chosen.wheels, *keys}
+    with pytest.raises(BadInput, match="repository graphics, slurm, rccl-tests, torch") as error:
         render.require_lock(resolved(chosen), None)
     assert error.value.code == "no-lock"
     assert AMD in (error.value.next_step or "")
@@ -44,19 +44,22 @@ def test_amd_stacks_wait_for_a_lock() -> None:
 
 def test_a_lock_pins_archives_and_wheels() -> None:
     chosen = stack.load(AMD)
-    source = lock.LockedSource(component="slurm", version="25.11.8", url=chosen.components["slurm"].url, sha256=SHA)
+    sources = tuple(
+        lock.LockedSource(component=name, version="1", url=chosen.components[name].url, sha256=SHA)
+        for name in ("slurm", "rccl-tests")
+    )
     index = chosen.components["pytorch"].index
     wheels = tuple(
         lock.LockedWheel(name=n, version="1", sha256=(SHA,), index=index if n == "torch" else None)
         for n in ("torch", *chosen.wheels)
     )
     keys = tuple(lock.LockedKey(repository=each.name, url=each.key, sha256=SHA) for each in chosen.repositories)
-    full = a_lock(chosen, sources=(source,), wheels=wheels, keys=keys)
+    full = a_lock(chosen, sources=sources, wheels=wheels, keys=keys)
     assert lock.unpinned(chosen, full) == ()
     assert lock.unpinned(chosen, full.model_copy(update={"wheels": wheels[1:]})) == ("torch",)
     strange = wheels[0].model_copy(update={"index": None})
     assert lock.unpinned(chosen, full.model_copy(update={"wheels": (strange, *wheels[1:])})) == ("torch",)
-    assert lock.unpinned(chosen, full.model_copy(update={"sources": ()})) == ("slurm",)
+    assert lock.unpinned(chosen, full.model_copy(update={"sources": sources[1:]})) == ("slurm",)
     for wrong in ((), (keys[0].model_copy(update={"url": "https://example.org/key"}), *keys[1:])):
         left = lock.unpinned(chosen, full.model_copy(update={"keys": wrong}))
         assert "the key of repository rocm" in left

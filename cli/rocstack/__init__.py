@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from rocstack.steps.deploy import deploy, plan_deploy, plan_rollback, rollback, status
     from rocstack.steps.doctor import doctor
     from rocstack.steps.explain import explain, render, stacks
+    from rocstack.steps.first_light import first_light, replay
     from rocstack.steps.options import (
         BuildOptions,
         DeployOptions,
         DoctorOptions,
         ExplainOptions,
+        FirstLightOptions,
         LockOptions,
         ProbeOptions,
         RenderOptions,
+        ReplayOptions,
         RollbackOptions,
         RunOptions,
         StacksOptions,
@@ -36,10 +39,11 @@ if TYPE_CHECKING:
     from rocstack.steps.verify import verify
 
 __all__ = ["BadInput", "BuildEvents", "BuildOptions", "CheckFailed", "DeployOptions", "DoctorOptions"]
-__all__ += ["ExplainOptions", "LockOptions", "Missing", "ProbeOptions", "RenderOptions", "RocstackError"]
-__all__ += ["RollbackOptions", "RunOptions", "StacksOptions", "StatusOptions", "VerifyOptions", "__version__"]
-__all__ += ["build", "deploy", "doctor", "explain", "fabric_environment", "lock", "plan_deploy", "plan_rollback"]
-__all__ += ["plan_run", "probe", "render", "rollback", "stacks", "status", "verify"]
+__all__ += ["ExplainOptions", "FirstLightOptions", "LockOptions", "Missing", "ProbeOptions", "RenderOptions"]
+__all__ += ["ReplayOptions", "RocstackError", "RollbackOptions", "RunOptions", "StacksOptions"]
+__all__ += ["StatusOptions", "VerifyOptions", "__version__", "build", "deploy", "doctor", "explain"]
+__all__ += ["fabric_environment", "first_light", "lock", "plan_deploy", "plan_rollback", "plan_run", "probe"]
+__all__ += ["render", "replay", "rollback", "stacks", "status", "verify"]
 _HOMES = {
     "base.errors": ("BadInput", "CheckFailed", "Missing", "RocstackError"),
     "steps.options": tuple(name for name in __all__ if name.endswith("Options")),
@@ -47,6 +51,7 @@ _HOMES = {
     "steps.deploy": ("deploy", "plan_deploy", "plan_rollback", "rollback", "status"),
     "steps.doctor": ("doctor",),
     "steps.explain": ("explain", "render", "stacks"),
+    "steps.first_light": ("first_light", "replay"),
     "steps.probe": ("fabric_environment", "probe"),
     "steps.run": ("plan_run",),
     "steps.verify": ("verify",),

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -53,7 +53,9 @@ def _flattened(function: Callable[..., Any]) -> Callable[..., None]:
         if is_dataclass(own.annotation):
             groups[own.name] = own.annotation
             hints = get_type_hints(own.annotation, include_extras=True)
-            parameters += [_parameter(each.name, hints[each.name], each.default) for each in fields(own.annotation)]
+            for each in fields(own.annotation):
+                default = inspect.Parameter.empty if each.default is MISSING else each.default
+                parameters.append(_parameter(each.name, hints[each.name], default))
         else:
             parameters.append(_parameter(own.name, own.annotation, own.default))
     answers = inspect.isgeneratorfunction(function)

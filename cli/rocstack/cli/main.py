@@ -29,6 +29,8 @@ COMMANDS = {
     "rollback": ("deploy", "Return to the last verified release."),
     "verify": ("verify", "Test a deployed cluster, from GPUs to training."),
     "report": ("report", "Write a run's report again, or compare two runs."),
+    "first-light": ("first_light", "Run every step once on new hardware; write one redacted file."),
+    "replay": ("first_light", "Judge the recordings of such a file again."),
     "status": ("operate", "Show each node's image, Slurm state, GPUs, jobs, health."),
     "logs": ("operate", "Show the log of a node's container."),
     "down": ("deploy", "Stop and remove the cluster's containers."),

@@ -167,6 +167,7 @@ class Redaction:
         return [self.value(each) for each in value] if isinstance(value, list | tuple) else value
 
     def key(self, name: str) -> str:
+        name = name.encode(errors="replace").decode()
         name = self._hosts_pattern.sub(lambda m: self._host_names[m[0].lower()], self.text(name))
         return IPV4.sub(lambda m: m[0] if m[0] in self._versions else self._ipv4(m[0]), name)
 
@@ -177,6 +178,7 @@ class Redaction:
 
     def said(self, text: str) -> str:
         """What a program said: without all that, and without what looks like a key, a person or somebody's server."""
+        text = text.encode(errors="replace").decode()  # half characters, which JSON can name and no file hold
         for form, to in FORMS:
             text = form.sub(to, text)
         text = self._pattern.sub(lambda m: self._words[m[0].lower()], self.text(text))

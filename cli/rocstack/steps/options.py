@@ -254,6 +254,25 @@ class VerifyOptions:
     evidence: Annotated[Path | None, Flag("Judge an earlier run's evidence.json again, without the cluster.")] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstLightOptions(StackOptions):
+    inventory: Inventory = None
+    nic_source: Annotated[str | None, Flag("Vendor bundle or library source, as `rocstack build` takes it.")] = None
+    image: Annotated[str | None, Flag("Worker image to deploy; then nothing is built.")] = None
+    control_image: Annotated[str | None, Flag("Control image that belongs to --image.")] = None
+    level: Annotated[int, Flag("Highest level to verify: 0 to 4.", least=0, most=4)] = 3
+    out: Annotated[Path, Flag("File to write.")] = Path("first-light.json.gz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    file: Annotated[Path, Flag("File that `rocstack first-light` wrote.", argument=True)]
+    out: Annotated[
+        Path | None, Flag("Also unpack it to this new or empty folder: recordings, evidence, what each step said.")
+    ] = None
+    overlay: Overlay = None
+
+
 def settings(options: object = None, **values: Any) -> Settings:
     """The settings of the current folder; an option of the same name wins over them.
 

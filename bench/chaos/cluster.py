@@ -233,7 +233,8 @@ class Cluster:
         self.gate = secrets.token_hex(4)
         wait = f"until [ -e /tmp/{self.gate} ]; do sleep 0.2; done"
         lines = (f"--nodelist=n2 --wrap {shlex.quote(wait)}", "--nodes=2 --exclusive --wrap 'srun hostname'")
-        jobs = [self.slurm(f"sbatch --parsable --chdir=/tmp --output=/dev/null {line}").strip() for line in lines]
+        submit = "sbatch --parsable --chdir=/tmp --output=/dev/null --time=30"
+        jobs = [self.slurm(f"{submit} {line}").strip() for line in lines]
         until(lambda: self.slurm(f"squeue --noheader --format=%T --jobs={jobs[0]}").strip() == "RUNNING", 60)
         return jobs
 
@@ -305,9 +306,11 @@ class Cluster:
         return found, files
 
     def sweep(self) -> None:
-        """Takes away what was left here, for the next to be judged by itself."""
+        """Takes away what was left, for the next to be judged by itself."""
         for name in ("shm", "tmp"):
             run("find", self.folder / name, "-mindepth", "1", "-delete", check=False)
+        for node in NODES:
+            self.on(node, "find /tmp /root/.ansible/tmp -mindepth 1 -delete 2>/dev/null", check=False)
 
 
 def _secrets(text: str) -> list[bytes]:

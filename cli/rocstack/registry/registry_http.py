@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
-from requests.exceptions import RequestException, SSLError
+from requests.exceptions import ContentDecodingError, InvalidSchema, RequestException, SSLError
 from requests.utils import parse_dict_header
 
 from rocstack.base.errors import Missing
@@ -28,6 +27,7 @@ TIMEOUT = (10.0, 300.0)  # seconds to connect, and of silence: a registry is sil
 CERTIFICATES = Path("/etc/docker/certs.d")
 API_HOSTS = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 PIECE = 256 << 10  # bytes written at once: how finely progress is seen and Ctrl-C is heard
+LONGEST = 16 << 20  # bytes of an answer; a manifest or a configuration has some KB
 
 
 class TransientFailure(Exception):
@@ -76,19 +76,22 @@ def as_engine(engine_info: Mapping[str, Any], host: str) -> RegistryHttp:
 
 def is_insecure(engine_info: Mapping[str, Any], host: str) -> bool:
     """Whether the engine would use this registry without a certificate it trusts: on loopback addresses, and where
-    `insecure-registries` names the host or its network (docs.docker.com/reference/cli/dockerd)."""
+    `insecure-registries` names the host or its network (docs.docker.com/reference/cli/dockerd).
+
+    The engine looks a name up, too, and one address in such a network is enough for it. Not so here: whoever answers
+    for DNS could then have the login."""
     config = engine_info.get("RegistryConfig") or {}
     index = (config.get("IndexConfigs") or {}).get(host)
     if index:
         return not index.get("Secure", True)
-    networks = [ipaddress.ip_network(text) for text in (*(config.get("InsecureRegistryCIDRs") or ()), "127.0.0.0/8")]
     name = str(urlsplit(f"//{host}").hostname)
+    if _is_loopback(name):
+        return True
     try:
-        texts = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
+        address = ipaddress.ip_address(name)
+    except ValueError:
         return False
-    addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
-    return any(address.is_loopback or address in network for address in addresses for network in networks)
+    return any(address in ipaddress.ip_network(text) for text in config.get("InsecureRegistryCIDRs") or ())
 
 
 class Body:
@@ -139,14 +142,40 @@ class _Adapter(HTTPAdapter):
             request.headers["Host"] = urlsplit(request.url).netloc
         if self.direct:
             options["proxies"] = {}
-        return super().send(request, *args, **options)
+        request.headers["Accept-Encoding"] = "identity"
+        answer = super().send(request, *args, **{**options, "stream": True})
+        vars(answer).update(_content=_bounded(answer), _content_consumed=True)  # also of those that lead elsewhere
+        return answer
+
+
+class _HttpsAlone(HTTPAdapter):
+    """For http: by it a registry could have requests sent to whatever listens on this machine and believes who reaches
+    it."""
+
+    def send(self, request: Any, *args: Any, **options: Any) -> Any:
+        raise InvalidSchema(f"it leads to {without_query(request.url)}, which is not https")
+
+
+def _bounded(answer: requests.Response) -> bytes:
+    """All of an answer, as it came over the wire: a few KB that claim to be packed unpack to more than the memory."""
+    data = bytearray()
+    try:
+        for piece in answer.raw.stream(PIECE, decode_content=False):
+            data += piece
+            if len(data) > LONGEST:
+                answer.close()
+                raise ContentDecodingError(f"its answer has more than {LONGEST >> 20} MB")
+    except urllib3.exceptions.HTTPError as error:
+        answer.close()
+        raise requests.exceptions.ConnectionError(error) from None
+    return bytes(data)
 
 
 @dataclass
 class RegistryHttp:
     """`host` is the registry's name as references have it. Its certificate is checked against the CA file `ca`, or
     as the engine does: against the system's authorities and those of certs.d. An `insecure` registry may speak http,
-    or https with any certificate; `plain` is http."""
+    or https with any certificate; `plain` is http. Any other is followed elsewhere by https alone."""
 
     host: str
     login: RegistryLogin | None = None
@@ -162,6 +191,7 @@ class RegistryHttp:
         name = str(urlsplit(self.base).hostname)
         trust = _trust(self)
         self._session.mount("https://", _Adapter("", None, trust))  # where it asks for a token, or keeps its layers
+        self._session.mount("http://", _Adapter("", None, None) if self.plain or self.insecure else _HttpsAlone())
         for scheme, context in (("https", trust), ("http", None)):
             self._session.mount(f"{scheme}://{self._api_host}/", _Adapter(name, self.connect_to, context))
         self._verify: str | bool = str(self.ca) if self.ca else not self.insecure
@@ -215,7 +245,7 @@ class RegistryHttp:
                 continue
             if answer.status_code in good:
                 return answer
-            words = " ".join(answer.text[:400].split())
+            words = " ".join(answer.content[:400].decode(errors="replace").split())
             raise self._judged(f"HTTP status: {answer.status_code} {answer.reason}: {words}", repository)
         raise AssertionError
 

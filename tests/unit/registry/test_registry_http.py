@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_registry import Store, serving
+from fake_registry import Handler, Store, serving
 from memory_image import NAME
 
-from rocstack.base.errors import Missing
+from rocstack.base.errors import CheckFailed, Missing
 from rocstack.deploy.plan import tls
 from rocstack.registry import registry_http
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, as_engine, docker_login, is_insecure
@@ -56,6 +58,13 @@ def test_registries_that_an_engine_takes_for_insecure(host: str, insecure: bool)
     named = {"registry.example:5000": {"Secure": False}, "docker.io": {"Secure": True}}
     info = {"RegistryConfig": {"InsecureRegistryCIDRs": ["10.1.0.0/16", "127.0.0.0/8"], "IndexConfigs": named}}
     assert is_insecure(info, host) is insecure
+
+
+def test_a_name_is_never_insecure_by_the_addresses_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever answers for DNS could claim one on loopback beside their own, and would get the login."""
+    rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "203.0.113.9")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: rows)
+    assert not is_insecure(LOOPBACK, "registry.example:5000")
 
 
 def test_a_registry_on_loopback_may_speak_http_or_have_any_certificate(signed: tuple[Store, Path]) -> None:
@@ -143,3 +152,41 @@ def test_a_location_by_http_gets_no_login_in_the_clear(signed: tuple[Store, Path
     http._session.send = lambda request, **more: asked.append(request.url) or send(request, **more)  # type: ignore
     http.request("GET", f"http://{store.host}/v2/", good=range(200, 600))
     assert asked == [f"https://{store.host}/v2/"]
+
+
+@pytest.mark.parametrize("code", [307, 202])
+def test_what_a_registry_leads_to_by_http_is_never_asked(signed: tuple[Store, Path], code: int) -> None:
+    """Such as an engine's API, or another service that believes whoever reaches it on loopback."""
+    store, ca = signed
+    with serving() as victim:
+
+        def lead(handler: Handler) -> bool:
+            handler.body()
+            handler.answer(code, Location=f"http://{victim.host}/containers/x/kill")
+            return True
+
+        store.faults.append(lead)
+        repository = Repository(RegistryHttp(store.host, ca=ca), NAME, attempts=1)
+        for act in (repository.check_access, repository.tags, lambda: repository.put_blob(b"x")):
+            with pytest.raises(CheckFailed):
+                act()
+        assert victim.requests == []
+
+
+def test_an_answer_is_neither_unpacked_nor_longer_than_any(
+    signed: tuple[Store, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_http, "LONGEST", 1000)
+    store, ca = signed
+    http, body = RegistryHttp(store.host, ca=ca), gzip.compress(bytes(100_000))
+
+    def answer(handler: Handler) -> bool:
+        handler.answer(200, body, Content_Encoding="gzip")
+        return True
+
+    store.faults.append(answer)
+    assert http.request("GET", "v2/", good=(200,)).content == body
+    body = bytes(1001)
+    with pytest.raises(CheckFailed) as caught:
+        http.request("GET", "v2/", good=(200,))
+    assert "its answer has more than" in str(caught.value.cause)

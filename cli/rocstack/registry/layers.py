@@ -9,6 +9,7 @@ import base64
 import gzip
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ class GraphStore:
         return str(files)
 
     def _pieces(self, diff_id: str) -> Iterator[bytes]:
-        files = self._files(diff_id)
+        root, inside = os.path.realpath(os.fsencode(self._files(diff_id))), set[bytes]()
         with gzip.open(self._layer(diff_id) / "tar-split.json.gz") as recipe:
             for line in recipe:
                 entry = json.loads(line)
@@ -101,7 +102,14 @@ class GraphStore:
                     yield base64.b64decode(entry["payload"])
                 elif entry.get("size"):
                     name = entry.get("name") or base64.b64decode(entry["name_raw"])
-                    path = files.encode() + b"/" + (name if isinstance(name, bytes) else name.encode())
-                    with open(path, "rb", buffering=0) as file:
+                    path = os.path.normpath(root + b"/" + (name if isinstance(name, bytes) else name.encode()))
+                    folder = os.path.dirname(path)
+                    # A link in an image must not lead to a file of this machine: most of a layer is sent before its
+                    # sum is known.
+                    if folder not in inside:
+                        if os.path.realpath(folder) != folder or not (folder + b"/").startswith(root + b"/"):
+                            raise UnreadableLayer(f"layer {diff_id[:19]} has a file behind a link")
+                        inside.add(folder)
+                    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
                         while data := file.read(BLOCK):
                             yield data

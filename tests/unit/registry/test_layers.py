@@ -11,6 +11,7 @@ import socketserver
 import tarfile
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from rocstack.base.errors import CheckFailed, Missing
 from rocstack.registry.docker_save import SavedImage
 from rocstack.registry.layers import BLOCK, GraphStore, UnreadableLayer, chain_ids, sha256
 from rocstack.registry.local_image import LocalImage
+
+SECRET = b"of this machine alone"
 
 
 def write(path: Path, data: bytes) -> None:
@@ -88,6 +91,19 @@ def test_a_changed_file_is_found_out(root: Path) -> None:
     file.write_bytes(b"b" * 700)
     with pytest.raises(UnreadableLayer, match="reads as"):
         list(find(root).open(DIFF_IDS[0]))
+
+
+@pytest.mark.parametrize("name", ["etc/out/a", "etc/../../../../secret/a", "etc/out"])
+def test_no_byte_is_read_behind_a_link_or_outside(root: Path, name: str) -> None:
+    """A base image could have this machine's files sent: the sum is known only after the last byte."""
+    write(root / "secret/a", SECRET)
+    (root / "overlay2/cache0/diff/etc/out").symlink_to(root / ("secret/a" if name == "etc/out" else "secret"))
+    recipe = next(root.glob(f"image/overlay2/layerdb/sha256/{chain_ids(DIFF_IDS)[0][7:]}/tar-split.json.gz"))
+    entry = {"type": 1, "name": name, "size": len(SECRET), "payload": "", "position": 0}
+    recipe.write_bytes(gzip.compress(json.dumps(entry).encode()))
+    with suppress(UnreadableLayer, OSError):
+        for piece in find(root)._pieces(DIFF_IDS[0]):
+            assert SECRET not in piece
 
 
 @pytest.mark.parametrize("gone", ["imagedb", "layerdb", "overlay2/cache1/diff"])

@@ -49,7 +49,10 @@ def trained(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> Mapp
 def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> None:
     """A measure for each collective: how many rows were right."""
     if not collectives["runs"]:
-        record.skipped("", "no node with GPUs was free as a whole")
+        if collectives["gpus"]:
+            record.skipped("", "no all_reduce_perf in the image of every node", "no-tool")
+        else:
+            record.skipped("", "no node with GPUs was free as a whole", "no-jobs")
     ranks = collectives["gpus"] * len(collectives["nodes"])
     for tool, run in collectives["runs"].items():
         try:

@@ -80,6 +80,15 @@ def test_one_fact_turns_its_check_red(check: str, edit: Edit, says: str) -> None
     assert says in bad.why
 
 
+@pytest.mark.parametrize(("gpus", "kind"), [(8, "no-tool"), (0, "no-jobs")])
+def test_sums_that_nobody_compared_leave_the_level_unproved(gpus: int, kind: str) -> None:
+    evidence = real()
+    evidence["rccl"] = {"nodes": ["n1"], "gpus": gpus, "runs": {}}
+    sums = of(evidence)["rccl-collectives"]
+    assert (sums.state, sums.skip_kinds) == ("skipped", {kind})
+    assert sums.missed or sums.no_tool
+
+
 @pytest.mark.parametrize(("tool", "check"), JUDGED.items())
 def test_where_nothing_was_tried_no_node_fails_but_the_check_does(check: str, tool: str) -> None:
     evidence = real()

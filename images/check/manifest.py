@@ -153,7 +153,7 @@ def main() -> None:
         measured |= providers.facts(args.root, facts["nic"], {n: f["Version"] for n, f in packages.items()}, measured)
     manifest = {
         **facts["identity"],
-        "versions": dict(sorted(versions.items())),
+        "versions": dict(sorted({**facts.get("read", {}), **versions}.items())),
         "facts": measured,
         "size": {
             "bytes": sum(sizes.values()) + sum(extra.values()),

@@ -78,6 +78,13 @@ def built_name(prefix: str, role: str, stack: str, nic: str) -> str:
     return local_name(prefix, role, f"{stack}-{nic}")
 
 
+def as_variant(reference: str) -> str:
+    """An image's own name and tag (or digest, shortened) as part of another's name: small letters, digits, '.', '-'."""
+    name, _, digest = reference.partition("@sha256:")
+    text = name.rpartition("/")[2] + (f"-{digest[:12]}" if digest else "")
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip(".-")[:48].rstrip(".-")
+
+
 def name_on_node(role: str, image_id: str) -> str:
     """The name that a deploy gives an image there, whatever id the node's engine has for it."""
     return local_name("rocstack", role, image_id.removeprefix("sha256:")[:12])

@@ -31,6 +31,7 @@ PackageGlob = Annotated[
     str, _word(r"[a-z0-9][a-z0-9.+*-]{0,127}", "a package name or glob (small letters, digits, .+-*)")
 ]
 Gfx = Annotated[str, _word(r"gfx[0-9a-f]{3,5}", "a gfx target such as gfx942")]
+FolderPath = Annotated[str, _word(r"(/[A-Za-z0-9_.+-]{1,60}){1,12}", "an absolute path (letters, digits and _.+-)")]
 Sha256 = Annotated[str, _word(r"[0-9a-f]{64}", "a sha256 (64 hex digits)")]
 Url = Annotated[str, _word(r"https?://[A-Za-z0-9._~:/@%+,=?-]{1,500}", "a plain http(s) address (no & or spaces)")]
 PlainUrl = Annotated[

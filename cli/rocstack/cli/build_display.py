@@ -40,7 +40,8 @@ class BuildDisplay(BuildEvents, Rows):
 
     def started(self, roles: tuple[Role, ...], plan: ImagePlan) -> None:
         resolved = plan.resolved
-        what = f"{', '.join(roles)} of {resolved.stack.name} for {resolved.nic.name} (way {resolved.ways})"
+        named = ", ".join(map(resolved.called, roles))
+        what = f"{named} of {resolved.stack.name} for {resolved.nic.name} (way {resolved.ways})"
         err.print(f"building {what} on {resolved.base}")
         self._running = True
         self._open(roles)

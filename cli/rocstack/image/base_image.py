@@ -48,7 +48,7 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, say: C
     if not stack.base.check_valid_until:
         say(f"{stack.name} takes package indexes past their Valid-Until: a mirror may stand still, or replay old ones")
     if settings.base_image:
-        return _found(client, settings.base_image, "given", pull=True)
+        return given(client, settings.base_image)
     made = local_name(stack, settings)
     if settings.base != "mmdebstrap":
         if find_image(client, stack.base.image):
@@ -65,6 +65,15 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, say: C
     if not find_image(client, made):
         bootstrap(stack, settings, made)
     return _found(client, made, "mmdebstrap")
+
+
+def given(client: docker.DockerClient, reference: str) -> BaseImage:
+    """The user's own base image, pulled if it is not here.
+
+    Raises:
+        Missing: it is nowhere.
+    """
+    return _found(client, reference, "given", pull=True)
 
 
 def _found(client: docker.DockerClient, reference: str, how: How, pull: bool = False) -> BaseImage:

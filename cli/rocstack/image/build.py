@@ -222,7 +222,7 @@ class Build:
 
 def image_name(settings: Settings, resolved: Resolved, role: Role) -> str:
     """What an image is called on this host."""
-    return image_names.built_name(settings.image_prefix, role, resolved.stack.name, resolved.nic.name)
+    return image_names.built_name(settings.image_prefix, resolved.called(role), resolved.stack.name, resolved.nic.name)
 
 
 def write_report(folder: Path, report: BuildReport) -> None:

@@ -40,30 +40,32 @@ def labels(
     """OCI annotations and io.rocstack.*; values that don't apply are left out. `rehearsal`: what the image lacks for
     the GPUs of the nodes that it is built for."""
     out = {
-        OCI + "title": f"rocstack {role} {resolved.stack.name} {resolved.nic.name}",
+        OCI + "title": f"rocstack {resolved.called(role)} {resolved.stack.name} {resolved.nic.name}",
         OCI + "description": str(resolved.stack.about),
         OCI + "version": __version__,
         OCI + "base.name": base.reference,
         OCI + "base.digest": base.digest,
         OWN + "version": __version__,
         OWN + "stack": resolved.stack.name,
-        OWN + "role": role,
+        OWN + "role": resolved.called(role),
         OWN + "nic": resolved.nic.name,
         OWN + "nic.way": resolved.ways,
-        OWN + "gfx": ",".join(resolved.stack.gfx),
+        **({OWN + "gfx": ",".join(resolved.stack.gfx)} if resolved.stack.gfx else {}),
         OWN + "base.how": base.how,
         OWN + "base.digest": base.digest,
         OWN + "content": content,
     }
-    stack = resolved.stack
-    if role == "worker" and stack.framework in stack.components:
-        out[OWN + "framework"] = stack.framework
-        out |= {OWN + "framework.rocm": stack.framework_rocm} if stack.framework_rocm else {}
+    name, rocm = resolved.framework
+    if role == "worker" and name:
+        out[OWN + "framework"] = name
+        out |= {OWN + "framework.rocm": rocm} if rocm else {}
     if rehearsal:
         out[OWN + "rehearsal"] = rehearsal
-    for part in resolved.parts:
-        if part.name == "rocm" and role in part.roles:
-            out[OWN + "rocm.method"] = part.choice.method  # AMD's table speaks of AMD's own packages
+    method = resolved.facts().get("rocm.method")
+    if method and role == "worker":
+        out[OWN + "rocm.method"] = method  # AMD's table speaks of AMD's own packages
+    if resolved.reading and resolved.reading.hip:
+        out[OWN + "torch.hip"] = resolved.reading.hip
     if lock:
         out[OWN + "lock"] = lock.digest()
         out[OWN + "lock.drift"] = str(drifted)  # how many versions differ from the lock

@@ -16,7 +16,6 @@ from rocstack.base import paths
 from rocstack.base.errors import CheckFailed
 from rocstack.image.base_image import BaseImage
 from rocstack.settings.site import Site
-from rocstack.stack.component import ROLES
 from rocstack.stack.lock import (
     Lock,
     LockedBase,
@@ -54,7 +53,8 @@ echo --- sources
 
 def packages(resolved: Resolved) -> tuple[str, ...]:
     """Every package any role asks for by name."""
-    layers = (resolved.layer_packages(layer, role) for layer in resolved.stack.layers for role in ROLES)
+    stack = resolved.stack
+    layers = (resolved.layer_packages(layer, role) for layer in stack.layers for role in stack.roles)
     return tuple(dict.fromkeys(chain(resolved.shared_packages(), resolved.nic_packages(), *layers)))
 
 

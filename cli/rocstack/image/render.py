@@ -13,15 +13,19 @@ from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
 from rocstack.image import gfx_rules, node_package
 from rocstack.image.context import BuildContext, ContextFile
+from rocstack.stack import base_reading
+from rocstack.stack.base_reading import BaseStart
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
-from rocstack.stack.component import ROLES, Role, TemplateFile, TemplateLibrary
+from rocstack.stack.component import Role, TemplateFile, TemplateLibrary
 from rocstack.stack.lock import Lock, key_sha256, source_sha256, unpinned
 from rocstack.stack.resolve import ROOT, Resolved
 
 # slurm's is Debian's own (base-passwd), the others are ours.
 UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
 TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
+TRACES = "rm -rf /var/log/apt /var/log/dpkg.log /var/lib/dpkg/*-old /var/cache/ldconfig/aux-cache"  # apt's, in an image
 TRAINER = "trainer"
+ONLY_STACKS = ("python3-pip", "binutils")  # wheels and stripped libraries, which a mere NIC's layer hasn't
 # What a training run imports; tests/integration/test_trainer.py finds what is missing here.
 WARM = (
     "torch.distributed.checkpoint.state_dict", "torch.optim", "numpy.ctypeslib", "safetensors.torch",
@@ -41,7 +45,7 @@ def render(
     Raises:
         BadInput: a template or override is wrong (with its file and line).
     """
-    shipped = {name: (paths.templates() / name).read_text() for name in ("Dockerfile.j2", "macros.j2")}
+    shipped = {name: (paths.templates() / name).read_text() for name in ("Dockerfile.j2", "From.j2", "macros.j2")}
     env = environment({**shipped, **sources(components), **sources(nics)})
     vars = _variables(resolved, lock)
     vars["m"] = guarded(lambda: env.get_template("macros.j2").make_module(vars))
@@ -59,7 +63,8 @@ def render(
 
     vars["blocks"] = SimpleNamespace(render=component_block, has=has_block, any=any_block)
     vars["nic_block"] = nic_block = partial(nic_blocks.render, resolved.nic.name)
-    dockerfile = guarded(lambda: env.get_template("Dockerfile.j2").render(vars))
+    template = "From.j2" if resolved.on_top else "Dockerfile.j2"
+    dockerfile = guarded(lambda: env.get_template(template).render(vars))
     files: dict[str, ContextFile] = {}
     origins: dict[str, list[str]] = {}
     own = {**own_files(components), **own_files(nics)}
@@ -71,20 +76,22 @@ def render(
         origins[path] = [f"{own.get(name, f'templates/{name}')}:{line}" if name else "" for name, _, line in places]
 
     put("Dockerfile", dockerfile)
-    for role in ROLES:
+    for role in resolved.stack.roles:
         for index, part in enumerate(p for p in resolved.parts if p.reaches(role)):
             folder = f"smoke/{role}-trainer" if part.name == TRAINER else f"smoke/{role}"
             version, smoke = (component_block(part.name, block, role=role) for block in ("version", "smoke"))
             put(f"{folder}/{index:02d}-{part.name}.sh", f"version() {{\n{version}}}\n{smoke}")
-            put(f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}", version)
+            if not resolved.on_top:
+                put(f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}", version)
         if role == "worker":
             put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
             if resolved.plugin:
                 put(f"smoke/{role}/91-plugin.sh", guarded(lambda: vars["m"].plugin_smoke(resolved)))
         files[f"facts/{role}.json"] = ContextFile(_facts(resolved, lock, role))
-    # The stack's own words come last, and so win: it may exclude kernel files that its targets would keep.
-    rules = (*gfx_rules.rules(resolved.stack.gfx), *(f"path-exclude={glob}" for glob in resolved.exclude))
-    files["build/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
+    if not resolved.on_top:
+        # The stack's own words come last, and so win: it may exclude kernel files that its targets would keep.
+        rules = (*gfx_rules.rules(resolved.stack.gfx), *(f"path-exclude={glob}" for glob in resolved.exclude))
+        files["build/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")
     files["check/libibverbs"] = files["build/libibverbs"]
@@ -132,6 +139,10 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         return [n for n in layer if resolved.part(n).reaches(role) and len(resolved.part(n).roles) == 1]
 
     def prefix(name: str) -> str:
+        found = resolved.reading and resolved.reading.components.get(name)
+        if resolved.has(name) and resolved.part(name).choice.method == "base":
+            default = "/opt/rocm" if name == "rocm" else "/usr"
+            return (found.prefix if found else None) or default
         method = resolved.part(name).choice.method if resolved.has(name) else "apt"
         return {"source": f"/opt/{name}", "amd": "/opt/rocm"}.get(method, "/usr")
 
@@ -152,9 +163,10 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
     names = {"ROCSTACK_STACK": resolved.stack.name, "ROCSTACK_NIC": resolved.nic.name}
     return {
         "r": resolved,
-        "roles": ROLES,
+        "roles": resolved.stack.roles,
+        "start": resolved.reading.start if resolved.reading else BaseStart(),
         "uids": UIDS,
-        "env": lambda role: {"ROCSTACK_ROLE": role, **names},
+        "env": lambda role: {"ROCSTACK_ROLE": resolved.called(role), **names},
         "own_parts": own_parts,
         "prefix": prefix,
         "libdir": libdir,
@@ -166,7 +178,8 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "site_packages": _site_packages(resolved),
         "key_sha256": lambda repository: key_sha256(repository, lock),
         "source_sha256": lambda part, source=None: source_sha256(part.name, source or part.choice, lock),
-        "tools_packages": TOOLS,
+        "tools_packages": tuple(name for name in TOOLS if not (resolved.on_top and name in ONLY_STACKS)),
+        "clean": TRACES if resolved.on_top else "/run/rocstack/build/apt-clean",
         "needs_source_packages": any(part.choice.source for part in resolved.parts),
         "needs_archives": any(part.choice.archives for part in resolved.parts),
         "trainer_roles": resolved.part(TRAINER).roles if resolved.has(TRAINER) else (),
@@ -176,6 +189,8 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
 
 
 def _site_packages(resolved: Resolved) -> str:
+    if resolved.reading:
+        return resolved.reading.site
     return f"/usr/local/lib/python{resolved.stack.python}/dist-packages"
 
 
@@ -200,10 +215,11 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
             "stack": resolved.stack.name,
             "nic": resolved.nic.name,
             "way": resolved.ways,
-            "role": role,
+            "role": resolved.called(role),
             "gfx": list(resolved.stack.gfx),
             "lock": lock.digest() if lock else None,
         },
+        "read": {**base_reading.versions(resolved.reading)} if resolved.on_top and resolved.reading else {},
         "packages": packages,
         "prefixes": built,
         "site_packages": _site_packages(resolved),

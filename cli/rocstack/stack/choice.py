@@ -124,6 +124,8 @@ def choose(fits: Sequence[StackFit]) -> tuple[StackFit, str]:
         CheckFailed: none can be used there.
         BadInput: several suit them equally.
     """
+    # One on somebody's image is chosen by name: what that has is only known once it is read.
+    fits = [each for each in fits if not each.stack.on_components]
     usable = sorted((each for each in fits if not each.lacks), key=lambda each: each.rank, reverse=True)
     if not usable:
         shown = "; ".join(f"{each.stack.name} has {' and '.join(each.lacks)}" for each in fits)

@@ -25,10 +25,10 @@ from rocstack.base.words import (
     Value,
     Version,
 )
+from rocstack.stack.stack import ROLES as ROLES
 from rocstack.stack.stack import Method
+from rocstack.stack.stack import Role as Role
 
-Role = Literal["worker", "control"]
-ROLES: tuple[Role, ...] = ("worker", "control")
 LISTS = ("packages", "worker_packages", "control_packages", "builder_packages", "compiler_packages")
 FENCE = "---\n"
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.words import ImageRef, Line, Name, Package, PlainUrl, Sha256, Url, Value, Version
-from rocstack.stack.stack import AptRepository, ComponentChoice, SourceArchive, Stack
+from rocstack.stack.stack import UNREAD, AptRepository, ComponentChoice, SourceArchive, Stack
 
 FILE = "rocstack.lock"
 
@@ -193,7 +193,9 @@ def against_stack(stack: Stack, versions: dict[str, str]) -> tuple[Drift, ...]:
     return tuple(
         Drift(what=name, locked=choice.version, found=versions[name])
         for name, choice in stack.components.items()
-        if name in versions and versions[name].split("+")[0] != choice.version.split("+")[0]
+        if name in versions
+        and choice.version != UNREAD
+        and versions[name].split("+")[0] != choice.version.split("+")[0]
     )
 
 

@@ -8,9 +8,11 @@ from typing import Any
 from rocstack.base.document import Path_
 from rocstack.base.errors import BadInput, Where
 from rocstack.base.words import FileName, ImageRef, Name, Package, Sha256, Value, Version
+from rocstack.stack import base_reading
+from rocstack.stack.base_reading import BaseReading
 from rocstack.stack.component import Component, NicProfile, Packages, Role, TemplateLibrary, validate_head
 from rocstack.stack.overlay import Overlay
-from rocstack.stack.stack import AptRepository, ComponentChoice, Stack
+from rocstack.stack.stack import UNREAD, AptRepository, ComponentChoice, Stack
 
 ROOT = "/opt/rocstack/nic"  # in the image; every provider's place is a folder below
 
@@ -74,11 +76,17 @@ class Resolved(Value):
     base: ImageRef
     parts: tuple[Part, ...]  # in layer order
     exclude: tuple[str, ...]
+    reading: BaseReading | None = None  # of the base image, where components are its own
+    on_top: bool = False  # nothing but the NIC's layer on that image
 
     @property
     def ways(self) -> str:
         """How the NIC's providers get in, for a label: "inbox", "inbox+source"."""
         return "+".join(dict.fromkeys(provider.way for provider in self.providers))
+
+    def called(self, role: Role) -> str:
+        """The role that an image's labels and name say: a base with a NIC's layer runs jobs, and is no node's."""
+        return "job" if self.on_top else role
 
     def nic_packages(self) -> tuple[str, ...]:
         """What the NIC adds to the worker, as apt is asked for it."""
@@ -128,18 +136,49 @@ class Resolved(Value):
     def facts(self) -> dict[str, Any]:
         """What the rules judge: component versions and methods, OS, gfx, NIC, and the PMIx each side was built
         against. The host's `driver` is not known here."""
-        facts: dict[str, Any] = {part.name: part.choice.version for part in self.parts}
-        facts |= {f"{part.name}.method": part.choice.method for part in self.parts}
+        facts: dict[str, Any] = {p.name: p.choice.version for p in self.parts if p.choice.version != UNREAD}
+        facts |= {f"{p.name}.method": p.choice.method for p in self.parts if p.choice.method != "base"}
         facts |= {"os": self.stack.base.os, "gfx": list(self.stack.gfx), "nic": self.nic.name}
         facts["wheels"] = list(self.stack.wheels)
         of_rocm = re.search(r"\+rocm([0-9.]+[0-9])", facts.get("pytorch", ""))
         if of_rocm:
             facts["pytorch.rocm"] = of_rocm[1]
+        if self.reading:  # whose packages the base's components are, it says itself
+            own = base_reading.facts(self.reading)
+            facts = {**own, **facts} if self.on_top else {**{k: own[k] for k in own if self._of_base(k)}, **facts}
         pmix = facts.get("pmix")
         for name in ("slurm", "openmpi"):
             if self.has(name):
                 facts[f"{name}.pmix"] = self.part(name).choice.pmix or pmix
         return facts
+
+    @property
+    def framework(self) -> tuple[str | None, str | None]:
+        """What trains, and the ROCm release that it is built for; None where there is none."""
+        if self.on_top and self.reading:
+            read = base_reading.image_facts(self.reading)
+            return read.framework, read.framework_rocm
+        name = self.stack.framework if self.stack.framework in self.stack.components else None
+        return name, self.stack.framework_rocm
+
+    @property
+    def needs_reading(self) -> bool:
+        """Whether components come from the base image, which must be read before anything is decided of them."""
+        return self.reading is None and any(part.choice.method == "base" for part in self.parts)
+
+    def with_reading(self, reading: BaseReading, reference: str) -> "Resolved":
+        """The same for a base image as it was read.
+
+        Raises:
+            BadInput: the stack can't be built on it.
+        """
+        stack = base_reading.applied(self.stack, reading, reference)
+        parts = tuple(part.model_copy(update={"choice": stack.components[part.name]}) for part in self.parts)
+        return self.model_copy(update={"stack": stack, "parts": parts, "reading": reading, "base": reference})
+
+    def _of_base(self, fact: str) -> bool:
+        name = fact.partition(".")[0]
+        return self.has(name) and self.part(name).choice.method == "base"
 
     def digest(self) -> str:
         """sha256 of the whole resolved value."""
@@ -156,6 +195,8 @@ def resolve(
     base: str | None = None,
     providers: tuple[ProviderSpec, ...] = (),
     plugin: PluginSpec | None = None,
+    reading: BaseReading | None = None,
+    on_top: bool = False,
     where: Callable[[Path_], Where | None] = lambda loc: None,
 ) -> Resolved:
     """Joins the choices; without `providers` the NIC profile's first way is taken. `where` finds the line of a
@@ -187,6 +228,8 @@ def resolve(
         base=base or stack.base.image,
         parts=parts,
         exclude=_unique([*stack.exclude, *(glob for head in heads.values() for glob in head.exclude)]),
+        reading=reading,
+        on_top=on_top,
     )
 
 

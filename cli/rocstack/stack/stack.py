@@ -30,8 +30,11 @@ from rocstack.base.words import (
 )
 from rocstack.stack import gpus
 
-Method = Literal["apt", "amd", "source", "wheel", "own"]
+Method = Literal["apt", "amd", "source", "wheel", "own", "base"]  # base: the base image has it already
 Framework = Literal["pytorch", "jax"]
+Role = Literal["worker", "control"]
+ROLES: tuple[Role, ...] = ("worker", "control")
+UNREAD = "0"  # a version that only the finished image tells
 
 
 class Bootstrap(Value):
@@ -112,6 +115,8 @@ class ComponentChoice(Value):
             raise ValueError("'archive' and 'beside' are of a source with 'url'")
         if not all(each.into for each in self.beside):
             raise ValueError("an archive 'beside' needs 'into', the folder that it is unpacked to")
+        if self.method == "base" and (self.index or self.options):
+            raise ValueError("method 'base' takes the component as it is; 'index' and 'options' are of other methods")
         return self
 
     @property
@@ -150,6 +155,7 @@ class Stack(Value):
     wheels: dict[Name, Version] = {}
     provided: tuple[Name, ...] = ()  # Python distributions that come as system packages, not wheels
     exclude: tuple[Glob, ...] = ()
+    roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ROLES  # the images that it has
     budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
     disk_mb: int = Field(gt=0)  # free space a cold build needs
     driver: Line | None = None  # amdgpu versions tested with this userspace
@@ -183,6 +189,11 @@ class Stack(Value):
                         f"components: '{name}' has an archive '{archive.file}' as another has: set 'archive'"
                     )
         return self
+
+    @property
+    def on_components(self) -> bool:
+        """Whether its base has components of it already."""
+        return any(choice.method == "base" for choice in self.components.values())
 
     @property
     def framework_rocm(self) -> str | None:

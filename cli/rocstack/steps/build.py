@@ -5,21 +5,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import docker
+
 from rocstack.base.errors import BadInput, hinted
 from rocstack.base.image_names import parse_registry
 from rocstack.edge import engine, files
 from rocstack.image import base_image as bases
-from rocstack.image import pinning, sources
+from rocstack.image import base_reader, pinning, sources
 from rocstack.image import render as renderer
+from rocstack.image.base_image import BaseImage
 from rocstack.image.build import Build, image_name, write_report
 from rocstack.image.build_progress import BuildLine, BuildStep
 from rocstack.image.build_report import BuildReport
 from rocstack.registry.push import push_images, release_tags
 from rocstack.settings import site
-from rocstack.stack import rules
+from rocstack.stack import base_reading, component, rules
 from rocstack.stack.component import ROLES, Role
 from rocstack.stack.lock import Drift, Lock, drift, read, refuse_other_keys, shipped
-from rocstack.steps.image_plan import ImagePlan, join, plan_image
+from rocstack.steps.image_plan import ImagePlan, join, plan_image, plan_on_top, refuse_base
 from rocstack.steps.options import BuildOptions, LockOptions, Note, ignore, settings
 
 
@@ -51,9 +54,13 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     chosen = settings(options)
     if options.role and options.role not in ROLES:
         raise BadInput.of("unknown-role", role=options.role, hint=hinted(options.role, ROLES))
-    roles = tuple(role for role in ROLES if not options.role or role == options.role)
+    if options.from_image:
+        return _on_top(options, events)
     # Whatever can be refused without the engine is refused first.
     plan = plan_image(options, chosen, events.note)
+    roles = tuple(role for role in plan.resolved.stack.roles if not options.role or role == options.role)
+    if not roles:
+        raise BadInput.of("no-such-image", stack=plan.resolved.stack.name, role=options.role)
     renderer.require_lock(plan.resolved, plan.lock)
     if options.frozen and plan.lock is None:
         raise BadInput.of("frozen-without-lock", stack=plan.resolved.stack.name)
@@ -63,25 +70,78 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     if chosen.push:
         parse_registry(chosen.push)
         release_tags(plan.resolved.stack.name, plan.resolved.nic.name, chosen)
-    engine.require_buildx()
-    client = engine.connect()
-    engine.require_version(client)
+    client = _engine()
     if not all(engine.find_image(client, image_name(chosen, plan.resolved, role)) for role in roles):
         engine.require_disk(client, plan.resolved.stack.disk_mb)
     start = bases.ensure(client, plan.resolved.stack, chosen, events.note)
-    plan = replace(plan, resolved=plan.resolved.model_copy(update={"base": start.reference}))
+    if plan.resolved.needs_reading:
+        reading = base_reader.read(client, start.reference, plan.resolved.nic.provider)
+        events.note(base_reading.sentence(reading, start.reference))
+        plan = replace(plan, resolved=plan.resolved.with_reading(reading, start.reference))
+        refuse_base(plan)
+    else:
+        plan = replace(plan, resolved=plan.resolved.model_copy(update={"base": start.reference}))
+    report = _run(options, events, plan, client, start, roles, given)
+    if report.ok and chosen.push:
+        report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)
+        write_report(plan.folder, report)
+    return report
+
+
+def _engine() -> docker.DockerClient:
+    engine.require_buildx()
+    client = engine.connect()
+    engine.require_version(client)
+    return client
+
+
+def _on_top(options: BuildOptions, events: BuildEvents) -> BuildReport:
+    """The NIC's layer on somebody's image.
+
+    Raises:
+        BadInput: an option that such an image has no use for; no image can be built on that one.
+        Missing, CheckFailed: as `build`.
+    """
+    others = [
+        *("stack", "role", "methods", "gfx", "base", "base_image", "sources", "frozen", "push", "tag", "move_tags"),
+    ]
+    unfit = next((name for name in others if getattr(options, name)), None)
+    if unfit:
+        flag = "--with" if unfit == "methods" else f"--{unfit.replace('_', '-')}"
+        raise BadInput.of("no-combination", why=f"--from takes the image as it is, and has no use for {flag}")
+    chosen = settings(options, base_image=options.from_image)
+    nics = component.library("nic", chosen.overlay_folder())
+    nic = component.validate_head(nics.get(chosen.nic), component.NicProfile)
+    client = _engine()
+    start = bases.given(client, chosen.base_image)
+    reading = base_reader.read(client, start.reference, nic.provider)
+    events.note(base_reading.sentence(reading, start.reference))
+    plan = plan_on_top(options, chosen, events.note, reading, start.reference)
+    events.planned(plan)
+    return _run(options, events, plan, client, start, plan.resolved.stack.roles)
+
+
+def _run(
+    options: BuildOptions,
+    events: BuildEvents,
+    plan: ImagePlan,
+    client: docker.DockerClient,
+    start: BaseImage,
+    roles: tuple[Role, ...],
+    archives: tuple[Path, ...] = (),
+) -> BuildReport:
     events.started(roles, plan)
-    report = Build(
+    return Build(
         client=client,
         resolved=plan.resolved,
         lock=plan.lock,
         context=plan.render(),
         base=start,
-        settings=chosen,
-        site=site.of(chosen),
+        settings=plan.settings,
+        site=site.of(plan.settings),
         folder=plan.folder,
         roles=roles,
-        sources=given,
+        sources=archives,
         nodes=plan.nodes,
         why=plan.why,
         rehearsal=" and ".join(plan.lacks),
@@ -91,10 +151,6 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         on_event=events.step,
         on_note=events.note,
     ).run()
-    if report.ok and chosen.push:
-        report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)
-        write_report(plan.folder, report)
-    return report
 
 
 @dataclass(frozen=True)

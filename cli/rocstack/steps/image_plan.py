@@ -5,20 +5,22 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from rocstack.base import image_names
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.image import render as renderer
 from rocstack.image.context import BuildContext
 from rocstack.nic import plugin_source, vendor_release, ways
 from rocstack.nic.ways import ProviderPlan, is_worker
-from rocstack.node.gate import UNFIT, judge
+from rocstack.node.gate import UNFIT, gpu_lacks, judge
 from rocstack.node.image_facts import ImageFacts
 from rocstack.node.profile import NodeProfile
 from rocstack.settings.settings import Settings
-from rocstack.stack import choice, component, overlay, resolve, rules, stack
+from rocstack.stack import base_reading, choice, component, overlay, resolve, rules, stack
+from rocstack.stack.base_reading import BaseReading
 from rocstack.stack.component import NicProfile, TemplateLibrary
 from rocstack.stack.lock import Lock, for_stack
 from rocstack.stack.resolve import Resolved
-from rocstack.stack.stack import Stack
+from rocstack.stack.stack import UNREAD, Stack
 from rocstack.steps.options import ImageOptions, Note
 
 
@@ -79,7 +81,7 @@ def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str
         return _providers(nic, own, found, options, chosen, note)
 
     plan = join(chosen, gfx=options.gfx, methods=options.methods, base=base, providers=providers)
-    rules.refuse_broken(rules.judge(rules.load(), plan.resolved.facts()))
+    refuse_base(plan)
     lock = for_stack(plan.resolved.stack, options.lock)
     return replace(plan, nodes=nodes(chosen.nic), lock=lock, why=why, lacks=lacks)
 
@@ -93,6 +95,54 @@ def fits_of(nodes: Sequence[NodeProfile], folder: Path | None) -> tuple[choice.S
     need = choice.NodesNeed.of(nodes)
     names = stack.names(folder) if need.targets else ()
     return tuple(choice.fit(stack.load(name, folder), need) for name in names)
+
+
+def plan_on_top(options: ImageOptions, chosen: Settings, note: Note, reading: BaseReading, reference: str) -> ImagePlan:
+    """Decides what a NIC's layer on an image holds.
+
+    Raises:
+        BadInput: something is wrong with NIC, rules or profiles; the image can't be the base of it.
+        CheckFailed: a node can't be read, or can't fit the image.
+    """
+    own = base_reading.on_top(reading, reference, image_names.as_variant(reference))
+    folder = chosen.overlay_folder()
+    components, nics = component.library("components"), component.library("nic", folder)
+    nic = component.validate_head(nics.get(chosen.nic), NicProfile)
+    nodes = nodes_of(options.profiles, options.inventory, nic.modules, nic.pci, note, overlay=folder, here=False)
+    need = choice.NodesNeed.of(nodes)
+    lacks = gpu_lacks(base_reading.image_facts(reading), need.targets)
+    if not chosen.rehearsal:
+        choice.refuse_unusable(choice.StackFit(own, need, lacks), ())
+    providers = _providers(nic, own, nodes, options, chosen, note)
+    value = resolve.resolve(
+        own,
+        chosen.nic,
+        components,
+        nics,
+        overlay.load(None),
+        base=reference,
+        providers=providers.providers,
+        plugin=providers.plugin,
+        reading=reading,
+        on_top=True,
+    )
+    value = _with_repository(value, chosen)
+    plan = ImagePlan(chosen, value, components, nics, providers=providers, nodes=nodes, lacks=lacks)
+    refuse_base(plan)
+    return plan
+
+
+def refuse_base(plan: ImagePlan) -> None:
+    """Judges what was read of a base.
+
+    Raises:
+        BadInput: nothing that works can be built on it; it breaks a rule.
+    """
+    value = plan.resolved
+    if value.reading:
+        ways = [provider.way for provider in value.providers]
+        base_reading.refuse(value.reading, value.base, value.nic.provider, ways)
+    rules.refuse_broken(rules.judge(rules.load(), value.facts()))
 
 
 def join(
@@ -130,9 +180,13 @@ def join(
         plugin=plan.plugin if plan else None,
         where=doc.where,
     )
+    return ImagePlan(chosen, _with_repository(value, chosen), components, nics, providers=plan)
+
+
+def _with_repository(value: Resolved, chosen: Settings) -> Resolved:
     if chosen.nic_repository and any(provider.way == "package" for provider in value.providers):
-        value = value.model_copy(update={"nic_repository": chosen.nic_repository})
-    return ImagePlan(chosen, value, components, nics, providers=plan)
+        return value.model_copy(update={"nic_repository": chosen.nic_repository})
+    return value
 
 
 def _methods(texts: Sequence[str]) -> dict[str, str]:
@@ -167,7 +221,7 @@ def _providers(
         lambda: vendor_release.rdma_core(source),
         accept=chosen.nic_accept or None,
         repository=chosen.nic_repository is not None,
-        versions={name: part.version for name, part in own.components.items()},
+        versions={name: part.version for name, part in own.components.items() if part.version != UNREAD},
     )
     plan = ways.plan(nic, ways.needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
     if any(provider.way == "package" for provider in plan.providers):

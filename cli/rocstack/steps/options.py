@@ -160,6 +160,10 @@ class BuildOptions(ImageOptions):
     role: Annotated[str, Flag("Build only this role: worker or control; default: both.")] = ""
     base: Annotated[str | None, Flag("Where the base comes from: auto, registry or mmdebstrap.")] = None
     sources: Sources = None
+    from_image: Annotated[
+        str | None,
+        Flag("Put only the NIC's layer, the gate's labels and the fabric's environment on this image.", ("--from",)),
+    ] = None
     frozen: Annotated[bool, Flag("Fail if the distribution's versions differ from the lock.")] = False
     refresh: Annotated[bool, Flag("Fetch the package index again (it is kept for a week).")] = False
     no_cache: Annotated[bool, Flag("Rebuild every step.")] = False

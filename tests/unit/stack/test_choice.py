@@ -69,6 +69,10 @@ def test_two_that_suit_equally_are_left_to_the_person() -> None:
     assert "jaxed (ubuntu-24.04, ROCm 7.2.3, JAX 2.11.0+rocm7.2)" in refused.value.what
 
 
+def test_one_on_somebodys_image_is_never_chosen_unasked() -> None:
+    assert chosen(node(amdgpu="6.16.13"), stacks=(stack.load("rocm-pytorch"), R64, R72))[0] == R72.name
+
+
 def test_none() -> None:
     with pytest.raises(CheckFailed) as refused:
         chosen(node("gfx1201"))

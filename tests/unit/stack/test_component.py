@@ -182,4 +182,8 @@ def test_every_template_is_used() -> None:
 
     used = {name for each in stack.names() for name in stack.load(each).components}
     assert used == set(component.library("components").files)
-    assert {path.name for path in paths.templates().iterdir() if path.is_file()} == {"Dockerfile.j2", "macros.j2"}
+    assert {path.name for path in paths.templates().iterdir() if path.is_file()} == {
+        "Dockerfile.j2",
+        "From.j2",
+        "macros.j2",
+    }

@@ -8,7 +8,7 @@ import typer
 
 from rocstack.base.text import count
 from rocstack.cli.command import Answer, command
-from rocstack.cli.ui import Interrupted, escape, out, say, table
+from rocstack.cli.ui import Interrupted, err, escape, out, say, table
 from rocstack.steps.options import FirstLightOptions, ReplayOptions
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def first_light(choice: FirstLightOptions) -> Answer:
 
 def _ended(step: Step) -> None:
     why = f": {step.why}" if step.why else ""
-    out.print(f"[{STYLE[step.state]}]{step.state:11}[/] {escape(f'{step.name}, {step.seconds:.1f} s{why}')}")
+    err.print(f"[{STYLE[step.state]}]{step.state:11}[/] {escape(f'{step.name}, {step.seconds:.1f} s{why}')}")
 
 
 @command("rocstack replay first-light.json.gz")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_run import Cli
 from made_runs import on, result, run
 
 from rocstack.base.errors import BadInput, CheckFailed
@@ -181,6 +182,13 @@ def test_a_defect_of_ours_is_worth_a_line_too(reached: Reached) -> None:
     reached.build = KeyError("gfx")
     assert reached.run()["build"] == "failed"
     assert light_files.read(reached.file).steps[1].why == "KeyError: 'gfx'"
+
+
+def test_json_stands_alone_on_standard_output(reached: Reached, cli: Cli) -> None:
+    done = cli("first-light", "inventory.yml", "--out", str(reached.file), "--json", cwd=reached.folder)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["ok"]
+    assert "probe" in done.err
 
 
 def test_a_file_that_is_there_is_kept(reached: Reached) -> None:

@@ -203,8 +203,22 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ansible(private: str, settings: Mapping[str, Any], env: dict[str, str], events: _Events, watch: Watch) -> int:
+    from ansible_runner import runner as runner_module  # type: ignore[import-untyped]
     from ansible_runner.interface import init_runner  # type: ignore[import-untyped]
+    from ansible_runner.utils import OutputEventFilter  # type: ignore[import-untyped]
 
+    class NamesAlone(OutputEventFilter):  # type: ignore[misc]
+        """Takes of an event in the output nothing but its name: anything may stand there, since a node can write one.
+        All else is in the file that Ansible wrote."""
+
+        EVENT_DATA_RE = re.compile(r"\x1b\[K([A-Za-z0-9+/=]{4,78}\x1b\[\d\d?D)\x1b\[K")
+
+        def _emit_event(self, printed: str, event: object = None) -> Any:
+            name = event.get("uuid") if isinstance(event, dict) else None
+            known = {"uuid": name} if isinstance(name, str) and _UUID.fullmatch(name) else {}
+            return super()._emit_event(printed, known)
+
+    runner_module.OutputEventFilter = NamesAlone
     runner = init_runner(
         private_data_dir=private,
         project_dir=str(Path.cwd()),  # Ansible looks for ansible.cfg where it runs

@@ -294,11 +294,24 @@ def forged(host: str, task: str, result: object) -> str:
     event = {"uuid": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "event": "runner_on_ok"}
     event |= {"event_data": {"host": host, "task": task, "res": result}}
 
-    def token(value: object) -> str:
-        data = base64.b64encode(json.dumps(value).encode()).decode()
-        return f"\x1b[K{data}\x1b[{len(data)}D\x1b[K"
+    return token(json.dumps(event)) + "said\n" + token("{}")
 
-    return token(event) + "said\n" + token({})
+
+def token(text: str) -> str:
+    data = base64.b64encode(text.encode()).decode()
+    return f"\x1b[K{data}\x1b[{len(data)}D\x1b[K"
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '"x"', '{"uuid": "\\u0000"}', '{"uuid": [1]}', "[" * 100_000])
+def test_a_node_can_not_end_the_run_by_an_odd_event(place: Path, text: str) -> None:
+    (place / "answer").write_text(json.dumps({"failed": True, "msg": token(text)}))
+    node = place / "python"
+    node.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.stdin.read()\nprint(open({str(place / 'answer')!r}).read())\n"
+    )
+    node.chmod(0o755)
+    (place / "inv").write_text(f"n1 ansible_connection=local ansible_python_interpreter={node}\n")
+    assert [(host.host, host.state) for host in ansible.run("probe.yml", Path("inv"))] == [("n1", "failed")]
 
 
 @pytest.mark.parametrize("key", ["msg", "warnings", "_ansible_odd", "ansible_facts", "behind"])

@@ -1,5 +1,6 @@
 """Plain ssh to a host, by the same way as Ansible's: commands on the control node, and a tunnel to its registry."""
 
+import os
 import re
 import shlex
 import signal
@@ -7,8 +8,9 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +21,7 @@ from rocstack.edge import ansible
 
 PLAYBOOK, TASK = "connection.yml", "Connection"
 TIMEOUT_S = 60.0  # until ssh is through, and for the answer to a plain command
+LONGEST = 64 << 20  # bytes of an answer
 FAILED = 255  # the exit status of ssh itself
 _LOCAL = ("local", "ansible.builtin.local")
 _SSH = ("ssh", "smart", "ansible.builtin.ssh")
@@ -33,6 +36,7 @@ _OPTIONS = (
     "Compression=no",  # layers are compressed
     "LogLevel=INFO",  # why it failed
 )
+_LOOK_S = 0.1  # between two looks at how much came
 _READY = "rocstack-tunnel-ready"
 _NOISE = re.compile(r"^$|^\*\* |^Warning: Permanently added|^Connection to .* closed")
 
@@ -100,19 +104,36 @@ def resolve(host: str, variables: Mapping[str, Any]) -> SshHost:
     )
 
 
-def run(ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """As root there, without a terminal or input. How it ended is the caller's to judge; 255 is ssh's own failure.
+def run(
+    ssh_host: SshHost, command: Sequence[str], seconds: float = TIMEOUT_S, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """As root there, without a terminal; it reads `text`. How it ended is the caller's to judge; 255 is ssh's own
+    failure.
 
     Raises:
-        CheckFailed: no answer in time.
+        CheckFailed: no answer in time, or one without an end.
     """
-    line = ssh_host.argv(command, options=["-T"])
-    try:
-        return subprocess.run(
-            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
-        raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s") from None
+    with ExitStack() as files:
+        given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        given.write(text.encode())
+        given.seek(0)
+        process = subprocess.Popen(ssh_host.argv(command, options=["-T"]), stdin=given, stdout=out, stderr=err)
+        deadline = time.monotonic() + seconds
+        try:
+            while process.returncode is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+                if any(os.fstat(each.fileno()).st_size > LONGEST for each in (out, err)):
+                    raise ssh_host.error("no end of the answer from", f"more than {LONGEST >> 20} MB")
+                if process.returncode is None and time.monotonic() > deadline:
+                    raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s")
+        finally:
+            process.kill()
+            process.wait()
+        for each in (out, err):
+            each.seek(0)
+        said, complaints = (each.read().decode(errors="replace") for each in (out, err))
+        return subprocess.CompletedProcess(process.args, process.returncode, said, complaints)
 
 
 def output(ssh_host: SshHost, command: Sequence[str], most: int, seconds: float = TIMEOUT_S) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstack.base.errors import BadInput
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge import ssh
 
 HOSTS = {
@@ -125,3 +125,16 @@ def test_why_it_failed_is_one_line(said: str) -> None:
 def test_a_password_that_only_ansible_can_use_is_the_cause() -> None:
     error = ssh.SshHost("n1", ("ssh",), "10.0.0.1", password=True).error("no lock on", "Permission denied (publickey).")
     assert "only Ansible" in str(error.cause)
+
+
+def test_a_command_reads_what_it_is_given_and_says_how_it_ended() -> None:
+    done = ssh.run(ssh.SshHost("n1"), ["sh", "-c", "cat; printf '\\377' >&2; exit 3"], text="given")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "given", "\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.mark.parametrize("script", ["yes", "yes >&2"])
+def test_an_answer_without_an_end_is_cut_off(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fill this machine's memory."""
+    monkeypatch.setattr(ssh, "LONGEST", 1000)
+    with pytest.raises(CheckFailed, match="no end of the answer from n1"):
+        ssh.run(ssh.SshHost("n1"), ["sh", "-c", f"exec {script}"])

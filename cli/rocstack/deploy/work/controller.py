@@ -139,11 +139,10 @@ class Controller:
         Raises:
             CheckFailed: no answer in time.
         """
-        line = self.ssh_host.argv(command, options=["-T"])
         try:
-            return subprocess.run(line, input=text, capture_output=True, text=True, timeout=seconds, check=False)
-        except subprocess.TimeoutExpired:
-            raise self._error("doesn't answer", f"no answer within {seconds:.0f} s") from None
+            return ssh.run(self.ssh_host, command, seconds, text)
+        except CheckFailed as error:
+            raise self._error("doesn't answer", error.what) from None
 
     def _error(self, what: str, why: str) -> CheckFailed:
         return CheckFailed.of("slurm-failed", node=self.node, what=what, why=why)

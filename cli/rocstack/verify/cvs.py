@@ -31,6 +31,8 @@ ENV = "rocstack_env.sh"
 LARGE = "8589934592"  # bytes, at which our collectives are judged
 PAIRWISE = "pairwise_min_bw"
 NICS = {"broadcom": "thor", "ainic": "ainic", "mellanox": "connectx"}  # of ours -> cvs' nic_model
+# The libraries' own variables, without paths: LD_PRELOAD and NCCL_NET_PLUGIN=/home/x.so lead to code.
+_FABRIC = re.compile(r"(?:NCCL|RCCL|UCX|GLOO|FI|HSA|HIP)_\w+=(?:[\w.,:;=^@+ -]*|[0-9A-Fa-f.:]+/[0-9]+)", re.ASCII)
 _MARK = "rocstack-answer"
 _ASK = f"""cat /sys/class/dmi/id/bios_version; echo {_MARK}; lsmem --summary=only; echo {_MARK}
 docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec {services.WORKER} cat {ENV_PATH}"""
@@ -74,11 +76,20 @@ def export(
     made = documents(hosts, facts, labels.get("io.rocstack.component.rocm", ""), overlay)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
-    texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in facts.fabric.items())
+    fabric = harmless(facts.fabric)
+    texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in fabric.items())
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     absent = [failure.node for failure in state.gathered.failures]
-    return [folder / name for name in texts], list(_notes(hosts, facts, absent, made))
+    notes = list(_notes(hosts, facts, absent, made))
+    if left := [name for name in facts.fabric if name not in fabric]:
+        notes.append(f"{ENV} lacks what may lead to code or isn't the fabric's: {', '.join(left)}")
+    return [folder / name for name in texts], notes
+
+
+def harmless(fabric: Mapping[str, str]) -> dict[str, str]:
+    """Of one worker's variables those that all jobs of cvs may have: they lead to no code."""
+    return {name: value for name, value in fabric.items() if _FABRIC.fullmatch(f"{name}={value}")}
 
 
 def documents(hosts: tuple[CvsHost, ...], facts: CvsFacts, rocm: str, overlay: Path | None = None) -> dict[str, Any]:

@@ -223,3 +223,23 @@ def test_what_a_person_must_know() -> None:
     for text in ("virtual nodes (mi300x-thor2)", "bios_version", FILL_IN, "fw_dict", "port 22", "n3 was not reached"):
         assert text in said
     assert len(list(cvs._notes(HOSTS, SAID, [], made()))) == 1
+
+
+def test_one_worker_brings_no_code_into_all_jobs() -> None:
+    good = {
+        "NCCL_IB_HCA": "=bnxt_re0:1,bnxt_re1:1",
+        "NCCL_IB_ADDR_RANGE": "10.1.0.0/16",
+        "NCCL_NET": "AWS Libfabric",
+        "UCX_NET_DEVICES": "bnxt_re0:1",
+        "NCCL_NET_PLUGIN": "none",
+    }
+    bad = {
+        "LD_PRELOAD": "x.so",
+        "PATH": "bin",
+        "BASH_ENV": "x",
+        "NCCL_NET_PLUGIN": "/home/eve/x.so",
+        "HSA_TOOLS_LIB": "./x.so",
+        "UCX_MODULE_DIR": "1/2/x",
+    }
+    assert cvs.harmless(good) == good
+    assert cvs.harmless(bad) == {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
-from made_runs import on
+from made_runs import on, result, run
 
-from rocstack.verify.report import charts, drawings, matrix, topology
+from rocstack.verify.report import charts, drawings, matrix, page, topology
 from rocstack.verify.result import Measure
 
 
@@ -163,3 +164,13 @@ def test_each_thing_that_a_check_measures_has_its_line() -> None:
     many = [on("n1", value=i, unit=str(i)) for i in range(9)]
     assert [line for line, _ in matrix.lines(many)] == ["0 0", "1 1", "2 2", "and 6 more"]
     assert matrix.lines([on("n1", value=True, wanted="True")]) == (("yes", "yes"),)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.79e308])
+def test_a_number_that_no_scale_has_is_said_instead_of_drawn(value: float) -> None:
+    """A worker's tool may print it; without its drawing the report is still there."""
+    curves = {"unit": "GB/s", "series": [{"name": "a", "points": [[8.0, value], [16.0, 1.0]]}]}
+    one = {"name": "x", "unit": "us", "better": "low", "nodes": ["n1", "n2"], "values": [[None, value], [1.0, None]]}
+    made = run(result(on("n1"), drawings={"curves": curves, "matrix": {"quantities": [one]}}))
+    assert len(drawings.read(made).unreadable) == 2
+    assert "drawn" in page.html(made)

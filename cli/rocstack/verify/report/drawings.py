@@ -3,12 +3,15 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rocstack.base.words import Value
 from rocstack.verify.result import CheckResult, Run
+
+# A node's tools may say "nan" or "inf", which no scale has.
+Drawable = Annotated[float, Field(ge=-1e18, le=1e18)]
 
 
 class MatrixQuantity(Value):
@@ -18,7 +21,7 @@ class MatrixQuantity(Value):
     unit: str
     better: Literal["low", "high"]
     nodes: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
+    values: tuple[tuple[Drawable | None, ...], ...]
 
 
 class Matrix(Value):
@@ -28,7 +31,7 @@ class Matrix(Value):
 
 
 class ThresholdLine(Value):
-    value: float
+    value: Drawable
     text: str
 
 
@@ -36,7 +39,7 @@ class Series(Value):
     """`points` are (bytes, busbw, algbw), or without the last; `threshold` is of busbw, at the largest size."""
 
     name: str
-    points: tuple[tuple[float, float] | tuple[float, float, float], ...]
+    points: tuple[tuple[Drawable, Drawable] | tuple[Drawable, Drawable, Drawable], ...]
     threshold: ThresholdLine | None = None
 
 

@@ -180,7 +180,7 @@ def _ask_pip(
     """What one index has of them, with all that they need."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
+        command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
         command += ["--ignore-installed", "--only-binary", ":all:", "--implementation", "cp"]
         command += ["--python-version", stack.python, "--abi", f"cp{stack.python.replace('.', '')}"]
         for platform in PLATFORMS:

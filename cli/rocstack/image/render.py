@@ -94,7 +94,8 @@ def render(
         files["build/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")
-    files["check/libibverbs"] = files["build/libibverbs"]
+    for name in ("libibverbs", "offload_bundle.py"):
+        files[f"check/{name}"] = files[f"build/{name}"]
     files |= readers()
     files |= node_package.files(nics)
     files |= {path: ContextFile(data) for path, data in (archives or {}).items()}

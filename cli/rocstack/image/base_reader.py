@@ -127,7 +127,12 @@ def _file(container: Container, path: str) -> bytes | None:
     with contextlib.closing(found[0]) as chunks:
         if int(found[1]["size"]) > MOST:
             return None
-        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+        data = bytearray()
+        for chunk in chunks:  # of a folder it is all that is in it
+            data += chunk
+            if len(data) > 2 * MOST:
+                return None
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             member = tar.next()
             file = tar.extractfile(member) if member and member.isreg() else None
             return file.read(MOST) if file else None

@@ -56,18 +56,19 @@ PUBLIC = re.compile(
     r"(?:.*\.)?(?:amd|radeon|broadcom|nvidia|hpe|github|githubusercontent|schedmd|docker|kernel|debian|ubuntu|pytorch|python"
     r"|pypi|pythonhosted|huggingface|open-mpi|openucx|arxiv)\.(?:com|org|io|net|co)"
 )
-# What is secret or personal wherever it stands in what programs said, and what takes its place.
+# What is secret or personal wherever it stands in what programs said, and what takes its place. None looks to the
+# end of a text from each of its characters: a node's text could make that hours.
 _SECRET = r"(?:\w*_)?(?:password|passwd|secret|token|api_?key)"
 _SERIAL = r"(?:\w*[ _-])?(?:serial(?:[ _-]?(?:number|no))?|asset[ _-]tag)"
 FORMS = (
     (re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL), "masked-key"),
-    (re.compile(r"\b(?:ssh-[a-z0-9]+|ecdsa-sha2-\S+) [A-Za-z0-9+/=]{20,}(?: \S+)?"), "masked-key"),
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\bMUNGE:[\w+/=]+:?"), "masked-key"),
+    (re.compile(r"\b(?:ssh-[a-z0-9]+|ecdsa-sha2-\S{1,40}) [A-Za-z0-9+/=]{20,}(?: \S+)?"), "masked-key"),
+    (re.compile(r"\beyJ[\w-]{8,2000}\.[\w-]+\.[\w-]*|\bMUNGE:[\w+/=]+:?"), "masked-key"),
     (re.compile(rf"(?i)\b({_SECRET}[\"']?\s*[=:]\s*)[\"']?[^\s\"',;]+"), r"\1masked"),
     (re.compile(rf"(?i)\b({_SERIAL}[\"']?\s*[=:]\s*)(?!0x0|N/A)\S+"), r"\1masked"),
     (re.compile(r"(?<=://)[^/\s@\"']+@"), ""),
     (re.compile(r"(/home/|/Users/)[^/\s:\"',;)\]]+"), r"\1user"),
-    (re.compile(r"[\w.+-]+@(?!sha256:)[A-Za-z0-9](?:[\w.-]*\w)?"), "user@host"),
+    (re.compile(r"(?<![\w.+-])[\w.+-]+@(?!sha256:)[A-Za-z0-9](?:[\w.-]*\w)?"), "user@host"),
 )
 _SECRET_FIELD = re.compile(r"(?i)(password|passwd|secret|token|serial(_?number)?|asset_tag|vpd)$")
 

@@ -112,3 +112,12 @@ def test_fields_that_are_secret_by_their_name_go() -> None:
     assert said["serial_number"] not in ("A1B2C3", "")
     assert said["board"] == {"serial": 0}
     assert said["vram"] == 4096
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", "a_", "a.", "-", "ecdsa-sha2-", "eyJ-", "eyJaaaaaaaa.", "://a.", "MUNGE:", "password "]
+)
+def test_a_text_of_one_piece_is_no_work(piece: str) -> None:
+    """It was hours of it."""
+    text = piece * (200_000 // len(piece))
+    assert len(Redaction(KEY).said(text)) <= 2 * len(text)

@@ -54,7 +54,9 @@ CONTROLLER = """
     setpriv --reuid=munge --regid=munge --clear-groups munged
     install -d -o slurm -g slurm /var/lib/slurm/slurmctld
     ln -s slurmctld-wlm /usr/sbin/slurmctld  # its name says what it is
-    setsid slurmctld -D >/run/slurmctld.log 2>&1 </dev/null &
+"""
+START = """
+    setsid slurmctld -D >>/run/slurmctld.log 2>&1 </dev/null &
     until timeout 5 sinfo; do sleep 0.2; done
 """
 STOP = """
@@ -74,6 +76,25 @@ class Worker:
         """Of somebody who is not root."""
         user = f"setpriv --reuid={UID} --regid={UID} --clear-groups"
         return self.machine.try_run(f"cd /tmp && {user} srun {asked} {shlex.join(program)}", 120)
+
+    def batch(self, asked: str, script: str) -> str:
+        """The number of a job that runs."""
+        user = f"setpriv --reuid={UID} --regid={UID} --clear-groups"
+        line = f"sbatch --parsable --chdir=/tmp --output=/dev/null {asked} --wrap {shlex.quote(script)}"
+        job = self.machine.run(f"cd /tmp && {user} {line}").strip()
+        self.machine.run(f"until squeue -h -j {job} -o %T | grep -qx RUNNING; do sleep 0.2; done")
+        return job
+
+    def ended(self, job: str) -> None:
+        self.machine.run(f"while squeue -h -j {job} -o %T | grep .; do sleep 0.2; done", 120)
+
+    def restart_controller(self) -> None:
+        file = "/var/lib/slurm/slurmctld.pid"
+        self.machine.run(f"kill $(cat {file}); while kill -0 $(cat {file}) 2>/dev/null; do sleep 0.2; done" + START)
+
+    def jump(self, hours: int) -> None:
+        """Of the machine's clock, which all on it have in common."""
+        self.machine.run(f"date --set=@$(($(date +%s) + {3600 * hours}))")
 
     def root(self, script: str) -> str:
         return self.machine.run(f"docker exec {services.WORKER} bash -c {shlex.quote(script)}")
@@ -112,7 +133,7 @@ def worker(machine: Machine, image: str, folder: Path) -> Iterator[Worker]:
     machine.write(cgroup.SECCOMP, cgroup.seccomp_profile().decode())
     machine.run(ENGINE, 180)
     try:
-        machine.run(f"echo alice:x:{UID}:{UID}::/tmp:/bin/bash >>/etc/passwd" + CONTROLLER)
+        machine.run(f"echo alice:x:{UID}:{UID}::/tmp:/bin/bash >>/etc/passwd" + CONTROLLER + START)
         driver = machine.run("docker info --format '{{.CgroupDriver}}'").strip()
         config = inspect(image)
         changes = [f"--change=ENV {variable}" for variable in config["Env"]]

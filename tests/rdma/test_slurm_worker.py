@@ -1,4 +1,4 @@
-"""Jobs in cgroups of version 2: slurmd in its container, on a machine whose kernel has no other."""
+"""slurmd in its container, on a machine with a kernel of its own: jobs in cgroups of version 2, a clock that jumps."""
 
 from __future__ import annotations
 
@@ -79,3 +79,21 @@ def test_a_worker_that_starts_again_holds_jobs_too(slurm: Worker) -> None:
     """The scope of its last life is still there."""
     slurm.restart()
     assert held(slurm, "--gpus=2") == list(GPUS)
+
+
+def test_a_job_outlives_a_clock_that_jumps(slurm: Worker) -> None:
+    """As when somebody sets it by hand. Set back, Slurm starts no job until its controller has started again."""
+    job = slurm.batch("--mem=100", "until [ -e /tmp/jumped ]; do sleep 0.2; done; rm /tmp/jumped")
+    slurm.jump(2)
+    slurm.root("touch /tmp/jumped")
+    slurm.ended(job)
+    slurm.ready()
+    assert held(slurm, "--gpus=1") == [GPUS[0]]
+
+    job = slurm.batch("--mem=100", "until [ -e /tmp/jumped ]; do sleep 0.2; done; rm /tmp/jumped")
+    slurm.jump(-2)
+    slurm.root("touch /tmp/jumped")
+    slurm.ended(job)
+    slurm.restart_controller()
+    slurm.ready()
+    assert held(slurm, "--gpus=1") == [GPUS[0]]

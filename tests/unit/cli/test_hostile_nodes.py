@@ -264,7 +264,7 @@ def test_recordings(screen: io.StringIO, mark: Path, tmp_path: Path) -> None:
         if made and number % 8 == 0:  # the rest of it takes long
             (node,) = recordings.profiles([made])
             probe._show((node,))
-            steps._record((made,), folder / str(number))
+            steps._record(recordings.Recorded((made,)), folder / str(number))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert {path.name for path in (tmp_path / "a/b/c").iterdir()} == {"record"}
     assert all(path.resolve().is_relative_to(folder) for path in folder.rglob("*"))

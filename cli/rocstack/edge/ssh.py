@@ -113,27 +113,47 @@ def run(
     Raises:
         CheckFailed: no answer in time, or one without an end.
     """
+    try:
+        done = captured(ssh_host.argv(command, options=["-T"]), seconds, text.encode())
+    except Endless as error:
+        raise ssh_host.error("no end of the answer from", str(error)) from None
+    except subprocess.TimeoutExpired:
+        raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s") from None
+    said, complaints = (each.decode(errors="replace") for each in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, said, complaints)
+
+
+class Endless(Exception):
+    """A program said more than any answer has."""
+
+
+def captured(line: Sequence[str], seconds: float, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """As `subprocess.run` does it, but what a node says without end doesn't fill this machine's memory.
+
+    Raises:
+        Endless: more than LONGEST bytes came.
+        TimeoutExpired: it ran longer.
+    """
     with ExitStack() as files:
-        given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-        given.write(text.encode())
-        given.seek(0)
-        process = subprocess.Popen(ssh_host.argv(command, options=["-T"]), stdin=given, stdout=out, stderr=err)
+        read, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        read.write(given)
+        read.seek(0)
+        process = subprocess.Popen(line, stdin=read, stdout=out, stderr=err)
         deadline = time.monotonic() + seconds
         try:
             while process.returncode is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
                 if any(os.fstat(each.fileno()).st_size > LONGEST for each in (out, err)):
-                    raise ssh_host.error("no end of the answer from", f"more than {LONGEST >> 20} MB")
+                    raise Endless(f"more than {LONGEST >> 20} MB")
                 if process.returncode is None and time.monotonic() > deadline:
-                    raise ssh_host.error("no answer from", f"nothing within {seconds:.0f} s")
+                    raise subprocess.TimeoutExpired(line, seconds)
         finally:
             process.kill()
             process.wait()
         for each in (out, err):
             each.seek(0)
-        said, complaints = (each.read().decode(errors="replace") for each in (out, err))
-        return subprocess.CompletedProcess(process.args, process.returncode, said, complaints)
+        return subprocess.CompletedProcess(line, process.returncode, out.read(), err.read())
 
 
 def output(ssh_host: SshHost, command: Sequence[str], most: int, seconds: float = TIMEOUT_S) -> tuple[int, str, str]:

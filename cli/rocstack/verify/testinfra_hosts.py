@@ -16,6 +16,7 @@ from testinfra.host import Host
 from rocstack.base.errors import BadInput
 from rocstack.deploy.plan import services
 from rocstack.deploy.state.cluster_state import ClusterState
+from rocstack.edge import ssh
 from rocstack.edge.ssh import FAILED, SshHost
 
 AT_ONCE = 64  # connections
@@ -41,12 +42,10 @@ class SshBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no ty
         line = self.get_command(command, *args)
         words = self.ssh_host.argv([*bounded(seconds), "sh", "-c", line], options=["-T"])
         try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds + 30, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            text = f"no answer within {seconds:.0f} s".encode()
-            return self.result(FAILED, line.encode(), error.stdout or b"", text)
+            done = ssh.captured(words, seconds + 30)
+        except (subprocess.TimeoutExpired, ssh.Endless) as error:
+            why = f"an answer of {error}" if isinstance(error, ssh.Endless) else f"no answer within {seconds:.0f} s"
+            return self.result(FAILED, line.encode(), b"", why.encode())
         return self.result(done.returncode, line.encode(), done.stdout, done.stderr)
 
 

@@ -198,3 +198,10 @@ def test_plain_pytest_says_what_is_wrong_and_ends(line: str, says: str, tmp_path
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert done.returncode == (2 if line else pytest.ExitCode.USAGE_ERROR)
+
+
+def test_a_node_that_answers_without_an_end_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "LONGEST", 1000)
+    done = testinfra_hosts.SshBackend(ssh.SshHost("n1")).run("yes", seconds=20)
+    assert done.rc == ssh.FAILED
+    assert "an answer of more than" in done.stderr

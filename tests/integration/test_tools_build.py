@@ -26,23 +26,19 @@ TOOLS = {
     "transferbench": ("1.52", "TransferBench-1.52.tar.gz", "TransferBench a2a", "NUMA library not supported"),
     "babelstream": ("5.0", "BabelStream-5.0.tar.gz", "hip-stream", NO_DEVICE),
 }
-SUITES = [
-    {"suite": "unstable"},
-    {
-        "suite": "experimental",
-        "priority": 990,
-        "packages": [
-            "libamdhip64*",
-            "libamd-comgr*",
-            "hipcc*",
-            "libhsa-runtime*",
-            "librccl*",
-            "libroc*",
-            "rocm-*",
-            "hipify*",
-        ],
-    },
-]
+ROCM = (
+    "liboam*",
+    "libamdhip64*",
+    "libamd-comgr*",
+    "libhip*",
+    "hipcc*",
+    "hipify*",
+    "libhsa-runtime*",
+    "librccl*",
+    "libroc*",
+    "rocm-*",
+)
+SUITES = [{"suite": "unstable"}, {"suite": "experimental", "priority": 990, "packages": list(ROCM)}]
 
 
 @pytest.fixture(scope="module")

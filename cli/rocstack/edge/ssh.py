@@ -138,7 +138,7 @@ def captured(line: Sequence[str], seconds: float, given: bytes = b"") -> subproc
         read, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         read.write(given)
         read.seek(0)
-        process = subprocess.Popen(line, stdin=read, stdout=out, stderr=err)
+        process = subprocess.Popen(line, stdin=read, stdout=out, stderr=err, process_group=0)
         deadline = time.monotonic() + seconds
         try:
             while process.returncode is None:
@@ -149,8 +149,9 @@ def captured(line: Sequence[str], seconds: float, given: bytes = b"") -> subproc
                 if process.returncode is None and time.monotonic() > deadline:
                     raise subprocess.TimeoutExpired(line, seconds)
         finally:
-            process.kill()
-            process.wait()
+            if process.returncode is None:  # with what it has started, which would go on to fill the disk
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         for each in (out, err):
             each.seek(0)
         return subprocess.CompletedProcess(line, process.returncode, out.read(), err.read())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,14 @@ def test_an_answer_without_an_end_is_cut_off(script: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(ssh, "LONGEST", 1000)
     with pytest.raises(CheckFailed, match="no end of the answer from n1"):
         ssh.run(ssh.SshHost("n1"), ["sh", "-c", f"exec {script}"])
+
+
+def test_what_the_program_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the file of the answer, and would fill the disk."""
+    monkeypatch.setattr(ssh, "LONGEST", 1000)
+    pid = tmp_path / "pid"
+    with pytest.raises(CheckFailed, match="no end of the answer from n1"):
+        ssh.run(ssh.SshHost("n1"), ["sh", "-c", 'yes & echo $! >"$0"; wait', str(pid)])
+    state = Path(f"/proc/{pid.read_text().strip()}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.05)

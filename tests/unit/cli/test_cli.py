@@ -29,6 +29,8 @@ COMMANDS += [
     "rollback",
     "verify",
     "report",
+    "first-light",
+    "replay",
     "status",
     "logs",
     "down",

@@ -136,3 +136,10 @@ def deployed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     workspace = Workspace(tmp_path_factory.mktemp("deployed"), built.workspace.prefix, made=built.workspace.made)
     with deploy(workspace) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def unverified(deployed: DeployedCluster) -> Iterator[None]:
+    """What a test proves of the cluster's images is gone after it."""
+    yield
+    deployed.unverify()

@@ -51,6 +51,7 @@ def identifiers(deployed: DeployedCluster) -> set[str]:
     return {word for word in known - zeros if len(word) > 1}
 
 
+@pytest.mark.usefixtures("unverified")
 def test_every_step_once_and_a_file_that_names_nobody(deployed: DeployedCluster, tmp_path: Path) -> None:
     file = tmp_path / "light.json.gz"
     before = [deployed.containers(node) for node in ("n1", "n2")]
@@ -85,6 +86,7 @@ def test_every_step_once_and_a_file_that_names_nobody(deployed: DeployedCluster,
     assert [each["state"] for each in again["results"]] == [each["state"] for each in light.report["results"]]
 
 
+@pytest.mark.usefixtures("unverified")
 def test_an_interrupt_leaves_what_there_is(deployed: DeployedCluster, tmp_path: Path) -> None:
     file = tmp_path / "light.json.gz"
     process = deployed.workspace.start("first-light", *images(deployed), "--level", "1", "--out", str(file))

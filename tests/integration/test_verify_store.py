@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,12 +66,6 @@ def inventory(deployed: DeployedCluster) -> Path:
 @pytest.fixture
 def runs(deployed: DeployedCluster) -> Path:
     return deployed.workspace.folder / ".rocstack/verify"
-
-
-@pytest.fixture
-def unverified(deployed: DeployedCluster) -> Iterator[None]:
-    yield
-    deployed.unverify()
 
 
 @pytest.mark.usefixtures("unverified")

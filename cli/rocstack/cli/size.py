@@ -1,0 +1,134 @@
+"""`rocstack size`: what a model needs, how fast it would be, and in which layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rocstack.base.text import count
+from rocstack.cli.command import Answer, command
+from rocstack.cli.ui import out, paragraph, show_finding, table
+from rocstack.steps.options import SizeOptions
+
+if TYPE_CHECKING:
+    from rocstack.size.layout import GpuLayout
+    from rocstack.size.sizing import Sized
+
+GIB = float(1 << 30)
+
+
+@command("rocstack size llama-3.1-70b --gpu mi300x --nodes 4")
+def size(choice: SizeOptions) -> Answer:
+    """Say by formula what a model needs on a kind of GPU, how fast it would be, and in which layout.
+
+    Exit code 1: it doesn't fit.
+    """
+    from rocstack.steps.size import size as answer
+
+    found = answer(choice)
+    yield found
+    _head(found)
+    _memory(found)
+    _wire(found)
+    _time(found)
+    for each in found.findings:
+        show_finding(each)
+    if not found.hardware.gemm:
+        out.say(f"\nno times: nobody has published what products reach on the {found.hardware.gpu}")
+
+
+def _head(found: Sized) -> None:
+    shape, model = found.shape, found.model
+    active = "" if not shape.experts else f", {_short(shape.active_parameters)} at work on a token"
+    out.say(f"{model.about}: {shape.parameters:,} parameters{active}")
+    for label, text in (("source", model.source), ("note", model.note)):
+        if text:
+            paragraph(label, text)
+    paragraph("parts", ", ".join(f"{name} {_short(part)}" for name, part in shape.parts().items()))
+    if found.rank:
+        paragraph("trains", f"adapters of rank {found.rank}: {_short(shape.adapters(found.rank))} parameters")
+    layout, node = found.layout, found.hardware
+    where = f"{count(found.nodes, 'node')} of {min(node.gpus, layout.gpus)} {node.gpu}"
+    fewest = ", the fewest that fit" if found.least == found.nodes and found.ok else ""
+    alone = f"; {count(found.alone, 'GPU')} would do (--nodes 1 --gpus-per-node {found.alone})" if found.alone else ""
+    paragraph("on", where + fewest + alone)
+    paragraph("layout", f"{layout}; {_how(layout)}")
+    tokens = layout.batch * found.sequence
+    batch = f"{count(layout.batch, 'sequence')} of {found.sequence:,} tokens: {_short(tokens)} tokens"
+    work = shape.flops(found.sequence, trained=not found.rank)
+    paragraph("step", f"{batch}, {work * tokens / 1e15:,.0f} PFLOP ({work / 1e9:,.1f} GFLOP a token)")
+
+
+def _how(layout: GpuLayout) -> str:
+    again = ", layers computed again in backward" if layout.recompute else ""
+    return f"{layout.accumulate:,} micro-batch{'es' * (layout.accumulate != 1)} of {layout.micro}{again}"
+
+
+def _memory(found: Sized) -> None:
+    memory, budget = found.memory, found.hardware.budget
+    rows = [(name, f"{size / GIB:.1f}") for name, size in memory.parts.items()]
+    rows.append(("all", f"{memory.total / GIB:.1f}"))
+    out.print()
+    table(("MEMORY OF A GPU", "GIB"), rows, right=(1,))
+    room = f"of {budget / GIB:.0f} GiB that a run may use of {found.hardware.memory / GIB:.0f}"
+    if found.ok:
+        out.say(f"fits: {-found.over / GIB:.1f} GiB left {room}")
+    else:
+        out.say(f"doesn't fit: {found.over / GIB:.1f} GiB too little {room}")
+        out.say(_instead(found))
+    kept, again = f"{memory.kept / GIB:.1f}", f"{memory.again / GIB:.1f}"
+    out.say(f"activations: {kept} GiB if all are kept, {again} if layers are computed again")
+
+
+def _instead(found: Sized) -> str:
+    from rocstack.size.sizing import flags
+
+    if found.instead:
+        return f"it fits on as many GPUs with {flags(found.instead)}"
+    if found.least:
+        return f"it fits on {count(found.least, 'node')} (--nodes {found.least})"
+    return "it fits on no number of nodes; a shorter --seq or --method lora needs less"
+
+
+def _wire(found: Sized) -> None:
+    if not found.wires:
+        return
+    rows = [
+        (each.kind, each.what, f"{each.bytes / 1e9:,.1f}", str(each.members), "fabric" if each.fabric else "node")
+        for each in found.wires
+    ]
+    out.print()
+    table(("WIRE", "WHAT A GPU SENDS IN A STEP", "GB", "RANKS", "OVER"), rows, right=(2, 3))
+
+
+def _time(found: Sized) -> None:
+    if not found.speed:
+        return
+    slow, fast = found.speed.steps
+    names = [*slow.parts, *(name for name in fast.parts if name not in slow.parts)]
+    rows = [(name, *(f"{step.parts.get(name, 0.0):.2f}" for step in (slow, fast))) for name in names]
+    rows = [row for row in rows if row[1:] != ("0.00", "0.00")]
+    rows.append(("all", f"{slow.seconds:.2f}", f"{fast.seconds:.2f}"))
+    out.print()
+    table(("SECONDS OF A STEP", "SLOW", "FAST"), rows, right=(1, 2))
+    rate, achieved, mfu = found.speed.rate, found.speed.achieved, found.speed.mfu
+    out.say(f"tokens/s        {_span(rate, '{:,.0f}')}, of a GPU {_span(_each(rate, found.layout.gpus), '{:,.0f}')}")
+    share = f", {_span(_each(mfu, 0.01), '{:.0f}')} % of its peak (MFU)" if mfu else ""
+    out.say(f"TFLOPS a GPU    {_span(_each(achieved, 1e12), '{:.0f}')}{share}")
+    if found.layout.pp > 1:
+        out.say(f"pipeline        waits {found.layout.bubble * 100:.1f} % of the time")
+
+
+def _each(pair: tuple[float, float], by: float) -> tuple[float, float]:
+    return pair[0] / by, pair[1] / by
+
+
+def _span(pair: tuple[float, float], form: str) -> str:
+    first, last = (form.format(each) for each in pair)
+    return first if first == last else f"{first} to {last}"
+
+
+def _short(number: float) -> str:
+    for size, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= size:
+            return f"{number / size:.3g} {name}"
+    return f"{number:.0f}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import kernel
 import pytest
-from experiments import gpus
+from experiments import gpus, qos, scheduling
 
 from rocstack.base.errors import CheckFailed
 from rocstack.verify.evidence import (
@@ -101,3 +103,25 @@ def gpu_jobs(evidence: Evidence, cluster: Any, controller: ControllerAnswer) -> 
     """What jobs with GPUs see: as experiments/gpus.py says."""
     jobs: dict[str, Any] = evidence.take("gpu_jobs", lambda: gpus.run(cluster, controller))
     return jobs
+
+
+@pytest.fixture(scope="session")
+def tried(evidence: Any, cluster: Any, controller: ControllerAnswer) -> Iterator[dict[str, Future[Any]]]:
+    """Both experiments at once: they mostly wait. On nodes without GPUs training begins them, and goes on meanwhile."""
+    if evidence.replayed:
+        yield {}
+        return
+    cluster.allocated()  # or it says why nothing can be tried
+    if cluster.slurm.gpus:
+        cluster.slurm.release()  # it has the nodes as a whole
+    scheduling.clear(cluster.slurm)
+    rows = controller.nodes
+    counted = "gres/gpu" in controller.settings.get("AccountingStorageTRES", "").split(",")
+    gpus = counted and any("gpu" in (row.gres or "") for row in rows)
+    exclude = [row.name for row in rows if row.name not in cluster.ready]
+    threads = max((row.threads or 1 for row in rows), default=1)
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "competed": pool.submit(scheduling.run, cluster.slurm, cluster.ready),
+            "limited": pool.submit(qos.run, cluster.slurm, exclude, gpus=gpus, threads=threads),
+        }

@@ -1,6 +1,6 @@
-"""What of a kernel's log tells of a fault: AMD's acceptance guide, ROCm/cvs and ROCm/node-scraper have such lists; the
-texts are the kernel's own. Not what every start says, nor errors that were corrected, nor a job that reached its limit
-of memory; the doctor's table has more."""
+"""What of a kernel's log tells of a fault: lines that the doctor knows (images/findings, entries with `kernel`), and
+links that are down. Not what every start says, nor errors that were corrected, nor what any user's program can make the
+kernel say: a page fault, memory that ran out, a buffer or a queue that the driver refuses."""
 
 from __future__ import annotations
 
@@ -9,26 +9,35 @@ from collections.abc import Iterable
 
 import states
 
-FAULT = re.compile(
-    "|".join(
-        (
-            r"amdgpu.*\b(error|fail(ed|ure)?)\b|GPU (reset|hang)|ring \S+ timeout|\bpage fault\b|queues? preemption",
-            r"poison (is )?consum|(?<!\b0 )(?<!\b0 new )uncorrect(ed|able)\b",  # of GPUs; AER and EDAC say it, too
-            r"event severity: (fatal|recoverable)|System Fatal error|Machine Check: \d|EDAC .*\b[1-9]\d* UE\b",
-            r"Call Trace:|(?<!cgroup )out of memory|\bCQE? error|error CQE\b",
-        )
-    ),
-    re.IGNORECASE,
-)
-LINK = re.compile(r"(?P<port>[^\s:]+)(?:: (?:NIC )?| NIC )link (?:is )?(?P<state>up|down)\b", re.IGNORECASE)
+from rocstack.doctor.logrules import LINK
+
+ENTRIES = {code: entry for code, entry in states.known().items() if entry.kernel in ("fault", "lasting")}
+OLD = 7 * 86400  # seconds, ours: a fault that was before that has been seen to, or comes again
 # What programs/host.py is to keep of a log: so much of each.
-TEXTS = (text for entry in states.known().values() if entry.level == "error" for text in entry.text)
-KEPT = (FAULT.pattern, LINK.pattern, "|".join(map(re.escape, TEXTS)))
+KEPT = tuple("|".join(map(re.escape, entry.text)) for entry in states.known().values() if entry.kernel)
+KEPT = (*KEPT, LINK.pattern)
 
 
 def bad(line: str) -> bool:
     link = LINK.search(line)
-    return bool(FAULT.search(line) or (link and link["state"].lower() == "down"))
+    return _is(line, "fault", "lasting") or bool(link and link["state"].lower() == "down")
+
+
+def contained(line: str) -> bool:
+    """Of memory that failed where nothing used it: the driver takes the page away, and says that nobody need do
+    anything. That often is a bad stack of memory, and "Saved bad pages" says when it is."""
+    return _is(line, "contained") and not bad(line)
+
+
+def lasting(line: str) -> bool:
+    return _is(line, "lasting")
+
+
+def _is(line: str, *kinds: str) -> bool:
+    return any(
+        entry.kernel in kinds and any(text in line for text in entry.text) and entry.read(line) is not None
+        for entry in states.known().values()
+    )
 
 
 def before_up(lines: Iterable[str]) -> list[str]:
@@ -39,8 +48,8 @@ def before_up(lines: Iterable[str]) -> list[str]:
     for line in lines:
         link = LINK.search(line)
         if link and link["state"].lower() == "up":
-            seen.add(link["port"])
-            early += waiting.pop(link["port"], [])
-        elif link and link["port"] not in seen:
-            waiting.setdefault(link["port"], []).append(line)
+            seen.add(link["device"])
+            early += waiting.pop(link["device"], [])
+        elif link and link["device"] not in seen:
+            waiting.setdefault(link["device"], []).append(line)
     return early

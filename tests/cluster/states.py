@@ -13,6 +13,8 @@ from rocstack.node.profile import NodeProfile
 from rocstack.verify.evidence import NoAnswer, NodeEvidence
 from rocstack.verify.recorder import Recorder
 
+MESHED = ("gfx942", "gfx950")  # MI300 to MI355: every GPU of a node has a link to every other
+
 
 @cache
 def known() -> finding_texts.Table:

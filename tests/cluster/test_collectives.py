@@ -11,10 +11,10 @@ from experiments.rccl import IB, WAYS, astray, functional
 from experiments.rdma import not_for
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.evidence import ClusterEvidence, NodeEvidence
 from rocstack.verify.parsers import rccl
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Recorder
+from rocstack.verify.recorder import Recorder, without_rocm
 
 
 @pytest.fixture(scope="session")
@@ -25,18 +25,28 @@ def collectives(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> 
 
 
 @pytest.fixture(scope="session")
-def trained(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> Mapping[str, Any]:
+def trained(
+    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, tools: Mapping[str, list[str]]
+) -> Mapping[str, Any]:
     """As test_training.py has it."""
+    if why := without_rocm(cluster_evidence.labels).get("pytorch"):
+        return {"answers": [], "left_out": why, "kind": "no-tool"}
     if not all("rocstack-train" in names for names in tools.values()):
         return {"answers": [], "left_out": "no rocstack-train in the image", "kind": "no-tool"}
     results: Mapping[str, Any] = evidence.take("training_gpus", lambda: training.on_gpus(cluster))
     return results
 
 
+# Whose RCCL transport says GDRDMA where it goes directly; Slingshot's plugin has words of its own.
+DIRECT = ("broadcom", "mellanox", "ainic")
+
+
 @check(
     name="rccl-collectives",
     title="Every RCCL collective gives the right result for every type and operation, at odd sizes",
+    cannot="speed: `collective-performance` measures it",
     level=2,
+    core=True,
     item=9,
     needs=("jobs", "gpu", "real", "tool:all_reduce_perf"),
     scope="cluster",
@@ -79,15 +89,24 @@ def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> N
             record.passed("", right, "results", wanted=f"{len(timings)} results", evidence=f"{tool}, {ranks} ranks")
 
 
+def _beside(node: NodeEvidence) -> bool:
+    """Whether each of its GPUs has a NIC on its own PCIe switch."""
+    links = node.profile.affinity if node.profile else ()
+    return bool(links) and all(link.via == "switch" for link in links)
+
+
 @check(
     name="transport",
-    title="RCCL uses RDMA between nodes, not sockets",
+    title="RCCL uses RDMA between nodes, not sockets, and reads GPU memory directly where it can",
+    cannot="that every channel goes directly: some that don't are told, not judged",
     level=2,
+    core=True,
     needs=("jobs", "gpu", "real", "nodes:2"),  # not "rdma": Slingshot has no verbs device
     scope="cluster",
     cause=(
         "RCCL found no RDMA port it may use: NCCL_IB_DISABLE=1, NCCL_IB_HCA names other ports, the provider library "
-        "doesn't match the driver, or the GID index isn't RoCE v2; on Slingshot, the image has no libfabric plugin"
+        "doesn't match the driver, or the GID index isn't RoCE v2; on Slingshot, the image has no libfabric plugin; by "
+        "host memory: ACS is on, or neither DMA-BUF nor a peer memory module works"
     ),
     next_step=(
         "run with NCCL_DEBUG=INFO: it shows why NET/IB isn't used; `rocstack doctor --log FILE` explains the lines"
@@ -97,8 +116,9 @@ def test_rccl_collectives(record: Recorder, collectives: Mapping[str, Any]) -> N
 def test_transport(
     record: Recorder, collectives: Mapping[str, Any], trained: Mapping[str, Any], cluster_evidence: ClusterEvidence
 ) -> None:
-    """By what RCCL says in training and in rccl-tests, of which an image may have none. Whether they pass host
-    memory is said and not judged: no source says which channels of a healthy node don't."""
+    """By what RCCL says in training and in rccl-tests, of which an image may have none. That all channels pass host
+    memory is a fault where each GPU has a NIC on its PCIe switch; that some do is only said: no source says which
+    channels of a healthy node don't."""
     unfit = {why for node in record.nodes if (why := not_for(cluster_evidence, node))}
     texts = {name: run["out"] for name, run in collectives["runs"].items() if name == "all_reduce_perf"}
     rows = [row for row in trained["answers"] if row["run"] == "all"]
@@ -124,5 +144,10 @@ def test_transport(
             continue
         record.passed("", networks, wanted=wanted, evidence=evidence)
         if channels := sum(output.ways[way] for way in output.net):
+            beside = all(_beside(node) for node in record.nodes)
+            if not output.direct and beside and nic in DIRECT:
+                why = f"none of {channels} channels goes directly between GPU memory and NIC, which share PCIe switches"
+                record.failed("", why, 0, "channels", wanted="GDRDMA", evidence=evidence)
+                continue
             part = "directly" if output.direct == channels else "partly directly" if output.direct else "by host memory"
             record.measured("", f"GPU memory to NIC {part}", evidence=evidence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
@@ -11,13 +11,15 @@ from typing import Any
 import states
 from states import profiles
 
+from rocstack.base import finding_texts
 from rocstack.base.text import listed
 from rocstack.doctor.nodes import RULES
-from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows
+from rocstack.doctor.rdma_states import data_mtu, data_ports, gid_rows, slingshot
 from rocstack.image.labels import OWN
-from rocstack.node.profile import NodeProfile
-from rocstack.verify import thresholds
-from rocstack.verify.evidence import ClusterEvidence
+from rocstack.node.profile import NodeProfile, Verbs
+from rocstack.node.rdma_ports import LINK_LOCAL
+from rocstack.verify import rails, thresholds
+from rocstack.verify.evidence import ClusterEvidence, HostAnswer, NoAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 from rocstack.verify.thresholds import Threshold
@@ -25,18 +27,30 @@ from rocstack.verify.thresholds import Threshold
 ACCEPTANCE = "AMD system acceptance guide"
 NETWORKING = "AMD cluster networking guide"
 CVS = "ROCm/cvs, host checks and preflight"
-# Of net.ipv4.conf.all: what keeps a card from answering for another, and replies from being dropped.
+# Of net.ipv4.conf: what keeps a card from answering for another, and replies from being dropped.
 ARP = {"arp_ignore": ("1", "2"), "arp_announce": ("1", "2"), "rp_filter": ("0", "2")}
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
 
 
-def nics_only(profile: NodeProfile) -> NodeProfile:
-    return replace(profile, gpus=())
+def _usual(rows: Iterable[Mapping[str, int]]) -> int:
+    """Of each node's largest value the commonest, of several as common the largest: what one node says of itself makes
+    no other one wrong."""
+    counts = Counter(max(own.values()) for own in rows if own)
+    return max(counts, key=lambda value: (counts[value], value), default=0)
+
+
+def data_only(profile: NodeProfile) -> NodeProfile:
+    """The data network's cards: in a slot for management fewer lanes do."""
+    data = {device.name for device, _ in data_ports(profile)} | {netdev.name for netdev in slingshot(profile)}
+    return replace(
+        profile, gpus=(), nics=tuple(nic for nic in profile.nics if nic.nic and data & {nic.verbs, *nic.netdevs})
+    )
 
 
 @check(
     name="rdma-devices",
     title="Every node has the same RDMA devices, each with its device file",
+    cannot="a device that is missing on all nodes of a kind, unless its card is there",
     level=2,
     item=4,
     cause="a card is missing, its RDMA module isn't loaded, or udev named the cards in another order",
@@ -82,6 +96,7 @@ def _times(names: dict[str, set[str]]) -> Any:
 @check(
     name="nic-ports",
     title="All ports of the data network are up",
+    cannot="a port that loses packets, or that flapped before",
     level=2,
     needs=("rdma",),
     item=4,
@@ -100,6 +115,7 @@ def test_nic_ports(record: Recorder) -> None:
 @check(
     name="nic-speed",
     title="The data network's ports all run at their cards' full speed",
+    cannot="what a card can do whose PCI id and board don't say it: then it is compared with the fastest",
     level=2,
     needs=("rdma",),
     item=4,
@@ -110,16 +126,18 @@ def test_nic_ports(record: Recorder) -> None:
     ),
     source=f"{ACCEPTANCE}; {CVS}",
 )
-def test_nic_speed(record: Recorder) -> None:
-    """As fast as its card can, where the PCI id says how fast that is; and as the fastest of all."""
+def test_nic_speed(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
+    """As fast as its card can, where its PCI id or its board says how fast that is; and as fast as most nodes'."""
     rates = {
         node.name: {d.name: port.rate for d, port in data_ports(profile) if port.state == "ACTIVE" and port.rate}
         for node, profile in profiles(record)
     }
-    fastest = max((rate for own in rates.values() for rate in own.values()), default=0)
+    fastest = _usual(rates.values())
     for node, profile in profiles(record):
         own = rates[node.name]
-        short = list(_below(record, profile, own))
+        host = on_hosts.get(node.name)
+        boards = host.boards if isinstance(host, HostAnswer) and not node.virtual else {}
+        short = list(_below(record, profile, own, boards))
         whys = [why for why, _ in short]
         whys += (
             [f"slower than others: {listed(slow)}"] if (slow := [name for name in own if own[name] < fastest]) else []
@@ -136,13 +154,16 @@ def test_nic_speed(record: Recorder) -> None:
             record.passed(node.name, value, "Gb/s", **more)
 
 
-def _below(record: Recorder, profile: NodeProfile, rates: dict[str, int]) -> Iterator[tuple[str, Threshold]]:
+def _below(
+    record: Recorder, profile: NodeProfile, rates: dict[str, int], boards: Mapping[str, str | None]
+) -> Iterator[tuple[str, Threshold]]:
     """Ports that run at less than their kind of card has to."""
     known, gpus = record.quantities["nic-speed"], thresholds.hardware(profile)[0]
     nics = {nic.verbs: nic for nic in profile.nics if nic.nic}
     slow: dict[tuple[str, int, Threshold], list[str]] = defaultdict(list)
     for device, rate in rates.items():
-        card = thresholds.card(profile, nics[device], rate) if device in nics else device
+        board = boards.get(device) or ""
+        card = thresholds.card(profile, nics[device], rate, board) if device in nics else device
         bound = known.of(gpus, [card])
         if bound and not bound.holds(rate / 1000):
             slow[card, rate, bound].append(device)
@@ -153,6 +174,7 @@ def _below(record: Recorder, profile: NodeProfile, rates: dict[str, int]) -> Ite
 @check(
     name="nic-pcie",
     title="The NICs' PCIe links run at full speed and width",
+    cannot="links between it and the processor other than the card's own",
     level=2,
     needs=("rdma",),
     cause="a badly seated card, a slot with fewer lanes, or a link that trained down",
@@ -161,16 +183,20 @@ def _below(record: Recorder, profile: NodeProfile, rates: dict[str, int]) -> Ite
 )
 def test_nic_pcie(record: Recorder) -> None:
     def slowest(profile: NodeProfile) -> str | None:
-        links = [nic.pcie for nic in profile.nics if nic.nic and nic.pcie.speed and nic.pcie.width]
+        links = [nic.pcie for nic in profile.nics if nic.pcie.speed and nic.pcie.width]
         link = min(links, key=lambda each: (each.width or 0) * (each.speed or 0), default=None)
         return f"{link.speed:g} GT/s x{link.width}" if link else None
 
-    states.judge(record, ("pcie-width", "pcie-speed"), slowest, nics_only, wanted="the card's own speed and width")
+    states.judge(record, ("pcie-width", "pcie-speed"), slowest, data_only, wanted="the card's own speed and width")
 
 
 @check(
     name="nic-firmware",
     title="The NICs' firmware is the same on all nodes",
+    cannot=(
+        "whether the common release is good; firmware older than every release known to be good for "
+        "GPU-initiated transfers is told, and nothing is known of newer ones"
+    ),
     level=2,
     needs=("rdma",),
     cause="a card was replaced or missed an update",
@@ -187,11 +213,18 @@ def test_nic_firmware(record: Recorder) -> None:
         models = Counter(model for model, _ in {(nic.device, nic.firmware) for nic in profile.nics if nic.nic})
         for model in (model for model, count in models.items() if count > 1):
             record.failed(node.name, f"cards of the model {model} have different firmware", models[model])
+        if node.virtual:
+            continue
+        known = finding_texts.table()["firmware-ibgda"]
+        for old in RULES["firmware-ibgda"](profile):
+            wanted = f"{old['good']} or newer, where GPUs start transfers themselves (IBGDA)"
+            record.measured(node.name, f"{old['model']}: {old['firmware']}", wanted=wanted, source=known.source)
 
 
 @check(
     name="nic-driver",
     title="The NICs' driver and its kernel ABI are the same on all nodes",
+    cannot="whether the common version is good; anything on a single node",
     level=2,
     needs=("rdma",),
     cause="one node was updated alone, or hasn't been rebooted since an update",
@@ -213,27 +246,38 @@ def test_nic_driver(record: Recorder) -> None:
 
 @check(
     name="gids",
-    title="Each RoCE port has a RoCE v2 GID with an address of the data network",
+    title="Each RoCE port has a RoCE v2 GID with an address that can be routed",
+    cannot="whether the switch routes it: `rdma-reachability` tells",
     level=2,
     needs=("rdma",),
-    cause="the interface is down or has no IPv4 address; the link-local GIDs that are left can't be routed",
+    cause="the interface is down or has no address; the link-local GIDs that are left can't be routed",
     next_step="give the interface an address of the data network: `rocstack doctor INVENTORY` names the device",
     source=f"{CVS}, gid_consistency; NVIDIA/nccl issues 426 and 1131",
 )
 def test_gids(record: Recorder) -> None:
-    """Nodes may differ in the index: each has its own in its fabric.env."""
-
-    def indexes(profile: NodeProfile) -> str | None:
-        rows = [rows[0].index for _, rows in gid_rows(profile) if rows]
-        return f"GID index {states.listed(rows)}" if rows else None
-
-    unread = "no active RoCE port: InfiniBand needs no such entry"
-    states.judge(record, ("gid-none", "gid-no-ipv4"), indexes, wanted="RoCE v2 with IPv4", unread=unread)
+    """Nodes may differ in the index: each has its own in its fabric.env. IPv6 does, too, where it can be routed."""
+    more = {"wanted": "RoCE v2 with an address that can be routed"}
+    for node, profile in profiles(record):
+        best = {device.name: rows[0] if rows else None for device, rows in gid_rows(profile)}
+        none = [name for name, row in best.items() if row is None]
+        local = [name for name, row in best.items() if row and row.family == LINK_LOCAL]
+        families = sorted({row.family for row in best.values() if row and row.family != LINK_LOCAL})
+        indexes = states.listed(row.index for row in best.values() if row)
+        whys = [f"no RoCE v2 entry with an address: {listed(none)}"] if none else []
+        whys += [f"link-local addresses alone: {listed(local)}"] if local else []
+        whys += [f"some ports have {' and others '.join(families)}"] if len(families) > 1 else []
+        if not best:
+            record.skipped(node.name, "no active RoCE port: InfiniBand needs no such entry", **more)
+        elif whys:
+            record.failed(node.name, "; ".join(whys), f"GID index {indexes}" if indexes else None, **more)
+        else:
+            record.passed(node.name, f"GID index {indexes}, {listed(families)}", **more)
 
 
 @check(
     name="mtu",
     title="All ports of the data network have an MTU of 9000",
+    cannot="the switches' MTU",
     level=2,
     needs=("rdma",),
     cause="an interface has the system's default MTU; large transfers break where the two ends differ",
@@ -241,22 +285,23 @@ def test_gids(record: Recorder) -> None:
     source=f"{NETWORKING}, MTU",
 )
 def test_mtu(record: Recorder) -> None:
-    largest = max((mtu for _, profile in profiles(record) for mtu in data_mtu(profile).values()), default=0)
+    usual = _usual(data_mtu(profile) for _, profile in profiles(record))
     for node, profile in profiles(record):
         own = data_mtu(profile)
-        small = [f"{name} ({mtu})" for name, mtu in own.items() if mtu < largest]
+        small = [f"{name} ({mtu})" for name, mtu in own.items() if mtu < usual]
         if not own:
             record.skipped(node.name, "no RoCE port")
         elif small:
             why = f"smaller than elsewhere: {listed(small)}"
-            record.failed(node.name, why, min(own.values()), "bytes", wanted=f"{largest} bytes")
+            record.failed(node.name, why, min(own.values()), "bytes", wanted=f"{usual} bytes")
         else:
-            record.judge(node.name, largest, "mtu", evidence=f"{len(own)} interfaces")
+            record.judge(node.name, min(own.values()), "mtu", evidence=f"{len(own)} interfaces")
 
 
 @check(
     name="arp",
     title="No interface answers ARP requests for another interface's address",
+    cannot="what a switch or router does; where each port has a subnet of its own nothing is asked",
     level=2,
     needs=("rdma",),
     cause="several interfaces share a subnet and the kernel answers on any of them, so packets reach the wrong card",
@@ -270,19 +315,85 @@ def test_arp(record: Recorder) -> None:
     more = {"wanted": "a subnet for each port, or arp_ignore 2, arp_announce 1, rp_filter 2"}
     for node, profile in profiles(record):
         shared = _shared(profile)
-        settings = {name: profile.sysctl.get(f"net.ipv4.conf.all.{name}") for name in ARP}
-        text = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-        wrong = [f"{name} {settings[name]}" for name, good in ARP.items() if settings[name] not in (None, *good)]
+        settings = {name: _setting(name, profile.sysctl, shared or ["all"]) for name in ARP}
+        text = ", ".join(f"{name} {listed(sorted(values))}" for name, values in settings.items() if values)
+        wrong = [f"{name} {listed(sorted(bad))}" for name, values in settings.items() if (bad := values - {*ARP[name]})]
         if shared is None:
             record.skipped(node.name, "no address of an active RoCE port", **more)
         elif not shared:
             record.passed(node.name, "a subnet for each port", evidence=text, **more)
         elif wrong:
             record.failed(node.name, f"{listed(shared)} share a subnet, with {', '.join(wrong)}", text, **more)
-        elif None in settings.values():
+        elif not all(settings.values()):
             record.skipped(node.name, f"{listed(shared)} share a subnet, and the settings could not be read", **more)
         else:
             record.passed(node.name, text, **more)
+
+
+@check(
+    name="rails",
+    title="NIC i of each node is on the same rail as NIC i of the others",
+    cannot=(
+        "cables where no lldpd runs and all NICs share a subnet, or each link has its own; a cable to another "
+        "switch of the same rail"
+    ),
+    level=2,
+    needs=("rdma", "nodes:2"),
+    cause="the cables of two NICs are swapped, at the node or at the switches, or their addresses are",
+    next_step="compare `lldpctl` and `ip -br address` on the node with another node's; then swap cables or addresses",
+    source="IEEE 802.1AB, as lldpd hears the switches; the nodes' own addresses",
+)
+def test_rails(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
+    """By the switches that lldpd hears, where a node has it, and by subnets. Where all NICs of a node go to one switch
+    or are in one subnet, or each link has a subnet of its own, there is nothing to compare."""
+    own = {node.name: profile for node, profile in profiles(record)}
+    ports = rails.places(own)
+    switches, subnets = {}, {}
+    for name, profile in own.items():
+        host = on_hosts.get(name)
+        heard = (host.neighbours if isinstance(host, HostAnswer) else None) or {}
+        switches[name] = {at: end for at, (device, _) in ports.get(name, {}).items() if (end := _switch(heard, device))}
+        shared = _shared(profile) or ()
+        nets = {a.netdev: str(ip_interface(a.address).network) for a in profile.addresses if a.netdev not in shared}
+        subnets[name] = {
+            at: nets[netdev]
+            for at, (device, _) in ports.get(name, {}).items()
+            for netdev in device.netdevs[:1]
+            if netdev in nets
+        }
+    kinds = {"switch": rails.compare(switches, "switch"), "subnet": rails.compare(subnets, "subnet")}
+    for node, _ in profiles(record):
+        name = node.name
+        count = max(found.alike.get(name, 0) for found in kinds.values())
+        whys = [why for found in kinds.values() for why in found.wrong.get(name, ())]
+        by = [kind for kind, found in kinds.items() if found.alike.get(name)]
+        if whys:
+            record.failed(name, "; ".join(whys[:4]), count, "NICs compared", evidence="\n".join(whys))
+        elif not ports.get(name):
+            record.skipped(name, "it can't be told which NIC of a node is which: no GPU beside them, and other slots")
+        elif not by:
+            record.skipped(name, "neither switches (LLDP) nor subnets tell rails apart that other nodes have, too")
+        else:
+            more = "" if "switch" in by else "; nothing was heard of switches (LLDP), so cables aren't shown"
+            record.passed(name, count, "NICs compared", evidence=f"by {' and '.join(by)}{more}")
+
+
+def _switch(heard: Mapping[str, tuple[tuple[str, str, str], ...]], device: Verbs) -> str:
+    """That its port goes to; empty where none or several are heard there, such as a card's own firmware."""
+    found = {(chassis, name) for netdev in device.netdevs for chassis, name, _ in heard.get(netdev, ())}
+    chassis, name = found.pop() if len(found) == 1 else ("", "")
+    return f"{name} ({chassis})" if name and chassis else chassis
+
+
+def _setting(name: str, sysctl: Mapping[str, str], netdevs: Collection[str]) -> set[str]:
+    """What holds for these: of what is set for `all` and for one the kernel takes the larger."""
+    swapped = (netdev.replace(".", "/") for netdev in netdevs)  # as sysctl(8) writes eth1.100
+    both = ([sysctl.get(f"net.ipv4.conf.{each}.{name}", "") for each in ("all", netdev)] for netdev in swapped)
+    return {max(values, key=_number) for values in both} - {""}
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else -1
 
 
 def _shared(profile: NodeProfile) -> list[str] | None:

@@ -21,6 +21,7 @@ LAMINI = "Lamini, multi-node training: the tests of a cluster"
 @check(
     name="rdma-in-jobs",
     title="A job sees all RDMA devices of its node",
+    cannot="whether a job may open them: `queue-pairs` does",
     level=2,
     needs=("rdma", "gpu", "jobs"),
     item=4,
@@ -49,6 +50,7 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_eviden
 @check(
     name="fabric-env",
     title="Every task gets its node's fabric environment, and it is the same on all nodes",
+    cannot="whether the values suit the switches; a job script may set others",
     level=1,
     needs=("jobs",),
     cause="the worker's entrypoint couldn't write the file, Slurm's TaskProlog is missing, or a node has other ports",

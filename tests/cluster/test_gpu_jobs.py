@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from experiments.gpus import gres
 from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed
-from rocstack.verify.evidence import ControllerAnswer, NodeEvidence
+from rocstack.verify.evidence import ControllerAnswer, HostAnswer, NoAnswer, NodeEvidence
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
@@ -16,12 +18,15 @@ from rocstack.verify.recorder import Recorder
 ACCEPTANCE = "AMD system acceptance guide"
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
 HARMLESS = ("ENXIO", "ENODEV")  # of a virtual node's devices: permitted, and no driver behind them
+# Of a GPU, by its mode: in CPX as many as it has dies for computing.
+PARTITIONS = {"SPX": (1,), "DPX": (2,), "TPX": (3,), "QPX": (4,), "CPX": (4, 6, 8)}
 BUSY = "mmediate"  # "Immediate execution impossible": Slurm's word for GPUs that others have
 
 
 @check(
     name="gres",
     title="Slurm counts the GPUs that the node has, and names their model right",
+    cannot="whether a job gets them: `gres-job` and `gpu-devices` tell",
     level=2,
     needs=("gpu",),
     item=3,
@@ -48,6 +53,7 @@ def test_gres(record: Recorder, controller: ControllerAnswer) -> None:
 @check(
     name="gres-worker",
     title="slurmd finds the GPUs that Slurm counts on",
+    cannot="whether they work",
     level=2,
     needs=("gpu", "jobs"),
     item=3,
@@ -70,10 +76,11 @@ def test_gres_worker(record: Recorder, gpu_jobs: dict[str, Any], controller: Con
 @check(
     name="gres-job",
     title="A job that asks for one GPU gets exactly one, set by ROCR_VISIBLE_DEVICES alone",
+    cannot="that it can be any GPU of the node: `gres-each` tells",
     level=2,
     needs=("gpu", "jobs"),
     item=3,
-    cause="gres.conf lacks AutoDetect=rsmi or has other Flags; CUDA_ and HIP_ variables apply on top and hide GPUs",
+    cause="gres.conf lacks rocstack's File= lines or has other Flags; or CUDA_ and HIP_ variables hide GPUs",
     next_step="run `srun --gres=gpu:1 env | grep VISIBLE`; `rocstack deploy` writes gres.conf",
     source="Slurm, gres.conf(5), Flags=amd_gpu_env; ROCm documentation, GPU isolation",
 )
@@ -93,8 +100,48 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 
 
 @check(
+    name="gres-each",
+    title="Slurm gives each GPU that it counts to a task of its own",
+    cannot="jobs of several users at once; and GPUs that others have while the suite runs",
+    level=2,
+    needs=("gpu", "jobs"),
+    item=3,
+    cause=(
+        "gres.conf names a device file twice or not at all; or cgroup.conf has ConstrainDevices and the worker can't "
+        "write its cgroups, so that all jobs take their node's first GPU"
+    ),
+    next_step=(
+        "run `srun --ntasks=8 --ntasks-per-node=8 --gpus-per-task=1 env | grep VISIBLE`, and "
+        "`rocstack deploy INVENTORY --plan`, which names the workers that can't write cgroups"
+    ),
+    source="Slurm, srun(1), --gpus-per-task; gres.conf(5), File; cgroup.conf(5), ConstrainDevices",
+)
+def test_gres_each(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
+    """As many tasks at once as there are GPUs, or as many as the suite's allocation has, in one job, each with one."""
+    for node, answers in _answers(record, gpu_jobs, "each", failing=True):
+        given = Counter(_own(node, answer) for answer in answers)
+        several = [f"{name} was given to {count} tasks" for name, count in sorted(given.items()) if count > 1]
+        wanted = gpu_jobs[node.name]["tasks"]
+        why = "; ".join(several) or f"{len(answers)} of {wanted} tasks with a GPU ran"
+        record.equal(node.name, len(given), wanted, "GPUs", why=why, evidence=", ".join(sorted(given)))
+
+
+def _own(node: NodeEvidence, answer: dict[str, Any]) -> str:
+    """The GPU of a task that asked for one. The device that it may open; Slurm's number of it counts from the node's
+    first GPU only where devices aren't kept from it."""
+    can = _can_open(node, answer)
+    return can[0] if len(can) == 1 else f"ROCR_VISIBLE_DEVICES={answer['env'].get('ROCR_VISIBLE_DEVICES', '')}"
+
+
+def _can_open(node: NodeEvidence, answer: dict[str, Any]) -> list[str]:
+    seen = {path: why for path, why in answer.get("devices", {}).items() if "renderD" in path}
+    return sorted(path for path, why in seen.items() if not why or (node.virtual and why in HARMLESS))
+
+
+@check(
     name="gres-isolation",
     title="A job that asks for one GPU can't open another",
+    cannot="access by ways other than the GPUs' device files",
     level=2,
     needs=("gpu", "jobs"),
     item=3,
@@ -110,8 +157,8 @@ def test_gres_job(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: ControllerAnswer) -> None:
     settings = controller.settings
     for node, answer in _answers(record, gpu_jobs, "one"):
-        seen = {path: why for path, why in answer.get("devices", {}).items() if "renderD" in path}
-        can = sorted(path for path, why in seen.items() if not why or (node.virtual and why in HARMLESS))
+        seen = [path for path in answer.get("devices", {}) if "renderD" in path]
+        can = _can_open(node, answer)
         without = "" if "cgroup" in settings.get("TaskPlugin", "") else "Slurm does without cgroups here"
         if without and node.virtual:
             record.skipped(node.name, f"{without}: nothing keeps a job from others' GPUs")
@@ -125,7 +172,9 @@ def test_gres_isolation(record: Recorder, gpu_jobs: dict[str, Any], controller: 
 @check(
     name="gpu-devices",
     title="A job may open the device files of its GPUs",
+    cannot="whether a GPU computes",
     level=2,
+    core=True,
     needs=("gpu", "jobs"),
     item=1,
     cause="the worker's container lacks a device file, or the file's group doesn't include the job's user",
@@ -147,6 +196,7 @@ def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
 @check(
     name="gpu-tools",
     title="In a job, ROCm's tools and lspci see the GPUs that the node has",
+    cannot="whether what the tools say of a GPU is so, beside their number",
     level=2,
     needs=("gpu", "jobs"),
     item=1,
@@ -154,7 +204,8 @@ def test_gpu_devices(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
     next_step="run `rocm-smi`, `rocminfo` and `lspci -d 1002:` with `srun --gres=gpu:8`",
     source=f"{LAMINI}; {ACCEPTANCE}",
 )
-def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
+def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any], on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
+    """rocm-smi and rocminfo count the partitions that a GPU is divided into."""
     seen = {node.name: profile for node, profile in profiles(record)}
     for node, answer in _answers(record, gpu_jobs, "all"):
         pcis = {gpu.pci for gpu in seen[node.name].gpus}
@@ -169,10 +220,47 @@ def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
         known = {tool: count for tool, count in counts.items() if count is not None}
         if not known:
             record.skipped(node.name, "none of rocm-smi, amd-smi, rocminfo and lspci is in the image", "no-tool")
-        wrong = {tool: count for tool, count in known.items() if count != len(pcis)}
+        wrong = {tool: count for tool, count in known.items() if count not in _counts(tool, pcis, on_hosts[node.name])}
         for tool, count in (wrong or dict(list(known.items())[:1])).items():
             text = ", ".join(f"{name} {number}" for name, number in known.items())
             record.equal(node.name, count, len(pcis), "GPUs", why=f"{tool} sees {count} of {len(pcis)}", evidence=text)
+
+
+@check(
+    name="hip-check",
+    title="A kernel that was compiled with the image computes the right result on each GPU",
+    cannot="more than one small kernel: `gemm` and the checks of training compute more",
+    level=2,
+    needs=("gpu", "jobs", "real"),
+    item=1,
+    cause="the image has no code for this GPU, its HIP doesn't fit the driver, or the GPU computes wrong results",
+    next_step=(
+        "run `srun --gres=gpu:8 /usr/local/lib/rocstack/hip-check`; `rocstack explain --image` tells what code is in it"
+    ),
+    source="ours: images/check/hip_check.hip",
+)
+def test_hip_check(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
+    for node, answer in _answers(record, gpu_jobs, "all"):
+        text = answer.get("hip")
+        if text is None:
+            record.skipped(node.name, "no hip-check in the image", "no-tool")
+            continue
+        number = len(node.profile.gpus) if node.profile else 0
+        right = text.count("the kernel's result is right")
+        wrong = [line for line in text.splitlines() if line.strip() and "result is right" not in line]
+        more = {"wanted": f"{number} GPUs", "evidence": text}
+        if wrong or right < number:  # a GPU that is divided counts as several
+            why = f"{right} of {number} GPUs compute: {wrong[-1] if wrong else 'it gave no answer'}"
+            record.failed(node.name, why, right, "GPUs", **more)
+        else:
+            record.passed(node.name, right, "GPUs", **more)
+
+
+def _counts(tool: str, pcis: Collection[str], host: NoAnswer | HostAnswer) -> set[int]:
+    """What a tool may count, by how the GPUs are divided now; as many as cards where nothing tells of that."""
+    modes = {host.partitions.get(pci) for pci in pcis} if isinstance(host, HostAnswer) else set()
+    parts = PARTITIONS.get(modes.pop() or "", (1,)) if len(modes) == 1 else (1,)
+    return {len(pcis) * number for number in (parts if tool in ("rocm-smi", "rocminfo") else (1,))}
 
 
 def _listed(text: str | None) -> int | None:
@@ -183,6 +271,7 @@ def _listed(text: str | None) -> int | None:
 @check(
     name="smi-seconds",
     title="rocm-smi answers quickly",
+    cannot="a GPU that hangs only under load",
     level=2,
     needs=("gpu", "jobs", "real"),
     cause="a hung GPU delays every query",
@@ -191,7 +280,14 @@ def _listed(text: str | None) -> int | None:
 )
 def test_smi_seconds(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
     for node, answer in _answers(record, gpu_jobs, "all"):
-        record.judge(node.name, answer["smi"] and answer["smi"]["seconds"], "smi-seconds")
+        smi, number = answer["smi"], len(node.profile.gpus) if node.profile else 0
+        if smi is None:
+            record.skipped(node.name, "no rocm-smi in the image", "no-tool")
+        elif len(smi["cards"]) < number:  # what fails at once is fast, too
+            why = f"rocm-smi told of {len(smi['cards'])} of {number} GPUs, after {smi['seconds']:.1f} s"
+            record.failed(node.name, why, smi["seconds"], "s", wanted=f"{number} GPUs")
+        else:
+            record.judge(node.name, smi["seconds"], "smi-seconds")
 
 
 def _answers(

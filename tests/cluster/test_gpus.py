@@ -13,6 +13,7 @@ from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed, RocstackError
 from rocstack.node.profile import NodeProfile
+from rocstack.stack.gpus import board_of
 from rocstack.verify.evidence import CheckSkipped, ControllerAnswer, HostAnswer, NoAnswer
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
@@ -31,20 +32,28 @@ def gpus_only(profile: NodeProfile) -> NodeProfile:
 @check(
     name="gpu-count",
     title="Every node has all its GPUs, and the driver uses them",
+    cannot=(
+        "that a GPU taken out on purpose is no fault; cards of models that are on no board (MI210) are only "
+        "compared with other nodes"
+    ),
     level=2,
+    core=True,
     item=1,
     cause="a GPU fell off the bus, is badly seated, or failed when its driver started",
     next_step="run `lspci -d 1002:` and `dmesg | grep amdgpu` on the node; a power cycle brings a hung GPU back",
     source=f"{LAMINI}; {ACCEPTANCE}",
 )
-def test_gpu_count(record: Recorder, request: Any) -> None:
-    """As many as are on most nodes' PCI buses, and all that are on its own; those that no driver drives don't count.
-    A node without any is a worker without GPUs, unless Slurm was told of some."""
+def test_gpu_count(record: Recorder, request: Any, on_hosts: dict[str, NoAnswer | HostAnswer]) -> None:
+    """As many as are on most nodes' PCI buses, as its model has on a board, and all that are on its own; those that no
+    driver drives don't count. A guest may be given some of a board's: a half, a quarter or one. A node without any is a
+    worker without GPUs, unless Slurm was told of some."""
     sizes = [len(profile.gpus) for _, profile in profiles(record) if profile.gpus]
     usual = max(Counter(sizes).items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))[0]
     for node in record.nodes:
         gpus = node.profile.gpus if node.profile else ()
-        wanted = max(usual, len(gpus)) if gpus else _known(request, node.name)
+        host = on_hosts.get(node.name)
+        whole = _whole([gpu.device for gpu in gpus], guest=isinstance(host, HostAnswer) and bool(host.guest))
+        wanted = max(usual, len(gpus), whole) if gpus else _known(request, node.name)
         if node.profile is None:
             record.failed(node.name, "could not be inspected: its profile was not read")
         elif not wanted:
@@ -54,6 +63,14 @@ def test_gpu_count(record: Recorder, request: Any) -> None:
             text = states.listed(gpu.name or gpu.device for gpu in gpus)
             why = f"{driven} of {wanted} GPUs: {len(gpus)} on the PCI bus, {driven} with a driver"
             record.equal(node.name, driven, wanted, "GPUs", why=why, evidence=text)
+
+
+def _whole(devices: list[str], *, guest: bool) -> int:
+    """How many GPUs there must be at least, so that no board of theirs lacks one; 0 of models that have no board."""
+    board = max((board_of(device) for device in devices), default=0)
+    if not board or (guest and board % len(devices) == 0):
+        return 0
+    return -(-len(devices) // board) * board
 
 
 def _known(request: Any, name: str) -> int:
@@ -68,6 +85,7 @@ def _known(request: Any, name: str) -> int:
 @check(
     name="gpu-model",
     title="All nodes have the same GPU model",
+    cannot="which model is right; anything on a single node",
     level=2,
     needs=("gpu",),
     item=1,
@@ -82,6 +100,7 @@ def test_gpu_model(record: Recorder) -> None:
 @check(
     name="gpu-driver",
     title="The GPU driver is the same on all nodes",
+    cannot="whether the common version is good, which `driver-rocm` asks AMD's table; anything on a single node",
     level=2,
     needs=("gpu",),
     cause="one node was updated alone, or hasn't been rebooted since an update",
@@ -95,6 +114,7 @@ def test_gpu_driver(record: Recorder) -> None:
 @check(
     name="gpu-firmware",
     title="The GPUs' VBIOS and firmware are the same on all nodes",
+    cannot="whether the common version is good: no public list of bad ones was found; anything on a single node",
     level=2,
     needs=("gpu",),
     cause="a GPU was replaced or missed an update",
@@ -179,6 +199,7 @@ def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
 @check(
     name="gpu-pcie",
     title="The GPUs' PCIe links run at full speed and width",
+    cannot="links between it and the processor other than the card's own; errors on the link: `pci-errors`",
     level=2,
     needs=("gpu",),
     cause="a badly seated card or riser, or a link that trained down",
@@ -199,6 +220,7 @@ def test_gpu_pcie(record: Recorder) -> None:
 @check(
     name="gpu-idle",
     title="No other program uses the GPUs or their memory",
+    cannot="programs that end before it looks, or start after",
     level=2,
     needs=("gpu",),
     cause="an earlier job left a program behind, or somebody works on the node outside Slurm",
@@ -212,7 +234,10 @@ def test_gpu_idle(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer], 
     own = {node.name: {gpu.pci for gpu in profile.gpus} for node, profile in profiles(record)}
     for node, vram in readable(record, on_hosts, "vram"):
         sizes = [size for pci, size in vram.items() if pci in own[node.name] and size is not None]
-        running = on_hosts[node.name].processes or {}
+        host = on_hosts[node.name]
+        named = host.processes or {}
+        # Who only asks the driver, as an exporter of metrics does, has no queue and no memory.
+        running = {pid: name for pid, name in named.items() if not (host.queues.get(pid) == 0 == host.held.get(pid))}
         if used.get(node.name):
             record.skipped(node.name, f"{used[node.name]} GPUs are in use by jobs")
         elif running:

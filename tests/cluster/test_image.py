@@ -11,13 +11,14 @@ from states import answers
 from rocstack.deploy.plan.plan import short
 from rocstack.image.labels import OWN
 from rocstack.node.image_facts import from_labels
-from rocstack.stack import rules
+from rocstack.stack import gpus, rules
 from rocstack.verify.evidence import ClusterEvidence, ContainerAnswer, NoAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
 PROGRAMS = Path(__file__).parent / "programs"
 FACTS = ("version", "stack", "role", "nic", "nic.way", "gfx", "base.how", "base.digest", "content", "glibc")
+COMPUTE = ("hip", "rccl", "rocblas", "jax")  # what no training does without; hipBLASLt has another way
 PARTS = ("slurm", "munge", "pmix", "openmpi", "ucx", "rdma", "rocm", "rccl", "pytorch", "trainer", "system")
 NO_PROVIDER = ("tcp", "slingshot")
 AGAIN = "rebuild the image with `rocstack build`"
@@ -34,7 +35,9 @@ def seen_secrets(evidence: Any, cluster: Any) -> dict[str, Any]:
 @check(
     name="worker-image",
     title="Every worker runs the release's worker image",
+    cannot="whether the files of a running container were changed since it started",
     level=0,
+    core=True,
     cause="the last deploy didn't reach the node, or failed there",
     next_step=DEPLOY,
 )
@@ -46,6 +49,7 @@ def test_worker_image(record: Recorder, cluster_evidence: ClusterEvidence) -> No
 @check(
     name="control-image",
     title="The control node runs the release's control image",
+    cannot="whether the files of a running container were changed since it started",
     level=0,
     scope="cluster",
     cause="the last deploy failed there, or somebody created the container by hand",
@@ -74,6 +78,7 @@ def _of_release(record: Recorder, cluster_evidence: ClusterEvidence, node: str, 
 @check(
     name="labels",
     title="The image's labels tell what it contains and what it is for",
+    cannot="whether the labels are true: `versions` and `parts` ask the programs",
     level=0,
     scope="cluster",
     cause="the image wasn't built by rocstack, or by an older version",
@@ -109,6 +114,7 @@ def test_labels(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
 @check(
     name="nic-gate",
     title="The image matches the node's NICs and their kernel driver",
+    cannot="whether packets pass: it compares cards, driver and kernel ABI with the image's library",
     level=0,
     cause="the image's provider library doesn't support the kernel ABI of the node's driver",
     next_step="run `rocstack probe` and `rocstack build --nic NIC --profiles FILE`; `rocstack doctor` tells more",
@@ -126,6 +132,7 @@ def test_nic_gate(record: Recorder, in_containers: dict[str, ContainerAnswer | N
 @check(
     name="driver-rocm",
     title="The node's amdgpu driver supports the image's ROCm",
+    cannot="anything of a driver or a ROCm that AMD's table doesn't have: then it is skipped",
     level=0,
     needs=("gpu",),
     cause="the driver belongs to another ROCm generation than the image",
@@ -138,23 +145,54 @@ def test_driver_rocm(record: Recorder, cluster_evidence: ClusterEvidence) -> Non
     matrix = tuple(rule for rule in rules.load() if "driver" in rule.need)
     for node in record.nodes:
         driver = node.profile.amdgpu if node.profile else None
-        verdicts = rules.judge(matrix, {"rocm": rocm, "rocm.method": method, "driver": driver or ""})
+        release = gpus.driver_release(driver) or ""
+        verdicts = rules.judge(matrix, {"rocm": rocm, "rocm.method": method, "driver": release})
         broken = [verdict for verdict in verdicts if verdict.state == "broken"]
-        if method != "amd":
-            record.skipped(node.name, "the ROCm in the image is a distribution's: AMD's table doesn't cover it")
-        elif not driver or driver == "in-tree":
+        if not driver or driver == "in-tree":
             record.skipped(node.name, f"the driver is {driver or 'not known'}: AMD's table doesn't cover it")
-        elif broken:
+        elif broken and release:
             record.failed(node.name, f"ROCm {rocm}: {broken[0].rule.cause}", driver, source=broken[0].rule.source)
         elif any(verdict.state == "holds" for verdict in verdicts):
             record.passed(node.name, driver, wanted=f"one for ROCm {rocm}")
+        elif method != "amd":
+            record.skipped(node.name, "the ROCm in the image is a distribution's: AMD's table doesn't cover it")
         else:
             record.skipped(node.name, f"no rule knows the driver {driver} with ROCm {rocm}")
 
 
 @check(
+    name="gpu-code",
+    title="The image's libraries have code for the node's GPUs",
+    cannot="whether the code runs: it was read from the files when the image was built",
+    level=0,
+    needs=("gpu",),
+    cause="the image was built for other GPUs: its kernels and collectives fail on these",
+    next_step="run `rocstack build --inventory INVENTORY`, which builds for the nodes' GPUs",
+    source="ROCm documentation, GPU architecture: a code object is for one target",
+)
+def test_gpu_code(record: Recorder, cluster_evidence: ClusterEvidence) -> None:
+    """Of an image that doesn't say what it has in it, by the targets that it is built for."""
+    image = from_labels("the worker image", cluster_evidence.labels)
+    read = {name: targets for name, targets in image.code if name in COMPUTE}
+    code = read or ({"the image": image.gfx} if image.gfx else {})
+    for node in record.nodes:
+        cards = node.profile.gpus if node.profile else ()
+        targets = sorted({gpu.gfx or gpus.target_of(gpu.device) or "" for gpu in cards} - {""})
+        lacks = [f"{name} has no code for {gfx}" for name, has in code.items() for gfx in targets if gfx not in has]
+        if not (code and targets):
+            record.skipped(node.name, "the image's labels don't say" if targets else "which GPUs it has isn't known")
+        elif lacks and node.virtual:
+            record.skipped(node.name, f"virtual node ({node.virtual}), whose GPUs run no code: {'; '.join(lacks)}")
+        elif lacks:
+            record.failed(node.name, "; ".join(lacks), ", ".join(image.gfx), wanted=", ".join(targets))
+        else:
+            record.passed(node.name, ", ".join(targets), evidence=f"code of {', '.join(code)}")
+
+
+@check(
     name="versions",
     title="The programs in the image have the versions that its labels name",
+    cannot="whether a program of the right version is intact",
     level=0,
     cause="something in the container was changed or is hidden by a mount",
     next_step="run `rocstack shell NODE -- rocstack-versions`; `docker inspect rocstack-worker` shows the mounts",
@@ -185,6 +223,7 @@ def test_versions(
 @check(
     name="parts",
     title="The image's libraries load and its programs start on this node",
+    cannot="whether a program that starts computes rightly",
     level=0,
     cause="a library is missing, needs another kind of node, or is hidden by a mount",
     next_step="run `rocstack shell NODE -- ldd FILE`: it names the missing library",
@@ -201,6 +240,7 @@ def test_parts(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAn
 @check(
     name="pmix",
     title="Slurm and Open MPI load the same PMIx",
+    cannot="whether ranks find each other: `mpi-launch` starts some",
     level=0,
     cause=(
         "Slurm was built with another PMIx than Open MPI: ranks that `srun --mpi=pmix` starts don't find each other"
@@ -223,6 +263,7 @@ def test_pmix(record: Recorder, in_containers: dict[str, ContainerAnswer | NoAns
 @check(
     name="secrets",
     title="No image, container setting or process list holds a secret of the cluster",
+    cannot="secrets that aren't the cluster's own",
     level=0,
     scope="cluster",
     cause="a key was passed as a build argument, an environment variable or on a command line",

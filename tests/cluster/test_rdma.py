@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from experiments import rdma
-from experiments.performance import whole
+from experiments.performance import shares, whole
 
 from rocstack.base.errors import CheckFailed
 from rocstack.verify.evidence import ClusterEvidence, NodeEvidence
@@ -20,7 +20,8 @@ from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
 NO_RAIL = "none of its RDMA ports that can be used is on a rail of the other's"
-PROVED = re.compile(r"(\S+): (?:device, PD, CQ and )?(\d+)(?: of \d+)? queue pairs?")
+UNBUILT = "unsupported memory type"  # perftest whose help promises more than it can
+PROVED = re.compile(r"(?<!\S)(\S{1,64}): (?:device, PD, CQ and )?(\d{1,9})(?: of \d+)? queue pairs?")
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +33,10 @@ def between(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_
             free = set(cluster.allocated())
             nodes = [node for node in rdma.fit(all_nodes, cluster_evidence) if node.name in free]
             whole(cluster, math.ceil(rdma.seconds(len(nodes)) / 60) + 1)
-            return rdma.between(cluster.slurm, rdma.of_cluster(cluster_evidence, nodes), tool)
+            ends = rdma.of_cluster(cluster_evidence, nodes)
+            if tool == rdma.GPU_WRITE:
+                return rdma.from_gpus(cluster.slurm, ends, nodes, shares(cluster, 1))
+            return rdma.between(cluster.slurm, ends, tool)
 
         results: Mapping[str, Any] = evidence.take(tool, fetch)
         return results
@@ -77,7 +81,9 @@ def words(answers: Sequence[Mapping[str, Any]], rail: int) -> str:
 @check(
     name="rdma-reachability",
     title="Every two nodes reach each other over RDMA on every rail",
+    cannot="that large or many messages pass: it sends a hundred of 64 KiB",
     level=2,
+    core=True,
     needs=("jobs", "rdma", "real", "nodes:2", "tool:ibv_rc_pingpong"),
     cause=(
         "a port is down, a GID index belongs to another network, rails are on different subnets or VLANs, or a switch "
@@ -154,8 +160,12 @@ def ended(ends: Sequence[Mapping[str, Any]]) -> str:
 
 @check(
     name="rdma-write-bandwidth",
-    title="RDMA writes between nodes reach the NIC's bandwidth",
+    title="RDMA writes between nodes reach 70 % of the NIC's bandwidth on each rail, with 8 queue pairs",
+    cannot=(
+        "GPU memory, since perftest sends from host memory here; congestion by many senders; more than 70 % of the port"
+    ),
     level=3,
+    core=True,
     needs=("jobs", "rdma", "real", "nodes:2", "tool:ib_write_bw"),
     cause="a link with a lower speed or width, a small MTU, missing PFC or ECN, or a NIC on another socket",
     next_step="look at the PCIe and MTU checks first; then run `ib_write_bw` between the two nodes in both directions",
@@ -167,7 +177,8 @@ def test_write_bandwidth(record: Recorder, between: Any, cluster_evidence: Clust
 
 @check(
     name="rdma-write-both-ways",
-    title="RDMA writes in both directions at once reach the NIC's bandwidth",
+    title="RDMA writes in both directions at once reach 70 % of the NIC's bandwidth on each rail",
+    cannot="the same as `rdma-write-bandwidth`; no source says what both directions at once must reach",
     level=3,
     needs=("jobs", "rdma", "real", "nodes:2", "tool:ib_write_bw"),
     cause=(
@@ -179,6 +190,41 @@ def test_write_bandwidth(record: Recorder, between: Any, cluster_evidence: Clust
 )
 def test_write_both_ways(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
     bandwidth(record, between(rdma.BOTH_WAYS), cluster_evidence, "rdma-write-both-ways")
+
+
+@check(
+    name="rdma-gpu-memory",
+    title="RDMA writes from GPU memory to GPU memory reach 70 % of the NIC's bandwidth",
+    cannot=(
+        "anything where perftest is built without ROCm, as distributions build it, or no NIC shares a PCIe "
+        "switch with a GPU: then it is skipped, and `transport` alone tells what RCCL used"
+    ),
+    level=3,
+    needs=("jobs", "gpu", "rdma", "real", "nodes:2", "tool:ib_write_bw"),
+    cause=(
+        "the NIC can't reach GPU memory (no peer memory or dma-buf in the kernel or driver), or the way is slow: the "
+        "IOMMU or ACS sends it through the processor"
+    ),
+    next_step=(
+        "if rdma-write-bandwidth passes: look at kernel-parameters and acs; run `ib_write_bw --use_rocm=GPU`, also "
+        "with `--use_rocm_dmabuf`, between the two nodes"
+    ),
+    source="linux-rdma/perftest, rocm_memory.c; ROCm/rdma-perftest",
+)
+def test_gpu_memory(record: Recorder, between: Any, cluster_evidence: ClusterEvidence) -> None:
+    """On rails whose NIC has a GPU on its PCIe switch, where all nodes' perftest can."""
+    results = between(rdma.GPU_WRITE)
+    answers = [each for each in results["answers"] if "able" not in each]
+    unable = {each["node"] for each in results["answers"] if each.get("able") is False}
+    unable |= {each["node"] for each in answers if UNBUILT in each.get("said", "").lower()}
+    if unable:
+        for node in record.nodes:
+            record.skipped(node.name, "its ib_write_bw, or a peer's, is built without ROCm: only host memory was used")
+    elif not any(rails_of(results, name) for name in results["rails"]):
+        for node in record.nodes:
+            record.skipped(node.name, "no NIC that can be used shares a PCIe switch with a GPU")
+    else:
+        bandwidth(record, {**results, "answers": answers}, cluster_evidence, "rdma-gpu-memory")
 
 
 def bandwidth(record: Recorder, results: Mapping[str, Any], cluster_evidence: ClusterEvidence, quantity: str) -> None:
@@ -200,7 +246,8 @@ def bandwidth(record: Recorder, results: Mapping[str, Any], cluster_evidence: Cl
         if values and len(values) == len(wanted):
             rail = min(values, key=lambda each: values[each])
             rates = ", ".join(f"rail {each}: {value:.0f}" for each, value in sorted(values.items()))
-            record.judge(one, values[rail], quantity, peer=other, evidence=f"Gb/s of {rates}")
+            memory = "GPU" if quantity == "rdma-gpu-memory" else "host"
+            record.judge(one, values[rail], quantity, peer=other, evidence=f"Gb/s of {rates}, from {memory} memory")
     able = [node.name for node in record.nodes if not rdma.not_for(cluster_evidence, node)]
     missed |= {name: "it was not tried" for name in able if name not in tried and any(results["rails"].get(name, ()))}
     left_over(record, results, missed)
@@ -236,6 +283,7 @@ def queue_pairs(
 @check(
     name="queue-pairs",
     title="Every RDMA device can create 512 queue pairs from 8 threads at once",
+    cannot="whether they carry anything",
     level=2,
     needs=("jobs", "rdma", "real"),
     cause="the provider library doesn't match the kernel module, locked memory is limited, or the NIC's limit is low",

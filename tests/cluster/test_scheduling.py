@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from experiments import accounting, qos, scheduling
+from experiments import accounting, scheduling
 
 from rocstack.verify.evidence import ControllerAnswer
 from rocstack.verify.pytest_plugin import check
@@ -19,28 +18,6 @@ SLURM = (
     "run `rocstack deploy` to rewrite slurm.conf; "
     "check `rocstack shell CONTROL --service controller -- scontrol show config`"
 )
-
-
-@pytest.fixture(scope="session")
-def tried(evidence: Any, cluster: Any, controller: ControllerAnswer) -> Iterator[dict[str, Future[Any]]]:
-    """Both experiments at once: they mostly wait."""
-    if evidence.replayed:
-        yield {}
-        return
-    cluster.allocated()  # or it says why nothing can be tried
-    if cluster.slurm.gpus:
-        cluster.slurm.release()  # it has the nodes as a whole
-    scheduling.clear(cluster.slurm)
-    rows = controller.nodes
-    counted = "gres/gpu" in controller.settings.get("AccountingStorageTRES", "").split(",")
-    gpus = counted and any("gpu" in (row.gres or "") for row in rows)
-    exclude = [row.name for row in rows if row.name not in cluster.ready]
-    threads = max((row.threads or 1 for row in rows), default=1)
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            "competed": pool.submit(scheduling.run, cluster.slurm, cluster.ready),
-            "limited": pool.submit(qos.run, cluster.slurm, exclude, gpus=gpus, threads=threads),
-        }
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +44,7 @@ def recorded(evidence: Any, cluster: Any, competed: Any) -> dict[str, Any]:
 @check(
     name="scheduling",
     title="Of two waiting jobs, the one with the higher QoS starts first",
+    cannot="fair share and age over days: it is two jobs of different QoS",
     level=1,
     item=11,
     needs=("jobs",),
@@ -99,6 +77,7 @@ def test_scheduling(record: Recorder, competed: dict[str, Any], controller: Cont
 @check(
     name="preemption",
     title="A job is preempted by one whose QoS may preempt it",
+    cannot="whether a preempted user's job can go on later",
     level=1,
     item=11,
     needs=("jobs",),
@@ -121,6 +100,7 @@ def test_preemption(record: Recorder, competed: dict[str, Any]) -> None:
 @check(
     name="qos",
     title="A job beyond its QoS limits is refused or waits; one within them runs",
+    cannot="limits other than CPUs and GPUs of a job and of a QoS",
     level=1,
     item=12,
     needs=("jobs",),
@@ -155,6 +135,7 @@ def test_qos(record: Recorder, limited: dict[str, Any]) -> None:
 @check(
     name="accounting",
     title="Accounting records jobs that ended",
+    cannot="jobs of other users, and what is kept for how long",
     level=1,
     needs=("jobs",),
     scope="cluster",

@@ -10,14 +10,19 @@ import kernel
 import pytest
 from experiments import performance
 
-from rocstack.verify.evidence import NodeEvidence
+from rocstack.verify.evidence import CheckSkipped, ClusterEvidence, NodeEvidence
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Recorder
+from rocstack.verify.recorder import Recorder, without_rocm
+from rocstack.verify.result import Skip
 
 
 @pytest.fixture(scope="session")
-def soaked(evidence: Any, cluster: Any, all_nodes: tuple[NodeEvidence, ...]) -> dict[str, Any]:
+def soaked(
+    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[NodeEvidence, ...]
+) -> dict[str, Any]:
     def fetch() -> dict[str, Any]:
+        if cluster.slurm.gpus and (why := without_rocm(cluster_evidence.labels).get("pytorch")):
+            raise CheckSkipped(why, Skip(kind="no-tool", nodes=tuple(node.name for node in all_nodes)))
         virtual = any(node.virtual for node in all_nodes)
         return performance.soak(cluster, performance.minutes(virtual, os.environ.get(performance.VARIABLE)))
 
@@ -28,7 +33,9 @@ def soaked(evidence: Any, cluster: Any, all_nodes: tuple[NodeEvidence, ...]) -> 
 @check(
     name="soak",
     title="Repeating the same work gives no wrong result and no kernel error",
+    cannot="faults that need longer, or other work, to show",
     level=4,
+    core=True,
     needs=("jobs",),
     cause="a GPU, its memory, a NIC or a link fails under load or heat",
     next_step="check `dmesg -T` and `amd-smi metric --ecc` on that node; drain it and run `rvs` there",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from states import profiles, readable
+from states import MESHED, profiles, readable
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import listed
@@ -20,8 +20,9 @@ from rocstack.verify.recorder import Recorder
 ACCEPTANCE = "AMD system acceptance guide"
 NETWORKING = "AMD cluster networking guide"
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
-MESHED = ("gfx942", "gfx950")  # MI300 to MI355: every GPU of a node has a link to every other
-SOURCE_VALIDATION = 1  # bit of ACSCtl: SrcValid
+REDIRECTING = (
+    0b0010_1100  # bits of ACSCtl: ReqRedir, CmpltRedir, EgressCtrl; SrcValid and UpstreamFwd turn nothing away
+)
 
 
 def cards(profile: NodeProfile) -> dict[str, str]:
@@ -37,7 +38,8 @@ def above(profile: NodeProfile) -> set[str]:
 
 @check(
     name="pci-errors",
-    title="GPUs and NICs report no fatal PCIe error",
+    title="GPUs and NICs report no fatal PCIe error, nor floods of corrected ones",
+    cannot="a flood that began a short while ago on a node that runs for months",
     level=2,
     cause="a card, a riser or a slot fails",
     next_step="check DevSta in `lspci -vvv`, and `dmesg | grep AER`; reseat the card; power-cycle the node",
@@ -51,13 +53,20 @@ def test_pci_errors(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]
         if not read:
             record.skipped(node.name, "no GPU and no NIC whose PCIe status can be read")
             continue
-        bad = [name for name, fatal in read.items() if fatal]
+        counts = {names[node.name][at]: each.errors or {} for at, each in pci.items() if at in names[node.name]}
+        bad = [name for name, fatal in read.items() if fatal or counts[name].get("fatal")]
         record.equal(node.name, len(bad), 0, "cards", why=f"FatalErr+ of {listed(bad)}", evidence=f"{len(read)} cards")
+        hours = max((on_hosts[node.name].uptime or 0) / 3600, 1)
+        worst = max(counts, key=lambda name: counts[name].get("correctable", 0), default="")
+        if counts.get(worst, {}).get("correctable") is not None and on_hosts[node.name].uptime:
+            rate = counts[worst]["correctable"] / hours
+            record.judge(node.name, rate, "pcie-corrected-errors", evidence=f"{worst}, since the node started")
 
 
 @check(
     name="acs",
     title="PCIe access control (ACS) is off, so that GPUs and NICs reach each other directly",
+    cannot="a switch's own routing faults, and registers that a guest doesn't see",
     level=2,
     needs=("gpu",),
     cause="the BIOS leaves it on; peer-to-peer traffic then goes through the root complex",
@@ -74,7 +83,7 @@ def test_acs(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> No
         if not any(each.bytes > 256 for each in own.values()):
             record.skipped(node.name, "PCIe's extended registers can't be read there")
         else:
-            on = [at for at, control in sorted(read.items()) if control & SOURCE_VALIDATION]
+            on = [at for at, control in sorted(read.items()) if control & REDIRECTING]
             record.equal(
                 node.name, len(on), 0, "bridges", why=f"ACS is on at {listed(on)}", evidence=f"{len(own)} bridges"
             )
@@ -83,6 +92,7 @@ def test_acs(record: Recorder, on_hosts: dict[str, NoAnswer | HostAnswer]) -> No
 @check(
     name="gpu-links",
     title="Every GPU reaches its node's others over xGMI where the model has it, and rocm-smi agrees",
+    cannot="a link's speed and errors: `transferbench` and `rvs` tell",
     level=2,
     needs=("gpu",),
     item=5,
@@ -149,6 +159,9 @@ def _xgmi(profile: NodeProfile) -> set[tuple[int, int]]:
 @check(
     name="topology",
     title="Each GPU shares a PCIe switch with its NIC, in the same way on all nodes",
+    cannot=(
+        "bridges that the kernel doesn't show, as in guests; where no GPU shares a switch with a NIC it is told only"
+    ),
     level=2,
     needs=("gpu",),
     item=5,

@@ -51,7 +51,9 @@ def health(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> di
 @check(
     name="workers",
     title="Slurm has every worker of the inventory, as configured, and starts jobs there",
+    cannot="whether jobs succeed there, and CPUs or memory that are set to between half and all",
     level=1,
+    core=True,
     item=2,
     scope="cluster",
     cause="the node is off, its slurmd doesn't answer, or somebody drained it",
@@ -113,7 +115,9 @@ def _size(record: Recorder, node: NodeEvidence, row: SlurmNode) -> None:
 @check(
     name="munge",
     title="The control node accepts the worker's MUNGE credential, and the worker the control node's",
+    cannot="whether the key is secret",
     level=1,
+    core=True,
     cause="munged doesn't run in the worker's container, has another key, or the clocks differ",
     next_step=LOGS,
     source="dun/munge wiki, troubleshooting",
@@ -142,20 +146,25 @@ def _offset(here: CredentialAnswer, there: CredentialAnswer) -> float | None:
     return abs((here.decoded - here.encoded) - (there.decoded - there.encoded)) / 2
 
 
+REFUSED = (15, 16, 17)  # of munge.h, with the right key: expired, rewound, replayed
+
+
 @check(
     name="munge-host",
     title="The worker accepts a MUNGE credential of its own host",
+    cannot="anything where the host runs no MUNGE with the cluster's key: then it is skipped",
     level=1,
-    cause="the host's munged doesn't run, or has another key than the cluster",
-    next_step=(
-        "copy /etc/rocstack/keys/munge.key to the host's /etc/munge, or stop the host's munged if nothing needs it"
-    ),
+    cause="the host's munged has the cluster's key, and its clock or its list of credentials is wrong",
+    next_step="compare `date` on the host and in the worker; restart the host's munged, or stop it if nothing needs it",
 )
 def test_munge_host(record: Recorder, exchanged: dict[str, CredentialAnswers]) -> None:
     for node in record.nodes:
         credential = exchanged[node.name].host if node.name in exchanged else None
         if credential is None:
             record.skipped(node.name, f"no MUNGE runs on the host {node.name}")
+        elif credential.status not in (0, *REFUSED):
+            why = f"the MUNGE of the host {node.name} is none of the cluster's: its credentials can't be decoded"
+            record.skipped(node.name, why, evidence=credential.said)
         else:
             record.equal(node.name, credential.status, 0, evidence=credential.said)
 
@@ -163,6 +172,7 @@ def test_munge_host(record: Recorder, exchanged: dict[str, CredentialAnswers]) -
 @check(
     name="clock-skew",
     title="The nodes' clocks agree",
+    cannot="differences that are shorter than the answer of a node takes",
     level=1,
     scope="cluster",
     cause="no time service runs on the node, or it can't reach its servers",
@@ -194,6 +204,7 @@ def _between(one: tuple[float, float], other: tuple[float, float]) -> float:
 @check(
     name="containers",
     title="The containers of every node run and are healthy",
+    cannot="why a container started again, or what its health command doesn't ask",
     level=1,
     scope="cluster",
     cause="a service ended, or its health check fails",
@@ -209,6 +220,7 @@ def test_containers(record: Recorder, cluster_evidence: ClusterEvidence, health:
 @check(
     name="slurm-services",
     title="Slurm's controller, accounting and REST service answer",
+    cannot="how they behave under many jobs",
     level=1,
     scope="cluster",
     cause="a daemon of the control container has ended or uses another key",
@@ -232,6 +244,7 @@ def test_slurm_services(record: Recorder, cluster_evidence: ClusterEvidence, con
 @check(
     name="names",
     title="Every worker resolves the other workers' names to their addresses",
+    cannot="names of hosts that are no workers",
     level=1,
     needs=("nodes:2",),
     cause="DNS or /etc/hosts lacks nodes; MPI and torch find each other by name",

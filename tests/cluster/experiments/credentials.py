@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 import shlex
+from itertools import zip_longest
 from typing import Any
 
 from rocstack.deploy.plan import services
 
-BREAK = "@@"
+# Of an empty credential: those of all workers become words of one command line, of which an argument holds 128 KiB.
+CREDENTIAL = re.compile(r"MUNGE:[A-Za-z0-9+/=]{1,400}:")
 AT_ONCE = 200  # credentials in one command line
+UNMUNGE = "timeout 5 unmunge --output=/dev/null"  # not the payload: who made it could write another's status there
 TRIES = 2
 # Installed only, and not started, it is in nobody's way.
 HOST = f"""command -v munge >/dev/null && [ -S /run/munge/munge.socket.2 ] || {{ echo absent; exit; }}
 credential=$(timeout 5 munge -n 2>&1) || {{ echo "$credential"; exit 1; }}
-printf %s "$credential" | docker exec -i {services.WORKER} timeout 5 unmunge 2>&1"""
+printf %s "$credential" | docker exec -i {services.WORKER} {UNMUNGE} 2>&1"""
 
 
 def run(cluster: Any) -> dict[str, Any]:
@@ -23,18 +28,18 @@ def run(cluster: Any) -> dict[str, Any]:
     of_control, why = _made(cluster.slurm)
     line = f"{_decode([of_control])}; timeout 5 munge -n"
     outputs = cluster.in_workers(line, seconds=30)
-    parts = {name: (*done.stdout.split(BREAK), "", "")[:2] for name, done in outputs.items()}
-    texts = {name: text.strip() for name, (_, text) in parts.items() if text.startswith("\nMUNGE:")}
-    there: dict[str, Any] = {}
-    names = sorted(texts)
+    parts = {name: done.stdout.partition("\n") for name, done in outputs.items()}
+    texts = {name: text.strip() for name, (_, _, text) in parts.items()}
+    names = sorted(name for name, text in texts.items() if CREDENTIAL.fullmatch(text))
+    there = {name: read(f"it made no credential, but {len(text)} characters") for name, text in texts.items() if text}
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
-        decoded = cluster.slurm.admin("sh", "-c", _decode([texts[name] for name in some])).stdout.split(BREAK)
-        there |= {name: read(text) for name, text in zip(some, decoded, strict=False)}
+        decoded = cluster.slurm.admin("sh", "-c", _decode([texts[name] for name in some])).stdout.splitlines()
+        there |= {name: read(_plain(text)) for name, text in zip_longest(some, decoded[: len(some)], fillvalue="")}
     hosts = cluster.everywhere(HOST, cluster.workers)
     return {
         name: {
-            "here": read((parts[name][0] if of_control else why) or done.stderr),
+            "here": read((_plain(parts[name][0]) if of_control else why) or done.stderr),
             "there": there.get(name, read(done.stderr)),
             "host": None if hosts[name].stdout.strip() == "absent" else read(hosts[name].stdout + hosts[name].stderr),
         }
@@ -46,15 +51,23 @@ def _made(slurm: Any) -> tuple[str, str]:
     """The control node's credential; else nothing, and why. All workers are judged by it, so it is asked for again."""
     for _ in range(TRIES):
         done = slurm.admin("timeout", "5", "munge", "-n")
-        if done.stdout.startswith("MUNGE:"):
+        if CREDENTIAL.fullmatch(done.stdout.strip()):
             return done.stdout.strip(), ""
     message = (done.stderr or done.stdout).strip() or "it said nothing"
     return "", f"none was made (exit code {done.rc}): {message}"
 
 
 def _decode(credentials: list[str]) -> str:
+    """A command line that says of each what unmunge printed: a line in base64."""
     words = " ".join(map(shlex.quote, credentials)) or "''"
-    return f'for each in {words}; do printf %s "$each" | timeout 5 unmunge 2>&1; echo "{BREAK}"; done'
+    return f'for each in {words}; do printf %s "$each" | {UNMUNGE} 2>&1 | base64 --wrap=0; echo; done'
+
+
+def _plain(line: str) -> str:
+    try:
+        return base64.b64decode(line, validate=True).decode(errors="replace")
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def read(text: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@ run without it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,11 +28,10 @@ class _Said:
     why: str
     code: int
 
-    def count(self, part: str, nodes: Sequence[str]) -> int:
-        return sum(answer["part"] == part and answer["node"] in nodes for answer in self.answers)
-
     def all(self, part: str, nodes: Sequence[str]) -> bool:
-        return self.count(part, nodes) >= wanted(part) * len(nodes)
+        """Whether each node gave all its answers: another one's can't stand for them."""
+        counts = Counter(answer["node"] for answer in self.answers if answer["part"] == part)
+        return all(counts[node] >= wanted(part) for node in nodes)
 
 
 def wanted(part: str) -> int:
@@ -83,15 +83,16 @@ def launched(slurm: Any, asked: Sequence[str], *, shared: bool, parts: Sequence[
 
 def others(slurm: Any, nodes: Collection[str]) -> set[str]:
     """Those on which jobs run that are not the suite's, in hidden partitions too; an ordinary user isn't always shown
-    them."""
-    words = ("squeue", "--all", "--noheader", "--states=running,completing", "--format=%N|%j")
+    them. Other users' jobs are not asked for their names, which may be of several lines and read as anything."""
+    own = {*slurm.jobs_named(slurm.name)}
+    words = ("squeue", "--all", "--noheader", "--states=running,completing", "--format=%i|%N")
     rows = (line.strip().partition("|") for line in slurm.admin(*words).stdout.splitlines())
-    lists = [names for names, _, job in rows if names and job != slurm.name and not job.startswith(f"{slurm.name}-")]
+    lists = [names for number, _, names in rows if names and number not in own]
     return {name for names in lists for name in hostlist.expand(names)} & {*nodes}
 
 
 def _run(slurm: Any, env: Mapping[str, str], nodes: Sequence[str], parts: Sequence[str], seconds: float) -> _Said:
-    words = ["python3", "-c", source("collectives.py", "tournament.py", "mpi.py"), str(seconds), *parts]
+    words = ["python3", "-c", source("messages.py", "collectives.py", "tournament.py", "mpi.py"), str(seconds), *parts]
     step = slurm.step(*words, nodes=nodes, tasks=TASKS, seconds=seconds + 10, env=env)
     ends = [answer for answer in step.answers if answer["part"] == "end" and answer["code"]]
     why = "\n".join(f"{end['node']}, rank {end['rank']}: {end['said']}" for end in ends[:2]) or step.said

@@ -17,6 +17,8 @@ from typing import Any
 import kernel
 
 from rocstack.base.errors import BadInput
+from rocstack.verify import parsers
+from rocstack.verify.evidence import LOG_LINE
 from rocstack.verify.parsers import rccl as rccl_parser
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -40,7 +42,6 @@ MINUTES, VIRTUAL = 480.0, 0.25  # of AMD's guide; where nothing can wear out
 KEPT = 60_000  # characters of a tool's words
 LINES = 500  # of a kernel's log
 RANK = re.compile(r"^# +Rank +\d+ ")
-BENCH = ["python3", "-m", "rocstack_trainer.bench", "all-reduce", "--json"]
 BIG, ROOMY = 8 << 30, 128e9  # bytes: of a sum that thresholds are about, and of a GPU that has room for it
 
 Batch = Mapping[str, Sequence[str]]
@@ -102,15 +103,16 @@ def collectives(cluster: Any, tools_of: Mapping[str, Sequence[str]]) -> dict[str
     options = shares(cluster, ranks)
     of_run = {"tool": "bench", "nodes": list(nodes), "ranks": ranks * len(nodes), "gpus": bool(cluster.slurm.gpus)}
 
-    def bench(side: str, sizes: str) -> dict[str, Any]:
-        words = [*BENCH, f"--sides={side}", f"--sizes={sizes}", "--rounds=3"]
-        step = cluster.slurm.step(*words, tasks=ranks, seconds=120 + len(nodes), options=options)
+    def bench(sizes: str) -> dict[str, Any]:
+        words = ["nccl" if cluster.slurm.gpus else "gloo", sizes, "3"]
+        more: dict[str, Any] = {"tasks": ranks, "seconds": 120 + len(nodes), "options": options}
+        step = cluster.slurm.python(PROGRAMS / "all_reduce.py", *words, **more)
         return {"code": step.code, "out": step.out, "said": step.said}
 
-    results = of_run | bench("ring", sizes)
+    results = of_run | bench(sizes)
     profiles = [cluster.state.gathered.node(node).profile for node in nodes] if cluster.slurm.gpus else []
     if profiles and all((gpu.memory or 0) >= ROOMY for profile in profiles for gpu in profile.gpus):
-        results["big"] = bench("flat", str(BIG))
+        results["big"] = bench(str(BIG))
     return results
 
 
@@ -134,7 +136,8 @@ def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
 
 def short(text: str) -> str:
     """Each way that data take, once; of each rank its number; and the end of the tool's own lines."""
-    own = [line for line in text.splitlines() if "NCCL INFO" not in line]
+    words = [(line, rccl_parser.without_rccl(line)) for line in parsers.lines(text)]
+    own = [own for line, own in words if "NCCL INFO" not in line or own.strip()]
     ranks = [rank[0] for line in own if (rank := RANK.match(line))]
     rest = "\n".join(line for line in own if not RANK.match(line))
     return "\n".join([*rccl_parser.brief(text), *ranks, rest[-KEPT:]])
@@ -171,6 +174,7 @@ def soak(cluster: Any, lasting: float) -> dict[str, Any]:
     size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
     real = [node for node in nodes if not cluster.state.gathered.node(node).profile.virtual]
     uptimes = _uptimes(cluster, real) if real else {}
+    kernels: dict[str, list[str]] = {node: [] for node in uptimes}
     backend = "nccl" if cluster.slurm.gpus else "gloo"
     # A rank whose peer is gone is to say so: RCCL would end it.
     more: dict[str, Any] = {"tasks": ranks, "options": shares(cluster, ranks), "independent": True}
@@ -183,12 +187,13 @@ def soak(cluster: Any, lasting: float) -> dict[str, Any]:
         step = cluster.slurm.python(PROGRAMS / "soak.py", *words, nodes=going, seconds=took + ENDING, **more)
         answers = step.answers
         steps.append({"nodes": going, "seconds": took, "code": step.code, "answers": answers, "said": step.said})
+        if uptimes:
+            _heard(cluster, uptimes, kernels)
         left -= max(took, time.monotonic() - began)  # with what it took to start: the allocation ends by the clock
         heard = Counter(answer["node"] for answer in answers)
         well = [node for node in going if heard[node] == ranks]
         going = list(cluster.slurm.kept(well)) if left > 0 else []
         lost |= {node: len(steps) for node in well if left > 0 and node not in going}
-    kernels = _kernels(cluster, uptimes) if uptimes else {}
     about = {"minutes": lasting, "nodes": list(nodes), "ranks": ranks, "gpus": bool(cluster.slurm.gpus)}
     return about | {"steps": steps, "lost": lost, "kernels": kernels}
 
@@ -198,16 +203,24 @@ def _uptimes(cluster: Any, nodes: Sequence[str]) -> dict[str, float]:
     return {node: float(done.stdout.split()[0]) for node, done in outputs.items() if done.rc == 0}
 
 
-def _kernels(cluster: Any, uptimes: Mapping[str, float]) -> dict[str, list[str]]:
-    """Of the nodes whose log can be read."""
+def _heard(cluster: Any, uptimes: dict[str, float], kernels: dict[str, list[str]]) -> None:
+    """Adds what the kernels said since `uptimes`, which become now's: a log of hours may have lost its beginning. Of
+    nodes whose log can't be read all is taken away."""
+    now = _uptimes(cluster, list(uptimes))
     outputs = cluster.everywhere("dmesg", list(uptimes))
-    return {node: _since(done.stdout, uptimes[node]) for node, done in outputs.items() if done.rc == 0}
+    for node, done in outputs.items():
+        if done.rc or node not in now:
+            kernels.pop(node, None)
+        elif node in kernels:
+            news = [line for line in _since(done.stdout, uptimes[node]) if line not in kernels[node]]
+            kernels[node] = (kernels[node] + news)[:LINES]  # the first ones tell most
+            uptimes[node] = now[node]
 
 
 def _since(log: str, begun: float) -> list[str]:
     """The kernel's lines from `begun` on, in seconds after its start, that tell of a fault; the last of them."""
     lines = []
-    for line in log.splitlines():
+    for line in (row[:LOG_LINE] for row in log.splitlines()):
         stamp = line.partition("]")[0].lstrip("[ ")
         if stamp.replace(".", "", 1).isdecimal() and float(stamp) >= begun and kernel.bad(line):
             lines.append(line)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.scheduling import end, remove_qos, started, watch
+from experiments.scheduling import TIMEOUT_S, end, remove_qos, started, watch
 
 from rocstack.base.errors import CheckFailed
 from rocstack.verify.slurm_session import SlurmSession
@@ -59,6 +59,8 @@ def _try(slurm: SlurmSession, where: list[str], gpus: bool, threads: int) -> dic
         two = {name: jobs[name] for name in ("first", "second")}
         now = watch(slurm, two, lambda now: started(now["first"]) and now["second"]["reason"] != "None")
         end(slurm, {"first": jobs["first"]})
+        # Until its node has cleaned up, its CPUs count: that takes as long as it takes on a busy node.
+        watch(slurm, two, lambda now: now["first"]["state"] not in ("RUNNING", "COMPLETING"), 2 * TIMEOUT_S)
         then = watch(slurm, two, lambda now: started(now["second"]))
         return {**results, "first": now["first"], "second": now["second"], "then": then["second"]}
     finally:

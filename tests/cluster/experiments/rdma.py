@@ -19,12 +19,14 @@ from rocstack.stack.component import NicProfile, library, validate_head
 from rocstack.verify.evidence import ClusterEvidence, NodeEvidence
 
 PINGPONG, WRITE, BOTH_WAYS = "ibv_rc_pingpong", "ib_write_bw", "ib_write_bw -b"
+GPU_WRITE = "ib_write_bw --use_rocm"
 ROUNDS = 4  # of bandwidth: each NIC with some peers, however many nodes there are
 # Messages of many packets as large as the ports can: a switch at 1500 lets the small ones pass.
 MORE = {
     PINGPONG: ("-s", "65536", "-n", "100", "-c"),
-    WRITE: ("-s", "1048576", "-n", "5000"),
-    BOTH_WAYS: ("-b", "-s", "1048576", "-n", "5000"),
+    WRITE: (*(LARGE := ("-s", "8388608", "-n", "80")), "-q", "8"),  # as ROCm/cvs: one queue pair need not fill a port
+    BOTH_WAYS: ("-b", *LARGE, "-q", "8"),
+    GPU_WRITE: (*LARGE, "-q", "8"),
 }
 RUN = 20.0  # seconds of a tool
 MTUS = (256, 512, 1024, 2048, 4096)  # of RDMA, bytes
@@ -79,6 +81,15 @@ def rails(profile: NodeProfile, env: Mapping[str, str], nic: NicSettings) -> lis
     return ports_of
 
 
+def used(cluster_evidence: ClusterEvidence, node: NodeEvidence) -> list[str]:
+    """The devices that carry its jobs' data; all where none is chosen."""
+    if node.profile is None:
+        return []
+    nic = nic_of(cluster_evidence.labels.get("io.rocstack.nic") or "tcp")
+    listed = rails(node.profile, cluster_evidence.fabric.get(node.name, {}), nic)
+    return list(dict.fromkeys(rail[0] for rail in listed)) or [device.name for device in node.profile.verbs]
+
+
 def mtu(own: Hca | None) -> int | None:
     room = own.mtu - HEADERS if own and own.gid and own.mtu else 0
     return max((size for size in MTUS if size <= room), default=None)
@@ -128,11 +139,51 @@ def seconds(nodes: int) -> float:
     return 120 + 5.0 * nodes
 
 
-def between(slurm: Any, ends: Rails, tool: str, more: Sequence[str] = ()) -> dict[str, Any]:
+def of_gpus(ends: Rails, nodes: Sequence[NodeEvidence]) -> tuple[Rails, dict[str, dict[str, int]]]:
+    """The rails whose NIC has a GPU on its PCIe switch, and node -> device -> that GPU as ROCm counts."""
+    gpus: dict[str, dict[str, int]] = {}
+    for node in nodes:
+        for link in node.profile.affinity if node.profile else ():
+            if link.via == OWN_GPU:
+                gpus.setdefault(node.name, {}).setdefault(link.nic, link.gpu)
+    beside = {
+        name: [rail if rail and rail[0] in gpus.get(name, {}) else None for rail in own] for name, own in ends.items()
+    }
+    return beside, gpus
+
+
+def from_gpus(slurm: Any, ends: Rails, nodes: Sequence[NodeEvidence], options: Sequence[str]) -> dict[str, Any]:
+    """From GPU memory to GPU memory. How a driver gives it to a NIC depends on the kernel, by peer memory or dma-buf:
+    what works on more rails counts."""
+    beside, gpus = of_gpus(ends, nodes)
+    found = between(slurm, beside, GPU_WRITE, gpus=gpus, options=options)
+    if _failed(found):
+        again = between(slurm, beside, GPU_WRITE, gpus=gpus, options=options, dmabuf=True)
+        found = again if _failed(again) < _failed(found) else found
+    return found
+
+
+def _failed(results: Mapping[str, Any]) -> int:
+    return sum(bool(each.get("code")) for each in results["answers"])
+
+
+def between(
+    slurm: Any,
+    ends: Rails,
+    tool: str,
+    more: Sequence[str] = (),
+    *,
+    gpus: Mapping[str, Mapping[str, int]] | None = None,
+    dmabuf: bool = False,
+    options: Sequence[str] = (),
+) -> dict[str, Any]:
     """Every two nodes with pingpongs; bandwidth in some rounds. A pair that has no answer was not tried in time.
 
     Args:
         more: other arguments of the tool than those for a NIC.
+        gpus: node -> device -> the GPU whose memory is written from and to; None: host memory.
+        dmabuf: the GPU's memory goes to the NIC by dma-buf.
+        options: of srun.
     """
     asked: dict[str, Any] = {
         "tool": tool.partition(" ")[0],
@@ -140,11 +191,12 @@ def between(slurm: Any, ends: Rails, tool: str, more: Sequence[str] = ()) -> dic
         "seconds": RUN,
         "more": list(more or MORE[tool]),
     }
+    asked |= {} if gpus is None else {"gpus": gpus, "dmabuf": dmabuf}
     asked |= {"together": tool == PINGPONG, "rounds": len(ends) if tool == PINGPONG else ROUNDS}
     # One argument holds 128 KiB at most (MAX_ARG_STRLEN), and the names of 1,000 nodes with their rails are more.
     packed = base64.b64encode(zlib.compress(json.dumps(asked, separators=(",", ":")).encode(), 9)).decode()
-    words = ["python3", "-c", source("tournament.py", "rdma.py"), packed]
-    step = slurm.step(*words, nodes=list(ends), seconds=seconds(len(ends)))
+    words = ["python3", "-c", source("messages.py", "tournament.py", "rdma.py"), packed]
+    step = slurm.step(*words, nodes=list(ends), seconds=seconds(len(ends)), **({"options": options} if options else {}))
     return {"rails": ends, "rounds": asked["rounds"], "answers": step.answers, "said": step.said if step.code else ""}
 
 

@@ -17,9 +17,10 @@ from rocstack.verify.slurm_session import NAME, SlurmSession
 
 MINUTES = 5
 STARTED = frozenset({"RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED", "FAILED", "TIMEOUT"})
+UNENDED = "PENDING,RUNNING,SUSPENDED,CONFIGURING"
 PROLOG = "Prolog"  # squeue's reason of a job that runs, and hasn't begun
 TIMEOUT_S = 45.0  # seconds for a job that could start: the backfill scheduler looks every 30
-PAUSE = 0.4
+PAUSE = 0.8
 EPILOG = 90.0  # seconds that the last job of a reservation may take to end
 LEFT = f"{NAME}-"  # begins the names of all that a run makes
 _COLUMNS = ("job", "state", "reason", "started", "priority")
@@ -119,18 +120,19 @@ def remove_qos(slurm: SlurmSession, name: str) -> None:
 def clear(slurm: SlurmSession) -> None:
     """What runs that were killed have left. One run at a time is at work on a cluster, so nothing of this is in use."""
 
-    def left(*command: str) -> list[list[str]]:
-        rows = (line.strip().split("|") for line in slurm.admin(*command).stdout.splitlines())
-        return [row for row in rows if row[0].startswith(LEFT) and row[0] != slurm.name]
+    def is_left(name: str) -> bool:
+        return name.startswith(LEFT) and name != slurm.name
 
-    jobs = left("squeue", "--all", "--noheader", "--states=all", "--format=%j|%i|%T")
-    jobs = [row for row in jobs if row[2] in ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING")]
-    if jobs:
-        slurm.admin("scancel", *(row[1] for row in jobs))
+    # The suite's user alone, and the name last: any user may call a job what would read as another's number.
+    own = f"--user={slurm.user}"
+    listed = slurm.admin("squeue", "--all", "--noheader", own, f"--states={UNENDED}", "--format=%i|%j").stdout
+    rows = (line.strip().partition("|") for line in listed.splitlines())
+    if jobs := [number for number, _, name in rows if re.fullmatch(r"[0-9_]+", number) and is_left(name)]:
+        slurm.admin("scancel", own, *jobs)
     shown = slurm.admin("scontrol", "show", "reservation", "--oneliner").stdout
     for name in re.findall(rf"ReservationName=({LEFT}\S+)", shown):
         _remove(slurm, name)
-    for name, *_ in left("sacctmgr", "-nP", "show", "qos", "format=Name"):
+    for name in filter(is_left, slurm.admin("sacctmgr", "-nP", "show", "qos", "format=Name").stdout.split()):
         remove_qos(slurm, name)
 
 

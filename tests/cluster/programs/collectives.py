@@ -113,13 +113,13 @@ def barrier(case):
     comm, tag = case.comm, 11
     if comm.rank:
         comm.Barrier()
-        comm.send(None, 0, tag)
+        comm.Send(b"x", 0, tag)
         return True
     time.sleep(0.05)
     early = comm.Iprobe(tag=tag)
     comm.Barrier()
     for _ in range(case.world - 1):
-        comm.recv(tag=tag)
+        comm.Recv(bytearray(1), tag=tag)
     return not early
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+HIP_CHECK = "/usr/local/lib/rocstack/hip-check"  # compiled with the image
 CHOOSING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
@@ -76,6 +77,7 @@ if "env" not in sys.argv:
         "amd_smi": amd_smi(),
         "agents": None if info is None else len(re.findall(r"^\s*Name:\s+gfx\w+\s*$", info, re.MULTILINE)),
         "lspci": None if listed is None else re.findall(r"^(\S+) (?:03|12)\w\w:", listed, re.MULTILINE),
+        "hip": said(HIP_CHECK, complaints=True),
         "rdma": None if rdma is None else [line.split()[0] for line in rdma.splitlines()[2:] if line.split()],
     }
 print("@rocstack " + json.dumps(answer), flush=True)

@@ -94,9 +94,20 @@ def function(folder):
     status = struct.unpack_from("<H", config, pcie + 0x0A)[0] if pcie and pcie + 0x0C <= len(config) else None
     return {
         "fatal": None if status is None else bool(status & FATAL),
+        "errors": errors(folder),
         "acs": struct.unpack_from("<H", config, acs + 6)[0] if acs and acs + 8 <= len(config) else None,
         "bytes": len(config),  # 256: the extended ones are not there, or not for this user
     }
+
+
+def errors(folder):
+    """What the kernel counts (AER); None where it counts nothing."""
+    found = {}
+    for kind, total in (("correctable", "COR"), ("nonfatal", "NONFATAL"), ("fatal", "FATAL")):
+        row = re.search(rf"TOTAL_ERR_{total} (\d+)", text(f"{folder}/aer_dev_{kind}") or "")
+        if row:
+            found[kind] = int(row[1])
+    return found or None
 
 
 def functions():
@@ -209,6 +220,79 @@ def processes():
     return {pid: text(f"/proc/{pid}/comm") or "" for pid in os.listdir(folder)}
 
 
+def queues():
+    """pid -> how many queues it has on the GPUs: who only asks the driver about them has none."""
+    folder = "/sys/class/kfd/kfd/proc"
+    found = {}
+    for pid in pids():
+        try:
+            found[pid] = len(os.listdir(f"{folder}/{pid}/queues"))
+        except OSError:
+            found[pid] = None
+    return found
+
+
+def held():
+    """pid -> bytes of GPU memory."""
+    found = {}
+    for pid in pids():
+        sizes = [number(file) for file in glob.glob(f"/sys/class/kfd/kfd/proc/{pid}/vram_*")]
+        found[pid] = sum(sizes) if sizes and None not in sizes else None
+    return found
+
+
+def pids():
+    with contextlib.suppress(OSError):
+        return os.listdir("/sys/class/kfd/kfd/proc")
+    return []
+
+
+def iommu():
+    """PCI address -> the type of its IOMMU group, of those that are in one. None where the kernel can't say."""
+    if not os.path.isdir("/sys/bus/pci/devices"):
+        return None
+    found = {}
+    for folder in glob.glob("/sys/bus/pci/devices/*"):
+        if os.path.isdir(f"{folder}/iommu_group"):
+            found[os.path.basename(folder)] = text(f"{folder}/iommu_group/type")
+    return found
+
+
+def partitions():
+    files = glob.glob("/sys/bus/pci/devices/*/current_compute_partition")
+    return {os.path.basename(os.path.dirname(file)): text(file) for file in files}
+
+
+def boards():
+    """RDMA device -> the board that it is on (PSID)."""
+    files = glob.glob("/sys/class/infiniband/*/board_id")
+    return {os.path.basename(os.path.dirname(file)): text(file) for file in files}
+
+
+def neighbours():
+    """Network device -> (chassis, its name, port) of each that it hears by LLDP; None where no lldpd tells."""
+    text, found = said("lldpctl", "-f", "keyvalue"), {}
+    for line in (text or "").splitlines():
+        key, _, value = line.partition("=")
+        row = re.fullmatch(r"lldp\.(.+)\.(?:(via)|(chassis|port)\.(mac|local|ifname|ifalias|ip|name))", key)
+        if row and row[2]:
+            found.setdefault(row[1], []).append(["", "", ""])
+        elif row and row[1] in found:
+            at = 2 if row[3] == "port" else 1 if row[4] == "name" else 0
+            found[row[1]][-1][at] = value[:100]
+    return None if text is None else found
+
+
+def uptime():
+    words = (text("/proc/uptime") or "").split()
+    return float(words[0]) if words else None
+
+
+def guest():
+    flags = re.search(r"^flags\s*:(.*)$", text("/proc/cpuinfo") or "", re.MULTILINE)
+    return "hypervisor" in flags[1].split() if flags else None
+
+
 refused, let = firewall()
 print(
     json.dumps(
@@ -220,6 +304,14 @@ print(
             "filters": let,
             "vram": memory(),
             "processes": processes(),
+            "queues": queues(),
+            "held": held(),
+            "iommu": iommu(),
+            "partitions": partitions(),
+            "uptime": uptime(),
+            "boards": boards(),
+            "neighbours": neighbours(),
+            "guest": guest(),
         }
     )
 )

@@ -1,7 +1,8 @@
 """MPI on all nodes, by parts: launch, ring, links, collectives. Each rank prints one line of JSON a part, behind the
 mark, as it is done: what hangs later takes nothing away.
 
-collectives.py and tournament.py are put before this. Arguments: seconds that the parts may take, then the parts.
+messages.py, collectives.py and tournament.py are put before this. Arguments: seconds that the parts may take, then the
+parts.
 """
 
 import ctypes
@@ -101,15 +102,15 @@ def ring(MPI, comm):
     sent, got = np.arange(count, dtype="int64") * (comm.rank + 3), np.empty(count, dtype="int64")
     comm.Sendrecv(sent, after, 7, got, before, 7)
     wrong = np.flatnonzero(got != np.arange(count, dtype="int64") * (before + 3))
-    signed = [] if comm.rank == 0 else comm.recv(source=before, tag=8)
+    signed = [] if comm.rank == 0 else list(told(comm, before, 8))  # noqa: F821 (messages.py)
     if comm.size > 1:
-        comm.send([*signed, comm.rank], after, tag=8)
+        tell(comm, [*signed, comm.rank], after, 8)  # noqa: F821
     if comm.rank == 0 and comm.size > 1:
-        signed = comm.recv(source=before, tag=8)
+        signed = told(comm, before, 8)  # noqa: F821
     expected = list(range(comm.size if comm.rank == 0 and comm.size > 1 else comm.rank))
     why = f"{len(wrong)} of {count} values wrong from rank {before}" if len(wrong) else ""
     if signed != expected:
-        why = why or f"the list came as {signed[:8]}"
+        why = why or f"the list came as {signed!s:.80}"
     return {"before": before, "wrong": why}
 
 
@@ -119,7 +120,7 @@ def links(MPI, comm):
     heads = comm.Split(0 if local.rank == 0 else MPI.UNDEFINED, comm.rank)
     if heads == MPI.COMM_NULL:
         return None
-    names = heads.allgather(NODE)
+    names = [str(name) for name in told_by_all(heads, NODE)]  # noqa: F821 (messages.py)
     row = {}
     for pairs in tournament(heads.size):  # noqa: F821
         peer = next((set(pair) - {heads.rank} for pair in pairs if heads.rank in pair), set())

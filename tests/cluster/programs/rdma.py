@@ -1,10 +1,11 @@
 """RDMA between nodes, by the tools of the field: each pair of a round runs server and client of ibv_rc_pingpong or
 ib_write_bw on each rail. MPI, over TCP, only tells the other end when its server listens and how its client ended.
 
-tournament.py is put before this. Argument, as JSON that went through zlib and base64: tool; rails, node -> [[device,
-port, GID index or null, MTU of RDMA or null], ...], null for a rail that it lacks; together, whether all rails at once;
-seconds that one run may take; rounds, at most; more, arguments of the tool. One line of JSON a run and end; of
-pingpongs that went well one for all rails of a pair.
+messages.py and tournament.py are put before this. Argument, as JSON that went through zlib and base64: tool; rails,
+node -> [[device, port, GID index or null, MTU of RDMA or null], ...], null for a rail that it lacks; together, whether
+all rails at once; seconds that one run may take; rounds, at most; more, arguments of the tool; gpus, node -> device ->
+the GPU whose memory is meant, and dmabuf, whether that goes by dma-buf: rails of a node whose tool can't are left out.
+One line of JSON a run and end; of pingpongs that went well one for all rails of a pair.
 """
 
 import base64
@@ -29,6 +30,7 @@ NODE = os.environ.get("SLURMD_NODENAME") or platform.node()
 SIOCGIFADDR = 0x8915
 SILENT = OSError("the server did not begin to listen")
 WELL, WRONG = re.compile(r"\d+ iters in [\d.]+ seconds"), re.compile("invalid data", re.IGNORECASE)  # of pingpongs
+GPU, DMABUF = "--use_rocm", "--use_rocm_dmabuf"
 LISTEN = "0A"  # in /proc/net/tcp
 
 
@@ -38,8 +40,13 @@ def main():
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    names = comm.allgather(NODE)
-    rails = [asked["rails"][name] for name in names]
+    names = told_by_all(comm, NODE)  # noqa: F821
+    rails = [asked["rails"].get(name, []) if isinstance(name, str) else [] for name in names]
+    if "gpus" in asked:
+        knows_it = knows(asked["tool"], GPU, *([DMABUF] if asked["dmabuf"] else []))
+        able = [each is True for each in told_by_all(comm, knows_it)]  # noqa: F821
+        say({"node": NODE, "able": able[comm.rank]})
+        rails = [own if can else [None] * len(own) for own, can in zip(rails, able, strict=True)]
     for number, pairs in enumerate(tournament(comm.size)):  # noqa: F821
         if number == asked["rounds"]:
             break
@@ -56,7 +63,7 @@ def run(comm, names, rails, first, second, asked):
         mine = [(rail, *ends[0 if serves else 1][:3]) for rail, ends in group]
         mtus = [smaller(*(end[3] for end in ends)) for _, ends in group]
         lines = [
-            [asked["tool"], *command(asked["tool"], *port, mtu), *asked["more"]]
+            [asked["tool"], *command(asked["tool"], *port, mtu), *memory(asked, port[0]), *asked["more"]]
             for (_, *port), mtu in zip(mine, mtus, strict=True)
         ]
         if serves:
@@ -64,17 +71,18 @@ def run(comm, names, rails, first, second, asked):
             runs = [start([*words, "-p", str(port)]) for words, port in zip(lines, ports, strict=True)]
             until = time.monotonic() + asked["seconds"]
             up = [port if listening(one, port, until) else None for one, port in zip(runs, ports, strict=True)]
-            comm.send((address(), up), peer)
+            tell(comm, [address(), up], peer)  # noqa: F821
             codes, now = heard(comm, peer), time.monotonic()
+            codes = [1 if code is None else code for code in numbers(codes, len(lines), -255, 255)]  # noqa: F821
             limits = [(now + (LOST if code else AFTER), f"when its client had ended with {code}") for code in codes]
         else:
-            where, up = heard(comm, peer)
+            where, up = served(heard(comm, peer), len(lines))
             lines = [[*words, "-p", str(port), where] for words, port in zip(lines, up, strict=True)]
             runs = [start(words) if port else SILENT for words, port in zip(lines, up, strict=True)]
             limits = [(time.monotonic() + asked["seconds"], f"within {asked['seconds']:g} s")] * len(runs)
         ends = [end(one, *limit) for one, limit in zip(runs, limits, strict=True)]
         if not serves:
-            comm.send([code for code, _ in ends], peer)
+            tell(comm, [code for code, _ in ends], peer)  # noqa: F821
         well = []
         for (rail, device, port, gid), (code, said) in zip(mine, ends, strict=True):
             about = {"node": NODE, "peer": names[peer], "rail": rail, "device": f"{device}:{port}", "gid": gid}
@@ -91,10 +99,22 @@ def say(answer):
 
 
 def heard(comm, peer):
-    """What it sends; the wait leaves the CPU to who needs it."""
-    while not comm.iprobe(source=peer):
+    """What it sends, None for nonsense; the wait leaves the CPU to who needs it."""
+    while not comm.Iprobe(source=peer):
         time.sleep(0.01)
-    return comm.recv(source=peer)
+    try:
+        return told(comm, peer)  # noqa: F821
+    except ValueError:
+        return None
+
+
+def served(told, count):
+    """Where the servers of a node listen, and on which ports; none where it told something else."""
+    try:
+        where, up = told
+        return address_of(where), numbers(up, count, 1, 65535)  # noqa: F821
+    except (TypeError, ValueError, OSError):
+        return "", [None] * count
 
 
 def smaller(one, other):
@@ -108,6 +128,22 @@ def command(tool, device, port, gid, mtu):
         wide = [] if mtu is None else ["-m", str(mtu)]
         return ["-d", device, "-i", str(port), *([] if gid is None else ["-g", str(gid)]), *wide]
     return ["-d", device, "-i", str(port), "-F", "--report_gbits", *([] if gid is None else ["-x", str(gid)])]
+
+
+def memory(asked, device):
+    """Which memory it is written from and to; nothing is the host's."""
+    gpus = asked.get("gpus")
+    return [] if gpus is None else [f"{GPU}={gpus[NODE][device]}", *([DMABUF] if asked["dmabuf"] else [])]
+
+
+def knows(tool, *options):
+    """Whether its help names these; one that was built without ROCm leaves them out."""
+    try:
+        done = subprocess.run([tool, "--help"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    words = set(re.findall(r"--\w+", (done.stdout + done.stderr).decode(errors="replace")))
+    return words.issuperset(options)
 
 
 def free_ports(count):

@@ -1,5 +1,8 @@
 """Runs tools on the node as an ordinary user's task and says what they printed. Argument, JSON: {"batches": [{name:
-command}], "seconds": of each, "keep": a pattern of the lines to say}; a batch runs at once, one batch after another."""
+command}], "seconds": of each, "keep": a pattern of the lines to say}; a batch runs at once, one batch after another.
+
+Tools start in a folder of their own: they write files there, and what they read there (UCX: ucx.conf) nobody else put
+there."""
 
 import json
 import os
@@ -7,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 
 LINES = 40  # of the end, where none is as asked for
 
@@ -17,10 +21,10 @@ def kept(text, pattern):
     return "\n".join(found or lines[-LINES:]) + "\n"
 
 
-def start(command):
+def start(command, folder):
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/tmp"
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
         )
     except OSError as error:
         return error
@@ -41,9 +45,10 @@ def end(process, seconds):
 asked = json.loads(sys.argv[1])
 said = {}
 for batch in asked["batches"]:
-    running = {name: start(command) for name, command in batch.items()}
-    for name, process in running.items():
-        code, out, why = end(process, asked["seconds"])
-        said[name] = {"code": code, "out": kept(out, asked.get("keep")) + why}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        running = {name: start(command, folder) for name, command in batch.items()}
+        for name, process in running.items():
+            code, out, why = end(process, asked["seconds"])
+            said[name] = {"code": code, "out": kept(out, asked.get("keep")) + why}
 node = os.environ.get("SLURMD_NODENAME", platform.node())
 print("@rocstack " + json.dumps({"node": node, "said": said}), flush=True)

@@ -8,7 +8,8 @@ argv[1] is JSON: {"ranks": on a node, "runs": [...]}. Each run has a `name`, `ov
 itself, "node": the ranks of each node together, "all"), `settings` for rocstack-train and `seconds` that it may take.
 Where wanted, `ids`: say which samples are each rank's; `kill`: the step after which a rank of the last node gets
 SIGKILL, unless a run before it failed; `damage`: checkpoints to copy `from`, `to`, and to change the newest of. Prints
-an answer for each run and rank.
+an answer for each run and rank. `private` are folders that are to be this user's alone. With `jax`, the source of
+programs/jax_check.py, JAX trains, and not the trainer.
 """
 
 import json
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -55,13 +57,27 @@ def main():
 
 
 def prepare():
-    """Imports what the runs need, and starts no thread: forks follow."""
+    """Imports what the runs need, and starts no thread: forks follow. Of JAX nothing can be imported before a fork."""
+    for folder in PLAN.get("private", []):
+        private(folder)
+    if "jax" in PLAN:
+        return
     import transformers
     from transformers.models.llama import modeling_llama  # noqa: F401
 
     import rocstack_trainer.train  # noqa: F401
 
     transformers.AutoModelForCausalLM  # noqa: B018  # is imported when it is named
+
+
+def private(folder):
+    """Makes it for this user alone. Another user may have been first: with what is put there, ranks would go on."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{folder} is there already, and isn't this user's alone") from None
 
 
 def place(run, local):
@@ -125,9 +141,13 @@ class Fork:
 
 def trained(run, local):
     """(exit code, what was seen) of one rank of the trainer."""
+    os.environ.update(environment(run, local))
+    if "jax" in PLAN:
+        program = {"__name__": "jax_check"}
+        exec(compile(PLAN["jax"], "jax_check.py", "exec"), program)
+        return program["trained"](run, *place(run, local), local)
     from rocstack_trainer import cli
 
-    os.environ.update(environment(run, local))
     seen = {"losses": [], "began": time.time()}
     watch(run, seen, local)
     return cli.run(run["settings"]), seen
@@ -156,13 +176,13 @@ def watch(run, seen, local):
         mine = numpy.concatenate([data.ids(step, rank.rank, rank.world) for step in steps])
         return mine[: len(range(rank.rank, data.n, rank.world))].tolist()
 
-    def one_step(net, adam, gradients, data, step, config, rank, stop):
+    def one_step(net, adam, gradients, data, step, config, rank, *more):
         if not seen["losses"]:
             about = {"from": step, "before": weights(net), "device": device(rank), "tokens": data.batch * data.seq_len}
             seen.update(about, samples=data.n, ids=epoch(data, rank) if "ids" in run else [])
             seen["first"] = time.time()
-        done = made(net, adam, gradients, data, step, config, rank, stop)
-        seen["losses"].append(done[0])
+        done = made(net, adam, gradients, data, step, config, rank, *more)
+        seen["losses"].append(float(done[0]))  # on the device
         seen["last"] = time.time()
         if step + 1 == config.train.steps:
             seen["after"] = weights(net)

@@ -1,0 +1,227 @@
+"""Slurm's commands on the control node, as the job's owner: by ssh, in the controller's container."""
+
+import re
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocstack.base.errors import BadInput, CheckFailed, hinted
+from rocstack.base.text import last_line
+from rocstack.cluster.settings import Person
+from rocstack.deploy.plan.services import SERVICES
+from rocstack.deploy.read import inventory as inventories
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
+from rocstack.jobs import slurm
+from rocstack.jobs.slurm import Job, JobRecord
+
+NUMBER = re.compile(r"\d{1,12}(_\d{1,10})?")
+PIECE = 1 << 20  # bytes of a log that are read at a time
+LOG_END = 256 << 10  # bytes of the end of a log, in which srun says what failed
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A partition, as sinfo has it. `gpus` are those of each node; 0 where nodes differ, or there are none."""
+
+    name: str
+    nodes: int
+    limit: str
+    gpus: int
+    default: bool
+
+
+@dataclass(frozen=True)
+class SlurmControl:
+    """The way to Slurm: the control node of an inventory."""
+
+    inventory: Inventory
+    ssh_host: SshHost
+
+    def run(self, command: Sequence[str], user: str = "", text: str = "") -> tuple[int, str, str]:
+        """In the controller's container; without a user as root. Gives the exit status and both outputs.
+
+        Raises:
+            BadInput: the cluster has no such user.
+            CheckFailed: ssh doesn't get through, or the container isn't there.
+        """
+        return _inside(self.ssh_host, SERVICES["controller"], command, user, text)
+
+    def pools(self) -> list[Pool]:
+        """
+        Raises:
+            CheckFailed: Slurm doesn't answer.
+        """
+        code, out, err = self.run(["sinfo", "--noheader", "--format=%P\x1f%D\x1f%l\x1f%G"])
+        if code:
+            raise CheckFailed.of("slurm-silent", control=self.ssh_host.host, why=last_line(err or out))
+        found: dict[str, Pool] = {}
+        for line in out.splitlines():
+            cells = line.split("\x1f")
+            if len(cells) != 4 or not cells[1].isdigit():
+                continue
+            name, gpus = cells[0].removesuffix("*"), _gpus(cells[3])
+            before = found.get(name)
+            nodes = int(cells[1]) + (before.nodes if before else 0)
+            same = gpus if not before or before.gpus == gpus else 0
+            found[name] = Pool(name, nodes, cells[2], same, cells[0].endswith("*"))
+        return list(found.values())
+
+    def submit(self, script: str, user: str) -> str:
+        """The job's number.
+
+        Raises:
+            CheckFailed: Slurm refuses it.
+        """
+        code, out, err = self.run(["sbatch"], user, script)
+        if found := re.search(r"Submitted batch job (\d+)", out):
+            return found[1]
+        why = last_line(err or out).removeprefix("sbatch: error: ") or f"sbatch ended with {code}"
+        raise CheckFailed.of("submission-refused", why=why, user=user)
+
+    def queue(self, user: str = "") -> list[Job]:
+        """
+        Raises:
+            CheckFailed: Slurm doesn't answer.
+        """
+        mark = f"{secrets.token_hex(8)} "
+        line = ["squeue", "--noheader", "--states=all", f"--format={mark}{slurm.SQUEUE}"]
+        code, out, err = self.run([*line, *([f"--user={user}"] if user else [])])
+        if code:
+            raise CheckFailed.of("slurm-silent", control=self.ssh_host.host, why=last_line(err or out))
+        return slurm.queue(out, mark)
+
+    def record(self, job: str) -> JobRecord:
+        """
+        Raises:
+            BadInput: there is no such job.
+            CheckFailed: Slurm's accounting doesn't answer.
+        """
+        if not NUMBER.fullmatch(job):
+            raise BadInput.of("bad-job-number", job=job)
+        code, out, err = self.run(["sacct", "--json", f"--jobs={job}", "--allocations"])
+        try:
+            found = None if code else slurm.record(out)
+        except ValueError as error:
+            raise CheckFailed.of("slurm-silent", control=self.ssh_host.host, why=str(error)) from None
+        if code:
+            raise CheckFailed.of("slurm-silent", control=self.ssh_host.host, why=last_line(err or out))
+        if found is None:
+            raise BadInput.of("no-such-job", job=job)
+        if not slurm.USERS.fullmatch(found.user):  # commands run in this name
+            raise CheckFailed.of("slurm-silent", control=self.ssh_host.host, why=f"no user's name: {found.user!r:.60}")
+        return found
+
+    def change(self, job: JobRecord, *command: str) -> None:
+        """A command of Slurm, as the job's owner.
+
+        Raises:
+            CheckFailed: Slurm refuses it.
+        """
+        code, out, err = self.run([*command, job.id], job.user)
+        if code:
+            raise CheckFailed.of("job-unchanged", job=job.id, why=last_line(err or out))
+
+    def log(self, job: JobRecord) -> "Log":
+        """
+        Raises:
+            CheckFailed: it has none yet, or its node is none of the inventory.
+        """
+        node = job.first_node
+        if not node or not job.log.startswith("/"):
+            raise CheckFailed.of("no-log-yet", job=job.id, state=job.state, why=job.why)
+        if "worker" not in self.inventory.roles(node):
+            raise CheckFailed.of("log-elsewhere", job=job.id, node=node, path=self.inventory.path)
+        return Log(ssh.ssh_hosts(self.inventory.path, [node])[node], job)
+
+
+@dataclass(frozen=True)
+class Log:
+    """The output of a job, on the first of its nodes. It is read as its owner, who may have put a link there."""
+
+    ssh_host: SshHost
+    job: JobRecord
+
+    def read(self, offset: int = 0) -> bytes:
+        """At most PIECE bytes from `offset` on; empty where the file ends, or isn't there yet."""
+        return self._tail(f"--bytes=+{offset + 1}", PIECE)
+
+    def end(self, size: int = LOG_END) -> str:
+        return self._tail(f"--bytes={size}", size).decode(errors="replace")
+
+    def _tail(self, option: str, most: int) -> bytes:
+        # A file without an end, such as a pipe, is read no longer than we wait.
+        tail = [*ssh.bounded(ssh.TIMEOUT_S), "tail", option, "--", self.job.log]
+        line = _line(SERVICES["worker"], tail, self.job.user)
+        return ssh.raw_output(self.ssh_host, line, most)[1]
+
+
+def controller(path: Path) -> SlurmControl:
+    """
+    Raises:
+        BadInput, Missing, CheckFailed: as the inventory's reader and `ssh.ssh_hosts`.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:  # both take Ansible a second
+        ssh_hosts = pool.submit(ssh.ssh_hosts, path, ["control"])
+        inventory = inventories.load(path)
+        return SlurmControl(inventory, ssh_hosts.result()[inventory.control.name])
+
+
+def owner(given: str | None, here: str, users: dict[str, Person]) -> str:
+    """Whose job it is: who is named, or the person at this machine, or the cluster's only user.
+
+    Raises:
+        BadInput: nobody can be told, or the cluster has no such user.
+    """
+    if given:
+        if given not in users:
+            raise BadInput.of("unknown-user", user=given, hint=hinted(given, users))
+        return given
+    if here in users:
+        return here
+    if len(users) == 1:
+        return next(iter(users))
+    raise BadInput.of("whose-job", users=", ".join(users)) if users else BadInput.of("no-users")
+
+
+def _inside(
+    ssh_host: SshHost, container: str, command: Sequence[str], user: str, text: str = ""
+) -> tuple[int, str, str]:
+    done = ssh.run(ssh_host, _line(container, command, user), text=text)
+    if done.returncode == ssh.FAILED:
+        raise ssh_host.error("no way to", done.stderr)
+    if "unable to find user" in done.stderr or "no matching entries in passwd" in done.stderr:
+        raise BadInput.of("user-not-deployed", user=user)
+    if done.returncode in (1, 126) and "No such container" in done.stderr:
+        raise CheckFailed.of("no-controller", control=ssh_host.host)
+    return done.returncode, done.stdout, done.stderr
+
+
+def _line(container: str, command: Sequence[str], user: str) -> list[str]:
+    """A job inherits the environment of sbatch, and the container's is nobody else's business."""
+    start = ["docker", "exec", "--interactive"]
+    if not user:
+        return [*start, container, *command]
+    own = [f"HOME=/home/{user}", f"USER={user}", f"LOGNAME={user}", "SHELL=/bin/bash", "LANG=C.UTF-8"]
+    path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return [
+        "docker",
+        "exec",
+        "--interactive",
+        "--user",
+        user,
+        container,
+        "env",
+        "--ignore-environment",
+        *own,
+        path,
+        *command,
+    ]
+
+
+def _gpus(gres: str) -> int:
+    """`gpu:mi300x:8(S:0-1)` is 8."""
+    return sum(int(number) for number in re.findall(r"gpu(?::[A-Za-z0-9_.-]+)?:(\d{1,4})", gres))

@@ -1,0 +1,223 @@
+"""What Slurm says of jobs, read: squeue's list, sacct's record of one, why a job waits. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+
+from rocstack.base import paths
+from rocstack.base.text import from_json
+from rocstack.node import hostlist
+
+# squeue(1), --format: job, state, user, partition, qos, nodes, time used, limit, start, priority, reason, where; and
+# the name last, since its owner chose it.
+SQUEUE = "%i\x1f%T\x1f%u\x1f%P\x1f%q\x1f%D\x1f%M\x1f%l\x1f%S\x1f%Q\x1f%r\x1f%N\x1f%j"
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+USERS = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+# srun's own words for a task that failed: `srun: error: n2: tasks 2-3: Exited with exit code 1`
+_FAILED = re.compile(
+    r"^(?:\d+: )?srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>[A-Z][\w ()]+)$",
+    re.MULTILINE,
+)
+LAST_DAY = 253_370_764_800  # seconds from 1970 to the year 9999
+LAST = 12  # lines of a rank that failed
+
+
+@dataclass(frozen=True)
+class Job:
+    """A line of the queue. `why` says in words why it waits."""
+
+    id: str
+    name: str
+    state: str
+    user: str
+    partition: str
+    qos: str
+    nodes: int
+    used: str  # D-HH:MM:SS
+    limit: str
+    start: str  # when it began; of one that waits, when it is expected to, or ""
+    priority: int
+    reason: str
+    where: str  # node list
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job, as accounting has it, ended ones too."""
+
+    id: str
+    name: str
+    state: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    where: str
+    nodes: int
+    submitted: int  # seconds since 1970; 0: not yet
+    began: int
+    ended: int
+    exit_code: int
+    signal: int
+    restarts: int
+    folder: str
+    log: str  # its file, on the first of its nodes
+    reason: str = ""
+    why: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "COMPLETED" or not self.over
+
+    @property
+    def first_node(self) -> str:
+        try:
+            return hostlist.first(self.where)
+        except ValueError:
+            return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class FailedTask:
+    """The first task of a job that ended badly, by srun's words, and what it wrote last."""
+
+    node: str
+    task: str
+    how: str
+    lines: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def queue(output: str, mark: str) -> list[Job]:
+    """squeue's answer to `mark` and SQUEUE, in its order. A name may go on in further lines, and look like other jobs
+    there: a job's own line is one that begins with the mark, which no owner of a job knew."""
+    lines = (line.removeprefix(mark) for line in output.split("\n") if line.startswith(mark))
+    return [job for line in lines if (job := _job(line.split("\x1f", 12)))]
+
+
+def _job(cells: list[str]) -> Job | None:
+    if len(cells) < 13 or not re.fullmatch(r"\d+(_[\w\[\]%,-]+)?(\+\d+)?", cells[0]):
+        return None
+    number, state, user, partition, qos, nodes, used, limit, start, priority, reason, where, name = cells
+    waits = state in WAITING
+    return Job(
+        *(number, name, state, user, partition, qos, _number(nodes), used, limit),
+        start="" if start == "N/A" else start,
+        priority=_number(priority),
+        reason="" if reason == "None" else reason,
+        where=where,
+        why=waits_for(reason) if waits else "",
+    )
+
+
+def record(output: str) -> JobRecord | None:
+    """The newest run of the job in the answer of `sacct --json`; None where it knows none.
+
+    Raises:
+        ValueError: it is not such an answer.
+    """
+    document = from_json(output)
+    jobs = document.get("jobs") if isinstance(document, Mapping) else None
+    if not isinstance(jobs, list):
+        raise ValueError("no jobs in sacct's answer")
+    if not jobs:
+        return None
+    job = jobs[-1]
+    if not isinstance(job, Mapping):
+        raise ValueError("a job in sacct's answer is not an object")
+    state, time, code = (_map(job.get(key)) for key in ("state", "time", "exit_code"))
+    current, reason = state.get("current"), str(state.get("reason", ""))
+    name = str(current[0]) if isinstance(current, list) and current else "UNKNOWN"
+    where = str(job.get("nodes", ""))
+    return JobRecord(
+        id=str(_number(job.get("job_id"))),
+        name=str(job.get("name", "")),
+        state=name,
+        user=str(job.get("user", "")),
+        account=str(job.get("account", "")),
+        partition=str(job.get("partition", "")),
+        qos=str(job.get("qos", "")),
+        where="" if where == "None assigned" else where,
+        nodes=_number(job.get("allocation_nodes")),
+        submitted=_seconds(time.get("submission")),
+        began=_seconds(time.get("start")),
+        ended=_seconds(time.get("end")),
+        exit_code=_number(_map(code.get("return_code")).get("number")),
+        signal=_number(_map(_map(code.get("signal")).get("id")).get("number")),
+        restarts=_number(job.get("restart_cnt")),
+        folder=str(job.get("working_directory", "")),
+        log=str(job.get("stdout_expanded", "")),
+        reason="" if reason == "None" else reason,
+        why=waits_for(reason) if name in WAITING else "",
+    )
+
+
+def failed_task(log: str) -> FailedTask | None:
+    """By srun's first complaint about a task. The last lines are those of that task where the job labels them."""
+    if not (found := _FAILED.search(log)):
+        return None
+    task = re.match(r"\d+", found["tasks"])
+    number = task[0] if task else ""
+    before = log[: found.start()].splitlines()
+    labelled = [line.partition(": ")[2] for line in before if line.lstrip().startswith(f"{number}: ")]
+    return FailedTask(found["node"], number, found["how"], tuple((labelled or before)[-LAST:]))
+
+
+def waits_for(reason: str) -> str:
+    """In words; Slurm's own word where there is none."""
+    word = reason.split(",")[0].strip("() ")
+    if not word or word == "None":
+        return "it was just submitted: Slurm hasn't looked at it yet"
+    for pattern, words in _reasons():
+        if found := re.fullmatch(pattern, word):
+            return found.expand(words)
+    return f"Slurm says {word}"
+
+
+@cache
+def _reasons() -> tuple[tuple[str, str], ...]:
+    loaded = yaml.safe_load((paths.images() / "job-reasons.yml").read_text(encoding="utf-8"))
+    return tuple(loaded["reasons"].items())
+
+
+def labelled(lines: Iterator[str], rank: int) -> Iterator[str]:
+    """Of a log whose lines `srun --label` begins with the task's number, those of one task, without it."""
+    for line in lines:
+        number, mark, rest = line.lstrip().partition(": ")
+        if mark and number == str(rank):
+            yield rest
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: object) -> int:
+    try:
+        return int(str(value)) if not isinstance(value, bool) else 0
+    except ValueError:
+        return 0
+
+
+def _seconds(value: object) -> int:
+    """Since 1970; 0 where no calendar has such a day."""
+    seconds = _number(value)
+    return seconds if 0 <= seconds < LAST_DAY else 0

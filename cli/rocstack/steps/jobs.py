@@ -1,0 +1,217 @@
+"""Jobs: what recipes there are, submit one, and look at, end or requeue a job."""
+
+import codecs
+import getpass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rocstack.base.errors import BadInput, CheckFailed, hinted
+from rocstack.jobs import recipe as recipes
+from rocstack.jobs import remote, slurm
+from rocstack.jobs.recipe import JobRequest, Recipe
+from rocstack.jobs.remote import Pool, SlurmControl
+from rocstack.jobs.slurm import FailedTask, Job, JobRecord
+from rocstack.steps.options import JobOptions, StacksOptions, SubmitOptions, inventory_path, settings
+
+EVERY_S = 1.0  # between two looks at a job that is followed
+SETTLE = 3  # looks at the log after the job's end: the last lines may come late
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that Slurm has taken."""
+
+    id: str
+    user: str
+    recipe: str
+    script: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "user": self.user, "recipe": self.recipe, "script": self.script}
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job and, where it failed, the first task that did."""
+
+    record: JobRecord
+    failed: FailedTask | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.record.ok
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.record.to_dict(), "failed": self.failed.to_dict() if self.failed else None}
+
+
+def list_recipes(options: StacksOptions = StacksOptions()) -> dict[str, Recipe]:
+    """By name.
+
+    Raises:
+        BadInput: a head is wrong.
+    """
+    return recipes.recipes(settings(options).overlay_folder())
+
+
+def find_recipe(name: str, options: StacksOptions = StacksOptions()) -> Recipe:
+    """
+    Raises:
+        BadInput: there is none of this name, or its head is wrong.
+    """
+    return recipes.find(name, settings(options).overlay_folder())
+
+
+def print_script(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple[str, ...] = ()) -> str:
+    """The script, by what is given alone: no node is asked, so GPUs are those of --gpus-per-node.
+
+    Raises:
+        BadInput: as `submit`, but for what only the cluster knows.
+    """
+    overlay = settings(options).overlay_folder()
+    return recipes.script(recipes.find(name, overlay), _request(options, arguments), overlay)
+
+
+def submit(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple[str, ...] = ()) -> Submitted:
+    """Renders the recipe's script and hands it to Slurm as the job of its owner.
+
+    Raises:
+        BadInput: no such recipe, parameter, partition, user; more nodes than there are.
+        CheckFailed: Slurm refuses it, or the control node isn't reached.
+    """
+    chosen = settings(options)
+    overlay = chosen.overlay_folder()
+    recipe, request = recipes.find(name, overlay), _request(options, arguments)
+    recipes.script(recipe, request, overlay)  # what is wrong with it is said first
+    user = remote.owner(options.user, getpass.getuser(), chosen.cluster.users)
+    request = replace(request, user=user, folder=request.folder or f"/home/{user}")
+    control = remote.controller(inventory_path(chosen, options.inventory))
+    script = recipes.script(recipe, fitted(recipe, request, control.pools()), overlay)
+    return Submitted(control.submit(script, user), user, recipe.name, script)
+
+
+def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest:
+    """With all GPUs of the nodes, unless the person says how many.
+
+    Raises:
+        BadInput: the partition isn't there, has fewer nodes or no GPUs.
+    """
+    default = next((each for each in pools if each.default), pools[0] if pools else None)
+    pool = next((each for each in pools if each.name == request.partition), None) if request.partition else default
+    if pool is None:
+        name = request.partition or ""
+        raise BadInput.of("unknown-partition", name=name, hint=hinted(name, [each.name for each in pools]))
+    asked = (request.nodes or recipe.job.nodes) + request.spare
+    if asked > pool.nodes:
+        raise BadInput.of("too-many-nodes", asked=asked, partition=pool.name, nodes=pool.nodes)
+    if request.gpus_per_node is not None:
+        return request
+    if recipe.needs_gpus and not pool.gpus:
+        raise BadInput.of("no-gpus-there", recipe=recipe.name, partition=pool.name)
+    return replace(request, gpus_per_node=pool.gpus)
+
+
+def queue(options: JobOptions = JobOptions(), user: str | None = None) -> list[Job]:
+    """Jobs that wait, run, or ended in the last minutes.
+
+    Raises:
+        BadInput, CheckFailed: the inventory is wrong; the control node isn't reached.
+    """
+    return _controller(options).queue(user or "")
+
+
+def show(job: str, options: JobOptions = JobOptions()) -> JobView:
+    """
+    Raises:
+        BadInput, CheckFailed: as `queue`; there is no such job.
+    """
+    control = _controller(options)
+    record = control.record(job)
+    if not record.over or record.ok:
+        return JobView(record)
+    try:
+        return JobView(record, slurm.failed_task(control.log(record).end()))
+    except (BadInput, CheckFailed):  # it failed before it had a log, or its node is gone
+        return JobView(record)
+
+
+def cancel(job: str, options: JobOptions = JobOptions()) -> JobRecord:
+    """
+    Raises:
+        BadInput, CheckFailed: as `queue`; there is no such job; Slurm refuses.
+    """
+    return _change(job, options, "scancel")
+
+
+def requeue(job: str, options: JobOptions = JobOptions()) -> JobRecord:
+    """
+    Raises:
+        BadInput, CheckFailed: as `queue`; there is no such job; Slurm refuses.
+    """
+    return _change(job, options, "scontrol", "requeue")
+
+
+def log(job: str, options: JobOptions = JobOptions(), *, follow: bool = False) -> Iterator[str]:
+    """The job's output in pieces. With `follow` it goes on until the job is over; one that waits is waited for.
+
+    Raises:
+        BadInput, CheckFailed: as `queue`; there is no such job, or no log.
+    """
+    control = _controller(options)
+    record = control.record(job)
+    while follow and not record.over and not record.where:
+        time.sleep(EVERY_S)
+        record = control.record(job)
+    file, offset, left = control.log(record), 0, SETTLE
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while True:
+        piece = file.read(offset)
+        offset += len(piece)
+        yield text.decode(piece)
+        if len(piece) == remote.PIECE:
+            continue
+        if not follow or (record.over and left <= 0):
+            return
+        if record.over:
+            left -= 1
+        else:
+            record = control.record(job)
+        time.sleep(EVERY_S)
+
+
+def _change(job: str, options: JobOptions, *command: str) -> JobRecord:
+    control = _controller(options)
+    record = control.record(job)
+    control.change(record, *command)
+    return control.record(job)
+
+
+def _controller(options: JobOptions) -> SlurmControl:
+    return remote.controller(inventory_path(settings(options), options.inventory))
+
+
+def _request(options: SubmitOptions, arguments: tuple[str, ...]) -> JobRequest:
+    return JobRequest(
+        **{name: getattr(options, name) for name in SAME},
+        folder=str(options.folder or ""),
+        values=_pairs(options.set),
+        arguments=arguments,
+    )
+
+
+SAME = (
+    *("nodes", "tasks_per_node", "gpus_per_node", "time", "partition", "account", "qos", "name", "user"),
+    *("share", "preflight", "spare"),
+)
+
+
+def _pairs(given: tuple[str, ...]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise BadInput.of("bad-pair", given=each)
+        found[name.replace("-", "_")] = value
+    return found

@@ -1,0 +1,105 @@
+"""Runs a module of ROCm Validation Suite with the configuration of the node's GPUs, and says what that asks for and
+what RVS says of it. Arguments: the GPUs' model, the module, how many GPUs there are, the most seconds that it may take.
+
+RVS has a folder of configurations for each model and some for all, beside its own bin: TheRock isn't in /opt/rocm.
+Those for all have targets that any GPU meets (4 to 16 TFLOPS, 50 to 180 W), so where there are targets only the model's
+own configuration counts."""
+
+import collections
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+WITH_TARGETS = {"gst_single": ("gst_single",), "iet_single": ("iet_single", "iet_stress")}
+ONE_BY_ONE = ("gst", "iet")  # modules whose `duration` is that of each GPU
+START = 2  # seconds of an action on a GPU before it begins
+LEAST = 1200  # seconds, also where a configuration has no times, as that of mem
+KEPT = re.compile(r"^\[RESULT.*(met: |pass: |mem +Test|peers: ?|GBps|not measured|check error)|ERROR|cannot|denied")
+LINES = 40  # of the end, where there is no result
+UNTOLD = 3  # exit code without a configuration
+
+
+def configuration(folder, model, module):
+    """The file; None where the model has no targets.
+
+    Raises:
+        OSError: there should be one, and isn't.
+    """
+    own = [os.path.join(folder, model, name + ".conf") for name in WITH_TARGETS.get(module, (module,)) if model]
+    for_all = [] if module in WITH_TARGETS else [os.path.join(folder, module + ".conf")]
+    found = next((path for path in own + for_all if os.path.exists(path)), None)
+    if found is None and module not in WITH_TARGETS:
+        raise OSError(f"no configuration {module}.conf for {model} in {folder}")
+    return found
+
+
+def actions(text):
+    """The keys of each action. RVS' files are YAML of one level."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"\s*(-\s+)?(\w+)\s*:\s*(.*?)\s*$", line.partition("#")[0])
+        if match and match[1]:
+            found.append({})
+        if match and found:
+            found[-1][match[2]] = match[3]
+    return found
+
+
+def seconds(asked, gpus):
+    """That the actions take, all told."""
+    total = 0.0
+    for action in asked:
+        times = [float(action.get(name) or 0) / 1000 for name in ("duration", "ramp_interval", "wait")]
+        each = action.get("module") in ONE_BY_ONE and action.get("parallel", "false").lower() != "true"
+        total += (sum(times) + START) * (gpus if each else 1) * int(action.get("count") or 1)
+    return total
+
+
+def run(rvs, path, limit):
+    """Its exit code; what matters of its words is printed, or their end, where it has no result."""
+    kept, last = [], collections.deque(maxlen=LINES)
+    process = subprocess.Popen(
+        [rvs, "-c", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace",
+    )  # fmt: skip
+    late = threading.Event()
+    timer = threading.Timer(limit, lambda: (late.set(), process.kill()))
+    timer.start()
+    for line in process.stdout:
+        last.append(line.rstrip("\n"))
+        if KEPT.search(line):
+            kept.append(last[-1])
+    code = process.wait()
+    timer.cancel()
+    print("\n".join(kept if any("RESULT" in line for line in kept) else [*kept, *last]))
+    if late.is_set():
+        print(f"[ERROR ] stopped after {limit:.0f} s, half as long again as its configuration takes")
+    return code
+
+
+def main(model, module, gpus, most):
+    rvs = os.path.realpath(shutil.which("rvs") or "rvs")
+    folder = os.path.join(os.path.dirname(os.path.dirname(rvs)), "share/rocm-validation-suite/conf")
+    try:
+        path = configuration(folder, model, module)
+    except OSError as error:
+        print(f"[ERROR ] {error}")
+        return UNTOLD
+    if path is None:
+        print("# rocstack: no targets for " + (model or "a GPU without a model's name"))
+        return 0
+    with open(path, errors="replace") as file:
+        asked = actions(file.read())
+    limit = min(most, max(LEAST, 1.5 * seconds(asked, gpus) + 300))
+    print(f"# rocstack: configuration {os.path.relpath(path, folder)}, at most {limit:.0f} s")
+    for action in asked:
+        print(f"# rocstack: action {action.get('name', '')}")
+    sys.stdout.flush()
+    return run(rvs, path, limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])) & 255)

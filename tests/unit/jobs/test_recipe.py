@@ -1,0 +1,225 @@
+"""Recipes: what is given becomes words of a shell, and nothing else; wrong input is refused with the right name."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstack.base.errors import BadInput
+from rocstack.jobs import recipe as recipes
+from rocstack.jobs.recipe import JobRequest
+
+GIVEN = {
+    "accelerate": {"script": "/data/train.py"},
+    "deepspeed": {"script": "/data/train.py", "config": "/data/zero.json"},
+    "maxtext": {"output": "/data/out"},
+    "megatron-deepspeed": {"folder": "/data/megatron", "config": "/data/zero.json"},
+    "megatron-lm": {"folder": "/data/megatron", "batch": "512"},
+    "primus": {"folder": "/data/primus", "config": "/data/llama.yaml"},
+    "torchtitan": {"folder": "/data/run"},
+    "finetune": {"model": "/data/llama", "data": "/data/chat.jsonl", "adapter": "/data/adapter"},
+    "torchrun": {"script": "/data/train.py"},
+}
+ARGUMENTS = {
+    "mine": ("python3", "train.py"),
+    "megatron-deepspeed": ("--num-layers", "96"),
+    "megatron-lm": ("--num-layers", "32"),
+}
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+NAMES = sorted(recipes.recipes())
+
+
+def script(recipe: str, **more: object) -> str:
+    known: dict[str, Any] = {"values": GIVEN.get(recipe, {}), "arguments": ARGUMENTS.get(recipe, ())}
+    return recipes.script(recipes.find(recipe), JobRequest(**known | more))
+
+
+def test_accelerate_leaves_the_kind_of_job_to_a_config() -> None:
+    """With --multi_gpu, `accelerate launch` ignores that a config asks for FSDP or DeepSpeed."""
+    plain = script("accelerate", nodes=2, gpus_per_node=8)
+    assert "--multi_gpu" in plain
+    assert "--mixed_precision=bf16" in plain
+    values = {**GIVEN["accelerate"], "config": "/data/fsdp.yaml"}
+    text = script("accelerate", nodes=2, gpus_per_node=8, values=values)
+    assert "--config_file=/data/fsdp.yaml" in text
+    assert "--num_processes=16" in text
+    for option in ("--multi_gpu", "--mixed_precision", "--dynamo_backend"):
+        assert option not in text
+
+
+def options(text: str) -> dict[str, str]:
+    """Of the lines that sbatch reads."""
+    words = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return {word.partition("=")[0]: word.partition("=")[2] for word in words}
+
+
+def ran(text: str, folder: Path) -> list[list[str]]:
+    """The words that each srun of the script gets, where `srun` writes them down."""
+    program = folder / "srun"
+    program.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" >>{folder}/words; echo >>{folder}/words\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_CPUS_ON_NODE": "8", "SLURM_JOB_NUM_NODES": "2"}
+    subprocess.run(["bash", "-s"], input=text, text=True, env=env, cwd=folder, check=True)
+    return [line.split("\0")[:-1] for line in (folder / "words").read_text().split("\n")[:-1]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_renders_to_a_script_that_shellcheck_accepts(name: str, tmp_path: Path) -> None:
+    full = {"nodes": 4, "gpus_per_node": 8, "preflight": True, "spare": 1, "time": "12h"}
+    for number, more in enumerate(({}, full)):
+        file = tmp_path / f"{number}.sh"
+        file.write_text(script(name, **more))
+        done = subprocess.run([SHELLCHECK, str(file)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_input_gives_the_same_script(name: str) -> None:
+    assert script(name, nodes=3) == script(name, nodes=3)
+
+
+def test_what_the_person_asks_for_stands_in_the_options() -> None:
+    found = options(
+        script(
+            *("trainer",),
+            nodes=3,
+            gpus_per_node=8,
+            time="90m",
+            partition="big",
+            account="ml",
+            qos="high",
+            name="run1",
+            folder="/shared/a b",
+        )
+    )
+    assert found["nodes"] == "3"
+    assert found["gpus-per-node"] == "8"
+    assert found["ntasks-per-node"] == "8"
+    assert (found["partition"], found["account"], found["qos"]) == ("big", "ml", "high")
+    assert found["time"] == "1:30:00"
+    assert found["job-name"] == "run1"
+    assert found["chdir"] == "'/shared/a b'"
+    assert "exclusive" in found
+    assert "requeue" in found
+
+
+def test_spare_nodes_are_asked_for_and_not_used(tmp_path: Path) -> None:
+    text = script("mine", nodes=2, preflight=True, spare=1)
+    assert options(text)["nodes"] == "3"
+    preflight = tmp_path / "rocstack-preflight"
+    preflight.write_text("#!/bin/sh\necho n2\nexit 1\n")
+    preflight.chmod(0o755)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho n2\n")
+    scontrol.chmod(0o755)
+    text = text.replace("$SLURM_JOB_NUM_NODES", "3").replace("SLURM_JOB_NUM_NODES", "3")
+    (words,) = ran(text, tmp_path)
+    assert "--nodes=2" in words
+    assert "--exclude=n2" in words
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="\x7f"), min_size=1, max_size=60))
+def test_a_value_is_one_word_whatever_stands_in_it(text: str) -> None:
+    line = script("torchrun", values={"script": text}).splitlines()[-1]
+    assert shlex.split(line)[-1] == text
+
+
+def test_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
+    hostile = ("python3", "a b", "$(touch x)", "`id`", "'", '"', "{{ 7*7 }}", "*", "-n")
+    (words,) = ran(script("mine", arguments=hostile), tmp_path)
+    assert words[-len(hostile) :] == list(hostile)
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_trainer_gets_its_settings(tmp_path: Path) -> None:
+    values = {"config": "run.toml", "steps": "7", "checkpoints": "/shared/ck"}
+    (words,) = ran(script("trainer", nodes=2, values=values, arguments=("--train.lr=1e-4",)), tmp_path)
+    assert words[words.index("rocstack-train") + 1 :] == [
+        *("--config", "run.toml", "--steps=7", "--checkpoint.dir=/shared/ck", "--checkpoint.every=500"),
+        *("--checkpoint.requeue=true", "--train.lr=1e-4"),
+    ]
+    assert "--cpus-per-task=8" in words
+    assert "--label" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "code", "says"),
+    [
+        ("trainer", {"values": {"stps": "3"}}, "unknown-parameter", "did you mean 'steps'?"),
+        ("trainer", {"values": {"steps": "0"}}, "bad-parameter", "less than 1"),
+        ("trainer", {"values": {"steps": "x"}}, "bad-parameter", "no whole number"),
+        ("trainer", {"values": {"data": "a\nb"}}, "bad-parameter", "control characters"),
+        ("finetune", {"values": {}}, "missing-parameter", "needs model"),
+        ("finetune", {"values": GIVEN["finetune"] | {"layout": "paked"}}, "bad-parameter", "did you mean 'packed'"),
+        ("finetune", {"values": GIVEN["finetune"] | {"lr": "nan"}}, "bad-parameter", "no number"),
+        ("mine", {"arguments": ()}, "missing-arguments", "python3 train.py"),
+        ("trainer", {"time": "3x"}, "bad-job-option", "90m"),
+        ("trainer", {"partition": "a b"}, "bad-job-option", "partition"),
+        ("trainer", {"folder": "relative"}, "bad-job-option", "absolute"),
+        ("trainer", {"name": "x\n#SBATCH --uid=0"}, "bad-job-option", "name"),
+        ("trainer", {"spare": 1}, "spare-for-nothing", "preflight"),
+    ],
+)
+def test_wrong_input(name: str, more: dict[str, object], code: str, says: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        script(name, **more)
+    assert caught.value.code == code
+    assert says in f"{caught.value.what} {caught.value.cause} {caught.value.next_step}"
+
+
+def test_an_unknown_recipe() -> None:
+    with pytest.raises(BadInput, match="did you mean 'trainer'"):
+        recipes.find("trainr")
+    with pytest.raises(BadInput):
+        recipes.find("_job")
+
+
+HEAD = "---\nabout: mine\nparameters:\n  words: {about: words, type: words, default: a b}\n---\n"
+
+
+def own(folder: Path, text: str, name: str = "own") -> Path:
+    (folder / "recipes").mkdir()
+    (folder / f"recipes/{name}.sbatch.j2").write_text(text)
+    return folder
+
+
+def test_a_site_has_its_own_recipes(tmp_path: Path) -> None:
+    folder = own(tmp_path, HEAD + '{% extends "_job" %}\n{% block commands %}\nsrun x {{ p.words }}\n{% endblock %}\n')
+    assert "own" in recipes.recipes(folder)
+    text = recipes.script(recipes.find("own", folder), JobRequest(values={"words": "c 'd e'"}), folder)
+    assert text.splitlines()[-1] == "srun x c 'd e'"
+
+
+def test_a_site_changes_the_commands_of_ours_or_of_all(tmp_path: Path) -> None:
+    folder = own(
+        tmp_path, '{% extends "_job" %}\n{% block commands %}\nmine {{ p.config }}\n{% endblock %}\n', "trainer"
+    )
+    (folder / "recipes/_job.sbatch.j2").write_text("#!/bin/sh\nmodule load x\n{% block commands %}\n{% endblock %}\n")
+    text = recipes.script(recipes.find("trainer", folder), JobRequest(), folder)
+    assert text == "#!/bin/sh\nmodule load x\nmine tiny\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (HEAD.replace("about: mine", "abuot: mine"), 2),
+        (HEAD.replace("type: words", "type: wrds"), 4),
+        (HEAD.replace("default: a b", 'default: "a \'b"'), 4),
+        (HEAD + "srun {{ p.wrds }}\n", 6),
+        (HEAD + "{% if %}\n", 6),
+        (HEAD + "{{ 1 / 0 }}\n", 6),
+        (HEAD + "#\n{{ nodes + p.words }}\n", 7),
+        (HEAD + "{% for each in range(10**9) %}\n{% endfor %}\n", 6),
+        (HEAD + "{{ recipe.parse_file('/etc/passwd') }}\n", 6),
+    ],
+)
+def test_a_wrong_recipe_is_named_with_its_line(text: str, line: int, tmp_path: Path) -> None:
+    folder = own(tmp_path, text)
+    with pytest.raises(BadInput) as caught:
+        recipes.script(recipes.find("own", folder), JobRequest(), folder)
+    assert str(caught.value.where) == f"{tmp_path}/recipes/own.sbatch.j2:{line}"

@@ -1,0 +1,129 @@
+"""Slurm's commands on the control node, with an ssh that answers what is written here."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.cluster.settings import Person
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
+from rocstack.jobs import remote
+from rocstack.jobs.recipe import JobRequest, Layout, Recipe
+from rocstack.jobs.remote import Pool, SlurmControl
+from rocstack.steps.jobs import fitted
+
+CONTROL = SlurmControl(Inventory(Path("inventory.yml"), (), ()), SshHost("n1"))  # type: ignore[call-arg, arg-type]
+SACCT = Path(__file__).parent / "data/sacct-completed.json"
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, out: str = "", err: str = "", code: int = 0) -> list[list[str]]:
+    """The commands that are run."""
+    ran: list[list[str]] = []
+
+    def run(host: SshHost, command: list[str], seconds: float = 60, text: str = "") -> Any:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, code, out, err)
+
+    monkeypatch.setattr(ssh, "run", run)
+    return ran
+
+
+def test_sbatch_runs_as_the_owner_without_the_containers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = answers(monkeypatch, "Submitted batch job 17\n")
+    assert CONTROL.submit("#!/bin/sh\n", "alice") == "17"
+    (line,) = ran
+    assert line[line.index("--user") + 1] == "alice"
+    assert line[-1] == "sbatch"
+    assert "--ignore-environment" in line
+    assert "HOME=/home/alice" in line
+
+
+@pytest.mark.parametrize(
+    ("err", "code", "wanted"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid qos\n", 1, "submission-refused"),
+        ("unable to find user bob: no matching entries in passwd file", 126, "user-not-deployed"),
+        ("Error response from daemon: No such container: rocstack-control", 1, "no-controller"),
+        ("ssh: connect to host n1 port 22: Connection refused", 255, "ssh-failed"),
+        ("", 1, "submission-refused"),
+    ],
+)
+def test_a_refusal_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, err: str, code: int, wanted: str) -> None:
+    answers(monkeypatch, err=err, code=code)
+    with pytest.raises(RocstackError) as caught:
+        CONTROL.submit("", "bob")
+    assert caught.value.code == wanted
+
+
+def test_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        "train*\x1f2\x1finfinite\x1fgpu:mi300x:8(S:0-1)",
+        "train*\x1f1\x1finfinite\x1fgpu:mi300x:8",
+        "cpu\x1f4\x1f1:00\x1f(null)",
+    )
+    answers(monkeypatch, "\n".join((*lines, "mixed\x1f1\x1f1:00\x1fgpu:4", "mixed\x1f1\x1f1:00\x1fgpu:8", "nonsense")))
+    assert CONTROL.pools() == [
+        Pool("train", 3, "infinite", 8, True),
+        Pool("cpu", 4, "1:00", 0, False),
+        Pool("mixed", 2, "1:00", 0, False),
+    ]
+
+
+@pytest.mark.parametrize("user", ["", "--privileged", "a b", "0", "../x"])
+def test_no_command_runs_in_a_name_that_is_none(monkeypatch: pytest.MonkeyPatch, user: str) -> None:
+    answers(monkeypatch, SACCT.read_text().replace('"user": "alice"', f'"user": "{user}"'))
+    with pytest.raises(CheckFailed, match="no user's name"):
+        CONTROL.record("15")
+
+
+@pytest.mark.parametrize("number", ["", "x", "-1", "1;2", "1 2", "--all"])
+def test_a_number_is_one(number: str) -> None:
+    with pytest.raises(BadInput, match="no job's number"):
+        CONTROL.record(number)
+
+
+PEOPLE = {"ann": Person(uid=2000), "bob": Person(uid=2001)}
+
+
+def test_whose_job_it_is() -> None:
+    assert remote.owner("ann", "root", PEOPLE) == "ann"
+    assert remote.owner(None, "bob", PEOPLE) == "bob"
+    assert remote.owner(None, "root", {"ann": PEOPLE["ann"]}) == "ann"
+    for given, users, code in ((None, PEOPLE, "whose-job"), ("anna", PEOPLE, "unknown-user"), (None, {}, "no-users")):
+        with pytest.raises(BadInput) as caught:
+            remote.owner(given, "root", users)
+        assert caught.value.code == code
+
+
+RECIPE = Recipe(name="x", about="x", job=Layout(nodes=2), needs_gpus=True)
+POOLS = [Pool("cpu", 1, "1:00", 0, False), Pool("train", 4, "infinite", 8, True)]
+
+
+def test_a_job_gets_all_gpus_of_its_nodes_unless_it_says_how_many() -> None:
+    assert fitted(RECIPE, JobRequest(), POOLS).gpus_per_node == 8
+    assert fitted(RECIPE, JobRequest(gpus_per_node=2), POOLS).gpus_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (JobRequest(nodes=4, preflight=True, spare=1), "too-many-nodes"),
+        (JobRequest(partition="cpu", nodes=1), "no-gpus-there"),
+        (JobRequest(partition="trian"), "unknown-partition"),
+    ],
+)
+def test_what_the_partition_does_not_have(request_: JobRequest, code: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        fitted(RECIPE, request_, POOLS)
+    assert caught.value.code == code
+
+
+def test_the_marks_of_two_questions_about_the_queue_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = answers(monkeypatch)
+    assert CONTROL.queue() == CONTROL.queue("alice") == []
+    formats = {next(word for word in line if word.startswith("--format=")) for line in ran}
+    assert len(formats) == 2

@@ -1,6 +1,6 @@
 """Training steps of several sides in turns, in one process per rank: CPU time, time, bytes on the wire, loss.
 
-    python compare.py --sides ddp,ddp#2,flat,trainer [--rate 100mbit] [--model s] [--steps 40] [--out FILE]
+    python compare.py --sides ddp,ddp#2,flat,trainer [--rate 100mbit] [--model s] [--steps 40] [--seeds 3] [--out FILE]
     python compare.py --device cuda --model gpu --sides ddp,flat,trainer
 
 `trainer` is the Hugging Face Trainer, for the others see sides.py. The first side is what the rest is compared with;
@@ -25,7 +25,20 @@ import link
 import workload
 
 SKIP = 3  # first steps allocate, connect and warm up
-COLUMNS = ("side", "CPU ms", "CPU x", "ms", "p10 ms", "tokens/s", "speed x", "sent MB", "fewer x", "loss", "equal")
+COLUMNS = (
+    "side",
+    "CPU ms",
+    "CPU x",
+    "ms",
+    "p10 ms",
+    "tokens/s",
+    "speed x",
+    "sent MB",
+    "fewer x",
+    "loss",
+    "equal",
+    "last 10",
+)
 FORMATS = (
     ("cpu_ms", ".1f"),
     ("cpu_x", ".3f"),
@@ -78,7 +91,7 @@ def compare(args: argparse.Namespace, text: Path) -> Meter:
     torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     with launch.process_group(rank, 600):
         meter = Meter(rank.device)
-        run = {name: sides.make(name, args.model, text, rank) for name in args.sides if name != "trainer"}
+        run = {name: sides.make(name, args.model, text, rank, args.seed) for name in args.sides if name != "trainer"}
 
         def turn(step: int) -> None:
             first = step % max(1, len(run))
@@ -139,7 +152,8 @@ def table(found: dict[str, Any]) -> str:
         sent = f"{row['sent_bytes'] / 1e6:.2f}"
         fewer = f"{most / row['sent_bytes']:.2f}" if row["sent_bytes"] > 1e4 else "-"
         loss = f"{row['loss']:.4f} {row['loss_hex']}"
-        rows.append((name, *numbers, sent, fewer, loss, f"{row['equal_steps']} of {row['steps']}"))
+        last = ", ".join(f"{mean:.3f}" for mean in row["last_10"])
+        rows.append((name, *numbers, sent, fewer, loss, f"{row['equal_steps']} of {row['steps']}", last))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -149,17 +163,32 @@ def main() -> None:
     parser.add_argument("--rate", default="", help="of the link, as tc writes it; empty: not shaped")
     parser.add_argument("--model", default="s")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=1, help="runs, for the loss alone: times are of the first")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     load = os.getloadavg()[0]
+    if any(name.startswith(("fsdp2", "sharded")) for name in args.sides):
+        from rocstack_trainer import sharding
+        from rocstack_trainer.errors import MissingError
+
+        try:
+            sharding.supported()
+        except MissingError as error:
+            print(error, file=sys.stderr)
+            sys.exit(MissingError.exit_code)
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.bin")
         workload.write_text(text)
         on_gpu = args.device == "cuda"
         with redirect_stdout(sys.stderr):  # what transformers prints
-            meters = [compare(args, text)] if on_gpu else link.ranks(2, args.rate, compare, args, text)
-    found = summary(args, meters, workload.tokens(args.model, len(meters)))
+            runs = []
+            for seed in range(1, args.seeds + 1):
+                args.seed = seed
+                runs.append([compare(args, text)] if on_gpu else link.ranks(2, args.rate, compare, args, text))
+    found = summary(args, runs[0], workload.tokens(args.model, len(runs[0])))
+    for name, row in found.items():
+        row["last_10"] = [fmean(meters[0].losses[name][-10:]) for meters in runs]
     print(table(found), file=sys.stderr)
     about = {
         "command": " ".join(sys.argv),

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from rocstack_trainer import __version__, settings
@@ -15,7 +16,7 @@ from rocstack_trainer.errors import ConfigError, TrainerError, alike
 from rocstack_trainer.rank import Rank, from_env, split
 from rocstack_trainer.ranks import launch, secret
 from rocstack_trainer.ranks.rendezvous import STORE
-from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
+from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, python, spawn
 
 EPILOG = """\
 any setting:  --section.key=value, as in --train.lr=1e-3 (--print-config shows all of them)
@@ -55,6 +56,13 @@ def run(argv: list[str]) -> int:
             return serve(*args.store)
         if args.print_config:
             print(*(f"# {note}" for note in args.notes), config.to_toml(), sep="\n")
+            return 0
+        if args.source is not None:
+            if not config.checkpoint.export:
+                raise ConfigError("--from needs --export FOLDER: where to write to")
+            from rocstack_trainer.saving.export import from_checkpoint
+
+            print(from_checkpoint(config, args.source))
             return 0
         if args.ranks is not None and not spawned:
             return start_ranks(args, config, rank, argv)
@@ -100,11 +108,15 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Config]:
     parser.add_argument("--restarts", type=int, default=0, help="with --ranks: start lost ranks again, so many times")
     about = "only serve the store where ranks meet, at this machine's address HOST; port 0: any"
     parser.add_argument("--store", type=place, metavar="[HOST:]PORT", help=about)
+    parser.add_argument("--export", metavar="FOLDER", help="same as --checkpoint.export=FOLDER")
+    about = "only export this checkpoint, such as run1/step-00000500"
+    parser.add_argument("--from", type=Path, dest="source", metavar="CHECKPOINT", help=about)
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
     parser.add_argument("--check-backend", choices=("gloo", "mpi", "nccl"), help="only check its all-reduce")
     parser.add_argument("--version", action="version", version=__version__)
     args, rest = parser.parse_known_args(argv)
     overrides = rest + ([] if args.steps is None else [f"--train.steps={args.steps}"])
+    overrides += [] if args.export is None else [f"--checkpoint.export={args.export}"]
     args.notes = []
     for word in [word for word in overrides if word.startswith("@")]:  # as prime's commands have it
         overrides.remove(word)
@@ -131,7 +143,7 @@ def start_ranks(args: argparse.Namespace, config: Config, rank: Rank, argv: list
     os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(args.ranks)))
     if not (config.parallel.store or os.environ.get(STORE)):  # in that one, ranks of other commands may be
         secret.make()
-    return spawn(args.ranks, [sys.executable, "-m", "rocstack_trainer", *argv], groups, args.restarts)
+    return spawn(args.ranks, [*python(), "rocstack_trainer", *argv], groups, args.restarts)
 
 
 def header(config: Config, rank: Rank) -> str:

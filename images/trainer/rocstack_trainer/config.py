@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from rocstack_trainer.errors import ConfigError
 
-EXACT = ("ring", "naive", "mpi4py")  # the algorithms of `Parallel` that send numbers as they are
-
 
 def _at_least(minimum: float, default: float) -> Any:
     return field(default=default, metadata={"min": minimum})
@@ -17,9 +15,10 @@ def _at_least(minimum: float, default: float) -> Any:
 
 @dataclass(frozen=True)
 class Model:
-    """`path` is a local Hugging Face folder; without it the model is made new from the sizes below."""
+    """`path` is a local Hugging Face folder; without it the model is made new, of the sizes in `config` or below."""
 
     path: str = ""
+    config: str = ""  # a config.json of Hugging Face, or its folder; the settings below don't count then
     type: str = "llama"
     vocab_size: int = _at_least(2, 256)
     hidden_size: int = _at_least(1, 192)
@@ -34,14 +33,19 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """`path` is a .bin file of little-endian token numbers, a .parquet file, or a folder or pattern of either;
-    without it, synthetic bytes are made."""
+    """`path` is a .bin file of little-endian token numbers, a .parquet, .jsonl or .arrow file, or a folder or pattern
+    of one kind; without it, synthetic bytes are made. `layout` says what becomes of documents: `stream` puts them one
+    after the other and cuts that into samples, `padded` makes a sample of each, `packed` puts several into a sample,
+    none of which sees another."""
 
     path: str = ""
+    eval: str = ""  # what the model is measured with, and not trained on
     dtype: Literal["uint16", "uint32"] = "uint16"  # of .bin files
-    column: str = ""  # of parquet files; "": input_ids if there is one, else text
-    tokenizer: str = ""  # Hugging Face folder for parquet text; "": the one of model.path, else bytes
-    cache: str = ""  # where parquet's tokens are kept; "": beside the data
+    column: str = ""  # "": the first there is of messages, input_ids and text
+    tokenizer: str = ""  # Hugging Face folder for text; "": the one of model.path, else bytes
+    chat_template: str = ""  # Jinja file for conversations; "": the tokenizer's own
+    layout: Literal["auto", "stream", "padded", "packed"] = "auto"  # auto: padded for conversations, else stream
+    cache: str = ""  # where tokens are kept; "": beside the data
     seq_len: int = _at_least(1, 128)
 
 
@@ -54,25 +58,47 @@ class Train:
     micro_batch: int = _at_least(0, 0)  # samples per forward pass and rank, at most; 0: as many as the batch gives
     lr: float = _at_least(0, 3e-3)
     warmup: int = _at_least(0, 5)
+    eval_every: int = _at_least(0, 0)  # steps between measurements with data.eval; 0: only at the end
     min_lr: float = _at_least(0, 0.1)  # as a fraction of lr, reached at the last step (cosine)
     weight_decay: float = _at_least(0, 0.1)
     clip: float = _at_least(0, 1.0)  # largest gradient norm; 0: no clipping
     seed: int = _at_least(0, 1)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, fp32 on a CPU
     deterministic: bool = True
+    recompute: Literal["auto", "none", "layers"] = "auto"  # layers: backward computes each again; auto: if memory asks
+    compile: bool = False  # each layer by torch.compile, which takes a minute or two at the start
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Small matrices beside the layers are trained, and nothing else. `adapter` is a folder of peft to start from,
+    which says all the rest."""
+
+    rank: int = _at_least(0, 0)  # 0: off, the whole model is trained
+    alpha: float = _at_least(0, 16.0)  # what they add is multiplied by alpha / rank
+    dropout: float = _at_least(0, 0.0)
+    modules: str = "all-linear"  # or their names with commas between; "": peft's choice for this type
+    adapter: str = ""
+
+    @property
+    def on(self) -> bool:
+        return bool(self.rank or self.adapter)
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """How gradients are summed. `naive` is one blocking all-reduce per parameter, `ring` the ring written out over
-    send and receive: the oracles that the others are tested against."""
+    """How gradients are summed. `flat` is over all ranks at once; `hierarchical` first inside each node, exactly, then
+    between the nodes."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    algorithm: Literal["auto", "flat", "hierarchical", "ring", "mpi4py", "naive"] = "auto"
-    compress: Literal["auto", "none", "bf16", "int8", "int8+zstd"] = "auto"  # auto: by the measured link
+    algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
+    compress: Literal["auto", "none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd"] = "auto"  # by the link
     bucket_mb: float = _at_least(0, 0.0)  # 0: 25, or 4 with int8, which then works while backward does
+    shard: int = _at_least(0, 0)  # ranks that share one copy of the model (FSDP2); 0: as few as memory allows
+    memory_gb: float = _at_least(0, 0.0)  # what a rank may use; 0: nine tenths of its GPU, or its share of the host's
     store: str = ""  # HOST:PORT of `rocstack-train --store`, which outlives any rank; "": rank 0 has it
     timeout_s: float = _at_least(1, 600.0)
+    start_s: float = _at_least(1, 600.0)  # how long ranks wait for each other at the start
     compare_every: int = _at_least(0, 1000)  # steps after which the ranks' weights are compared; also at checkpoints
     lost_after_s: float = _at_least(1, 15.0)  # a rank that gives no sign of life for so long is lost
 
@@ -89,10 +115,12 @@ class DiLoCo:
     inner_steps: int = _at_least(1, 500)
     outer_lr: float = _at_least(0, 0.7)
     outer_momentum: float = _at_least(0, 0.9)
-    compress: Literal["none", "bf16", "int8", "int8+zstd"] = "int8+zstd"
+    compress: Literal["none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd"] = "int8+zstd"
     always: bool = False  # the outer step also with one group (a lookahead optimizer)
     beat_s: float = _at_least(0.1, 2.0)
     lost_after_s: float = _at_least(0.5, 10.0)
+    port: int = _at_least(0, 0)  # where the leader of this group listens for the others; 0: a free one
+    address: str = ""  # where the others reach it, behind a NAT for example; "": the one that leads to the store
 
 
 @dataclass(frozen=True)
@@ -104,17 +132,23 @@ class Checkpoint:
     keep: int = _at_least(1, 2)
     resume: bool = True
     background: bool = False  # write while training goes on
-    export: str = ""  # folder for a Hugging Face model at the end
+    export: str = ""  # folder for a Hugging Face model at the end, or for an adapter if LoRA was trained
+    export_dtype: Literal["fp32", "bf16"] = "fp32"
+    export_merged: bool = False  # LoRA: the whole model, with the adapter in its weights
     requeue: bool = False  # on SIGUSR1 in a Slurm job: save, then `scontrol requeue`
 
 
 @dataclass(frozen=True)
 class Output:
-    """`metrics` is a file that gets one JSON line per step; `every` is how often a step is printed."""
+    """`metrics` is a file that gets one JSON line per step; `every` is how often a step is printed. On a GPU the host
+    looks at losses, stop signals and what isn't finite no more often, so that it never waits for the GPU in between."""
 
     metrics: str = ""
-    every: int = _at_least(1, 1)
+    every: int = _at_least(0, 0)  # 0: each on CPUs, every tenth on GPUs
+    profile: str = ""  # folder for a trace of steps 4 to 6 of rank 0, by torch.profiler
     curves: str = ""  # SVG file, drawn at the end
+    trackers: str = ""  # tensorboard, wandb, mlflow, with commas between: those that are installed
+    tracking: str = "runs"  # the folder that they write into
 
 
 @dataclass(frozen=True)
@@ -122,6 +156,7 @@ class Config:
     model: Model = Model()
     data: Data = Data()
     train: Train = Train()
+    lora: Lora = Lora()
     parallel: Parallel = Parallel()
     diloco: DiLoCo = DiLoCo()
     checkpoint: Checkpoint = Checkpoint()
@@ -151,17 +186,24 @@ class Config:
                 model.num_attention_heads % model.num_key_value_heads == 0
             ),
             "data.seq_len must be at most model.max_position_embeddings": (
-                bool(model.path) or self.data.seq_len <= model.max_position_embeddings
+                bool(model.path or model.config) or self.data.seq_len <= model.max_position_embeddings
             ),
+            "model.path has weights, model.config makes new ones: set one of them": not (model.path and model.config),
             "model.attention_dropout must be below 1": model.attention_dropout < 1,
+            "lora.dropout must be below 1": self.lora.dropout < 1,
             "train.min_lr is a fraction of train.lr: at most 1": train.min_lr <= 1,
-            f"parallel.algorithm={self.parallel.algorithm} is exact, it can't have parallel.compress: use flat": (
-                self.parallel.algorithm not in EXACT or self.parallel.compress in ("auto", "none")
+            "parallel.shard must be 1 with DiLoCo: its outer step needs whole weights": (
+                not self.outer or self.parallel.shard < 2
             ),
             "diloco.group must be below diloco.groups": self.diloco.group < self.diloco.groups,
+            "diloco.port and diloco.address are one group's: each launch has its own diloco.group": (
+                self.diloco.group >= 0 or not (self.diloco.port or self.diloco.address)
+            ),
+            "diloco.port must be below 65536": self.diloco.port < 65536,
             "checkpoint.every must be a multiple of diloco.inner_steps: only there all groups are alike": (
                 not self.outer or self.checkpoint.every % self.diloco.inner_steps == 0
             ),
+            "train.eval_every needs data.eval": not self.train.eval_every or bool(self.data.eval),
             "checkpoint.every needs checkpoint.dir": not self.checkpoint.every or bool(self.checkpoint.dir),
         }
         for rule, holds in rules.items():

@@ -11,8 +11,8 @@ from rocstack_trainer.config import Train
 
 def make(net: torch.nn.Module, settings: Train) -> torch.optim.AdamW:
     """Weight decay is for matrices only: norms and biases have a scale of their own."""
-    matrices = [p for p in net.parameters() if p.dim() >= 2]
-    others = [p for p in net.parameters() if p.dim() < 2]
+    matrices = [p for p in net.parameters() if p.requires_grad and p.dim() >= 2]
+    others = [p for p in net.parameters() if p.requires_grad and p.dim() < 2]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": others, "weight_decay": 0.0},

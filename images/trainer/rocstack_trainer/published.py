@@ -55,10 +55,10 @@ HANDLED |= {f"data.{key}" for key in ("data_path", "dataset_name_or_paths", "fak
 TRACKING = ("project", "run_id", "run_name", "metric_logger_type", "wandb_resume")
 WHY_NOT = {
     **dict.fromkeys(TRACKING, "no experiment tracker here: output.metrics has the numbers, output.curves draws them"),
-    "train.reshard_after_forward": "no FSDP here: every rank has the whole model, nothing is sharded",
-    "train.fsdp_cpu_offload": "no FSDP here",
-    "train.torch_profiler": "no profiler here: the metrics have the times of a step",
-    "train.torch_compile": "the model is not compiled here",
+    "train.reshard_after_forward": "layers are always given back after forward",
+    "train.fsdp_cpu_offload": "nothing is kept on the CPU: parallel.shard takes more ranks instead",
+    "train.torch_profiler": "name a folder as output.profile",
+    "train.torch_compile": "set train.compile",
     "train.attn_fn": "attention is transformers' own",
     "train.log_model_hash": "checkpoints always compare the ranks' weights",
     "diloco.retry_all_reduce": "an outer step goes on with the groups that are there",

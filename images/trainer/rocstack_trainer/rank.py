@@ -49,27 +49,33 @@ def from_env(env: Mapping[str, str]) -> Rank:
     Raises:
         ConfigError: a variable is not a number, the rank is not below the number of ranks, or that is unknown.
     """
-    for launcher, (rank, world, local_rank, local_world) in LAUNCHERS.items():
-        if rank not in env or world not in env:
-            continue
-        here = dict(enumerate(_tasks_per_node(env.get(local_world, "1"))))
-        node = number(env, "SLURM_NODEID", 0) if launcher == "srun" else 0
-        found = Rank(
-            rank=number(env, rank, 0),
-            local_rank=number(env, local_rank, 0),
-            world=number(env, world, 1),
-            local_world=here.get(node, 1),
-            launcher="--ranks" if "ROCSTACK_TRAINER_PARENT" in env else launcher,
-        )
-        if not 0 <= found.rank < found.world:
-            raise ConfigError(f"{rank}={found.rank} is not below {world}={found.world}")
-        return found
+    found = [_said_by(name, env) for name, (rank, world, *_) in LAUNCHERS.items() if rank in env and world in env]
+    # rocstack's TaskProlog gives torchrun's names to the tasks of srun, too.
+    first = [rank for rank in found if rank.launcher != "torchrun" or replace(rank, launcher="srun") not in found]
+    if first:
+        return replace(first[0], launcher="--ranks") if "ROCSTACK_TRAINER_PARENT" in env else first[0]
     if "PMIX_RANK" in env:
         raise ConfigError(
             "PMIX_RANK is set, but PMIx doesn't put the number of ranks into the environment\n"
             "  start with srun, mpirun or torchrun, or set RANK and WORLD_SIZE"
         )
     return Rank()
+
+
+def _said_by(launcher: str, env: Mapping[str, str]) -> Rank:
+    rank, world, local_rank, local_world = LAUNCHERS[launcher]
+    here = dict(enumerate(_tasks_per_node(env.get(local_world, "1"))))
+    node = number(env, "SLURM_NODEID", 0) if launcher == "srun" else 0
+    found = Rank(
+        rank=number(env, rank, 0),
+        local_rank=number(env, local_rank, 0),
+        world=number(env, world, 1),
+        local_world=here.get(node, 1),
+        launcher=launcher,
+    )
+    if not 0 <= found.rank < found.world:
+        raise ConfigError(f"{rank}={found.rank} is not below {world}={found.world}")
+    return found
 
 
 def split(rank: Rank, diloco: DiLoCo) -> Rank:

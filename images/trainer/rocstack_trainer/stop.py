@@ -27,17 +27,21 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def agree(self, share: torch.Tensor) -> float:
-        """The loss summed over the ranks; the wish to stop travels in the same all-reduce.
-
-        `requeue` is whether it came as SIGUSR1 to any rank: Slurm's word that time is nearly up.
-        """
-        wishes = share.new_tensor([self.asked, self.asked and self.name == "SIGUSR1"])
-        both = torch.cat([share.double()[None], wishes.double()])
+    def tell(self, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss summed over the ranks, in float64, and the wishes to stop, which travel in the same all-reduce: for
+        `heard`. Doesn't wait for the device."""
+        both = torch.zeros(3, dtype=torch.float64, device=share.device)
+        both[0] = share
+        if self.asked:
+            both[1:] = both.new_tensor([1, self.name == "SIGUSR1"])
         dist.all_reduce(both)
-        loss, asked, requeue = both.tolist()
+        return both[0], both[1:]
+
+    def heard(self, wishes: list[float]) -> None:
+        """All ranks hear the same. `requeue` is whether it came as SIGUSR1 to any rank: Slurm's word that time is
+        nearly up."""
+        asked, requeue = wishes
         self.agreed, self.requeue = asked > 0, requeue > 0
-        return loss
 
     @property
     def wish(self) -> int:

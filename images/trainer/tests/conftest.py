@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp as fsdp
 import transformers.models.llama.modeling_llama  # noqa: F401 - imported before the forks
 
 from rocstack_trainer import settings
@@ -35,6 +36,8 @@ from rocstack_trainer.ranks import launch
 from rocstack_trainer.ranks.store import serve
 from rocstack_trainer.train import train
 
+NO_FSDP = not hasattr(fsdp, "FSDPModule") or not hasattr(fsdp.FSDPModule, "set_force_sum_reduction_for_comms")
+needs_fsdp = pytest.mark.skipif(NO_FSDP, reason="this PyTorch has no FSDP2 with our hook")
 PACKAGE = Path(launch.__file__).parents[2]
 SMALL = (
     "--model.hidden_size=32",
@@ -128,16 +131,15 @@ def grouped(rank: Rank, function: Any, *args: Any) -> Any:
 def maker(rank: Rank, algorithm: str = "flat", codec: str = "none", nodes: Any = None) -> Maker:
     """The collectives of a plan; nodes of one rank each unless told."""
     nodes = nodes or [[r] for r in range(rank.world)]
-    order = list(range(len(nodes))) if algorithm == "ring" else []
-    return Maker(Plan(algorithm, codec, nodes, order, "", ""), rank, 60)
+    return Maker(Plan(algorithm, codec, nodes, "", ""), rank, 60)
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def trained(world: int, config: Config) -> None:
-    assert ranks(world, run, config) == [0] * world
+def trained(world: int, config: Config, timeout_s: float = 60) -> None:
+    assert ranks(world, run, config, timeout_s=timeout_s) == [0] * world
 
 
 def state(folder: Path, step: int) -> dict[str, Any]:

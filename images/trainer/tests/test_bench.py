@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 from conftest import PACKAGE, SMALL, ranks
 
-from rocstack_trainer import bench
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.rank import Rank
+
+BENCH = PACKAGE.parents[1] / "bench/train"
+if not BENCH.exists():
+    pytest.skip("bench/train is not here: this is not a whole tree", allow_module_level=True)
+sys.path.append(str(BENCH))
+import sums as bench  # noqa: E402
 
 SIDES = ["flat", "ring", "hierarchical", "flat:bf16", "flat:int8+zstd"]
 
@@ -112,5 +117,5 @@ def test_a_failing_run_is_named() -> None:
 
 def bench_command(*words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(PACKAGE)}
-    line = [sys.executable, "-m", "rocstack_trainer.bench", *words]
+    line = [sys.executable, str(BENCH / "sums.py"), *words]
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)

@@ -5,24 +5,35 @@ from typing import Any
 import pytest
 import torch
 from conftest import grouped, maker, ranks, relative, small
+from oracles import NaiveGradients, RingMaker
 
 from rocstack_trainer.config import Config
 from rocstack_trainer.data.samples import Samples
+from rocstack_trainer.errors import PeerLostError
 from rocstack_trainer.gradients import buckets, flat
 from rocstack_trainer.gradients.topology import plan
 from rocstack_trainer.models import model
 from rocstack_trainer.rank import Rank
-from rocstack_trainer.train import forward_backward
+from rocstack_trainer.train import Ahead, forward_backward
 
 
-def gradient(rank: Rank, config: Config) -> torch.Tensor:
+def made(kind: str, config: Config, rank: Rank, net: torch.nn.Module) -> buckets.Gradients:
+    if kind == "naive":
+        return NaiveGradients(net.parameters())
+    if kind == "ring":
+        return buckets.Buckets(net.parameters(), int(config.parallel.bucket_mb * 2**20), RingMaker())
+    return buckets.make(config.parallel, plan(config.parallel, rank, 0), rank, net.parameters())
+
+
+def gradient(rank: Rank, config: Config, kind: str = "") -> torch.Tensor:
     """The whole gradient of step 3 as one vector."""
     net = model.build(config.model, rank, config.train.seed)
     flat.broadcast(net.parameters())
     data = Samples(config.data, config.train.batch, config.train.seed, config.model.vocab_size)
-    gradients = buckets.make(config.parallel, plan(config.parallel, rank, 0), rank, net.parameters())
+    gradients = made(kind, config, rank, net)
     for step in (2, 3):  # the second step must not see the first one's gradient
-        forward_backward(net, gradients, data, data.ids(step, rank.rank, rank.world), config, rank)
+        learned = config.train.batch * data.seq_len
+        forward_backward(net, gradients, Ahead(data, config, rank)(step), learned, config, rank)
         gradients.finish()
     gradients.close()
     return torch.cat([parameter.grad.reshape(-1) for parameter in net.parameters()])
@@ -42,8 +53,7 @@ def one_rank() -> torch.Tensor:
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("kind", ["naive", "flat", "ring"])
 def test_n_ranks_have_the_gradient_of_one(one_rank: torch.Tensor, world: int, kind: str) -> None:
-    config = small("train.batch=12", f"parallel.algorithm={kind}", "parallel.bucket_mb=0.02")
-    found = ranks(world, grouped, gradient, config)
+    found = ranks(world, grouped, gradient, small("train.batch=12", "parallel.bucket_mb=0.02"), kind)
     assert all(torch.equal(grad, found[0]) for grad in found)
     assert relative(found[0], one_rank) <= 1e-6
 
@@ -68,10 +78,7 @@ def test_accumulated_micro_batches_have_the_gradient_of_the_whole(one_rank: torc
 def test_bucketed_is_bitwise_naive(bucket_mb: float, tied: str) -> None:
     """On 2 ranks, where a sum has only one order."""
     common = (f"parallel.bucket_mb={bucket_mb}", f"model.tie_word_embeddings={tied}", "train.micro_batch=1")
-    naive, *others = [
-        ranks(2, grouped, gradient, small(*common, f"parallel.algorithm={kind}"))[0]
-        for kind in ("naive", "flat", "ring")
-    ]
+    naive, *others = [ranks(2, grouped, gradient, small(*common), kind)[0] for kind in ("naive", "flat", "ring")]
     assert all(torch.equal(naive, other) for other in others)
 
 
@@ -168,7 +175,7 @@ def lost_peer(rank: Rank) -> None:
 
 def test_a_lost_peer_is_an_error_here_not_in_a_thread() -> None:
     (error, _) = ranks(2, grouped, lost_peer)
-    assert isinstance(error, Exception)
+    assert isinstance(error, PeerLostError)
 
 
 def broadcasted(rank: Rank) -> list[torch.Tensor]:

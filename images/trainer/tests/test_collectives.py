@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import grouped, maker, ranks, relative
+from oracles import Ring
 
 from rocstack_trainer.gradients import team
-from rocstack_trainer.gradients.collectives import Ring
 from rocstack_trainer.gradients.compress import CODECS
 from rocstack_trainer.rank import Rank
 
-NODES = [[0, 1], [2, 3]]
+NODES, UNEVEN = [[0, 1], [2, 3]], [[0, 1], [2]]
 LOSSY = ["bf16", "int8", "int8+zstd"]
 
 
@@ -63,8 +63,8 @@ def summed(rank: Rank, plans: list[tuple], size: int) -> list[tuple[torch.Tensor
 
 CODED = [("flat", name, None) for name in ("none", *LOSSY)]
 PLANS = {
-    2: [*CODED, ("ring", "none", None), ("ring", "bf16", None), ("hierarchical", "none", None)],
-    3: [*CODED, ("ring", "none", None), ("ring", "bf16", None)],
+    2: [*CODED, ("hierarchical", "none", None)],
+    3: [*CODED, *(("hierarchical", name, UNEVEN) for name in ("none", *LOSSY))],
     4: [*CODED, *(("hierarchical", name, nodes) for name in ("none", *LOSSY) for nodes in (NODES, [[0, 2], [1, 3]]))],
 }
 TOLERANCE = {"none": 1e-6, "bf16": 0.006, "int8": 0.02, "int8+zstd": 0.02}
@@ -81,7 +81,7 @@ def test_sums_are_right_and_the_same_bits_on_all_ranks(world: int, size: int) ->
 
 def test_bytes_are_counted() -> None:
     """On 4 ranks, 10,000 values: whole tensors of 40,000 bytes, shares of 20,000 inside a node of two."""
-    plans = [("flat", "none", None), ("flat", "int8", None), ("flat", "bf16", None), ("ring", "none", None)]
+    plans = [("flat", "none", None), ("flat", "int8", None), ("flat", "bf16", None)]
     plans += [("hierarchical", name, NODES) for name in ("none", "bf16", "int8")]
     int8 = CODECS["int8"].size
     inside = 2 * 20_000  # one share out, one back
@@ -90,11 +90,21 @@ def test_bytes_are_counted() -> None:
         60_000,
         2 * 3 * int8(2500),
         30_000,
-        60_000,
         inside + 20_000,
         inside + 10_000,
         inside + int8(5000),
     ]
+
+
+def uneven_bytes(rank: Rank) -> int:
+    make, flat = maker(rank, "hierarchical", "int8", UNEVEN), values(rank.rank, 10_000)
+    make(len(flat))(flat)
+    return make.sent
+
+
+def test_where_nodes_are_uneven_one_rank_of_each_sends() -> None:
+    between = CODECS["int8"].size(10_000)  # the two leaders swap; inside, 40,000 bytes go to rank 0 and come back
+    assert ranks(3, grouped, uneven_bytes) == [between + 40_000, 40_000, between]
 
 
 def zstd_bytes(rank: Rank) -> tuple[int, int]:
@@ -124,7 +134,7 @@ def largest(rank: Rank) -> tuple[torch.Tensor, set[torch.dtype]]:
     dist.all_reduce = seen
     try:
         flat = torch.full((4096,), 127.0)
-        for nodes in (None, NODES):
+        for nodes in (None, NODES, [[0, 1, 2], [3]]):
             for name in ("none", *LOSSY):
                 mine = flat.clone()
                 maker(rank, "hierarchical" if nodes else "flat", name, nodes)(len(flat))(mine)

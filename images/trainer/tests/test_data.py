@@ -70,6 +70,7 @@ def test_each_epoch_has_every_sample_once_for_any_number_of_ranks(tmp_path) -> N
 
 
 examples = settings(max_examples=60, deadline=None, database=None)  # the machine may be busy or read-only
+WORLD = st.sampled_from([1, 2, 3, 4, 6, 12])
 Life = list[tuple[int, int]]  # of each run: how many ranks it had, and the steps until it was killed
 
 
@@ -79,24 +80,24 @@ Life = list[tuple[int, int]]  # of each run: how many ranks it had, and the step
     per_rank=st.integers(1, 2),
     groups=st.integers(1, 3),
     every=st.integers(1, 4),
-    life=st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 9)), min_size=1, max_size=6),
+    life=st.lists(st.tuples(st.tuples(WORLD, WORLD, WORLD), st.integers(0, 9)), min_size=1, max_size=6),
 )
 def test_no_sample_twice_or_never_whatever_is_killed(
-    n: int, per_rank: int, groups: int, every: int, life: Life
+    n: int, per_rank: int, groups: int, every: int, life: list[tuple[tuple[int, ...], int]]
 ) -> None:
-    """Runs with other numbers of ranks go on from the last checkpoint; steps after it don't count. The weights have
-    seen each sample of an epoch once, and of the last epoch none twice."""
+    """Groups of any sizes, and runs with other ones, go on from the last checkpoint; steps after it don't count. The
+    weights have seen each sample of an epoch once, and of the last epoch none twice."""
     batch = 12 * per_rank * groups
     data = numbered(n, batch)
     seen: list[np.ndarray] = []  # by step
-    for world, steps in life:
+    for worlds, steps in life:
         for step in range(len(seen), len(seen) + steps):
-            parts = [data.ids(step, g * world + r, groups * world) for g in range(groups) for r in range(world)]
-            assert {len(part) for part in parts} == {batch // (groups * world)}
-            stream = np.empty(batch, np.int64)
-            for member, part in enumerate(parts):  # the order of the stream, to cut it into epochs
-                places = np.arange(step * batch, (step + 1) * batch)
-                stream[places % (groups * world) == member] = part
+            stream = np.full(batch, -1)
+            for g, r in [(group, rank) for group in range(groups) for rank in range(worlds[group])]:
+                part = data.ids(step, r, worlds[g], g, groups)
+                assert len(part) == batch // groups // worlds[g]
+                places = np.arange(batch) // (batch // groups) == g  # the order of the stream, to cut it into epochs
+                stream[places & (np.arange(step * batch, (step + 1) * batch) % worlds[g] == r)] = part
             seen.append(stream)
         del seen[len(seen) // every * every :]  # killed
     stream = np.concatenate(seen) if seen else np.empty(0)
@@ -123,8 +124,16 @@ def test_another_batch_goes_on_where_the_last_one_was(n: int, life: Life) -> Non
     assert (stream == numbered(n, len(stream) or 1).ids(0, 0, 1)[: len(stream)]).all()
 
 
+def test_the_same_samples_are_known_wherever_they_are(tmp_path) -> None:
+    (tmp_path / "copy").mkdir()
+    one = samples(tmp_path, 97, 4).identity()
+    assert one == samples(tmp_path / "copy", 97, 8).identity()
+    others = [samples(tmp_path, 96, 4), samples(tmp_path, 97, 4, seed=2), ANY]
+    assert len({one, *(other.identity() for other in others)}) == 4
+
+
 def test_targets_follow_the_inputs(tmp_path) -> None:
-    inputs, targets = samples(tmp_path, 10, 2).load(np.array([3, 9]), "cpu")
+    inputs, targets, _ = samples(tmp_path, 10, 2).load(np.array([3, 9]), "cpu")
     assert inputs.tolist() == [[12, 13, 14, 15], [36, 37, 38, 39]]
     assert targets.tolist() == [[13, 14, 15, 16], [37, 38, 39, 40]]
 
@@ -177,7 +186,7 @@ def test_several_files_are_one_stream_and_no_sample_crosses_them(
     write(tmp_path / "d", a=9, b=3, c=[*range(100, 105)], e=[*range(200, 212)])
     for path in ("d", "d/*.bin", "d/[a-e].bin"):
         samples = Samples(Data(path=str(tmp_path / path), seq_len=4), 1, 1, 256)
-        inputs, targets = samples.load(np.arange(samples.n), "cpu")
+        inputs, targets, _ = samples.load(np.arange(samples.n), "cpu")
         assert inputs[:, 0].tolist() == [0, 4, 100, 200, 204]  # b is too short for one, the tails are left out
         assert (targets == inputs + 1).all()
 
@@ -188,9 +197,9 @@ def test_several_files_are_one_stream_and_no_sample_crosses_them(
         (["x-00000-of-00003.bin", "x-00002-of-00003.bin"], "d", "d/x-00001-of-00003.bin is missing: 2 of 3 shards"),
         (["x-1-of-2.bin"], "d/*", "d/x-2-of-2.bin is missing|d/x-0-of-2.bin is missing"),
         (["x-00000-of-00002-0a1f.parquet"], "d", "d/x-00001-of-00002.parquet is missing: 1 of 2"),
-        (["a.bin", "b.parquet"], "d", "a.bin, b.parquet: they must be all .bin or all .parquet"),
-        (["a.npy"], "d/a.npy", "a.npy: they must be all .bin or all .parquet"),
-        (["a.npy"], "d", "no .bin or .parquet file in it"),
+        (["a.bin", "b.parquet"], "d", "a.bin, b.parquet: they must be all .bin, .parquet, .jsonl or .arrow"),
+        (["a.npy"], "d/a.npy", "a.npy: they must be all .bin, .parquet, .jsonl or .arrow"),
+        (["a.npy"], "d", "no .bin, .parquet, .jsonl or .arrow file in it"),
         (["train.bin", "val.bin"], "d", r"several splits: train, val\n  choose one, as in --data.path='.*/train\*'"),
         (["tokens.bin"], "d/token.bin", "No such file or folder: did you mean .*/d/tokens.bin?"),
         (["a.bin"], "d/*.parquet", "no file has such a name"),

@@ -1,5 +1,6 @@
 """Whole runs of DiLoCo groups: what a second start finds, and what stops a group that waits for others."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from conftest import Ranks, lines, ranks, run, small, state, store_process, trai
 
 from rocstack_trainer import train
 from rocstack_trainer.config import Config
+from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import CheckpointError, ConfigError, PeerLostError
 from rocstack_trainer.rank import Rank, split
 from rocstack_trainer.saving import folder as folders
@@ -70,6 +72,47 @@ def test_a_finished_group_takes_along_one_that_missed_the_end(store, finished, c
     assert results(both(store[0], copy, "parallel.timeout_s=60")) == [0, 0, 0]
     assert f"joined at step 10, with the weights of group {1 - missed}" in capfd.readouterr().out
     assert digests(copy) == digests(finished)
+
+
+def seeing(rank: Rank, config: Config, log: Path) -> int:
+    """Writes down which samples the real loop takes."""
+    original = Samples.load
+
+    def load(self, ids, device):
+        with log.open("a") as file:
+            print(json.dumps(ids.tolist()), file=file)
+        return original(self, ids, device)
+
+    Samples.load = load
+    return run(split(rank, config.diloco), config)
+
+
+def test_groups_of_unequal_size_see_each_sample_once(store, tmp_path) -> None:
+    of = [config(tmp_path / "c", f"parallel.store={store[0]}", f"diloco.group={g}") for g in range(2)]
+    groups = [Ranks(3 - world, seeing, of[world - 1], tmp_path / "log") for world in (1, 2)]
+    assert results(groups) == [0, 0, 0]
+    ids = [number for each in lines(tmp_path / "log") for number in each]
+    assert len(ids) == len(set(ids)) == 10 * 2 * 4  # steps, groups, samples
+
+
+@pytest.mark.parametrize("other", ["train.batch=2", "data.seq_len=8", "train.seed=2"])
+def test_groups_with_other_samples_are_refused(store, tmp_path, other) -> None:
+    where = f"parallel.store={store[0]}"
+    of = [config(tmp_path / "c", where, f"diloco.group={g}", *([other] if g else [])) for g in range(2)]
+    for error in results([Ranks(1, group, each) for each in of]):
+        assert isinstance(error, ConfigError)
+        assert "has other settings" in str(error)
+
+
+def test_who_joins_counts_samples_as_the_others_do(store, tmp_path, capfd) -> None:
+    """After a change of the batch the stream has an offset, which a group without a checkpoint can't know."""
+    folder = tmp_path / "c"
+    assert results(both(store[0], folder, "train.steps=5")) == [0, 0, 0]
+    shutil.rmtree(folder / "group-1")
+    assert results(both(store[0], folder, "train.batch=2")) == [0, 0, 0]
+    assert "joined at step 5, with the weights of group 0" in capfd.readouterr().out
+    positions = {state(folder / f"group-{number}", 10)["notes"]["position"] for number in range(2)}
+    assert positions == {5 * 2 * 4 + 5 * 2 * 2}
 
 
 def test_groups_that_have_finished_meet_and_end(store, copy) -> None:

@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from rocstack_trainer.errors import ConfigError, MissingError
 from rocstack_trainer.rank import Rank, from_env
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks import launch, secret
 from rocstack_trainer.ranks.rendezvous import first_host, meeting_point
 from rocstack_trainer.ranks.spawn import omp_threads
 
@@ -46,6 +46,19 @@ def test_each_launcher_gives_the_same_kind_of_rank() -> None:
 def test_the_innermost_launcher_counts() -> None:
     assert from_env(SRUN | MPIRUN).launcher == "mpirun"
     assert from_env(SRUN | MPIRUN | {"RANK": "0", "WORLD_SIZE": "1"}).launcher == "torchrun"
+    names = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+    told = {name: SRUN[other] for name, other in names.items()}  # by the TaskProlog of a worker image
+    told["LOCAL_WORLD_SIZE"] = "3"
+    assert from_env(SRUN | told) == from_env(SRUN)
+    assert from_env(SRUN | told | MPIRUN).launcher == "mpirun", "which was started by such a task"
+
+
+def test_ranks_that_a_task_of_srun_starts_are_not_srun_s() -> None:
+    """Two nodes, a task on each, two ranks in each task: by chance the first has srun's rank, too."""
+    task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    task["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)"
+    inner = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    assert from_env(task | inner) == Rank(0, 0, 2, 2, "torchrun")
 
 
 def test_a_batch_script_is_one_process_whatever_the_job_size() -> None:
@@ -116,3 +129,13 @@ def test_rccl_is_chosen_where_rocm_sees_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert (chosen.backend, chosen.device) == ("nccl", "cuda:3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task=1
     assert launch.with_device(Rank(11, 3, 16, 8), "auto").device == "cuda:0"
+
+
+def test_the_secret_of_a_slurm_job_is_for_ranks_that_meet_at_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they meet elsewhere, other jobs meet too, which have another one."""
+    monkeypatch.delenv(secret.NAME, raising=False)
+    monkeypatch.setenv(secret.OF_JOB, "j" * 32)
+    assert secret.given() == ""
+    assert secret.of_job() == "j" * 32
+    monkeypatch.setenv(secret.NAME, "m" * 32)
+    assert secret.of_job() == "m" * 32

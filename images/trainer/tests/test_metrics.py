@@ -161,3 +161,19 @@ def test_every_line_is_json(tmp_path: Path) -> None:
 
 def test_memory_of_the_process() -> None:
     assert 50 < metrics.memory_mb(CPU) < 10_000
+
+
+def test_a_terminal_shows_how_much_is_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made, out = report(terminal=True)
+    made.start("", 1.0, CPU, 11, 50)  # after 10 steps of an earlier start
+    made.began -= 100
+    made.step(step(20))
+    head, line = out.getvalue().splitlines()
+    assert head.split()[:4] == ["step", "done", "to", "go"]
+    assert line.split()[:4] == ["20", "25%", "5", "min"]
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (99, "99 s"), (150, "2 min"), (7300, "2 h 02")])
+def test_durations_are_said_as_a_person_does(seconds: float, said: str) -> None:
+    assert metrics.duration(seconds) == said

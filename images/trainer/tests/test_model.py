@@ -287,3 +287,22 @@ def test_flops_by_hand() -> None:
     gpt2 = made(type="gpt2", tie_word_embeddings=True)  # the positions are looked up only
     assert model.flops_per_token(gpt2, 1) == 6 * (model.n_params(gpt2) - 64 * 32) + 12 * 2 * 32
     assert model.flops_per_token(made(type="mamba"), 16) > 0
+
+
+def test_a_new_model_from_a_config_file_has_all_that_it_says(tmp_path: Path) -> None:
+    about = {"model_type": "llama", "vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "head_dim": 24}
+    about |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-4}
+    about |= {"rope_theta": 500000.0, "max_position_embeddings": 4096, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    for path in (tmp_path, tmp_path / "config.json"):
+        net = model.build(Model(config=str(path)), ALONE, 1)
+        assert net.config.rope_parameters["rope_theta"] == 500000.0
+        kept = {key: value for key, value in about.items() if key != "rope_theta"}
+        assert {key: getattr(net.config, key) for key in kept} == kept
+        assert net.model.layers[0].self_attn.q_proj.weight.shape == (96, 48)
+        frequencies = net.model.rotary_emb.inv_freq
+        assert torch.allclose(frequencies, 500000.0 ** -(torch.arange(0, 24, 2) / 24))
+    with pytest.raises(ConfigError, match=r"model.config: .*nowhere: no such folder"):
+        model.build(Model(config=str(tmp_path / "nowhere")), ALONE, 1)
+    with pytest.raises(ConfigError, match="set one of them"):
+        small(f"model.config={tmp_path}", f"model.path={tmp_path}")

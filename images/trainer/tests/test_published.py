@@ -35,7 +35,7 @@ def test_the_printed_file_runs_as_it_is(tmp_path: Path) -> None:
     assert (diloco.groups, diloco.always) == (1, True)  # the document's DiLoCo with one group
     for told in (
         "[data] is there more than once",
-        "train.reshard_after_forward is not used: no FSDP here",
+        "train.reshard_after_forward is not used: layers are always given back",
         "train.torch_profiler is not used",
         "project is not used: no experiment tracker",
         "data.fake: made-up words",

@@ -22,8 +22,8 @@ from rocstack_trainer.report import wire
 HERE = Rank(backend="gloo", device="cpu")
 
 
-def total(rank: Rank, store: str, lost_after_s: float = 15) -> tuple[float, str]:
-    with launch.process_group(rank, 30, store, lost_after_s):
+def total(rank: Rank, store: str, start_s: float = 30) -> tuple[float, str]:
+    with launch.process_group(rank, 30, store, start_s):
         value = torch.tensor([2.0**rank.rank])
         dist.all_reduce(value)
         return value.item(), os.environ["GLOO_SOCKET_IFNAME"]
@@ -59,7 +59,7 @@ def test_groups_need_a_store() -> None:
 
 def late(rank: Rank, store: str) -> None:
     if rank.rank != 1:
-        total(rank, store, 1.5)
+        total(rank, store, 3)
 
 
 def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
@@ -87,7 +87,7 @@ def test_a_listener_that_is_no_store_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(PeerLostError, match=f"{where} is no store: no answer in 1 s"):
-            total(HERE, where, 3)
+            total(HERE, where, 1)
 
 
 def talks(rank: Rank) -> str:
@@ -98,7 +98,7 @@ def talks(rank: Rank) -> str:
                 client, _ = server.accept()
                 client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
             os._exit(0)
-        with launch.process_group(HERE, 60, f"127.0.0.1:{server.getsockname()[1]}", 6):
+        with launch.process_group(HERE, 60, f"127.0.0.1:{server.getsockname()[1]}", 2):
             return "met"
 
 
@@ -121,7 +121,7 @@ def test_a_taken_port_is_named() -> None:
 def orphan(rank: Rank) -> None:
     if rank.rank:
         os.environ["MASTER_PORT"] = str(closed_port())
-        total(rank, "", 0.5)
+        total(rank, "", 1)
 
 
 def test_a_rank_without_its_rank_0_says_where_it_looked() -> None:

@@ -32,6 +32,7 @@ from rocstack_trainer.ranks import connect, launch, rendezvous, secret
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.report import wire
 from rocstack_trainer.saving import dcp, folder
+from rocstack_trainer.slices import of
 
 SECRET = "0123456789abcdef"
 MODULES = sorted(Path(cli.__file__).parent.rglob("*.py"))
@@ -326,7 +327,9 @@ def test_checkpoints_that_dcp_itself_wrote_are_read_and_it_reads_ours(tmp_path: 
     """The first is what earlier versions of the trainer have left."""
     (tmp_path / "ours").mkdir()
     torchs.save(tensors(), checkpoint_id=tmp_path / "old")
-    dcp.write_index(dcp.write(tensors(), tmp_path / "ours", 0), tmp_path / "ours")
+    rows, sums = dcp.write({name: of(tensor) for name, tensor in tensors().items()}, tmp_path / "ours", 0)
+    dcp.write_index(rows, tmp_path / "ours")
+    assert sums == folder.sums([tmp_path / "ours/__0_0.distcp"]), "hashed on the way is hashed on the disk"
 
     def by_dcp(into: dict[str, torch.Tensor]) -> None:
         torchs.load(into, checkpoint_id=tmp_path / "ours")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rocstack_trainer.config import Config, Data
-from rocstack_trainer.data import parquet, tokens
+from rocstack_trainer.data import column, tables, tokens
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.rank import Rank
@@ -165,10 +165,13 @@ def test_a_wrong_column_is_answered_with_those_there_are(tmp_path: Path) -> None
     assert refused(path, "data.column=contents") == (
         f"{path}: no column contents; it has id (int64), content (string)\n  set --data.column=content"
     )
-    assert "no column input_ids or text; it has id (int64), content (string)\n  set --data.column=content" in refused(
-        path
+    assert (
+        "no column messages, input_ids or text; it has id (int64), content (string)\n  set --data.column=content"
+        in refused(path)
     )
-    assert "column id is int64: it must be text, or lists of whole numbers" in refused(path, "data.column=id")
+    assert "column id is int64: it must be text, lists of whole numbers, or lists of messages" in refused(
+        path, "data.column=id"
+    )
     path = write(tmp_path / "d/b.parquet", "input_ids", [[0.5]])
     assert "column input_ids is list<element: double>" in refused(path)
 
@@ -234,7 +237,7 @@ def on_rank(rank: Rank, config: Config, how: str = "") -> tuple[Data, list[str]]
     if how == "own disks":
         tokens._node = lambda: f"n{rank.rank // 2}"
     if how == "slow":
-        peers.BEAT_S, parquet.BATCH_BYTES = 0.05, 2000
+        peers.BEAT_S, tables.BATCH_BYTES = 0.05, 2000
         if rank.rank == 1:
             slow(0.02)
     try:
@@ -244,14 +247,14 @@ def on_rank(rank: Rank, config: Config, how: str = "") -> tuple[Data, list[str]]
 
 
 def slow(seconds: float) -> None:
-    original = parquet.Column.batches
+    original = column.Column.batches
 
-    def batches(self: parquet.Column, path: Path) -> Iterator[Any]:
+    def batches(self: column.Column, path: Path) -> Iterator[Any]:
         for batch in original(self, path):
             time.sleep(seconds)
             yield batch
 
-    parquet.Column.batches = batches
+    column.Column.batches = batches
 
 
 def many(folder: Path, files: int) -> Config:

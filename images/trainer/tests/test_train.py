@@ -1,4 +1,5 @@
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,6 @@ def test_metrics_are_complete_and_exact(tmp_path: Path) -> None:
         assert line["memory_mb"] > 50
 
 
-def test_bucketed_and_naive_train_the_same_weights(tmp_path: Path) -> None:
-    for kind in ("naive", "flat"):
-        trained(2, small("train.steps=6", f"parallel.algorithm={kind}", f"checkpoint.dir={tmp_path / kind}"))
-    assert state(tmp_path / "naive", 6)["weights_sha256"] == state(tmp_path / "flat", 6)["weights_sha256"]
-
-
 def plainly(rank: Rank, config: Config) -> tuple[list[tuple[float, float, float]], str]:
     """The same run written out in plain PyTorch: loss, gradient norm and rate of each step; sha256 of the weights."""
     settings, said = config.train, []
@@ -54,7 +49,7 @@ def plainly(rank: Rank, config: Config) -> tuple[list[tuple[float, float, float]
     adam = optimizer.make(net, settings)
     for step in range(settings.steps):
         adam.zero_grad()
-        inputs, targets = data.load(data.ids(step, 0, 1), "cpu")
+        inputs, targets, _ = data.load(data.ids(step, 0, 1), "cpu")
         loss = cross_entropy(net(input_ids=inputs).logits.flatten(0, 1), targets.flatten())
         loss.backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in net.parameters()]).double().norm()
@@ -166,22 +161,24 @@ POISON = {
 }
 
 
-def poisoned(rank: Rank, config: Config, how: str) -> tuple[NonFiniteError, str]:
-    """Rank 1 goes wrong in the third step. The error, and the sha256 of the weights that are left."""
+def poisoned(rank: Rank, config: Config, how: str, look: int = 1) -> tuple[NonFiniteError, str]:
+    """Rank 1 goes wrong in the third step. The error, and the sha256 of the weights that are left. The host looks at
+    the device after every `look` steps."""
     calls, nets = 0, []
-    original, build = train.cross_entropy, train.model.build
+    train.look_every = lambda config, rank: look
+    original, build = train.loss.cross_entropy, train.model.build
 
-    def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, **how_to: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        loss = original(logits, targets)
+        loss = original(logits, targets, **how_to)
         return POISON[how](loss, logits) if rank.rank == 1 and calls == 3 else loss
 
     def keep(*args: Any) -> torch.nn.Module:
         nets.append(build(*args))
         return nets[0]
 
-    train.cross_entropy, train.model.build = cross_entropy, keep
+    train.loss.cross_entropy, train.model.build = cross_entropy, keep
     with pytest.raises(NonFiniteError) as caught:
         run(rank, config)
     return caught.value, fingerprint.sha256(fingerprint.weights(nets[0]))
@@ -196,6 +193,66 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(tmp_path: Path, how: str
         assert str(error).startswith("step 3: loss ")
         assert weights == state(folder, 2)["weights_sha256"]
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize("how", POISON)
+def test_steps_after_one_that_is_not_finite_change_nothing_until_the_host_looks(tmp_path: Path, how: str) -> None:
+    """It looks after 7 of them: steps 3 to 7 have all been made, on all ranks, and left the weights alone."""
+    config = small("train.steps=9", f"checkpoint.dir={tmp_path / 'c'}")
+    trained(2, small("train.steps=2", *CONSTANT, f"checkpoint.dir={tmp_path / 'two'}"))
+    for error, weights in ranks(
+        2, poisoned, replace(config, train=replace(config.train, warmup=0, min_lr=1.0)), how, 7
+    ):
+        assert str(error).startswith("step 3: loss ")
+        assert weights == state(tmp_path / "two", 2)["weights_sha256"]
+
+
+def looking(rank: Rank, config: Config, look: int, ahead: bool) -> int:
+    """As on a GPU: the host looks seldom, and a thread reads the next batch."""
+    train.look_every = lambda config, rank: look
+    if ahead:
+        torch.Tensor.pin_memory = lambda self: self
+        init = train.Ahead.__init__
+
+        def with_thread(self: train.Ahead, *about: Any) -> None:
+            init(self, *about)
+            self.pool = train.ThreadPoolExecutor(1)
+
+        train.Ahead.__init__ = with_thread
+    return run(rank, config)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_looking_seldom_and_reading_ahead_changes_no_bit(tmp_path: Path, ahead: bool) -> None:
+    found = {}
+    for look in (1, 4):
+        name = tmp_path / f"{look}.jsonl"
+        asked = (
+            "train.steps=10",
+            "train.micro_batch=1",
+            "checkpoint.every=3",
+            f"checkpoint.dir={tmp_path / str(look)}",
+        )
+        config = small(*asked, f"output.metrics={name}", "model.attention_dropout=0.1")
+        assert ranks(2, looking, config, look, ahead and look > 1) == [0, 0]
+        found[look] = [(line["step"], line["loss_hex"], line["grad_norm"], line["lr"]) for line in lines(name)]
+        found[look].append(state(tmp_path / str(look), 10)["weights_sha256"])
+    assert found[1] == found[4]
+    assert len(found[1]) == 11
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler here")
+def test_compiled_layers_learn_the_same(tmp_path: Path) -> None:
+    for name in ("true", "false"):
+        trained(1, small("train.steps=3", f"train.compile={name}", f"output.metrics={tmp_path / name}"), timeout_s=300)
+    compiled, plain = ([line["loss"] for line in lines(tmp_path / name)] for name in ("true", "false"))
+    assert compiled == [pytest.approx(each, rel=1e-5) for each in plain]
+
+
+def test_a_trace_is_written_on_request(tmp_path: Path) -> None:
+    trained(2, small("train.steps=8", f"output.profile={tmp_path / 'trace'}"))
+    (trace,) = (tmp_path / "trace").glob("*.json*")
+    assert "aten::mm" in trace.read_text()
 
 
 def test_a_learning_rate_far_too_high_ends_in_a_message() -> None:
@@ -227,10 +284,21 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_bf16_autocast_trains_float32_weights(tmp_path: Path) -> None:
-    metrics = tmp_path / "m.jsonl"
-    trained(2, small("train.steps=20", "train.precision=bf16", f"output.metrics={metrics}"))
-    losses = [line["loss"] for line in lines(metrics)]
-    assert losses[-1] < losses[0]
+    """The rate is 0, so what differs is how the loss was computed; of float32 on both ranks nothing would."""
+    found = {}
+    for precision in ("bf16", "fp32"):
+        metrics = tmp_path / f"{precision}.jsonl"
+        asked = (
+            "train.steps=3",
+            "train.lr=0",
+            f"train.precision={precision}",
+            f"checkpoint.dir={tmp_path / precision}",
+        )
+        trained(2, small(*asked, f"output.metrics={metrics}"))
+        found[precision] = [line["loss"] for line in lines(metrics)]
+    off = [abs(half - full) / full for half, full in zip(*found.values(), strict=True)]
+    assert all(1e-6 < each < 0.01 for each in off), off
+    assert state(tmp_path / "bf16", 3)["weights_sha256"] == state(tmp_path / "fp32", 3)["weights_sha256"]
 
 
 def test_learning_rate_warms_up_and_comes_down() -> None:

@@ -1,16 +1,18 @@
 """Which tokens each rank sees at each step: a pure function, so there is nothing to save but the step.
 
 The samples of an epoch are shuffled by a keyed permutation that needs no memory. Position p of the endless
-stream is sample `permute(p mod n)` of epoch `p div n`; step s takes positions s*batch up to (s+1)*batch, and
-rank r of N those with p mod N == r. So every sample comes once per epoch, on any number of ranks, and also
-when that number changes between two runs.
+stream is sample `permute(p mod n)` of epoch `p div n`; step s takes positions s*batch up to (s+1)*batch. DiLoCo's
+groups take a contiguous part of these each, and rank r of a group of N those with p mod N == r. So every sample comes
+once per epoch, on any number of ranks in each group, and also when that number changes between two runs.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +22,29 @@ from rocstack_trainer.data import shards
 from rocstack_trainer.errors import ConfigError
 
 SYNTHETIC_TOKENS = 1 << 20
+IGNORED = -100  # a target that nothing is learned from, as cross_entropy has it
 OPEN_FILES = 256  # mapped at once; each takes a file descriptor
+
+
+class Batch(NamedTuple):
+    """Each int64, (samples, tokens). A target that is IGNORED isn't trained on. `positions` are those of packed
+    documents, which begin at 0 each: by that, transformers keeps their attention apart."""
+
+    ids: torch.Tensor
+    targets: torch.Tensor
+    positions: torch.Tensor | None = None
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of the model."""
+        return {"input_ids": self.ids} | ({} if self.positions is None else {"position_ids": self.positions})
 
 
 class Samples:
     """`n` samples of seq_len tokens, each with the token that follows; none crosses from one file to the next.
 
-    `batch` is the samples of a step over all who train. DiLoCo's groups take disjoint samples of one stream: with
-    G groups of N ranks, make it with `batch * G` and call `ids(step, group * N + rank, G * N)`. A group that is
-    away leaves its samples of these steps unseen.
+    `batch` is the samples of a step over all who train: with DiLoCo, those of all groups. A group that is away leaves
+    its samples of these steps unseen.
 
     Raises:
         ConfigError: a file is missing, cut in the middle of a token, empty, or all are shorter than one sample.
@@ -37,11 +53,21 @@ class Samples:
     def __init__(self, config: Data, batch: int, seed: int, vocab_size: int) -> None:
         self.seq_len, self.batch, self.seed, self.vocab_size = config.seq_len, batch, seed, vocab_size
         self.name, self.offset = config.path or f"synthetic bytes (made-up words, seed {seed})", 0
-        sizes, self._shard = _files(config) if config.path else _memory(synthetic(seed))
-        self.first = np.cumsum([0] + [(size - 1) // self.seq_len for size in sizes])  # sample of each file
+        self.notes: list[str] = []  # what a person should know of these samples
+        self.paths = shards.find(config.path) if config.path else []
+        sizes, self._shard = _files(self.paths, config) if config.path else _memory(synthetic(seed))
+        self._samples_of(sizes)
+
+    def _samples_of(self, sizes: list[int]) -> None:
+        """Cuts files of so many tokens."""
+        each = [(size - 1) // self.seq_len for size in sizes]
+        self.first = np.cumsum([0, *each])  # sample of each file
         self.n = int(self.first[-1])
         if self.n < 1:
             raise ConfigError(f"{self.name}: {sum(sizes)} tokens, too few for data.seq_len={self.seq_len}")
+        if short := [path for path, samples in zip(self.paths, each, strict=False) if not samples]:
+            what = f"shorter than a sample of {self.seq_len + 1} tokens: left out, such as {short[0]}"
+            self.notes.append(f"data: {len(short):,} of {len(sizes):,} files are {what}")
 
     def position(self, step: int) -> int:
         """How many samples of the stream were taken before this step."""
@@ -51,9 +77,10 @@ class Samples:
         """Steps from `step` on follow `position`, which an earlier run reached with another batch or other groups."""
         self.offset = position - step * self.batch
 
-    def ids(self, step: int, rank: int, world: int) -> np.ndarray:
-        """The sample numbers (int64, batch/world of them) of this rank at this step."""
-        position = np.arange(self.position(step), self.position(step + 1))
+    def ids(self, step: int, rank: int, world: int, group: int = 0, groups: int = 1) -> np.ndarray:
+        """The sample numbers (int64) at this step of rank `rank` of the `world` ranks of this group."""
+        share = self.batch // groups
+        position = self.position(step) + group * share + np.arange(share)
         position = position[position % world == rank]
         epoch = position // self.n
         out = np.empty_like(position)
@@ -62,21 +89,34 @@ class Samples:
             out[here] = permute(position[here] % self.n, self.n, self.seed, int(number))
         return out
 
-    def load(self, ids: np.ndarray, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, int64, each (len(ids), seq_len).
+    def identity(self) -> str:
+        """The same for all who have the same samples in the same order, wherever their files are."""
+        some = np.linspace(0, self.n - 1, min(self.n, 16)).astype(int)
+        read = b"".join(self._row(int(i)).astype("<u4").tobytes() for i in some)
+        return f"{self.n} samples of {self.seq_len} tokens {hashlib.sha256(read).hexdigest()[:12]}, seed {self.seed}"
+
+    def counts(self, ids: np.ndarray) -> tuple[int, int]:
+        """How many tokens these samples have to read, and how many to be trained on."""
+        return len(ids) * self.seq_len, len(ids) * self.seq_len
+
+    def load(self, ids: np.ndarray, device: str) -> Batch:
+        """These samples.
 
         Raises:
             ConfigError: a token is not in the model's vocabulary.
         """
         rows = np.stack([self._row(int(i)) for i in ids]).astype(np.int64)
+        self._check(rows, ids)
+        both = torch.from_numpy(rows).to(device)
+        return Batch(both[:, :-1], both[:, 1:])
+
+    def _check(self, rows: np.ndarray, ids: np.ndarray) -> None:
         if rows.max() >= self.vocab_size:
             sample = ids[rows.max(axis=1).argmax()]
             raise ConfigError(
                 f"{self.name}: sample {sample} has token {rows.max()}, the model knows {self.vocab_size}\n"
                 "  wrong tokenizer for this model, or data.dtype is not the file's"
             )
-        both = torch.from_numpy(rows).to(device)
-        return both[:, :-1], both[:, 1:]
 
     def _row(self, sample: int) -> np.ndarray:
         shard = int(np.searchsorted(self.first, sample, side="right")) - 1
@@ -125,8 +165,8 @@ def _memory(tokens: np.ndarray) -> tuple[Sizes, Opener]:
     return [len(tokens)], lambda _: tokens
 
 
-def _files(config: Data) -> tuple[Sizes, Opener]:
-    files, kind = shards.find(config.path), np.dtype(config.dtype).newbyteorder("<")
+def _files(files: list[Path], config: Data) -> tuple[Sizes, Opener]:
+    kind = np.dtype(config.dtype).newbyteorder("<")
     if files[0].suffix != ".bin":
         raise ValueError(f"{files[0]}: tokens.prepare() comes first")
     sizes = [_tokens(file, kind) for file in files]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from rocstack_trainer.errors import ConfigError
 
-KINDS = (".bin", ".parquet")
+KINDS = (".bin", ".parquet", ".jsonl", ".arrow")
+WORDS = ".bin, .parquet, .jsonl or .arrow"
 SHARD = re.compile(r"(.*?)(\d+)-of-(\d{1,5})(-[0-9a-f]+)?")  # train-00000-of-00004; older data sets add a hash
 SPLIT = re.compile(r"(train|valid|val|test|eval|dev)")
 
 
 def find(path: str) -> list[Path]:
-    """The files in the order of their names, all .bin or all .parquet.
+    """The files in the order of their names, all of one kind.
 
     One file that is named alone may be a shard of several: the person asked for that one.
 
@@ -25,6 +26,7 @@ def find(path: str) -> list[Path]:
     here = Path(path)
     if here.is_dir():
         found = [Path(name) for kind in KINDS for name in sorted(glob.glob(f"{glob.escape(path)}/*{kind}"))]
+        found = [file for file in found if not file.name.startswith("cache-")]  # of the datasets package
         splits = {match[0] for file in found if (match := SPLIT.match(file.name))}
         if len(splits) > 1:
             hint = f"choose one, as in --data.path='{path}/train*'"
@@ -38,15 +40,17 @@ def find(path: str) -> list[Path]:
     kinds = sorted({file.suffix for file in found})
     if len(kinds) > 1 or kinds[0] not in KINDS:
         first = ", ".join(next(file.name for file in found if file.suffix == kind) for kind in kinds)
-        raise ConfigError(f"data.path: {path} is {first}: they must be all .bin or all .parquet")
+        raise ConfigError(f"data.path: {path} is {first}: they must be all {WORDS}")
     if found != [here]:
         _complete(found)
     return found
 
 
 def _absent(path: Path) -> str:
+    if path.is_dir() and (path / "dataset_dict.json").is_file():
+        return f"it has several splits: choose one, as in --data.path={path}/train"
     if path.is_dir():
-        return "no .bin or .parquet file in it (folders inside are not searched: name them, as in DIR/**/*.parquet)"
+        return f"no {WORDS} file in it (folders inside are not searched: name them, as in DIR/**/*.parquet)"
     if glob.has_magic(str(path)):
         return "no file has such a name"
     close = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*")], 1)

@@ -1,8 +1,10 @@
-"""Parquet becomes token files, once: `prepare` first, then data.Samples.
+"""Parquet, Arrow and JSON lines become token files, once: `prepare` first, then data.samples.
 
-Each parquet file becomes one .bin in a folder that is named by a hash of all that went in, so another column or
+Each file becomes one .bin in a folder that is named by a hash of all that went in, so another column or
 tokenizer or a changed file has a folder of its own, and a preparation that was ended goes on with the files that
-are not there. A file appears by rename: whoever prepares at the same time, it is whole.
+are not there. A file appears by rename: whoever prepares at the same time, it is whole. Where documents count, tokens
+are uint32 whose highest bit says that it is trained on, and a .docs file has two uint32 for each document: its tokens,
+and how many of those after the first are trained on.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import shards
@@ -25,8 +29,9 @@ from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 
 if TYPE_CHECKING:
-    from rocstack_trainer.data.parquet import Column
+    from rocstack_trainer.data.column import Column, Part
 
+TRAINED = 1 << 31
 STALE_S = 3600.0  # a temporary file that nobody wrote to for so long is of a dead process
 Say = Callable[[str], None]
 
@@ -58,7 +63,8 @@ def prepare(config: Config, rank: Rank, vocab_size: int, say: Say) -> Data:
     sizes = found[rank.rank][0]
     peers.same(f"{len(sizes)} file(s) with {sum(sizes)} bytes", "data.path: the files", ConfigError)
     if skipped := sum(count for _, count in found):
-        say(f"tokens: {skipped:,} null or empty rows skipped")
+        what = "conversations without an answer" if job.column and job.column.kind == "chat" else "null or empty rows"
+        say(f"tokens: {skipped:,} {what} skipped")
     return job.data
 
 
@@ -71,6 +77,10 @@ class Job:
     targets: list[Path]
     folder: Path = Path()
     column: Column | None = None
+
+    @property
+    def by_document(self) -> bool:
+        return self.data.layout != "stream"
 
     @property
     def what(self) -> str:
@@ -104,43 +114,73 @@ class Job:
             with suppress(FileNotFoundError):
                 if time.time() - old.stat().st_mtime > STALE_S:
                     old.unlink()
-        tmp = target.with_name(f"{target.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+        suffix = f".{socket.gethostname()}-{os.getpid()}.tmp"
+        tmp, docs = target.with_name(f"{target.name}{suffix}"), target.with_name(f"{target.stem}.docs{suffix}")
         try:
-            with tmp.open("wb") as out:
-                for rows, tokens in self.column.batches(source):
-                    out.write(tokens.astype(f"<u{4 if self.data.dtype == 'uint32' else 2}").data)
-                    yield 0, rows, len(tokens)
+            with tmp.open("wb") as out, ExitStack() as stack:
+                index = stack.enter_context(docs.open("wb")) if self.by_document else None
+                for part in self.column.batches(source):
+                    tokens = part.tokens.astype(f"<u{4 if self.data.dtype == 'uint32' else 2}")
+                    if index:
+                        index.write(_marked(part, tokens).data)
+                    out.write(tokens.data)
+                    yield 0, part.rows, len(tokens)
                 if not out.tell():
-                    raise ConfigError(f"{source}: no token: its rows are null or empty, or it has none")
-                out.flush()
-                os.fsync(out.fileno())
+                    raise ConfigError(f"{source}: {self._nothing()}")
+                for file in filter(None, (out, index)):
+                    file.flush()
+                    os.fsync(file.fileno())
+            if self.by_document:
+                docs.replace(target.with_suffix(".docs"))
             tmp.replace(target)
         finally:
-            tmp.unlink(missing_ok=True)
+            for file in (tmp, docs):
+                file.unlink(missing_ok=True)
+
+    def _nothing(self) -> str:
+        if self.column.kind == "chat":
+            return "no conversation with an answer: no message has the role assistant, or all of those are empty"
+        return "no token: its rows are null or empty, or it has none"
+
+
+def _marked(part: Part, tokens: np.ndarray) -> np.ndarray:
+    """Marks in `tokens` what is trained on; gives each document's two numbers."""
+    first = np.cumsum(part.lengths) - part.lengths
+    answers = np.ones(len(tokens), bool) if part.answers is None else part.answers.copy()
+    answers[first] = False  # nothing comes before it that could tell
+    tokens |= (answers * np.uint32(TRAINED)).astype(np.uint32)
+    trained = np.add.reduceat(answers, first, dtype=np.int64) if len(first) else first
+    return np.stack([part.lengths, trained], axis=1).astype("<u4")
 
 
 def _plan(config: Config, rank: Rank, vocab_size: int) -> Job:
     data = config.data
-    if not data.path:
-        return Job(data, [], [])
-    files = shards.find(data.path)
-    if files[0].suffix == ".bin":
-        return Job(data, files, files)
+    plain = replace(data, layout="stream")
+    files = shards.find(data.path) if data.path else []
+    if not files or files[0].suffix == ".bin":
+        if data.layout not in ("auto", "stream"):
+            what = "token files don't" if files else "synthetic data doesn't"
+            raise ConfigError(f"data.layout={data.layout}: {what} say where a document begins")
+        return Job(plain, files, files)
     # Before the tokenizer's threads start: the ranks of a node share its cores.
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // rank.local_world)))
-    from rocstack_trainer.data.parquet import Column  # pyarrow is needed for this only
+    from rocstack_trainer.data.column import Column  # pyarrow is needed for this only
 
     column = Column(files[0], data, config.model.path, vocab_size)
-    kind = "uint16" if vocab_size <= 1 << 16 else "uint32"
+    layout = data.layout if data.layout != "auto" else "padded" if column.kind == "chat" else "stream"
+    if layout == "stream" and column.kind == "chat":
+        raise ConfigError("data.layout=stream cuts conversations anywhere: use padded or packed")
+    kind = "uint16" if layout == "stream" and vocab_size <= 1 << 16 else "uint32"
     inputs = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = hashlib.sha256(json.dumps([inputs, column.name, column.key, kind]).encode()).hexdigest()
+    went_in = [inputs, column.name, column.key, kind, layout != "stream"]
+    key = hashlib.sha256(json.dumps(went_in).encode()).hexdigest()
     folder = Path(data.cache or files[0].parent / "rocstack-tokens") / key[:16]
-    targets = [folder / f"{i:06}-{file.stem}.bin" for i, file in enumerate(files)]
+    targets = [folder / f"{i:06}.bin" for i in range(len(files))]  # not as the shards of a set: their names say which
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(folder.parent, error) from error
-    return Job(replace(data, path=str(folder), dtype=kind), files, targets, folder, column)
+    return Job(replace(data, path=str(folder), dtype=kind, layout=layout), files, targets, folder, column)
 
 
 def _unwritable(folder: Path, error: OSError) -> ConfigError:

@@ -7,11 +7,11 @@ the gradients is spent on a division.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-import torch.distributed as dist
 
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.gradients.collectives import Collective, Flat, Maker
@@ -20,14 +20,16 @@ from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.rank import Rank
 
 
-class NaiveGradients:
-    """One blocking all-reduce per parameter after backward: slow, plain, and the oracle for the other."""
+class Gradients:
+    """Of one step, over its micro-batches. As it is here: of one rank that has nobody to share them with."""
+
+    sent = 0  # bytes that this rank gave to others so far
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.sent = 0  # bytes that this rank gave to others so far
 
     def zero(self) -> None:
+        """Without a .grad to add to, backward hands over its own tensor: no pass to clear, none to add."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -37,19 +39,20 @@ class NaiveGradients:
 
     def finish(self) -> None:
         """After it, every rank has the sum."""
-        n = dist.get_world_size()
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if n > 1:
-                dist.all_reduce(parameter.grad)
-                self.sent += 2 * (n - 1) * parameter.grad.nbytes // n
+
+    def clip(self, limit: float) -> torch.Tensor:
+        """Scales them down to a norm of at most `limit`, unless that is 0. Returns the norm before, on the device."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit or math.inf)
 
     def residuals(self) -> dict[str, torch.Tensor]:
+        """What this rank's lossy codec still owes, by name: live tensors."""
         return {}
 
     def close(self) -> None:
-        pass
+        """At the end of a run that went well."""
 
 
 class Bucket:
@@ -94,7 +97,7 @@ class Line:
         return lambda: torch.cuda.current_stream().wait_event(summed.result())
 
 
-class Buckets:
+class Buckets(Gradients):
     """The sum of each bucket starts as soon as backward has filled it, while backward goes on.
 
     Buckets hold the parameters in reverse order, since backward reaches the last layers first. They are started
@@ -102,12 +105,12 @@ class Buckets:
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int, maker: Maker) -> None:
-        trained = [p for p in parameters if p.requires_grad]
+        super().__init__(parameters)
         self.maker = maker
-        self.buckets = [Bucket(group, maker) for group in pack(reversed(trained), bucket_bytes)]
+        self.buckets = [Bucket(group, maker) for group in pack(reversed(self.parameters), bucket_bytes)]
         self.started = 0  # buckets of this step
         self.armed = False
-        self.line = Line(trained[0].device)
+        self.line = Line(self.parameters[0].device)
         for bucket in self.buckets:
             for parameter, view in bucket.places:
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket, view))
@@ -117,21 +120,14 @@ class Buckets:
         """Bytes that this rank gave to others so far."""
         return self.maker.sent
 
-    def zero(self) -> None:
-        """Without a .grad to add to, backward hands over its own tensor: no pass to clear, none to add."""
-        for bucket in self.buckets:
-            for parameter, _ in bucket.places:
-                parameter.grad = None
-
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Adds to the gradients; only the last micro-batch of a step communicates."""
+        """Only the last micro-batch of a step communicates."""
         self.armed, self.started = last, 0
         for bucket in self.buckets:
             bucket.missing = len(bucket.places)
         loss.backward()
 
     def finish(self) -> None:
-        """After it, every rank has the sum."""
         for bucket in self.buckets[self.started :]:
             bucket.complete()
             self._start(bucket)
@@ -139,14 +135,11 @@ class Buckets:
             bucket.wait()
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """What this rank's lossy codec still owes, by name: live tensors."""
         found = enumerate(bucket.collective.residuals() for bucket in self.buckets)
         return {f"bucket{i}.{name}": tensor for i, of_bucket in found for name, tensor in of_bucket.items()}
 
     def close(self) -> None:
-        """At the end of a run that went well."""
         self.line.pool.shutdown()
-        self.maker.close()
 
     def _hook(self, bucket: Bucket, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
         def filled(parameter: torch.Tensor) -> None:
@@ -166,20 +159,13 @@ class Buckets:
         self.started += 1
 
 
-Gradients = NaiveGradients | Buckets
-
-
 def make(config: Parallel, plan: Plan, rank: Rank, parameters: Iterable[torch.nn.Parameter]) -> Gradients:
-    """As the plan says. One rank alone has nothing to sum.
-
-    Raises:
-        MissingError, ConfigError: the plan says mpi4py, which isn't there or has other ranks.
-    """
+    """As the plan says."""
     if rank.device == "cpu":
         _keep_freed_memory()
-    if plan.algorithm == "naive" or rank.world == 1:
-        return NaiveGradients(parameters)
-    size_mb = config.bucket_mb or (4 if plan.codec.startswith("int8") else 25)
+    if rank.world == 1:
+        return Gradients(parameters)
+    size_mb = config.bucket_mb or (25 if plan.codec in ("none", "bf16") else 4)
     return Buckets(parameters, int(size_mb * 2**20), Maker(plan, rank, config.timeout_s))
 
 

@@ -7,16 +7,12 @@ each of them. A NaN or infinity of one rank reaches all.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from itertools import chain
 
 import torch
-import torch.distributed as dist
 
-from rocstack_trainer.gradients import mpi, team
 from rocstack_trainer.gradients.compress import CODECS, Codec
-from rocstack_trainer.gradients.team import Team
+from rocstack_trainer.gradients.team import Team, divide, everybody
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.rank import Rank
 
@@ -42,46 +38,11 @@ class Flat(Collective):
         self.start(flat).wait()
 
 
-class Ring(Collective):
-    """The ring all-reduce: 2(n-1) steps, each of which passes 1/n of the tensor on to the next member.
-
-    First each chunk travels once around and grows into a sum, then the sums travel around. What a step receives is
-    what the next one sends. Chunks move in pieces: while one is added up, others are on the line.
-    """
-
-    def __init__(self, team: Team, order: Sequence[int] = (), pieces: int = 4) -> None:
-        """`order` are the team's ranks around the ring; without it they are in ascending order."""
-        ring = [team.ranks.index(rank) for rank in order or team.ranks]
-        self.n, self.pieces, self.place = len(ring), pieces, ring.index(team.place)
-        self.pass_on = partial(team.pass_on, left=ring[self.place - 1], right=ring[(self.place + 1) % self.n])
-
-    def __call__(self, flat: torch.Tensor) -> None:
-        chunks = [chunk.tensor_split(self.pieces) for chunk in flat.tensor_split(self.n)]
-        moving: dict[int, tuple[list[dist.Work], torch.Tensor, torch.Tensor]] = {}
-        for step in range(2 * (self.n - 1)):
-            outgoing, incoming = chunks[(self.place - step) % self.n], chunks[(self.place - step - 1) % self.n]
-            for i, (out, target) in enumerate(zip(outgoing, incoming, strict=True)):
-                self._land(moving.pop(i, None))
-                landing = torch.empty_like(target) if step < self.n - 1 else target
-                moving[i] = self.pass_on(out=out, into=landing), landing, target
-        for piece in moving.values():
-            self._land(piece)
-
-    @staticmethod
-    def _land(piece: tuple[list[dist.Work], torch.Tensor, torch.Tensor] | None) -> None:
-        if piece:
-            works, landing, target = piece
-            for work in works:
-                work.wait()
-            if landing is not target:
-                target += landing
-
-
 class Bf16(Collective):
-    """The sum of bfloat16 copies by an exact collective: half the bytes, at half the time of the one below."""
+    """The backend's own sum of bfloat16 copies: half the bytes, and nothing makes up for what rounding loses."""
 
-    def __init__(self, inner: Collective) -> None:
-        self.inner = inner
+    def __init__(self, team: Team) -> None:
+        self.inner = Flat(team)
 
     def __call__(self, flat: torch.Tensor) -> None:
         half = flat.bfloat16()
@@ -130,7 +91,7 @@ class Compressed(Collective):
         return self.team.exchange(parts, [self.codec.size(n) for n in numels])
 
 
-class Hierarchical(Collective):
+class Shares(Collective):
     """Exact inside a node, where links are fast; between the nodes each rank sees to its own share of the tensor."""
 
     def __init__(self, inside: Team, between: Collective) -> None:
@@ -146,55 +107,58 @@ class Hierarchical(Collective):
             flat.copy_(whole[: len(flat)])
 
 
-class Mpi4py(Collective):
-    """MPI_Allreduce by mpi4py, on the tensor itself or on a host copy of a GPU's."""
+class Leaders(Collective):
+    """The same for nodes with different numbers of ranks: one of each node sees to all of the tensor."""
 
-    def __init__(self, comm: Any, team: Team) -> None:
-        self.comm, self.team = comm, team
+    def __init__(self, inside: Team, between: Collective | None) -> None:
+        self.inside, self.between = inside, between
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        return self.between.residuals() if self.between else {}
 
     def __call__(self, flat: torch.Tensor) -> None:
-        from mpi4py import MPI
-
-        host = flat.cpu()  # of a CPU's tensor, itself
-        self.comm.Allreduce(MPI.IN_PLACE, host.numpy())
-        self.team.sent += 2 * (len(self.team) - 1) * flat.nbytes // len(self.team)
-        flat.copy_(host)
+        self.inside.reduce(flat)
+        if self.between:
+            self.between(flat)
+        self.inside.broadcast(flat)
 
 
 class Maker:
-    """Makes the plan's collective for each bucket; all of them share the process groups."""
+    """Makes the plan's collective for each tensor; all of them share the process groups.
 
-    def __init__(self, plan: Plan, rank: Rank, timeout_s: float) -> None:
-        self.plan, self.device = plan, rank.device
-        self.inside, self.outer = None, team.everybody()
-        self.order = [r for node in plan.order for r in plan.nodes[node]]
-        if plan.algorithm == "hierarchical":
-            self.inside = team.divide(plan.nodes, timeout_s)
-            self.outer = team.divide(list(zip(*plan.nodes, strict=True)), timeout_s)
-            self.order = [r for r in self.order if r in self.outer.ranks]
-        self.mpi = mpi.communicator(rank) if plan.algorithm == "mpi4py" else None
+    `shard` consecutive ranks have one copy of the model: the sum is over the ranks with the same place in theirs.
+    """
+
+    def __init__(self, plan: Plan, rank: Rank, timeout_s: float, shard: int = 1) -> None:
+        self.codec, self.device = plan.codec, rank.device
+        sides = [[[r for r in node if r % shard == place] for node in plan.nodes] for place in range(shard)]
+        sides = [[node for node in side if node] for side in sides]
+        mine = sides[rank.rank % shard]
+        self.inside: Team | None = None
+        if plan.algorithm == "flat" or len(mine) == 1:
+            self.between = divide([[*chain(*side)] for side in sides], timeout_s) if shard > 1 else everybody()
+            return
+        self.even = len({len(node) for side in sides for node in side}) == 1
+        self.inside = divide([node for side in sides for node in side], timeout_s)
+        across = [zip(*side, strict=True) if self.even else [[node[0] for node in side]] for side in sides]
+        self.between = divide([list(ranks) for ranks in chain(*across)], timeout_s)
 
     @property
     def sent(self) -> int:
         """Bytes that this rank has sent to others so far."""
-        return self.outer.sent + (self.inside.sent if self.inside else 0)
-
-    def close(self) -> None:
-        if self.mpi and self.outer.backend != "mpi":  # which ends it by itself
-            mpi.finalize()
+        return sum(team.sent for team in (self.inside, self.between) if team)
 
     def __call__(self, numel: int) -> Collective:
-        if self.inside is None:
+        if not self.inside:
             return self._between(numel)
-        return Hierarchical(self.inside, self._between(-(-numel // len(self.inside))))
+        if self.even:
+            return Shares(self.inside, self._between(-(-numel // len(self.inside))))
+        return Leaders(self.inside, self.between and self._between(numel))
 
     def _between(self, numel: int) -> Collective:
-        if self.mpi:
-            return Mpi4py(self.mpi, self.outer)
-        exact = Ring(self.outer, self.order) if self.order else Flat(self.outer)
-        if self.plan.codec == "none" or len(self.outer) == 1:
-            return exact
-        few = len(self.outer) <= 8  # each rounds a bfloat16 sum; with more, float32 sums are worth their time
-        if self.plan.codec == "bf16" and few and (self.order or self.outer.backend != "mpi"):  # MPI has no such sum
-            return Bf16(exact)
-        return Compressed(self.outer, CODECS[self.plan.codec], numel, self.device)
+        team, codec = self.between, self.codec
+        if codec == "none" or len(team) == 1:
+            return Flat(team)
+        if codec == "bf16" and team.backend != "mpi":  # which has no such sum
+            return Bf16(team)
+        return Compressed(team, CODECS[codec], numel, self.device)

@@ -70,13 +70,14 @@ class Cast:
 
 
 class Int8:
-    """Each block's values as multiples, -127 to 127, of absmax / 127: no error is larger than half of that scale.
+    """Each block's values as multiples, -`levels` to `levels`, of absmax / levels: no error is larger than half of that
+    scale. With fewer levels than 127, bytes are as many, but pack better.
 
     A message is the fp32 scales of all blocks, then the multiples. The scale of a block that isn't finite is NaN.
     """
 
-    def __init__(self, block: int = 1024) -> None:
-        self.block = block
+    def __init__(self, block: int = 1024, levels: int = 127) -> None:
+        self.block, self.levels = block, levels
 
     def size(self, numel: int) -> int:
         return 4 * math.ceil(numel / self.block) + numel
@@ -87,7 +88,7 @@ class Int8:
             if residual is not None:
                 values = lost.add_(values)
             torch.maximum(values.amax(1, keepdim=True), values.amin(1, keepdim=True).neg_(), out=scale)
-            scale.div_(127).masked_fill_(scale.isinf(), math.nan).clamp_(SMALLEST, LARGEST)
+            scale.div_(self.levels).masked_fill_(scale.isinf(), math.nan).clamp_(SMALLEST, LARGEST)
             rounded = values.mul(scale.reciprocal()).round_()
             multiples.copy_(rounded)
             if residual is not None:
@@ -156,6 +157,8 @@ CODECS: dict[str, Codec] = {
     "bf16": Cast(torch.bfloat16),
     "int8": Int8(),
     "int8+zstd": Zstd(Int8(block=4096)),
+    "int5+zstd": Zstd(Int8(levels=15)),  # 31 different numbers, nearly 5 bits
+    "int4+zstd": Zstd(Int8(levels=7)),
 }
 
 

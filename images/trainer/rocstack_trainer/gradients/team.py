@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -78,14 +79,27 @@ class Team:
             dist.all_gather(list(flat.tensor_split(len(self))), share, group=self.group)
         self.sent += flat.nbytes - share.nbytes
 
+    def reduce(self, flat: torch.Tensor) -> None:
+        """The sum is in the first member's `flat`; in the others' may be anything."""
+        dist.reduce(flat, self.ranks[0], group=self.group)
+        self.sent += flat.nbytes if self.place else 0
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """The first member's `flat` into everybody's."""
+        dist.broadcast(flat, self.ranks[0], group=self.group)
+        self.sent += 0 if self.place else (len(self) - 1) * flat.nbytes
+
 
 def everybody() -> Team:
     return Team(range(dist.get_world_size()))
 
 
-def divide(sides: Sequence[Sequence[int]], timeout_s: float) -> Team:
-    """The one of these disjoint teams that this rank is in. All ranks call it."""
+def divide(sides: Sequence[Sequence[int]], timeout_s: float) -> Team | None:
+    """The one of these disjoint teams that this rank is in, if it is in one. All ranks call it."""
+    # MPI makes groups in a call of all ranks, which PyTorch spares those that are in none: they get one of their own.
+    rest = sorted({*range(dist.get_world_size())} - {*chain(*sides)}) if dist.get_backend() == "mpi" else []
+    made = [*sides, rest] if rest else sides
     # Without a timeout of its own, a new group has the backend's half hour.
-    groups = [dist.new_group(sorted(ranks), timeout=timedelta(seconds=timeout_s)) for ranks in sides]
-    mine = next(i for i, ranks in enumerate(sides) if dist.get_rank() in ranks)
-    return Team(sorted(sides[mine]), groups[mine])
+    groups = [dist.new_group(sorted(ranks), timeout=timedelta(seconds=timeout_s)) for ranks in made]
+    mine = [Team(sorted(ranks), group) for ranks, group in zip(sides, groups, strict=False) if dist.get_rank() in ranks]
+    return mine[0] if mine else None

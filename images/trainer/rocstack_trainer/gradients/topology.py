@@ -1,21 +1,27 @@
-"""Which way gradients take: the algorithm, the codec and the ring that suit the links between the nodes."""
+"""Which way gradients take: the algorithm and the codec that suit the links between the nodes."""
 
 from __future__ import annotations
 
 import math
 import socket
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
-from rocstack_trainer.config import EXACT, Parallel
-from rocstack_trainer.errors import ConfigError
-from rocstack_trainer.gradients import ring_order
-from rocstack_trainer.gradients.links import Links, measure
+import torch
+import torch.distributed as dist
+
+from rocstack_trainer.config import Parallel
+from rocstack_trainer.gradients import team
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 
-RING_GAIN = 1.5  # a ring of our own must be so much faster than the backend's to be worth it
-BYTES = {"none": 4.0, "bf16": 2.0, "int8": 1.004, "int8+zstd": 0.8}  # per value; zstd as measured on gradients
+BYTES = {"none": 4.0, "int8": 1.004, "int8+zstd": 0.8}  # per value; zstd as measured on gradients
+SIZES = tuple(4**i << 16 for i in range(5))  # bytes of a message: 64 KiB to 16 MiB
+PROBES = 5  # of each size, of which the median counts
+ENOUGH_S = 0.025  # a message that took so long tells enough
 
 
 @dataclass(frozen=True)
@@ -30,27 +36,32 @@ class Row:
 
 TABLE = (
     Row(math.inf, "none", "inside one node", "nothing leaves the node, and sums are exact"),
-    Row(2, "bf16", "2 Gb/s and more", "half the bytes; int8 takes longer to make than it saves"),
-    Row(0.5, "int8", "0.5 Gb/s and more", "a quarter of the bytes; zstd takes longer to make than it saves"),
-    Row(0, "int8+zstd", "slower", "a fifth of the bytes: only they count here"),
+    Row(2, "none", "2 Gb/s and more", "sums are exact; a codec takes longer than it saves"),
+    Row(0.5, "int8", "0.5 Gb/s and more", "a quarter of the bytes, with error feedback; zstd would take longer"),
+    Row(0, "int8+zstd", "slower", "a fifth of the bytes, with error feedback: only they count here"),
 )
 
 
 @dataclass(frozen=True)
+class Links:
+    """The slowest of the links around a ring of the nodes: 10**9 bits per second, and what 4 bytes take."""
+
+    gbps: float
+    latency_us: float
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What all ranks agreed on. `nodes` are the ranks of each; `order` are the nodes around our own ring, empty where
-    the backend sums. Speeds in Gb/s are the slowest, 0 where nothing was measured; `latency_us` is there and back.
+    """What all ranks agreed on. `nodes` are the ranks of each; speeds are 0 where nothing was measured.
     `dataclasses.asdict` of it goes into JSON."""
 
     algorithm: str
     codec: str
     nodes: list[list[int]]
-    order: list[int]
     why: str
     why_codec: str
     gbps: float = 0.0
     latency_us: float = 0.0
-    inside_gbps: float = 0.0
     grad_bytes: int = 0
 
     def table(self) -> str:
@@ -59,11 +70,7 @@ class Plan:
             f"nodes: {len(self.nodes)} of {'/'.join(map(str, sorted({len(node) for node in self.nodes})))} rank(s)"
         ]
         if self.gbps:
-            lines[0] += (
-                f"; between them {self.gbps:.3g} Gb/s and {self.latency_us:.0f} us there and back (slowest pair)"
-            )
-        if self.inside_gbps:
-            lines[0] += f"; inside {self.inside_gbps:.3g} Gb/s"
+            lines[0] += f"; between them {self.gbps:.3g} Gb/s and {self.latency_us:.0f} us (slowest link of a ring)"
         chosen = row(self.gbps if len(self.nodes) > 1 else math.inf) if self.gbps or len(self.nodes) == 1 else None
         share = 2 * (1 - 1 / len(self.nodes)) * self.grad_bytes / 4  # values that a node sends
         for each in TABLE:
@@ -72,8 +79,6 @@ class Plan:
                 took = f" ({share * BYTES[each.codec] * 8e-6 / self.gbps:.0f} ms to send)"
             lines.append(f"{'*' if each is chosen else ' '} {each.link:<17} {each.codec:<10} {each.why}{took}")
         lines.append(f"gradients: {self.algorithm}: {self.why}; {self.codec}: {self.why_codec}")
-        if self.order:
-            lines.append(f"ring of nodes: {' '.join(map(str, self.order))}")
         if chosen is TABLE[-1]:
             lines.append("hint: over such a link DiLoCo sends a thousandth of the bytes: --diloco.groups=N")
         return "\n".join(lines)
@@ -81,51 +86,66 @@ class Plan:
 
 def plan(config: Parallel, rank: Rank, grad_bytes: int, before: dict[str, Any] | None = None) -> Plan:
     """All ranks call it and get rank 0's plan. A restart on the same nodes gets the one it gives as `before`: what
-    is measured differs from time to time, and the sums would.
-
-    Raises:
-        ConfigError: parallel.algorithm doesn't go with these nodes.
-    """
+    is measured differs from time to time, and the sums would."""
     peers = Peers(rank)
     nodes = find_nodes(peers)
     if agreed := peers.first(lambda: (again := _again(config, nodes, before)) and asdict(again)):
         return Plan(**agreed)
-    asked = config.algorithm == "ring" or "auto" in (config.algorithm, config.compress)
-    matters = len(nodes) > 1 and config.algorithm not in ("naive", "mpi4py")
-    links = measure(nodes, rank.device) if asked and matters else None
+    links = measure(nodes, rank.device) if len(nodes) > 1 and config.compress == "auto" else None
     return Plan(**peers.first(lambda: asdict(choose(config, nodes, links, grad_bytes))))
 
 
 def choose(config: Parallel, nodes: list[list[int]], links: Links | None, grad_bytes: int) -> Plan:
     """The plan for these nodes and links; None if they weren't measured."""
     why = why_codec = "as the settings say"
-    algorithm, codec, order = config.algorithm, config.compress, []
-    slowest = min((g for a, row in enumerate(links.gbps) for b, g in enumerate(row) if a != b)) if links else 0.0
-    if codec == "auto" and algorithm in EXACT:
-        codec, why_codec = "none", "this algorithm is exact"
-    elif codec == "auto":
-        best = row(slowest if links else math.inf)
+    algorithm, codec = config.algorithm, config.compress
+    if codec == "auto":
+        best = row(links.gbps if links else math.inf)
         codec, why_codec = best.codec, best.why
     if algorithm == "auto":
-        algorithm, why = "flat", "one rank per node"
-        if len(nodes) == 1:
-            why = "one node"
-        elif len({len(node) for node in nodes}) > 1:
-            why = "not every node has as many ranks"
-        elif len(nodes[0]) > 1 and links and links.inside_gbps >= slowest:
-            algorithm, why = "hierarchical", "links inside a node are faster: each rank sends its share between nodes"
-        elif len(nodes[0]) > 1:
-            why = "links inside a node are no faster than between nodes"
-    best_order = ring_order.best(links.gbps) if links else [*range(len(nodes))]
-    if algorithm == "ring":
-        order = best_order
-    elif links and codec in ("none", "bf16") and config.algorithm in ("auto", "hierarchical"):
-        gain = ring_order.slowest(links.gbps, best_order) / ring_order.slowest(links.gbps, range(len(nodes)))
-        if gain >= RING_GAIN:
-            algorithm, order = algorithm.replace("flat", "ring"), best_order
-            why += f"; our ring avoids slow links and is {gain:.1f} times as fast as one in rank order"
-    measured = (slowest, links.latency_us, links.inside_gbps) if links else (0.0, 0.0, 0.0)
-    return Plan(algorithm, codec, nodes, order, why, why_codec, *measured, grad_bytes)
+        algorithm, why = "flat", "the backend's own all-reduce"
+        if codec not in ("none", "bf16"):
+            why = "one node" if len(nodes) == 1 else "one rank per node"
+            if len(nodes) > 1 and max(map(len, nodes)) > 1:
+                even = len({len(node) for node in nodes}) == 1
+                who = (
+                    "each rank sends its share" if even else "one rank of each sends, since they have different numbers"
+                )
+                algorithm, why = "hierarchical", f"exact inside a node; between nodes {who}"
+    measured = (links.gbps, links.latency_us) if links else (0.0, 0.0)
+    return Plan(algorithm, codec, nodes, why, why_codec, *measured, grad_bytes)
+
+
+def measure(nodes: Sequence[Sequence[int]], device: str) -> Links:
+    """One rank per node speaks for it: each sends to the next and receives from the one before, all at once, as a ring
+    of the backend's does. So it takes as long with a thousand nodes as with three. All ranks call this."""
+    everybody, leaders = team.everybody(), [node[0] for node in nodes]
+    here = leaders.index(everybody.place) if everybody.place in leaders else None
+    out = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)
+    into = torch.empty_like(out)
+
+    def seconds(size: int) -> float:
+        times = [0.0]
+        if here is not None:
+            left, right = leaders[here - 1], leaders[(here + 1) % len(leaders)]
+            times = []
+            for _ in range(PROBES):
+                began = time.perf_counter()
+                for work in everybody.pass_on(out[:size], right, into[:size], left):
+                    work.wait()
+                into[0].item()  # a GPU's receive is over only now
+                times.append(time.perf_counter() - began)
+        slowest = torch.tensor([median(times)], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest.item())
+
+    seconds(4)  # makes the connections
+    latency = seconds(4)
+    for size in SIZES:
+        took = seconds(size)
+        if took > ENOUGH_S + 3 * latency:  # TCP needs some round trips to get up to speed
+            break
+    return Links(8e-9 * size / max(took - latency, took / 2), latency * 1e6)
 
 
 def row(gbps: float) -> Row:
@@ -134,9 +154,7 @@ def row(gbps: float) -> Row:
 
 
 def _again(config: Parallel, nodes: list[list[int]], before: dict[str, Any] | None) -> Plan | None:
-    """The plan before, if it is one for these settings and nodes. Raises ConfigError if none can be."""
-    if config.algorithm == "hierarchical" and len({len(node) for node in nodes}) > 1:
-        raise ConfigError(f"parallel.algorithm=hierarchical needs as many ranks on each node, not {nodes}")
+    """The plan before, if it is one for these settings and nodes."""
     try:
         plan = Plan(**before) if before else None
     except TypeError:  # of another version

@@ -16,6 +16,7 @@ from torch.distributed import Store
 from torch.nn import Module
 
 from rocstack_trainer.config import Config
+from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import NonFiniteError
 from rocstack_trainer.gradients import flat
 from rocstack_trainer.gradients.compress import CODECS
@@ -25,6 +26,7 @@ from rocstack_trainer.groups.roster import Roster
 from rocstack_trainer.models import fingerprint
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import beat
+from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.stop import StopSignals
 
 OWES = -3  # the leader's word instead of a step
@@ -42,10 +44,14 @@ class Outer:
         net: Module,
         say: Callable[[str], None],
         stop: StopSignals | None = None,
+        data: Samples | None = None,
     ) -> None:
         self.settings, self.steps, self.rank, self.say = config.diloco, config.train.steps, rank, say
-        self.parameters, self.leader = list(net.parameters()), Leader(rank, stop or StopSignals())
-        self.owes = False
+        self.parameters, self.leader = (
+            [p for p in net.parameters() if p.requires_grad],
+            Leader(rank, stop or StopSignals()),
+        )
+        self.owes, self.data = False, data
         self.members: Membership | None = None
         if rank.rank:
             return
@@ -59,7 +65,9 @@ class Outer:
             terms = ", ".join(f"{key}={getattr(self.settings, key)}" for key in common)
             where, timeout_s = beat.where(store), config.parallel.timeout_s
             roster = Roster(where, rank.group, self.settings, timeout_s, self.leader.tick)
-            self.members = Membership(roster, f"{numel} parameters, train.steps={self.steps}, {terms}", say)
+            terms += f", train.steps={self.steps}, train.batch={config.train.batch}"
+            terms += f", {data.identity()}" if data else ""
+            self.members = Membership(roster, f"{numel} parameters, {terms}", say)
 
     @property
     def sent(self) -> int:
@@ -102,7 +110,7 @@ class Outer:
             NonFiniteError: the weights are NaN or infinite: nothing was sent.
             PeerLostError: the store is gone, or the groups don't reach each other.
         """
-        return self._together(step, lambda: self._outer_step(step)) if self._due(step) else step
+        return self._together(step, lambda: self._outer_step(step)) if self.due(step) else step
 
     def close(self) -> None:
         """No other group waits for this one any more."""
@@ -115,9 +123,9 @@ class Outer:
             self.at.fill_(step)
         if self.members and self._enter(self.members):
             return int(self.at)
-        return self._outer_step(step) if self._due(step) else step
+        return self._outer_step(step) if self.due(step) else step
 
-    def _due(self, step: int) -> bool:
+    def due(self, step: int) -> bool:
         return step % self.settings.inner_steps == 0 or step == self.steps
 
     def _enter(self, members: Membership) -> bool:
@@ -180,12 +188,16 @@ class Outer:
                 return do()
             except Stopped:
                 self.close()
-                owes = self._due(step) and self.at != step
+                owes = self.due(step) and self.at != step
                 then = "; the outer step is made at the next start" if owes else ""
                 self.say(f"step {step}: waits for the other groups no longer{then}")
                 return OWES if owes else step
 
+        if self.members and self.data:
+            self.members.offset = self.data.offset
         word = self.leader.does(work)
+        if data := self.data:  # who joined counts the samples as the others do
+            data.offset = Peers(self.rank).first(lambda: self.members.offset if self.members else data.offset)
         self.owes = word == OWES
         if self.rank.world > 1:
             flat.broadcast(self.parameters)

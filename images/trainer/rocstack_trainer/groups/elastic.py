@@ -4,6 +4,7 @@ The groups meet in a store that no rank has. One key in it, the view, says who t
 outer step. Each group's leader looks at it and at the others' heartbeats, and moves it on by compare_set: the first
 one wins, and all see the same. An attempt counts once every member has everybody's data; when one is lost before that,
 the others try again without it. So all survivors make an outer step with the same members, or none of them does.
+Of two that live but don't reach each other, one is left out after a while: the one with the fewest working links.
 Who comes late, or was left out, joins at the end of an outer step, with the weights of a member.
 """
 
@@ -21,7 +22,7 @@ from rocstack_trainer.groups.mesh import Broken, Buffers, Mesh
 from rocstack_trainer.groups.roster import Roster, View
 from rocstack_trainer.report import wire
 
-ATTEMPTS = 10  # at one outer step: two groups may reach the store, but not each other
+ATTEMPTS = 6  # with the same members, each after twice the pause of the one before: in all 2 x lost_after_s
 
 
 class Excluded(Exception):
@@ -33,8 +34,15 @@ class Membership:
 
     def __init__(self, roster: Roster, terms: str, say: Callable[[str], None]) -> None:
         self.roster, self.terms, self.say = roster, terms, say
-        self.mesh = Mesh(wire.own_address(*roster.address) or "127.0.0.1")
-        self.view = View()
+        settings = roster.settings
+        try:
+            own = wire.own_address(*roster.address) or "127.0.0.1"
+            self.mesh = Mesh(own, settings.port, 2 * settings.lost_after_s)
+        except OSError as error:
+            raise ConfigError(f"diloco.port={settings.port}: {error}") from None
+        self.address = (settings.address or self.mesh.address[0], self.mesh.address[1])
+        self.cut: set[str] = set()  # whom it didn't reach in this outer step
+        self.view, self.offset = View(), 0  # what this group counts samples from: who joins takes the donor's
 
     def enter(self, step: int, digest: str, state: Buffers) -> bool:
         """Starts together with the others, who must have the same weights at the same step, or joins them.
@@ -49,7 +57,8 @@ class Membership:
         roster = self.roster
         roster.connect()
         while True:
-            roster.introduce({"address": self.mesh.address, "step": step, "digest": digest, "terms": self.terms})
+            mine = {"address": self.address, "step": step, "digest": digest, "terms": self.terms}
+            roster.introduce(mine | {"offset": self.offset})
             self.view = self._admitted()
             roster.write(f"wants/{roster.group}", "")
             about = {uid: roster.about(uid) for uid in self.view.members}
@@ -57,11 +66,16 @@ class Membership:
                 if other["terms"] != self.terms:
                     raise ConfigError(f"{roster.name(uid)} has other settings: {other['terms']}\n  here: {self.terms}")
             if roster.uid not in self.view.joiners:
-                self._same({uid: each["digest"] for uid, each in about.items() if uid not in self.view.joiners}, digest)
+                others = {uid: each for uid, each in about.items() if uid not in self.view.joiners}
+                self._same({uid: each["digest"] for uid, each in others.items()}, digest)
+                if len({each["offset"] for each in others.values()}) > 1:
+                    raise ConfigError("groups count the samples differently: give all of them checkpoints of one run")
                 self.hand_over(state)
                 return False
             try:
                 self._transfer(self.view.donor, roster.uid, state)
+                self.offset = about[self.view.donor]["offset"]
+                roster.tell(mine | {"offset": self.offset})
                 self.say(f"joined at step {self.view.step}, with the weights of {roster.name(self.view.donor)}")
                 return True
             except Broken as error:
@@ -76,6 +90,7 @@ class Membership:
             ConfigError: the groups' anchors differ.
         """
         roster, start, announced, tried, found = self.roster, self.view.step, View(), View(), []
+        self.cut = set()
         roster.connect()
         while True:
             view = roster.view()
@@ -99,7 +114,7 @@ class Membership:
                     found, tried = self._swap(view, data, digest), view
                     roster.write(f"done/{at}/{roster.uid}", "yes")
                 except Broken as error:
-                    self._again(view, str(error))
+                    self._broken(view, error)
             elif all(roster.read(f"done/{at}/{uid}") for uid in view.members):
                 joiners = tuple(uid for uid in roster.newcomers() if uid not in view.members and roster.alive(uid))
                 members, donor = tuple(sorted(view.members + joiners)), view.members[0] if joiners else ""
@@ -158,10 +173,22 @@ class Membership:
     def _transfer(self, donor: str, joiner: str, state: Buffers) -> None:
         peer, gives = (joiner, True) if donor == self.roster.uid else (donor, False)
         new = [] if gives else [memoryview(bytearray(part.nbytes)) for part in state]  # half of it would be nothing
-        self._talk(f"{self.view} {joiner}", {peer: state if gives else []}, {peer: new}, self.roster.timeout_s)
+        has_it = f"joined/{self.view.step}/{joiner}"
+
+        def check() -> None:
+            if not gives and self.roster.read(has_it):
+                raise Broken(f"{self.roster.name(donor)} gave up")
+
+        try:
+            self._talk(
+                f"{self.view} {joiner}", {peer: state if gives else []}, {peer: new}, self.roster.timeout_s, check
+            )
+        except Broken:
+            if gives:
+                self.roster.write(has_it, "no")  # it would wait for long, and all others for it
+            raise
         for part, came in zip(state, new, strict=False):
             part[:] = came
-        has_it = f"joined/{self.view.step}/{joiner}"
         if not gives:
             self.roster.write(has_it, "yes")
         while gives and not self.roster.read(has_it) and not self.roster.gone(joiner):
@@ -180,14 +207,34 @@ class Membership:
         peers = {uid: tuple(self.roster.about(uid)["address"]) for uid in out}
         self.mesh.swap(token, self.roster.uid, peers, out, into, patience_s, careful)
 
-    def _again(self, view: View, why: str) -> None:
-        """The next attempt, without those that are gone."""
-        if view.attempt + 1 == ATTEMPTS:
+    def _broken(self, view: View, error: Broken) -> None:
+        """The next attempt after a pause, or without one of those that don't reach each other."""
+        roster, last = self.roster, (view.attempt + 1) % ATTEMPTS == 0
+        self.cut |= error.peers
+        roster.write(f"cut/{view.step}/{roster.uid}", json.dumps(sorted(self.cut)))
+        pause_s = 2 * roster.settings.lost_after_s / 2 ** (ATTEMPTS - view.attempt % ATTEMPTS)
+        until = time.monotonic() + pause_s
+        while time.monotonic() < until and roster.view() == view:  # the others find out meanwhile whom they reach
+            roster.pause()
+        if not last or any(roster.gone(uid) for uid in view.members):
+            self._again(view, str(error))
+            return
+        cuts = {
+            frozenset((a, b)) for a in view.members for b in json.loads(roster.read(f"cut/{view.step}/{a}") or "[]")
+        }
+        count = {uid: sum(uid in cut <= set(view.members) for cut in cuts) for uid in view.members}
+        worst = max(count, key=lambda uid: (count[uid], uid))
+        if len(view.members) < 3 or not count[worst]:
             raise PeerLostError(
-                f"outer step at {view.step}: {ATTEMPTS} attempts failed, the last one so: {why}\n"
+                f"outer step at {view.step}: {ATTEMPTS} attempts failed, the last one so: {error}\n"
                 "  the groups reach the store, but not each other: is a firewall between their leaders?"
             )
-        left = tuple(uid for uid in view.members if not self.roster.gone(uid))
+        works = len(view.members) - 1 - count[worst]
+        self._again(view, f"{roster.name(worst)} is left out, {works} of its links work ({error})", worst)
+
+    def _again(self, view: View, why: str, without: str = "") -> None:
+        """The next attempt, without those that are gone."""
+        left = tuple(uid for uid in view.members if uid != without and not self.roster.gone(uid))
         if self.roster.move(view, replace(view, attempt=view.attempt + 1, exchanging=False, members=left)):
             self.say(f"outer step at {view.step}: {why}; tries again with {len(left)} of {len(view.members)} groups")
 

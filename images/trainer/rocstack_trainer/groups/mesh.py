@@ -10,7 +10,8 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from rocstack_trainer.ranks import secret
@@ -23,7 +24,11 @@ Buffers = Sequence[memoryview]
 
 
 class Broken(Exception):
-    """An exchange came to nothing: who was lost, or why it was given up."""
+    """An exchange came to nothing: who was lost, or why it was given up. `peers` are those that didn't answer."""
+
+    def __init__(self, why: str, peers: Iterable[str] = ()) -> None:
+        super().__init__(why)
+        self.peers = set(peers)
 
 
 class Link:
@@ -59,8 +64,10 @@ class Link:
 class Mesh:
     """One leader's end of all exchanges. `address` is where the others reach it; `sent` counts bytes."""
 
-    def __init__(self, host: str) -> None:
-        self.listening = socket.create_server((host, 0), backlog=128)
+    def __init__(self, host: str, port: int = 0, connect_s: float = 60) -> None:
+        """Connections that aren't made after `connect_s` are given up. Raises OSError: `port` is taken."""
+        self.connect_s = connect_s
+        self.listening = socket.create_server((host, port), backlog=128)
         self.listening.setblocking(False)
         self.address: Address = self.listening.getsockname()[:2]
         self.sent = 0
@@ -90,8 +97,8 @@ class Mesh:
         with selectors.DefaultSelector() as selector:
             selector.register(self.listening, READ)
             try:
-                for peer in (peer for peer in peers if me < peer):
-                    sock = _connect(peer, peers[peer], patience_s)
+                callees = {peer: address for peer, address in peers.items() if me < peer}
+                for peer, sock in _connected(callees, min(patience_s, self.connect_s)).items():
                     link = Link(sock, peer, [_greeting(token, me, peer)])
                     selector.register(sock, link.wants(), link)
                 moved = checked = time.monotonic()
@@ -137,18 +144,32 @@ class Mesh:
                         check()
                         checked = now
                     if now - moved > patience_s:
-                        raise Broken(f"{', '.join(sorted(missing))}: nothing came or went for {patience_s:.0f} s")
+                        why = f"{', '.join(sorted(missing))}: nothing came or went for {patience_s:.0f} s"
+                        raise Broken(why, [peer for peer in missing if me < peer])  # who calls this one may just pause
             finally:
                 for key in list(selector.get_map().values()):
                     if key.data:
                         key.data.sock.close()
 
 
-def _connect(peer: str, address: Address, patience_s: float) -> socket.socket:
-    try:
-        return socket.create_connection(address, timeout=patience_s)
-    except OSError as error:
-        raise Broken(f"{peer} at {address[0]}:{address[1]}: {error}") from None
+def _connected(peers: Mapping[str, Address], patience_s: float) -> dict[str, socket.socket]:
+    """A connection to each. Raises Broken with all that could not be reached."""
+    found: dict[str, socket.socket] = {}
+    faults: dict[str, str] = {}
+
+    def connect(peer: str) -> None:
+        try:
+            found[peer] = socket.create_connection(peers[peer], timeout=patience_s)
+        except OSError as error:
+            faults[peer] = f"{peer} at {peers[peer][0]}:{peers[peer][1]}: {error}"
+
+    with ThreadPoolExecutor(max_workers=32) as pool:  # side by side: each may take all of its patience
+        list(pool.map(connect, peers))
+    if faults:
+        for sock in found.values():
+            sock.close()
+        raise Broken("; ".join(faults.values()), faults)
+    return found
 
 
 def _greeting(token: str, sender: str, receiver: str) -> memoryview:

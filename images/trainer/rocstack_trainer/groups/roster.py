@@ -83,9 +83,13 @@ class Roster:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{self.name(before)} is already running: give each its own diloco.group")
             self.pause()
-        self.write(f"about/{self.uid}", json.dumps(about | {"host": socket.gethostname()}))
+        self.tell(about)
         self.write(f"here/{self.group}", self.uid)
         self.write(f"wants/{self.group}", self.uid)
+
+    def tell(self, about: dict[str, Any]) -> None:
+        """What the others may know of this group."""
+        self.write(f"about/{self.uid}", json.dumps(about | {"host": socket.gethostname()}))
 
     def leave(self) -> None:
         """Nobody waits for this group any more."""

@@ -38,7 +38,10 @@ def shape(config: Model, rank: Rank, say: Say = print) -> Any:
     made: list[Any] = []
 
     def first() -> Any:
-        made.append(pretrained.shape(config.path) if config.path else _new(config, say))
+        if config.config:
+            made.append(pretrained.shape(config.config, "model.config"))
+        else:
+            made.append(pretrained.shape(config.path) if config.path else _new(config, say))
         return json.loads(made[0].to_json_string(use_diff=False))
 
     about = Peers(rank).first(first)
@@ -78,17 +81,34 @@ def build(config: Model, rank: Rank, seed: int, say: Say = print) -> Any:
         shapes = f"{len(tensors)} of sha256 {hashlib.sha256(kinds.encode()).hexdigest()[:16]}"
         peers.same(shapes, "the model's tensors", hint="is transformers the same on all nodes?")
         broadcast(tensors.values())
-        peers.same(fingerprint.sha256(tensors), "the model's weights after the broadcast")
+        peers.same(f"checksum {fingerprint.checksum(tensors.values()):x}", "the model's weights after the broadcast")
     return net.train()
 
 
-def n_params(net: torch.nn.Module) -> int:
-    """Tied ones count once."""
-    return sum(parameter.numel() for parameter in net.parameters())
+@torch.no_grad()
+def keeps_documents_apart(net: Any) -> None:
+    """Raises ConfigError if two documents in one sample get other logits than each alone: transformers tells them apart
+    by their positions, for models whose attention asks it for a mask. All ranks call it."""
+    training, device = net.training, next(net.parameters()).device
+    positions = torch.tensor([[*range(3), *range(5)]], device=device)
+    ids = positions % net.config.get_text_config().vocab_size
+    net.eval()
+    together = net(input_ids=ids, position_ids=positions).logits[0, 3:]
+    alone = net(input_ids=ids[:, 3:]).logits[0]
+    net.train(training)
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-3 * float(alone.abs().max())):
+        kind = net.config.model_type
+        raise ConfigError(f"data.layout=packed: {kind} lets a document see the one before it: use padded")
+
+
+def n_params(net: torch.nn.Module, trained: bool = False) -> int:
+    """Of all, or those that are trained. Tied ones count once."""
+    return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad or not trained)
 
 
 def flops_per_token(net: Any, seq_len: int) -> float:
-    """Floating-point operations of forward and backward for one token: 6 N + 12 L H S.
+    """Floating-point operations of forward and backward for one token: 6 N + 12 L H S. A frozen
+    parameter has no gradient, and counts 4 instead of 6.
 
     N are the parameters that multiply: all but tables that are only looked up (token and position embeddings;
     a tied one is the output matrix as well and counts). L H S are layers, attention width (heads x head size) and
@@ -98,11 +118,11 @@ def flops_per_token(net: Any, seq_len: int) -> float:
     tables = {id(module.weight) for module in net.modules() if isinstance(module, torch.nn.Embedding)}
     output = net.get_output_embeddings()
     tables -= {id(output.weight)} if output is not None else set()
-    n = sum(parameter.numel() for parameter in net.parameters() if id(parameter) not in tables)
+    n = sum((6 if p.requires_grad else 4) * p.numel() for p in net.parameters() if id(p) not in tables)
     about = net.config.get_text_config()
     heads, layers = getattr(about, "num_attention_heads", 0), getattr(about, "num_hidden_layers", 0)
     width = heads * (getattr(about, "head_dim", 0) or about.hidden_size // heads) if heads else 0
-    return 6 * n + 12 * layers * width * seq_len
+    return n + 12 * layers * width * seq_len
 
 
 def _new(config: Model, say: Say) -> Any:
@@ -113,7 +133,7 @@ def _new(config: Model, say: Say) -> Any:
         close = difflib.get_close_matches(config.type, list(KNOWN), 1)
         hint = f": did you mean {close[0]}?" if close else ", such as llama, gpt2 or qwen2"
         raise ConfigError(f"model.type={config.type} is no causal language model that transformers knows{hint}")
-    sizes = {key: value for key, value in asdict(config).items() if key not in ("path", "type")}
+    sizes = {key: value for key, value in asdict(config).items() if key not in ("path", "config", "type")}
     special = dict.fromkeys(
         ("bos_token_id", "eos_token_id", "pad_token_id")
     )  # the type's own may not fit the vocabulary
@@ -130,4 +150,4 @@ def _checked(config: Model, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:
-        raise ConfigError(f"model.type={config.type}: {error}") from error
+        raise ConfigError(f"{config.config or f'model.type={config.type}'}: {error}") from error

@@ -20,8 +20,8 @@ CONVERT = (
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
-def shape(path: str) -> Any:
-    """The folder's transformers config.
+def shape(path: str, setting: str = "model.path") -> Any:
+    """The transformers config of a folder, or of a config.json.
 
     Raises:
         ConfigError: it isn't a model folder, or not of a model that can be trained here.
@@ -31,27 +31,28 @@ def shape(path: str) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
     folder = Path(path)
-    if not (folder / "config.json").is_file():
+    file = folder if folder.is_file() else folder / "config.json"
+    if not file.is_file():
         what = "not a model folder: there is no config.json in it" if folder.is_dir() else "no such folder"
         hint = "\n  models are never downloaded: get it first with `hf download`" if path.count("/") == 1 else ""
         if (folder / ".metadata").is_file():
             hint = "\n  it is a checkpoint: the run that made it writes a model with --checkpoint.export=FOLDER"
-        raise ConfigError(f"model.path: {path}: {what}{hint}")
+        raise ConfigError(f"{setting}: {path}: {what}{hint}")
     try:
-        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        raw = json.loads(file.read_text(encoding="utf-8"))
         kind = raw["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"model.path: {folder / 'config.json'}: no model's config: {error!r}") from None
+        raise ConfigError(f"{setting}: {file}: no model's config: {error!r}") from None
     if kind not in KNOWN:
         own = "; the code that comes with it is not run" if "auto_map" in raw else ""
         known = f"no causal language model that transformers {transformers.__version__} has{own}"
-        raise ConfigError(f"model.path: {path}: {kind} is {known}")
+        raise ConfigError(f"{setting}: {path}: {kind} is {known}")
     try:
         about = AutoConfig.from_pretrained(path, **LOCAL)
     except Exception as error:  # each model type checks its sizes in its own way
-        raise ConfigError(f"model.path: {folder / 'config.json'}: {error}") from error
+        raise ConfigError(f"{setting}: {file}: {error}") from error
     if getattr(about, "quantization_config", None):
-        raise ConfigError(f"model.path: {path} is quantised: training needs its float weights")
+        raise ConfigError(f"{setting}: {path} is quantised: training needs its float weights")
     about.use_cache = False
     return about
 

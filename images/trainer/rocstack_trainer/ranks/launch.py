@@ -41,11 +41,11 @@ def with_device(rank: Rank, backend: str) -> Rank:
 
 
 @contextmanager
-def process_group(rank: Rank, timeout_s: float, store: str = "", lost_after_s: float = 15.0) -> Iterator[Store]:
+def process_group(rank: Rank, timeout_s: float, store: str = "", start_s: float = 600.0) -> Iterator[Store]:
     """The process group of all ranks of this group; gives the store in which they met.
 
     `store` is the HOST:PORT of `rocstack-train --store`; without it rank 0 has the store. Ranks are waited for
-    2 x `lost_after_s`. Only MPI is shut down, and only after success. gloo's destructor in PyTorch 2.6 joins its
+    `start_s`. Only MPI is shut down, and only after success. gloo's destructor in PyTorch 2.6 joins its
     threads while it holds the GIL, which a thread that drops a tensor waits for: neither goes on; and beside RCCL's
     group there may be one of gloo. So a process in which `is_open` is true has to end with os._exit.
 
@@ -61,7 +61,7 @@ def process_group(rank: Rank, timeout_s: float, store: str = "", lost_after_s: f
         if rank.backend == "mpi":  # mpirun or srun already connected the ranks
             dist.init_process_group("mpi")
             rendezvous.tell_host(rank, store)
-        corner = rendezvous.join(rank, timeout_s, store, lost_after_s)
+        corner = rendezvous.join(rank, timeout_s, store, start_s)
         if rank.backend != "mpi":
             timeout, numbers = timedelta(seconds=timeout_s), {"rank": rank.rank, "world_size": rank.world}
             dist.init_process_group(rank.backend, store=corner, timeout=timeout, **numbers)

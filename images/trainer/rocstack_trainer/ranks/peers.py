@@ -66,11 +66,16 @@ class Peers:
         self.agree(lambda: made.append(do()))
         return made[0]
 
-    def same(self, mine: str, what: str, kind: type[TrainerError] = TrainerError, hint: str = "") -> None:
-        """Raises `kind` on all ranks if `mine` isn't equal on all of them: it names those that aren't like most."""
-        everyone = self.agree(lambda: (mine, socket.gethostname()))
-        usual = Counter(value for value, _ in everyone).most_common(1)[0][0]
-        others = [f"rank {n} on {host} has {value}" for n, (value, host) in enumerate(everyone) if value != usual]
+    def same(
+        self, mine: str, what: str, kind: type[TrainerError] = TrainerError, hint: str = "", like: int = 0
+    ) -> None:
+        """Raises `kind` on all ranks if `mine` isn't equal on all that gave the same `like`: it names those that aren't
+        as most are."""
+        everyone = self.agree(lambda: (mine, socket.gethostname(), like))
+        counts = Counter((likes, value) for value, _, likes in everyone)
+        most = {likes: value for (likes, value), _ in reversed(counts.most_common())}
+        usual = most[like]
+        others = [f"rank {n} on {host} has {v}" for n, (v, host, likes) in enumerate(everyone) if v != most[likes]]
         if others:
             text = f"{what} differ between the ranks: {', '.join(others[:4])}, the others {usual}"
             raise _everywhere(kind(f"{text}\n  {hint}" if hint else text))

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 HEARD_S = 3.0
+STORE_S = 5.0  # how long a store may take to listen; three times that, where --ranks starts it beside the ranks
 STORE = "ROCSTACK_TRAINER_STORE"  # HOST:PORT of the control-plane store, where the settings don't say it
 
 
-def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store:
-    """Meets the other ranks in the store at `given`, or in rank 0's. Ranks are waited for 2 x `lost_after_s`.
+def join(rank: Rank, timeout_s: float, given: str, start_s: float) -> Store:
+    """Meets the other ranks in the store at `given`, or in rank 0's. Ranks are waited for `start_s`; a store has to be
+    there before them.
 
     gloo gets the network that they met on: it would look up this host's own name, which may not resolve, or to
     127.0.1.1 as Debian's installer writes it.
@@ -38,7 +40,7 @@ def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store
     import torch.distributed as dist
 
     if given := given or os.environ.get(STORE, ""):
-        patience_s = lost_after_s if given == os.environ.get(STORE) else lost_after_s / 3
+        patience_s = min(STORE_S * (3 if given == os.environ.get(STORE) else 1), start_s)
         host, port = connect.address(given)
         hint = f"start `rocstack-train --store {port}` there, before the ranks"
         store = connect.connect(host, port, patience_s, timeout_s, "the store", hint)
@@ -51,6 +53,7 @@ def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return dist.HashStore()
     else:
+        secret.of_job()
         host, port = meeting_point(rank, os.environ)
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then torchrun itself has it
         if rank.rank == 0 and not agent:
@@ -58,9 +61,9 @@ def join(rank: Rank, timeout_s: float, given: str, lost_after_s: float) -> Store
         else:
             hint = "is it running there? MASTER_ADDR and MASTER_PORT say where rank 0 is"
             at = next(doors(rank, host, port, os.environ), host) if beside(rank, host) else host
-            store = connect.connect(at, port, 2 * lost_after_s, timeout_s, "rank 0", hint)
+            store = connect.connect(at, port, start_s, timeout_s, "rank 0", hint)
     own = wire.own_address(host, port)
-    corner, all_own = meet(store, rank, 2 * lost_after_s, own)
+    corner, all_own = meet(store, rank, start_s, own)
     if own.startswith("127.") and rank.world > rank.local_world:
         other = next((one for one in all_own if one and not one.startswith("127.")), "")
         own = wire.own_address(other, port) if other else ""

@@ -15,6 +15,7 @@ import secrets
 from rocstack_trainer.errors import ConfigError
 
 NAME = "ROCSTACK_TRAINER_SECRET"
+OF_JOB = "ROCSTACK_JOB_SECRET"  # rocstack's TaskProlog gives it to all tasks of a Slurm job, and to no other job's
 LEAST = 16  # characters: fewer could be guessed from the corner's name
 
 
@@ -24,6 +25,13 @@ def given() -> str:
     if text and len(text) < LEAST:
         raise ConfigError(f"{NAME} has {len(text)} characters, at least {LEAST}: `openssl rand -hex 16` makes one")
     return text
+
+
+def of_job() -> str:
+    """The job's own, for ranks that meet at their rank 0, unless one was given."""
+    if not given() and OF_JOB in os.environ:
+        os.environ[NAME] = os.environ[OF_JOB]
+    return given()
 
 
 def make() -> str:

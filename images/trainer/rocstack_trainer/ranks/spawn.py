@@ -158,6 +158,11 @@ def _store(python: Sequence[str]) -> Iterator[str]:
         process.wait()
 
 
+def python() -> list[str]:
+    """Two words, before a module: without those of the working folder if this process is without them."""
+    return [sys.executable, "-Pm" if sys.flags.safe_path else "-m"]
+
+
 def omp_threads(local_world: int) -> int:
     """Threads per rank: the cores shared out, but one each where that leaves only a few (BLAS spins)."""
     share = len(os.sched_getaffinity(0)) // local_world

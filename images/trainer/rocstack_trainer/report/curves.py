@@ -45,7 +45,7 @@ class Panel(NamedTuple):
 
 
 PANELS = (
-    Panel("Loss", ("loss",), from_zero=False),
+    Panel("Loss", ("loss", "eval_loss"), "dashed: of the evaluation", from_zero=False),
     Panel("Tokens per second", ("tokens_per_s",)),
     Panel("Time of a step, ms", ("step_ms", "comm_ms"), "dashed: waiting for gradients", cut=True),
     Panel(
@@ -62,6 +62,8 @@ def svg(runs: Mapping[str, Steps], title: str = "") -> str:
     """
     steps = [series.tidy(run) for run in runs.values()]
     panels = [p for p in PANELS if p.scale == 1 or any(s.get(p.keys[0]) for run in steps for s in run)]
+    there = {key for run in steps for step in run for key in step if step[key] is not None}
+    panels = [p if there.issuperset(p.keys[1:]) else p._replace(keys=p.keys[:1], about="") for p in panels]
     names, body = (list(runs) if len(runs) > 1 else []), []
     top = 12 + 34 * bool(title) + 20 * math.ceil(len(names) / 3)
     width, height = 2 * WIDTH, top + HEIGHT * math.ceil(len(panels) / 2)
@@ -83,7 +85,7 @@ def svg(runs: Mapping[str, Steps], title: str = "") -> str:
 
 
 def _panel(panel: Panel, runs: Sequence[Steps], number: int) -> Iterator[str]:
-    lines = [[[(s["step"], _value(s, key) * panel.scale) for s in run] for key in panel.keys] for run in runs]
+    lines = [[_points(run, key, panel) for key in panel.keys] for run in runs]
     whole = [[sorted(y for _, y in line if math.isfinite(y)) for line in run] for run in lines]
     values = sorted(y for run in whole for line in run for y in line)
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
@@ -126,6 +128,12 @@ def _panel(panel: Panel, runs: Sequence[Steps], number: int) -> Iterator[str]:
         kind = "mean" if panel.middle is fmean else "median"
         said = f"{kind} {ends}" if panel.from_zero else text(_last(lines[0][0]))
         yield f'<text class="strong end" x="{right}" y="20">{said}</text>'
+
+
+def _points(run: Steps, key: str, panel: Panel) -> Points:
+    """What is drawn dashed may be there for some steps only, and is one line all the same."""
+    points = [(step["step"], _value(step, key) * panel.scale) for step in run]
+    return points if key == panel.keys[0] else [point for point in points if math.isfinite(point[1])]
 
 
 def _last(points: Points) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from rocstack_trainer import sharding
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import CheckpointError, ConfigError, TrainerError
 from rocstack_trainer.models import fingerprint
@@ -24,6 +25,7 @@ from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.saving import dcp, export, folder
 from rocstack_trainer.saving.state import State
+from rocstack_trainer.slices import Slice, of
 
 
 class Checkpoints:
@@ -34,8 +36,9 @@ class Checkpoints:
         CheckpointError: there are checkpoints, but none is whole.
     """
 
-    def __init__(self, config: Config, rank: Rank, say: Callable[[str], None]) -> None:
-        self.config, self.rank, self.settings = config, rank, config.checkpoint
+    def __init__(self, config: Config, rank: Rank, say: Callable[[str], None], shard: int = 1) -> None:
+        self.config, self.rank, self.settings, self.shard = config, rank, config.checkpoint, shard
+        self.staging: dict[str, torch.Tensor] = {}
         self.say = say if rank.rank == 0 else lambda _: None
         self.enabled, self.saved, self.digest = bool(self.settings.dir), -1, ""
         self.failed, self.fault = -1, ""  # the step that could not be saved last, and why
@@ -54,6 +57,8 @@ class Checkpoints:
         # By DiLoCo group: each is a run of its own, but for the outer steps.
         self.folder = Path(self.settings.dir) / (f"group-{rank.group}" if rank.groups > 1 else "")
         self.shared = folder.shared(self.folder, self.peers, "checkpoint.dir: ")
+        if not self.shared and shard > 1:
+            raise ConfigError(f"checkpoint.dir: not all ranks see {self.folder}, and each has a part of the model")
         if not self.shared:
             self.say(f"checkpoint: not all ranks see {self.folder}: rank 0 saves for all, error feedback is left out")
         self.takes_part = self.shared or rank.rank == 0
@@ -84,15 +89,18 @@ class Checkpoints:
         if other := self.peers.first(lambda: state.difference(path, about["model"])):
             raise CheckpointError(f"{path} is of another model or optimizer: {other}\n  take another checkpoint.dir")
         own = self._residuals(state)
-        same = about["world"] == self.rank.world and self.shared
+        same = (about["world"], about.get("shard", 1)) == (self.rank.world, self.shard) and self.shared
         if not all(self.peers.agree(lambda: same and dcp.shapes(own).items() <= dcp.contents(path).items())):
             if state.per_rank:
                 self.say("resume: error feedback starts anew: these are other ranks or buckets than those that saved")
             own = {}
+        if self.shard > 1:  # each reads its own slices
+            mine = state.common()
         self.peers.agree(lambda: dcp.read(mine | own, path))
-        for name, tensor in state.common().items():
-            self.peers.broadcast(tensor, owner[name])
-        fingerprint.compare(state.net, self.peers, f"after {path} was read")
+        if self.shard == 1:
+            for name, tensor in state.common().items():
+                self.peers.broadcast(tensor, owner[name])
+        fingerprint.compare(state.net, self.peers, f"after {path} was read", self.shard)
         self.saved = -1 if about["notes"].get("owes") else about["step"]  # with its outer step, it is another one
         self.digest = about["weights_sha256"]
         self.say(f"resume: step {about['step']} from {path}, weights sha256 {self.digest[:16]}")
@@ -110,17 +118,29 @@ class Checkpoints:
         self.wait()
         if step == self.saved:
             return self.digest
-        fingerprint.compare(state.net, self.peers, f"at step {step}")
+        fingerprint.compare(state.net, self.peers, f"at step {step}", self.shard)
         if not self.enabled:
             return None
         mine = self._divide(state)[0] | (self._residuals(state) if self.shared else {})
-        # In the background they are written while training changes them: so copy, but only this rank's part.
-        mine = {name: tensor.detach().to("cpu", copy=self.background) for name, tensor in mine.items()}
-        about = {"step": step, "world": self.rank.world, "notes": state.notes, "model": state.model()}
+        about = {"step": step, "world": self.rank.world, "shard": self.shard}
+        about |= {"notes": state.notes, "model": state.model()}
         if self.background:
-            self.running = self.pool.submit(self._write, mine, about)
+            mine, copied = self._copied(mine)
+            self.running = self.pool.submit(self._write, mine, about, copied)
             return None
-        return self._write(mine, about)
+        slices = {name: of(tensor) for name, tensor in mine.items()}
+        return self._write({name: each._replace(mine=each.mine.cpu()) for name, each in slices.items()}, about)
+
+    def _copied(self, mine: dict[str, torch.Tensor]) -> tuple[dict[str, Slice], Callable[[], object]]:
+        """Copies of this rank's part, since training changes them while they are written; and what to call before
+        they are read. From a GPU they come into pinned memory, which is kept, while training goes on."""
+        out, gpu = {}, self.rank.device != "cpu"
+        for name, tensor in mine.items():
+            piece = of(tensor)
+            if name not in self.staging:
+                self.staging[name] = torch.empty(piece.mine.shape, dtype=piece.mine.dtype, pin_memory=gpu)
+            out[name] = piece._replace(mine=self.staging[name].copy_(piece.mine, non_blocking=gpu))
+        return out, torch.cuda.current_stream().record_event().synchronize if gpu else bool
 
     def wait(self) -> str | None:
         """Until nothing is being saved in the background any more. Returns that one's sha256, if it did end well."""
@@ -137,22 +157,32 @@ class Checkpoints:
         digest = None if self.failed == step else self.save(step, state) or self.wait()
         done = step >= self.config.train.steps and not state.notes.get("owes")
         if done and self.settings.export and self.rank.group == 0:
-            self.peers.first(lambda: export.write(self.config, state.net, step), "checkpoint.export: ")
-            self.say(f"export: {self.settings.export} is a Hugging Face model")
+            tensors = sharding.whole(state.net) if self.shard > 1 else fingerprint.weights(state.net)
+            what = self.config, state.net.config, tensors, step, state.notes
+            self.peers.first(lambda: export.write(*what), "checkpoint.export: ")
+            self.say(export.told(self.config, state.notes))
         if self.enabled and not digest:
             raise CheckpointError(f"the last step, {step}, is not saved: {self.fault}")
-        return digest or fingerprint.sha256(fingerprint.weights(state.net))
+        return digest or self._digest(state)
 
-    def _write(self, mine: dict[str, torch.Tensor], about: dict[str, Any]) -> str | None:
+    def _digest(self, state: State) -> str:
+        """The sha256 of all weights, of which each rank hashes a part."""
+        weights = fingerprint.weights(state.net)
+        owner = dcp.owners(weights, self.rank.world // self.shard)
+        mine = {name: tensor for name, tensor in weights.items() if self._writes(tensor, owner[name])}
+        return fingerprint.combined(ChainMap(*self.peers.agree(lambda: fingerprint.each(mine))))
+
+    def _write(self, mine: dict[str, Slice], about: dict[str, Any], copied: Callable[[], object] = bool) -> str | None:
         began, step = time.time(), about["step"]
         tmp = self.folder / f"step-{step:08d}.tmp"
 
         def part() -> tuple[list[dcp.Row], folder.Sums, dict[str, str]]:
             if not self.takes_part:
                 return [], {}, {}
-            rows = dcp.write(mine, tmp, self.rank.rank)
+            copied()
+            rows, files = dcp.write(mine, tmp, self.rank.rank)
             weights = {name.removeprefix("model."): t for name, t in mine.items() if name.startswith("model.")}
-            return rows, folder.sums([tmp / name for name in dcp.files(rows)]), fingerprint.each(weights)
+            return rows, files, fingerprint.of_slices(weights)
 
         def whole() -> str:
             rows, files, hashes = zip(*parts, strict=True)
@@ -176,11 +206,17 @@ class Checkpoints:
         return digest
 
     def _divide(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-        """What this rank writes and reads, but for the residuals; and whose of the common tensors each is."""
+        """What this rank writes and reads, but for the residuals; and which copy of the model each of the common
+        tensors is taken from."""
         common, leaders = state.common(), state.leaders()
         taken = self.peers.first(lambda: sum(tensor.nbytes for tensor in leaders.values()))
-        owner = dcp.owners(common, self.rank.world if self.shared else 1, taken)
-        return {name: tensor for name, tensor in common.items() if owner[name] == self.rank.rank} | leaders, owner
+        owner = dcp.owners(common, self.rank.world // self.shard if self.shared else 1, taken)
+        return {name: t for name, t in common.items() if self._writes(t, owner[name])} | leaders, owner
+
+    def _writes(self, tensor: torch.Tensor, copy: int) -> bool:
+        """Does this rank write a tensor that is taken from copy number `copy` of the model?"""
+        mine, place = divmod(self.rank.rank, self.shard)
+        return mine == copy and (of(tensor).sliced or place == 0)
 
     def _residuals(self, state: State) -> dict[str, torch.Tensor]:
         return {f"rank{self.rank.rank}.{name}": tensor for name, tensor in state.per_rank.items()}

@@ -6,11 +6,13 @@ tell each other rows of JSON, and `.metadata` is read with the few classes that 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 import pickle
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,14 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint import filesystem as files_
 from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from rocstack_trainer.errors import CheckpointError
+from rocstack_trainer.saving.folder import Sums
+from rocstack_trainer.slices import Slice, local
 
-Row = tuple[str, str, list[int], str, int, int]  # tensor, type, shape; file, offset and length in bytes
+# Tensor, type and shape; where in it this slice begins, and the slice's shape; file, offset and length in bytes.
+Row = tuple[str, str, list[int], list[int], list[int], str, int, int]
 INDEX = ".metadata"
 # What may be in it, by the module that its pickle names. Not BytesStorageMetadata: DCP unpickles what that stands for.
 KNOWN: dict[str, Any] = {
@@ -53,17 +59,73 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} doesn't belong into a checkpoint")
 
 
-def write(tensors: dict[str, torch.Tensor], path: Path, number: int) -> list[Row]:
+class _Counted:
+    """A file that is written from its beginning to its end, and takes the sha256 of it on the way."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.size, self.sha256 = stream, 0, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.size += memoryview(data).nbytes
+        return int(self.stream.write(data))
+
+    def tell(self) -> int:
+        return self.size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _Files(files_.FileSystem):
+    """DCP's, which keeps what was written in mind."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, _Counted] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if "w" not in mode:
+                yield stream
+                return
+            yield self.written.setdefault(Path(path).name, _Counted(stream))
+
+
+class _Planner(DefaultSavePlanner):
+    """Of slices: which part of which tensor each of them is."""
+
+    def __init__(self, slices: dict[str, Slice]) -> None:
+        super().__init__()
+        self.slices = slices
+
+    def create_local_plan(self) -> SavePlan:
+        return SavePlan([self._item(name, piece) for name, piece in self.slices.items()])
+
+    def resolve_data(self, item: WriteItem) -> torch.Tensor:
+        return self.slices[item.index.fqn].mine
+
+    @staticmethod
+    def _item(name: str, piece: Slice) -> WriteItem:
+        chunk = meta.ChunkStorageMetadata(torch.Size(piece.start), piece.mine.shape)
+        about = TensorWriteData(chunk, meta.TensorProperties.create_from_tensor(piece.mine), torch.Size(piece.shape))
+        return WriteItem(meta.MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=about)
+
+
+def write(slices: dict[str, Slice], path: Path, number: int) -> tuple[list[Row], Sums]:
     """Writes those of rank `number`, which no other rank has, into a file and syncs it to the disk.
 
     Returns:
-        For `write_index`, which rank 0 calls with everybody's.
+        For `write_index`, which rank 0 calls with everybody's; and the file's size and sha256.
 
     Raises:
         OSError: the disk refused.
     """
-    writer, planner = FileSystemWriter(path), DefaultSavePlanner()
-    planner.set_up_planner(tensors, None, False)
+    slices = {name: piece for name, piece in slices.items() if piece.mine.numel() or not piece.sliced}
+    if not slices:
+        return [], {}
+    writer, planner = FileSystemWriter(path), _Planner(slices)
+    writer.fs = files = _Files()
     plan = planner.create_local_plan()
     plan = writer.prepare_global_plan([*[SavePlan([])] * number, plan])[number]  # names the file after the rank
     try:
@@ -76,25 +138,23 @@ def write(tensors: dict[str, torch.Tensor], path: Path, number: int) -> list[Row
         raise first if isinstance(first, OSError) else OSError(str(first)) from None
     rows = []
     for result in results:
-        at, tensor = result.storage_data, tensors[result.index.fqn]
-        about = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        at, piece = result.storage_data, slices[result.index.fqn]
+        about = str(piece.mine.dtype).removeprefix("torch."), piece.shape, piece.start, list(piece.mine.shape)
         rows.append((result.index.fqn, *about, at.relative_path, at.offset, at.length))
-    return rows
-
-
-def files(rows: Sequence[Row]) -> list[str]:
-    return sorted({file for _, _, _, file, _, _ in rows})
+    return rows, {name: (file.size, file.sha256.hexdigest()) for name, file in files.written.items()}
 
 
 def write_index(rows: Sequence[Row], path: Path) -> Path:
     """`.metadata`, by which DCP finds the tensors of all ranks. Raises OSError."""
     tensors: dict[str, Any] = {}
     places = {}
-    for name, kind, shape, file, offset, length in rows:
-        size, start = torch.Size(shape), torch.Size([0] * len(shape))
+    for name, kind, shape, start, size, file, offset, length in rows:
         about = meta.TensorProperties(dtype=getattr(torch, kind))
-        tensors[name] = meta.TensorStorageMetadata(about, size, [meta.ChunkStorageMetadata(start, size)])
-        places[meta.MetadataIndex(name, start, 0)] = files_._StorageInfo(file, offset, length)
+        whole = tensors.setdefault(name, meta.TensorStorageMetadata(about, torch.Size(shape), []))
+        whole.chunks.append(meta.ChunkStorageMetadata(torch.Size(start), torch.Size(size)))
+        places[meta.MetadataIndex(name, torch.Size(start), len(whole.chunks) - 1)] = files_._StorageInfo(
+            file, offset, length
+        )
     paths = {name: (name,) for name in tensors}
     with (path / INDEX).open("wb") as out:
         pickle.dump(meta.Metadata(tensors, paths, places, meta.StorageMeta()), out)
@@ -110,6 +170,8 @@ def read(tensors: dict[str, torch.Tensor], path: Path) -> None:
         OSError: a file can't be read.
         CheckpointError: `.metadata` is not what was written here.
     """
+    # Where there are more ranks than rows, some have nothing of a tensor.
+    tensors = {name: t for name, t in tensors.items() if local(t).numel() or not t.numel()}
     if not tensors:
         return
     reader, planner, metadata = FileSystemReader(path), DefaultLoadPlanner(), _index(path)
@@ -138,8 +200,8 @@ def shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Shape]:
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
-def owners(tensors: dict[str, torch.Tensor], ranks: int, first: int) -> dict[str, int]:
-    """Which rank writes and reads which tensor, so that all have about as many bytes; rank 0 has `first` already."""
+def owners(tensors: dict[str, torch.Tensor], ranks: int, first: int = 0) -> dict[str, int]:
+    """Which of `ranks` writes and reads which tensor, so that all have about as many bytes; 0 has `first` already."""
     load = [first] + [0] * (ranks - 1)
     out = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):

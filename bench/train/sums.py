@@ -1,11 +1,11 @@
-"""`python3 -m rocstack_trainer.bench`: how fast gradients are summed here, and how training grows with the ranks.
+"""How fast gradients are summed here, and how training grows with the ranks. PYTHONPATH is images/trainer.
 
-    bench all-reduce [--ranks N] [--nodes N] [--sides flat,ring,flat:int8] [--sizes 65536,16777216] [--json]
-    bench scaling [--counts 1,2,4] [--start "srun -n {ranks} rocstack-train"] [--json] [--config tiny --a.b=c ...]
+    sums.py all-reduce [--ranks N] [--nodes N] [--sides flat,ring,flat:int8] [--sizes 65536,16777216] [--json]
+    sums.py scaling [--counts 1,2,4] [--start "srun -n {ranks} rocstack-train"] [--json] [--config tiny --a.b=c ...]
 
 Without --ranks, `all-reduce` is started by srun, mpirun or torchrun, as rocstack-train is. Its busbw is
 2(n-1)/n x bytes / time of rccl-tests (doc/PERFORMANCE.md), bytes being those of the fp32 tensor for every codec: what
-a link would need to carry to be as fast without one.
+a link would need to carry to be as fast without one. `ring` is the one of the trainer's tests, written out.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rocstack_trainer.config import Parallel
 from rocstack_trainer.errors import ConfigError, TrainerError
 from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch
-from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, spawn
+from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, python, spawn
 from rocstack_trainer.settings import load
 
-BACKEND = "dist.all_reduce"
+BACKEND, RING = "dist.all_reduce", "ring"
 SIDES = "flat,ring,hierarchical,flat:bf16,flat:int8,flat:int8+zstd"
 SIZES = "4096,65536,1048576,16777216,67108864"
 SKIP = 2  # first steps of a run
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("rocstack_trainer.bench", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser("sums.py", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parts = parser.add_subparsers(dest="part", required=True)
     sums = parts.add_parser("all-reduce")
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
     sums.add_argument("--rounds", type=int, default=10, help="sums of each size and side, in turns")
     growth = parts.add_parser("scaling")
     growth.add_argument("--counts", type=numbers, default=numbers("1,2"), help="numbers of ranks")
-    growth.add_argument("--start", default=f"{sys.executable} -m rocstack_trainer --ranks {{ranks}}")
+    growth.add_argument("--start", default=f"{shlex.join(python())} rocstack_trainer --ranks {{ranks}}")
     growth.add_argument("--config", default="tiny")
     for part in (sums, growth):
         part.add_argument("--json", action="store_true")
@@ -75,13 +75,13 @@ def run(argv: list[str]) -> int:
         world = rank.world if started else args.ranks or rank.world
         if world % nodes:
             raise ConfigError(f"--nodes {nodes} can't share {world} rank(s) evenly")
-        for name in args.sides:
+        for name in set(args.sides) - {RING}:
             side(name)
         if started:
             die_with_parent()
         elif args.ranks:
             os.environ.setdefault("OMP_NUM_THREADS", str(omp_threads(args.ranks)))
-            return spawn(args.ranks, [sys.executable, "-m", "rocstack_trainer.bench", *argv])
+            return spawn(args.ranks, [sys.executable, __file__, *argv])
         local_world = world // args.nodes if args.nodes else rank.local_world
         rank = replace(launch.with_device(rank, args.backend), local_world=local_world)
         found = all_reduce(rank, args.sides, args.sizes, args.rounds)
@@ -89,7 +89,9 @@ def run(argv: list[str]) -> int:
             return 0
     print(table(found), file=sys.stderr if args.json else sys.stdout)
     if args.json:
-        print(json.dumps({"command": " ".join(["bench", *argv]), "load": os.getloadavg()[0], "rows": found}, indent=1))
+        print(
+            json.dumps({"command": " ".join(["sums.py", *argv]), "load": os.getloadavg()[0], "rows": found}, indent=1)
+        )
     return 0
 
 
@@ -143,6 +145,12 @@ def made(name: str, rank: Rank, numel: int) -> tuple[Callable[[Any], Any], Calla
 
     if name == BACKEND:
         return dist.all_reduce, lambda: 0
+    if name == RING:
+        sys.path.append(str(Path(topology.__file__).parents[2] / "tests"))
+        from oracles import RingMaker
+
+        ring = RingMaker()
+        return ring(numel), lambda: ring.sent
     config = side(name)
     maker = Maker(topology.plan(config, rank, 4 * numel), rank, config.timeout_s)
     return maker(numel), lambda: maker.sent

@@ -13,15 +13,14 @@ import ctypes
 import functools
 import json
 import mmap
-import os
 import re
-import stat
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+
+from elf import Elf, NoCode, Untouched, expect, files_below, is_elf
 
 FATBIN = b".hip_fatbin"
 MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"  # layout of both forms: Clang documentation, Clang Offload Bundler
@@ -32,10 +31,6 @@ PACKED_HEADS = {2: struct.Struct("<4sHHIIQ"), 3: struct.Struct("<4sHHQQQ")}
 ZSTD = 1
 PAGE = 4096  # hipcc aligns bundles, and code objects in them, to it
 CHUNK = 1 << 20
-FILE = "<16sHHIQQQI6H", "ident type cpu version entry phoff shoff flags size phsize phnum shsize shnum names"
-SEGMENT = "<IIQQQQQQ", "type flags offset vaddr paddr size memsz align"
-SECTION = "<IIQQQQIIQQ", "name type flags addr offset size link info align entsize"
-NOBITS = 8
 TARGET = r"gfx(?:[6-9]|1[0-9])[0-9][0-9a-f]"
 # Kernels in files of their own, whose names say the target; rocstack's dpkg rules know the same folders.
 KERNELS = re.compile(r".*/((rocblas/.*|hipblaslt/|hipsparselt/)library|miopen/db|aotriton\.images)(?=/)")
@@ -43,26 +38,8 @@ KERNELS = re.compile(r".*/((rocblas/.*|hipblaslt/|hipsparselt/)library|miopen/db
 Take = Callable[[int, int], bytes]  # offset and size, never backwards
 
 
-class Untouched(Exception):
-    """Why a file was left as it is."""
-
-
-class NoCode(Untouched):
-    """It has none: most files don't."""
-
-
-def expect(condition: bool, otherwise: str, kind: type[Untouched] = Untouched) -> None:
-    if not condition:
-        raise kind(otherwise)
-
-
 def up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
-
-
-def read(data: mmap.mmap, offset: int, layout: str, fields: str) -> SimpleNamespace:
-    """A header at `offset`, as attributes in file order."""
-    return SimpleNamespace(**dict(zip(fields.split(), struct.unpack_from(layout, data, offset), strict=True)))
 
 
 class Span(ctypes.Structure):
@@ -221,29 +198,15 @@ class Bundle:
             yield code, take(code.offset, code.size)
 
 
-class Elf:
+class Fat(Elf):
     """A library's bytes, its headers, and its bundles."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        expect(data[:4] == b"\x7fELF", "not an ELF file", NoCode)
-        expect(data[4:6] == b"\x02\x01", "not a 64-bit little-endian ELF file", NoCode)
-        self.data = data
-        self.head = head = read(data, 0, *FILE)
-        sizes = (head.phsize, head.shsize) == (struct.calcsize(SEGMENT[0]), struct.calcsize(SECTION[0]))
-        expect(sizes and head.names < head.shnum, "unusual ELF headers", NoCode)
-        self.segments = [read(data, head.phoff + i * head.phsize, *SEGMENT) for i in range(head.phnum)]
-        self.sections = [read(data, head.shoff + i * head.shsize, *SECTION) for i in range(head.shnum)]
-        self.names = self.content(self.sections[head.names])
+        super().__init__(data)
         found = [each for each in self.sections if self.named(each, FATBIN)]
         expect(len(found) == 1, f"it has no {FATBIN.decode()}", NoCode)
         self.fat = found[0]
         self.bundles = list(self.bundled())
-
-    def named(self, section: SimpleNamespace, name: bytes) -> bool:
-        return self.names.startswith(name + b"\0", section.name)
-
-    def content(self, section: SimpleNamespace) -> bytes:
-        return b"" if section.type == NOBITS else self.data[section.offset : section.offset + section.size]
 
     def bundled(self) -> Iterator[Bundle]:
         at, end = self.fat.offset, self.fat.offset + self.fat.size
@@ -259,19 +222,6 @@ class Elf:
         return [code for bundle in self.bundles for code in bundle.codes]
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    for where, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            if stat.S_ISREG(os.lstat(path := os.path.join(where, name)).st_mode):
-                yield Path(path)
-
-
-def is_elf(path: Path) -> bool:
-    with path.open("rb", buffering=0) as file:
-        return file.read(4) == b"\x7fELF"
-
-
 def targets(path: Path) -> set[str]:
     """The targets that a library's bundles have code for.
 
@@ -282,7 +232,7 @@ def targets(path: Path) -> set[str]:
     expect(is_elf(path), "not an ELF file", NoCode)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return gfx_of(Elf(data).codes)
+            return gfx_of(Fat(data).codes)
         except (struct.error, OverflowError):
             raise NoCode("its headers make no sense") from None
 

@@ -27,32 +27,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
-from offload_bundle import (
-    ENTRY,
+from elf import (
+    ALLOC,
     FILE,
-    MAGIC,
+    LOAD,
     NOBITS,
-    PACKED,
-    PACKED_HEADS,
-    PAGE,
     SECTION,
     SEGMENT,
-    ZSTD,
-    Bundle,
-    Elf,
     NoCode,
     Untouched,
-    compressed,
     expect,
     files_below,
-    gfx_of,
     is_elf,
-    up,
 )  # fmt: skip
+from offload_bundle import ENTRY, MAGIC, PACKED, PACKED_HEADS, PAGE, ZSTD, Bundle, Fat, compressed, gfx_of, up
 
-LOAD, RELRO = 1, 0x6474E552
+RELRO = 0x6474E552
 READ, READ_WRITE = 4, 6
-ALLOC = 2
 X86_64, RELATIVE = 62, 8
 WRAPPERS = b".hipFatBinSegment"
 # What may hold the address of a bundle: an entry's layout, which of its fields, and that one's offset
@@ -88,7 +79,7 @@ def remade(bundle: Bundle, wanted: set[str], digests: dict[bytes, bytes]) -> byt
     return head.pack(PACKED, bundle.version, ZSTD, head.size + len(frame), len(plain), md5) + frame
 
 
-class Library(Elf):
+class Library(Fat):
     """One whose bundles can be changed."""
 
     def pointers(self) -> dict[tuple[int, int], int]:

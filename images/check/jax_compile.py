@@ -5,6 +5,7 @@ The plugin's own start needs a GPU, so its library is registered by hand; the co
 1 slice x 1 host x 8 devices and a description of one (XLA's GpuTargetConfigProto)."""
 
 import importlib.util
+import re
 import sys
 import time
 from pathlib import Path
@@ -87,7 +88,8 @@ def main(gfx: str) -> None:
         sys.exit("the compiled step holds no Triton kernel")
     if not any(each in text for each in ("all-reduce", "reduce-scatter")):
         sys.exit("the compiled step exchanges no gradients")
-    if f"amdgcn-amd-amdhsa--{gfx}".encode() not in (code := compiled.runtime_executable().serialize()):
+    code = compiled.runtime_executable().serialize()
+    if not re.search(rb"amdgcn-[a-z-]*-%s\b" % gfx.encode(), code):
         sys.exit(f"the compiled step holds no machine code for {gfx}")
     memory = compiled.memory_analysis()
     size = memory.argument_size_in_bytes + memory.temp_size_in_bytes

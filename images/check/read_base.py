@@ -77,11 +77,17 @@ def torch(search, installed):
     return None, None, None, None
 
 
-def rocm(installed):
+def rocm(installed, search):
     for prefix in [os.environ.get("ROCM_PATH") or "/opt/rocm", "/opt/rocm"]:
         version = first(r"^(\d+(?:\.\d+)+)", text(prefix + "/.info/version"))
         if version:
             return {"version": version, "origin": "amd", "prefix": os.path.normpath(prefix)}
+    # Since ROCm 7.9 its libraries may be Python packages: rocm-sdk-core and others.
+    for folder in search:
+        prefix = folder + "/_rocm_sdk_core"
+        version = first(r"^(\d+(?:\.\d+)+)", text(prefix + "/.info/version"))
+        if version:
+            return {"version": version, "origin": "wheel", "prefix": os.path.normpath(prefix)}
     for name in ("rocminfo", "libamdhip64-7", "libamdhip64-6", "libamdhip64-5"):
         if name in installed:
             return {"version": installed[name], "origin": "apt", "prefix": "/usr"}
@@ -94,10 +100,17 @@ def rccl(prefix, torch_folder, installed):
     version = ".".join(numbers) if all(numbers) else None
     if torch_folder and glob.glob(torch_folder + "/lib/librccl.so*"):
         return {"version": None, "origin": "wheel"}  # its own, which a training run loads
+    if torch_folder and glob.glob(sdk_libraries(torch_folder) + "/librccl.so*"):
+        return {"version": None, "origin": "wheel"}
     if glob.glob(f"{prefix}/lib/librccl.so.*"):
         packaged = first(r"^(\d+\.\d+\.\d+)", installed.get("rccl", ""))
         return {"version": version or packaged, "origin": "amd" if prefix != "/usr" else "source"}
     return {"version": None, "origin": "apt"} if "librccl1" in installed else None
+
+
+def sdk_libraries(torch_folder):
+    """Where the libraries of ROCm's Python packages are, beside torch."""
+    return os.path.dirname(torch_folder) + "/_rocm_sdk_libraries/lib"
 
 
 def targets(folders):
@@ -105,6 +118,7 @@ def targets(folders):
     for folder in filter(None, folders):
         names = glob.glob(folder + "/rocblas/library/*") + glob.glob(folder + "/hipblaslt/library/**", recursive=True)
         names += glob.glob(folder + "/rocblas/*/library/*")
+        names += glob.glob(os.path.dirname(os.path.realpath(folder)) + "/.kpack/*.kpack")  # since ROCm 7.13
         found = {gfx for name in names for gfx in GFX.findall(os.path.basename(name))}
         if found:
             built = set(GFX.findall(os.environ.get("PYTORCH_ROCM_ARCH", "")))  # torch may have fewer
@@ -132,7 +146,7 @@ def main():
     installed = packages()
     version, site, search = python()
     found, hip, cuda, folder = torch(search, installed)
-    rocm_found = rocm(installed)
+    rocm_found = rocm(installed, search)
     prefix = rocm_found["prefix"] if rocm_found else "/opt/rocm"
     lib = glob.glob("/usr/lib/*-linux-gnu") if prefix == "/usr" else [prefix + "/lib"]
     ibverbs = verbs(installed)
@@ -151,7 +165,7 @@ def main():
                 "site": site,
                 "hip": hip,
                 "cuda": cuda,
-                "gfx": targets([folder and folder + "/lib", *lib]),
+                "gfx": targets([folder and folder + "/lib", folder and sdk_libraries(folder), *lib]),
                 "components": {name: each for name, each in components.items() if each},
                 "verbs": ibverbs,
             }

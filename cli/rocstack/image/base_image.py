@@ -16,6 +16,7 @@ from rocstack.base import image_names
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.base.words import Value
 from rocstack.edge.engine import find_image
+from rocstack.image.build_failure import of_index
 from rocstack.settings.settings import Settings
 from rocstack.stack.stack import Stack
 
@@ -128,4 +129,7 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     subprocess.run(["docker", "rmi", partial], capture_output=True, check=False)
     if not made:
         lines = errors.decode("utf-8", "replace").strip().splitlines() or ["no message"]
+        if unread := of_index(lines):
+            error, cause, next_step = unread
+            raise CheckFailed.of("index-unread", error=error, cause=cause, next=next_step)
         raise CheckFailed.of("base-failed", last=lines[-1], before="\n".join(lines[-6:-1]))

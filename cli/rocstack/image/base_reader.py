@@ -38,6 +38,18 @@ def read(client: docker.DockerClient, reference: str, driver: str | None) -> Bas
     Raises:
         BadInput: no rocstack image can be built on it, or it can't be read.
     """
+    reading = look(client, reference, driver)
+    if reading is None:
+        raise BadInput.of("base-without-python", image=reference, python=PYTHON)
+    return reading
+
+
+def look(client: docker.DockerClient, reference: str, driver: str | None) -> BaseReading | None:
+    """The same; None where no Python could tell what is in it.
+
+    Raises:
+        BadInput: no rocstack image can be built on it, or it can't be read.
+    """
     image = find_image(client, reference)
     assert image is not None
     config = image.attrs.get("Config") or {}
@@ -50,6 +62,8 @@ def read(client: docker.DockerClient, reference: str, driver: str | None) -> Bas
         raise BadInput.of("base-onbuild", image=reference)
     with _created(client, reference) as container:
         _refuse_unusable(container, reference)
+        if not _has(container, PYTHON):
+            return None
         said = _run(str(container.id), reference)
         start = {"entrypoint": config.get("Entrypoint"), "cmd": config.get("Cmd"), "shell": config.get("Shell")}
         start |= {"user": config.get("User") or ""}
@@ -97,8 +111,6 @@ def _refuse_unusable(container: Container, reference: str) -> None:
         other = next((name for name in OTHERS if _has(container, f"/usr/bin/{name}")), None)
         found = f"{other}, not apt" if other else "no package manager"
         raise BadInput.of("base-without-apt", image=reference, found=found)
-    if not _has(container, PYTHON):
-        raise BadInput.of("base-without-python", image=reference, python=PYTHON)
 
 
 def _archive(container: Container, path: str) -> tuple[Any, dict[str, Any]] | None:

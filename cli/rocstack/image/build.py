@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import docker
 
 from rocstack.base import __version__, image_names
 from rocstack.edge import locks
-from rocstack.image import sources
+from rocstack.image import image_manifest, sources
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build_failure import BuildFailure
 from rocstack.image.build_progress import BuildLine, BuildStep
@@ -146,10 +147,13 @@ class Build:
                 no_cache=self.no_cache,
                 sources=self._sources,
             )
+            shutil.rmtree(dest, ignore_errors=True)  # of the last build
             request, attempts, failure = retried(request)
             report = ImageReport(role=role, reference=reference, log=str(log), attempts=attempts)
+            manifest: dict[str, Any] = {}
             if not failure:
-                manifest = json.loads((dest / "manifest.json").read_text())
+                manifest, failure = _manifest(dest)
+            if not failure:
                 report = self._described(report, manifest, steps)
                 failure = self._refusal(report)
             if not failure:
@@ -218,6 +222,18 @@ class Build:
             step = "drop what grew, or raise budget_mb in the stack"
             return BuildFailure(stage="size", error=size, next_step=step)
         return None
+
+
+def _manifest(folder: Path) -> tuple[dict[str, Any], BuildFailure | None]:
+    try:
+        return image_manifest.read(folder), None
+    except ValueError as error:
+        return {}, BuildFailure(
+            stage="manifest",
+            error=f"the image's manifest can't be read: {error}",
+            cause="the base image holds something in its place, or its programs say what they never do",
+            next_step="build on another base image",
+        )
 
 
 def image_name(settings: Settings, resolved: Resolved, role: Role) -> str:

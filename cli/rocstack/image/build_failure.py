@@ -22,7 +22,27 @@ TRANSIENT = (
 # Signs -> kind (None: others say), cause, next step. What is sure to stay comes first: a transient sign may stand above
 # it and have passed.
 _Row = tuple[tuple[str, ...], str | None, str, str]
+# What apt says of a suite's index: apt-secure(8).
+_SUITES: tuple[_Row, ...] = (
+    (("does not have a release file", "no longer has a release file"), "permanent",
+     "the mirror has no such suite (any more): it was renamed, moved to an archive, or its name is misspelt",
+     "compare the suite's name in the stack with the folders in `dists/` of the mirror; "
+     "for a suite that was archived set `apt_mirror` to a mirror that still has it"),
+    (("changed its 'suite' value", "changed its 'codename' value"), "permanent",
+     "the suite's name means another release than it did when the base image was made",
+     "name the release's own suite in the stack, or take a base image of the release that the name means now"),
+    (("is expired (invalid since",), "permanent",
+     "the mirror stands still: its index is older than the distribution allows, or an old one is replayed",
+     "set `apt_mirror` to a mirror that is kept up to date; `check_valid_until: false` under `base` in the stack takes "
+     "an old index all the same"),
+    (("is not valid yet (invalid for",), "permanent",
+     "this machine's clock is behind", "set the clock, then run again"),
+    (("no_pubkey ", "' is not signed"), "permanent",
+     "the mirror's index isn't signed, or by a key that the base image doesn't have",
+     "use a mirror of the base image's own distribution, or another base image"),
+)  # fmt: skip
 _LASTING: tuple[_Row, ...] = (
+    *_SUITES,
     (("no space left on device",), "permanent", "the disk is full",
      "`docker system df` shows what takes the space; `docker builder prune` frees cache"),
     (("do not match the hashes", "sha256 mismatch"), "permanent",
@@ -78,6 +98,15 @@ class BuildFailure(Value):
     cause: str | None = None
     next_step: str | None = None
     reproduce: str = ""
+
+
+def of_index(lines: list[str]) -> tuple[str, str, str] | None:
+    """The line where apt says what is wrong with a suite's index, with its cause and next step."""
+    for signs, _, cause, next_step in _SUITES:
+        said = next((line for line in lines if any(sign in line.lower() for sign in signs)), None)
+        if said:
+            return said.strip(), cause, next_step
+    return None
 
 
 def explain(progress: BuildProgress, context: BuildContext) -> BuildFailure:

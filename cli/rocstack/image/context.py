@@ -7,6 +7,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocstack.base.errors import BadInput
+
 
 @dataclass(frozen=True)
 class ContextFile:
@@ -37,7 +39,14 @@ class BuildContext:
 
     def write(self, folder: Path) -> None:
         """Makes `folder` hold exactly this context; on any error the old folder is still whole, and nothing else
-        is left behind."""
+        is left behind.
+
+        Raises:
+            BadInput: a path leads out of the folder.
+        """
+        for path in self.files:
+            if path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
+                raise BadInput.of("context-path", path=path)
         folder = folder.resolve()
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

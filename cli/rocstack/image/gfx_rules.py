@@ -6,7 +6,7 @@ several targets in one file (rocFFT's cache, code objects inside a .so) is not a
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rocstack.base.errors import BadInput
 
@@ -35,9 +35,10 @@ GENERIC = {
 TARGET = re.compile(r"gfx([6-9]|1[0-9])[0-9][0-9a-f]")
 
 
-def rules(gfx: Sequence[str]) -> tuple[str, ...]:
+def rules(gfx: Sequence[str], unused: Mapping[str, Sequence[int]] = {}) -> tuple[str, ...]:
     """Lines for a file in dpkg.cfg.d, of which the last that matches wins: every kernel file that is for some target
     goes; those stay that serve a target in `gfx`, a generic one that it belongs to, or its families (gfx110x, gfx11xx).
+    `unused`: target -> numbers of compute units whose databases of MIOpen go, too.
     As arguments of dpkg they need a leading '--'.
 
     Raises:
@@ -52,4 +53,8 @@ def rules(gfx: Sequence[str]) -> tuple[str, ...]:
         generic = [name for name, members in GENERIC.items() if re.fullmatch(members, target)]
         names |= dict.fromkeys([target, *generic, f"{target[:-1]}[xX]", f"{target[:-2]}[xX][xX]"])
     excluded = [f"path-exclude={folder}*gfx[0-9]*" for folder in FOLDERS]
-    return (*excluded, *(f"path-include={folder}*{name}*" for folder in FOLDERS for name in names))
+    included = [f"path-include={folder}*{name}*" for folder in FOLDERS for name in names]
+    units = [(target, count) for target in gfx for count in unused.get(target, ())]
+    # gfx942e4.db.txt, gfx942_228.HIP.fdb.txt
+    databases = [f"path-exclude=/*/miopen/db/{t}{end}.*" for t, count in units for end in (f"{count:x}", f"_{count}")]
+    return (*excluded, *included, *databases)

@@ -7,7 +7,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from rocstack.base import paths
 from rocstack.base.errors import CheckFailed
 from rocstack.image.base_image import BaseImage
+from rocstack.image.build_failure import of_index
 from rocstack.settings.site import Site
 from rocstack.stack.lock import (
     Lock,
@@ -115,7 +117,11 @@ def ask_apt(resolved: Resolved, base: BaseImage, site: Site) -> str:
     command = ["docker", "run", "--rm", "-i", base.reference, "bash", "-c", "cat >/tmp/ask && bash /tmp/ask </dev/null"]
     ran = subprocess.run(command, input=script(resolved, site), capture_output=True, text=True, check=False)
     if ran.returncode != 0:
-        errors = [line for line in ran.stderr.splitlines() if line.startswith("E:")] or ran.stderr.splitlines()[-1:]
+        lines = ran.stderr.splitlines()
+        if unread := of_index(lines):
+            error, cause, next_step = unread
+            raise CheckFailed.of("index-unread", error=error, cause=cause, next=next_step)
+        errors = [line for line in lines if line.startswith("E:")] or lines[-1:]
         raise CheckFailed.of("packages-unresolved", error=errors[0] if errors else "no message")
     return ran.stdout
 
@@ -156,7 +162,7 @@ def resolve_wheels(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
     """Every wheel the stack needs as pip itself resolves it, dependencies included, less those that come as system
     packages. A component's own index is asked first and alone, for the component and all that it needs; the default
     index is asked for what remains, at the versions found so far. Asked both at once, pip takes the newest of a name,
-    also a stranger's.
+    also a stranger's. PyTorch as a system package is there for pip, of that version, and needs nothing more.
 
     Raises:
         CheckFailed: pip can't resolve them (no such version, a conflict, no network).
@@ -167,17 +173,24 @@ def resolve_wheels(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
         if choice.method == "wheel":
             sets.setdefault(choice.index, []).append(f"{wheel_of(name)}=={choice.version}")
     sets[None] = [*sets.pop(None, []), *default]  # the last
+    torch = stack.components.get("pytorch")
+    there = {} if torch is None or torch.method == "wheel" else {"torch": torch.version}
     found: dict[str, LockedWheel] = {}
     for index, requirements in sets.items():
-        for wheel in _ask_pip(stack, site, index, requirements, tuple(found.values())) if requirements else ():
+        for wheel in _ask_pip(stack, site, index, requirements, tuple(found.values()), there) if requirements else ():
             found.setdefault(wheel.name, wheel)
-    return tuple(wheel for name, wheel in sorted(found.items()) if name not in stack.provided)
+    return tuple(wheel for name, wheel in sorted(found.items()) if name not in (*stack.provided, *there))
 
 
 def _ask_pip(
-    stack: Stack, site: Site, index: str | None, requirements: Sequence[str], known: Sequence[LockedWheel]
+    stack: Stack,
+    site: Site,
+    index: str | None,
+    requirements: Sequence[str],
+    known: Sequence[LockedWheel],
+    there: Mapping[str, str],
 ) -> tuple[LockedWheel, ...]:
-    """What one index has of them, with all that they need."""
+    """What one index has of them, with all that they need. `there` are system packages, with their versions."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
@@ -186,8 +199,20 @@ def _ask_pip(
         for platform in PLATFORMS:
             command += ["--platform", platform]
         constraints = Path(folder) / "constraints.txt"
-        constraints.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in known))
-        command += ["--target", folder, "--report", str(report), "--constraint", str(constraints)]
+        stand_ins = [_stand_in(Path(folder), name, version) for name, version in there.items()]
+        constraints.write_text(
+            "".join(f"{line}\n" for line in [*stand_ins, *(f"{w.name}=={w.version}" for w in known)])
+        )
+        command += [
+            "--find-links",
+            folder,
+            "--target",
+            folder,
+            "--report",
+            str(report),
+            "--constraint",
+            str(constraints),
+        ]
         command += ["--index-url", index] if index else []
         command += ["--cert", site.ca] if site.ca else []
         own = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "HOME", "LANG", "SSL_"))}
@@ -198,6 +223,17 @@ def _ask_pip(
             errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
             raise CheckFailed.of("wheels-unresolved", error=errors[-1] if errors else "no message")
         return parse_report(json.loads(report.read_text()), (), index)
+
+
+def _stand_in(folder: Path, name: str, version: str) -> str:
+    """An empty wheel for what comes as a system package; the requirement that no wheel of an index meets."""
+    version = f"{version.partition('+')[0]}+system"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        about = f"{name}-{version}.dist-info"
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return f"{name}=={version}"
 
 
 def parse_report(

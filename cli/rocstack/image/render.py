@@ -3,9 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rocstack import nic
@@ -13,12 +11,13 @@ from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
 from rocstack.image import gfx_rules, node_package
 from rocstack.image.context import BuildContext, ContextFile
-from rocstack.stack import base_reading
+from rocstack.stack import base_reading, coherence, gpus
 from rocstack.stack.base_reading import BaseStart
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
 from rocstack.stack.component import Role, TemplateFile, TemplateLibrary
 from rocstack.stack.lock import Lock, key_sha256, source_sha256, unpinned
 from rocstack.stack.resolve import ROOT, Resolved
+from rocstack.stack.sandbox import for_templates
 
 # slurm's is Debian's own (base-passwd), the others are ours.
 UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
@@ -52,17 +51,24 @@ def render(
     blocks, nic_blocks = Blocks(env, components, vars), Blocks(env, nics, vars)
     parts = {part.name: part for part in resolved.parts}
 
+    @for_templates
     def component_block(name: str, block: str, **extra: Any) -> str:
         return blocks.render(name, block, part=parts[name], **extra)
 
+    @for_templates
     def has_block(name: str, block: str) -> bool:
         return bool(component_block(name, block))
 
+    @for_templates
     def any_block(names: list[str], block: str) -> bool:
         return any(has_block(name, block) for name in names)
 
-    vars["blocks"] = SimpleNamespace(render=component_block, has=has_block, any=any_block)
-    vars["nic_block"] = nic_block = partial(nic_blocks.render, resolved.nic.name)
+    @for_templates
+    def nic_block(block: str, **extra: Any) -> str:
+        return nic_blocks.render(resolved.nic.name, block, **extra)
+
+    vars["blocks"] = {"render": component_block, "has": has_block, "any": any_block}
+    vars["nic_block"] = nic_block
     template = "From.j2" if resolved.on_top else "Dockerfile.j2"
     dockerfile = guarded(lambda: env.get_template(template).render(vars))
     files: dict[str, ContextFile] = {}
@@ -90,11 +96,12 @@ def render(
         files[f"facts/{role}.json"] = ContextFile(_facts(resolved, lock, role))
     if not resolved.on_top:
         # The stack's own words come last, and so win: it may exclude kernel files that its targets would keep.
-        rules = (*gfx_rules.rules(resolved.stack.gfx), *(f"path-exclude={glob}" for glob in resolved.exclude))
-        files["build/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
+        pruned = gfx_rules.rules(resolved.stack.gfx, gpus.unused_databases(resolved.cards))
+        rules = (*pruned, *(f"path-exclude={glob}" for glob in resolved.exclude))
+        files["rules/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
     files |= _tree(paths.images() / "build", "build")
     files |= _tree(paths.images() / "check", "check")
-    for name in ("libibverbs", "offload_bundle.py"):
+    for name in ("libibverbs", "elf.py", "offload_bundle.py"):
         files[f"check/{name}"] = files[f"build/{name}"]
     files |= readers()
     files |= node_package.files(nics)
@@ -136,9 +143,11 @@ def require_lock(resolved: Resolved, lock: Lock | None) -> None:
 
 
 def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
+    @for_templates
     def own_parts(layer: tuple[str, ...], role: Role) -> list[str]:
         return [n for n in layer if resolved.part(n).reaches(role) and len(resolved.part(n).roles) == 1]
 
+    @for_templates
     def prefix(name: str) -> str:
         found = resolved.reading and resolved.reading.components.get(name)
         if resolved.has(name) and resolved.part(name).choice.method == "base":
@@ -147,9 +156,11 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         method = resolved.part(name).choice.method if resolved.has(name) else "apt"
         return {"source": f"/opt/{name}", "amd": "/opt/rocm"}.get(method, "/usr")
 
+    @for_templates
     def libdir(name: str) -> str:
         return "/usr/lib/x86_64-linux-gnu" if prefix(name) == "/usr" else f"{prefix(name)}/lib"
 
+    @for_templates
     def dev_packages(names: tuple[str, ...]) -> tuple[str, ...]:
         """What it takes to build against these: the distribution's headers, or what a library built here links."""
         out: list[str] = []
@@ -167,7 +178,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "roles": resolved.stack.roles,
         "start": resolved.reading.start if resolved.reading else BaseStart(),
         "uids": UIDS,
-        "env": lambda role: {"ROCSTACK_ROLE": resolved.called(role), **names},
+        "env": for_templates(lambda role: {"ROCSTACK_ROLE": resolved.called(role), **names}),
         "own_parts": own_parts,
         "prefix": prefix,
         "libdir": libdir,
@@ -177,8 +188,8 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "hip_packages": resolved.part("rocm").packages.compiler_packages if resolved.has("rocm") else (),
         "rocstack_version": __version__,
         "site_packages": _site_packages(resolved),
-        "key_sha256": lambda repository: key_sha256(repository, lock),
-        "source_sha256": lambda part, source=None: source_sha256(part.name, source or part.choice, lock),
+        "key_sha256": for_templates(lambda repository: key_sha256(repository, lock)),
+        "source_sha256": for_templates(lambda part, source=None: source_sha256(part.name, source or part.choice, lock)),
         "tools_packages": tuple(name for name in TOOLS if not (resolved.on_top and name in ONLY_STACKS)),
         "clean": TRACES if resolved.on_top else "/run/rocstack/build/apt-clean",
         "needs_source_packages": any(part.choice.source for part in resolved.parts),
@@ -271,14 +282,14 @@ def trainer_files(site_packages: str) -> dict[str, ContextFile]:
     package = source / "rocstack_trainer"
     site = f"trainer{site_packages}"
     files = _tree(package, f"{site}/rocstack_trainer")
-    lines = (package / "__init__.py").read_text().splitlines()
-    version = next(line.split('"')[1] for line in lines if "__version__ =" in line)
+    version = coherence.own_trainer()
     info = f"{site}/rocstack_trainer-{version}.dist-info"
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     lines = ["Metadata-Version: 2.1", "Name: rocstack-trainer", f"Version: {version}"]
     lines += [f"Requires-Dist: {needed}" for needed in project["dependencies"]]  # the smoke test looks at them
     files[f"{info}/METADATA"] = ContextFile(("\n".join(lines) + "\n").encode())
     files[f"{info}/INSTALLER"] = ContextFile(b"rocstack\n")
-    command = b'#!/bin/sh\nexec python3 -m rocstack_trainer "$@"\n'
+    # -P: not the modules of the working folder, in which others may write.
+    command = b'#!/bin/sh\nexec python3 -P -m rocstack_trainer "$@"\n'
     files["trainer/usr/local/bin/rocstack-train"] = ContextFile(command, 0o755)
     return files

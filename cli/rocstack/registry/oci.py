@@ -70,8 +70,8 @@ def parse_manifest(data: bytes) -> tuple[str, tuple[Blob, ...]]:
 
 def holds(data: bytes, image_id: str, layers: int) -> bool:
     """Is this a manifest that `manifest` made, of the image with this id, with zstd layers? By every byte: one with
-    more in it may be another image, or an index, to another parser. The layers' content is in the id, and engines
-    compare it."""
+    more in it may be another image, or an index, to another parser. That its blobs are the image's layers is not seen
+    here: engines compare them with the id."""
     try:
         _, found = parse_manifest(data)
         config = Blob(digest=image_id, size=from_json(data)["config"]["size"], media_type=CONFIG)

@@ -1,19 +1,20 @@
 """Publishes a local image in a registry with zstd layers: only what the registry lacks is read, packed and sent."""
 
-import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
 from pydantic import Field
 
+from rocstack.base.text import from_json
 from rocstack.base.words import Value
-from rocstack.registry.layers import sha256
+from rocstack.registry.layers import UnreadableLayer, sha256
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import ZSTD_LAYER, Blob, Packer, config_blob, holds, manifest, parse_manifest, require_zstd
 from rocstack.registry.pack_ahead import PackedAhead
@@ -59,9 +60,8 @@ class Published(Value):
 
 @dataclass
 class PackedLayers:
-    """What each layer became when it was packed: a file, so that a publish that was cut off goes on.
-
-    A line that tells a lie does no harm: a node compares every layer with the image's configuration."""
+    """What each layer became when it was packed: a file, so that a publish that was cut off goes on. Where `publish`
+    believes the registry, it also has what that said."""
 
     file: Path | None
     known: dict[str, Blob] = field(default_factory=dict)
@@ -96,13 +96,16 @@ def publish(
     siblings: Sequence[str] = (),
     packed_layers: PackedLayers | None = None,
     ahead: PackedAhead | None = None,
+    believed: bool = True,
     progress: Progress = lambda layer, done, total: None,
 ) -> Published:
     """Brings `image` into `repository` and names it `tag` there.
 
     Layers that it has are found by its manifests and by `packed_layers`; those that a repository of `siblings` has are
-    taken over from there; what `ahead` has need not be packed. A failure, or Ctrl-C, leaves nothing but complete blobs,
-    and the next call goes on with them.
+    taken over from there; what `ahead` has need not be packed. Which blob is which layer only manifests say, and
+    whoever may write there wrote them: they are believed for nodes, which compare every layer with the image's id.
+    Without `believed` each is packed here and compared, but for those of `packed_layers`. A failure, or Ctrl-C, leaves
+    nothing but complete blobs, and the next call goes on with them.
 
     Raises:
         CheckFailed: the registry fails for longer than the attempts last, holds other bytes than were sent, or
@@ -113,12 +116,43 @@ def publish(
     packed_layers, ahead = packed_layers or PackedLayers(None), ahead or PackedAhead({})
     work = _Publication(image, repository, packed_layers, ahead, progress)
     present = repository.manifest(tag, denied_is_absent=True) or b""
-    if holds(present, image.known_id or "", len(image.diff_ids)):
+    if holds(present, image.known_id or "", len(image.diff_ids)) and (
+        believed or made_here(present, image, packed_layers)
+    ):
         data = present
     else:
-        data = work.manifest(_manifests(repository, siblings))
+        manifests = _manifests(repository, siblings)
+        if not believed:
+            own = _packed_here(image, {diff_id for _, blobs in manifests for diff_id in blobs}, packed_layers)
+            manifests = [(name, dict(blobs.items() & own.items())) for name, blobs in manifests]
+        data = work.manifest(manifests)
         repository.put_manifest(tag, data)
     return Published.of(repository, data, work.sent, time.monotonic() - started)
+
+
+def made_here(data: bytes, image: LocalImage, packed_layers: PackedLayers) -> bool:
+    """Does this manifest name the image, and its layers as this machine packs them?"""
+    if not holds(data, image.id, len(image.diff_ids)):
+        return False
+    own = _packed_here(image, image.diff_ids, packed_layers)
+    return [own[diff_id] for diff_id in image.diff_ids] == list(parse_manifest(data)[1])
+
+
+def _packed_here(image: LocalImage, diff_ids: Iterable[str], packed_layers: PackedLayers) -> dict[str, Blob]:
+    """Those of the image's layers, as this machine packs them: the same bytes each time."""
+    wanted = {*diff_ids} & {*image.diff_ids}
+    for diff_id in wanted - packed_layers.known.keys():
+        packed_layers.note(diff_id, _pack(image, diff_id))
+    return {diff_id: packed_layers.known[diff_id] for diff_id in wanted}
+
+
+def _pack(image: LocalImage, diff_id: str) -> Blob:
+    while True:
+        packer = Packer(image.open(diff_id), threads=os.cpu_count() or 1)
+        with suppress(UnreadableLayer):  # the image goes over to a copy, and fails where that can't be read
+            for _ in packer:
+                pass
+            return packer.blob
 
 
 def _manifests(repository: Repository, siblings: Sequence[str]) -> list[tuple[str, dict[str, Blob]]]:
@@ -129,9 +163,9 @@ def _manifests(repository: Repository, siblings: Sequence[str]) -> list[tuple[st
             config, blobs = parse_manifest(where.manifest(name) or b"{}")
             if not blobs or any(blob.media_type != ZSTD_LAYER for blob in blobs):
                 return where.name, {}
-            diff_ids = json.loads(where.blob(config) or b"{}").get("rootfs", {}).get("diff_ids", ())
+            diff_ids = from_json(where.blob(config) or b"{}").get("rootfs", {}).get("diff_ids", ())
             return where.name, dict(zip(diff_ids, blobs, strict=False))
-        except (ValueError, TypeError, AttributeError, RecursionError):  # no image's
+        except (ValueError, TypeError, AttributeError):  # no image's
             return where.name, {}
 
     places = [*(replace(repository, name=name) for name in siblings), repository]

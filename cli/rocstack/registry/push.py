@@ -11,8 +11,8 @@ from rocstack.base.errors import CheckFailed
 from rocstack.image.build_report import BuildReport
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.oci import holds, media_type
-from rocstack.registry.publish import PackedLayers, publish
+from rocstack.registry.oci import media_type
+from rocstack.registry.publish import PackedLayers, made_here, publish
 from rocstack.registry.registry_http import as_engine
 from rocstack.registry.repository import Repository
 from rocstack.settings.settings import Settings
@@ -39,7 +39,7 @@ def push_images(
     """
     target = image_names.parse_registry(settings.push)
     http = as_engine(client.info(), target.host)
-    layers = PackedLayers(Path(settings.out) / "push" / "layers")
+    layers = PackedLayers(Path(settings.out) / "push" / "packed")  # here alone: `layers` of older ones had others' too
     tags = release_tags(report.stack, report.nic, settings)
     images, siblings = [], list[str]()
     for image in report.images:
@@ -73,9 +73,9 @@ def push(
     that all of them name then.
 
     The tags get this very image, which was built and tested here, never what lies under the content tag: who may write
-    to the registry could have put it there. Two builds of one content are two images; the last one pushed has the
-    content tag. No tag is made or moved before all of them were compared. `siblings` and `packed_layers` are
-    `publish`'s.
+    to the registry could have put it there, or other layers below its id. Two builds of one content are two images; the
+    last one pushed has the content tag. No tag is made or moved before all of them were compared. `siblings` and
+    `packed_layers` are `publish`'s.
 
     Raises:
         CheckFailed: a tag names another digest and `move_tags` is off; the registry holds another manifest than was
@@ -87,9 +87,9 @@ def push(
         found = {tag: repository.manifest(tag, denied_is_absent=denied_is_absent) for tag in tags}
         return {tag: sha256(data) for tag, data in found.items() if data}
 
-    name = repository.reference
+    name, packed_layers = repository.reference, packed_layers or PackedLayers(None)
     data = repository.manifest(content_tag, denied_is_absent=True)
-    other = data is not None and not holds(data, image.id, len(image.diff_ids))
+    other = data is not None and not made_here(data, image, packed_layers)
     if data is None or other:
         if not move_tags:  # before gigabytes are sent for nothing
             _refuse_to_move(name, None, present(denied_is_absent=True))
@@ -97,7 +97,8 @@ def push(
             say(f"{name}:{content_tag} is another image, {sha256(data or b'')}: it gets the one that was built here")
         say(f"pushing {name}:{content_tag}")
         repository.check_access()
-        data = publish(image, repository, content_tag, siblings=siblings, packed_layers=packed_layers).manifest
+        own = publish(image, repository, content_tag, siblings=siblings, packed_layers=packed_layers, believed=False)
+        data = own.manifest
         say(f"{name}:{content_tag} is {sha256(data)}")
     else:
         say(f"{name}:{content_tag} is there already: {sha256(data)}")

@@ -11,16 +11,18 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import requests
 import urllib3
+from pydantic import BaseModel, ConfigDict, StringConstraints
 from requests.adapters import HTTPAdapter
 from requests.exceptions import ContentDecodingError, InvalidSchema, RequestException, SSLError
 from requests.utils import parse_dict_header
 
 from rocstack.base.errors import Missing
+from rocstack.base.text import from_json
 from rocstack.registry.registry_errors import TRANSIENT, classify, registry_error, without_query
 
 TIMEOUT = (10.0, 300.0)  # seconds to connect, and of silence: a registry is silent while it stores a large layer
@@ -30,12 +32,31 @@ PIECE = 256 << 10  # bytes written at once: how finely progress is seen and Ctrl
 LONGEST = 16 << 20  # bytes of an answer; a manifest or a configuration has some KB
 
 
+Shape = TypeVar("Shape", bound="RegistryAnswer")
+Token = Annotated[str, StringConstraints(pattern=r"^[!-~]*$")]  # what a header holds
+
+
 class TransientFailure(Exception):
     """A failure that may pass."""
 
 
 class PushStopped(Exception):
     """The person, or a failure elsewhere, ended this."""
+
+
+class RegistryAnswer(BaseModel):
+    """Keys that a model doesn't name are dropped."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class TokenAnswer(RegistryAnswer):
+    token: Token | None = None
+    access_token: Token | None = None
+
+
+class TagList(RegistryAnswer):
+    tags: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +137,18 @@ class Body:
         return piece
 
 
+class _Session(requests.Session):
+    """Sends no login of ~/.netrc, which a registry could have sent to whatever it names, with a request of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = lambda request: request
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        if self.should_strip_auth(str(response.request.url), str(prepared_request.url)):  # type: ignore[no-untyped-call]
+            prepared_request.headers.pop("Authorization", None)
+
+
 class _Adapter(HTTPAdapter):
     """Connects to `to`, and lets the certificate be that of `name`."""
 
@@ -183,7 +216,7 @@ class RegistryHttp:
     connect_to: tuple[str, int] | None = None
     plain: bool = False
     insecure: bool = False
-    _session: requests.Session = field(default_factory=requests.Session, repr=False)
+    _session: requests.Session = field(default_factory=_Session, repr=False)
     _tokens: dict[str, str] = field(default_factory=dict, repr=False)  # scope -> Authorization
 
     def __post_init__(self) -> None:
@@ -192,8 +225,9 @@ class RegistryHttp:
         trust = _trust(self)
         self._session.mount("https://", _Adapter("", None, trust))  # where it asks for a token, or keeps its layers
         self._session.mount("http://", _Adapter("", None, None) if self.plain or self.insecure else _HttpsAlone())
-        for scheme, context in (("https", trust), ("http", None)):
-            self._session.mount(f"{scheme}://{self._api_host}/", _Adapter(name, self.connect_to, context))
+        self._session.mount(f"https://{self._api_host}/", _Adapter(name, self.connect_to, trust))
+        if self.plain or self.insecure:
+            self._session.mount(f"http://{self._api_host}/", _Adapter(name, self.connect_to, None))
         self._verify: str | bool = str(self.ca) if self.ca else not self.insecure
         self._settled = not self.insecure or self.plain
         self._settling = threading.Lock()
@@ -223,8 +257,11 @@ class RegistryHttp:
             CheckFailed, Missing: it won't. Answers in `good` are returned.
         """
         self._settle_scheme(repository)
-        url = urljoin(self.base, address)
-        ours = urlsplit(url).netloc == self._api_host
+        try:
+            url = urljoin(self.base, address)
+            ours = urlsplit(url).netloc == self._api_host
+        except ValueError as error:
+            raise self.error(f"it leads to {address!r:.200}, which is no address: {error}", repository) from None
         if ours and not self.plain:  # behind a proxy that ends TLS a registry may name itself by http
             url = urlsplit(url)._replace(scheme="https").geturl()
         scope = f"repository:{repository}:pull,push" if repository else ""
@@ -236,7 +273,7 @@ class RegistryHttp:
                 answer = self._session.request(
                     method, url, data=data, headers=extra, params=params, verify=self._verify, timeout=TIMEOUT
                 )
-            except RequestException as error:
+            except (RequestException, ValueError) as error:  # ValueError: a redirect to what is no address
                 raise self._judged(str(error), repository) from None
             if answer.status_code == 401 and ours and not last:
                 if isinstance(data, Body):
@@ -280,11 +317,23 @@ class RegistryHttp:
             else:
                 basic = (self.login.user, self.login.password) if self.login else None
                 answer = self._session.get(realm, params=params, auth=basic, **options)
-            tokens = answer.json() if answer.ok else {}
-        except RequestException as error:
+        except (RequestException, ValueError) as error:
             raise self._judged(str(error), scope) from None
-        token = tokens.get("token") or tokens.get("access_token")
+        tokens = self.said(answer, TokenAnswer, scope) if answer.ok else TokenAnswer()
+        token = tokens.token or tokens.access_token
         return f"Bearer {token}" if token else ""
+
+    def said(self, answer: requests.Response, shape: type[Shape], reference: str) -> Shape:
+        """What an answer says in JSON.
+
+        Raises:
+            CheckFailed, Missing: it says something else.
+        """
+        try:
+            return shape.model_validate(from_json(answer.content))
+        except ValueError as error:  # pydantic's own is one
+            place = without_query(answer.url)
+            raise self.error(f"it answers {place} by something else: {error}"[:300], reference) from None
 
     def _judged(self, message: str, reference: str) -> Exception:
         if classify(message) in TRANSIENT:

@@ -18,7 +18,7 @@ from rocstack.base.errors import CheckFailed
 from rocstack.edge.retry import Retry, stoppable
 from rocstack.registry.layers import UnreadableLayer, sha256
 from rocstack.registry.oci import CHUNK, INDEX, MANIFEST, Blob, Packer
-from rocstack.registry.registry_http import Body, PushStopped, RegistryHttp, TransientFailure
+from rocstack.registry.registry_http import Body, PushStopped, RegistryHttp, TagList, TransientFailure
 
 DOCKERS = "application/vnd.docker.distribution.manifest"
 ACCEPT = ", ".join((MANIFEST, INDEX, f"{DOCKERS}.v2+json", f"{DOCKERS}.list.v2+json"))
@@ -52,7 +52,7 @@ class Repository:
     def tags(self) -> list[str]:
         """All tags; none if there is no such repository yet, or this account may not list them."""
         answer = self._ask("GET", "tags/list", {200, 401, 403, 404, 405})
-        return list(answer.json().get("tags") or []) if answer.status_code == 200 else []
+        return self.http.said(answer, TagList, self.name).tags or [] if answer.status_code == 200 else []
 
     def manifest(self, name: str, *, denied_is_absent: bool = False) -> bytes | None:
         """The manifest of a tag or digest, its bytes; None where there is none. Some registries deny reading what

@@ -103,11 +103,9 @@ class _Sender:
                 )
             except (OSError, stalls.Stalled) as error:
                 return str(error)
-            out.seek(0)
-            err.seek(0)
-            loaded, lines = out.read().decode().strip(), err.read().decode("utf-8", "replace").strip().splitlines()
+            loaded, said = (stalls.tail(each).decode("utf-8", "replace").strip() for each in (out, err))
         if code:
-            return f"exit {code}: {lines[-1] if lines else 'no message'}"
+            return f"exit {code}: {said.splitlines()[-1] if said else 'no message'}"
         if loaded not in (self.archive.id, self.archive.digest):
             return f"the node has {loaded[:19]}, this machine {self.archive.id[:19]}"
         return ""

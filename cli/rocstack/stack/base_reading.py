@@ -47,7 +47,8 @@ class BaseReading(Value):
     os: Name  # debian-13
     glibc: Annotated[str, Field(pattern=r"^[0-9]{1,3}[.][0-9]{1,3}$")]
     python: Version  # of the python3 that a command gets: 3.12
-    site: FolderPath  # where that one looks for packages that pip installs
+    # where that one looks for packages that pip installs
+    site: Annotated[FolderPath, Field(pattern=r"/(site|dist)-packages$")]
     hip: Version | None = None  # torch.version.hip
     cuda: Version | None = None  # torch.version.cuda
     gfx: tuple[Gfx, ...] = ()  # targets of which the GPU libraries have kernel files
@@ -94,11 +95,10 @@ def refuse(reading: BaseReading, reference: str, driver: str | None, ways: Seque
         raise BadInput.of("base-verbs-other", image=reference, path=path, driver=driver, abi=abi, has=has)
 
 
-def applied(stack: Stack, reading: BaseReading, reference: str) -> Stack:
-    """The stack with the versions that its base image has.
-
+def refuse_other(stack: Stack, reading: BaseReading, reference: str) -> None:
+    """
     Raises:
-        BadInput: the base lacks a component or a gfx target, or is another system than the stack's.
+        BadInput: the base is another system than the stack's, or has another Python.
     """
     for what, wanted, found in (
         ("system", stack.base.os, reading.os),
@@ -106,7 +106,19 @@ def applied(stack: Stack, reading: BaseReading, reference: str) -> Stack:
     ):
         if wanted != found:
             raise BadInput.of("base-other", image=reference, stack=stack.name, what=what, wanted=wanted, found=found)
+
+
+def applied(stack: Stack, reading: BaseReading, reference: str) -> Stack:
+    """The stack with the versions that its base image has.
+
+    Raises:
+        BadInput: the base lacks a component or a gfx target, or is another system than the stack's.
+    """
+    refuse_other(stack, reading, reference)
     components = dict(stack.components)
+    asked, rocm = stack.components.get("rocm"), reading.components.get("rocm")
+    if asked and asked.method == "base" and rocm and rocm.origin == "wheel":
+        raise BadInput.of("base-rocm-wheels", image=reference, stack=stack.name, version=rocm.version, at=rocm.prefix)
     for name, choice in stack.components.items():
         if choice.method == "base":
             if name not in reading.components:
@@ -145,7 +157,9 @@ def facts(reading: BaseReading) -> dict[str, object]:
             out[name] = version
         out[f"{name}.method"] = found.origin
     if reading.hip:
-        out["pytorch.rocm"] = ".".join(reading.hip.split(".")[:2])
+        # HIP's number was ROCm's until 7.2; PyTorch's version names ROCm itself.
+        rocm = (_version("pytorch", reading) or "").partition("+rocm")[2] or reading.hip
+        out["pytorch.rocm"] = ".".join(rocm.split(".")[:2])
     return out
 
 

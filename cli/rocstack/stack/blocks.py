@@ -9,11 +9,11 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
-from jinja2.sandbox import SandboxedEnvironment
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, RocstackError, Where, hinted
 from rocstack.stack.component import TemplateFile, TemplateLibrary
+from rocstack.stack.sandbox import Sandbox
 
 BLOCKS = {
     "components": ("builder", "runtime", "copy", "version", "smoke"),
@@ -50,9 +50,9 @@ def split(marked: str) -> tuple[str, list[str]]:
 
 
 def environment(sources: Mapping[str, str]) -> Environment:
-    """Strict: an undefined name is an error, never an empty string. An overlay's template runs nothing on this machine:
-    Jinja's sandbox keeps it from Python's own attributes."""
-    return SandboxedEnvironment(
+    """Strict: an undefined name is an error, never an empty string. An overlay's template runs nothing on this machine
+    and reads nothing of it: what it can reach is listed (rocstack.stack.sandbox)."""
+    return Sandbox(
         loader=DictLoader(dict(sources)),
         undefined=StrictUndefined,
         extensions=[_MarkLines],
@@ -122,7 +122,7 @@ def guarded(render: Any, library: TemplateLibrary | None = None) -> Any:
     except TemplateSyntaxError as error:
         message, name, line = str(error.message), error.name or "?", error.lineno
     except Exception as error:
-        name, line = _template_frame(error)
+        name, line = template_frame(error)
         if not line and not isinstance(error, TemplateError):
             raise  # no template's mistake
         message = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
@@ -152,7 +152,7 @@ def check_blocks(env: Environment, library: TemplateLibrary, names: Iterable[str
             raise BadInput.of("needed-block", Where(place, 1), block=missing[0])
 
 
-def _template_frame(error: BaseException) -> tuple[str, int]:
+def template_frame(error: BaseException) -> tuple[str, int]:
     """The innermost template and line: Jinja keeps the template object in its frames' globals."""
     found = ("?", 0)
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -106,8 +106,10 @@ def image_facts(stack: Stack) -> ImageFacts:
     return ImageFacts(stack.name, gfx=stack.gfx, framework=trains, framework_rocm=stack.framework_rocm)
 
 
-def fit(stack: Stack, need: NodesNeed) -> StackFit:
-    lacks = [*gpu_lacks(image_facts(stack), need.targets)]
+def fit(stack: Stack, need: NodesNeed, gfx: tuple[str, ...] = ()) -> StackFit:
+    """With `gfx` for these targets, else for its own, or the nodes' where it can be built for them."""
+    stack = stack.with_gfx(gfx) if gfx else stack.for_targets(need.targets)
+    lacks = [*gpu_lacks(image_facts(stack), need.targets), *_without_code(stack)]
     rocm = stack.components.get("rocm")
     for module, names in need.drivers.items() if rocm else ():
         release = gpus.driver_release(module)
@@ -115,6 +117,15 @@ def fit(stack: Stack, need: NodesNeed) -> StackFit:
         if any(v.state == "broken" and "driver" in v.rule.need for v in rules.judge(rules.load(), facts)):
             lacks.append(f"no support for the driver {module} of {listed(names)}")
     return StackFit(stack, need, tuple(lacks))
+
+
+def _without_code(stack: Stack) -> list[str]:
+    """Of the targets that it is built for, those that a component of it is known to have no code for."""
+    facts = {name: part.version for name, part in stack.components.items()}
+    facts |= {f"{name}.method": part.method for name, part in stack.components.items()}
+    known = tuple(rule for rule in rules.load() if "gfx" in rule.need)
+    lacking = [gfx for gfx in stack.gfx if any(v.refuses for v in rules.judge(known, {**facts, "gfx": [gfx]}))]
+    return [f"libraries without code for {', '.join(lacking)}"] if lacking else []
 
 
 def choose(fits: Sequence[StackFit]) -> tuple[StackFit, str]:
@@ -146,8 +157,10 @@ def refuse_unusable(chosen: StackFit, others: Sequence[StackFit]) -> None:
         CheckFailed: the stack can't be used on the nodes; names those that can.
     """
     if chosen.lacks:
-        usable = [each.stack.name for each in others if not each.lacks]
-        step = f"build with --stack {' or '.join(usable)}" if usable else "`rocstack stacks` lists the stacks"
+        usable = [each.stack.name for each in others if not each.lacks and each.stack.name != chosen.stack.name]
+        own = [",".join(each.stack.gfx) for each in others if not each.lacks and each.stack.name == chosen.stack.name]
+        ways = [f"--gfx {gfx}" for gfx in own] + [f"--stack {' or '.join(usable)}"] * bool(usable)
+        step = f"build with {', or '.join(ways)}" if ways else "`rocstack stacks` lists the stacks"
         nodes = listed(dict.fromkeys(name for names in chosen.need.targets.values() for name in names))
         lacks = " and ".join(chosen.lacks)
         raise CheckFailed.of("stack-unusable", stack=chosen.stack.name, lacks=lacks, nodes=nodes, step=step)

@@ -3,13 +3,15 @@ how they are built, what reaches the runtime stage, how their version is read an
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, Field, model_validator
 
-from rocstack.base import document, paths
+from rocstack.base import document, environment, paths
 from rocstack.base.errors import BadInput, Where, hinted
 from rocstack.base.words import (
+    AtKey,
     Condition,
     Driver,
     EnvName,
@@ -53,6 +55,18 @@ class Component(Value):
     exclude: tuple[Glob, ...] = ()
 
 
+def _is_specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f"'{text}' is no condition on versions, such as >=40 or >=40,<60") from None
+    return text
+
+
+Versions = Annotated[Line, AfterValidator(_is_specifier)]
+FACTS = ("hca", "plugin")  # in conditions, beside components: the node's RDMA ports, RCCL's plugin in the image
+
+
 class Way(Value):
     """One way a NIC's userspace provider gets into the image."""
 
@@ -60,7 +74,7 @@ class Way(Value):
     packages: tuple[Package, ...] = ()
     kernel_abi: KernelAbi | None = None  # the provider's range where it is known beforehand, "min-max"
     source: Line | None = None  # where that range is written
-    needs: dict[Name, Line] = {}  # component -> versions with which this way works
+    needs: dict[Name, Versions] = {}  # component -> versions with which this way works
     release: Literal["driver", "named"] | None = None  # the host driver's own, or one that the user names
     archive: Literal["release", "rdma-core"] | None = None  # source that the user gives: the vendor's, or rdma-core's
     asked: bool = False  # only by name: never chosen by itself
@@ -129,6 +143,20 @@ class NicProfile(Value):
     env: tuple[NicVariable, ...] = ()
     plugin: RcclPlugin | None = None
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for field, cards in (("cards", self.cards), ("firmware", self.firmware)):
+            for card in cards:
+                if card not in self.pci:
+                    raise AtKey((field, card), f"'{card}' is not among `pci`{hinted(card, self.pci)}")
+        for index, variable in enumerate(self.env):
+            if why := environment.misspelt(variable.name):
+                raise AtKey(("env", index, "name"), why)
+            for before in self.env[:index]:
+                if before.name == variable.name and before.when in (None, variable.when):
+                    raise AtKey(("env", index, "name"), f"{variable.name} is set above already, so this is never taken")
+        return self
+
     @property
     def card_needs(self) -> dict[str, str]:
         """PCI id -> the release of rdma-core that it needs."""
@@ -156,13 +184,14 @@ class TemplateFile:
 
 def read_template(path: Path) -> TemplateFile:
     """Splits `---` head `---` body; a file without a head has an empty one (block overrides)."""
+    name = path.name.removesuffix(".j2").removesuffix(".sbatch")
     text = document.read_text(path, code="bad-template")
     if not text.startswith(FENCE):
-        return TemplateFile(path.stem, path, document.Document(str(path), {}), text, 1)
+        return TemplateFile(name, path, document.Document(str(path), {}), text, 1)
     head, fence, body = text[len(FENCE) :].partition("\n" + FENCE)
     if not fence:
         raise BadInput.of("open-head", Where(str(path), 1))
-    return TemplateFile(path.stem, path, document.parse(head, str(path), first_line=2), body, head.count("\n") + 4)
+    return TemplateFile(name, path, document.parse(head, str(path), first_line=2), body, head.count("\n") + 4)
 
 
 def validate_head(file: TemplateFile, model: type[Head]) -> Head:
@@ -185,11 +214,12 @@ class TemplateLibrary:
         return self.files[name]
 
 
-def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = None) -> TemplateLibrary:
-    files = {f.stem: read_template(f) for f in sorted((paths.templates() / kind).glob("*.j2"))}
+def library(kind: Literal["components", "nic", "slurm", "recipes"], overlay: Path | None = None) -> TemplateLibrary:
+    files = {file.name: file for file in map(read_template, sorted((paths.templates() / kind).glob("*.j2")))}
     overrides: dict[str, TemplateFile] = {}
     for path in sorted((overlay / kind).glob("*.j2")) if overlay else []:
         file = read_template(path)
+        _refuse_misspelt_variables(file)
         if file.head.data:
             files[file.name] = file
         elif file.name in files:
@@ -198,6 +228,25 @@ def library(kind: Literal["components", "nic", "slurm"], overlay: Path | None = 
             hint = hinted(file.name, files)
             raise BadInput.of("override-of-no-template", Where(str(path), 1), file=path.name, hint=hint)
     return TemplateLibrary(kind, files, overrides)
+
+
+def _refuse_misspelt_variables(file: TemplateFile) -> None:
+    for number, why in environment.misspelt_in(file.body):
+        raise BadInput.of("misspelt-env", Where(str(file.path), file.body_line + number - 1), why=why)
+
+
+def refuse_bad_heads(overlay: Path | None, components: TemplateLibrary, nics: TemplateLibrary) -> None:
+    """Of the overlay's own files, also of those that nothing takes now.
+
+    Raises:
+        BadInput: one is wrong.
+    """
+    for file in components.files.values():
+        if overlay in file.path.parents:
+            validate_head(file, Component)
+    for file in nics.files.values():
+        if overlay in file.path.parents:
+            validate_head(file, NicProfile)
 
 
 def nic_profiles(overlay: Path | None = None) -> tuple[NicProfile, ...]:

@@ -8,12 +8,14 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rocstack.base import document
-from rocstack.base.errors import BadInput, Where, did_you_mean, hinted
+from rocstack.base.errors import BadInput, Where, did_you_mean, hinted, nearest
 from rocstack.base.words import Package
 from rocstack.stack.component import LISTS, ROLES, Role
 
 OPERATIONS = ("append", "remove", "override")
-FILES = {"overlay.yml": ".yml", "components": ".j2", "nic": ".j2", "slurm": ".j2", "stacks": ".yml"}
+FILES = {
+    "overlay.yml": ".yml", "components": ".j2", "nic": ".j2", "slurm": ".j2", "recipes": ".sbatch.j2", "stacks": ".yml",
+}  # fmt: skip
 _KEY = re.compile(rf"(?P<component>.+?)_(?P<list>{'|'.join(LISTS)})_(?P<op>{'|'.join(OPERATIONS)})")
 _PACKAGES = TypeAdapter(tuple[Package, ...])
 
@@ -27,6 +29,20 @@ class OverlayChange:
     op: str
     packages: tuple[str, ...]
     where: Where
+
+    @property
+    def key(self) -> str:
+        """As it stands in overlay.yml, but for '-' where the file has '_'."""
+        return f"{self.component.replace('-', '_')}_{self.list}_{self.op}"
+
+    def meant(self, known: tuple[str, ...]) -> str | None:
+        """The key that is meant where the list is misspelt: ucx_bulder_packages_append."""
+        for name in known:
+            if self.component.startswith(f"{name}-"):
+                rest = f"{self.component.removeprefix(f'{name}-')}_{self.list}".replace("-", "_")
+                if found := nearest(rest, LISTS):
+                    return f"{name.replace('-', '_')}_{found}_{self.op}"
+        return None
 
     def apply(self, current: tuple[str, ...]) -> tuple[str, ...]:
         """The changed list.
@@ -60,6 +76,8 @@ class Overlay:
         """Every change must meet a component of the stack being built."""
         for change in self.changes:
             if change.component not in known:
+                if key := change.meant(known):
+                    raise BadInput.of("override-of-no-list", change.where, key=change.key, meant=key)
                 hint = hinted(change.component, known)
                 raise BadInput.of("override-of-no-component", change.where, name=change.component, hint=hint)
 
@@ -98,7 +116,7 @@ def _refuse_misspelt(folder: Path) -> None:
             raise BadInput.of("misspelt-file", path, name=path.name, hint=hint)
         if path.name in FILES and path.is_dir():
             for file in sorted(path.iterdir()):
-                if file.suffix != FILES[path.name] and not file.name.startswith((".", "README")):
+                if not file.name.endswith(FILES[path.name]) and not file.name.startswith((".", "README")):
                     ending = FILES[path.name]
                     raise BadInput.of("wrong-ending", file, name=file.name, folder=path.name, ending=ending)
 

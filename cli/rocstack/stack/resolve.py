@@ -2,16 +2,27 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocstack.base.document import Path_
-from rocstack.base.errors import BadInput, Where
+from rocstack.base.errors import BadInput, Where, hinted
 from rocstack.base.words import FileName, ImageRef, Name, Package, Sha256, Value, Version
-from rocstack.stack import base_reading
+from rocstack.node.nic_settings import condition_names
+from rocstack.stack import base_reading, coherence
 from rocstack.stack.base_reading import BaseReading
-from rocstack.stack.component import Component, NicProfile, Packages, Role, TemplateLibrary, validate_head
+from rocstack.stack.component import (
+    FACTS,
+    Component,
+    NicProfile,
+    Packages,
+    Role,
+    TemplateFile,
+    TemplateLibrary,
+    validate_head,
+)
 from rocstack.stack.overlay import Overlay
+from rocstack.stack.sandbox import for_templates
 from rocstack.stack.stack import UNREAD, AptRepository, ComponentChoice, Stack
 
 ROOT = "/opt/rocstack/nic"  # in the image; every provider's place is a folder below
@@ -63,6 +74,7 @@ class Part(Value):
     choice: ComponentChoice
     packages: Packages
 
+    @for_templates
     def reaches(self, role: Role) -> bool:
         return role in self.roles
 
@@ -76,6 +88,7 @@ class Resolved(Value):
     base: ImageRef
     parts: tuple[Part, ...]  # in layer order
     exclude: tuple[str, ...]
+    cards: tuple[str, ...] = ()  # PCI ids of the GPUs that it is for; none: all that its targets are of
     reading: BaseReading | None = None  # of the base image, where components are its own
     on_top: bool = False  # nothing but the NIC's layer on that image
 
@@ -84,25 +97,31 @@ class Resolved(Value):
         """How the NIC's providers get in, for a label: "inbox", "inbox+source"."""
         return "+".join(dict.fromkeys(provider.way for provider in self.providers))
 
+    @for_templates
     def called(self, role: Role) -> str:
         """The role that an image's labels and name say: a base with a NIC's layer runs jobs, and is no node's."""
         return "job" if self.on_top else role
 
+    @for_templates
     def nic_packages(self) -> tuple[str, ...]:
         """What the NIC adds to the worker, as apt is asked for it."""
         pins = [pin for provider in self.providers for pin in provider.pins]
         return _unique([*pins, *(self.plugin.packages if self.plugin else ())])
 
+    @for_templates
     def package_names(self) -> tuple[str, ...]:
         """The NIC's packages without their versions."""
         return _unique([name for provider in self.providers for name in provider.packages])
 
+    @for_templates
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
 
+    @for_templates
     def has(self, name: str) -> bool:
         return any(part.name == name for part in self.parts)
 
+    @for_templates
     def build_order(self) -> tuple[Part, ...]:
         """All parts, each after what it needs."""
         placed: dict[str, Part] = {}
@@ -118,6 +137,7 @@ class Resolved(Value):
                 place(part)
         return tuple(placed.values())
 
+    @for_templates
     def layer_packages(self, layer: tuple[str, ...], role: Role) -> tuple[str, ...]:
         """What one layer installs for one role, beyond what both roles share."""
         out: list[str] = []
@@ -129,6 +149,7 @@ class Resolved(Value):
             out += own if len(part.roles) > 1 else part.packages.packages + own
         return _unique(out)
 
+    @for_templates
     def shared_packages(self) -> tuple[str, ...]:
         """What both roles install first, in a layer they share."""
         return _unique([p for part in self.parts if len(part.roles) > 1 for p in part.packages.packages])
@@ -139,6 +160,9 @@ class Resolved(Value):
         facts: dict[str, Any] = {p.name: p.choice.version for p in self.parts if p.choice.version != UNREAD}
         facts |= {f"{p.name}.method": p.choice.method for p in self.parts if p.choice.method != "base"}
         facts |= {"os": self.stack.base.os, "gfx": list(self.stack.gfx), "nic": self.nic.name}
+        facts["python"] = self.stack.python
+        if self.stack.base.os in coherence.distributions():
+            facts["packages.absent"] = list(self._absent()) or ["none"]
         facts["wheels"] = list(self.stack.wheels)
         of_rocm = re.search(r"\+rocm([0-9.]+[0-9])", facts.get("pytorch", ""))
         if of_rocm:
@@ -151,6 +175,11 @@ class Resolved(Value):
             if self.has(name):
                 facts[f"{name}.pmix"] = self.part(name).choice.pmix or pmix
         return facts
+
+    def _absent(self) -> tuple[str, ...]:
+        """Packages that its release of the distribution hasn't got, or calls otherwise."""
+        every = [name for part in self.parts for field in part.packages for name in field[1]]
+        return coherence.absent(self.stack.base.os, [*every, *self.package_names()])
 
     @property
     def framework(self) -> tuple[str | None, str | None]:
@@ -219,6 +248,7 @@ def resolve(
                 place = where(("components", part.name))
                 raise BadInput.of("need-unmet", place, name=part.name, need=need, stack=stack.name)
     nic = validate_head(nics.get(nic_name), NicProfile)
+    _check_conditions(nics.get(nic_name), nic, (*components.files, *FACTS))
     first, way = next(iter(nic.ways.items()))
     return Resolved(
         stack=stack,
@@ -249,6 +279,19 @@ def _part(
     return Part(
         name=name, about=head.about, roles=head.roles, needs=head.needs, choice=choice, packages=Packages(**changed)
     )
+
+
+def _check_conditions(file: TemplateFile, nic: NicProfile, known: Sequence[str]) -> None:
+    """A condition on a misspelt name would never hold, and its variable never be set."""
+    whens: dict[Path_, str | None] = {("env", index, "when"): each.when for index, each in enumerate(nic.env)}
+    if nic.plugin:
+        whens |= {("plugin", "when"): nic.plugin.when}
+        whens |= {("plugin", "releases", release): when for release, when in nic.plugin.releases.items()}
+    whens |= {("ways", way, "needs", name): name for way, each in nic.ways.items() for name in each.needs}
+    for loc, when in whens.items():
+        for name in condition_names(when or ""):
+            if name not in known:
+                raise BadInput.of("unknown-condition", file.head.where(loc), name=name, hint=hinted(name, known))
 
 
 def _unique(items: list[str] | tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, model_validator
 
 from rocstack.base import finding_texts, paths
-from rocstack.base.errors import BadInput
+from rocstack.base.errors import BadInput, Where
 from rocstack.base.finding_texts import Entry
 from rocstack.base.findings import Finding, FindingLevel
 from rocstack.base.words import Line, Name, Value
@@ -66,6 +66,12 @@ class RuleVerdict(Value):
     rule: Rule
     state: RuleState
     text: str
+    fact: str = ""  # the first that breaks it
+
+    @property
+    def refuses(self) -> bool:
+        """Whether nothing is built then; what has another way is only told."""
+        return self.state == "broken" and self.rule.level == "error"
 
     @property
     def finding(self) -> Finding:
@@ -96,17 +102,17 @@ def judge(rules: tuple[Rule, ...], facts: Mapping[str, object]) -> tuple[RuleVer
     return tuple(_judge(rule, facts) for rule in rules)
 
 
-def refuse_broken(verdicts: tuple[RuleVerdict, ...]) -> None:
-    """Refuses a combination that breaks a rule.
+def refuse_broken(verdicts: tuple[RuleVerdict, ...], where: Callable[[str], Where | None] = lambda fact: None) -> None:
+    """Refuses a combination that breaks a rule. `where` finds the line that says a fact.
 
     Raises:
         BadInput: a rule is broken; names the first, with its reason and source.
     """
-    broken = [verdict for verdict in verdicts if verdict.state == "broken"]
+    broken = [verdict for verdict in verdicts if verdict.refuses]
     if broken:
         rule, text = broken[0].rule, broken[0].text
         more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
-        raise BadInput.of("rule-broken", rule=rule, text=text, more=more)
+        raise BadInput.of("rule-broken", where(broken[0].fact), rule=rule, text=text, more=more)
 
 
 def _judge(rule: Rule, facts: Mapping[str, object]) -> RuleVerdict:
@@ -118,7 +124,10 @@ def _judge(rule: Rule, facts: Mapping[str, object]) -> RuleVerdict:
     needs = [_meets(name, facts.get(name), texts, all) for name, texts in rule.need.items()]
     holds, decided = _and([*needs, *([_same(rule.same, facts)] if rule.same else [])])
     state: RuleState = "unknown" if holds is None else "holds" if holds else "broken"
-    return RuleVerdict(rule=rule, state=state, text="; ".join(filter(None, (decided, why and f"as {why}"))))
+    said = "; ".join(filter(None, (decided, why and f"as {why}")))
+    failed = [name for name, (met, _) in zip([*rule.need, *(rule.same or ())], needs, strict=False) if met is False]
+    fact = next(iter(failed), rule.same[0] if rule.same else "") if state == "broken" else ""
+    return RuleVerdict(rule=rule, state=state, text=said, fact=fact)
 
 
 def _and(answers: Iterable[tuple[Truth, str]]) -> tuple[Truth, str]:

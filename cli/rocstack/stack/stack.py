@@ -1,15 +1,16 @@
 """The stack: a named, complete choice of components and versions on one base OS."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from rocstack.base import document, paths
-from rocstack.base.errors import BadInput, hinted
+from rocstack.base.errors import BadInput, hinted, nearest
 from rocstack.base.words import (
+    AtKey,
     FileName,
     FilePath,
     Gfx,
@@ -28,7 +29,7 @@ from rocstack.base.words import (
     Value,
     Version,
 )
-from rocstack.stack import gpus
+from rocstack.stack import coherence, gpus
 
 Method = Literal["apt", "amd", "source", "wheel", "own", "base"]  # base: the base image has it already
 Framework = Literal["pytorch", "jax"]
@@ -148,6 +149,7 @@ class Stack(Value):
     base: StackBase
     python: Version
     gfx: GfxTargets
+    gfx_also: tuple[Annotated[Gfx, AfterValidator(_known)], ...] = ()  # what it can be built for instead, or besides
     framework: Framework = "pytorch"  # the component that trains on the GPUs: it must be built for ROCm
     components: dict[Name, ComponentChoice]
     layers: tuple[tuple[Name, ...], ...]
@@ -164,16 +166,20 @@ class Stack(Value):
 
     @model_validator(mode="after")
     def _layers_hold_every_component(self) -> Self:
-        placed = [name for layer in self.layers for name in layer]
-        for name in placed:
-            if name not in self.components:
-                hint = hinted(name, self.components)
-                raise ValueError(f"layers: '{name}' is not among this stack's components{hint}")
-            if placed.count(name) > 1:
-                raise ValueError(f"layers: '{name}' is in two layers")
+        placed: list[str] = []
+        for row, layer in enumerate(self.layers):
+            for column, name in enumerate(layer):
+                if name not in self.components:
+                    hint = hinted(name, self.components)
+                    raise AtKey(("layers", row, column), f"'{name}' is not among this stack's components{hint}")
+                if name in placed:
+                    again = "twice in a layer" if name in layer[:column] else "in two layers"
+                    raise AtKey(("layers", row, column), f"'{name}' is {again}")
+                placed.append(name)
         for name in self.alternatives:
             if name not in self.components:
-                raise ValueError(f"alternatives: '{name}' is not among this stack's components")
+                hint = hinted(name, self.components)
+                raise AtKey(("alternatives", name), f"'{name}' is not among this stack's components{hint}")
         missing = [name for name in self.components if name not in placed]
         if missing:
             raise ValueError(f"layers: no layer holds '{missing[0]}'")
@@ -185,9 +191,8 @@ class Stack(Value):
         for name, choice in self.components.items():
             for archive in choice.archives:
                 if urls.setdefault(archive.file, archive.url) != archive.url:
-                    raise ValueError(
-                        f"components: '{name}' has an archive '{archive.file}' as another has: set 'archive'"
-                    )
+                    why = f"'{name}' has an archive '{archive.file}' as another has: set 'archive'"
+                    raise AtKey(("components", name), why)
         return self
 
     @property
@@ -219,7 +224,14 @@ class Stack(Value):
         except ValidationError as error:
             problem = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise BadInput.of("bad-gfx", gfx=",".join(gfx), problem=problem) from None
-        return self.model_copy(update={"gfx": chosen})
+        return self.model_copy(update={"gfx": chosen, "gfx_also": ()})
+
+    def for_targets(self, targets: Iterable[str]) -> Self:
+        """The same stack built for these GPUs, where it has no code for one of them and can have it for all."""
+        wanted = tuple(sorted(targets))
+        if set(wanted) <= {*self.gfx} or not set(wanted) <= {*self.gfx, *self.gfx_also}:
+            return self
+        return self.with_gfx(wanted)
 
     def with_methods(self, methods: Mapping[str, str]) -> Self:
         """The same stack with some components by another method, as its `alternatives` have them.
@@ -247,6 +259,15 @@ def names(overlay: Path | None = None) -> dict[str, Path]:
     return dict(sorted({file.stem: file for folder in folders for file in folder.glob("*.yml")}.items()))
 
 
+def place_of(fact: str) -> document.Path_:
+    """The key path of a fact that rules speak of."""
+    name, _, part = fact.partition(".")
+    own: dict[str, document.Path_] = {"os": ("base", "os"), "packages": ("base", "os"), "nic": ()}
+    if name in own or name in ("python", "gfx", "wheels", "driver"):
+        return own.get(name, (name,))
+    return ("components", name, part if part in ("method", "pmix") else "version")
+
+
 def name_of(text: str) -> str:
     """The stack's name, where `text` is a name or the path of a .yml file."""
     return Path(text).stem if text.endswith((".yml", ".yaml")) else text
@@ -258,7 +279,29 @@ def load(name: str, overlay: Path | None = None) -> Stack:
     Raises:
         BadInput: no such stack, or its file is wrong (with file:line).
     """
-    return read(name, overlay).validate(Stack, extra={"name": name_of(name)})
+    return load_from(read(name, overlay), name, overlay)
+
+
+def load_from(doc: document.Document, name: str, overlay: Path | None = None) -> Stack:
+    """The stack that `read` gave the document of.
+
+    Raises:
+        BadInput: no such component, a field is wrong, or two contradict each other (with file:line).
+    """
+    _refuse_unknown(doc, overlay)
+    found = doc.validate(Stack, extra={"name": name_of(name)})
+    coherence.check(found, doc)
+    return found
+
+
+def _refuse_unknown(doc: document.Document, overlay: Path | None) -> None:
+    """Before the layers, which would call every other mention of a misspelt component wrong."""
+    folders = [paths.templates() / "components", *([overlay / "components"] if overlay else [])]
+    known = {file.stem for folder in folders for file in folder.glob("*.j2")}
+    named = doc.data.get("components")
+    for name in named if isinstance(named, dict) else ():
+        if re.fullmatch(r"[a-z0-9.-]+", name) and name not in known and nearest(name, known):
+            raise BadInput.of("unknown-component", doc.where(("components", name)), name=name, hint=hinted(name, known))
 
 
 def read(name: str, overlay: Path | None = None) -> document.Document:

@@ -30,20 +30,22 @@ if TYPE_CHECKING:
         ReplayOptions,
         RollbackOptions,
         RunOptions,
+        SizeOptions,
         StacksOptions,
         StatusOptions,
         VerifyOptions,
     )
     from rocstack.steps.probe import fabric_environment, probe
     from rocstack.steps.run import plan_run
+    from rocstack.steps.size import size
     from rocstack.steps.verify import verify
 
 __all__ = ["BadInput", "BuildEvents", "BuildOptions", "CheckFailed", "DeployOptions", "DoctorOptions"]
 __all__ += ["ExplainOptions", "FirstLightOptions", "LockOptions", "Missing", "ProbeOptions", "RenderOptions"]
-__all__ += ["ReplayOptions", "RocstackError", "RollbackOptions", "RunOptions", "StacksOptions"]
+__all__ += ["ReplayOptions", "RocstackError", "RollbackOptions", "RunOptions", "SizeOptions", "StacksOptions"]
 __all__ += ["StatusOptions", "VerifyOptions", "__version__", "build", "deploy", "doctor", "explain"]
 __all__ += ["fabric_environment", "first_light", "lock", "plan_deploy", "plan_rollback", "plan_run", "probe"]
-__all__ += ["render", "replay", "rollback", "stacks", "status", "verify"]
+__all__ += ["render", "replay", "rollback", "size", "stacks", "status", "verify"]
 _HOMES = {
     "base.errors": ("BadInput", "CheckFailed", "Missing", "RocstackError"),
     "steps.options": tuple(name for name in __all__ if name.endswith("Options")),
@@ -54,10 +56,11 @@ _HOMES = {
     "steps.first_light": ("first_light", "replay"),
     "steps.probe": ("fabric_environment", "probe"),
     "steps.run": ("plan_run",),
+    "steps.size": ("size",),
     "steps.verify": ("verify",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_PACKAGES = ("deploy", "doctor", "probe", "verify")  # that have a step's name
+_PACKAGES = ("deploy", "doctor", "probe", "size", "verify")  # that have a step's name
 
 
 def _step(name: str) -> Any:

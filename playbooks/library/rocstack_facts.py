@@ -17,34 +17,15 @@ description:
   - The recording of a node's hardware as rocstack_collect makes it, and the state of its container engine, ports,
     users, files and network. Changes nothing.
 options:
-  names:
-    description: Host names to resolve on the node.
-    type: list
-    elements: str
-    default: []
-  reach:
-    description: Addresses with a port, C(10.0.0.1:6817), to connect to from the node.
-    type: list
-    elements: str
-    default: []
-  ports:
-    description: TCP ports whose owner to report.
-    type: list
-    elements: int
-    default: []
-  uids:
-    description: Uids whose names to report.
-    type: list
-    elements: int
-    default: []
-  users:
-    description: User names whose uids to report.
-    type: list
-    elements: str
-    default: []
-  asked:
-    description: The controller's clock when it asked, in seconds since the epoch.
-    type: float
+  ask:
+    description:
+      - "C(input): what is asked, as rocstack.edge.ansible packs it: C(names) to resolve on the node, C(ports) whose
+        owner to report, C(uids) and C(users) whose names and uids, C(reach), host -> addresses with a port to connect
+        to, and C(reach_otherwise), those of a host that it doesn't name."
+      - "C(host): the node's name in the inventory."
+      - "C(asked): the controller's clock when it asked, in seconds since the epoch."
+    type: dict
+    required: true
 author: The rocstack engineers
 """
 
@@ -54,20 +35,20 @@ facts:
   type: str
   returned: always
 asked:
-  description: The option of that name.
+  description: What the option says.
   type: float
   returned: always
 """
 
 
 def main() -> None:
-    texts = {"type": "list", "elements": "str", "default": []}
-    numbers = {"type": "list", "elements": "int", "default": []}
-    options = {"names": texts, "reach": texts, "ports": numbers, "uids": numbers, "users": texts}
-    module = AnsibleModule({**options, "asked": {"type": "float"}}, supports_check_mode=True)
-    facts = collect_facts(**{name: module.params[name] for name in options})
+    module = AnsibleModule({"ask": {"type": "dict", "required": True}}, supports_check_mode=True)
+    ask = module.params["ask"]
+    wanted = json.loads(base64.b64decode(ask["input"]))
+    reach = wanted.get("reach", {}).get(ask["host"], wanted.get("reach_otherwise", []))
+    facts = collect_facts(reach=reach, **{name: wanted.get(name, []) for name in ("names", "ports", "uids", "users")})
     packed = base64.b64encode(gzip.compress(json.dumps(facts, separators=(",", ":")).encode(), 5)).decode()
-    module.exit_json(changed=False, facts=packed, asked=module.params["asked"])
+    module.exit_json(changed=False, facts=packed, asked=ask["asked"])
 
 
 if __name__ == "__main__":

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rocstack.base.errors import BadInput, Where, hinted
+from rocstack.base.errors import BadInput, Where, did_you_mean, hinted
 from rocstack.base.text import count
+from rocstack.base.words import AtKey
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 _SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
+_OF_UNION = re.compile(r"(literal|function-[a-z]+|constrained-[a-z]+)\[|(str|int)$")  # pydantic's, of an alternative
+_PLAIN = {  # pydantic's, that speak of Python
+    "tuple_type": "a list: [a, b]",
+    "list_type": "a list: [a, b]",
+    "dict_type": "a mapping (key: value)",
+    "model_type": "a mapping (key: value)",
+    "model_attributes_type": "a mapping (key: value)",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Model = TypeVar("Model", bound=BaseModel)
 Path_ = tuple[str | int, ...]
@@ -77,41 +92,114 @@ class Document:
     def explain(self, model: type[BaseModel], error: ValidationError) -> BadInput:
         """The first thing wrong, with its line and, for unknown keys, the nearest known one."""
         # A misspelt key that is needed is missing too; the spelling is what the person must see.
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        loc: Path_ = tuple(first["loc"])
+        found = error.errors()
+        first = min(found, key=lambda each: _rank(each, found))
+        loc = _without_alternatives(first)
         message = first["msg"].removeprefix("Value error, ")
         named = (*loc, message.partition(":")[0])
-        if first["type"] == "value_error" and named in self.lines:  # a check of a whole mapping names the key it means
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, AtKey):
+            loc = (*loc, *cause.loc)
+        elif (
+            first["type"] == "value_error" and named in self.lines
+        ):  # a check of a whole mapping names the key it means
             loc, message = named, message.partition(": ")[2]
         key = ".".join(str(part) for part in loc if part != "[key]") or "the document"
-        others = len(error.errors()) - 1
+        others = len({_without_alternatives(each) for each in found}) - 1
         more = f" ({count(others, 'more problem')})" if others else ""
         if first["type"] == "extra_forbidden":
             known = _known_keys(model, loc[:-1])
             return BadInput.of("unknown-key", self.where(loc), key=loc[-1], hint=hinted(str(loc[-1]), known), more=more)
-        if first["type"] == "string_type":
-            message = _must_be_text(first["input"])
-        kinds = {"tuple_type": "must be a list: [a, b]", "model_type": "must be a mapping"}
-        message = kinds.get(first["type"], message)
-        return BadInput.of("bad-value", self.where(loc), key=key, why=message[:1].lower() + message[1:], more=more)
+        if first["type"] != "value_error":
+            message = sentence(first, model)
+        return BadInput.of("bad-value", self.where(loc), key=key, why=message, more=more)
 
 
-def _must_be_text(value: Any) -> str:
+def _rank(each: Any, found: list[Any]) -> int:
+    """What of several complaints says most: a misspelt key; then, where a word or something else may stand, the one
+    about what was tried."""
+    if each["type"] == "extra_forbidden":
+        return 0
+    if each["type"] == "literal_error":
+        return 1 + any("literal[" in str(part) for part in each["loc"])
+    if each["type"] == "too_short":  # what was wrong in it has been left out
+        return 2
+    return 3 if each["type"] in ("dict_type", "list_type", "tuple_type", "model_type") and len(found) > 1 else 1
+
+
+def _without_alternatives(each: Any) -> Path_:
+    """Its key path, without pydantic's names of the alternatives of a union."""
+    loc: Path_ = tuple(each["loc"])
+    kept = len(loc) - (each["type"] == "extra_forbidden")
+    return tuple(part for part in loc[:kept] if not _OF_UNION.match(str(part))) + loc[kept:]
+
+
+def sentence(problem: Any, model: type[BaseModel]) -> str:
+    """What is wrong, of one of pydantic's errors; those of ours are sentences already."""
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    kind, value = problem["type"], problem["input"]
+    if kind == "value_error":
+        return message
+    if kind == "string_type":
+        return _must_be_text(value, _at(model, _without_alternatives(problem)))
+    if kind == "literal_error":
+        return one_of(value, message)
+    if kind in _PLAIN:
+        there = "nothing is there" if value is None else f"not {_shown(value)}"
+        return f"must be {_PLAIN[kind]}, {'and ' * (value is None)}{there}"
+    return message[:1].lower() + message[1:]
+
+
+def _shown(value: Any) -> str:
+    """What a person wrote, in a word."""
+    for kind, name in ((dict, "a mapping"), (list | tuple, "a list")):
+        if isinstance(value, kind):
+            return name
+    return str(value).lower() if isinstance(value, bool) else f"'{str(value)[:80]}'"
+
+
+def _must_be_text(value: Any, annotation: Any) -> str:
     if value is None:
         return "must be text, and nothing is there"
     if isinstance(value, dict | list | tuple):
         return "must be text, not a list or mapping"
-    return f"must be text: write it in quotes (YAML reads {value!s} as a {type(value).__name__})"
+    try:
+        TypeAdapter(annotation or str).validate_python(str(value))
+    except ValidationError as error:  # in quotes it would be wrong, too
+        return sentence(error.errors()[0], BaseModel)
+    kind = "a truth" if isinstance(value, bool) else "a number" if isinstance(value, int | float) else "a date"
+    return f"must be text: write it in quotes (YAML reads {str(value).lower()} as {kind})"
+
+
+def one_of(value: Any, message: str) -> str:
+    """The words that a value can be, and the one that is meant."""
+    known = re.findall(r"'([^']*)'", message)
+    hint = did_you_mean(str(value), known) if known else None
+    near = hint if hint and hint.startswith("did you mean") else ""
+    return f"'{value}' is not one of {', '.join(known)}" + (f": {near}" if near else "") if known else message
 
 
 def _known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
-    """Field names of the model that `loc` leads to (through dicts and lists of models)."""
-    current: Any = model
+    """Field names of the model that `loc` leads to."""
+    return list(getattr(_model_in(_at(model, loc)), "model_fields", {}))
+
+
+def _at(model: Any, loc: Path_) -> Any:
+    """What may stand at a key path: an annotation; None where the model has no such place."""
     for part in loc:
-        fields = getattr(current, "model_fields", None)
-        if fields is not None and part in fields:
-            current = _model_in(fields[part].annotation)
-    return list(getattr(current, "model_fields", {}))
+        model = _below(model, part)
+    return model
+
+
+def _below(annotation: Any, part: str | int) -> Any:
+    """A map's own key takes a part of the path, as a field does: a NIC's way may be called `source`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        info = annotation.model_fields.get(str(part))
+        return info and (Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation)
+    kinds = get_args(annotation)
+    if get_origin(annotation) in (dict, tuple, list):
+        return kinds[-1] if get_origin(annotation) is dict else kinds[0]
+    return next((found for each in kinds if (found := _below(each, part)) is not None), None)
 
 
 def _model_in(annotation: Any) -> Any:
@@ -149,7 +237,8 @@ def read_text(path: Path, *, code: str = "no-file") -> str:
     if len(raw) > MAX_BYTES:
         raise BadInput.of("too-large", path, size=max(size, len(raw)) / 1e6, most=MAX_BYTES / 1e6)
     try:
-        return raw.decode("utf-8").replace("\r\n", "\n")
+        # Some editors begin a file with a byte order mark, which would stand before the first key or a head's fence.
+        return raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise BadInput.of("not-utf8", Where(str(path), line), byte=raw[error.start]) from None
@@ -213,7 +302,7 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
             raise refuse(f"'{node.value[:40]}' can't be read as a YAML {kind}: write it in quotes", line) from None
 
     if root is None:
-        return Document(path, {})
+        return Document(path, {}, {(): first_line})
     if not isinstance(root, yaml.MappingNode):
         raise refuse("the file must hold a mapping (key: value)", first_line)
     return Document(path, value(root, ()), lines)

@@ -46,6 +46,12 @@ class RocstackError(Exception):
         self.where = where
         self.cause = cause
         self.next_step = next_step
+        self.keys: tuple[str | int, ...] = ()  # of rocstack.yml, below which the reason stands
+
+    def at(self, *keys: str | int) -> Self:
+        """Of what stands below these keys of rocstack.yml; who reads that file knows the line."""
+        self.keys = keys
+        return self
 
     @classmethod
     def of(cls, name: str, where: Where | Path | None = None, /, **values: object) -> Self:
@@ -102,11 +108,19 @@ def error_texts() -> Mapping[str, Mapping[str, str]]:
     return texts
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that is meant most probably; None where none is near."""
+    names = sorted(known)
+    swapped = [name for name in names if sorted(name) == sorted(word)]
+    return next(iter(swapped or difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """A sentence that offers the nearest known names, or lists them when they are few."""
     names = sorted(known)
     swapped = [name for name in names if sorted(name) == sorted(word)]
     close = swapped or difflib.get_close_matches(word, names, n=2, cutoff=0.6)
+    close = close or [name for name in names if len(name) > 2 and word.startswith(name)][-2:]  # environment: env
     if close:
         return "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
     if names and len(names) <= 16:

@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -33,7 +33,8 @@ class Entry(Value):
 
     def filled(self, name: str, values: Mapping[str, object]) -> str:
         """The sentence called `name`. Paths are as one types them here, and what nobody knows stands for itself."""
-        known = {"playbooks": _from_here(paths.playbooks()), "inventory": "INVENTORY", "node": "NODE", **values}
+        here = {"playbooks": _from_here(paths.playbooks()), "inventory": "INVENTORY", "node": "NODE", "nic": "NIC"}
+        known = {**here, **values}
         return str(getattr(self, name)).format_map(known)
 
     def finding(self, values: Mapping[str, object] | None = None, node: str | None = None) -> Finding:
@@ -50,12 +51,22 @@ class Entry(Value):
 class TextEntry(Entry):
     """An entry that is also found in logs, where it has `text`. A state has none: a function of the same name finds it.
 
-    `text` is literal, any of them; `match` narrows it, and its named groups fill the {places}.
+    `text` is literal, any of them; `match` narrows it, and its named groups fill the {places}; `otherwise` fills those
+    of which the line says nothing. A line that `unless`, a regular expression, finds is another entry's. A `symptom`
+    often has its cause in another entry, so it stands after those. `kernel`, of lines of the kernel: a fault, one that
+    no reset and no time mends (lasting), or one of memory that nothing used (contained). `harmless`: what the log must
+    show for the finding to be a note only.
     """
 
     text: Texts = ()
     match: Line | None = None
+    unless: Line | None = None
+    otherwise: dict[Name, Line] = {}
+    symptom: bool = False
+    kernel: Literal["fault", "lasting", "contained"] | None = None
+    harmless: Literal["one-node", "rdma-used"] | None = None
     example: str | None = None
+    examples: tuple[str, ...] = ()  # other wordings, of older and newer releases
     also: tuple[Name, ...] = ()  # entries that may stand on the same line
 
     @model_validator(mode="after")
@@ -64,8 +75,9 @@ class TextEntry(Entry):
             raise ValueError("a known text needs an 'example', and a state has neither")
         try:
             groups = set(re.compile(self.match).groupindex) if self.match else set()
+            re.compile(self.unless or "")
         except re.error as error:
-            raise ValueError(f"match: not a regular expression: {error}") from None
+            raise ValueError(f"match, unless: not a regular expression: {error}") from None
         if self.text and self.places - groups:
             raise ValueError(f"what: no group in 'match' fills {', '.join(sorted(self.places - groups))}")
         return self
@@ -74,14 +86,19 @@ class TextEntry(Entry):
     def places(self) -> set[str]:
         """The names that its sentences want filled."""
         texts = (self.what, self.cause, self.next)
-        return {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name} - {"playbooks"}
+        named = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+        return named - {"playbooks", "nic"}
 
     def read(self, line: str) -> dict[str, str] | None:
         """What `match` reads off a line that holds one of the texts; None where it doesn't fit."""
+        if self.unless and re.search(self.unless, line):
+            return None
         if self.match is None:
             return {}
         match = re.search(self.match, line)
-        return None if match is None else {name: text or "" for name, text in match.groupdict().items()}
+        if match is None:
+            return None
+        return {name: text or self.otherwise.get(name, "") for name, text in match.groupdict().items()}
 
 
 Table = Mapping[str, TextEntry]

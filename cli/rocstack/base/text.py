@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 _BREAKS = re.compile(r"([\n\t])").split
@@ -30,12 +31,26 @@ def from_json(text: str | bytes) -> Any:
     """What a node, a registry or a file says in JSON.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than any answer.
+        ValueError: it is no JSON, nested deeper than any answer, or has a number that no answer has.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def _whole(text: str) -> int:
+    """What 64 bits hold: a larger one is no float, and thousands of digits are no int in Python."""
+    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
+        raise ValueError("it has a number of more than 64 bits")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"it has a number that is {value}")
+    return value
 
 
 def last_line(output: str | bytes) -> str:
@@ -47,3 +62,19 @@ def last_line(output: str | bytes) -> str:
 def count(number: int, noun: str) -> str:
     """1 node, 2 nodes."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def distance(one: str, other: str, most: int) -> int:
+    """How many letters are lost, doubled, changed or swapped between the two; `most` where it is no less."""
+    if abs(len(one) - len(other)) >= most:
+        return most
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        older, before, row = before, row, [i]
+        for j, wanted in enumerate(other, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                cost = min(cost, older[j - 2] + 1)
+            row.append(cost)
+    return min(row[-1], most)

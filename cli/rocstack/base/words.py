@@ -13,6 +13,14 @@ class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class AtKey(ValueError):
+    """What a check of a whole mapping finds, and below which keys of it that stands."""
+
+    def __init__(self, loc: tuple[str | int, ...], problem: str) -> None:
+        super().__init__(problem)
+        self.loc = loc
+
+
 def _word(pattern: str, meaning: str) -> AfterValidator:
     compiled = re.compile(pattern)
 
@@ -31,7 +39,9 @@ PackageGlob = Annotated[
     str, _word(r"[a-z0-9][a-z0-9.+*-]{0,127}", "a package name or glob (small letters, digits, .+-*)")
 ]
 Gfx = Annotated[str, _word(r"gfx[0-9a-f]{3,5}", "a gfx target such as gfx942")]
-FolderPath = Annotated[str, _word(r"(/[A-Za-z0-9_.+-]{1,60}){1,12}", "an absolute path (letters, digits and _.+-)")]
+FolderPath = Annotated[
+    str, _word(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9_.+-]{1,60}){1,12}", "an absolute path (letters, digits and _.+-, no ..)")
+]
 Sha256 = Annotated[str, _word(r"[0-9a-f]{64}", "a sha256 (64 hex digits)")]
 Url = Annotated[str, _word(r"https?://[A-Za-z0-9._~:/@%+,=?-]{1,500}", "a plain http(s) address (no & or spaces)")]
 PlainUrl = Annotated[
@@ -49,9 +59,27 @@ ImageRef = Annotated[
     str,
     _word(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?", "an image reference (registry/name:tag)"),
 ]
+ImagePrefix = Annotated[
+    str,
+    _word(
+        r"(?=.{1,200}\Z)((?=[^/]*[.:])[A-Za-z0-9.-]+(:[0-9]{1,5})?/)?"
+        r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*",
+        "the start of an image's name (small letters, digits and ._-/)",
+    ),
+]
+Tag = Annotated[str, _word(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", "a tag (at most 128 letters, digits and ._-)")]
 ImageId = Annotated[str, _word(r"sha256:[0-9a-f]{64}", "an image's id (sha256:, 64 hex digits)")]
 PciId = Annotated[str, _word(r"[0-9a-f]{4}:[0-9a-f]{4}", "a PCI id such as 14e4:1760")]
-KernelAbi = Annotated[str, _word(r"[0-9]{1,4}-[0-9]{1,4}", "a kernel-ABI range such as 1-1")]
+
+
+def _from_to(text: str) -> str:
+    low, _, high = text.partition("-")
+    if int(low) > int(high):
+        raise ValueError(f"'{text}' ends before it begins: write {high}-{low}")
+    return text
+
+
+KernelAbi = Annotated[str, _word(r"[0-9]{1,4}-[0-9]{1,4}", "a kernel-ABI range such as 1-1"), AfterValidator(_from_to)]
 _ONE = r"[a-z][a-z0-9_-]{0,40}((>=|<=|==|>|<)[0-9]{1,9}(\.[0-9]{1,9}){0,4})?"
 Condition = Annotated[
     str,
@@ -65,7 +93,7 @@ FilePath = Annotated[
     str, _word(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}(/[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}){0,6}", "a relative path")
 ]
 Option = Annotated[str, _word(r"--?[A-Za-z0-9][A-Za-z0-9_./=,:+-]{0,200}", "a configure option")]
-EnvName = Annotated[str, _word(r"[A-Z][A-Z0-9_]{0,63}", "an environment variable's name")]
+EnvName = Annotated[str, _word(r"[A-Za-z][A-Za-z0-9_]{0,127}", "an environment variable's name")]
 EnvValue = Annotated[str, _word(r"[A-Za-z0-9_.,:/=@%^+ -]{0,300}", "a plain value (no quotes, $, \\ or newline)")]
 Hostlist = Annotated[str, _word(r"[A-Za-z0-9_.,\[\]-]{1,2000}", "a node, a group or a hostlist such as n[1-3,7]")]
 SlurmName = Annotated[str, _word(r"[a-z0-9_][a-z0-9_.-]{0,62}", "a name (small letters, digits and _.-)")]
@@ -85,4 +113,5 @@ MountText = Annotated[
         "SRC[:DST[:ro]] with absolute paths of the nodes",
     ),
 ]
+MemorySize = Annotated[str, _word(r"[1-9][0-9]{0,11}[bkmgBKMG]?", "host or a size such as 64g (b, k, m or g)")]
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0a-\x1f]*$")]

@@ -4,21 +4,19 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from rocstack.base.errors import BadInput
+from rocstack.cli import completion
 from rocstack.cli.ui import print_json
-from rocstack.steps.options import Flag
+from rocstack.steps.options import ClusterInventory, Flag
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Answer = Iterator[Any]
 Json = Annotated[bool, Flag("Print JSON on standard output.")]
-Cluster = Annotated[
-    Path | None, Flag("The cluster's inventory; default: the setting `inventory`.", ("--inventory",), "FILE")
-]
+Cluster = ClusterInventory
 Service = Annotated[
     str | None, Flag("Container: worker, controller, db or registry; default: the worker, else the controller.")
 ]
@@ -97,7 +95,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
             value, default = list.__class_getitem__(get_args(value)[0]), list(default)
         if value is bool and not names:
             names = (f"--{name.replace('_', '-')}",)  # and no --no-...
-        annotation = Annotated[value, _argument(flag) if flag.argument else _option(flag, names)]
+        annotation = Annotated[value, _argument(flag) if flag.argument else _option(flag, names, name)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -105,10 +103,10 @@ def _argument(flag: Flag) -> Any:
     return typer.Argument(help=flag.help, metavar=flag.metavar)
 
 
-def _option(flag: Flag, names: tuple[str, ...]) -> Any:
+def _option(flag: Flag, names: tuple[str, ...], parameter: str) -> Any:
     return typer.Option(
         *names, help=flag.help, metavar=flag.metavar, min=flag.least, max=flag.most, hidden=flag.hidden,
-        show_default=flag.show_default,
+        show_default=flag.show_default, autocompletion=completion.of_option(parameter),
     )  # fmt: skip
 
 

@@ -11,13 +11,26 @@ from rocstack.steps.options import Flag
 
 
 @command("ROCSTACK_NIC=broadcom rocstack config")
-def config() -> Answer:
+def config(
+    check: Annotated[bool, Flag("Check settings, cluster, inventory, stack and overlay; no node is needed.")] = False,
+) -> Answer:
     """Show each setting, its value and where it came from (flag > variable > rocstack.yml > default)."""
     from pydantic import BaseModel
 
     from rocstack.settings.settings import Settings, load
 
     chosen, values = load({}, os.environ, Path.cwd())
+    if check:
+        from rocstack.steps import check as steps
+
+        result = steps.check(chosen)
+        yield result
+        out.say(f"in order: {', '.join(result.checked)}")
+        for warning in result.warnings:
+            out.say(f"note: {warning}")
+        if result.absent:
+            out.say(f"not there: {', '.join(result.absent)}")
+        return
     texts = {name: info.description or "" for name, info in Settings.model_fields.items()}
     yield {
         name: {"value": value.model_dump() if isinstance(value, BaseModel) else value, "source": source, "about": about}

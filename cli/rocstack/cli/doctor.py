@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @command("rocstack doctor --log slurm-42.out")
 def doctor(choice: DoctorOptions) -> Answer:
-    """Find known faults of this machine, of an inventory's nodes or in a log: cause and next step.
+    """Find known faults of this machine, of an inventory's nodes, of a job or in logs: cause and next step.
 
     Finding none does not mean that all is well.
     """
@@ -30,19 +30,24 @@ def doctor(choice: DoctorOptions) -> Answer:
         choice = replace(choice, inventory=None, log=choice.log or "-")
     report = step(choice)
     yield report
-    looked_at = _show_log(report, choice.log) if isinstance(report, LogReport) else _show_nodes(report)
+    looked_at = _show_log(report, choice) if isinstance(report, LogReport) else _show_nodes(report)
     known = any(finding.level != "note" for finding in report.findings)
     levels = [finding.level for finding in report.findings]
     found = ", ".join(count(levels.count(level), level) for level in LEVELS if level in levels)
     out.print()
-    out.say(found if known else f"nothing known found {looked_at}")
+    out.say(found if known else f"nothing known was found {looked_at}")
 
 
-def _show_log(report: LogReport, name: str | None) -> str:
+def _show_log(report: LogReport, choice: DoctorOptions) -> str:
     lines = count(report.lines, "line")
+    name = f"job {choice.job}" if choice.job else choice.log
+    files = count(len(report.files), "file") if len(report.files) > 1 else ", ".join(report.files)
     used = ", ".join(f"{kind} ({number} processes)" if number else kind for kind, number in report.transports.items())
     where = "standard input" if name == "-" else name
+    where = f"{where} ({files})" if files else where
     out.say(f"{where}: {lines}" + (f"; RCCL's transport: {used}" if used else ""))
+    if report.skipped:
+        out.say(f"skipped, no logs: {listed(report.skipped, 8)}")
     for finding in report.findings:
         _show(finding, _place(finding))
     return f"in {lines}"
@@ -59,16 +64,17 @@ def _show_nodes(report: NodeReport) -> str:
         out.say(f"RDMA in software, no card: {listed(devices, 8)}")
     for finding in report.findings:
         share = f"{len(finding.nodes)} of {len(report.nodes)} nodes: {listed(finding.nodes, 8)}"
-        _show(finding, share if len(report.nodes) > 1 else "")
+        _show(finding, _place(finding) if finding.line else share if len(report.nodes) > 1 else "")
     for node, what in report.unread.items():
         out.print()
         unread = f"{len(what)} things could not be read, so they are not judged: {listed(what)}"
         paragraph("unread", f"{node}: {unread}")
-    return f"on {names}"
+    logs = [f"{count(lines, 'line')} of {name}" for name, lines in report.logs.items()]
+    return f"on {names}" + (f", nor in {listed(logs)}" if logs else "")
 
 
 def _place(finding: Diagnosis) -> str:
-    parts = [] if finding.line is None else [f"line {finding.line}"]
+    parts = [] if finding.line is None else [f"{finding.file} line {finding.line}".lstrip()]
     if finding.count > 1:
         parts.append(f"{finding.count} times" if finding.line else f"{finding.count} processes")
     if finding.nodes:

@@ -43,7 +43,7 @@ def lock(choice: LockOptions) -> Answer:
     result = steps.lock(choice, say)
     yield result
     for change in result.changes:
-        out.print(f"{change.what}: {change.locked} -> {change.found}")
+        out.say(f"{change.what}: {change.locked} -> {change.found}")
     made = result.lock
     out.print(
         f"{result.file}: {len(made.packages)} packages, {len(made.wheels)} wheels, {len(made.sources)} sources, "
@@ -81,13 +81,16 @@ def explain(choice: ExplainOptions) -> Answer:
                 show_finding(finding, fit.node + (f", virtual {fit.virtual}" if fit.virtual else ""), label=fit.result)
             else:
                 out.print(f"[green]{fit.result}[/]: {escape(fit.sentence)}")
+        for library, targets in result.code:
+            out.say(f"{library} has code for {', '.join(targets) or 'no GPU'}")
         if result.lacks:
             out.say(f"the nodes' GPUs can't train with it: it has {' and '.join(result.lacks)}")
         return
-    idle, broken = (sum(v.state == state for v in result.verdicts) for state in ("does not apply", "broken"))
+    idle, broken = sum(v.state == "does not apply" for v in result.verdicts), sum(v.refuses for v in result.verdicts)
     for verdict in result.verdicts:
         if verdict.state != "does not apply":
-            show_finding(verdict.finding, label=verdict.state)
+            told = verdict.state == "broken" and not verdict.refuses
+            show_finding(verdict.finding, label=verdict.rule.level if told else verdict.state)
     for name, target in result.targets.items():
         out.print(f"[bold]target[/] {escape(f'{name}: {target.sentence}')}")
         paragraph("source", target.source)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -31,6 +32,11 @@ COMMANDS = {
     "report": ("report", "Write a run's report again, or compare two runs."),
     "first-light": ("first_light", "Run every step once on new hardware; write one redacted file."),
     "replay": ("first_light", "Judge the recordings of such a file again."),
+    "size": ("size", "Say what a model needs, how fast it would be, in which layout."),
+    "recipes": ("jobs", "List the kinds of jobs, and explain one."),
+    "submit": ("jobs", "Submit a job to the cluster's Slurm."),
+    "jobs": ("jobs", "List the jobs, and say why one waits."),
+    "job": ("jobs", "Show, follow, cancel or requeue a job."),
     "status": ("operate", "Show each node's image, Slurm state, GPUs, jobs, health."),
     "logs": ("operate", "Show the log of a node's container."),
     "down": ("deploy", "Stop and remove the cluster's containers."),
@@ -41,6 +47,10 @@ COMMANDS = {
     "config": ("config", "Show each setting, its value and where it came from."),
     "local": ("local", "Run a cluster of virtual nodes on this machine."),
 }
+
+
+_OURS = "a bug in rocstack, not a mistake of yours"
+_REPORT = "run again with `rocstack --debug ...` and report what it prints"
 
 
 class LazyGroup(TyperGroup):
@@ -102,20 +112,22 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # closed by whoever started us
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # after it stands another's command
     State.json = "--json" in own
     State.debug = "--debug" in own or bool(os.environ.get("ROCSTACK_TEST_DEBUG"))
     try:
         code = _run()
         sys.stdout.flush()
-    except OSError as error:  # standard output is full, or nobody reads it any more
+    except OSError as error:  # standard output or standard error is full, or nobody reads it any more
         if State.debug and not isinstance(error, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
         if not isinstance(error, BrokenPipeError):
-            State.json = False
-            code = _told(_outside(error))
+            State.json, code = False, 2
+            with suppress(OSError):
+                code = _told(_outside(error))
     sys.exit(code)
 
 
@@ -123,6 +135,8 @@ def _run() -> int:
     try:
         code: Any = app(prog_name="rocstack", standalone_mode=False)
     except (Interrupted, typer.Abort):
+        if State.json:
+            print_json({"error": {"code": "interrupted", "what": "stopped", "exit_code": 130}})
         err.print("stopped. Finished work is kept; run the same command again to continue.")
         return 130
     except BrokenPipeError:
@@ -165,9 +179,13 @@ def _usage_or_bug(error: Exception) -> int:
         return exit_code
     if State.debug:
         raise error
+    if State.json:
+        what = f"{type(error).__name__}: {error}"
+        print_json({"error": {"code": "defect", "what": what, "cause": _OURS, "next": _REPORT, "exit_code": 1}})
+        return 1
     err.print(f"[bold red]error:[/] {escape(f'{type(error).__name__}: {error}')}")
-    err.print("  cause: a bug in rocstack, not a mistake of yours")
-    err.print("  next: run again with `rocstack --debug ...` and report what it prints")
+    err.print(f"  cause: {_OURS}")
+    err.print(f"  next: {_REPORT}")
     return 1
 
 

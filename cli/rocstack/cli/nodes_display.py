@@ -1,8 +1,9 @@
 """What a deploy shows: a row for each node at work on a terminal, a line for each result without one; what it would do,
 and what it did."""
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from rocstack.base.text import count, listed
 from rocstack.cli.ui import Rows, err, escape, out, show_finding, table
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.plan.plan import NodePlan, Outcome, Plan
+from rocstack.node import hostlist
 from rocstack.steps.deploy import DeployPreview
 
+SOME = 8  # nodes that are named one by one
 NONE = {"unchanged": "none", "blocked": "none: not fit", "unreachable": "none: not read"}
 
 
@@ -84,18 +87,29 @@ def _rows(node: NodePlan) -> list[tuple[str, str]]:
 
 
 def _show_findings(plan: Plan) -> None:
-    """What several nodes have alike is shown once."""
-    groups: dict[Finding, list[str]] = {}
-    for node in plan.nodes:
-        for finding in node.findings:
-            groups.setdefault(replace(finding, node=None), []).append(node.name)
-    for finding in plan.findings:
-        groups.setdefault(finding, [])
-    for finding, names in sorted(groups.items(), key=lambda item: LEVELS.index(item[0].level)):
-        out.print()
-        show_finding(finding, listed(names, 8))
+    own = [replace(finding, node=node.name) for node in plan.nodes for finding in node.findings]
+    show_alike([*own, *plan.findings])
     for note in plan.notes:
         out.print(f"\n[bold]note[/] {escape(note)}")
+
+
+def show_alike(findings: Iterable[Finding]) -> None:
+    """What several nodes have alike is shown once, in the words of the first: a thousand of them may be away."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        words = (finding.what, finding.cause, finding.next)
+        alike = (_without_names(text, finding.node) if finding.node else text for text in words)
+        groups.setdefault((finding.level, finding.code, *alike), []).append(finding)
+    for found in sorted(groups.values(), key=lambda each: LEVELS.index(each[0].level)):
+        names = [each.node for each in found if each.node]
+        shown = ", ".join(names) if len(names) <= SOME else f"{len(names)} nodes: {hostlist.fold(names)}"
+        out.print()
+        show_finding(found[0], shown)
+
+
+def _without_names(text: str, node: str) -> str:
+    text = re.sub(r"(?<= host )\S+(?= port \d)", "HOST", text)
+    return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "NODE", text)
 
 
 def show_outcome(outcome: Outcome, log: Path) -> None:
@@ -106,7 +120,7 @@ def show_outcome(outcome: Outcome, log: Path) -> None:
     for name, reason in outcome.failed.items():
         out.print(f"[bold red]failed[/] {escape(f'{name}: {reason}')}")
     if outcome.untouched:
-        out.say(f"not come to: {', '.join(outcome.untouched)}")
+        out.say(f"not reached: {', '.join(outcome.untouched)}")
     if outcome.stopped:
         out.print(f"[bold red]stopped[/]: {escape(outcome.stopped)}")
     changed = count(len(outcome.changed), "node")

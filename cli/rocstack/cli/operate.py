@@ -18,7 +18,8 @@ import typer
 
 from rocstack.base.text import count, listed, visible_lines
 from rocstack.cli.command import Answer, Cluster, Force, Json, Service, Yes, command, confirmed
-from rocstack.cli.ui import Interrupted, escape, out, print_json, show_finding, table
+from rocstack.cli.nodes_display import show_alike
+from rocstack.cli.ui import Interrupted, escape, out, print_json, table
 from rocstack.steps.options import Flag, StatusOptions, inventory_path, settings
 
 if TYPE_CHECKING:
@@ -120,9 +121,7 @@ def _show(cluster: Status) -> None:
     cells = [_cells(node) for node in cluster.nodes]
     heads = [head for head in cells[0] if wide or head not in ("ROLES", "DIGEST", "REASON")]
     table(heads, [[row[head] for head in heads] for row in cells])
-    for finding in cluster.findings:
-        out.print()
-        show_finding(finding, finding.node or "")
+    show_alike(cluster.findings)
 
 
 def _cells(node: NodeStatus) -> dict[str, str]:

@@ -112,13 +112,14 @@ def demo(
     json: Json = False,
 ) -> None:
     """Run the built image: print its versions and train a tiny model on 2 ranks."""
+    from rocstack.container import privileges
     from rocstack.edge import engine
     from rocstack.image.build_report import with_built_stack
 
     reference = with_built_stack(settings(stack=stack, nic=nic)).image_name("worker")
     if engine.find_image(engine.connect(), reference) is None:
         raise Missing.of("not-built", reference=reference)
-    words = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", reference]
+    words = ["docker", "run", "--rm", "--no-healthcheck", "--ipc=host", *privileges.LEAST, reference]
     listed = subprocess.run([*words, "rocstack-versions"], capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         raise CheckFailed.of("demo-failed", reference=reference, output=listed.stderr.strip()[-300:])

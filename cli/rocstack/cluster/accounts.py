@@ -57,7 +57,7 @@ def changes(
         if end and end <= now:
             notes.append(f"reservation {name} ended {end:%Y-%m-%d %H:%M}: remove it from rocstack.yml")
             continue
-        named = members(reservation.nodes, workers, groups, f"cluster.reservations.{name}")
+        named = members(reservation.nodes, workers, groups, ("reservations", name, "nodes"))
         nodes = [each for each in named if each not in absent]
         if len(nodes) < len(named):
             lacking = hostlist.fold(each for each in named if each in absent)

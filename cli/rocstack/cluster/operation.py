@@ -2,11 +2,13 @@
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rocstack.base.words import Duration, ImageRef, Value
+from rocstack.base import image_names
+from rocstack.base.errors import BadInput
+from rocstack.base.words import Duration, Value
 
 Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
@@ -42,11 +44,19 @@ class Ship(Value):
     """How images get to the nodes."""
 
     method: Literal["auto", "registry", "archive", "rack"] = "auto"  # auto: rack where the inventory names any
-    registry: ImageRef | Literal[""] = ""  # the site's own, with folder; default: one on the control node
+    registry: Annotated[str, AfterValidator(lambda text: _registry(text))] = (
+        ""  # the site's own, with folder; default: one on the control node
+    )
     registry_login: bool = False  # nodes pull with this machine's docker login; default: with the node's own, if any
     port: Annotated[int, Field(ge=1, le=65534)] = 5000  # of the control node's registry; the next one is for pushes
     forks: Annotated[int, Field(ge=1, le=1024)] = 32  # nodes at once
     attempts: Annotated[int, Field(ge=1, le=20)] = 4
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.method == "archive" and self.registry:
+            raise ValueError("registry: nothing is pulled with `method: archive`: leave one of the two out")
+        return self
 
     @field_validator("method", mode="before")
     @classmethod
@@ -93,6 +103,15 @@ def minutes(text: str, forever: str = "UNLIMITED") -> str:
 def how_many(share: int | str, whole: int) -> int:
     """A number of nodes: as it is given, or a percentage of all, rounded up."""
     return share if isinstance(share, int) else math.ceil(whole * int(share.removesuffix("%")) / 100)
+
+
+def _registry(text: str) -> str:
+    if text:
+        try:
+            image_names.parse_registry(text)
+        except BadInput as error:
+            raise ValueError(error.what) from None
+    return text
 
 
 def _share(value: int | str, least: int) -> int | str:

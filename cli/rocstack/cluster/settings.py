@@ -1,14 +1,19 @@
 """`cluster:` of rocstack.yml: the Slurm cluster that `deploy` makes. What is not named has a sensible value."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from rocstack.base import document
+from rocstack.base import document, environment
+from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.levels import Level
 from rocstack.base.words import (
     Address,
+    AtKey,
     Duration,
     EnvName,
     EnvValue,
@@ -22,7 +27,9 @@ from rocstack.base.words import (
     User,
     Value,
 )
+from rocstack.cluster import slurm_syntax
 from rocstack.cluster.operation import Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
+from rocstack.container.mount import parse_mount
 from rocstack.node import hostlist
 
 ROOT = "root"  # the account above all others; Slurm makes it
@@ -30,8 +37,15 @@ NORMAL = "normal"  # the QoS that Slurm makes
 VERIFY = "rocstack-verify"  # the acceptance suite's user, account and (hidden) partition, in every cluster
 VERIFY_UID = 42433
 # uids in the images
+SYSTEM = {  # users of the images
+    "_apt", "backup", "bin", "daemon", "docker-registry", "games", "irc", "list", "lp", "mail", "man", "munge", "mysql",
+    "news", "nobody", "proxy", "root", VERIFY, "slurm", "sync", "sys", "uucp", "www-data",
+}  # fmt: skip
 TAKEN = {42430: "munge", 42431: "mysql", 42432: "docker-registry", VERIFY_UID: VERIFY, 64030: "slurm", 65534: "nobody"}
+MOMENT = "%Y-%m-%dT%H:%M"
 Limit = Annotated[int, Field(ge=-1)]
+Weight = Annotated[int, Field(ge=0, le=0xFFFFFFFD)]  # the numbers above mean something else to Slurm
+_IMAGES_OWN = ("bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var")
 
 
 def _hostlists(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,22 +109,22 @@ class Person(Value):
     accounts: tuple[SlurmName, ...] = ()  # the first is the default one; empty: the first of `accounts`
     admin: Literal["none", "operator", "admin"] | None = None  # in Slurm's accounting; default: left as it is
 
-    @field_validator("uid")
+    @field_validator("uid", "gid")
     @classmethod
-    def _free(cls, uid: int) -> int:
-        if uid in TAKEN:
-            raise ValueError(f"{uid} is {TAKEN[uid]} in the images")
-        return uid
+    def _free(cls, number: int | None) -> int | None:
+        if number in TAKEN:
+            raise ValueError(f"{number} is {TAKEN[number]} in the images")
+        return number
 
 
 class Priorities(Value):
     """Weights of a job's priority; the QoS counts most."""
 
-    age: Count = 1000
-    fairshare: Count = 10000
-    qos: Count = 100000
-    size: Count = 500
-    partition: Count = 1000
+    age: Weight = 1000
+    fairshare: Weight = 10000
+    qos: Weight = 100000
+    size: Weight = 500
+    partition: Weight = 1000
 
 
 class Reservation(Value):
@@ -124,6 +138,14 @@ class Reservation(Value):
     duration: Duration = "infinite"
     partition: SlurmName | None = None  # that `count` chooses from
     magnetic: bool = True  # their jobs go there without --reservation
+
+    @field_validator("start")
+    @classmethod
+    def _a_day_that_is(cls, text: str) -> str:
+        try:
+            return text if text == "now" else datetime.strptime(text, MOMENT).strftime(MOMENT)
+        except ValueError as error:
+            raise ValueError(f"there is no such time as {text}: {error}") from None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -164,6 +186,13 @@ class ClusterSettings(Value):
     keep_images: Some = 2  # of each role, on a node
     require: Level | None = None  # of the acceptance suite, that new images must have passed
 
+    @field_validator("name")
+    @classmethod
+    def _of_tables(cls, name: str) -> str:
+        if len(name) > 40 or "." in name:
+            raise ValueError(f"'{name}' names tables of Slurm's database, so it has at most 40 letters and no '.'")
+        return name
+
     @property
     def default_partition(self) -> str:
         return next((name for name, each in self.partitions.items() if each.default), next(iter(self.partitions)))
@@ -191,34 +220,101 @@ class ClusterSettings(Value):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for key, problem in self._problems():
-            raise ValueError(f"{key}: {problem}")
+        for loc, problem in self._problems():
+            raise AtKey(loc, problem)
         return self
 
-    def _problems(self) -> Iterator[tuple[str, str]]:
+    def _problems(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         qos, accounts = {*self.qos, NORMAL}, {*self.accounts, ROOT}
-        if sum(each.default for each in self.partitions.values()) > 1:
-            yield "partitions", "only one can be the default"
+        by_uid: dict[int, str] = {}
+        defaults = [name for name, each in self.partitions.items() if each.default]
+        for name in defaults[1:]:
+            yield ("partitions", name, "default"), f"only one can be the default, and {defaults[0]} is"
+        yield from self._taken_names()
+        yield from self._mounted()
         if self.rest.port in (*range(6817, 6821), self.ship.port, self.ship.port + 1):
-            yield "rest", f"port {self.rest.port} is Slurm's own, or the registry's"
+            yield ("rest", "port"), f"port {self.rest.port} is Slurm's own, or the registry's"
         for name, part in self.partitions.items():
-            yield from _unknown("partitions", name, "QoS", [part.qos], qos)
-            yield from _unknown("partitions", name, "account", part.accounts, accounts)
+            if not part.nodes:
+                yield ("partitions", name, "nodes"), "it names no node: name some, or all"
+            yield from _unknown(("partitions", name, "qos"), "QoS", part.qos, qos)
+            yield from _unknown(("partitions", name, "accounts"), "account", part.accounts, accounts)
         for name, each in self.qos.items():
-            yield from _unknown("qos", name, "QoS", each.preempts or (), qos)
+            yield from _unknown(("qos", name, "preempts"), "QoS", each.preempts, qos)
+            known = slurm_syntax.qos_flags()
+            flags = [flag for flag in each.flags or () if flag.lower() not in {word.lower() for word in known}]
+            yield from _unknown(("qos", name, "flags"), "flag", flags, known)
+            if name in self._preempted(name):
+                yield (
+                    ("qos", name, "preempts"),
+                    f"'{name}' would preempt itself{self._through(name)}: Slurm refuses a loop",
+                )
         for name, account in self.accounts.items():
-            yield from _unknown("accounts", name, "account", [account.parent or ROOT], accounts)
-            yield from _unknown("accounts", name, "QoS", [*(account.qos or ()), account.default_qos], qos)
+            yield from _unknown(("accounts", name, "parent"), "account", account.parent, accounts)
+            yield from _unknown(("accounts", name, "qos"), "QoS", account.qos, qos)
+            yield from _unknown(("accounts", name, "default_qos"), "QoS", account.default_qos, qos)
+            if account.qos is not None and account.default_qos and account.default_qos not in account.qos:
+                yield ("accounts", name, "default_qos"), f"'{account.default_qos}' is not among its `qos`"
             if name in self.ancestors(name):
-                yield "accounts", f"{name} is its own parent"
+                yield ("accounts", name, "parent"), f"{name} is its own parent"
         for name, person in self.users.items():
-            yield from _unknown("users", name, "account", person.accounts, accounts)
-            twin = next((other for other, it in self.users.items() if it.uid == person.uid and other != name), None)
-            if twin:
-                yield "users", f"{twin} and {name} have one uid, {person.uid}"
+            yield from _unknown(("users", name, "accounts"), "account", person.accounts, accounts)
+            twin = by_uid.setdefault(person.uid, name)
+            if twin != name:
+                yield ("users", name, "uid"), f"{twin} and {name} have one uid, {person.uid}"
         for name, reservation in self.reservations.items():
-            yield from _unknown("reservations", name, "account", reservation.accounts, accounts)
-            yield from _unknown("reservations", name, "partition", [reservation.partition], self.partitions)
+            at = ("reservations", name)
+            yield from _unknown((*at, "accounts"), "account", reservation.accounts, accounts)
+            yield from _unknown((*at, "users"), "user", reservation.users, {*self.users, ROOT})
+            yield from _unknown((*at, "partition"), "partition", reservation.partition, self.partitions)
+        for name in self.env:
+            if why := environment.misspelt(name):
+                yield ("env", name), why
+        words = {True: "YES", False: "NO"}
+        for key, value in self.slurm.items():
+            said = words[value] if isinstance(value, bool) else str(value)
+            if why := slurm_syntax.complaint(slurm_syntax.CONF, key, said):
+                yield ("slurm", key), why
+
+    def _taken_names(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        of_suite = "is the acceptance suite's, in every cluster"
+        for field, names in (("partitions", self.partitions), ("accounts", self.accounts)):
+            if VERIFY in names:
+                yield (field, VERIFY), f"'{VERIFY}' {of_suite}: take another name"
+        if "default" in self.partitions:
+            yield ("partitions", "default"), "Slurm reads 'default' as the default of all partitions: take another name"
+        for name in self.users:
+            if name in SYSTEM:
+                yield ("users", name), f"'{name}' {of_suite if name == VERIFY else 'is a user of the images'}"
+
+    def _mounted(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        targets: dict[str, str] = {}
+        for index, text in enumerate(self.mounts):
+            at = ("mounts", index)
+            if ".." in re.split("[/:]", text):
+                yield at, f"'{text}' has '..': write the path itself"
+                continue
+            try:
+                mount = parse_mount(text, base=Path("/"))
+            except BadInput as error:
+                yield at, error.what
+                continue
+            top, _, rest = mount.target.lstrip("/").partition("/")
+            if (top in _IMAGES_OWN and not rest) or mount.target.startswith(
+                ("/etc/rocstack", "/etc/slurm", "/run/rocstack")
+            ):
+                yield at, f"it would hide {mount.target} of the images: mount it elsewhere, SRC:DST"
+            if targets.setdefault(mount.target, text) != text or text in self.mounts[:index]:
+                yield at, f"{mount.target} is mounted above already"
+
+    def _preempted(self, name: str, seen: tuple[str, ...] = ()) -> set[str]:
+        """The QoS that it preempts, and that they preempt."""
+        own = self.qos[name].preempts or () if name in self.qos else ()
+        return {*own}.union(*(self._preempted(each, (*seen, name)) for each in own if each not in (*seen, name)))
+
+    def _through(self, name: str) -> str:
+        others = [each for each in self.qos[name].preempts or () if each != name and name in self._preempted(each)]
+        return f" through '{others[0]}'" if others else ""
 
     def ancestors(self, account: str) -> list[str]:
         """From the parent up, the root left out; ends where it comes back."""
@@ -231,8 +327,9 @@ class ClusterSettings(Value):
 
 
 def _unknown(
-    key: str, name: str, noun: str, wanted: Iterable[str | None], known: Collection[str]
-) -> Iterator[tuple[str, str]]:
-    for each in wanted:
-        if each and each not in known:
-            yield key, f"{name} names the {noun} '{each}', which is not there (known: {', '.join(sorted(known))})"
+    loc: tuple[str, ...], noun: str, wanted: str | Iterable[str] | None, known: Collection[str]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    for index, each in [(None, wanted)] if isinstance(wanted, str) else enumerate(wanted or ()):
+        if each not in known:
+            hint = did_you_mean(each, known) or f"known: {', '.join(sorted(known))}"
+            yield (loc if index is None else (*loc, index)), f"there is no {noun} '{each}': {hint}"

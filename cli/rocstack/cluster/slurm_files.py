@@ -15,6 +15,7 @@ from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
 from rocstack.node import hostlist
 from rocstack.stack import component
 from rocstack.stack.blocks import Blocks, environment, sources, split
+from rocstack.stack.sandbox import for_templates
 
 ALL = "all"
 JWT_KEY = "/run/slurm/jwt_hs256.key"
@@ -24,6 +25,18 @@ BLOCKS = {
     "cgroup.conf": ("limits",),
     "slurmdbd.conf": ("daemon", "database"),
 }
+# Not to be written beside ours: lines of nodes and partitions, and the ports that deploy opens and looks at.
+PORTS = {"slurmctldport": "6817", "slurmdport": "6818"}
+_NEVER = ("nodename", "partitionname", "slurmdparameters", "grestypes", "include", *PORTS)
+_KEYS = {  # of slurm.conf -> below `cluster:`
+    "clustername": "name", "slurmctldhost": "control_address", "slurmctldtimeout": "timeouts.slurmctld",
+    "slurmdtimeout": "timeouts.slurmd", "killwait": "timeouts.kill_wait", "inactivelimit": "timeouts.inactive",
+    "healthcheckprogram": "health", "healthcheckinterval": "health.every", "healthchecknodestate": "health",
+    "proctracktype": "cgroup", "taskplugin": "cgroup", "jobacctgathertype": "cgroup", "grestypes": "gres",
+    "priorityweightage": "priorities.age", "priorityweightfairshare": "priorities.fairshare",
+    "priorityweightqos": "priorities.qos", "priorityweightjobsize": "priorities.size",
+    "priorityweightpartition": "priorities.partition", "partitionname": "partitions",
+}  # fmt: skip
 _WORD = re.compile(r"[A-Za-z0-9._~+/=-]{8,200}")  # a password that slurmdbd.conf can hold
 
 
@@ -75,7 +88,7 @@ def files(
         "cluster": cluster,
         "control": control,
         "cgroups": cgroups,
-        "seconds": seconds,
+        "seconds": for_templates(seconds),
         "jwt_key": JWT_KEY,
         "nodes": _nodes(workers),
         "virtual": virtual,
@@ -107,14 +120,16 @@ def files(
     return Files(texts, cgroups, tuple(notes))
 
 
-def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, Sequence[str]], key: str) -> list[str]:
-    """The workers that `texts` name: all, a group of the inventory, or hostlists. `key` says where it was written.
+def members(
+    texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, Sequence[str]], loc: tuple[str, ...]
+) -> list[str]:
+    """The workers that `texts` name: all, a group of the inventory, or hostlists. `loc` says where below `cluster:`.
 
     Raises:
         BadInput: a name that is no worker and no group.
     """
     result: set[str] = set()
-    for text in texts:
+    for index, text in enumerate(texts):
         if text == ALL:
             result.update(workers)
         elif text in groups and text not in workers:
@@ -124,7 +139,8 @@ def members(texts: Sequence[str], workers: Sequence[str], groups: Mapping[str, S
             if unknown:
                 hint = did_you_mean(unknown[0], {*workers, *groups, ALL})
                 hint = f": {hint}" if hint else ""
-                raise BadInput.of("not-in-the-cluster", key=key, name=unknown[0], hint=hint)
+                key = ".".join(("cluster", *loc))
+                raise BadInput.of("not-in-the-cluster", key=key, name=unknown[0], hint=hint).at("cluster", *loc, index)
             result.update(hostlist.expand(text))
     return sorted(result, key=hostlist.natural)
 
@@ -173,7 +189,7 @@ def _partition(
 ) -> dict[str, str]:
     part: Partition = cluster.partitions[name]
     every = [*(each.name for each in workers), *absent]
-    named = members(part.nodes, every, groups, f"cluster.partitions.{name}")
+    named = members(part.nodes, every, groups, ("partitions", name, "nodes"))
     names = [each for each in named if each not in absent]
     cpus_per_gpu = min((each.cpus // each.gpus for each in workers if each.name in names and each.gpus), default=0)
     words = {
@@ -190,11 +206,22 @@ def _partition(
     return {"name": name, "text": " ".join(f"{key}={value}" for key, value in words.items() if value)}
 
 
+def _step(key: str) -> str:
+    if key.lower() in PORTS:
+        return "leave it out: firewalls and checks go by Slurm's own ports"
+    if key.lower() == "nodename":
+        return "leave it out: the nodes are those of the inventory"
+    own = _KEYS.get(key.lower())
+    return (
+        f"write `{own}` below `cluster:` instead" if own else "override a block of slurm/slurm.conf.j2 in your overlay"
+    )
+
+
 def _more(cluster: ClusterSettings, conf: str) -> tuple[str, ...]:
     ours = {line.partition("=")[0].lower() for line in conf.splitlines() if "=" in line}
     for key in cluster.slurm:
-        if key.lower() in {*ours, "nodename", "partitionname", "slurmdparameters", "grestypes", "include"}:
-            raise BadInput.of("bad-slurm-line", key=key)
+        if key.lower() in {*ours, *_NEVER}:
+            raise BadInput.of("bad-slurm-line", key=key, step=_step(key)).at("cluster", "slurm", key)
     yes = {True: "YES", False: "NO"}
     return tuple(
         f"{key}={yes[value] if isinstance(value, bool) else value}" for key, value in sorted(cluster.slurm.items())

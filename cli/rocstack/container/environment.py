@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rocstack.base.errors import BadInput
+from rocstack.base import environment
+from rocstack.base.errors import BadInput, Where
 
 # These would steer the engine's client itself, and hold no secrets: they stand on the line.
 _CLIENTS_OWN = re.compile(r"(PATH|HOME|(DOCKER|LD|SSL_CERT)_\w+)")
@@ -26,13 +27,15 @@ def parse_env(texts: Sequence[str], environ: Mapping[str, str]) -> Environment:
     """Reads `NAME` (its value is taken from `environ`) and `NAME=VALUE`; the last of a name counts.
 
     Raises:
-        BadInput: not a variable's name.
+        BadInput: not a variable's name, or a misspelt one.
     """
     values: dict[str, str | None] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise BadInput.of("bad-env", name=name)
+        if why := environment.misspelt(name):
+            raise BadInput.of("misspelt-env", Where("--env"), why=why)
         values[name] = value if equals else environ.get(name)
     known = {name: value for name, value in values.items() if value is not None}
     own = {name for name in known if _CLIENTS_OWN.fullmatch(name)}

@@ -7,12 +7,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import StringConstraints
+from typing import TYPE_CHECKING, Literal
 
 from rocstack.base.errors import BadInput, Missing
-from rocstack.base.words import Value
+from rocstack.base.words import MemorySize, Value
 from rocstack.container import privileges, ulimit
 from rocstack.container.environment import NOTHING, Environment
 from rocstack.container.mount import Mount
@@ -24,14 +22,13 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"  # where the current folder appears
 SHM_NEEDED = 8 << 30  # bytes; RCCL and data loaders share memory (Primus' node smoke test asks for as much)
-Size = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,11}[bkmgBKMG]?$")]
 
 
 class RunProfile(Value):
     """What a site sets once for all its containers. `shm`: "host" shares its /dev/shm, a size makes one."""
 
     ulimits: Ulimits = "auto"
-    shm: Literal["host"] | Size = "host"
+    shm: Literal["host"] | MemorySize = "host"
 
 
 DEFAULT = RunProfile()

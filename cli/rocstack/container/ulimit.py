@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from rocstack.base.errors import hinted
 from rocstack.node.limits import LIMITS, UNLIMITED, limit_note
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def parse_limit(value: Any) -> str:
 
 def _known(name: Any) -> Any:
     if name not in LIMITS:
-        raise ValueError(f"no limit {name!r}; known: {', '.join(sorted(LIMITS))}")
+        raise ValueError(f"there is no limit '{name}'{hinted(str(name), LIMITS)}")
     return name
 
 

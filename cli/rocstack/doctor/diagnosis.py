@@ -18,6 +18,7 @@ class Diagnosis(Finding):
 
     count: int = 1  # lines of the log, or nodes
     line: int | None = None  # the first one, from 1
+    file: str = ""  # that has it, where several were read
     seen: tuple[str, ...] = ()  # the line itself, or what each node shows
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()

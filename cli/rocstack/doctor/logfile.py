@@ -3,18 +3,29 @@
 import codecs
 import gzip
 import io
+import os
+import pwd
+import stat
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO, cast
+from contextlib import ExitStack, contextmanager, suppress
+from typing import BinaryIO, NamedTuple, cast
 
 from rocstack.base.errors import BadInput
 
 Read = Callable[[int], bytes]  # up to so many bytes; none at the end
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a packed log raises
 PIECE = 1 << 20  # bytes read at a time; a longer line is cut there
 _SAMPLE = 1 << 16
 _PACKED = {b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2"}  # how the files begin that these unpack
 _TEXT_CONTROLS = frozenset(b"\t\n\r\b\f\x1b")
+
+
+class FileUser(NamedTuple):
+    """As whom a file is read, where root reads it."""
+
+    uid: int
+    gid: int
 
 
 @contextmanager
@@ -25,15 +36,66 @@ def opened(name: str) -> Iterator[Read]:
         BadInput: missing, unreadable, a folder, empty, or not text.
     """
     shown = "standard input" if name == "-" else name
-    if name != "-" and Path(name).is_dir():
+    if name != "-" and os.path.isdir(name):
         raise BadInput.of("log-folder", name=name)
+    with _read_from(lambda: open(0 if name == "-" else name, "rb", closefd=name != "-"), shown) as read:
+        yield read
+
+
+@contextmanager
+def opened_file(name: str, user: FileUser | None = None) -> Iterator[Read]:
+    """As `opened`, for a path that somebody else may have made or named: nothing but a plain file is opened, since a
+    pipe holds its reader up and a device may act.
+
+    Raises:
+        BadInput: as `opened`; or it is no plain file.
+    """
+    with _read_from(lambda: _plain(name, user), name) as read:
+        yield read
+
+
+@contextmanager
+def _read_from(open_it: Callable[[], BinaryIO], shown: str) -> Iterator[Read]:
     try:
-        with open(0 if name == "-" else name, "rb", closefd=name != "-") as raw:
+        with open_it() as raw:
             yield _text(raw, shown)
-    except (gzip.BadGzipFile, EOFError) as error:
+    except DAMAGED as error:
         raise BadInput.of("damaged-log", name=shown, problem=error) from None
     except OSError as error:
         raise BadInput.of("unreadable-log", name=shown, problem=error.strerror or error) from None
+
+
+def _plain(name: str, user: FileUser | None) -> BinaryIO:
+    with _as(user):
+        place = os.open(name, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: what it is can be asked first
+        try:
+            known = os.fstat(place)
+            if not stat.S_ISREG(known.st_mode):
+                raise BadInput.of("no-plain-log", name=name)
+            if not known.st_size:  # or one of the kernel's, such as /proc/kmsg: reading that waits, and takes it away
+                raise BadInput.of("empty-log", name=name)
+            return open(f"/proc/self/fd/{place}", "rb")
+        finally:
+            os.close(place)
+
+
+@contextmanager
+def _as(user: FileUser | None) -> Iterator[None]:
+    """With the user's rights, where this is root; anybody else has their own only."""
+    if user is None or user.uid == 0 or os.geteuid() != 0:
+        yield
+        return
+    groups = [user.gid]
+    with suppress(KeyError):  # a user that this machine doesn't know
+        groups = os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
+    with ExitStack() as back:
+        back.callback(os.setgroups, os.getgroups())
+        os.setgroups(groups)
+        back.callback(os.setegid, os.getegid())
+        os.setegid(user.gid)
+        back.callback(os.seteuid, 0)
+        os.seteuid(user.uid)
+        yield
 
 
 def pieces(read: Read, size: int = PIECE) -> Iterator[bytes]:

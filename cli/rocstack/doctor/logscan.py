@@ -1,43 +1,22 @@
 """Reads a log against the table of known texts. Pure: pieces of bytes in, findings out, memory bounded."""
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
 
 from rocstack.base.finding_texts import Table, TextEntry
 from rocstack.base.findings import in_order
-from rocstack.base.text import listed
+from rocstack.doctor import logrules
 from rocstack.doctor.diagnosis import Diagnosis, Report, diagnosis
+from rocstack.doctor.loglines import excerpt, hinted, holding, origin
+from rocstack.stack import component
 
-RULES = ("tcp-fallback", "tcp-mixed", "tcp-one-node", "transport-unknown")  # found by what all lines say together
+RULES = logrules.CODES
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_SHOWN = 200  # characters of a line
-_NAMES = 64  # nodes, ranks and processes that are remembered by name
-_USING = re.compile(r"NCCL INFO Using network (?P<net>\S.*)")
-_VIA = re.compile(r"via NET/(?P<net>[A-Za-z]\w*)")
-_NET_KEYS = (b"Using network ", b"via NET/")
-_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-_NODE = r"(?P<node>[A-Za-z0-9][A-Za-z0-9.-]{0,62})"
-_PREFIXES = [
-    re.compile(text)
-    for text in (
-        r"\s+",
-        rf"\[?{_TIME}\]?",
-        r"\[\s*\d+\.\d+\]",  # dmesg
-        r"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3}\s+\d+ [\d:]{8}(?: \d{4})?\]?",
-        rf"\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d {_NODE} (?=\S+:)",  # syslog
-        r"\[(?:prterun-[^]@\s]*@)?\d+,(?P<rank>\d+)\]<std(?:out|err)>:",  # mpirun
-        r"\[rank ?(?P<rank>\d+)\]:?|\[[a-z]\w*?\d+\]:",  # torch, torchrun's role and local rank
-        r"(?P<rank>\d+): ",  # srun --label
-        rf"{_NODE}:\d+:\d+ \[\d+\] ",  # RCCL: host, process, thread, device
-        rf"{_NODE}\s+\| ",  # compose
-        rf"slurm(?:d|stepd)-{_NODE}: ",
-        # pdsh, clush: a name with a number at its end, and not a device's
-        r"(?!(?:eth|en[ops]|ib|hsn|lo|card|renderD|nvme|sd|gpu)[a-z]*\d)(?P<node>[A-Za-z][A-Za-z0-9.-]{0,61}\d): ",
-    )
-]
-_KEPT = 400  # characters that are looked at
+_NAMES = 64  # nodes and ranks that are remembered by name
 
 
 class LogReport(Report):
@@ -46,85 +25,101 @@ class LogReport(Report):
     lines: int
     bytes: int
     transports: dict[str, int]  # "IB", "Socket" ... -> processes that use it
+    files: dict[str, int] = {}  # name -> lines, where there are several
+    skipped: dict[str, str] = {}  # files that hold no log -> why
 
 
 def scan(pieces: Iterable[bytes], table: Table) -> LogReport:
     """Every known text of the log, each with its first line and how often it stands there."""
-    texts = [
-        (text.encode(), [entry for entry in table.values() if text in entry.text])
-        for text in dict.fromkeys(text for entry in table.values() for text in entry.text)
-    ]
-    tallies: dict[str, _Tally] = {}
-    net = _Network()
-    lines = size = 0
-    ended = True
-    for piece in pieces:
-        size += len(piece)
-        if b"\x1b" in piece:
-            piece = _ANSI.sub(b"", piece)
+    return scan_files([("", pieces)], table)
+
+
+def scan_files(files: Iterable[tuple[str, Iterable[bytes]]], table: Table) -> LogReport:
+    """Several logs, such as those of the ranks of a job, as one: name, pieces. A finding names the file of its line."""
+    reading = _Reading(table)
+    for name, pieces in files:
+        reading.file(name, pieces)
+    return reading.report()
+
+
+class _Reading:
+    """Lines are counted through all files; where each begins is known."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        entries = table.values()
+        texts = dict.fromkeys(text for entry in entries for text in entry.text)
+        self.texts = [(text.encode(), [entry for entry in entries if text in entry.text]) for text in texts]
+        self.tallies: dict[str, _Tally] = {}
+        self.rules = logrules.Rules()
+        self.starts: list[int] = []
+        self.names: list[str] = []
+        self.lines = self.size = 0
+
+    def file(self, name: str, pieces: Iterable[bytes]) -> None:
+        self.starts.append(self.lines)
+        self.names.append(name)
+        ended = True
+        for piece in pieces:
+            self.size += len(piece)
+            self._piece(_ANSI.sub(b"", piece) if b"\x1b" in piece else piece)
+            ended = piece.endswith(b"\n")
+        self.lines += not ended
+        self.rules.ended()
+
+    def _piece(self, piece: bytes) -> None:
         seen: set[tuple[str, int]] = set()  # a line counts once for an entry, whichever of its texts it holds
-        for key, entries in texts:
-            for number, line in _holding(piece, key):
+        for key, entries in self.texts:
+            for number, line in holding(piece, key):
+                if hinted(line, key.decode()):
+                    continue
                 for entry in entries:
                     if (entry.code, number) in seen or (values := entry.read(line)) is None:
                         continue
                     seen.add((entry.code, number))
-                    tallies.setdefault(entry.code, _Tally(entry)).add(lines + number, line, key, values)
-        net.look(piece)
-        lines += piece.count(b"\n")
-        ended = piece.endswith(b"\n")
-    lines += not ended
-    findings = [tally.finding() for tally in sorted(tallies.values(), key=lambda tally: tally.line)]
-    findings += net.findings(table)
-    return LogReport(lines=lines, bytes=size, transports=net.used(), findings=in_order(findings))
+                    self.tallies.setdefault(entry.code, _Tally(entry)).add(self.lines + number, line, key, values)
+        self.rules.look(piece, self.lines)
+        self.lines += piece.count(b"\n")
+
+    def report(self) -> LogReport:
+        shown = self.rules.shown()
+        found = [tally.finding(shown) for tally in self.tallies.values()] + self.rules.findings(self.table)
+        return LogReport(
+            lines=self.lines,
+            bytes=self.size,
+            transports=self.rules.transports(),
+            files=dict(zip(self.names, self._counts(), strict=True)) if self.names != [""] else {},
+            findings=in_order(self._placed(each) for each in _ranked(found, self.table)),
+        )
+
+    def _counts(self) -> Iterable[int]:
+        return (after - before for before, after in pairwise([*self.starts, self.lines]))
+
+    def _placed(self, finding: Diagnosis) -> Diagnosis:
+        if finding.line is None:
+            return finding
+        at = bisect_left(self.starts, finding.line) - 1
+        return replace(finding, line=finding.line - self.starts[at], file=self.names[at])
 
 
-def _holding(piece: bytes, key: bytes) -> Iterator[tuple[int, str]]:
-    """The lines of `piece` that hold `key`, with their number from 1. A carriage return ends what a person sees."""
-    at, number, counted = piece.find(key), 1, 0
-    while at >= 0:
-        number += piece.count(b"\n", counted, at)
-        counted = at
-        end = piece.find(b"\n", at)
-        end = len(piece) if end < 0 else end
-        start = piece.rfind(b"\n", 0, at) + 1
-        start = max(start, piece.rfind(b"\r", start, at) + 1)
-        shown_end = piece.find(b"\r", at, end)
-        line = piece[max(start, at - 4096) : min(end if shown_end < 0 else shown_end, at + 4096)]
-        yield number, line.decode("utf-8", "replace")
-        at = piece.find(key, end)
+def _ranked(findings: Iterable[Diagnosis], table: Table) -> list[Diagnosis]:
+    """Causes before what often follows from them, both as the log has them; what has no line of its own stands last."""
+    return sorted(findings, key=lambda each: (table[each.code].symptom, each.line is None, each.line or 0))
 
 
-def _excerpt(line: str, key: bytes) -> str:
-    """What fits on a line of a terminal, around what was found, without control characters."""
-    line = "".join(char if char.isprintable() else " " for char in line).strip()
-    at = max(line.find(key.decode()), 0)
-    start = 0 if len(line) <= _SHOWN else max(0, min(at - _SHOWN // 4, len(line) - _SHOWN))
-    end = start + _SHOWN
-    return ("… " if start else "") + line[start:end] + (" …" if end < len(line) else "")
+@cache
+def _nics() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """How the texts of libraries, drivers and devices of a NIC profile name it, and the profile's name."""
+    return tuple(
+        (re.compile(rf"(?<![a-z0-9])(?:lib)?(?:{'|'.join(map(re.escape, names))})(?![a-z])"), nic.name)
+        for nic in component.nic_profiles()
+        if (names := [*nic.modules, *([nic.provider] if nic.provider else [])])
+    )
 
 
-class LogOrigin(NamedTuple):
-    """Which node and rank a line comes from, as far as what stands before it says so."""
-
-    node: str | None = None
-    rank: int | None = None
-
-
-def origin(line: str) -> LogOrigin:
-    """
-    >>> origin("[1,3]<stderr>:n2:812:830 [3] NCCL INFO Using network IB")
-    LogOrigin(node='n2', rank=3)
-    """
-    node: str | None = None
-    rank: int | None = None
-    at, line = 0, line[:_KEPT]
-    while match := next((m for m in (p.match(line, at) for p in _PREFIXES) if m and m.end() > at), None):
-        groups = match.groupdict()
-        node = groups.get("node") or node
-        rank = int(groups["rank"][:9]) if groups.get("rank") else rank
-        at = match.end()
-    return LogOrigin(node, rank)
+def nic_of(line: str) -> str:
+    """The NIC profile of which a line speaks; NIC, as one would fill it in, where it names none."""
+    return next((name for pattern, name in _nics() if pattern.search(line)), "NIC")
 
 
 @dataclass
@@ -141,61 +136,14 @@ class _Tally:
         place = origin(line)
         self.count += 1
         if not self.line or number < self.line:
-            self.line, self.excerpt, self.values = number, _excerpt(line, key), values
+            self.line, self.excerpt, self.values = number, excerpt(line, key), {"nic": nic_of(line), **values}
         if place.node and len(self.nodes) < _NAMES:
             self.nodes[place.node] = None
         if place.rank is not None and len(self.ranks) < _NAMES:
             self.ranks[place.rank] = None
 
-    def finding(self) -> Diagnosis:
+    def finding(self, shown: set[str]) -> Diagnosis:
+        """`shown`: what the whole log shows, which makes some findings harmless."""
         seen, nodes, ranks = (self.excerpt,), tuple(self.nodes), tuple(sorted(self.ranks))
-        return diagnosis(self.entry, self.values, count=self.count, line=self.line, seen=seen, nodes=nodes, ranks=ranks)
-
-
-class _Network:
-    """Which transport each process says that it uses."""
-
-    def __init__(self) -> None:
-        self.info = False
-        self.processes: dict[str, str] = {}  # "n1:812" -> "IB"; a later word replaces an earlier one
-        self.via: set[str] = set()
-        self.hosts: dict[str, None] = {}
-
-    def look(self, piece: bytes) -> None:
-        self.info = self.info or b"NCCL INFO" in piece
-        for _, line in (match for key in _NET_KEYS for match in _holding(piece, key)):
-            if match := _VIA.search(line):
-                self.via.add(_family(match["net"]))
-            elif match := _USING.search(line):
-                process = re.search(r"([A-Za-z0-9][\w.-]*):(\d+):\d+ \[", line)
-                place = origin(line)
-                name = f"{process[1]}:{process[2]}" if process else f"{place.node or '?'}:{place.rank}"
-                if name in self.processes or len(self.processes) < 65536:
-                    self.processes[name] = _family(match["net"].strip())
-                    self.hosts[name.partition(":")[0]] = None
-
-    def used(self) -> dict[str, int]:
-        kinds = list(self.processes.values())
-        return {kind: kinds.count(kind) for kind in sorted({*kinds, *self.via})}
-
-    def findings(self, table: Table) -> list[Diagnosis]:
-        sockets = [name for name, kind in self.processes.items() if kind == "Socket"]
-        others = {*self.processes.values(), *self.via} - {"Socket"}
-        if not sockets and "Socket" not in self.via:
-            if others:
-                return []
-            why = "RCCL's start isn't in it" if self.info else "it has no NCCL INFO line"
-            return [diagnosis(table["transport-unknown"], {"why": why})]
-        hosts = tuple(dict.fromkeys(name.partition(":")[0] for name in sockets)) or ("some ranks",)
-        if others:
-            name = "tcp-mixed"
-        else:
-            name = "tcp-fallback" if "Socket" in self.via or len(self.hosts) != 1 else "tcp-one-node"
-        count = f"{len(sockets)} processes on " if len(sockets) > 1 else ""
-        who = count + listed(hosts)
-        return [diagnosis(table[name], {"who": who}, count=max(len(sockets), 1), nodes=hosts[:_NAMES])]
-
-
-def _family(net: str) -> str:
-    """IB for all of RCCL's own verbs transports and their plugins (IBext_v8), else the name itself."""
-    return "IB" if net.startswith("IB") else net[:40]
+        values = {**self.values, **({"level": "note"} if self.entry.harmless in shown else {})}
+        return diagnosis(self.entry, values, count=self.count, line=self.line, seen=seen, nodes=nodes, ranks=ranks)

@@ -1,12 +1,14 @@
 """What is known to be wrong with these nodes: every rule over every profile, findings grouped by what they say."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rocstack.base.finding_texts import Entry, Table
 from rocstack.base.findings import in_order
 from rocstack.base.text import listed
 from rocstack.doctor import fleet, rdma_states, states
 from rocstack.doctor.diagnosis import Diagnosis, Report, diagnosis
+from rocstack.doctor.logscan import LogReport
 from rocstack.node.parse_network import SOFT_ROCE_MODULE
 from rocstack.node.profile import NodeProfile
 
@@ -21,6 +23,19 @@ class NodeReport(Report):
     virtual: dict[str, str]  # node -> its node model, where the hardware is not real
     software: dict[str, tuple[str, ...]]  # node -> its RDMA devices that are the kernel's own, without a card
     unread: dict[str, tuple[str, ...]]  # node -> what could not be read and why
+    logs: dict[str, int] = {}  # of the one node that is examined: name -> lines
+
+    def with_logs(self, node: str, read: LogReport, skipped: Mapping[str, str]) -> "NodeReport":
+        """With what stands in the node's own logs."""
+        found = [replace(each, node=node, nodes=(node,)) for each in read.findings]
+        unread = {node: (*self.unread.get(node, ()), *(f"{name}: {why}" for name, why in skipped.items()))}
+        return self.model_copy(
+            update={
+                "findings": in_order([*self.findings, *found]),
+                "logs": read.files,
+                "unread": self.unread | (unread if unread[node] else {}),
+            }
+        )
 
 
 def examine(nodes: Sequence[NodeProfile], table: Table, failures: Mapping[str, str] | None = None) -> NodeReport:

@@ -188,9 +188,10 @@ def _firmware() -> dict[str, CardFirmware]:
 
 @rule
 def firmware_ibgda(node: NodeProfile) -> Iterator[Values]:
-    """Of what is newer than all known good releases, or lies between them, nothing is known."""
+    """Of what is newer than all known good releases, or lies between them, nothing is known. Without GPUs none of
+    them starts a transfer."""
     cards = defaultdict(list)
-    for nic in node.nics:
+    for nic in node.nics if node.gpus else ():
         if nic.device in _firmware() and nic.firmware:
             cards[nic.nic, nic.device, nic.firmware].append(nic.verbs or nic.pci)
     for (name, device, firmware), devices in cards.items():

@@ -39,6 +39,8 @@ _FORCED = {
     "ANSIBLE_LOCALHOST_WARNING": "False",
     "ANSIBLE_INVENTORY_UNPARSED_WARNING": "False",
     "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
+    # Facts as variables: a node that names options of ssh in its answer would say how this machine reaches it.
+    "ANSIBLE_INJECT_FACT_VARS": "False",
     "MAX_EVENT_RES": str(1 << 30),  # ansible-runner drops larger results without a word
 }
 _DEFAULTS = {
@@ -47,12 +49,25 @@ _DEFAULTS = {
     # A node that hangs, or whose network is cut, would be waited for as long as TCP does: hours.
     "ANSIBLE_SSH_EXTRA_ARGS": "-o ServerAliveInterval=10 -o ServerAliveCountMax=3",
 }
+# Where Python is looked for on nodes. By their full paths: what a login shell finds first may be a version manager's
+# shim that starts nothing. Not in vars_files, which Ansible reads again for each node.
+_PYTHONS = [*(f"/usr/bin/python3.{minor}" for minor in range(14, 7, -1)), "/usr/bin/python3", "python3"]
 # ssh would wait for ever at a terminal that nobody sees; so it fails, and its reason is shown.
 _ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": "", r"[Pp]assword:": ""}
 # "Failed to parse FILE with ini plugin: why" of ansible-core 2.17, "... inventory with 'ini' plugin: why" of 2.19.
 _COMPLAINT = re.compile(
     r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
 )
+# ssh says first what went wrong, and then what follows from it; before that a banner, or a frame of @, may stand.
+_SSH_SAYS = re.compile(
+    r"^(ssh: |kex_exchange_identification|Load key |Bad owner|no such identity|Unable to negotiate|Host key ver"
+    r"|command-line|.*: line \d+: |.*Permission denied|Connection (closed|reset|timed)|Received disconnect)"
+)
+_HOME = re.compile(r"Unable to create local directories '?(?P<folder>[^':]+?)'?[.:]+ (?P<why>.+?)(: b?'|$| Traceback)")
+_SCRIPT = re.compile(r"(?:non-zero exit code (?P<code>\d+)|execution error: *(?P<said>.*))")
+_SCRIPT_SAID = "Standard error from inventory script:"
+_NO_VAULT = "vault secrets"  # none were given, or none fits
+_HARMLESS = ("Invalid characters were found in group names",)  # they are not replaced either
 _UUID = re.compile(r"[0-9a-f-]{36}")
 _UNREACHED = r"^Data could not be sent to remote host .*? can be reached over ssh:\s*"
 _POSITION = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
@@ -125,6 +140,7 @@ def run(
     variables: Mapping[str, Any] | None = None,
     node_specs: Mapping[str, object] | None = None,
     limit: Iterable[str] | None = None,
+    timeout: int = 60,
     log: Path | None = None,
     on_event: OnEvent = lambda host, state: None,
     on_task: OnTask = lambda host, task, state, result: None,
@@ -134,9 +150,10 @@ def run(
 
     `variables` become `rocstack_input`, `packed`; they appear in the process list, so nothing secret belongs there.
     `node_specs`, by host, may hold keys: each is `packed`, too, and Ansible reads them out of this process's memory.
-    `limit` leaves out all other hosts. What Ansible prints is added to `log`. `on_event` (a host's first start, and
-    each end) and `on_task` (each task's) are called in another thread. `watch` is called before the run and several
-    times a second during it; what it raises ends the run, and all processes of it. So does a kill of this process.
+    `limit` leaves out all other hosts. `timeout` is in seconds, for playbooks that ask. What Ansible prints is added to
+    `log`. `on_event` (a host's first start, and each end) and `on_task` (each task's) are called in another thread.
+    `watch` is called before the run and several times a second during it; what it raises ends the run, and all
+    processes of it. So does a kill of this process.
 
     Raises:
         BadInput: the inventory isn't there, can't be read or names no host.
@@ -163,7 +180,12 @@ def run(
             "playbook": str(paths.playbooks() / playbook),
             "inventory": str(inventory.absolute()),
             "forks": forks,
-            "extravars": {"rocstack_input": packed(variables or {}), "rocstack_node_specs": secret},
+            "extravars": {
+                "rocstack_input": packed(variables or {}),
+                "rocstack_node_specs": secret,
+                "rocstack_timeout": timeout,
+                "ansible_interpreter_python_fallback": _PYTHONS,
+            },
         }
         if limit is not None:  # in a file: a thousand names would not fit on a command line
             Path(private, "limit").write_text("\n".join(limit) + "\n")
@@ -266,19 +288,34 @@ def _interruptible(action: Callable[[], object], mark: str, watch: Watch) -> Non
 
 
 def reason(result: Mapping[str, Any]) -> str:
-    """Why a task failed, in one line: the last that ssh or the module said."""
+    """Why a task failed, in one line: the first that ssh says itself, or the last of the module."""
     texts = [str(result.get(key) or "").strip() for key in ("module_stderr", "msg", "stderr", "exception")]
     text = next(filter(None, texts), "no reason given")
+    by_ssh = "over ssh:" in text or "via ssh:" in text
     for prefix in ("Task failed: ", "Action failed: ", "Failed to connect to the host via ssh: "):
         text = text.removeprefix(prefix)
     text = re.sub(_UNREACHED, "", text) or "the connection broke off"
-    return text.splitlines()[-1].strip()
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in lines if by_ssh and _SSH_SAYS.match(line)), lines[-1])
+
+
+def warnings(output: str) -> tuple[str, ...]:
+    """What Ansible warned of, each in one line and once; without what means nothing."""
+    parts = re.split(r"^\[([A-Z ]+)\]: *", output, flags=re.MULTILINE)
+    said = (" ".join(text.split()) for kind, text in zip(parts[1::2], parts[2::2], strict=True) if kind == "WARNING")
+    return tuple(dict.fromkeys(each for each in said if each and not each.startswith(_HARMLESS)))
 
 
 def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
     """What Ansible said before it reached a host; nearly always about the inventory. It tries one format after the
     other, and we show the complaint about the format that the file has."""
     words = " ".join(output.split())  # it wraps lines
+    if home := _HOME.search(words):
+        return BadInput.of("no-ansible-home", folder=home["folder"], why=home["why"])
+    if _NO_VAULT in words:
+        return no_vault(inventory)
+    if _is_script(inventory):
+        return _script_error(output, words, inventory)
     messages = [text.strip() for text in re.split(r"\[?\b(?:ERROR|WARNING)\]?[:!]+", words) if text.strip()]
     complaints = {match[1]: match[2] for text in messages if (match := _COMPLAINT.search(text))}
     form = "ini" if "ini" in complaints and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
@@ -292,3 +329,32 @@ def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
         return BadInput.of("unreadable-inventory", where, complaint=what, inventory=inventory)
     said = " ".join(messages[-3:]) or "no reason given"
     return CheckFailed.of("ansible-failed", messages=said, inventory=inventory)
+
+
+def no_vault(inventory: Path) -> BadInput:
+    """It has secrets of a vault that Ansible can't open."""
+    return BadInput.of("no-vault-password", inventory)
+
+
+def _is_script(inventory: Path) -> bool:
+    try:
+        with inventory.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def _script_error(output: str, words: str, inventory: Path) -> BadInput:
+    """Why an inventory that is a program gave none."""
+    script = inventory if inventory.is_absolute() else f"./{inventory}"
+    if not os.access(inventory, os.X_OK):
+        return BadInput.of("inventory-not-executable", inventory, script=script)
+    ended = _SCRIPT.search(words)
+    if ended is None:
+        complaint = next((text for name, text in _COMPLAINT.findall(words) if name == "script"), "no reason given")
+        return BadInput.of("inventory-script-json", inventory, why=complaint, script=script)
+    said = output.partition(_SCRIPT_SAID)[2].strip() or (ended["said"] or "")
+    lines = [line for line in re.split(r"^\[", said, flags=re.MULTILINE)[0].splitlines() if line.strip()]
+    why = lines[-1].strip() if lines else "it said nothing"
+    code = f" with exit code {ended['code']}" if ended["code"] else ""
+    return BadInput.of("inventory-script-failed", inventory, code=code, why=why, script=script)

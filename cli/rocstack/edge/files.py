@@ -4,9 +4,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from rocstack.node import files as node_files
 
 PRIVATE = 0o600
 
@@ -19,8 +21,10 @@ def write(path: Path, text: str, *, private: bool = False) -> None:
 
 @contextmanager
 def writing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A new file beside `path`. It takes the place of `path` when the block ends, and goes if the block fails."""
-    with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
+    """A new file beside `path`. It takes the place of `path` when the block ends, and goes if the block fails. What
+    killed processes left of the same file goes as well; one that somebody else is writing stays."""
+    sweep(path)
+    with _beside(path) as file:
         try:
             yield file
             file.flush()
@@ -28,9 +32,30 @@ def writing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
             os.replace(file.name, path)
         except BaseException:
-            os.unlink(file.name)
+            with suppress(FileNotFoundError):
+                os.unlink(file.name)
             raise
     _sync_folder(path)
+
+
+def sweep(path: Path) -> None:
+    """Removes what killed processes left of `path` beside it, half-written."""
+    node_files.sweep(str(path.absolute().parent), _prefix(path), {os.geteuid()})
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}.rocstack-"
+
+
+def _beside(path: Path) -> IO[bytes]:
+    """A new file, held so that nobody sweeps it."""
+    while True:
+        file = tempfile.NamedTemporaryFile(  # noqa: SIM115
+            dir=path.absolute().parent, prefix=_prefix(path), delete=False
+        )
+        if node_files.hold(file.fileno()):
+            return file
+        file.close()
 
 
 def create_private(path: Path, text: str) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import posixpath
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import from_json
@@ -194,28 +193,27 @@ def cluster_lock(
         "lock": spec.path, "file": spec.file, "fence": spec.fence, "least": least, "history": spec.history,
         "entry": dict(entry or {}), "silence": silence, "wait": wait, "who": who,
     }  # fmt: skip
-    with tempfile.TemporaryFile() as log:
-        program, answer = _begin(ssh_host, spec, request, on_wait, log)
-        fence = {"number": answer.fence, "who": who["who"]} if spec.fence else {}
-        lock = ClusterLock(spec, answer.text, answer.before, fence, program, silence)
-        stop = threading.Event()
-        talk = threading.Thread(target=lock._converse, args=(stop,), daemon=True)
-        talk.start()
-        try:
-            yield lock
-            lock.end = {"outcome": "done", **lock.end}
-        except BaseException as error:
-            failed = isinstance(error, Exception)  # else somebody stopped it
-            why = getattr(error, "what", str(error)) if failed else "stopped by its operator"
-            lock.end |= {"outcome": "failed" if failed else "interrupted", "why": why[:WHY]}
-            raise
-        finally:
-            stop.set()
-            with lock._words:
-                lock._words.notify_all()
-            if not lock.lost:
-                talk.join(silence)  # what is to be written is written
-            program.end()
+    program, answer = _begin(ssh_host, spec, request, on_wait)
+    fence = {"number": answer.fence, "who": who["who"]} if spec.fence else {}
+    lock = ClusterLock(spec, answer.text, answer.before, fence, program, silence)
+    stop = threading.Event()
+    talk = threading.Thread(target=lock._converse, args=(stop,), daemon=True)
+    talk.start()
+    try:
+        yield lock
+        lock.end = {"outcome": "done", **lock.end}
+    except BaseException as error:
+        failed = isinstance(error, Exception)  # else somebody stopped it
+        why = getattr(error, "what", str(error)) if failed else "stopped by its operator"
+        lock.end |= {"outcome": "failed" if failed else "interrupted", "why": why[:WHY]}
+        raise
+    finally:
+        stop.set()
+        with lock._words:
+            lock._words.notify_all()
+        if not lock.lost:
+            talk.join(silence)  # what is to be written is written
+        program.end()
 
 
 def operator() -> str:
@@ -237,11 +235,11 @@ def holder(text: str) -> str:
 
 
 def _begin(
-    ssh_host: SshHost, spec: LockSpec, request: dict[str, Any], on_wait: Callable[[], None], log: IO[bytes]
+    ssh_host: SshHost, spec: LockSpec, request: dict[str, Any], on_wait: Callable[[], None]
 ) -> tuple[Program, _Answer]:
     source = _source()
     python = [ssh_host.python, "-u", "-c", _START.format(size=len(source))]
-    program = Program(ssh_host.argv(python, options=["-a", "-x", "-T"]), log)
+    program = Program(ssh_host.argv(python, options=["-a", "-x", "-T"]))
     try:
         with suppress(OSError):
             _send(program, source + json.dumps(request).encode() + b"\n")
@@ -262,8 +260,7 @@ def _begin(
     except BaseException as error:
         program.end()
         if isinstance(error, EOFError | ValueError):
-            log.seek(0)
-            raise ssh_host.error("no lock on", log.read().decode(errors="replace")) from None
+            raise ssh_host.error("no lock on", program.complaints()) from None
         raise
 
 
@@ -282,7 +279,7 @@ def _answer(program: Program) -> _Answer:
     Raises:
         EOFError, ValueError: it says no more, or what it never says.
     """
-    for line in iter(lambda: program.stdout.readline(LONGEST), b""):
+    for line in iter(lambda: program.line(LONGEST), b""):
         _, mark, text = line.decode(errors="replace").partition(holder_program.MARK)
         if mark:
             return _Answer.model_validate_json(text)

@@ -36,6 +36,8 @@ _OPTIONS = (
     "Compression=no",  # layers are compressed
     "LogLevel=INFO",  # why it failed
 )
+KEPT = 64 << 10  # bytes of the beginning and of the end of what a program complains
+_COMPLAINS_S = 2.0  # seconds for what a program said before it ended
 _LOOK_S = 0.1  # between two looks at how much came
 _READY = "rocstack-tunnel-ready"
 _NOISE = re.compile(r"^$|^\*\* |^Warning: Permanently added|^Connection to .* closed")
@@ -157,6 +159,11 @@ def captured(line: Sequence[str], seconds: float, given: bytes = b"") -> subproc
         return subprocess.CompletedProcess(line, process.returncode, out.read(), err.read())
 
 
+def bounded(seconds: float) -> list[str]:
+    """Before a command: killing `ssh` or `docker exec` would leave it there."""
+    return ["timeout", "--kill-after=5", f"{seconds:.0f}"]
+
+
 def output(ssh_host: SshHost, command: Sequence[str], most: int, seconds: float = TIMEOUT_S) -> tuple[int, str, str]:
     """The exit status of `command` as root there, the first `most` bytes of its output, and the last line of its
     complaints: whatever the host sends, no more is kept.
@@ -164,20 +171,30 @@ def output(ssh_host: SshHost, command: Sequence[str], most: int, seconds: float 
     Raises:
         CheckFailed: ssh doesn't get through, or there is no answer in time.
     """
-    with tempfile.TemporaryFile() as log:
-        program = Program(ssh_host.argv(command, options=["-T"]), log)
-        data, left = b"", most
-        try:
-            with program.within(seconds):
-                while left and (piece := program.stdout.read(left)):
-                    data, left = data + piece, left - len(piece)
-        finally:
-            program.end()
-        log.seek(0)
-        said = log.read(most).decode(errors="replace")
-        if program.returncode in (FAILED, -signal.SIGKILL):
-            raise ssh_host.error("no answer from", said or f"nothing within {seconds:.0f} s")
-        return program.returncode, data.decode(errors="replace"), last_line(said)
+    code, data, said = raw_output(ssh_host, command, most, seconds)
+    return code, data.decode(errors="replace"), said
+
+
+def raw_output(
+    ssh_host: SshHost, command: Sequence[str], most: int, seconds: float = TIMEOUT_S
+) -> tuple[int, bytes, str]:
+    """As `output`, in bytes.
+
+    Raises:
+        CheckFailed: as `output`.
+    """
+    program = Program(ssh_host.argv(command, options=["-T"]))
+    data, left = b"", most
+    try:
+        with program.within(seconds):
+            while left and (piece := program.stdout.read(left)):
+                data, left = data + piece, left - len(piece)
+    finally:
+        program.end()
+    said = program.complaints()
+    if program.returncode in (FAILED, -signal.SIGKILL):
+        raise ssh_host.error("no answer from", said or f"nothing within {seconds:.0f} s")
+    return program.returncode, data, last_line(said)
 
 
 def _program(variables: Mapping[str, Any]) -> tuple[str, ...]:
@@ -222,10 +239,48 @@ class Program(subprocess.Popen[bytes]):
     stdin: IO[bytes]
     stdout: IO[bytes]
 
-    def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
-        super().__init__(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0
-        )
+    stderr: IO[bytes]
+
+    def __init__(self, command: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0)
+        self._first = self._last = b""
+        self._unread = bytearray()  # output that `line` has taken out of the pipe
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def _listen(self) -> None:
+        """To all of its complaints, so that it isn't held up; however many they are, a part of them is kept."""
+        with self.stderr as pipe:
+            while piece := pipe.read(KEPT):
+                more = KEPT - len(self._first)
+                self._first += piece[:more]
+                self._last = (self._last + piece[more:])[-KEPT:]
+
+    def line(self, most: int) -> bytes:
+        """The next of its output, of a longer one `most` bytes; empty when there is none. The pipe has no buffer, whose
+        `close` would wait for another thread that reads."""
+        looked = 0
+        while not (end := self._unread.find(b"\n", looked) + 1) and len(self._unread) < most:
+            looked = len(self._unread)
+            piece = self.stdout.read(KEPT)
+            if not piece:
+                break
+            self._unread += piece
+        size = min(end or len(self._unread), most)
+        line = bytes(self._unread[:size])
+        del self._unread[:size]
+        return line
+
+    def lines(self) -> Iterator[bytes]:
+        """Of its output; a longer one in pieces."""
+        while line := self.line(KEPT):
+            yield line
+
+    def complaints(self) -> str:
+        """Of a program that has ended: the first and the last of them."""
+        self._reader.join(_COMPLAINS_S)  # whoever it started may have the pipe still
+        return (self._first + self._last).decode(errors="replace")
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -260,34 +315,28 @@ def tunnel(ssh_host: SshHost, address: str, port: int) -> Iterator[tuple[str, in
     if not ssh_host.program:
         yield address, port
         return
-    with tempfile.TemporaryFile() as log:
-        program, near = _forward(ssh_host, address, port, log)
-        try:
-            yield "127.0.0.1", near
-        except BaseException:
-            program.kill()  # by itself ssh goes on while a request over it does
-            raise
-        finally:
-            program.end()
+    program, near = _forward(ssh_host, address, port)
+    try:
+        yield "127.0.0.1", near
+    finally:
+        program.terminate()  # by itself ssh goes on as long as a connection through it is open
+        program.end()
 
 
-def _forward(ssh_host: SshHost, address: str, port: int, log: IO[bytes]) -> tuple[Program, int]:
+def _forward(ssh_host: SshHost, address: str, port: int) -> tuple[Program, int]:
     """ssh runs `cat` there, so that it ends when its input does; by then it listens."""
     far = f"[{address}]" if ":" in address else address
     for _ in range(3):  # somebody may take the port first
-        log.seek(0)
-        log.truncate()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             near = int(probe.getsockname()[1])
         options = ["-a", "-x", "-T", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{near}:{far}:{port}"]
-        program = Program([*ssh_host.program, *options, ssh_host.address, f"echo {_READY} && exec cat"], log)
+        program = Program([*ssh_host.program, *options, ssh_host.address, f"echo {_READY} && exec cat"])
         with program.within(TIMEOUT_S):
-            if any(line.strip() == _READY.encode() for line in iter(program.stdout.readline, b"")):
+            if any(line.strip() == _READY.encode() for line in program.lines()):
                 return program, near
         program.end()
-        log.seek(0)
-        output = log.read().decode(errors="replace")
+        output = program.complaints()
         if "cannot listen to port" not in output:
             break
     raise ssh_host.error("no tunnel to", output)

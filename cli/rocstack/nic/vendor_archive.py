@@ -20,7 +20,11 @@ MIB = 1 << 20
 # Firmware is padded with zeros, but a whole archive never shrinks 200-fold (deflate's own limit is about 1030).
 RATIO, RATIO_FROM = 200, 64 * MIB
 MAX_INDEX = 16 * MIB  # a zip's central directory: some 200,000 members
+MAX_BYTES = 8192 * MIB  # of all that is read, and so of a member: tarfile steps over one MIB by MIB, also past the end
 MAX_HEADER = MIB  # a tar's long name or extended header
+# tarfile looks for "DIGITS name=" in an extended header from each of its bytes on: a header of digits alone would take
+# an hour, and no Ctrl-C is heard meanwhile. Numbers there have some 20 digits.
+_ENDLESS = re.compile(rb"[0-9]{33}")
 # Ending -> how a file with it begins, at which byte, and what opens it.
 _KINDS: dict[str, tuple[bytes, int, Callable[..., Any]]] = {
     ".zip": (b"PK", 0, lambda file: file),
@@ -42,7 +46,7 @@ class Budget:
     """What may be read in one search, however deep archives are nested."""
 
     members: int = 100_000
-    bytes: int = 8192 * MIB
+    bytes: int = MAX_BYTES
 
     def member(self, where: str) -> None:
         self.members -= 1
@@ -160,13 +164,40 @@ class _Metered:
         return b"".join(parts)
 
 
+class _Again:
+    """A stream of which a part was read, which comes once more."""
+
+    def __init__(self, part: bytes, stream: Any) -> None:
+        self._part, self._stream = part, stream
+
+    def read(self, size: int) -> bytes:
+        part, self._part = self._part, b""
+        return part or bytes(self._stream.read(size))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class _Header(tarfile.TarInfo):
     """Refuses headers that tarfile would believe."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.size < 0 or (self.type in b"xgXLK" and self.size > MAX_HEADER):
+        if not 0 <= self.size <= (MAX_HEADER if self.type in b"xgXLK" else MAX_BYTES):
             raise tarfile.ReadError(f"a header of {self.size} bytes")
-        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        if found.size > MAX_BYTES:  # by an extended header
+            raise tarfile.ReadError(f"a member of {found.size} bytes")
+        return found
+
+    def _proc_pax(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        data = tar.fileobj.read(-(-self.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+        if _ENDLESS.search(data):
+            raise tarfile.ReadError("an extended header with a number of more than 32 digits")
+        stream, tar.fileobj = tar.fileobj, _Again(data, tar.fileobj)
+        try:
+            return super()._proc_pax(tar)  # type: ignore[misc,no-any-return]
+        finally:
+            tar.fileobj = stream
 
 
 def _tar(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) -> Iterator[Member]:

@@ -6,7 +6,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from . import containers, files, pull, removal
+from . import containers, engine_facts, files, pull, removal
 from .engine import NodeError, Row, docker
 from .fence import Fence
 from .node_lock import STATE, node_lock
@@ -15,6 +15,7 @@ from .node_lock import STATE, node_lock
 # order without a state is only a part of one.
 _UNDER_WAY = "under-way"
 _VOLUME = "--volume="
+_ROOM = 64 << 20  # bytes
 
 
 def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> None:
@@ -50,6 +51,7 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
         _containers(order, done, heal, mark, before, fence)
         acted = bool(_started(done))
         if rest or acted or done["files"]:
+            _require_room(order)
             _commands(order, done, before, fence)
         fence.check()
         if order.get("keep") is not None:
@@ -113,6 +115,16 @@ def _container(
         done["containers"][spec["name"]] = error.done.to_dict()
         raise
     done["containers"][spec["name"]] = one.to_dict()
+
+
+def _require_room(order: Row) -> None:
+    """Slurm's controller reads back what it has saved when it is told of new files. On a full disk it saves nothing:
+    a job that has ended meanwhile would run on for ever in its books."""
+    if any("scontrol" in command for command in order.get("exec", [])):
+        root, free = engine_facts.room()
+        if free is not None and free < _ROOM:
+            what = f"{root} has only {free / 1e6:.0f} MB free: Slurm's controller can't save its jobs"
+            raise NodeError(what, "free space there", "full")
 
 
 def _commands(order: Row, done: Row, before: list[Row], fence: Fence) -> None:

@@ -18,7 +18,7 @@ from . import (
 )
 from .collect_commands import COMMANDS, ask_kernel, run_command
 from .collect_paths import MODEL_FOLDER
-from .recording import SCHEMA, is_index, pack
+from .recording import HOST, SCHEMA, is_index, pack
 
 LARGEST_TEXT = 1 << 20
 LARGEST_LIBRARY = 4 << 20
@@ -71,9 +71,10 @@ class _Node:
         self._steps: dict[str, str] = {}
 
     def to_dict(self) -> dict[str, Any]:
+        host = self.host or self.files.get("/proc/sys/kernel/hostname", "").strip()
         full = {path.rpartition("/")[0] for path in (*self.files, *self.blobs, *self.links, *self.devices)}
         return {
-            "schema": SCHEMA, "host": self.host or self.files.get("/proc/sys/kernel/hostname", "").strip(),
+            "schema": SCHEMA, "host": host if HOST.fullmatch(host) else "",  # a kernel takes any bytes
             "files": self.files, "blobs": self.blobs, "links": self.links, "folders": sorted(self.folders - full),
             "devices": self.devices, "commands": self.commands, "unread": self.unread,
         }  # fmt: skip

@@ -136,6 +136,16 @@ def engine_limits() -> tuple[dict[str, int], bool]:
     return hard_limits(read_text(folder + "limits")), raises
 
 
+def room() -> tuple[str, int | None]:
+    """Where the engine keeps images, containers and volumes, and how many bytes are free there."""
+    try:
+        root = run_docker("info", "--format", "{{.DockerRootDir}}", seconds=TIMEOUT_S).out.strip()
+    except (NodeError, OSError, subprocess.TimeoutExpired):
+        root = ""
+    root = root or "/var/lib/docker"
+    return root, _free_bytes(root)
+
+
 def _free_bytes(root: str) -> int | None:
     try:
         room = os.statvfs(root)

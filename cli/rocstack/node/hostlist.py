@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterable
 
 MOST = 1 << 16  # names in one list; slurm.conf(5): "no more than 64k"
-_PART = re.compile(r"(?:[^\[\],]|\[[^\]]*\])+")
+_PART = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")  # of a thousand open brackets each is looked at once
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -46,6 +46,18 @@ def expand(text: str) -> tuple[str, ...]:
     if not found or ",".join(_PART.findall(text)) != text:
         raise ValueError(f"{text!r:.80} is no hostlist such as n[1-3,7]")
     return tuple(found)
+
+
+def first(text: str) -> str:
+    """The first name, however many there are.
+
+    Raises:
+        ValueError: as `expand`.
+    """
+    part = re.match(r"((?:[^\[\],]|\[\d[^\[\]]*\])+)(?:,|$)", text)
+    if not part:
+        raise ValueError(f"{text!r:.80} is no hostlist such as n[1-3,7]")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", part[1])
 
 
 def _split(name: str) -> tuple[str, str]:

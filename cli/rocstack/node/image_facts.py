@@ -45,7 +45,8 @@ class ImageFacts:
     # (vendor:device, rdma-core): before this release, rdma-core's provider doesn't know the card. None: not said.
     card_needs: tuple[tuple[str, str], ...] | None = None
     providers: tuple[ImageProvider, ...] = ()
-    gfx: tuple[str, ...] = ()  # GPU targets that it has code for
+    gfx: tuple[str, ...] = ()  # GPU targets that it is built for
+    code: tuple[tuple[str, tuple[str, ...]], ...] = ()  # and those that a library in it has code for, as was read there
     framework: str | None = None  # what trains: pytorch or jax
     framework_rocm: str | None = None  # the ROCm release that this is built for
     rehearsal: str | None = None  # what it lacks for the GPUs of the nodes that it was built for nevertheless
@@ -78,6 +79,7 @@ def _image_facts(name: str, own: Mapping[str, object]) -> ImageFacts:
         card_needs=_card_needs(own.get("nic.cards")),
         providers=_providers(own.get("nic.providers")),
         gfx=_words(own.get("gfx")),
+        code=tuple((key[4:], _targets(own[key])) for key in sorted(own) if key.startswith("gfx.") and _text(key)),
         framework=_text(own.get("framework")),
         framework_rocm=_text(own.get("framework.rocm")),
         rehearsal=_text(own.get("rehearsal")),
@@ -93,6 +95,10 @@ def _text(value: object) -> str | None:
 
 def _words(value: object) -> tuple[str, ...]:
     return tuple(word for word in (_text(value) or "").split(",") if word)
+
+
+def _targets(value: object) -> tuple[str, ...]:
+    return tuple(word for word in _words(value) if word != "none")
 
 
 def _digits(value: object) -> int | None:

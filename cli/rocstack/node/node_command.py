@@ -3,6 +3,7 @@
 rocstack-node start [--daemons]       judge, choose the provider; prints the fabric's environment, and writes it
 rocstack-node gate                     does the image fit this node?
 rocstack-node env [--task]             the environment with its reasons; --task: as Slurm's TaskProlog prints it
+rocstack-node job                      writes the secret of a job that begins, as Slurm's Prolog
 rocstack-node prove [--many] [--all]   open device, PD, CQ, QP of each device that the image is for;
                                        --many: 8 threads x 64 queue pairs, --all: every device that libibverbs lists
 
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import start_gate
+from . import rendezvous, start_gate
 from .collect import collect
 from .fabric import ENV_PATH, Fabric, fabric, parse_env, render_env
 from .gate import FITS, LIBRARIES, SLINGSHOT, SLINGSHOT_FILES, UNFIT, UNKNOWN, GateFinding, GateVerdict, judge
@@ -38,7 +39,7 @@ PLUGIN_FOLDER = Path("/opt/rocstack/nic/plugin")
 ENV_FILES = (ENV_PATH, "/run/rocstack/fabric.env")  # the first that may be written
 CODES = {FITS: 0, UNFIT: 1, UNKNOWN: 2}
 UNREADABLE = 3
-OPTIONS = {"start": ("--daemons",), "gate": (), "env": ("--task",), "prove": ("--many", "--all")}
+OPTIONS = {"start": ("--daemons",), "gate": (), "env": ("--task",), "job": (), "prove": ("--many", "--all")}
 
 
 def main(arguments: list[str]) -> int:
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
         return 2
     if command == "env" and "--task" in options:
         return task()
+    if command == "job":
+        return job()
     try:
         if command == "start":
             return start(daemons="--daemons" in options)
@@ -225,10 +228,28 @@ def task() -> int:
         variables = read_env()
     except (OSError, ValueError) as error:
         report(f"the fabric's environment can't be read: {error}")
-        return 0
-    if not variables:
-        report(f"no fabric environment for this task: there is no {' or '.join(ENV_FILES)}")
+        variables = {}
+    else:
+        if not variables:
+            report(f"no fabric environment for this task: there is no {' or '.join(ENV_FILES)}")
     for name, value in variables.items():
         if name not in os.environ:
             print(f"export {name}={value}")
+    try:
+        meeting = rendezvous.variables(os.environ, rendezvous.read_secret(os.environ))
+    except (KeyError, IndexError, ValueError) as error:
+        report(f"no rendezvous for this task: {type(error).__name__}: {error}")
+        return 0
+    print(*rendezvous.lines(os.environ, meeting), sep="\n")
+    if warning := rendezvous.taken(os.environ, meeting):
+        print(warning)
+    return 0
+
+
+def job() -> int:
+    """Part of Slurm's Prolog. A job begins without a secret too: its tasks are given no port then."""
+    try:
+        rendezvous.write_secret(os.environ)
+    except (OSError, ValueError) as error:
+        report(f"no secret for this job: {error}")
     return 0

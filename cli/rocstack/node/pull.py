@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 
 from . import engine_errors, files
 from .engine import EngineApi, NodeError, Row, docker, inspect_existing
-from .engine_facts import image_id
+from .engine_facts import image_id, room
 from .fence import Fence
 from .node_lock import STATE
 
@@ -249,10 +249,5 @@ def _explain(complaint: str, reference: str) -> NodeError:
 
 
 def _disk_facts() -> dict[str, str]:
-    root = docker("info", "--format", "{{.DockerRootDir}}", check=False).out.strip() or "/var/lib/docker"
-    try:
-        room = os.statvfs(root)
-        free = "%.1f GB" % (room.f_bavail * room.f_frsize / 1e9)
-    except OSError:
-        free = "how much is not known"
-    return {"root": root, "free": free}
+    root, free = room()
+    return {"root": root, "free": "how much is not known" if free is None else "%.1f GB" % (free / 1e9)}

@@ -10,15 +10,19 @@ from __future__ import annotations
 import base64
 import gzip
 import os
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 SCHEMA = 1
-LARGEST = 64 << 20  # bytes of one blob
+LARGEST = 64 << 20  # bytes of all blobs; the collector takes libraries of up to 4 MiB
 LONGEST = 2048  # bytes of a path
+MOST_FOLDERS = 50_000  # the node models have some hundreds
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as long as a kernel lets a node call itself
 T = TypeVar("T")
 MODEL_FILE = "/sys/devices/virtual/rocstack/model"  # only a virtual node has it: the node model's name
 
@@ -58,7 +62,11 @@ class Recording:
         for path in self.folders:
             self._children.setdefault(path, {})
         for path in (*self.files, *self.blobs, *self.links, *self.folders, *self.devices):
+            if len(path) > LONGEST:  # each of its folders is kept by its whole path
+                raise ValueError(f"{path!r:.80} is no path")
             while path not in ("", "/"):
+                if len(self._children) > MOST_FOLDERS:
+                    raise ValueError(f"more than {MOST_FOLDERS} folders")
                 path, _, name = path.rpartition("/")
                 known = self._children.setdefault(path or "/", {})
                 if name in known:
@@ -126,24 +134,28 @@ class Recording:
             raise ValueError(f"a recording of schema {schema!r:.40}, this rocstack reads {SCHEMA}")
         try:
             recording = Recording(
-                host=_text(data["host"]),
+                host=_host(data["host"]),
                 files=_texts(data["files"]),
-                blobs={path: unpack(text) for path, text in _texts(data["blobs"]).items()},
+                blobs=_blobs(_texts(data["blobs"])),
                 links=_texts(data["links"]),
                 folders=tuple(_text(path) for path in _of(list, data["folders"])),
                 devices={_text(path): _node(**node) for path, node in data["devices"].items()},
                 commands={_text(line): _answer(**answer) for line, answer in data["commands"].items()},
                 unread=_texts(data["unread"]),
             )
-            recording._check_paths()
+            recording.check_paths()
         except (KeyError, TypeError, AttributeError, ValueError, zlib.error) as error:
             raise ValueError(f"not a recording: {error!r:.200}") from error
         return recording
 
-    def _check_paths(self) -> None:
-        """A tree of them is written to disks, and none may lead out of it."""
+    def check_paths(self) -> None:
+        """A tree of them is written to disks, and none may lead out of it.
+
+        Raises:
+            ValueError: a path or a link's target is not absolute and normal, or a file stands where a folder does.
+        """
         leaves = {*self.files, *self.blobs, *self.links, *self.devices}
-        for path in (*leaves, *self.folders):
+        for path in (*leaves, *self.folders, *self.links.values()):
             plain = path[:1] == "/" != path[1:2] and "\0" not in path and os.path.normpath(path) == path
             if not plain or len(path.encode()) > LONGEST or any(len(name.encode()) > 255 for name in path.split("/")):
                 raise ValueError(f"{path!r:.80} is no path")
@@ -152,22 +164,57 @@ class Recording:
 
     def write_tree(self, root: Path, below: str = "/sys") -> None:
         """Makes a tree that real tools read: what lies below one folder, without that folder's name; links are
-        relative, so the tree may be mounted anywhere. Device nodes are not made."""
+        relative, so the tree may be mounted anywhere. Device nodes are not made. Nothing is written through a link
+        that is there below `root`.
+
+        Raises:
+            ValueError: as `check_paths`.
+            OSError: it can't be written; a link or another kind of file is in the way.
+        """
+        self.check_paths()
         prefix = below.rstrip("/") + "/"
+        root.mkdir(parents=True, exist_ok=True)
         for path in self.folders:
             if path.startswith(prefix):
-                (root / path[len(prefix) :]).mkdir(parents=True, exist_ok=True)
+                with _opened(root, path[len(prefix) :]):
+                    pass
         for path, data in {**{path: text.encode() for path, text in self.files.items()}, **self.blobs}.items():
             if path.startswith(prefix):
-                target = root / path[len(prefix) :]
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
+                folder, _, name = path[len(prefix) :].rpartition("/")
+                with _opened(root, folder) as handle:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+                    with open(os.open(name, flags, 0o666, dir_fd=handle), "wb") as file:
+                        file.write(data)
         for path, to in self.links.items():
-            if path.startswith(prefix) and os.path.normpath(to).startswith(prefix) and "\0" not in to:
-                link, aim = root / path[len(prefix) :], root / to[len(prefix) :]
-                link.parent.mkdir(parents=True, exist_ok=True)
-                if not link.is_symlink():
-                    link.symlink_to(os.path.relpath(str(aim), str(link.parent)))
+            if path.startswith(prefix) and to.startswith(prefix):
+                folder, _, name = path[len(prefix) :].rpartition("/")
+                with _opened(root, folder) as handle:
+                    aim = os.path.relpath(to, path.rpartition("/")[0])
+                    if not _is_link(name, aim, handle):
+                        os.symlink(aim, name, dir_fd=handle)
+
+
+@contextmanager
+def _opened(root: Path, folder: str) -> Iterator[int]:
+    """A folder below `root`, made where it isn't there; never through a link."""
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in filter(None, folder.split("/")):
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=handle)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(handle)
+            handle = inner
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _is_link(name: str, to: str, folder: int) -> bool:
+    try:
+        return os.readlink(name, dir_fd=folder) == to
+    except OSError:
+        return False
 
 
 def is_index(name: str) -> bool:
@@ -185,16 +232,25 @@ def pack(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 
-def unpack(text: str) -> bytes:
+def unpack(text: str, most: int = LARGEST) -> bytes:
     """
     Raises:
-        ValueError, zlib.error: not packed by `pack`, broken off, or larger than any library.
+        ValueError, zlib.error: not packed by `pack`, broken off, or more than `most` bytes.
     """
     reader = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    data = reader.decompress(base64.b64decode(text, validate=True), LARGEST)
-    if not reader.eof:
-        raise ValueError(f"packed bytes that break off or are more than {LARGEST}")
+    data = reader.decompress(base64.b64decode(text, validate=True), most + 1)  # 0 would be no limit
+    if not reader.eof or len(data) > most:
+        raise ValueError(f"packed bytes that break off or are more than {most}")
     return data
+
+
+def _blobs(packed: Mapping[str, str]) -> dict[str, bytes]:
+    """All together are no larger than one may be."""
+    blobs, left = {}, LARGEST
+    for path, text in packed.items():
+        blobs[path] = unpack(text, left)
+        left -= len(blobs[path])
+    return blobs
 
 
 def _of(kind: type[T], value: Any) -> T:
@@ -206,6 +262,13 @@ def _of(kind: type[T], value: Any) -> T:
 def _text(value: Any) -> str:
     """A name on a node may be any bytes; what is no text in them becomes "?", since JSON can't hold it."""
     return _of(str, value).encode("utf-8", "replace").decode()
+
+
+def _host(value: Any) -> str:
+    """It names a file, too. Empty where a node doesn't say."""
+    if _of(str, value) and not HOST.fullmatch(value):
+        raise ValueError(f"{value!r:.80} is no host's name")
+    return str(value)
 
 
 def _texts(table: Any) -> dict[str, str]:

@@ -19,8 +19,9 @@ CONTAINER = "rocstack-control"
 PAUSE = 5.0  # seconds between two looks: each costs the controller a listing of all jobs
 SOON, QUICK = 0.5, 30.0  # seconds between two looks, for so long, at what takes seconds
 REQUEUED = 60.0  # seconds for requeued jobs to be gone
-# What slurm_state.table reads, in the controller's container.
-STATE = "scontrol show nodes --json && echo '\x1e' && squeue --json"
+# What slurm_state.table reads, in the controller's container: of jobs, nothing that their users write. With it, some
+# thousands of them would be more than an answer may hold.
+STATE = "scontrol show nodes --json && echo '\x1e' && squeue --all --noheader --format='%A|%T|%N'"
 
 
 class SlurmController:
@@ -39,7 +40,7 @@ class SlurmController:
         """
         nodes, _, queue = self._ask("bash", "-c", STATE).partition("\x1e")
         try:
-            return slurm_nodes(json.loads(nodes), json.loads(queue))
+            return slurm_nodes(json.loads(nodes), queue)
         except ValueError as error:
             raise NodeError(f"Slurm's answer can't be read: {error}", kind="slurm") from None
 

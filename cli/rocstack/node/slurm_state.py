@@ -1,6 +1,6 @@
 """What Slurm says of its nodes, reduced to what a deploy asks. Pure; standard library only.
 
-Words as `scontrol show nodes --json` of Slurm 23.11 to 24.11 has them.
+Words as `scontrol show nodes --json` and squeue of Slurm 23.11 to 24.11 have them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ _ENDED = frozenset({"PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "N
                     "DEADLINE", "OUT_OF_MEMORY"})  # fmt: skip
 
 
-def slurm_nodes(nodes: Row, queue: Row) -> dict[str, Row]:
+def slurm_nodes(nodes: Row, queue: str) -> dict[str, Row]:
     """Name -> {"state": words, "reason", "jobs": ids, "cpus", "busy_cpus", "gres", "busy_gres", "last_busy": epoch
-    seconds, "started": when its slurmd did}, from the two answers in JSON."""
+    seconds, "started": when its slurmd did}, from an answer in JSON and the queue's lines NUMBER|STATE|NODES.
+
+    Raises:
+        ValueError: it is another answer.
+    """
     jobs: dict[str, list[int]] = {}
-    for job in queue.get("jobs") or []:
-        states = set(_words(job.get("job_state")))
-        if states & _ENDED and "COMPLETING" not in states:
+    for line in queue.split():
+        number, state, names = line.split("|")
+        if state in _ENDED:
             continue
-        for name in hostlist.expand(str(job["nodes"])) if job.get("nodes") else ():
-            jobs.setdefault(name, []).append(int(job["job_id"]))
+        for name in hostlist.expand(names) if names else ():
+            jobs.setdefault(name, []).append(int(number))
     return {
         str(node["name"]): {
             "state": _words(node.get("state")),

@@ -10,7 +10,7 @@ Kept are hardware models, versions, PCI addresses, names of network devices and 
 import ipaddress
 import re
 import string
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -104,14 +104,19 @@ class Redaction:
         self._addresses: set[str] = set()
         self._versions: set[str] = set()
         self._host_names: dict[str, str] = {}
+        firsts = [next(iter(names), "").lower() for names in hosts]
+        # Also of those that are addresses, or can't be told from other words.
+        self._nodes = {name: f"node-{number}" for number, name in enumerate(firsts, 1) if name not in PLAIN}
         for number, names in enumerate(hosts, 1):
             for name in names:
-                if IPV4.fullmatch(name) or ":" in name:
+                if _is_address(name):
                     self._addresses.add(name)
                     continue
                 short, _, domain = name.lower().partition(".")
                 self._host_names |= {each: f"node-{number}" for each in (name.lower(), short) if _telling(each)}
                 self._words |= {domain: "domain"} if "." in domain else {}
+        # What a node calls itself may be another's name.
+        self._host_names |= {name: to for name, to in self._nodes.items() if name in self._host_names}
         for recording in recordings:
             for path, content in recording.files.items():
                 if SERIALS.search(path) and len(content.strip()) > 3:
@@ -130,7 +135,7 @@ class Redaction:
         text = self.text
         return replace(
             recording,
-            host=self._host_names.get(recording.host.lower(), recording.host),
+            host=self._nodes.get(recording.host.lower(), recording.host),
             files={text(path): self.file(path, content) for path, content in recording.files.items()},
             blobs={text(p): data for p, data in ((p, _blob(p, d)) for p, d in recording.blobs.items()) if data},
             links={text(path): text(to) for path, to in recording.links.items()},
@@ -169,7 +174,7 @@ class Redaction:
 
     def key(self, name: str) -> str:
         name = name.encode(errors="replace").decode()
-        name = self._hosts_pattern.sub(lambda m: self._host_names[m[0].lower()], self.text(name))
+        name = self._hosts_pattern.sub(_instead(self._host_names), self.text(name))
         return IPV4.sub(lambda m: m[0] if m[0] in self._versions else self._ipv4(m[0]), name)
 
     def field(self, name: str, value: Any) -> Any:
@@ -182,7 +187,7 @@ class Redaction:
         text = text.encode(errors="replace").decode()  # half characters, which JSON can name and no file hold
         for form, to in FORMS:
             text = form.sub(to, text)
-        text = self._pattern.sub(lambda m: self._words[m[0].lower()], self.text(text))
+        text = self._pattern.sub(_instead(self._words), self.text(text))
         text = re.sub(rf"(?<=://){NAME.pattern}", lambda m: m[0] if PUBLIC.fullmatch(m[0]) else "host", text)
         return IPV4.sub(lambda m: m[0] if m[0] in self._versions else self._ipv4(m[0]), text)
 
@@ -193,7 +198,7 @@ class Redaction:
     def words(self, text: str, *, any_address: bool = False) -> str:
         """Without host names, serial numbers and IPv4 addresses: the known ones or, in a text about the network, where
         no version looks like one, all."""
-        text = self._pattern.sub(lambda m: self._words[m[0].lower()], text)
+        text = self._pattern.sub(_instead(self._words), text)
         return IPV4.sub(lambda m: self._ipv4(m[0]) if any_address or m[0] in self._addresses else m[0], text)
 
     def _digest(self, kind: str, value: object, size: int) -> bytes:
@@ -303,8 +308,28 @@ class Redaction:
         return "\n".join(lines) + "\n" * content.endswith("\n")
 
 
+def _is_address(name: str) -> bool:
+    try:
+        return bool(IPV4.fullmatch(name) or ipaddress.IPv6Address(name))
+    except ValueError:
+        return False
+
+
 def _telling(word: str) -> bool:
     return len(word) > 1 and not (word.isdecimal() and len(word) < 4) and word.lower() not in PLAIN
+
+
+def _instead(words: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
+    """What takes the place of a word, however it is spelt. A pattern that ignores case takes more for the same letter
+    than `lower` does: the long s, the i without its dot."""
+
+    def find(match: re.Match[str]) -> str:
+        said = match[0]
+        if said.lower() in words:
+            return words[said.lower()]
+        return next(to for word, to in words.items() if re.fullmatch(re.escape(word), said, re.IGNORECASE))
+
+    return find
 
 
 def _any_of(words: Collection[str]) -> re.Pattern[str]:

@@ -1,21 +1,24 @@
 """Settings: flag > ROCSTACK_* variable > rocstack.yml > default."""
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from rocstack.base import document, image_names
-from rocstack.base.errors import BadInput, Where, did_you_mean, hinted
-from rocstack.base.words import ImageRef, Line, Name, Url, Value
+from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean, hinted
+from rocstack.base.words import ImagePrefix, ImageRef, Line, Name, Tag, Url, Value
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import DEFAULT, RunProfile
 from rocstack.stack import stack
 from rocstack.stack.stack import AptRepository
 
 FILE = "rocstack.yml"
+OTHER_NAMES = ("rocstack.yaml", "rockstack.yml", "rocstack.yml.yml", ".rocstack.yml", "Rocstack.yml")
 PREFIX = "ROCSTACK_"
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -24,6 +27,27 @@ def _no_password(address: str) -> str:
     if "@" in address:
         raise ValueError("the mirror's address stays in the image, so it can't hold a name and password")
     return address
+
+
+def _some(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+def _registry(text: str) -> str:
+    if text:
+        try:
+            image_names.parse_registry(text)
+        except BadInput as error:
+            raise ValueError(error.what) from None
+    return text
+
+
+def _folder(text: str) -> str:
+    if text and not Path(text).expanduser().is_dir():
+        raise ValueError(f"no folder {text}")
+    return text
 
 
 def _file(text: str) -> str:
@@ -49,8 +73,10 @@ class Settings(Value):
     inventory: Line = Field(
         "inventory.yml", description="inventory of the cluster: what `deploy`, `status`, `logs`, `down` ... go by"
     )
-    out: Line = Field(".rocstack", description="folder for contexts, logs and reports")
-    image_prefix: ImageRef = Field("rocstack", description="local image names start with this")
+    out: Annotated[Line, AfterValidator(_some)] = Field(
+        ".rocstack", description="folder for contexts, logs and reports"
+    )
+    image_prefix: ImagePrefix = Field("rocstack", description="local image names start with this")
     base: Literal["auto", "registry", "mmdebstrap"] = Field(
         "auto", description="where the base comes from; auto: the registry, else mmdebstrap"
     )
@@ -63,12 +89,14 @@ class Settings(Value):
         "",
         description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
     )
-    sources: Line = Field("", description="folder of upstream archives to build from, instead of downloading them")
+    sources: Annotated[Line, AfterValidator(_folder)] = Field(
+        "", description="folder of upstream archives to build from, instead of downloading them"
+    )
     rehearsal: bool = Field(
         False, description="build and deploy images that can't use the nodes' GPUs; they are marked as rehearsal images"
     )
-    push: Line = Field("", description="registry[:port][/folder] to push to")
-    tag: Line = Field("", description="release tag; default: ISO year and week, such as 2026.47")
+    push: Annotated[Line, AfterValidator(_registry)] = Field("", description="registry[:port][/folder] to push to")
+    tag: Tag | Literal[""] = Field("", description="release tag; default: ISO year and week, such as 2026.47")
     attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")
     run: RunProfile = Field(
         DEFAULT, description="limits and shared memory of containers that `run` starts (ulimits, shm)"
@@ -105,12 +133,16 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         BadInput: an unknown or wrong setting, with the place it came from.
     """
     file = folder / FILE
+    for other in OTHER_NAMES:
+        if (folder / other).exists() and not file.exists():
+            raise BadInput.of("settings-elsewhere", folder / other, name=other, file=FILE)
     doc = document.read(file) if file.exists() else document.Document(str(file), {})
     known = Settings.model_fields
     own = doc.data
     for key in own:
         if key not in known:
-            raise BadInput.of("unknown-setting", doc.where((key,)), key=key, hint=hinted(key, known))
+            below = ": it belongs below `cluster:`" if key in ClusterSettings.model_fields else ""
+            raise BadInput.of("unknown-setting", doc.where((key,)), key=key, hint=below or hinted(key, known))
     chosen: list[SettingValue] = []
     values: dict[str, Any] = {}
     for name, info in known.items():
@@ -138,10 +170,41 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         first = error.errors()[0]
         name = str(first["loc"][0])
         setting = next(f for f in chosen if f.name == name)
-        if first["type"] == "extra_forbidden" or (name == "cluster" and name in own):
-            raise doc.explain(Settings, error) from None
-        why = _without_password(first["msg"].removeprefix("Value error, "))
-        raise BadInput.of("bad-setting", Where(setting.source), name=name, value=repr(setting.value), why=why) from None
+        nested = len(first["loc"]) > 1 or name == "cluster"
+        if setting.source.startswith(str(file)) and (nested or first["type"] == "literal_error"):
+            told = doc.explain(Settings, error)
+            told.what = _without_password(told.what)
+            told.args = (told.what,)
+            raise told from None
+        why = _without_password(document.sentence(first, Settings))
+        value = repr(setting.value) if isinstance(setting.value, str) else json.dumps(setting.value, default=str)
+        raise BadInput.of("bad-setting", Where(setting.source), name=name, value=value, why=why) from None
+
+
+@contextmanager
+def of_setting(chosen: Settings, name: str, folder: Path) -> Iterator[None]:
+    """An error in what a setting names gets the line in rocstack.yml, where the setting stands there."""
+    try:
+        yield
+    except RocstackError as error:
+        file = folder / FILE
+        if not error.where and file.exists():
+            doc = document.read(file)
+            if doc.data.get(name) == getattr(chosen, name):  # else a flag or a variable says it
+                error.where = doc.where((name,))
+        raise
+
+
+@contextmanager
+def placed(folder: Path) -> Iterator[None]:
+    """An error that names keys of rocstack.yml gets their line there."""
+    try:
+        yield
+    except RocstackError as error:
+        file = folder / FILE
+        if error.keys and not error.where and file.exists():
+            error.where = document.read(file).where(error.keys)
+        raise
 
 
 def _without_password(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Build and lock: the images of a stack for a NIC, and the versions that are in them."""
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 import docker
 
 from rocstack.base.errors import BadInput, hinted
-from rocstack.base.image_names import parse_registry
 from rocstack.edge import engine, files
 from rocstack.image import base_image as bases
 from rocstack.image import base_reader, pinning, sources
@@ -19,10 +19,12 @@ from rocstack.image.build_progress import BuildLine, BuildStep
 from rocstack.image.build_report import BuildReport
 from rocstack.registry.push import push_images, release_tags
 from rocstack.settings import site
-from rocstack.stack import base_reading, component, rules
+from rocstack.settings.settings import Settings
+from rocstack.stack import base_reading, component
 from rocstack.stack.component import ROLES, Role
-from rocstack.stack.lock import Drift, Lock, drift, read, refuse_other_keys, shipped
-from rocstack.steps.image_plan import ImagePlan, join, plan_image, plan_on_top, refuse_base
+from rocstack.stack.lock import Drift, Lock, drift, read, refuse_other_keys, shipped, unpinned
+from rocstack.stack.resolve import Resolved
+from rocstack.steps.image_plan import ImagePlan, join, plan_image, plan_on_top, refuse_base, refuse_broken
 from rocstack.steps.options import BuildOptions, LockOptions, Note, ignore, settings
 
 
@@ -43,12 +45,13 @@ class BuildEvents:
 
 
 def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = None) -> BuildReport:
-    """Builds, tests and labels the images; pushes them if asked and all were built.
+    """Builds, tests and labels the images; pushes them if asked and all were built. A stack that can't be built
+    without a lock and has none gets one first.
 
     Raises:
         BadInput: something is wrong with an option, the stack, the NIC profile, the overlay, the lock or the sources.
         Missing: no engine, or too little disk.
-        CheckFailed: the image can't fit a node; a push was refused.
+        CheckFailed: the image can't fit a node; the lock can't be made; a push was refused.
     """
     events = events or BuildEvents()
     chosen = settings(options)
@@ -61,14 +64,19 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
     roles = tuple(role for role in plan.resolved.stack.roles if not options.role or role == options.role)
     if not roles:
         raise BadInput.of("no-such-image", stack=plan.resolved.stack.name, role=options.role)
-    renderer.require_lock(plan.resolved, plan.lock)
     if options.frozen and plan.lock is None:
         raise BadInput.of("frozen-without-lock", stack=plan.resolved.stack.name)
+    locks_first = plan.lock is None and unpinned(plan.resolved.stack, None)
+    if not locks_first:
+        renderer.require_lock(plan.resolved, plan.lock)
     plan.render()
-    given = sources.check(plan.resolved, plan.lock, Path(chosen.sources).expanduser()) if chosen.sources else ()
+    given: tuple[Path, ...] = ()
+    if chosen.sources:
+        folder = Path(chosen.sources).expanduser()
+        known = sources.pinned(plan.resolved, folder) if locks_first else plan.resolved
+        given = sources.check(known, plan.lock, folder)
     events.planned(plan)
     if chosen.push:
-        parse_registry(chosen.push)
         release_tags(plan.resolved.stack.name, plan.resolved.nic.name, chosen)
     client = _engine()
     if not all(engine.find_image(client, image_name(chosen, plan.resolved, role)) for role in roles):
@@ -80,12 +88,53 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         plan = replace(plan, resolved=plan.resolved.with_reading(reading, start.reference))
         refuse_base(plan)
     else:
+        if chosen.base_image:
+            _refuse_unfit(client, plan, start)
         plan = replace(plan, resolved=plan.resolved.model_copy(update={"base": start.reference}))
+    if locks_first:
+        plan = replace(plan, lock=_first_lock(options, plan, start, events.note))
+        renderer.require_lock(plan.resolved, plan.lock)
+        if chosen.sources:  # what was pinned is what the build is given
+            sources.check(plan.resolved, plan.lock, folder)
     report = _run(options, events, plan, client, start, roles, given)
     if report.ok and chosen.push:
         report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)
         write_report(plan.folder, report)
     return report
+
+
+def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: Note) -> Lock:
+    """What `rocstack lock` would have made, with the same options.
+
+    Raises:
+        BadInput: it can't be written there.
+        CheckFailed: apt or pip can't resolve something.
+    """
+    own, file = plan.resolved.stack, options.lock
+    _refuse_place(file)
+    note(f"stack {own.name} has no lock yet: making {file}, as `rocstack lock` does")
+    made = _make(join(plan.settings, methods=options.methods).resolved, start, plan.settings)
+    files.write(file, made.to_text())
+    wheels, archives = len(made.wheels), len(made.sources)
+    note(f"{file}: {len(made.packages)} packages, {wheels} wheels, {archives} sources; later builds use it, commit it")
+    said = {repository.name for repository in own.repositories if repository.key_sha256}
+    for key in made.keys:
+        if key.repository not in said:
+            note(f"the key of repository {key.repository} is trusted as {key.url} gave it now: sha256 {key.sha256}")
+    return made
+
+
+def _refuse_unfit(client: docker.DockerClient, plan: ImagePlan, start: BaseImage) -> None:
+    """Somebody's own base for a stack that puts everything on it.
+
+    Raises:
+        BadInput: nothing that works can be built on it.
+    """
+    value = plan.resolved
+    reading = base_reader.look(client, start.reference, value.nic.provider)
+    if reading:
+        base_reading.refuse(reading, start.reference, value.nic.provider, [each.way for each in value.providers])
+        base_reading.refuse_other(value.stack, reading, start.reference)
 
 
 def _engine() -> docker.DockerClient:
@@ -102,9 +151,7 @@ def _on_top(options: BuildOptions, events: BuildEvents) -> BuildReport:
         BadInput: an option that such an image has no use for; no image can be built on that one.
         Missing, CheckFailed: as `build`.
     """
-    others = [
-        *("stack", "role", "methods", "gfx", "base", "base_image", "sources", "frozen", "push", "tag", "move_tags"),
-    ]
+    others = ("stack", "role", "methods", "gfx", "base", "base_image", "sources", "frozen", "push", "tag", "move_tags")
     unfit = next((name for name in others if getattr(options, name)), None)
     if unfit:
         flag = "--with" if unfit == "methods" else f"--{unfit.replace('_', '-')}"
@@ -174,15 +221,15 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
         CheckFailed: apt or pip can't resolve something.
         Missing: no engine.
     """
-    if not options.to.parent.is_dir() or options.to.is_dir():
-        raise BadInput.of("lock-elsewhere", options.to)
+    _refuse_place(options.to)
     chosen = settings(options)
-    value = join(chosen, methods=options.methods).resolved
-    rules.refuse_broken(rules.judge(rules.load(), value.facts()))
+    plan = join(chosen, methods=options.methods)
+    refuse_broken(plan)
+    value = plan.resolved
     if chosen.sources:
-        value = sources.pinned(value, Path(chosen.sources).expanduser())
+        sources.pinned(value, Path(chosen.sources).expanduser())
     client = engine.connect()
-    made = pinning.make(value, bases.ensure(client, value.stack, chosen, note), site.of(chosen))
+    made = _make(value, bases.ensure(client, value.stack, chosen, note), chosen)
     for path in (shipped(value.stack), options.to):
         before = None
         with suppress(BadInput):  # a damaged lock is replaced
@@ -193,3 +240,14 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
         return Locked(made, options.to)
     packages, wheels = ({each.name: each.version for each in part} for part in (made.packages, made.wheels))
     return Locked(made, options.to, tuple(drift(before, packages, wheels)))
+
+
+def _refuse_place(file: Path) -> None:
+    if not file.parent.is_dir() or file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise BadInput.of("lock-elsewhere", file)
+
+
+def _make(value: Resolved, start: BaseImage, chosen: Settings) -> Lock:
+    if chosen.sources:
+        value = sources.pinned(value, Path(chosen.sources).expanduser())
+    return pinning.make(value, start, site.of(chosen))

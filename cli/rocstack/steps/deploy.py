@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rocstack.base.errors import BadInput, Missing
+from rocstack.base.errors import BadInput, Missing, RocstackError
+from rocstack.cluster import checks
 from rocstack.cluster.operation import RolloutSettings, Ship
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.deploy.nodes.image import Image, local_image
@@ -27,7 +28,7 @@ from rocstack.deploy.work import deploy as work
 from rocstack.edge import engine, ssh
 from rocstack.image.build_report import with_built_stack
 from rocstack.registry.local_image import LocalImage
-from rocstack.settings.settings import Settings
+from rocstack.settings.settings import Settings, placed
 from rocstack.steps.options import (
     DeployOptions,
     Note,
@@ -72,7 +73,7 @@ def plan_deploy(options: DeployOptions = DeployOptions(), events: DeployEvents |
     Raises:
         BadInput, Missing, CheckFailed: as `deploy`.
     """
-    return _preview(*_request(options), events)
+    return _preview(_request(options)[0], events)
 
 
 def rollback(
@@ -90,7 +91,7 @@ def plan_rollback(
     options: RollbackOptions = RollbackOptions(), events: DeployEvents | None = None, note: Note = ignore
 ) -> DeployPreview:
     """What `rollback` would change. Changes nothing."""
-    return _preview(*_request(options, note), events)
+    return _preview(_request(options, note)[0], events)
 
 
 def status(options: StatusOptions = StatusOptions()) -> Status:
@@ -140,8 +141,7 @@ def _run(request: DeployRequest, chosen: Settings, events: DeployEvents | None) 
     return work.deploy(request, Shipping(client, log.parent), node_runs, events)
 
 
-def _preview(request: DeployRequest, chosen: Settings, events: DeployEvents | None) -> DeployPreview:
-    fresh_log(chosen)
+def _preview(request: DeployRequest, events: DeployEvents | None) -> DeployPreview:
     events = events or DeployEvents()
     events.begin([host.name for host in request.inventory.nodes])
     prepared = prepare(request, events)
@@ -154,17 +154,27 @@ def _request(options: DeployOptions | RollbackOptions, note: Note = ignore) -> t
     if resume and any(getattr(options, name) for name in images):
         raise BadInput.of("resume-with-images")
     chosen = settings(options)
-    inventory = inventory_path(chosen, options.inventory)
+    inventory = inventories.load(
+        inventory_path(chosen, options.inventory)
+    )  # before it is asked for images or an engine
     given: dict[str, Any] = {name: getattr(options, name, None) for name in ROLLOUT}
     given |= {name: int(given[name]) for name in ("wave", "failures") if (given[name] or "").isdecimal()}
     rollout = {name: value for name, value in given.items() if value is not None and value is not False}
     cluster = _cluster(chosen.cluster, rollout, {"method": method, "forks": options.forks})
+    inventory.refuse_no_racks(cluster.ship.method)
+    with placed(Path.cwd()):
+        workers = [host.name for host in inventory.workers]
+        checks.check(cluster, workers=workers, groups=inventory.worker_groups, overlay=chosen.overlay_folder())
     choose: Choose = partial(_earlier, note) if isinstance(options, RollbackOptions) else _resumed
     sizes: dict[str, int] = {}
     if isinstance(options, DeployOptions) and not resume:
-        choose, sizes = _built(chosen, options)
+        try:
+            choose, sizes = _built(chosen, options)
+        except RocstackError:  # what is wrong with the inventory comes first; with images it is that host's finding
+            inventories.refuse_doubtful(inventory)
+            raise
     request = DeployRequest(
-        inventories.load(inventory),
+        inventory,
         cluster,
         choose,
         chosen.run,

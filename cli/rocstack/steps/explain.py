@@ -20,7 +20,7 @@ from rocstack.stack.component import NicProfile
 from rocstack.stack.gpus import GpuTarget
 from rocstack.stack.rules import RuleVerdict
 from rocstack.stack.stack import Stack
-from rocstack.steps.image_plan import fits_of, join, nodes_of, plan_image
+from rocstack.steps.image_plan import fits_of, gfx_for, join, nodes_of, plan_image
 from rocstack.steps.options import ExplainOptions, Note, RenderOptions, StacksOptions, ignore, settings
 
 
@@ -109,7 +109,7 @@ class Explanation:
 
     @property
     def ok(self) -> bool:
-        return not (self.lacks or any(verdict.state == "broken" for verdict in self.verdicts))
+        return not (self.lacks or any(verdict.refuses for verdict in self.verdicts))
 
     @property
     def targets(self) -> dict[str, GpuTarget]:
@@ -136,6 +136,7 @@ class ImageFit:
     image: str
     verdicts: tuple[GateVerdict, ...]
     lacks: tuple[str, ...] = ()
+    code: tuple[tuple[str, tuple[str, ...]], ...] = ()  # library -> targets, as its labels say
 
     @property
     def ok(self) -> bool:
@@ -143,7 +144,8 @@ class ImageFit:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{"node": v.node, "virtual": v.virtual, "result": v.result, "says": v.sentence} for v in self.verdicts]
-        return {"image": self.image, "fits": self.ok, "lacks": list(self.lacks), "nodes": rows}
+        code = {library: list(targets) for library, targets in self.code}
+        return {"image": self.image, "fits": self.ok, "lacks": list(self.lacks), "code": code, "nodes": rows}
 
 
 def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> Explanation | ImageFit:
@@ -162,17 +164,18 @@ def explain(options: ExplainOptions = ExplainOptions(), note: Note = ignore) -> 
     if options.profiles or options.inventory:
         nic = component.validate_head(component.library("nic", folder).get(chosen.nic), NicProfile)
         nodes = nodes_of(options.profiles, options.inventory, nic.modules, nic.pci, note)
-        fits = fits_of(nodes, folder)
+        fits = fits_of(nodes, folder, options.gfx)
         if fits and "stack" not in chosen.model_fields_set:
             best, why = choice.choose(fits)
             chosen = chosen.model_copy(update={"stack": best.stack.name})
-    value = join(chosen, gfx=options.gfx, methods=options.methods).resolved
+    gfx = options.gfx or (gfx_for(chosen, nodes, note) if nodes else None)
+    value = join(chosen, gfx=gfx, methods=options.methods).resolved
     need = choice.NodesNeed.of(nodes)
     modules = {options.driver} if options.driver else {*need.drivers}
     driver = gpus.driver_release(next(iter(modules))) or options.driver if len(modules) == 1 else None
     facts = value.facts() | ({"driver": driver} if driver else {})
     verdicts = tuple(rules.judge(rules.load(), facts))
-    return Explanation(value.stack, verdicts, facts, fits, why, choice.fit(value.stack, need).lacks)
+    return Explanation(value.stack, verdicts, facts, fits, why, choice.fit(value.stack, need, value.stack.gfx).lacks)
 
 
 def _fit(reference: str, options: ExplainOptions, note: Note) -> ImageFit:
@@ -187,4 +190,4 @@ def _fit(reference: str, options: ExplainOptions, note: Note) -> ImageFit:
         raise BadInput.of("not-a-worker", reference=reference)
     nodes = nodes_of(options.profiles, options.inventory, image.modules, image.pci, note)
     lacks = gpu_lacks(image, choice.NodesNeed.of(nodes).targets)
-    return ImageFit(reference, tuple(judge(image, node) for node in nodes), lacks)
+    return ImageFit(reference, tuple(judge(image, node) for node in nodes), lacks, image.code)

@@ -15,6 +15,7 @@ from typing import Any
 from rocstack.base import __version__, finding_texts
 from rocstack.base.errors import BadInput, RocstackError
 from rocstack.base.text import count
+from rocstack.cluster.settings import VERIFY
 from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.plan import secrets as keys
 from rocstack.deploy.read import inventory as inventories
@@ -43,6 +44,7 @@ from rocstack.steps.probe import write_recordings
 from rocstack.verify import evidence, result
 from rocstack.verify import first_light as light_files
 from rocstack.verify.first_light import FirstLight, Node, Replayed, State, Step
+from rocstack.verify.recorder import without_rocm
 from rocstack.verify.suite import OnEvent
 
 STEPS = ("probe", "build", "deploy", "verify", "rccl-tests", "training")
@@ -235,9 +237,8 @@ class _Run:
         except RocstackError as error:
             return _Done(error.what, error.to_dict(), _tail(log), usable=False)
         failed = [f"{name}: {reason}" for name, reason in outcome.failed.items()]
-        why = "; ".join(filter(None, [*failed, outcome.stopped])) or (
-            "" if outcome.ok else "not all nodes were come to"
-        )
+        unreached = "" if outcome.ok else "not all nodes were reached"
+        why = "; ".join(filter(None, [*failed, outcome.stopped])) or unreached
         return _Done(why, outcome.to_dict(), _tail(log), usable=bool(outcome.ready))
 
     def verify(self) -> _Done:
@@ -273,21 +274,34 @@ class _Run:
         return _Done(bad, {each.check.name: each.state for each in ran})
 
     def training(self) -> _Done:
-        """On all workers that were probed, with every GPU that works; where nodes have none, on two CPUs each."""
+        """The trainer on all workers that were probed, with every GPU that works; where nodes have none, on two CPUs
+        each. Skipped where the nodes have GPUs and the image's PyTorch has no ROCm."""
         workers = {host.name for host in self.inventory.workers}
         gpus = [_gpus(node) for node in self.profiles if node.name in workers]
         if not gpus:
             raise _Skipped("no worker was read")
         each = min(gpus)
+        if each and self.verified and (why := without_rocm(self.verified.labels).get("pytorch")):
+            raise _Skipped(f"{why}: the trainer doesn't run on these GPUs")
         ranks = each or 2
-        srun = [f"--nodes={len(gpus)}", f"--ntasks-per-node={ranks}", "--time=10", "--immediate=120"]
+        srun = [
+            f"--partition={VERIFY}",
+            "--chdir=/",
+            f"--nodes={len(gpus)}",
+            f"--ntasks-per-node={ranks}",
+            "--time=10",
+            "--immediate=120",
+        ]
         words = ["rocstack-train", "--config", "tiny", "--steps", "20", f"--train.batch={8 * ranks * len(gpus)}"]
         if each:
             srun += [f"--gpus-per-node={each}"]
             words += LARGER
         target = service_target.target(self.inventory.path, self.inventory.control.name)
         inside = ["env", "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET", "srun", *srun, *words]
-        line = ["docker", "exec", target.container, "sh", "-c", 'exec "$@" 2>&1', "sh", *inside]
+        # As the suite's own user: root's ranks would be root's on every worker, and whoever reaches their ports meets
+        # them.
+        user = ["--user", VERIFY, "--workdir", "/", "--env", f"HOME=/home/{VERIFY}"]
+        line = ["docker", "exec", *user, target.container, "sh", "-c", 'exec "$@" 2>&1', "sh", *inside]
         code, out, said = ssh.output(target.ssh_host, line, 4 * light_files.LOG, TRAINING_S)
         where = f"{count(len(gpus), 'node')}, {ranks} {'GPU' if each else 'CPU'} ranks each"
         last = (out.strip() or said).splitlines()[-1:]

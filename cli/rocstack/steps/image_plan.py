@@ -6,7 +6,10 @@ from functools import cache
 from pathlib import Path
 
 from rocstack.base import image_names
-from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.base.document import Path_
+from rocstack.base.errors import BadInput, CheckFailed, RocstackError, Where
+from rocstack.base.text import listed
+from rocstack.cluster import checks
 from rocstack.image import render as renderer
 from rocstack.image.context import BuildContext
 from rocstack.nic import plugin_source, vendor_release, ways
@@ -14,7 +17,7 @@ from rocstack.nic.ways import ProviderPlan, is_worker
 from rocstack.node.gate import UNFIT, gpu_lacks, judge
 from rocstack.node.image_facts import ImageFacts
 from rocstack.node.profile import NodeProfile
-from rocstack.settings.settings import Settings
+from rocstack.settings.settings import Settings, of_setting, placed
 from rocstack.stack import base_reading, choice, component, overlay, resolve, rules, stack
 from rocstack.stack.base_reading import BaseReading
 from rocstack.stack.component import NicProfile, TemplateLibrary
@@ -37,6 +40,7 @@ class ImagePlan:
     nodes: tuple[NodeProfile, ...] = ()
     why: str = ""  # this stack, where it was chosen for the nodes
     lacks: tuple[str, ...] = ()  # why the nodes' GPUs can't use it: of a rehearsal image
+    where: Callable[[Path_], Where | None] = lambda loc: None  # the line of a key path of the stack
 
     @property
     def folder(self) -> Path:
@@ -56,6 +60,8 @@ def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str
         CheckFailed: a node can't be read, or can't fit the image.
     """
     folder, named = chosen.overlay_folder(), bool(options.profiles or options.inventory)
+    with placed(Path.cwd()):
+        checks.check(chosen.cluster, overlay=folder)
     why, lacks = "", tuple[str, ...]()
 
     @cache
@@ -64,37 +70,59 @@ def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str
         return nodes_of(options.profiles, options.inventory, own.modules, own.pci, note, overlay=folder, here=False)
 
     if named and not chosen.rehearsal and "stack" not in chosen.model_fields_set:
-        fits = fits_of(nodes(chosen.nic), folder)
+        fits = fits_of(nodes(chosen.nic), folder, options.gfx)
         if fits:
             best, why = choice.choose(fits)
             chosen = chosen.model_copy(update={"stack": best.stack.name})
             note(why)
 
+    gfx = options.gfx or (gfx_for(chosen, nodes(chosen.nic), note) if named else None)
+
     def providers(nic: NicProfile, own: Stack) -> ProviderPlan:
         nonlocal lacks
         found = nodes(chosen.nic)
         if named:
-            fit = choice.fit(own, choice.NodesNeed.of(found))
+            fit = choice.fit(own, choice.NodesNeed.of(found), own.gfx)
             if not chosen.rehearsal:
                 choice.refuse_unusable(fit, fits_of(found, folder) if fit.lacks else ())
             lacks = fit.lacks
         return _providers(nic, own, found, options, chosen, note)
 
-    plan = join(chosen, gfx=options.gfx, methods=options.methods, base=base, providers=providers)
+    plan = join(chosen, gfx=gfx, methods=options.methods, base=base, providers=providers)
     refuse_base(plan)
     lock = for_stack(plan.resolved.stack, options.lock)
-    return replace(plan, nodes=nodes(chosen.nic), lock=lock, why=why, lacks=lacks)
+    cards = sorted({gpu.device for node in nodes(chosen.nic) for gpu in node.gpus}) if named else ()
+    value = plan.resolved.model_copy(update={"cards": tuple(cards)})
+    return replace(plan, resolved=value, nodes=nodes(chosen.nic), lock=lock, why=why, lacks=lacks)
 
 
-def fits_of(nodes: Sequence[NodeProfile], folder: Path | None) -> tuple[choice.StackFit, ...]:
-    """Every stack beside the nodes; none where the nodes' GPUs are not known.
+def fits_of(nodes: Sequence[NodeProfile], folder: Path | None, gfx: str | None = None) -> tuple[choice.StackFit, ...]:
+    """Every stack beside the nodes; none where the nodes' GPUs are not known. With `gfx` each built for these targets.
 
     Raises:
-        BadInput: a stack's file is wrong.
+        BadInput: a stack's file is wrong, or `gfx`.
     """
     need = choice.NodesNeed.of(nodes)
     names = stack.names(folder) if need.targets else ()
-    return tuple(choice.fit(stack.load(name, folder), need) for name in names)
+    return tuple(choice.fit(stack.load(name, folder), need, split_gfx(gfx)) for name in names)
+
+
+def gfx_for(chosen: Settings, nodes: Sequence[NodeProfile], note: Note) -> str | None:
+    """The nodes' targets, where the stack leaves them out unless it is asked for them; as --gfx has them.
+
+    Raises:
+        BadInput: the stack's file is wrong.
+    """
+    own = stack.load(chosen.stack, chosen.overlay_folder())
+    fitted = own.for_targets(choice.NodesNeed.of(nodes).targets)
+    if fitted.gfx == own.gfx:
+        return None
+    note(f"stack {own.name} for the nodes' {listed(fitted.gfx)}, instead of {listed(own.gfx)}")
+    return ",".join(fitted.gfx)
+
+
+def split_gfx(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",")) if text else ()
 
 
 def plan_on_top(options: ImageOptions, chosen: Settings, note: Note, reading: BaseReading, reference: str) -> ImagePlan:
@@ -142,7 +170,20 @@ def refuse_base(plan: ImagePlan) -> None:
     if value.reading:
         ways = [provider.way for provider in value.providers]
         base_reading.refuse(value.reading, value.base, value.nic.provider, ways)
-    rules.refuse_broken(rules.judge(rules.load(), value.facts()))
+    refuse_broken(plan)
+
+
+def refuse_broken(plan: ImagePlan) -> None:
+    """
+    Raises:
+        BadInput: it breaks a rule; with the line of the stack that says the fact.
+    """
+
+    def where(fact: str) -> Where | None:
+        place = stack.place_of(fact)
+        return plan.where(place) if place else None
+
+    rules.refuse_broken(rules.judge(rules.load(), plan.resolved.facts()), where)
 
 
 def join(
@@ -158,14 +199,18 @@ def join(
     Raises:
         BadInput: something is wrong with them.
     """
-    folder = chosen.overlay_folder()
-    layer = overlay.load(folder)
+    folder, here = chosen.overlay_folder(), Path.cwd()
+    with of_setting(chosen, "overlay", here):
+        layer = overlay.load(folder)
     components, nics = component.library("components", folder), component.library("nic", folder)
-    doc = stack.read(chosen.stack, folder)
-    own = doc.validate(stack.Stack, extra={"name": stack.name_of(chosen.stack)}).with_methods(_methods(methods))
+    component.refuse_bad_heads(folder, components, nics)
+    with of_setting(chosen, "stack", here):
+        doc = stack.read(chosen.stack, folder)
+    own = stack.load_from(doc, chosen.stack, folder).with_methods(_methods(methods))
     if gfx:
-        own = own.with_gfx(tuple(part.strip() for part in gfx.split(",")))
-    nic = nics.get(chosen.nic)
+        own = own.with_gfx(split_gfx(gfx))
+    with of_setting(chosen, "nic", here):
+        nic = nics.get(chosen.nic)
     plan = None
     if providers:
         plan = providers(component.validate_head(nic, component.NicProfile), own)
@@ -180,7 +225,7 @@ def join(
         plugin=plan.plugin if plan else None,
         where=doc.where,
     )
-    return ImagePlan(chosen, _with_repository(value, chosen), components, nics, providers=plan)
+    return ImagePlan(chosen, _with_repository(value, chosen), components, nics, providers=plan, where=doc.where)
 
 
 def _with_repository(value: Resolved, chosen: Settings) -> Resolved:

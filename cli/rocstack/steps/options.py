@@ -23,6 +23,7 @@ _SETTINGS = (
 )
 LOCK = Path("rocstack.lock")
 TRAIN = "rocstack-train"
+MOST = 1 << 22  # GPUs, tokens or sequences: beyond every cluster and batch
 
 
 def ignore(text: str) -> None:
@@ -43,11 +44,14 @@ class Flag:
     show_default: bool = True
 
 
+ClusterInventory = Annotated[
+    Path | None, Flag("The cluster's inventory; default: the setting `inventory`.", ("--inventory",), "FILE")
+]
 Stack = Annotated[
     str | None, Flag("Stack to use: a name from `rocstack stacks`, or a .yml file; default: the setting `stack`.")
 ]
 Nic = Annotated[str | None, Flag("NIC profile: tcp, mellanox, broadcom, ...; default: the setting `nic`.")]
-Overlay = Annotated[str | None, Flag("Folder with your own changes (overlay.yml, components/, nic/, stacks/).")]
+Overlay = Annotated[str | None, Flag("Folder of your own changes (overlay.yml, components/, nic/, recipes/, stacks/).")]
 Gfx = Annotated[str | None, Flag("GPU targets to build for instead of the stack's: gfx942,gfx950.")]
 Methods = Annotated[
     tuple[str, ...],
@@ -136,7 +140,15 @@ class DoctorOptions:
             argument=True,
         ),
     ] = None
-    log: Annotated[str | None, Flag("Examine this log instead; `-` is standard input.")] = None
+    log: Annotated[
+        str | None, Flag("Examine this log, or all logs of a folder, instead; `-` is standard input.", metavar="PATH")
+    ] = None
+    job: Annotated[
+        str | None, Flag("Examine what this job wrote: of the inventory's Slurm, or of this machine's.", metavar="ID")
+    ] = None
+    node: Annotated[
+        str | None, Flag("Examine this node of the inventory alone, with its kernel's and its worker's log.")
+    ] = None
     profiles: Annotated[Path | None, Flag("Examine saved node profiles (from `rocstack probe --out`).")] = None
 
 
@@ -236,6 +248,71 @@ class RollbackOptions:
 class StatusOptions:
     inventory: Inventory = None
     overlay: Overlay = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    inventory: ClusterInventory = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions(JobOptions):
+    overlay: Overlay = None
+    nodes: Annotated[int | None, Flag("Number of nodes; default: the recipe's.", least=1)] = None
+    gpus_per_node: Annotated[int | None, Flag("GPUs of each node; default: all.", least=0)] = None
+    tasks_per_node: Annotated[int | None, Flag("Tasks of each node; default: the recipe's.", least=1)] = None
+    set: Annotated[
+        tuple[str, ...], Flag("Set a parameter of the recipe; may be repeated.", ("--set",), "NAME=VALUE")
+    ] = ()
+    time: Annotated[str | None, Flag("Time limit: 90m, 12h, 7d; default: the recipe's, else the partition's.")] = None
+    partition: Annotated[str | None, Flag("Partition; default: the cluster's default one.")] = None
+    account: Annotated[str | None, Flag("Account; default: the user's default one.")] = None
+    qos: Annotated[str | None, Flag("Quality of service; default: the account's.")] = None
+    name: Annotated[str | None, Flag("Name of the job; default: the recipe's name.")] = None
+    folder: Annotated[
+        Path | None, Flag("Folder in which the job runs and its log is written; default: the user's home folder.")
+    ] = None
+    user: Annotated[str | None, Flag("Whose job it is; default: you, or the cluster's only user.")] = None
+    share: Annotated[bool, Flag("Let other jobs run on the same nodes.")] = False
+    preflight: Annotated[bool, Flag("Try the nodes before the job starts, and leave out those that fail.")] = False
+    spare: Annotated[int, Flag("Nodes to ask for beyond --nodes, in place of those left out.", least=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """What of a layout is None is chosen: what fits, and of that the fastest."""
+
+    model: Annotated[
+        str, Flag("Model: llama-3.1-70b, mixtral-8x7b, ..., or the path of a Hugging Face config.json.", argument=True)
+    ]
+    gpu: Annotated[str, Flag("Kind of GPU: mi300x, mi250x (a die of it), mi355x, ...")] = "mi300x"
+    nodes: Annotated[int | None, Flag("Number of nodes; default: the fewest that fit.", least=1, most=65536)] = None
+    gpus_per_node: Annotated[int | None, Flag("GPUs of a node; default: a whole board.", least=1, most=64)] = None
+    network: Annotated[
+        str | None, Flag("NICs of a node and Gb/s of each; default: those of AMD's servers.", metavar="8x400")
+    ] = None
+    seq: Annotated[
+        int | None, Flag("Tokens of a sequence; default: 8192, or what the model has.", least=1, most=MOST)
+    ] = None
+    batch: Annotated[int | None, Flag("Sequences of a step; default: about a million tokens.", least=1, most=MOST)] = (
+        None
+    )
+    method: Annotated[str, Flag("What is trained: full, or lora.")] = "full"
+    rank: Annotated[int | None, Flag("Rank of the adapters, with --method lora; default: 16.", least=1, most=4096)] = (
+        None
+    )
+    tp: Annotated[int | None, Flag("Tensor parallelism: GPUs that share each layer.", least=1, most=MOST)] = None
+    pp: Annotated[int | None, Flag("Pipeline parallelism: stages of layers.", least=1, most=MOST)] = None
+    dp: Annotated[int | None, Flag("Data parallelism: ranks with data of their own.", least=1, most=MOST)] = None
+    shard: Annotated[
+        int | None,
+        Flag("Ranks that share one copy of the model (FSDP); 1: the optimizer's states alone.", least=1, most=MOST),
+    ] = None
+    ep: Annotated[int | None, Flag("Expert parallelism: ranks that share the experts.", least=1, most=MOST)] = None
+    micro_batch: Annotated[int | None, Flag("Sequences of a micro-batch.", least=1, most=MOST)] = None
+    accumulate: Annotated[int | None, Flag("Micro-batches of a step.", least=1, most=MOST)] = None
+    interleave: Annotated[int | None, Flag("Chunks of layers of each pipeline stage.", least=1, most=MOST)] = None
+    recompute: Annotated[str, Flag("Activations that backward computes again: auto, none or layers.")] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from rocstack.edge.ansible import State
 from rocstack.image import node_package
 from rocstack.node.fabric import Fabric, fabric, likely
 from rocstack.node.profile import NodeProfile
-from rocstack.node.recording import Recording
+from rocstack.node.recording import HOST, Recording
 from rocstack.probe import profiles, recordings
 from rocstack.probe.classes import fabric_differences
 from rocstack.probe.recordings import ProbeFailure, Recorded
@@ -82,14 +82,43 @@ def _record(read: Recorded, folder: Path) -> tuple[tuple[str, Path], ...]:
 
 
 def write_recordings(masked: Sequence[Recording], folder: Path) -> list[Path]:
-    """One file and one tree a node."""
+    """One file and one tree a node, in a folder that has none of them: nothing that is there is written to.
+
+    Raises:
+        BadInput: a name or a path in a recording would lead elsewhere, or they can't be written.
+    """
     written = []
-    for recording in masked:
-        shown(recording).write_tree(folder / recording.host / "sys")
-        file = folder / f"{recording.host}.json"
-        file.write_text(json.dumps(recording.to_dict(), indent=1) + "\n", encoding="utf-8")
-        written.append(file)
+    try:
+        trees = [shown(recording) for recording in masked]
+        for tree in trees:
+            tree.check_paths()
+        _check_names([recording.host for recording in masked])
+        folder.mkdir(parents=True, exist_ok=True)
+        for recording, tree in zip(masked, trees, strict=True):
+            (folder / recording.host).mkdir()
+            tree.write_tree(folder / recording.host / "sys")
+            file = folder / f"{recording.host}.json"
+            with file.open("x", encoding="utf-8") as new:
+                new.write(json.dumps(recording.to_dict(), indent=1) + "\n")
+            written.append(file)
+    except OSError as error:
+        raise BadInput.of("no-access", folder, why=error.strerror or error) from None
+    except ValueError as error:
+        raise BadInput.of("bad-recording", wrong=str(error)) from None
     return written
+
+
+def _check_names(hosts: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: one can't be a file's, or two would be the same file's.
+    """
+    files: set[str] = set()
+    for host in hosts:
+        own = {host.lower(), f"{host}.json".lower()}  # a Mac's disk makes no difference
+        if not HOST.fullmatch(host) or own & files:
+            raise ValueError(f"{host!r:.80} is no name of one node's recording")
+        files |= own
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
     one is passing or failing, too, and is only listed where there are nodes enough to tell."""
     run = run.model_copy(update={"schema_": result.SCHEMA, "slow_nodes": outliers.find(run)})
     judged, slow = verdict.judge(run), {each.node for each in run.slow_nodes if each.sure}
+    (folder / REPORT).write_text(run.dumps(), encoding="utf-8")  # first: all else can be made of it again
     texts = {
-        REPORT: run.dumps(),
         SCHEMA: schema_text(),
         JUNIT: junit_xml(run),
         HTML: page.html(run, previous),

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.node.fabric import ENV_PATH, parse_env
 from rocstack.node.profile import NodeProfile
+from rocstack.stack import gpus
 from rocstack.verify import thresholds
-from rocstack.verify.evidence import gpu_model
 from rocstack.verify.thresholds import Quantity, Threshold
 
 FILL_IN = "<changeme>"  # cvs itself refuses to run while a value is that
@@ -31,8 +31,32 @@ ENV = "rocstack_env.sh"
 LARGE = "8589934592"  # bytes, at which our collectives are judged
 PAIRWISE = "pairwise_min_bw"
 NICS = {"broadcom": "thor", "ainic": "ainic", "mellanox": "connectx"}  # of ours -> cvs' nic_model
-# The libraries' own variables, without paths: LD_PRELOAD and NCCL_NET_PLUGIN=/home/x.so lead to code.
-_FABRIC = re.compile(r"(?:NCCL|RCCL|UCX|GLOO|FI|HSA|HIP)_\w+=(?:[\w.,:;=^@+ -]*|[0-9A-Fa-f.:]+/[0-9]+)", re.ASCII)
+# What rocstack itself sets, and no other value than such a one: of the libraries' own variables too some lead to code
+# (UCX_GDB_COMMAND, HSA_TOOLS_LIB, NCCL_NET_PLUGIN=/home/x.so).
+_NUMBER, _NETDEV, _PORT = r"[0-9]{1,9}", r"[A-Za-z0-9][\w.-]{0,14}", r"[A-Za-z0-9][\w.-]{0,62}(?::[0-9]{1,3})?"
+_FABRIC = {
+    name: re.compile(value, re.ASCII)
+    for names, value in {
+        ("NCCL_IB_HCA", "UCX_NET_DEVICES"): rf"=?{_PORT}(?:,{_PORT})*",
+        ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"): rf"=?{_NETDEV}(?:,{_NETDEV})*",
+        ("NCCL_IB_ADDR_RANGE",): r"[0-9A-Fa-f.:]{2,45}/[0-9]{1,3}",
+        ("NCCL_IB_ADDR_FAMILY",): "AF_INET6?",
+        ("NCCL_NET",): "IB|Socket|AWS Libfabric",
+        ("NCCL_NET_PLUGIN",): "none",  # else a file that is loaded
+        ("NCCL_NET_GDR_LEVEL",): "LOC|PIX|PXB|PHB|SYS",
+        ("FI_MR_CACHE_MONITOR",): "disabled|memhooks|userfaultfd",
+        ("FI_CXI_RDZV_PROTO",): "default|alt_read",
+        ("FI_CXI_RX_MATCH_MODE",): "hardware|hybrid|software",
+        (
+            *("NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_TC", "NCCL_IB_USE_INLINE"),
+            *("NCCL_CROSS_NIC", "NCCL_GDR_FLUSH_DISABLE", "NCCL_IGNORE_CPU_AFFINITY", "RCCL_AINIC_ROCE"),
+            *("RCCL_GDR_FLUSH_GPU_MEM_NO_RELAXED_ORDERING", "UCX_IB_GID_INDEX", "UCX_IB_TRAFFIC_CLASS"),
+            *("HSA_FORCE_FINE_GRAIN_PCIE", "FI_CXI_DISABLE_HOST_REGISTER", "FI_CXI_DEFAULT_CQ_SIZE"),
+            *("FI_CXI_DEFAULT_TX_SIZE", "FI_CXI_RDZV_EAGER_SIZE", "FI_CXI_RDZV_THRESHOLD", "FI_CXI_RDZV_GET_MIN"),
+        ): _NUMBER,
+    }.items()
+    for name in names
+}
 _MARK = "rocstack-answer"
 _ASK = f"""cat /sys/class/dmi/id/bios_version; echo {_MARK}; lsmem --summary=only; echo {_MARK}
 docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec {services.WORKER} cat {ENV_PATH}"""
@@ -72,24 +96,24 @@ def export(
     if not hosts:
         raise CheckFailed.of("no-worker", inventory=path)
     labels = state.release.images.labels if state.release else {}
-    facts = _ask(state.gathered.ssh_hosts[hosts[0].name], bool(hosts[0].profile.virtual))
+    said = _ask(state.gathered.ssh_hosts[hosts[0].name], bool(hosts[0].profile.virtual))
+    facts = replace(said, fabric=harmless(said.fabric))
     made = documents(hosts, facts, labels.get("io.rocstack.component.rocm", ""), overlay)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
-    fabric = harmless(facts.fabric)
-    texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in fabric.items())
+    texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in facts.fabric.items())
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     absent = [failure.node for failure in state.gathered.failures]
     notes = list(_notes(hosts, facts, absent, made))
-    if left := [name for name in facts.fabric if name not in fabric]:
+    if left := [name for name in said.fabric if name not in facts.fabric]:
         notes.append(f"{ENV} lacks what may lead to code or isn't the fabric's: {', '.join(left)}")
     return [folder / name for name in texts], notes
 
 
 def harmless(fabric: Mapping[str, str]) -> dict[str, str]:
     """Of one worker's variables those that all jobs of cvs may have: they lead to no code."""
-    return {name: value for name, value in fabric.items() if _FABRIC.fullmatch(f"{name}={value}")}
+    return {name: value for name, value in fabric.items() if name in _FABRIC and _FABRIC[name].fullmatch(value)}
 
 
 def documents(hosts: tuple[CvsHost, ...], facts: CvsFacts, rocm: str, overlay: Path | None = None) -> dict[str, Any]:
@@ -102,12 +126,13 @@ def documents(hosts: tuple[CvsHost, ...], facts: CvsFacts, rocm: str, overlay: P
     known = thresholds.load(overlay) | {name: Quantity(unit="GB/s", thresholds=rows) for name, rows in rows_of.items()}
 
     def least(quantity: str) -> str:
-        bound = known[quantity].of(*hardware) if quantity else None
+        bound = known[quantity].of(*hardware, nodes=len(hosts)) if quantity else None
         return f"{bound.least:.2f}" if bound and bound.least is not None else ""
 
     kinds = [nic.nic for nic in profile.nics if nic.nic]
-    netdevs = (each.netdev for each in profile.addresses if each.address.partition("/")[0] == hosts[0].address)
-    models = filter(None, (gpu_model(gpu.name) for gpu in profile.gpus))
+    own = (each.netdev for each in profile.addresses if each.address.partition("/")[0] == hosts[0].address)
+    netdevs = (name for name in own if _FABRIC["GLOO_SOCKET_IFNAME"].fullmatch(name))  # a word of cvs' command lines
+    models = filter(None, (gpus.model_of(gpu.device, gpu.name) for gpu in profile.gpus))
     busbw = {name: least(quantity) for name, quantity in collectives.items()}
     rccl, ibperf, health = (texts[name] for name in ("rccl_config", "ibperf_config", "health_config"))
     rccl["rccl"]["mpi_params"] |= {

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,14 +22,15 @@ from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.state import cluster_state, status
 from rocstack.deploy.state.cluster_state import ClusterState
+from rocstack.edge.ssh import bounded
 from rocstack.node import slurm_state
 from rocstack.node.engine_facts import SERVICE, SPEC
 from rocstack.node.fabric import parse_env
 from rocstack.node.node_command import ENV_FILES
 from rocstack.verify import testinfra_hosts
 from rocstack.verify.evidence import CheckSkipped
-from rocstack.verify.slurm_session import KILLED, USER, SlurmSession
-from rocstack.verify.testinfra_hosts import AT_ONCE, bounded
+from rocstack.verify.slurm_session import FOLDER, KILLED, USER, SlurmSession
+from rocstack.verify.testinfra_hosts import AT_ONCE
 
 Words = Iterable[str]
 # What evidence has of NodeStatus, and of NodeFacts.
@@ -119,7 +120,9 @@ class DeployedCluster:
 
     def in_workers(self, command: str, names: Words = (), seconds: float = 60) -> dict[str, CommandResult]:
         """A shell command as root in the workers' containers."""
-        line = shlex.join(["docker", "exec", services.WORKER, *bounded(seconds), "sh", "-c", command])
+        line = shlex.join(
+            ["docker", "exec", f"--workdir={FOLDER}", services.WORKER, *bounded(seconds), "sh", "-c", command]
+        )
         return self.everywhere(line, names or self.workers, seconds + KILLED)
 
     def python(
@@ -155,14 +158,14 @@ class DeployedCluster:
         now, gathered = status.status(self.state), self.state.gathered
         most = [node.name for node in now.nodes if now.images and node.image == now.images[0].id]
         absent = {failure.node: failure.reason for failure in gathered.failures}
-        labels = (worker.labels for name, worker in self.worker_states.items() if name in most)
+        labels = [worker.labels for name, worker in self.worker_states.items() if name in most]
         return {
             "cluster": now.cluster,
             "control": now.control,
             "unnamed": self.unnamed,
             "release": now.release.model_dump(mode="json") if now.release else None,
             "images": [asdict(image) for image in now.images],
-            "labels": next(labels, {}),
+            "labels": likeliest(labels, now.release.images.labels if now.release else {}),
             "fabric": {name: worker.fabric for name, worker in self.worker_states.items() if worker.fabric},
             "nodes": [
                 {
@@ -174,6 +177,15 @@ class DeployedCluster:
                 for node in now.nodes
             ],
         }
+
+
+def likeliest(claims: Sequence[Mapping[str, str]], deployed: Mapping[str, str]) -> Mapping[str, str]:
+    """Of what workers with one image say of it: what agrees with the journal's labels, then what most say, and what
+    all say of those that are as many. So no worker answers for all."""
+    rows = [row for row in claims if deployed.items() <= row.items()] or list(claims)
+    most = max(map(rows.count, rows), default=0)
+    said = [row.items() for row in rows if rows.count(row) == most]
+    return {key: value for key, value in said[0] if all((key, value) in row for row in said)} if said else {}
 
 
 def connect(path: Path, settings: Settings, *, level: int, user: str = USER, wait: float = 300) -> DeployedCluster:
@@ -204,6 +216,8 @@ def _worker_state(done: CommandResult) -> WorkerState:
     wrong = f"its worker's container is not fit for jobs: {why}" if done.rc else ""
     try:
         known = {key: value for key, value in from_json(labels).items() if key not in (SERVICE, SPEC)}
+        if not all(isinstance(value, str) for value in known.values()):
+            raise ValueError("its image has labels that are no text")
         return WorkerState(known, parse_env(env), wrong)
     except (ValueError, AttributeError) as error:
         return WorkerState({}, {}, wrong or f"{error}")

@@ -8,15 +8,25 @@ nodes answer with, which the programs of tests/cluster print and the experiments
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.result import NOT_RECORDED, Skip
 
 FILE = "evidence.json"
+LOG_LINE, LOG_LINES = 400, 2000  # characters of a line of a kernel's log, and lines: the last ones
 T = TypeVar("T")
 
 
@@ -185,25 +195,47 @@ class ControllerAnswer(EvidenceRow):
 
 
 class PciAnswer(EvidenceRow):
-    """A PCI function: `bytes` of its configuration space that could be read, 256 are not all of it."""
+    """A PCI function: `bytes` of its configuration space that could be read, 256 are not all of it. `errors` since the
+    node started: how many the kernel counts as "correctable", "nonfatal" and "fatal"."""
 
     fatal: bool | None
     acs: int | None
     bytes: int
+    errors: Mapping[str, int] | None = None
+
+
+def _cut(log: tuple[str, ...]) -> tuple[str, ...]:
+    """As programs/host.py cuts it, whatever a node sends in its place."""
+    return tuple(line[:LOG_LINE] for line in log[-LOG_LINES:])
+
+
+KernelLog = Annotated[tuple[str, ...], AfterValidator(_cut)]
 
 
 class HostAnswer(EvidenceRow):
     """programs/host.py, as root on a node beside the containers; None is "could not be read". `log` are the kernel's
     lines; `firewall` is tool -> what it refuses; `filters` tool -> what it lets in; `vram` bytes in use by PCI address;
-    `processes` pid -> name of who uses the GPUs; `now` seconds since the epoch."""
+    `processes` pid -> name of who has the GPUs open, `queues` and `held` pid -> how many queues and bytes of GPU memory
+    it has; `now` seconds since the epoch, `uptime` since the kernel started. `iommu`: PCI address -> how its group is
+    translated ("identity" is pass-through), for those that are in one; `partitions` how a GPU is divided ("SPX");
+    `guest` whether a hypervisor runs it; `boards` RDMA device -> its board (PSID); `neighbours` network device
+    -> (chassis, its name, port) of each that it hears by LLDP."""
 
     pci: Mapping[str, PciAnswer] | None = None
-    log: tuple[str, ...] | None = None
+    log: KernelLog | None = None
     now: float | None = None
     firewall: Mapping[str, str] | None = None
     filters: Mapping[str, str] = {}
     vram: Mapping[str, int | None] | None = None
     processes: Mapping[str, str] | None = None
+    queues: Mapping[str, int | None] = {}
+    held: Mapping[str, int | None] = {}
+    iommu: Mapping[str, str | None] | None = None
+    partitions: Mapping[str, str | None] = {}
+    uptime: float | None = None
+    guest: bool | None = None
+    boards: Mapping[str, str | None] = {}
+    neighbours: Mapping[str, tuple[tuple[str, str, str], ...]] | None = None
 
 
 class CredentialAnswer(EvidenceRow):
@@ -225,12 +257,35 @@ class CredentialAnswers(EvidenceRow):
     host: CredentialAnswer | None = None
 
 
+def _by_itself(value: Any, rest: ValidatorFunctionWrapHandler) -> Any:
+    """One node's answer of another shape is that node's alone."""
+    try:
+        return rest(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))[:80] or "all of it"
+        return NoAnswer(error=f"its answer can't be read: {place}: {first['msg']}"[:200])
+
+
+def _answered(rows: dict[str, Any]) -> dict[str, Any]:
+    return {node: row for node, row in rows.items() if not isinstance(row, NoAnswer)}
+
+
 CLUSTER: TypeAdapter[ClusterEvidence] = TypeAdapter(ClusterEvidence)
-IN_CONTAINERS: TypeAdapter[dict[str, ContainerAnswer | NoAnswer]] = TypeAdapter(dict[str, ContainerAnswer | NoAnswer])
-IN_JOBS: TypeAdapter[dict[str, JobAnswer]] = TypeAdapter(dict[str, JobAnswer])
-ON_HOSTS: TypeAdapter[dict[str, NoAnswer | HostAnswer]] = TypeAdapter(dict[str, NoAnswer | HostAnswer])
+IN_CONTAINERS: TypeAdapter[dict[str, ContainerAnswer | NoAnswer]] = TypeAdapter(
+    dict[str, Annotated[ContainerAnswer | NoAnswer, WrapValidator(_by_itself)]]
+)
+ON_HOSTS: TypeAdapter[dict[str, NoAnswer | HostAnswer]] = TypeAdapter(
+    dict[str, Annotated[NoAnswer | HostAnswer, WrapValidator(_by_itself)]]
+)
 CONTROLLER: TypeAdapter[ControllerAnswer | NoAnswer] = TypeAdapter(ControllerAnswer | NoAnswer)
-CREDENTIALS: TypeAdapter[dict[str, CredentialAnswers]] = TypeAdapter(dict[str, CredentialAnswers])
+# Those that answered.
+IN_JOBS: TypeAdapter[dict[str, JobAnswer]] = TypeAdapter(
+    Annotated[dict[str, Annotated[JobAnswer, WrapValidator(_by_itself)]], AfterValidator(_answered)]
+)
+CREDENTIALS: TypeAdapter[dict[str, CredentialAnswers]] = TypeAdapter(
+    Annotated[dict[str, Annotated[CredentialAnswers, WrapValidator(_by_itself)]], AfterValidator(_answered)]
+)
 
 
 def parse(name: str, shape: TypeAdapter[T], value: Any) -> T:
@@ -310,8 +365,3 @@ def load(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, CheckFailed):  # a report is JSON, too
         raise BadInput.of("not-evidence", path) from None
     return recorded
-
-
-def gpu_model(name: str | None) -> str:
-    """MI300X of "AMD Instinct MI300X OAM"."""
-    return next((word for word in (name or "").split() if word.startswith("MI")), "")

@@ -9,7 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    ValidationError,
+)
 
 from rocstack.base.errors import BadInput, RocstackError
 from rocstack.edge import files
@@ -58,6 +67,12 @@ class Node(_Part):
     traits: Mapping[str, str]
 
 
+def _distinct(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    if len({node.recording.host.lower() for node in nodes}) < len(nodes):
+        raise ValueError("two nodes have one name")
+    return nodes
+
+
 class FirstLight(_Part):
     """`evidence` is what `rocstack verify` saw, `report` what it concluded."""
 
@@ -65,7 +80,7 @@ class FirstLight(_Part):
     rocstack: Annotated[str, StringConstraints(max_length=40)]
     when: Annotated[str, StringConstraints(max_length=40)]  # UTC, ISO 8601
     steps: Annotated[tuple[Step, ...], Field(max_length=20)] = ()
-    nodes: Annotated[tuple[Node, ...], Field(max_length=10_000)] = ()
+    nodes: Annotated[tuple[Node, ...], Field(max_length=10_000), AfterValidator(_distinct)] = ()
     evidence: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
 

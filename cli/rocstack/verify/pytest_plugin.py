@@ -18,7 +18,7 @@ from rocstack.base.errors import RocstackError
 from rocstack.base.levels import HARDWARE, LEVELS
 from rocstack.verify import result, thresholds
 from rocstack.verify.evidence import CheckSkipped, Evidence, NodeEvidence
-from rocstack.verify.recorder import Recorder, sort_out
+from rocstack.verify.recorder import Recorder, sort_out, without_rocm
 from rocstack.verify.result import MARK, Check, CheckResult, Measure, Skip, State
 from rocstack.verify.session import Suite
 from rocstack.verify.slurm_session import USER
@@ -28,9 +28,9 @@ _RECORDER = pytest.StashKey[Recorder]()
 _BEGAN = pytest.StashKey[float]()  # seconds since the epoch
 
 
-def check(**about: Any) -> pytest.MarkDecorator:
-    """Makes a test function a check; takes what `Check` has."""
-    return pytest.mark.check(Check(**about))
+def check(*, cannot: str, **about: Any) -> pytest.MarkDecorator:
+    """Makes a test function a check; takes what `Check` has, and none goes without its limits."""
+    return pytest.mark.check(Check(cannot=cannot, **about))
 
 
 def of_item(item: pytest.Item) -> Check | None:
@@ -59,12 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those of the level that was asked for, from the lowest on; in a level as they stand."""
+    """Those of the level that was asked for, from the lowest on; in a level as they stand, and those that mostly wait
+    last: what comes before them can begin them."""
     level, only = config.getoption("rocstack_level"), config.getoption("rocstack_only")
     checks = {item: about for item in items if (about := of_item(item))}
     fit = [item for item, about in checks.items() if about.level <= level and fnmatchcase(about.name, only or "*")]
     config.hook.pytest_deselected(items=[item for item in items if item not in fit])
-    items[:] = sorted(fit, key=lambda item: checks[item].level)
+    items[:] = sorted(fit, key=lambda item: (checks[item].level, "tried" in getattr(item, "fixturenames", ())))
     config.stash[_SUITE].event("checks", checks=[checks[item].model_dump() for item in items])
 
 
@@ -132,10 +133,23 @@ def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[NodeEv
     tools: Mapping[str, list[str]] = {}
     if any(need.startswith("tool:") for need in about.needs):
         tools = request.getfixturevalue("tools")
-    recorder = sort_out(judged, about.needs, tools, hardware=about.level >= HARDWARE)
+    unfit: Mapping[str, str] = {}
+    if any(need.startswith("framework:") for need in about.needs):
+        unfit = without_rocm(suite.cluster_evidence().labels)
+    recorder = sort_out(judged, about.needs, tools, unfit=unfit, hardware=about.level >= HARDWARE)
     recorder.quantities = thresholds.load(suite.settings.overlay_folder())
     request.node.stash[_RECORDER] = recorder
     return recorder
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    recorder = pyfuncitem.stash.get(_RECORDER, None)
+    if recorder is None:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    recorder.run(lambda: pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

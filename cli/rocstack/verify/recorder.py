@@ -1,17 +1,32 @@
 """What a check writes down of each node, pair or the cluster. The state of the check follows from it."""
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from rocstack.base.errors import CheckFailed
+from rocstack.node.gate import FRAMEWORKS
+from rocstack.node.image_facts import from_labels
 from rocstack.verify import thresholds
 from rocstack.verify.evidence import CheckSkipped, NodeEvidence
-from rocstack.verify.result import BUSY, NO_JOBS, Measure, Skip, SkipKind, State, plain
+from rocstack.verify.result import (
+    BUSY,
+    NO_FLOOR,
+    NO_JOBS,
+    WITHOUT_GPUS,
+    WITHOUT_RDMA,
+    Measure,
+    Skip,
+    SkipKind,
+    State,
+    plain,
+)
 from rocstack.verify.thresholds import Quantity, Threshold
 
+# What judging raises where a node says what no node says; all else is said in words.
+STUMBLES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 LINES = 12  # of evidence
 LENGTH = 1200
 Scalar = float | int | str | bool | None
@@ -29,6 +44,36 @@ class Recorder:
     measures: list[Measure] = field(default_factory=list)
     drawings: dict[str, Any] = field(default_factory=dict)
     quantities: Mapping[str, Quantity] = field(default_factory=thresholds.load)
+
+    def run(self, check: Callable[[], object]) -> None:
+        """Judges. Where that stumbles over what a node says, and not over every node's words, those nodes fail and the
+        others are judged without them."""
+        nodes, written = self.nodes, len(self.measures)
+
+        def forget() -> None:
+            del self.measures[written:]
+            self.drawings.clear()
+
+        def of(some: Sequence[NodeEvidence]) -> Exception | None:
+            self.nodes = tuple(some)
+            forget()
+            try:
+                check()
+            except STUMBLES as error:
+                return error
+            return None
+
+        error = of(nodes)
+        if error is None:
+            return
+        wrong = {node.name: each for node in nodes if (each := of([node]))}
+        rest = [node for node in nodes if node.name not in wrong]
+        if not wrong or not rest or of(rest):
+            forget()
+            raise error
+        self.nodes = nodes
+        for name, each in wrong.items():
+            self.failed(name, f"what it says can't be judged: {type(each).__name__}: {plain(str(each))[:200]}")
 
     def passed(self, node: str = "", value: Scalar = None, unit: str = "", **more: Any) -> None:
         """`more`: wanted, source, peer, evidence, as Measure has them."""
@@ -53,17 +98,27 @@ class Recorder:
             read = "could not be read" if value is None else f"{value} {unit}".rstrip()
             self.failed(node, why or f"{read}, not {more['wanted']}", value, unit, **more)
 
-    def judge(self, node: str, value: float | None, quantity: str, *, peer: str = "", evidence: str = "") -> None:
-        """By the threshold of images/thresholds.yml for the node's hardware, where there is one."""
+    def judge(
+        self,
+        node: str,
+        value: float | None,
+        quantity: str,
+        *,
+        peer: str = "",
+        evidence: str = "",
+        nodes: Collection[str] = (),
+    ) -> None:
+        """By the threshold of images/thresholds.yml for the hardware of the node, or of `nodes`, which did it together,
+        where there is one."""
         known = self.quantities[quantity]
-        bound = self._bound(node, quantity)
+        bound = self.bound(quantity, nodes or ([node] if node else ()))
         more: dict[str, Any] = {"peer": peer, "evidence": evidence}
         if bound:
             more |= {"wanted": bound.text(known.unit), "source": bound.source}
         if value is None:
             self.failed(node, "could not be measured", None, known.unit, **more)
         elif bound is None:
-            self.measured(node, value, known.unit, **more)
+            self.measured(node, value, known.unit, wanted=NO_FLOOR, **more)
         elif bound.holds(value):
             self.passed(node, value, known.unit, **more)
         else:
@@ -71,19 +126,31 @@ class Recorder:
             self.failed(node, why, value, known.unit, **more)
 
     def unread(self, node: str, error: CheckFailed, evidence: str = "") -> None:
-        """What a parser can't read fails; where the tool says that it found no GPU, there was nothing to measure."""
-        if error.code == "tool-without-gpu":
+        """What a parser can't read fails, and so does a tool that found no GPU where the driver drives some; where none
+        does, there was nothing to measure."""
+        nodes = [each for each in self.nodes if not node or each.name == node]
+        if error.code == "tool-without-gpu" and not any(map(drives_gpus, nodes)):
             self.skipped(node, error.what, "no-gpu")
         else:
             self.failed(node, error.what, evidence=evidence)
 
     def all_equal(self, values: Mapping[str, str | None], what: str) -> None:
-        """The same on every node; those that are not as most are the ones that fail."""
-        texts = [value for value in values.values() if value is not None]
-        usual = max(sorted(set(texts)), key=texts.count, default=None)
+        """The same on every node; those that are not as most are the ones that fail. Where as many have one value as
+        another nobody knows which is right, and all of them fail; one node alone proves nothing."""
+        texts = Counter(value for value in values.values() if value is not None)
+        usual, times = next(iter(texts.most_common(1)), (None, 0))
+        tied = sorted(text for text, number in texts.items() if number == times)
         for node, value in values.items():
-            why = f"{what} {'could not be read' if value is None else value}; most nodes have {usual}"
-            self.equal(node, value, usual, why=why)
+            if value is None or value not in tied:
+                why = f"{what} {'could not be read' if value is None else value}; most nodes have {usual}"
+                self.failed(node, why, value, wanted=f"{usual}")
+            elif tied[1:]:
+                why = f"{what} differs, and no value is that of most nodes: {', '.join(tied[:3])}"
+                self.failed(node, why, value, wanted="the same on all nodes")
+            elif len(values) == 1:
+                self.measured(node, value, wanted="the same on all nodes; there is one")
+            else:
+                self.passed(node, value, wanted=f"{usual}")
 
     def draw(self, kind: Literal["matrix", "curves", "topology"], value: Any) -> None:
         self.drawings[kind] = value
@@ -92,11 +159,15 @@ class Recorder:
     def _hardware(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
         return {node.name: thresholds.hardware(node.profile) for node in self.all_nodes if node.profile}
 
-    def _bound(self, node: str, quantity: str) -> Threshold | None:
-        """For the cluster as a whole: that of the first node that has one."""
-        meant = [self._hardware[name] for name in ([node] if node else self._hardware) if name in self._hardware]
-        bounds = (self.quantities[quantity].of(*hardware) for hardware in meant)
-        return next((bound for bound in bounds if bound), None)
+    def bound(self, quantity: str, names: Collection[str] = ()) -> Threshold | None:
+        """For these nodes, or for all; of several kinds of hardware the weakest, and none where one has none."""
+        chosen = [self._hardware[name] for name in names or self._hardware if name in self._hardware]
+        known = self.quantities[quantity]
+        bounds = [known.of(*hardware, nodes=max(len(names), 1)) for hardware in dict.fromkeys(chosen)]
+        if names and None in bounds:
+            return None
+        some = [bound for bound in bounds if bound]
+        return min(some, key=lambda each: each.least if each.least is not None else -(each.most or 0), default=None)
 
     @cached_property
     def _virtual(self) -> frozenset[str]:
@@ -117,18 +188,20 @@ def sort_out(
     needs: Collection[str],
     tools: Mapping[str, Collection[str]],
     *,
+    unfit: Mapping[str, str] | None = None,
     hardware: bool = True,
 ) -> Recorder:
     """A recorder for the nodes that have what is needed.
 
     Args:
         tools: node -> programs that its worker image has, of those that said it.
+        unfit: framework -> why that of the image doesn't train on GPUs.
         hardware: as Recorder has it.
 
     Raises:
         CheckSkipped: too few have.
     """
-    lacking = {node.name: lack for node in nodes if (lack := _lack(node, needs, tools))}
+    lacking = {node.name: lack for node in nodes if (lack := _lack(node, needs, tools, unfit or {}))}
     fit = tuple(node for node in nodes if node.name not in lacking)
     least = next((int(need.partition(":")[2]) for need in needs if need.startswith("nodes:")), 1)
     if len(fit) < least:
@@ -146,8 +219,25 @@ def sort_out(
     return recorder
 
 
+def without_rocm(labels: Mapping[str, str]) -> dict[str, str]:
+    """Why PyTorch of the image with these labels trains on no AMD GPU, under its name; under "rocm", why nothing in it
+    does. Empty where it does, or where the labels don't tell."""
+    image = from_labels("the worker image", labels)
+    if image.framework is None or (image.framework == "pytorch" and image.framework_rocm):
+        return {}
+    other = FRAMEWORKS.get(image.framework) if image.framework != "pytorch" else None
+    trains = f"; it trains with {other}" if other else ""
+    unfit = {"pytorch": f"PyTorch in the image is built without ROCm{trains}"}
+    return unfit if other and image.framework_rocm else {**unfit, "rocm": unfit["pytorch"]}
+
+
+def drives_gpus(node: NodeEvidence) -> bool:
+    """Whether its driver drives a GPU that compute jobs can use."""
+    return bool(node.profile and any(gpu.kfd_node is not None for gpu in node.profile.gpus))
+
+
 def _lack(
-    node: NodeEvidence, needs: Collection[str], tools: Mapping[str, Collection[str]]
+    node: NodeEvidence, needs: Collection[str], tools: Mapping[str, Collection[str]], unfit: Mapping[str, str]
 ) -> tuple[str, SkipKind] | None:
     """What the node lacks for a check, and the kind of that reason."""
     for need in needs:
@@ -160,12 +250,14 @@ def _lack(
             return node.no_jobs, "busy"
         if kind == "jobs" and node.no_jobs:
             return f"{NO_JOBS} on {node.name}: {node.no_jobs}", "no-jobs"
-        if kind == "gpu" and not (node.profile and any(gpu.kfd_node is not None for gpu in node.profile.gpus)):
+        if kind == "gpu" and not drives_gpus(node):
             some = len(node.profile.gpus) if node.profile else 0
             driven = f"no driver drives the {some} GPUs of node {node.name}"
-            return driven if some else f"no GPU on node {node.name}", ""
+            return driven if some else f"{WITHOUT_GPUS} {node.name}", ""
         if kind == "rdma" and not (node.profile and node.profile.verbs):
-            return f"no RDMA device on node {node.name}", ""
+            return f"{WITHOUT_RDMA} {node.name}", ""
+        if kind == "framework" and what in unfit:
+            return unfit[what], "no-tool"
         if kind == "tool" and node.name not in tools:
             return f"{node.name} gave no answer in a job, so whether its image has {what} is unknown", ""
         if kind == "tool" and what not in tools[node.name]:

@@ -5,7 +5,7 @@ Written as report.json; `SCHEMA` grows with any change of its shape.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from rocstack.base.text import visible_lines
 from rocstack.base.words import Name, Value
 
 ITEMS = 18  # kinds of test that a training cluster must pass
-_NEED = re.compile(r"gpu|rdma|real|jobs|nodes:[2-9]|tool:[A-Za-z0-9_.-]{1,40}")
+_NEED = re.compile(r"gpu|rdma|real|jobs|nodes:[2-9]|framework:rocm|tool:[A-Za-z0-9_.-]{1,40}")
 MARK = "check"  # the name of its pytest mark
 REPORT, LOG = "report.json", "pytest.log"  # in the folder of a run
 SCHEMA = 3
@@ -34,6 +34,9 @@ MISSED: frozenset[SkipKind] = frozenset({"no-jobs", "busy", "not-recorded", "no-
 NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
 # A level is proved without the checks that lack a tool; but something must have compared what RCCL sums up on GPUs.
 SUMS, SUMS_TOO = "rccl-collectives", ("training-gpus-in-node", "training-gpus-on-nodes")
+NO_FLOOR = "no floor known"  # what is wanted of a number that nothing is known to judge by, on this hardware
+WITHOUT_GPUS = "no GPU on node"  # why a check is skipped on a worker that has none
+WITHOUT_RDMA = "no RDMA device on node"
 _STEERING = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]")  # colours and moves of a terminal
 
 
@@ -52,16 +55,20 @@ def _known(need: str) -> str:
 
 
 # gpu: a GPU that the driver drives; rdma: an RDMA device; real: no virtual node; jobs: Slurm starts jobs there;
-# nodes:N: so many workers at least; tool:NAME: a program in the worker image.
+# nodes:N: so many workers at least; tool:NAME: a program in the worker image; framework:rocm: what trains in
+# it is built for ROCm.
 Need = Annotated[str, AfterValidator(_known)]
 
 
 class Check(Value):
-    """One statement, such as "NUMA balancing is off". `cause` and `next_step` are said where it isn't true; `source`
-    is where it is from. `scope` is whether each node is judged or the cluster as a whole."""
+    """One statement, such as "NUMA balancing is off". `cannot`: what it doesn't tell where it passed. `cause` and
+    `next_step` are said where it isn't true; `source` is where the demand is from; empty, it is ours. `scope` is
+    whether each node is judged or the cluster as a whole. `core`: without it, made on each node, its level is not
+    proved."""
 
     name: Name
     title: str
+    cannot: str = ""  # as runs of before have it
     level: Level
     cause: str
     next_step: str
@@ -69,6 +76,11 @@ class Check(Value):
     item: Annotated[int, Field(ge=1, le=ITEMS)] | None = None
     needs: tuple[Need, ...] = ()
     scope: Literal["node", "cluster"] = "node"
+    core: bool = False
+
+    @property
+    def least_nodes(self) -> int:
+        return next((int(need.partition(":")[2]) for need in self.needs if need.startswith("nodes:")), 1)
 
 
 class Skip(Value):
@@ -122,9 +134,29 @@ class CheckResult(Value):
         """Not judged, or not on each node, though it could have been."""
         return bool(MISSED & self.skip_kinds)
 
+    def lacking(self, nodes: Collection[str]) -> set[str]:
+        """Those of these nodes on which it was not shown; "" where it wasn't of the cluster. What is measured without a
+        floor shows nothing."""
+        well = {name for each in self.measures if each.state == "passed" for name in (each.node, each.peer)}
+        unsure = {each.node for each in self.measures if each.state == "measured" and each.wanted == NO_FLOOR}
+        if self.check.scope == "cluster" or "" in {each.node for each in self.measures}:
+            return {""} & unsure - well
+        exempt = {each.node for each in self.measures if each.state == "skipped" and each.why.startswith(WITHOUT_GPUS)}
+        return {*nodes} - exempt - (well - unsure)
+
+    @property
+    def unable(self) -> bool:
+        """Skipped as no node has an RDMA device; of those that should have one, rdma-devices tells."""
+        reasons = re.sub(r"^\d+ nodes are needed, \d+ can take part \((.*)\)$", r"\1", self.why).split("; ")
+        return self.state == "skipped" and not self.measures and all(each.startswith(WITHOUT_RDMA) for each in reasons)
+
     @property
     def skip_kinds(self) -> frozenset[SkipKind]:
         return frozenset({*(skip.kind for skip in self.skips), *(measure.skip for measure in self.measures)})
+
+    @property
+    def no_floor(self) -> bool:
+        return any(each.state == "measured" and each.wanted == NO_FLOOR for each in self.measures)
 
     @property
     def no_tool(self) -> bool:
@@ -207,17 +239,34 @@ class Run(Value):
 
     @property
     def proved(self) -> int | None:
-        """The highest level of which, and of each below, a check passed, none failed and none was missed on a node, and
-        for which something compared RCCL's sums on GPUs. None: none was."""
+        """The highest level of which, and of each below, a check passed, each core check on each node, none failed and
+        none was missed on a node, and for which something compared RCCL's sums on GPUs. None: none was."""
         if self.only or not self.complete:
             return None
         for level in range(self.level + 1):
             results = [result for result in self.results if result.check.level == level]
             states = {result.state for result in results}
-            gaps = self.not_summed in results or any(result.missed for result in results)
+            gaps = self.not_summed in results or any(result.missed for result in results) or self.unshown(level)
             if gaps or states & BAD or "passed" not in states:
                 return level - 1 if level else None
         return self.level
+
+    def core(self, level: int) -> tuple[CheckResult, ...]:
+        """The core checks of a level that can be made on a cluster of so many nodes."""
+        workers = sum("worker" in node.roles for node in self.nodes)
+        results = (result for result in self.results if result.check.level == level and result.check.core)
+        return tuple(result for result in results if result.check.least_nodes <= workers and not result.unable)
+
+    def unshown(self, level: int) -> tuple[CheckResult, ...]:
+        """Those of a level's core checks that didn't pass, or not on each worker that was reached and has GPUs if they
+        are about those."""
+        here = {node.name for node in self.nodes if "worker" in node.roles and not node.absent}
+        summed = any(result.check.name in SUMS_TOO and result.state == "passed" for result in self.results)
+        return tuple(
+            result
+            for result in self.core(level)
+            if not (result.check.name == SUMS and summed) and (result.state != "passed" or result.lacking(here))
+        )
 
     @property
     def not_summed(self) -> CheckResult | None:
@@ -225,6 +274,13 @@ class Run(Value):
         sums = next((result for result in self.results if result.check.name == SUMS and result.no_tool), None)
         too = any(result.check.name in SUMS_TOO and result.state == "passed" for result in self.results)
         return None if too else sums
+
+    @property
+    def without_floor(self) -> tuple[str, ...]:
+        """The checks with numbers that nothing is known to judge by, on this hardware."""
+        unshown = {each.check.name for level in range(self.level + 1) for each in self.unshown(level)}
+        some = [each for each in self.results if each.no_floor]
+        return tuple(each.check.name for each in some if each.state == "measured" or each.check.name in unshown)
 
     @property
     def without(self) -> tuple[str, ...]:

@@ -21,9 +21,10 @@ from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge import locks
 from rocstack.edge.locks import ClusterLock, LockSpec
 from rocstack.settings.settings import Settings, load
+from rocstack.stack.gpus import model_of
 from rocstack.verify import artifacts, evidence, history, testinfra_hosts
 from rocstack.verify.deployed_cluster import DeployedCluster, connect
-from rocstack.verify.evidence import CheckSkipped, ClusterEvidence, Evidence, ImageEvidence, NodeEvidence, gpu_model
+from rocstack.verify.evidence import CheckSkipped, ClusterEvidence, Evidence, ImageEvidence, NodeEvidence
 from rocstack.verify.result import CheckResult, NodeSeen, Run, Skip
 
 # On the control node: two runs at once would be in each other's way.
@@ -179,7 +180,8 @@ class Suite:
 
 
 def _seen(node: NodeEvidence) -> NodeSeen:
-    gpus = Counter(gpu_model(gpu.name) or gpu.gfx or "GPU" for gpu in (node.profile.gpus if node.profile else ()))
+    named = (model_of(gpu.device, gpu.name) or gpu.gfx or "GPU" for gpu in (node.profile.gpus if node.profile else ()))
+    gpus = Counter(named)
     nics = Counter(nic.nic for nic in (node.profile.nics if node.profile else ()) if nic.nic)
     model = ", ".join(f"{count} × {name}" for name, count in (*gpus.items(), *nics.items()))
     return NodeSeen(model=model, **{key: getattr(node, key) for key in ("name", "roles", "virtual", "absent", "image")})

@@ -20,10 +20,11 @@ from testinfra.host import Host
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import from_json
 from rocstack.deploy.plan import services
+from rocstack.edge.ssh import bounded
 from rocstack.node import hostlist
 from rocstack.verify.evidence import CheckSkipped
+from rocstack.verify.parsers import LONGEST
 from rocstack.verify.result import BUSY, Skip
-from rocstack.verify.testinfra_hosts import bounded
 
 USER = "rocstack-verify"  # made by every deploy, with an account and a partition of that name
 NAME = "rocstack-verify"  # of jobs, with a word of the run behind it
@@ -58,7 +59,7 @@ class StepOutput:
     def answers(self) -> list[Any]:
         """Those of its tasks, in no order; without one that was cut off as its task was killed."""
         answers = []
-        for line in self.out.splitlines():
+        for line in self.out.split("\n"):
             with suppress(ValueError):
                 answers.append(from_json(line.partition(MARK)[2]))
         return [answer for answer in answers if answer is not None]
@@ -67,7 +68,7 @@ class StepOutput:
     def said(self) -> str:
         """For a person: the end of what it printed."""
         lines = [line for line in f"{self.out}\n{self.err}".splitlines() if line.strip() and MARK not in line]
-        return "\n".join(lines[-12:])
+        return "\n".join(line[:LONGEST] for line in lines[-12:])
 
     def expect(self, what: str) -> list[Any]:
         """The answers.
@@ -93,6 +94,7 @@ class SlurmSession:
     name: str = field(default_factory=lambda: f"{NAME}-{secrets.token_hex(3)}")  # of this run's jobs
     minutes: int = LIMIT
     _job: str = ""
+    _order: tuple[str, ...] = ()  # of all nodes, as Slurm has them
     _nodes: tuple[str, ...] = ()  # that were got, now or before
     _busy: str = ""
     _until: float = 0.0
@@ -104,13 +106,13 @@ class SlurmSession:
 
     def run(self, *command: str, seconds: float = 60, env: Mapping[str, str] | None = None) -> CommandResult:
         """As the user, in the controller's container."""
-        words = [f"--user={self.user}", f"--workdir={FOLDER}", f"--env=HOME=/home/{self.user}"]
+        words = [f"--user={self.user}", f"--env=HOME=/home/{self.user}"]
         words += [f"--env={name}={value}" for name, value in (env or {}).items()]
         return self.admin(*command, seconds=seconds, options=words)
 
     def admin(self, *command: str, seconds: float = 60, options: Iterable[str] = ()) -> CommandResult:
         """As root there: for what an ordinary user can't make, such as a QoS. `options` are those of docker exec."""
-        line = [*options, services.CONTROL, *bounded(seconds), *command]
+        line = [f"--workdir={FOLDER}", *options, services.CONTROL, *bounded(seconds), *command]
         return self.control.run(shlex.join(["docker", "exec", *line]), seconds=seconds + KILLED)
 
     def allocate(self, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -169,11 +171,25 @@ class SlurmSession:
         words = ["srun", f"--jobid={self._job}", "--overlap", f"--chdir={FOLDER}", f"--nodes={len(chosen)}"]
         words += [f"--nodelist={','.join(chosen)}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1"]
         together = INDEPENDENT if independent else TOGETHER
+        # Slurm's own default where there are more tasks than nodes; by it `heard` knows whose a task is.
+        words += ["--distribution=block"] if tasks > 1 else []
         words += [*together, "--quit-on-interrupt", "--input=none", "--label", *options]
         # Not --export: a value may hold a comma.
         words += ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
         done = self.run(*words, *command, seconds=seconds + GRACE)
-        return StepOutput(done.rc, _whole(done.stdout), _whole(done.stderr))
+        return self.heard(done, chosen, tasks)
+
+    def heard(self, done: CommandResult, nodes: Sequence[str], tasks: int = 1) -> StepOutput:
+        """Of an srun with --label and `tasks` on each of these nodes: an answer counts as its own node's only."""
+        if MARK in done.stdout and not self._order:
+            words = ("sh", "-c", "scontrol --all --oneliner show nodes | cut -d' ' -f1")
+            listed = self.admin(*words).stdout.split()
+            self._order = tuple(word.removeprefix("NodeName=") for word in listed)
+        place = {name: number for number, name in enumerate(self._order)}
+        # Tasks are numbered along Slurm's table of nodes, whatever the order of --nodelist.
+        nodes = sorted(nodes, key=lambda name: place.get(name, len(place)))
+        places = [name for name in nodes for _ in range(tasks)]
+        return StepOutput(done.rc, _whole(done.stdout, places), _whole(done.stderr, places))
 
     def python(self, program: Path, *arguments: str, **more: Any) -> StepOutput:
         """A program of ours as a step: its source travels in the command line, so nothing is left on a node."""
@@ -198,15 +214,15 @@ class SlurmSession:
 
     def close(self) -> None:
         """All jobs of this run end."""
-        self.cancel(*self._mine(self.name))
+        self.cancel(*self.jobs_named(self.name))
         self._job = ""
 
     def heal(self) -> None:
         """Ends what a run left that was killed. Whoever calls this has the cluster's turn, so it is nobody's."""
-        left = self._mine(NAME)
+        left = self.jobs_named(NAME)
         self.cancel(*left)
         deadline = time.monotonic() + 3 * TIMEOUT_S
-        while left and self._mine(NAME) and time.monotonic() < deadline:
+        while left and self.jobs_named(NAME) and time.monotonic() < deadline:
             time.sleep(PAUSE)
 
     def cancel(self, *jobs: str) -> None:
@@ -220,7 +236,7 @@ class SlurmSession:
             time.sleep(PAUSE)
         self.run("scancel", *numbers)
 
-    def _mine(self, name: str) -> list[str]:
+    def jobs_named(self, name: str) -> list[str]:
         """The user's jobs of this name, or that begin with it."""
         listed = self.run("squeue", "--all", "--noheader", f"--user={self.user}", "--format=%i|%j").stdout
         rows = (line.strip().partition("|") for line in listed.splitlines())
@@ -266,18 +282,30 @@ class SlurmSession:
         return [name for name in nodes if name in now and now[name][0] in states and now[name][1] >= cpus]
 
 
-def _whole(labelled: str) -> str:
-    """The lines of all tasks without their labels, each in one piece again."""
-    lines, begun = [], dict[str, str]()
-    for line in labelled.splitlines():
-        match = re.match(r" *(\d+): (.*)", line)
-        if not match:
-            lines.append(line)
-            continue
-        task, piece = match.groups()
-        text = begun.pop(task, "") + piece
-        if len(piece.encode()) == _PIECE:
-            begun[task] = text
-        else:
+def _whole(labelled: str, places: Sequence[str]) -> str:
+    """The lines of all tasks without their labels, each in one piece again; without answers in another node's name.
+    `places`: each task's node. Only the newline parts lines here: srun puts a label behind no other."""
+    pieced, begun = list[tuple[str, list[str]]](), dict[str, list[str]]()
+    for line in labelled.removesuffix("\n").split("\n"):
+        match = re.match(r" *([0-9]{1,9}): (.*)", line)
+        task, piece = match.groups() if match else ("", line)
+        begun.setdefault(task, []).append(piece)
+        if not match or len(piece.encode()) != _PIECE:
+            pieced.append((task, begun.pop(task)))
+    lines, strange = list[str](), dict[str, None]()
+    for task, pieces in (*pieced, *begun.items()):
+        text = "".join(pieces)
+        if _is_own(text, places[int(task)] if task and int(task) < len(places) else ""):
             lines.append(text)
-    return "\n".join([*lines, *begun.values()])
+        else:
+            strange[f"task {task or 'unknown'} answered in another node's name: that is left out"] = None
+    return "\n".join([*lines, *strange])
+
+
+def _is_own(line: str, node: str) -> bool:
+    """An answer of the node itself, or none. One that was cut off is none."""
+    try:
+        answer = from_json(line.partition(MARK)[2])
+    except ValueError:
+        return True
+    return answer is None or (isinstance(answer, dict) and answer.get("node") == node != "")

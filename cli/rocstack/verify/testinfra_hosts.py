@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,11 +16,15 @@ from testinfra.host import Host
 
 from rocstack.base.errors import BadInput
 from rocstack.deploy.plan import services
+from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
-from rocstack.edge.ssh import FAILED, SshHost
+from rocstack.edge.ssh import FAILED, SshHost, bounded
 
 AT_ONCE = 64  # connections
+_SHOWN = 80  # characters of a name that can't be one
+_SAID = 300  # and of a reason
+_SECONDS = 60.0  # for a host to say what it is called
 # A container's host name is what the node is called in the inventory that it was deployed with.
 _ASK = (
     "docker ps --quiet >/dev/null || exit 1; docker inspect --type=container "
@@ -41,12 +46,17 @@ class SshBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no ty
         seconds = float(kwargs.get("seconds", 60))
         line = self.get_command(command, *args)
         words = self.ssh_host.argv([*bounded(seconds), "sh", "-c", line], options=["-T"])
-        try:
-            done = ssh.captured(words, seconds + 30)
-        except (subprocess.TimeoutExpired, ssh.Endless) as error:
-            why = f"an answer of {error}" if isinstance(error, ssh.Endless) else f"no answer within {seconds:.0f} s"
-            return self.result(FAILED, line.encode(), b"", why.encode())
-        return self.result(done.returncode, line.encode(), done.stdout, done.stderr)
+        return _captured(self, words, seconds, line)
+
+
+def _captured(backend: base.BaseBackend, words: Sequence[str], seconds: float, line: str) -> base.CommandResult:
+    """What `words` said, which run `line` on a node within `seconds`."""
+    try:
+        done = ssh.captured(words, seconds + 30)
+    except (subprocess.TimeoutExpired, ssh.Endless) as error:
+        why = f"an answer of {error}" if isinstance(error, ssh.Endless) else f"no answer within {seconds:.0f} s"
+        return backend.result(FAILED, line.encode(), b"", why.encode())
+    return backend.result(done.returncode, line.encode(), done.stdout, done.stderr)
 
 
 def by_ssh(ssh_host: SshHost) -> Host:
@@ -56,26 +66,24 @@ def by_ssh(ssh_host: SshHost) -> Host:
     return host
 
 
-def bounded(seconds: float) -> list[str]:
-    """Before a command: killing `ssh` or `docker exec` would leave it there."""
-    return ["timeout", "--kill-after=5", f"{seconds:.0f}"]
-
-
 def inventory_of(hosts: str, folder: Path, ssh_config: str | None, identity: str | None) -> Path:
     """An inventory of what `--hosts=ssh://n1,ssh://n2` names: the one with our controller is the control node. Nodes
     have the names that Slurm has for them, which their containers know; `ssh://user@n1:2222?sudo=true` is understood.
 
     Raises:
-        BadInput: another connection than ssh, a host that isn't reached, or no controller on any of them.
+        BadInput: another connection than ssh, a host that isn't reached, no controller on any of them or several, or
+            names that can't be: each host says itself what it is called.
     """
     specs = _specs(hosts)
     for spec in specs:
         if not spec.startswith("ssh://"):
             raise BadInput.of("hosts-not-ssh", host=spec)
     ways = {"ssh_config": _whole(ssh_config), "ssh_identity_file": _whole(identity)}
-    named = testinfra.get_hosts(specs, **ways, ssh_extra_args="-o BatchMode=yes")
+    # One by one: testinfra keeps a list of hosts in the order in which it was first asked for.
+    named = [testinfra.get_host(spec, **ways, ssh_extra_args="-o BatchMode=yes") for spec in specs]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         containers_of = list(pool.map(_names, specs, named))
+    _check_names(specs, containers_of)
     groups: dict[str, dict[str, dict[str, Any]]] = {"control": {}, "workers": {}}
     for group, container in (("control", services.CONTROL), ("workers", services.WORKER)):
         for host, names in zip(named, containers_of, strict=True):
@@ -94,15 +102,45 @@ def _names(spec: str, host: Host) -> dict[str, str]:
     Raises:
         BadInput: the host isn't reached, or its engine doesn't answer.
     """
+    way = host.backend
+
+    def run_local(command: str, *args: str) -> base.CommandResult:
+        """testinfra's own waits for ever, and keeps whatever comes."""
+        line = way.quote(command, *args)
+        return _captured(way, ["sh", "-c", line], _SECONDS, line)
+
+    way.run_local = run_local
     try:
-        done = host.run(_ASK)
+        done = host.run(shlex.join([*bounded(_SECONDS), "sh", "-c", _ASK]))
     except RuntimeError as error:  # testinfra's, where ssh ends with 255
         done = error.args[0]
     if done.rc:
-        why = [f"it gave no reason (exit status {done.rc})", *done.stderr.strip().splitlines()][-1]
+        why = [f"it gave no reason (exit status {done.rc})", *done.stderr.strip().splitlines()][-1][:_SAID]
         target = spec.removeprefix("ssh://").partition("?")[0]
         raise BadInput.of("hosts-unreached", host=spec, why=why, target=target)
-    return dict(line.lstrip("/").split(" ", 1) for line in done.stdout.splitlines() if line.startswith("/"))
+    said = (line[1:].partition(" ") for line in done.stdout.splitlines() if line.startswith("/"))
+    return {container: name for container, _, name in said if container in (services.CONTROL, services.WORKER)}
+
+
+def _check_names(specs: Sequence[str], containers_of: Sequence[Mapping[str, str]]) -> None:
+    """No host takes another's place, whatever it says.
+
+    Raises:
+        BadInput: two hosts claim one name or the control node, or a name is none that a node can have.
+    """
+    named_by: dict[str, str] = {}
+    control = ""
+    for spec, names in zip(specs, containers_of, strict=True):
+        for name in dict.fromkeys(names.values()):
+            if not inventories.is_node_name(name):
+                raise BadInput.of("hosts-bad-name", host=spec, name=name[:_SHOWN])
+            other = named_by.setdefault(name.lower(), spec)
+            if other != spec:
+                raise BadInput.of("hosts-claimed", what=f"the node {name}", one=other, other=spec)
+        if services.CONTROL in names:
+            if control:
+                raise BadInput.of("hosts-claimed", what="the control node", one=control, other=spec)
+            control = spec
 
 
 def _variables(way: Any) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rocstack.base import document, paths
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.words import Value
 from rocstack.doctor.rdma_states import active, slingshot
-from rocstack.node.profile import Nic, NodeProfile
+from rocstack.node.profile import Gpu, Nic, NodeProfile
+from rocstack.stack.gpus import model_of
 
 
 def _pattern(text: str) -> str:
@@ -34,12 +35,15 @@ FILE = "thresholds.yml"
 
 class Threshold(Value):
     """A bound. `gpu` and `nic` are patterns, searched for in the node's GPUs ("8 × AMD Instinct MI300X OAM gfx942") and
-    the NIC profile with the speed that the card can do ("broadcom 400G"); an empty one holds for all."""
+    the NIC profile with the speed that the card can do ("8 × broadcom 400G"); an empty one holds for all. `nodes`: of
+    how many, at least and at most, that took part. `tolerance`: the share by which a value may be worse."""
 
     least: float | None = None
     most: float | None = None
     gpu: Pattern = ""
     nic: Pattern = ""
+    nodes: tuple[int, int] | None = None
+    tolerance: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     source: str
 
     @model_validator(mode="after")
@@ -49,11 +53,16 @@ class Threshold(Value):
         return self
 
     def holds(self, value: float) -> bool:
-        return value >= self.least if self.least is not None else value <= (self.most or 0)
+        if self.least is not None:
+            return value >= self.least * (1 - self.tolerance)
+        return value <= (self.most or 0) * (1 + self.tolerance)
 
     def text(self, unit: str) -> str:
         bound, number = ("at least", self.least) if self.least is not None else ("at most", self.most)
-        return f"{bound} {number:g} {unit}".rstrip()
+        tolerance = (
+            f"{'less' if self.least is not None else 'and'} {self.tolerance * 100:g} %" if self.tolerance else ""
+        )
+        return " ".join(filter(None, (bound, f"{number:g}", unit, tolerance)))
 
 
 class Quantity(Value):
@@ -62,10 +71,10 @@ class Quantity(Value):
     unit: str
     thresholds: tuple[Threshold, ...]
 
-    def of(self, gpus: Iterable[str], nics: Iterable[str]) -> Threshold | None:
+    def of(self, gpus: Iterable[str], nics: Iterable[str], nodes: int = 1) -> Threshold | None:
         gpu, nic = " ".join(gpus), " ".join(nics)
         fit = (each for each in self.thresholds if re.search(each.gpu, gpu) and re.search(each.nic, nic))
-        return next(fit, None)
+        return next((each for each in fit if not each.nodes or each.nodes[0] <= nodes <= each.nodes[1]), None)
 
 
 @cache
@@ -90,26 +99,36 @@ def load(overlay: Path | None = None) -> dict[str, Quantity]:
 
 
 def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The models of a node's GPUs, with their number, and of its NICs, as a threshold's patterns see them."""
-    gpus = Counter(f"{gpu.name or ''} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
+    """The models of a node's GPUs and NICs with their number, as a threshold's patterns see them; the data network's
+    cards first."""
+    gpus = Counter(f"{_gpu(gpu)} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
     speeds = {netdev.name: netdev.speed for netdev in profile.netdevs}
     # InfiniBand has no network device where IPoIB is off.
     rates = {device.name: [port.rate for port in device.ports] for device in profile.verbs}
     data = {device.name for device, _ in active(profile)} | {netdev.name for netdev in slingshot(profile)}
-    nics = set()
+    nics: Counter[tuple[bool, str]] = Counter()
     for nic in profile.nics:
         if nic.nic:
             known = [*(speeds.get(name) for name in nic.netdevs), *rates.get(nic.verbs or "", ())]
             speed = max((each or 0 for each in known), default=0)
             # A card for management or a spare one may well be slower than it can.
-            nics.add(card(profile, nic, speed) if data & {nic.verbs, *nic.netdevs} else _named(nic, speed))
-    return tuple(sorted(f"{count} × {name}" for name, count in gpus.items())), tuple(sorted(nics))
+            used = bool(data & {nic.verbs, *nic.netdevs})
+            nics[not used, card(profile, nic, speed) if used else _named(nic, speed)] += 1
+    cards = tuple(f"{count} × {name}" for (_, name), count in sorted(nics.items()))
+    return tuple(sorted(f"{count} × {name}" for name, count in gpus.items())), cards
 
 
-def card(profile: NodeProfile, nic: Nic, rate: int) -> str:
+def _gpu(gpu: Gpu) -> str:
+    """With the model that its PCI id says, whatever the name is."""
+    model = model_of(gpu.device, gpu.name)
+    name = gpu.name or ""
+    return name if re.search(rf"\b{model}\b", name) else f"AMD Instinct {model}"
+
+
+def card(profile: NodeProfile, nic: Nic, rate: int, board: str = "") -> str:
     """A card of the data network as a threshold's pattern sees it, "broadcom 400G": by what its port can do
     (images/cards.yml), by the `rate` in Mb/s at which it runs where that isn't known."""
-    known, slot = _cards().get(nic.device), nic.pci.rpartition(".")[0]
+    known, slot = _cards().get(f"{nic.device} {board}") or _cards().get(nic.device), nic.pci.rpartition(".")[0]
     link = (nic.pcie.max_speed or 0) * (nic.pcie.max_width or 0) * 1000
     if known is None or link < known.speed:  # its PCIe link is too slow for that, so it is another card
         return _named(nic, rate)

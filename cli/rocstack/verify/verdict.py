@@ -15,6 +15,7 @@ NodeState = Literal["passing", "failing", "not judged", "absent"]
 LONGEST = 60  # characters of a list of nodes in the sentence
 MOST = 3  # names, or checks, in the sentence before "and N more"
 REASONS = 2  # for skipping, likewise
+NO_CHECK = "no check ran there"
 _OTHERS: dict[NodeState, tuple[str, str]] = {  # what is said of one, and of several
     "failing": ("fails", "fail"),
     "absent": ("is absent", "are absent"),
@@ -82,29 +83,45 @@ class RunVerdict:
         virtual = sum(bool(node.virtual) for node in run.nodes)
         all_virtual = "virtual " if virtual and virtual == len(run.nodes) else ""
         passing = len(self.names("passing"))
-        nodes = f"{passing} of {len(run.nodes)} {all_virtual}node{'s' * (len(run.nodes) != 1)}"
-        parts = [f"{nodes} pass{'es' * (passing == 1)}"]
-        if not faults and run.only:
+        every = f"{len(run.nodes)} {all_virtual}node{'s' * (len(run.nodes) != 1)}"
+        parts = [f"{passing} of {every} pass{'es' * (passing == 1)}"]
+        unasked = self._unasked
+        if unasked and faults:
+            parts = [f"none of {every} was judged by itself"]
+        elif unasked:
+            passed = sum(result.state == "passed" for result in run.results)
+            parts = [f"the cluster of {every} passes {count(passed, 'check')} called '{run.only}'"]
+        elif not faults and run.only:
             parts[0] += f" {count(len(run.results), 'check')} called '{run.only}'"
         elif not faults and run.proved is not None:
             parts[0] += f" level {run.proved}"
         if virtual and not all_virtual:
             parts[0] += f" ({virtual} are virtual)" if virtual > 1 else " (1 is virtual)"
         for state, (one, many) in _OTHERS.items():
-            if names := self.names(state):
+            if names := tuple(name for name in self.names(state) if name not in unasked):
                 parts[0] += f", {len(names)} {one if len(names) == 1 else many}: {folded(names)}"
         if self.cluster:
             checks = dict.fromkeys(reason.check for reason in self.cluster)
-            parts.append(f"the cluster as a whole fails: {listed(checks, MOST + 1)}")
+            parts.insert(0, f"the cluster as a whole fails: {listed(checks, MOST + 1)}")
         parts += _levels(run, faults)
         gone = {result.check.name for result in run.results if result.state == "skipped"}
         if run.rehearsal:
             parts.append(f"rehearsal image: {run.rehearsal}")
+        if run.without_floor:
+            parts.append(f"measured, no floor known: {listed(run.without_floor, MOST + 1)}")
         if gone:
             # "virtual node" of "virtual node (mi300x-thor2): it computes nothing"
             brief = dict.fromkeys(re.split(r": | \(", why)[0] for why, names in self.skipped.items() if gone & {*names})
             parts.append(f"{count(len(gone), 'check')} skipped: {listed(brief, REASONS + 1)}")
         return tuple(parts)
+
+    @property
+    def _unasked(self) -> frozenset[str]:
+        """The nodes that no check was about, where those that were asked for judged the cluster and no node."""
+        judged = self.cluster or any(result.state == "passed" for result in self.run.results)
+        if not (self.run.only and judged) or self.names("passing") or self.names("failing"):
+            return frozenset()
+        return frozenset(each.node.name for each in self.nodes if each.state == "not judged" and each.why == NO_CHECK)
 
 
 def judge(run: Run) -> RunVerdict:
@@ -154,7 +171,8 @@ def nameless(why: str, names: set[str]) -> str:
     """The reason, the same for every node: "no GPU" of "no GPU on node n1", whether one or too many lack it."""
     lacking = _LACKING.fullmatch(why)
     why = lacking[1] if lacking else why
-    return _ON.sub(lambda match: "" if match[1] in names else match[0], why) or "no reason was given"
+    plain = _ON.sub(lambda match: "" if match[1] in names else match[0], why)
+    return "; ".join(dict.fromkeys(plain.split("; "))) or "no reason was given"
 
 
 def _ends(measure: Measure) -> tuple[str, ...]:
@@ -174,7 +192,7 @@ def _node(node: NodeSeen, measures: Iterable[tuple[str, Measure]]) -> NodeVerdic
     if any(measure.state == "passed" for _, measure in known):
         return NodeVerdict(node, "passing")
     reasons = Counter(measure.why for _, measure in known if measure.state == "skipped")
-    return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else "no check ran there")
+    return NodeVerdict(node, "not judged", why=reasons.most_common(1)[0][0] if reasons else NO_CHECK)
 
 
 def _levels(run: Run, faults: bool) -> list[str]:
@@ -188,6 +206,13 @@ def _levels(run: Run, faults: bool) -> list[str]:
         return proved or ["no level is proved"]
     first = 0 if run.proved is None else run.proved + 1
     judged = {result.check.level for result in run.results if result.state == "passed"}
+    unshown = (
+        []
+        if run.busy or any(each.missed for each in run.results if each.check.level == first)
+        else _unshown(run, first)
+    )
+    if first in judged and unshown:
+        return [*proved, f"level {first} is not proved: {unshown[0]}"]
     if first in judged:
         why = "not all of it was judged"
         if run.not_summed and run.not_summed.check.level == first:
@@ -195,6 +220,16 @@ def _levels(run: Run, faults: bool) -> list[str]:
         return [*proved, f"level {first} is not proved: {BUSY if run.busy else why}"]
     rest = [str(level) for level in range(first, run.level + 1) if level not in judged]
     return [*proved, *([f"nothing was judged at level {' and '.join(rest)}"] if rest else [])]
+
+
+def _unshown(run: Run, level: int) -> list[str]:
+    """Of its core checks, which were shown and which not, in a few words."""
+    lacking = [each.check.name for each in run.unshown(level)]
+    shown = [each.check.name for each in run.core(level) if each.check.name not in lacking]
+    if not lacking or run.not_summed in run.unshown(level):
+        return []
+    few = f"{listed(shown, MOST + 1)} {'was' if len(shown) == 1 else 'were'} shown, " if shown else ""
+    return [f"{few}{listed(lacking, MOST + 1)} {'was' if len(lacking) == 1 else 'were'} not"]
 
 
 def folded(names: Iterable[str], longest: int = LONGEST) -> str:

@@ -32,10 +32,12 @@ PROPERTIES = (
 
 def add(tree: TreeBuilder, machine: Machine) -> None:
     spec = machine.model.gpus
+    if spec is None:
+        return
     tree.links["/sys/class/kfd/kfd"] = KFD
     tree.put(f"{KFD}/topology", {"generation_id": 2})
     tree.files[f"{KFD}/topology/system_properties"] = "platform_oem 0\nplatform_id 0\nplatform_rev 0\n"
-    links = _links(tree, machine)
+    links = _links(tree, machine, hops(spec))
     cpu = machine.model.cpu
     cores = cpu.sockets * cpu.cores * cpu.threads // cpu.numa
     for node in range(cpu.numa):
@@ -97,7 +99,7 @@ def _node(tree: TreeBuilder, node: int, gpu: int, name: str, memory: int, proper
     tree.folders += [f"{NODES}/{node}/{name}" for name in ("caches", "io_links", "p2p_links")]
 
 
-def _links(tree: TreeBuilder, machine: Machine) -> dict[int, int]:
+def _links(tree: TreeBuilder, machine: Machine, between: dict[tuple[int, int], int]) -> dict[int, int]:
     """KFD's links: every CPU to every CPU, a GPU to its own CPU, and through the hive to every GPU it reaches. Gives
     the number of links of each node."""
     cpus = machine.model.cpu.numa
@@ -114,7 +116,6 @@ def _links(tree: TreeBuilder, machine: Machine) -> dict[int, int]:
 
     for a, b in permutations(range(cpus), 2):
         link(a, b, SOCKETS, 32)
-    between = hops(machine.model.gpus)
     for node, (slot, pci) in enumerate(machine.gpus.items(), cpus):
         link(node, pci.numa, PCIE, 20)
         link(pci.numa, node, PCIE, 20)

@@ -113,7 +113,7 @@ def expand(model: NodeModel, node: int = 1, address: str | None = None, gateway:
         ports=tuple(ports),
         kernel=model.system.kernel,
         cmdline=model.system.cmdline,
-        amdgpu=model.gpus.driver,
+        amdgpu=model.gpus.driver if model.gpus else None,
         gateway=gateway or str(own.network.network_address + 1),
     )
 
@@ -160,6 +160,7 @@ def _places(model: NodeModel) -> tuple[dict[str, MachineFunction], dict[int, Mac
         above = (f"0000:{base:02x}:01.1", f"0000:{base + 1:02x}:00.0")
         bus, slot = base + 3, 0
         for index in switch.gpus:
+            assert model.gpus  # the model's own check: GPUs hang on switches only where it has some
             card = (f"0000:{base + 2:02x}:{slot:02x}.0", f"0000:{bus:02x}:00.0", f"0000:{bus + 1:02x}:00.0")
             gpus[index] = function(model.gpus, f"{bus + 2:02x}:00.0", switch.numa, *above, *card)
             bus, slot = bus + 3, slot + 1

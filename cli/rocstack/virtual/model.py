@@ -67,7 +67,7 @@ class Gpus(Value):
     """All GPUs as the driver counts them: a card of two dies is two. `xgmi` is `all` where each has a link to each,
     else the pairs that have one."""
 
-    count: int = Field(ge=0, le=64)
+    count: int = Field(ge=1, le=64)
     pci: PciId
     name: Line
     gfx: Gfx
@@ -132,7 +132,7 @@ class NodeModel(Value):
     sources: Annotated[tuple[Line, ...], Field(min_length=1)]
     system: ModelSystem
     cpu: Cpu
-    gpus: Gpus
+    gpus: Gpus | None = None
     nics: tuple[Nics, ...]
     switches: tuple[Switch, ...] = ()
     faults: tuple[Line, ...] = ()  # what is broken on every node of this model
@@ -150,7 +150,9 @@ class NodeModel(Value):
         if sum(nics.management for nics in self.nics) != 1:
             raise ValueError("nics: exactly one kind of card is the management network")
         gpus = [gpu for switch in self.switches for gpu in switch.gpus]
-        if sorted(gpus) != list(range(self.gpus.count)):
+        if self.gpus is None and gpus:
+            raise ValueError(f"switches: hold GPUs {gpus}, and the model has no `gpus`")
+        if self.gpus and sorted(gpus) != list(range(self.gpus.count)):
             raise ValueError(f"switches: must hold each GPU from 0 to {self.gpus.count - 1} once, not {gpus}")
         placed = [nic for switch in self.switches for nic in switch.nics]
         for name in placed:
@@ -161,7 +163,7 @@ class NodeModel(Value):
         for numa in (*(s.numa for s in self.switches), *(n.numa for n in self.nics)):
             if numa >= self.cpu.numa:
                 raise ValueError(f"switches: something on NUMA node {numa}, and the machine has {self.cpu.numa}")
-        if self.gpus.xgmi != "all":
+        if self.gpus and self.gpus.xgmi != "all":
             for pair in self.gpus.xgmi:
                 if not all(0 <= gpu < self.gpus.count for gpu in pair) or pair[0] == pair[1]:
                     raise ValueError(f"gpus: xgmi link {list(pair)} is between no two GPUs")

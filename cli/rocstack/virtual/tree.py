@@ -39,7 +39,8 @@ def record(machine: Machine, *, live: bool = False) -> Recording:
         "model": machine.model.name, "faults": "\n".join(machine.faults),
         "netdev": next(port.interface for port in machine.ports if port.spec.management),
     })  # fmt: skip
-    groups = {"video": machine.model.gpus.video, "render": machine.model.gpus.render}
+    gpus = machine.model.gpus
+    groups = {"video": gpus.video, "render": gpus.render} if gpus else {}
     tree.files |= outside | _outside(outside, tree.commands, tree.devices, groups)
     return tree.recording(machine.host)
 
@@ -50,7 +51,7 @@ def shown(recording: Recording) -> Recording:
     values = re.findall(r"^(video|render):[^:]*:(\d+):", outside.get("/etc/group", ""), re.MULTILINE)
     own = _outside(outside, recording.commands, recording.devices, {name: int(gid) for name, gid in values})
     files = {MODEL_FILE: "recording\n", **recording.files, **own}
-    return replace(recording, files=files, folders=(*recording.folders, *_REAL))
+    return replace(recording, files=files, folders=(*recording.folders, *_REAL), _children={})
 
 
 def _outside(
@@ -85,7 +86,7 @@ def _proc(machine: Machine, live: bool) -> dict[str, str]:
     if not live:
         out["/proc/sys/kernel/hostname"] = machine.host + "\n"
         out["/etc/os-release"] = f'ID={system.os}\nVERSION_ID="{system.version}"\nPRETTY_NAME="{system.name}"\n'
-        out["/etc/group"] = f"video:x:{gpus.video}:\nrender:x:{gpus.render}:\n"
+        out["/etc/group"] = f"video:x:{gpus.video}:\nrender:x:{gpus.render}:\n" if gpus else ""
     return out
 
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rocstack.base.text import from_json
+
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -155,7 +157,9 @@ def parse(model: type[T], data: object) -> T:
         ValueError: it is something else; says which field is wrong.
     """
     try:
-        return model.model_validate_json(pydantic_core.to_json(data))
+        text = pydantic_core.to_json(data)
+        from_json(text)  # pydantic takes a number of any length, and no float holds it
+        return model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}") from None

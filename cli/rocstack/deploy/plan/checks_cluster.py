@@ -6,29 +6,33 @@ from collections.abc import Callable, Iterator
 
 from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import SLURMCTLD, SLURMD, NodeFacts
-from rocstack.deploy.read.inventory import is_address
+from rocstack.deploy.read.inventory_values import is_address
 
 
-def _alike(scope: Scope, of: Callable[[NodeFacts], str]) -> dict[str, str]:
+def _alike(scope: Scope, of: Callable[[NodeFacts], str]) -> dict[str, list[str]]:
     """What several nodes have in common -> their names."""
     groups: dict[str, list[str]] = defaultdict(list)
     for node in scope.nodes:
         groups[of(node)].append(node.name)
-    return {value: ", ".join(names) for value, names in groups.items() if len(names) > 1 and value.strip()}
+    return {value: names for value, names in groups.items() if len(names) > 1 and value.strip()}
 
 
-@cluster_rule
-def same_machine(scope: Scope) -> Iterator[Values]:
-    for names in _alike(scope, lambda node: node.machine).values():
-        yield {"names": names}
+@node_rule
+def same_machine(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    """Not the control node's fault: a worker that claims to be it would stop every deploy."""
+    if node is not scope.control:
+        for names in _alike(scope, lambda node: node.machine).values():
+            if node.name in names:
+                yield {"names": ", ".join(names)}
 
 
-@cluster_rule
-def same_address(scope: Scope) -> Iterator[Values]:
+@node_rule
+def same_address(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     twins = _alike(scope, lambda node: node.machine).values()
-    for address, names in _alike(scope, lambda node: scope.address(node.name)).items():
-        if names not in twins:
-            yield {"names": names, "address": address}
+    if node is not scope.control:
+        for address, names in _alike(scope, lambda node: scope.address(node.name)).items():
+            if node.name in names and names not in twins:
+                yield {"names": ", ".join(names), "address": address}
 
 
 @cluster_rule
@@ -50,18 +54,17 @@ def address_untried(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 
 def _tried(node: NodeFacts, scope: Scope) -> Iterator[Values]:
-    """Peers, their addresses, and why one isn't reached (None: not tried). Only addresses that will be used: the
-    controller's for a worker, the workers' for the controller."""
-    peers = {}
-    if scope.is_worker(node):
-        peers[scope.inventory.control.name] = SLURMCTLD
-    if node.name == scope.inventory.control.name:
-        peers.update({worker.name: SLURMD for worker in scope.inventory.workers})
-    for peer, port in peers.items():
-        if peer != node.name and scope.gathered.node(peer):
-            host = scope.address(peer)
-            address = f"{host}:{port}"
-            yield {"peer": peer, "address": address, "host": host, "why": node.reach.get(address)}
+    """Who tried to reach whom, by which address, and why it didn't work (None: not tried). Only addresses that will be
+    used: the controller's for a worker, the workers' for the controller. Both are the worker's to be mended, which can
+    refuse what the controller sends."""
+    control = scope.control
+    if control is None or node is control or not scope.is_worker(node):
+        return
+    for asker, peer, port in ((node, control, SLURMCTLD), (control, node, SLURMD)):
+        host = scope.address(peer.name)
+        address = f"{host}:{port}"
+        why = asker.reach.get(address)
+        yield {"asker": asker.name, "peer": peer.name, "address": address, "host": host, "why": why}
 
 
 @node_rule

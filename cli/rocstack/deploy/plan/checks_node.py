@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from rocstack.base.text import listed
+from rocstack.deploy.plan import services
 from rocstack.deploy.plan.scope import NODE_RULES, Scope, Values, node_rule, size
 from rocstack.deploy.read.facts import PORTS, NodeFacts
+from rocstack.node.containers import OLD
 from rocstack.node.gate import TCP
 from rocstack.node.limits import UNLIMITED
 from rocstack.stack.rules import upstream
@@ -108,6 +110,20 @@ def daemons_beside(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 
 
 @node_rule
+def other_cluster(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    """Its MUNGE key alone doesn't tell: a node that was away while keys were rotated has an old one. Nor does a name
+    alone: clusters and control nodes are renamed and moved."""
+    there, key = node.state, node.files.get(services.MUNGE_KEY, scope.munge)
+    names = [each.name for each in node.containers if each.name.removesuffix(OLD) in services.SERVICE_OF]
+    if there is None or not names or key == scope.munge:
+        return
+    control = there.control or (node.name if there.keys else "")
+    if there.cluster != scope.cluster or control not in ("", scope.inventory.control.name):
+        of = f" of {control}" if control else ""
+        yield {"names": listed(names), "cluster": there.cluster or "without a name", "of": of}
+
+
+@node_rule
 def uid_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     for name, uid in scope.uids.items():
         owner = node.passwd.get(str(uid), name)
@@ -121,7 +137,9 @@ def memlock_low(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     uses_rdma = image is not None and image.facts.nic not in (None, TCP)
     if not scope.is_worker(node) or not uses_rdma or limit is None or limit == UNLIMITED or node.engine.raises_limits:
         return
-    softer: Values = {"level": "warning"} if node.profile.virtual or scope.memlock else {}
+    softer: Values = {"level": "warning"} if scope.memlock else {}
+    if node.profile.virtual:  # it registers no memory, and the machine under it sets the limit
+        softer = {"level": "note"}
     yield {"limit": size(limit), **softer}
 
 
@@ -134,7 +152,8 @@ def kfd_missing(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 @node_rule
 def gpus_absent(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     if scope.is_worker(node) and not node.profile.gpus:
-        yield {}
+        meant: Values = {"level": "note"}  # a cluster where no node has any
+        yield {} if any(each.profile.gpus for each in scope.nodes) else meant
 
 
 @node_rule

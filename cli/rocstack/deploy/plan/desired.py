@@ -106,16 +106,10 @@ class DesiredCluster:
             slurm_files.Control(self.inventory.control.name, self.control_address),
             tuple(self.machines.values()),
             absent=self.absent,
-            groups=self.groups,
+            groups=self.inventory.worker_groups,
             password=self.keys.database_password,
             overlay=self.overlay,
         )
-
-    @property
-    def groups(self) -> dict[str, list[str]]:
-        """The inventory's groups -> workers in them."""
-        names = sorted({group for host in self.inventory.workers for group in host.groups})
-        return {name: [host.name for host in self.inventory.workers if name in host.groups] for name in names}
 
     @property
     def has_registry(self) -> bool:
@@ -183,7 +177,11 @@ class DesiredCluster:
         ]
         containers: list[ContainerSpec] = []
         commands: list[tuple[str, ...]] = []  # what makes running daemons take over changed files
-        state: dict[str, Any] = {"cluster": self.cluster.name, "images": {role: self.images[role].id for role in roles}}
+        state: dict[str, Any] = {
+            "cluster": self.cluster.name,
+            "control": self.inventory.control.name,
+            "images": {role: self.images[role].id for role in roles},
+        }
         if "control" in roles:
             files += self._control_files()
             containers.append(services.database(control.id))
@@ -204,7 +202,7 @@ class DesiredCluster:
                 containers.append(services.registry(control.id, mirror.port))
                 images.append(control)
         # One that waits to be replaced counts with its successor.
-        ours = {each.name.removesuffix(OLD) for each in facts.containers if each.service}
+        ours = {each.name.removesuffix(OLD) for each in facts.containers if each.service} & {*services.SERVICE_OF}
         kept = {*self.keep, *(image.id for image in images), *(each.image for each in facts.containers)}
         # Also by what a deploy calls them: containerd's store has ids of its own.
         kept |= {name_on_node(role, ident) for role in ROLES for ident in kept}

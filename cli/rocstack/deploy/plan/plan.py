@@ -86,7 +86,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`failed` is node -> why; `untouched` are nodes that were to change and were not come to, and `stopped` why."""
+    """`failed` is node -> why; `untouched` are nodes that were to change and were not reached, and `stopped` why."""
 
     plan: Plan
     images: Mapping[str, str]  # role -> image id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.base import finding_texts
+from rocstack.base.errors import CheckFailed
 from rocstack.base.findings import Finding, in_order
 from rocstack.base.text import listed
 from rocstack.cluster.operation import RolloutSettings
@@ -33,7 +35,8 @@ from rocstack.edge.ansible import FORKS, State
 from rocstack.stack import component
 
 UIDS = {"munge": 42430, "slurm": SLURM_UID}  # in the images
-UNREACHED = "node-unreached"
+WARNING = "inventory-warning"
+UNREAD = (facts.UNREACHED, facts.WRONG_VARIABLES, WARNING)
 RULES = (checks_node, checks_image, checks_cluster)  # importing them fills the tables of scope.py
 MIXED = ("nodes-differ", "abi-differs", "gpus-fewer", "rdma-fewer")  # of the doctor
 Choose = Callable[[Journal], Mapping[str, Image]]
@@ -142,6 +145,9 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     control = gathered.node(inventory.control.name)
     if control:
         secrets.refuse_others(path, keys, control.state.keys if control.state else {})
+    if control is None and (request.resume or request.command == "rollback"):  # its journal says to what
+        why = next((each.reason for each in gathered.failures if each.node == inventory.control.name), "no answer")
+        raise CheckFailed.of("control-unread", node=inventory.control.name, why=why, command=request.command)
     known = journal.loads(control.journal) if control else Journal()
     images = request.choose(known)
     desired = None
@@ -165,6 +171,8 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         require=cluster.require if request.require is None else request.require,
         insist=request.require is not None or not ids <= known.kept_ids(),
         proved=_proved(known, images, request.runs),
+        cluster=cluster.name,
+        munge=hashlib.sha256(keys.munge_key).hexdigest(),
     )
     return PreparedDeploy(request, images, gathered, known, keys, precheck(scope), desired)
 
@@ -180,9 +188,12 @@ def precheck(scope: Scope) -> tuple[Finding, ...]:
     """Errors first, then warnings and notes; in each the nodes as they come, what lies between them last."""
     table, inventory = finding_texts.table(), scope.inventory.path
     findings = [
-        table[UNREACHED].finding({"reason": each.reason, "inventory": inventory, "node": each.node}, node=each.node)
+        table[facts.code_of(each)].finding(
+            {"reason": each.reason, "inventory": inventory, "node": each.node}, node=each.node
+        )
         for each in scope.gathered.failures
     ]
+    findings += [table[WARNING].finding({"warning": each, "inventory": inventory}) for each in scope.inventory.warnings]
     for node in scope.nodes:
         for code, rule in NODE_RULES.items():
             findings += [table[code].finding({"node": node.name, **v}, node=node.name) for v in rule(node, scope)]

@@ -26,6 +26,8 @@ class Scope:
     rehearsal: whether real nodes may get a rehearsal image.
     require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
     proved: what is known to be proved of them.
+    cluster: its name.
+    munge: SHA-256 of its MUNGE key, as nodes are to have it.
     """
 
     inventory: Inventory
@@ -41,6 +43,8 @@ class Scope:
     require: int | None = None
     insist: bool = True
     proved: tuple[VerifiedLevel, ...] = ()
+    cluster: str = ""
+    munge: str = ""
 
     def roles(self, node: NodeFacts) -> tuple[str, ...]:
         return self.inventory.roles(node.name)

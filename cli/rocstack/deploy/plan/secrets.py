@@ -111,14 +111,16 @@ def read(path: Path) -> Secrets:
 
 
 def save(path: Path, values: Secrets) -> None:
-    """Writes what is new, so that it outlives a crash of this machine; does nothing where nothing is.
+    """Writes what is new, so that it outlives a crash of this machine. What a killed run left beside the file goes,
+    whether anything is new or not.
 
     Raises:
         CheckFailed: somebody else wrote the file since it was read, or it can't be written.
     """
+    path = path.resolve()
+    files.sweep(path)
     if not values.new:
         return
-    path = path.resolve()
     added = "".join(line(name, getattr(values, name)) for name in values.new)
     try:
         if not path.exists():

@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SkipValidation
 
+from rocstack.base.errors import BadInput
 from rocstack.base.words import Value
 from rocstack.cluster.slurm_node import SlurmNodeConfig
 from rocstack.container import host
@@ -26,6 +27,8 @@ from rocstack.probe.recordings import ProbeFailure, unpacked
 
 PLAYBOOK, TASK = "facts.yml", "Facts"
 TIMEOUT_S = 60  # seconds
+UNREACHED, WRONG_VARIABLES = "node-unreached", "node-variables"
+VARIABLES = "variables"  # the state of a node whose variables in the inventory can't be used
 SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
 PORTS = {  # by role
     "control": {SLURMCTLD: "slurmctld", SLURMDBD: "slurmdbd", SLURMRESTD: "slurmrestd"},
@@ -106,9 +109,10 @@ class User(Value):
 
 class DeployedState(Answer):
     """/var/lib/rocstack/node.json: what the last deploy made of the node. `machines` and `keys` (fingerprints) are the
-    control node's; so is `slurm`, the version it has."""
+    control node's; so is `slurm`, the version it has. `cluster` and `control` name the cluster and its control node."""
 
     cluster: str = ""
+    control: str = ""
     images: dict[str, str] = Field(default_factory=dict)
     keys: dict[str, str] = Field(default_factory=dict)
     slurm: str = ""
@@ -141,6 +145,13 @@ class FactsAnswer(Value):
     ended: float
 
 
+class PackedAnswer(Answer):
+    """rocstack_facts, as Ansible brings it. `asked` is this machine's clock when it asked, in seconds."""
+
+    facts: str
+    asked: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None  # a text in Ansible's older ones
+
+
 class NodeFacts(FactsAnswer):
     """One node. `behind` and `ahead` bound its clock minus the controller's, in seconds."""
 
@@ -166,8 +177,8 @@ class NodeFacts(FactsAnswer):
 
 @dataclass(frozen=True)
 class Gathered:
-    """Sorted by node. A node is in one of both; `ssh_hosts` has all of them: how plain ssh gets there. `words` are the
-    inventory's names and addresses, and whose they are."""
+    """Sorted by node. A node is in one of both. `ssh_hosts` says how plain ssh gets to those that were reached. `words`
+    are the inventory's names and addresses, and whose they are."""
 
     nodes: tuple[NodeFacts, ...]
     failures: tuple[ProbeFailure, ...] = ()
@@ -195,6 +206,11 @@ class Gathered:
         return next(iter([*on_default, *others]), host.host)
 
 
+def code_of(failure: ProbeFailure) -> str:
+    """Of the finding that a node couldn't be read."""
+    return WRONG_VARIABLES if failure.state == VARIABLES else UNREACHED
+
+
 def gather(
     inventory: Inventory,
     on_event: ansible.OnEvent = lambda host, state: None,
@@ -209,29 +225,47 @@ def gather(
     given up after `timeout` seconds.
 
     Raises:
-        BadInput, Missing, CheckFailed: as `ansible.run` and `ssh.resolve`.
+        BadInput, Missing, CheckFailed: as `ansible.run`.
     """
     answered_at: dict[str, float] = {}
+    failed: dict[str, str] = {}  # and why: the task after it is done in any case
 
-    def listen(name: str, state: ansible.State) -> None:
-        answered_at[name] = time.time()
-        on_event(name, state)
+    def listen(name: str, task: str, state: ansible.State, said: Mapping[str, Any]) -> None:
+        if task == TASK and state != "started":
+            answered_at[name] = time.time()
+            if state == "failed":
+                failed[name] = ansible.reason(said)
+            on_event(name, state)
+        elif name not in answered_at:
+            on_event(name, state)
 
-    variables = {**questions(inventory, uids or {}, own_ports), "timeout": timeout}
+    variables = questions(inventory, uids or {}, own_ports)
     nodes, failures, ssh_hosts = [], [], {}
-    for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, on_event=listen):
-        if ssh.TASK in run.results:
-            ssh_hosts[run.host] = ssh.resolve(run.host, run.results[ssh.TASK]["msg"])
-        if run.state != "ok":
+    for run in ansible.run(PLAYBOOK, inventory.path, forks=forks, variables=variables, timeout=timeout, on_task=listen):
+        try:
+            problem = inventory.problems.get(run.host, "")
+            variables_of = run.results.get(ssh.TASK, {}).get("msg")
+            if isinstance(variables_of, Mapping):
+                ssh_hosts[run.host] = ssh.resolve(run.host, variables_of)
+            elif variables_of is not None:  # Ansible's own word on why it can't make them out
+                problem = problem or run.reason
+        except BadInput as error:
+            problem = error.what
+        is_failed = bool(problem) or run.state != "ok" or run.host in failed
+        if complaint := inventory.complaint(run.host, failed=is_failed):
+            problem = f"{complaint.where}: {complaint.what}"
+        if problem:
+            failures.append(ProbeFailure(run.host, VARIABLES, problem))
+            continue
+        if run.state != "ok" or run.host in failed:
             state = "unreachable" if run.state == "unreachable" else "failed"
-            failures.append(ProbeFailure(run.host, state, run.reason))
+            failures.append(ProbeFailure(run.host, state, failed.get(run.host, run.reason)))
             continue
         try:
-            answer = run.results[TASK]
-            asked = float(answer["asked"]) if answer.get("asked") else None
-            data = unpacked(answer["facts"])
-            nodes.append(of_dict(run.host, data, asked, answered_at[run.host], overlay))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            answer = parse(PackedAnswer, run.results[TASK])
+            data = unpacked(answer.facts)
+            nodes.append(of_dict(run.host, data, answer.asked, answered_at[run.host], overlay))
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             failures.append(ProbeFailure(run.host, "failed", f"its answer can't be read: {error}"[:200]))
     return Gathered(
         tuple(sorted(nodes, key=lambda node: natural_key(node.name))),
@@ -256,11 +290,11 @@ def questions(inventory: Inventory, uids: Mapping[str, int], own_ports: Iterable
     racks = [registry_port(registry) for registry in inventory.racks]
     others = {*own_ports, *racks, *map(push_port, racks)}
     control, workers = inventory.control, inventory.workers
-    reach = {worker.name: [f"{control.address}:{SLURMCTLD}"] for worker in workers}
-    reach[control.name] = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
+    others_slurmd = [f"{worker.address}:{SLURMD}" for worker in workers if worker != control]
     return {
         "names": [control.name],
-        "reach": reach,
+        "reach": {control.name: others_slurmd},
+        "reach_otherwise": [f"{control.address}:{SLURMCTLD}"],
         "ports": sorted({port for ports in PORTS.values() for port in ports} | others),
         "uids": list(uids.values()),
         "users": list(uids),

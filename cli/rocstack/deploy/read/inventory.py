@@ -1,34 +1,33 @@
 """The inventory as a value: whatever form Ansible reads, with the person's own ansible.cfg and vault in force."""
 
-import ipaddress
 import json
+import os
 import re
+import signal
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocstack.base.errors import BadInput, did_you_mean
+from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.deploy.read import inventory_text, inventory_values
+from rocstack.deploy.read.inventory_text import InventoryText
+from rocstack.deploy.read.inventory_values import is_address
 from rocstack.edge import ansible
 from rocstack.node.recording import natural_key
 
 CONTROL, WORKERS = "control", "workers"
-VARIABLES = (  # ours, that may stand in an inventory
-    "rocstack_address",  # at which the other nodes reach this one; default: ansible_host
-    "rocstack_rack_registry",  # the rack's registry mirror (host[:port]), from which its nodes pull
-    "rocstack_nic_hosts",  # this and the rest: playbook host-nic.yml
-    "rocstack_nic_bundle",
-    "rocstack_nic_strict",
-)
 PLAYBOOK, TASK = "inventory.yml", "Values"
 _ASKED = ("ansible_host", "ansible_port", "ansible_user", "rocstack_address", "rocstack_rack_registry")
 # What Slurm reads as one node: slurm.conf(5), NodeName. Brackets and commas make a list of nodes.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RESERVED = ("default", "all")
-REGISTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?")
 _HTTPS = 443
+# Of what Ansible warns of: hosts or variables are not as they were written.
+_LOST = re.compile(r"(?i)^skipping|duplicate|both group and host")
 _OTHER_WORDS = {
     CONTROL: ("controller", "controllers", "controls", "control_node", "head", "master", "slurmctld"),
     WORKERS: ("worker", "compute", "computes", "compute_nodes", "nodes", "slurmd", "worker_nodes"),
@@ -78,6 +77,10 @@ class Inventory:
     path: Path
     control: InventoryHost
     workers: tuple[InventoryHost, ...]
+    problems: Mapping[str, str] = field(default_factory=dict)  # why Ansible can't make out a host's variables
+    wrong: Mapping[str, BadInput] = field(default_factory=dict)  # by host: a variable that can't be used
+    doubtful: Mapping[str, BadInput] = field(default_factory=dict)  # and one with which Ansible hardly gets there
+    warnings: tuple[str, ...] = ()  # what Ansible said of it
 
     @property
     def nodes(self) -> tuple[InventoryHost, ...]:
@@ -90,6 +93,12 @@ class Inventory:
         return (*(["control"] if name == self.control.name else []), *(["worker"] if works else []))
 
     @property
+    def worker_groups(self) -> dict[str, list[str]]:
+        """Groups -> the workers in them."""
+        names = sorted({group for host in self.workers for group in host.groups})
+        return {name: [host.name for host in self.workers if name in host.groups] for name in names}
+
+    @property
     def racks(self) -> dict[str, tuple[InventoryHost, ...]]:
         """Rack mirror -> the nodes that pull from it."""
         result: dict[str, tuple[InventoryHost, ...]] = defaultdict(tuple)
@@ -97,6 +106,19 @@ class Inventory:
             if node.rack_registry:
                 result[node.rack_registry] += (node,)
         return dict(result)
+
+    def complaint(self, name: str, *, failed: bool) -> BadInput | None:
+        """What is wrong with a host's variables; a doubtful one is why Ansible failed, where it did."""
+        return self.wrong.get(name) or (self.doubtful.get(name) if failed else None)
+
+    def refuse_no_racks(self, method: str) -> None:
+        """
+        Raises:
+            BadInput: images are to be shipped by racks, and there is none but the control node's own.
+        """
+        controls = {self.control.name, *self.control.words}
+        if method == "rack" and all(registry.partition(":")[0] in controls for registry in self.racks):
+            raise BadInput.of("no-racks", self.path)
 
     def rack_registries(self, address: Callable[[InventoryHost], str]) -> tuple[RackRegistry, ...]:
         """All but one on the control node, whose registry has the images anyway. One whose address is a node's is ours:
@@ -118,6 +140,16 @@ class Inventory:
         return tuple(result)
 
 
+def _number(digits: str) -> int | str:
+    """JSON's numbers; Python reads none of thousands of digits."""
+    return int(digits) if len(digits) < 100 else digits
+
+
+def is_node_name(name: str) -> bool:
+    """Whether Ansible and Slurm take it as one node's."""
+    return bool(_NAME.fullmatch(name)) and name.lower() not in _RESERVED
+
+
 def registry_port(registry: str) -> int:
     return int(registry.partition(":")[2] or _HTTPS)
 
@@ -133,27 +165,95 @@ def load(path: Path) -> Inventory:
         raise BadInput.of("no-inventory", inventory=path)
     program, env = ansible.program("ansible-inventory")
     command = [program, "-i", str(path.absolute()), "--list"]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = _ended_with_us(command, env)
+    text = inventory_text.read(path)
+    text.refuse_lost()
     if done.returncode:
         raise ansible.start_error(done.stderr, path)
-    return of_listing(path, json.loads(done.stdout), lambda hosts: _rendered(path, hosts))
+    said = ansible.warnings(done.stderr)
+    if lost := next((each for each in said if _LOST.search(each)), None):
+        raise BadInput.of("inventory-lost", path, warning=lost, inventory=path)
+    listed = json.loads(done.stdout, parse_int=_number)
+    found = of_listing(path, listed, lambda hosts: _rendered(path, hosts), text)
+    known = (*listed, *(name for group in listed for name in _members(listed, group)))
+    return replace(found, warnings=(*said, *text.nobodys(known)))
 
 
-def of_listing(path: Path, listed: Mapping[str, Any], render: Callable[[Hosts], Hosts]) -> Inventory:
-    """From what `ansible-inventory --list` says; `render` is asked where a value is a template or a secret.
+def refuse_doubtful(found: Inventory) -> None:
+    """What is one host's finding for commands that go on without it.
+
+    Raises:
+        BadInput: the first variable with which Ansible would not get to its host.
+    """
+    text = inventory_text.read(found.path)
+    for host in found.nodes:
+        for errors in (found.wrong, found.doubtful):
+            if host.name in errors:
+                raise errors[host.name]
+        if why := found.problems.get(host.name):
+            raise BadInput.of("unread-variable", _cause(text, host, why), name=host.name, why=why)
+
+
+def _cause(text: InventoryText, host: InventoryHost, why: str) -> Where:
+    """The line of the variable of which Ansible speaks, or else of the host."""
+    owners = (host.name, *host.groups, "all")
+    own = {key: text.variable(key, host.name, host.groups) for owner, key in text.variables if owner in owners}
+    words = {*re.findall(r"\w+", why)}
+    undefined = re.search(r"'(\w+)' is undefined", why)
+    for variable, at in own.items():
+        if variable in words or (undefined and undefined[1] in inventory_text.line(at)):
+            return at
+    return text.of(host.name)
+
+
+def _ended_with_us(command: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """With all that it has started: an inventory may be a program, which asks somebody who doesn't answer."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, process_group=0
+    )
+    try:
+        said, complaints = process.communicate()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, said, complaints)
+
+
+def of_listing(
+    path: Path,
+    listed: Mapping[str, Any],
+    render: Callable[[Hosts], tuple[Hosts, Mapping[str, str]]],
+    text: InventoryText | None = None,
+) -> Inventory:
+    """From what `ansible-inventory --list` says; `render` is asked where a value is a template or a secret, and says
+    for which hosts there is none, and why.
 
     Raises:
         BadInput: it doesn't describe a cluster.
     """
     hosts: Hosts = listed.get("_meta", {}).get("hostvars", {})
     groups = {name: tuple(_members(listed, name)) for name in listed if name != "_meta"}
-    _check(path, groups, hosts)
+    text = text or InventoryText(path)
+    _check(groups, text)
+    text.refuse_nobodys((*groups, *hosts))
     ours = {*groups[CONTROL], *groups[WORKERS]}
+    of_host = {name: tuple(sorted(each for each in groups if name in groups[each])) for name in hosts}
+    for name, variables in hosts.items():
+        _check_names(name, variables, of_host[name], text, ours)
     values = [hosts.get(name, {}).get(key) for name in ours for key in _ASKED]
+    wrong = _bad_values(ours, hosts, of_host, text, inventory_values.wrong)
+    problems: Mapping[str, str] = {}
     if any(isinstance(value, Mapping) or (isinstance(value, str) and "{{" in value) for value in values):
-        hosts = {**hosts, **render(hosts)}
-    made = {name: _host(path, name, hosts.get(name, {}), groups) for name in groups.get("all", ())}
-    return Inventory(path, made[groups[CONTROL][0]], tuple(made[name] for name in groups[WORKERS]))
+        rendered, problems = render(hosts)
+        hosts = {**hosts, **rendered}
+        wrong |= _bad_values(ours, rendered, of_host, text, inventory_values.wrong)
+    made = {name: _host(name, hosts.get(name, {}), groups) for name in groups.get("all", ())}
+    workers = tuple(made[name] for name in groups[WORKERS])
+    doubtful = _bad_values(ours, hosts, of_host, text, inventory_values.doubtful)
+    return Inventory(path, made[groups[CONTROL][0]], workers, problems, wrong, doubtful)
 
 
 def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -165,37 +265,75 @@ def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ())
     yield from sorted(result, key=natural_key)
 
 
-def _check(path: Path, groups: Mapping[str, tuple[str, ...]], hosts: Hosts) -> None:
+def _check(groups: Mapping[str, tuple[str, ...]], text: InventoryText) -> None:
+    path = text.path
     control, workers = groups.get(CONTROL, ()), groups.get(WORKERS, ())
     if not groups.get("all"):
         raise BadInput.of("no-hosts", path)
     if not control:
-        raise BadInput.of("no-control", path, lack=_lack(groups, CONTROL))
+        raise BadInput.of("no-control", _lacking(groups, CONTROL, text), lack=_lack(groups, CONTROL))
     if len(control) > 1:
-        raise BadInput.of("several-controls", path, count=len(control), names=", ".join(control))
+        raise BadInput.of("several-controls", text.of(CONTROL), count=len(control), names=", ".join(control))
     if not workers:
-        raise BadInput.of("no-workers", path, lack=_lack(groups, WORKERS))
+        raise BadInput.of("no-workers", _lacking(groups, WORKERS, text), lack=_lack(groups, WORKERS))
     ours = dict.fromkeys((*control, *workers))
     for group, members in groups.items():
         lost = ", ".join(name for name in members if name not in ours)
         if lost and (meant := _meant(group)):
-            raise BadInput.of("group-misspelt", path, names=lost, group=group, meant=meant)
-    if idle := ", ".join(name for name in groups.get("ungrouped", ()) if name not in ours):
-        raise BadInput.of("in-no-group", path, names=idle)
+            raise BadInput.of("group-misspelt", text.of(group), names=lost, group=group, meant=meant)
+    if idle := [name for name in groups.get("ungrouped", ()) if name not in ours]:
+        raise BadInput.of("in-no-group", text.of(idle[0]), names=", ".join(idle))
     folded: dict[str, str] = {}
     for name in ours:
         other = folded.setdefault(name.lower(), name)
         if other != name:
-            raise BadInput.of("node-names-alike", path, one=other, other=name)
+            at = max(text.of(name), text.of(other), key=lambda where: where.line or 0)
+            raise BadInput.of("node-names-alike", at, one=other, other=name)
         if is_address(name):
-            raise BadInput.of("node-name-address", path, name=name)
-        if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
-            raise BadInput.of("bad-node-name", path, name=name)
-    for name, variables in hosts.items():
-        for variable in variables:
-            if variable.startswith("rocstack_") and variable not in VARIABLES:
-                hint, known = did_you_mean(variable, VARIABLES), ", ".join(VARIABLES)
-                raise BadInput.of("unknown-variable", path, variable=variable, name=name, hint=hint, known=known)
+            raise BadInput.of("node-name-address", text.of(name), name=name)
+        if not is_node_name(name):
+            raise BadInput.of("bad-node-name", text.of(name), name=name)
+
+
+def _check_names(
+    name: str, variables: Mapping[str, Any], groups: Iterable[str], text: InventoryText, ours: Iterable[str]
+) -> None:
+    for variable, value in variables.items():
+        # On hosts that are none of the cluster's, Ansible's variables are not our business.
+        concerned = name in ours or variable.startswith("rocstack_")
+        if concerned and (hint := inventory_values.misspelt(variable, value)):
+            at = text.variable(variable, name, groups)
+            raise BadInput.of("unknown-variable", at, variable=variable, name=name, hint=hint)
+
+
+def _bad_values(
+    ours: Iterable[str],
+    hosts: Hosts,
+    of_host: Mapping[str, tuple[str, ...]],
+    text: InventoryText,
+    judge: Callable[[str, Any], str | None],
+) -> dict[str, BadInput]:
+    """Host -> the first of its variables of which `judge` complains.
+
+    Raises:
+        BadInput: it is one by which other nodes go.
+    """
+    found: dict[str, BadInput] = {}
+    for name in sorted(ours, key=natural_key):
+        for variable, value in hosts.get(name, {}).items():
+            if why := judge(variable, value):
+                at = text.variable(variable, name, of_host.get(name, ()))
+                shown = inventory_values.shown(variable, value)
+                error = BadInput.of("bad-variable", at, variable=variable, value=shown, name=name, why=why)
+                if not inventory_values.is_of_its_host(variable):
+                    raise error
+                found.setdefault(name, error)
+    return found
+
+
+def _lacking(groups: Mapping[str, tuple[str, ...]], group: str, text: InventoryText) -> Where:
+    """Where the group stands that may be meant."""
+    return text.of(next((name for name in groups if name != group and _meant(name) == group), group))
 
 
 def _lack(groups: Mapping[str, tuple[str, ...]], group: str) -> str:
@@ -217,24 +355,25 @@ def _meant(group: str) -> str | None:
     return None
 
 
-def _rendered(path: Path, hosts: Hosts) -> Hosts:
-    """The variables that we need, as Ansible makes them; nothing is connected to."""
-    result = {}
+def _rendered(path: Path, hosts: Hosts) -> tuple[Hosts, Mapping[str, str]]:
+    """The variables that we need, as Ansible makes them, and why it can't; nothing is connected to."""
+    result, problems = {}, {}
     for run in ansible.run(PLAYBOOK, path):
-        if run.state != "ok":
-            raise BadInput.of("address-unknown", path, inventory=path, host=run.host, reason=run.reason)
-        values = run.results[TASK]["msg"]
-        result[run.host] = {**hosts.get(run.host, {}), **{key: value for key, value in values.items() if value != ""}}
-    return result
+        own = hosts.get(run.host, {})
+        values = run.results.get(TASK, {}).get("msg")
+        if run.state == "ok" and isinstance(values, Mapping):
+            result[run.host] = {**own, **{key: value for key, value in values.items() if value != ""}}
+        else:
+            if "vault secrets" in run.reason:
+                raise ansible.no_vault(path)
+            result[run.host] = {key: value for key, value in own.items() if key not in _ASKED}
+            problems[run.host] = run.reason
+    return result, problems
 
 
-def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> InventoryHost:
-    host, port = str(variables.get("ansible_host") or name), str(variables.get("ansible_port") or 22)
+def _host(name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> InventoryHost:
+    host = str(variables.get("ansible_host") or name)
     registry = str(variables.get("rocstack_rack_registry") or "")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadInput.of("bad-port", path, port=port, name=name)
-    if registry and not REGISTRY.fullmatch(registry):
-        raise BadInput.of("bad-rack-registry", path, registry=variables["rocstack_rack_registry"], name=name)
     return InventoryHost(
         name=name,
         address=str(variables.get("rocstack_address") or host),
@@ -243,11 +382,3 @@ def _host(path: Path, name: str, variables: Mapping[str, Any], groups: Mapping[s
         groups=tuple(sorted(group for group, members in groups.items() if group != "all" and name in members)),
         variables=dict(variables),
     )
-
-
-def is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

@@ -136,6 +136,6 @@ def read_slurm(ssh_host: SshHost) -> SlurmState:
         return SlurmState(deploying=deploying)
     nodes, _, queue = answer.partition("\x1e")
     try:
-        return SlurmState(slurm_state.slurm_nodes(from_json(nodes), from_json(queue)), "", deploying)
+        return SlurmState(slurm_state.slurm_nodes(from_json(nodes), queue), "", deploying)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return SlurmState(why=f"its answer can't be read: {error}", deploying=deploying)

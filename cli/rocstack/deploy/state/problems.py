@@ -8,7 +8,7 @@ from rocstack.base.findings import Finding
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import short
 from rocstack.deploy.plan.services import SERVICE_OF
-from rocstack.deploy.read.facts import NodeFacts
+from rocstack.deploy.read.facts import NodeFacts, code_of
 from rocstack.deploy.state.cluster_state import ClusterState, is_image, wrong
 from rocstack.node import slurm_state
 from rocstack.node.engine import Row
@@ -26,8 +26,10 @@ def findings(state: ClusterState) -> Iterator[Finding]:
 
 def _problems(state: ClusterState) -> Iterator[Problem]:
     yield from _of_the_cluster(state)
+    for warning in state.inventory.warnings:
+        yield "inventory-warning", None, {"warning": warning}
     for failure in state.gathered.failures:
-        yield "node-unreached", failure.node, {"reason": failure.reason}
+        yield code_of(failure), failure.node, {"reason": failure.reason}
     if state.empty:
         return
     for facts in state.gathered.nodes:

@@ -88,13 +88,20 @@ def status(state: ClusterState) -> Status:
 def _images(state: ClusterState) -> tuple[ImageStatus, ...]:
     nodes = state.gathered.nodes
     counts = Counter(ident for facts in nodes for ident in {each.image for each in facts.containers})
-    known = {image.id: image for facts in nodes for image in facts.images}
-    digests = {image.id: digest for facts in nodes for image in facts.images if (digest := _digest(facts, image.id))}
-    images = [
-        ImageStatus(image.role, ident, digests.get(ident, ""), image.stack, image.nic, image.content, counts[ident])
-        for ident, image in known.items()
-        if ident in counts
-    ]
+    images = []
+    for ident in counts:
+        # One node doesn't answer for all; the control node's word is the first of the equally common.
+        claims = [
+            (image, _digest(facts, ident))
+            for facts in sorted(nodes, key=lambda facts: facts is not state.control)
+            for image in facts.images
+            if image.id == ident
+        ]
+        rows = [
+            (each.role, ident, digest, each.stack, each.nic, each.content, counts[ident]) for each, digest in claims
+        ]
+        if rows:
+            images.append(ImageStatus(*max(rows, key=rows.count)))
     return tuple(sorted(images, key=lambda image: (image.role != "worker", -image.nodes, image.id)))
 
 

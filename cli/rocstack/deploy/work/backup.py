@@ -11,33 +11,38 @@ from typing import IO
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.text import last_line
+from rocstack.container import privileges
 from rocstack.deploy.plan import services
-from rocstack.deploy.work import controller
-from rocstack.edge import files, ssh, stalls
+from rocstack.edge import files, stalls
 from rocstack.edge.locks import ClusterLock
 from rocstack.edge.ssh import SshHost
+from rocstack.node import cluster_lock
 
 PIECE = 1 << 20
 PACKED = 1 << 10  # bytes, which unpack to 32 MiB at most: the control node may have made it to fill our memory
 HEALTHY_WITHIN = 120  # seconds
 STOPS_WITHIN = 60
 NODE_WITHIN = 60.0  # seconds for whoever is at work on the control node
-# One command, which goes on there to its end whatever becomes of us: the controller runs again in any case.
+UNHEALTHY = 4  # the exit status where all is restored, and the controller isn't healthy
+# One command, which goes on there to its end whatever becomes of us: the controller runs again in any case, and only
+# what was restored has jobs that can't run any more.
 _RESTORE = f"""
 name={services.CONTROL}
 image=$(docker container inspect --format '{{{{.Image}}}}' $name) || exit 3
 trap 'docker start $name >/dev/null' EXIT
 docker stop --time {STOPS_WITHIN} $name >/dev/null || exit 3
-docker run --rm --interactive --pull=never --network=none --volumes-from $name --entrypoint rocstack-restore "$image"
-"""
-_HEALTHY = f"""
+docker run --rm --interactive --pull=never --network=none {shlex.join((*privileges.LEAST, *privileges.SERVICE))} \\
+    --volumes-from $name --entrypoint rocstack-restore "$image" >/dev/null || exit
+trap - EXIT
+docker start $name >/dev/null || exit {UNHEALTHY}
 end=$(($(date +%s) + {HEALTHY_WITHIN}))
-until said=$(docker exec {services.CONTROL} rocstack-health 2>&1); do
-    [ "$(date +%s)" -lt $end ] || {{ echo "$said" >&2; exit 1; }}
+until said=$(docker exec $name rocstack-health 2>&1); do
+    [ "$(date +%s)" -lt $end ] || {{ echo "$said" >&2; exit {UNHEALTHY}; }}
     sleep 0.5
 done
-docker exec {services.CONTROL} squeue --noheader --states=RUNNING --format=%A
-{shlex.join(controller.CANCEL)}
+jobs=$(docker exec $name squeue --noheader --states=RUNNING --format=%A) || exit {UNHEALTHY}
+[ -z "$jobs" ] || docker exec $name scancel --state=RUNNING $jobs || exit {UNHEALTHY}
+echo "$jobs"
 """
 
 
@@ -63,7 +68,7 @@ def backup(ssh_host: SshHost, file: Path) -> BackupInfo:
         raise BadInput.of("backup-exists", file=file)
     with files.writing(file, private=True) as out:
         line = ssh_host.argv(["docker", "exec", services.CONTROL, "rocstack-backup"], options=["-T"])
-        code, why = _run(ssh_host, line, out)
+        code, why = _run(ssh_host, line, out, data=True)
         if code:
             raise CheckFailed.of("backup-failed", host=ssh_host.host, why=why)
         return about(Path(out.name))
@@ -81,25 +86,29 @@ def restore(ssh_host: SshHost, file: Path, held: ClusterLock) -> list[int]:
         command = held.guarded(ssh_host.python, ["sh", "-c", _RESTORE], alone_within=NODE_WITHIN)
         line = ssh_host.argv(command, options=["-T"])
         code, why = _run(ssh_host, line, out, iter(lambda: data.read(PIECE), b""))
-    back = ssh.run(ssh_host, ["sh", "-c", _HEALTHY], HEALTHY_WITHIN + ssh.TIMEOUT_S)
+        out.seek(0)
+        jobs = out.read()
+    if code == cluster_lock.REFUSED:
+        raise CheckFailed.of("lock-lost", why=why, work=held.spec.work, resume=held.spec.resume)
+    if code == UNHEALTHY:
+        why = f"everything is restored, but the controller isn't healthy: {why}"
+        raise CheckFailed.of("restored-unhealthy", host=ssh_host.host, why=why)
     if code:
         raise CheckFailed.of("restore-failed", host=ssh_host.host, why=why)
-    if back.returncode:
-        why = last_line(f"everything is restored, but the controller isn't healthy: {back.stderr}")
-        raise CheckFailed.of("restored-unhealthy", host=ssh_host.host, why=why)
-    return sorted({int(word) for word in back.stdout.split()})
+    return sorted({int(word) for word in jobs.split() if word.isdigit()})
 
 
-def _run(ssh_host: SshHost, line: list[str], out: IO[bytes], feed: Iterable[bytes] = ()) -> tuple[int, str]:
+def _run(
+    ssh_host: SshHost, line: list[str], out: IO[bytes], feed: Iterable[bytes] = (), data: bool = False
+) -> tuple[int, str]:
     """Its exit status and last complaint; one that stands still has failed."""
     ask = ssh_host.argv(["docker", "version"], options=["-T"])
     with tempfile.TemporaryFile() as err:
         try:
-            code = stalls.run(line, ask, out, err, feed=feed, reads_within=NODE_WITHIN + STOPS_WITHIN)
+            code = stalls.run(line, ask, out, err, feed=feed, reads_within=NODE_WITHIN + STOPS_WITHIN, data=data)
         except stalls.Stalled as stalled:
             return 1, str(stalled)
-        err.seek(0)
-        return code, last_line(err.read())
+        return code, last_line(stalls.tail(err))
 
 
 def about(file: Path) -> BackupInfo:

@@ -126,7 +126,7 @@ class Controller:
             desired.cluster.with_suite(),
             slurm_records.read(answers),
             workers=desired.worker_names,
-            groups=desired.groups,
+            groups=desired.inventory.worker_groups,
             now=now,
             absent=desired.absent,
         )

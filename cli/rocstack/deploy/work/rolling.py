@@ -98,7 +98,7 @@ class Rolling:
     add_notes: Callable[[str, NodeRun], None]
 
     def roll(self, names: Sequence[str], groups: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-        """Why it stopped (empty: it didn't), and the nodes that it did not come to. `groups` is node -> rack.
+        """Why it stopped (empty: it didn't), and the nodes that it did not reach. `groups` is node -> rack.
 
         Raises:
             CheckFailed: the lock is lost, or Slurm's controller doesn't answer.

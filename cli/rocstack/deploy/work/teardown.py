@@ -7,7 +7,8 @@ from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.deploy.nodes.runs import NodeRun, NodeRuns
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import journal
-from rocstack.deploy.read.inventory import REGISTRY, Inventory
+from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.read.inventory_values import REGISTRY
 from rocstack.deploy.work import controller
 from rocstack.edge import locks, ssh
 from rocstack.edge.locks import ClusterLock

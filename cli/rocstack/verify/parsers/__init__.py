@@ -19,28 +19,34 @@ _NO_GPU = re.compile(
     re.IGNORECASE,
 )
 _LENGTH = 300
+LONGEST = 1000  # characters of a line: a node may send one of some MB, for which a search takes hours
+
+
+def lines(text: str) -> list[str]:
+    """Those of an output, as far as a parser looks at them."""
+    return [line[:LONGEST] for line in text.splitlines()]
 
 
 def finds_no_gpu(text: str) -> bool:
     """Whether a tool of GPUs says that there is none, or none that it may open."""
-    return bool(_NO_GPU.search(text))
+    return any(_NO_GPU.search(line) for line in lines(text))
 
 
 def bad(tool: str, text: str, why: str, line: int | None = None) -> CheckFailed:
     """The error for `why`; `line` counts from 1. Where none is to blame, it is the first line that tells of trouble, or
     the last one, where the output was cut off. Whatever is missing, the reason is a GPU where the tool found none."""
-    lines = text.splitlines()
-    for number, each in enumerate(lines, 1):
+    known = lines(text)
+    for number, each in enumerate(known, 1):
         if finds_no_gpu(each):
             return CheckFailed.of(
                 "tool-without-gpu", Where(f"output of {tool}", number), tool=tool, said=each.strip()[:_LENGTH]
             )
-    spoken = [number for number, each in enumerate(lines, 1) if each.strip()]
+    spoken = [number for number, each in enumerate(known, 1) if each.strip()]
     if not spoken:
         return CheckFailed.of("no-output", tool=tool)
-    trouble = next((number for number in spoken if line is None and _TROUBLE.search(lines[number - 1])), None)
+    trouble = next((number for number in spoken if line is None and _TROUBLE.search(known[number - 1])), None)
     number = line or trouble or spoken[-1]
-    shown = lines[number - 1].strip()[:_LENGTH]
+    shown = known[number - 1].strip()[:_LENGTH]
     shown = f": {shown}" if line or trouble else f"; its last line is: {shown}"
     cause = "the tool failed" if trouble else "it was stopped, or its version prints something else"
     where = Where(f"output of {tool}", number)

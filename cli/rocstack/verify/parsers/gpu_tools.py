@@ -2,30 +2,43 @@
 all in GB/s), BabelStream's `hip-stream` (github.com/UoB-HPC/BabelStream, src/main.cpp), and `rocblas-bench`, which
 prints lines of comma-separated names and values (github.com/ROCm/rocBLAS, clients)."""
 
+import math
 import re
 
-from rocstack.verify.parsers import bad
+from rocstack.verify.parsers import bad, lines
 
-_ERROR = re.compile(r"^\[ERROR\]")
+_ERROR = re.compile(r"^\[ERROR\]|^Error: No valid transfers")
+# Where no two GPUs have a direct link: older ones count their copies, newer ones complain.
+_UNLINKED = re.compile(r"^- Copying \d+ bytes between directly .*\(0 Transfers\)|^Error: No valid transfers")
 _AVERAGE = re.compile(r"^(Average|Aggregate) +bandwidth \((GPU|CPU) Timed\): +([\d.]+) GB/s")
 _PEER = re.compile(r"^Averages \(During +(Uni|Bi)Dir\): +(.*)$")
+# From a GPU to each CPU and GPU, in the table of one way.
+_PEER_ROW = re.compile(r"^GPU +(\d+)(?: +->)?((?: +(?:[\d.]+|N/A))+)$")
 _KINDS = ("CPU->CPU", "CPU->GPU", "GPU->CPU", "GPU->GPU")
-_GPU_ROW = re.compile(r"^GPU +(\d+) +(.*)$")
+_GPU_ROW = re.compile(r"^GPU +(\d+)((?: +(?:[\d.]+|N/A))+)$")
 _TEST = re.compile(r"^Test (\d+):")
-_TRANSFER = re.compile(r"^Transfer +(\d+) +[|│] +([\d.]+) GB/s .*[|│] +(\S.*)$")
+_TRANSFER = re.compile(r"^Transfer +(\d+) +([\d.]+) GB/s +\S.*\S +\S.*$")
+_BORDERS = str.maketrans(dict.fromkeys("|│┃║", " "))  # of a table's columns; from 1.67 on around it, too
 
 
-def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float, dict[tuple[int, int], float]]:
-    """The average of all pairs, and each: (from, to) -> GB/s.
+def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float | None, dict[tuple[int, int], float]]:
+    """The average of all pairs, and each: (from, to) -> GB/s. No average where no two GPUs are linked directly.
 
     Raises:
         CheckFailed: it complains, or its averages are missing.
     """
-    lines = _lines(text, tool)
-    speeds = {(match[1], match[2]): float(match[3]) for line in lines if (match := _AVERAGE.match(line))}
+    if any(_UNLINKED.match(line.strip()) for line in lines(text)):
+        return None, {}
+    known = _lines(text, tool)
+    speeds = {(match[1], match[2]): float(match[3]) for line in known if (match := _AVERAGE.match(line))}
     if ("Average", "GPU") not in speeds or ("Aggregate", "CPU") not in speeds:
         raise bad(tool, text, "it ended before its averages")
-    rows = {int(match[1]): match[2].split() for line in lines if (match := _GPU_ROW.match(line))}
+    rows: dict[int, list[str]] = {}
+    for number, line in enumerate(known, 1):
+        if match := _GPU_ROW.match(line):
+            rows[int(match[1])] = match[2].split()
+            if len(rows[int(match[1])]) != len(next(iter(rows.values()))):
+                raise bad(tool, text, "this row of its table is cut off", number)
     pairs = {
         (source, target): float(word)
         for source, words in rows.items()
@@ -47,6 +60,26 @@ def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> dict[str, dict[s
     return {
         way: {kind: float(word) for kind, word in zip(_KINDS, words, strict=True) if word != "N/A"}
         for way, words in averages.items()
+    }
+
+
+def peer_pairs(text: str, tool: str = "TransferBench p2p") -> dict[tuple[int, int], float]:
+    """One way, each pair of GPUs alone: (from, to) -> GB/s.
+
+    Raises:
+        CheckFailed: as `peer_to_peer`.
+    """
+    rows: dict[int, list[str]] = {}
+    for line in _lines(text, tool):
+        if _PEER.match(line):
+            break
+        if match := _PEER_ROW.match(line):
+            rows[int(match[1])] = match[2].split()
+    return {
+        (source, target): float(word)
+        for source, words in rows.items()
+        for target, word in enumerate(words[-len(rows) :])  # CPUs come first
+        if source != target and word != "N/A"
     }
 
 
@@ -73,18 +106,19 @@ def configured(text: str, tool: str = "TransferBench") -> dict[int, list[float]]
 
 
 def _lines(text: str, tool: str) -> list[str]:
-    lines = [line.strip() for line in text.splitlines()]
-    for number, line in enumerate(lines, 1):
+    known = [line.translate(_BORDERS).strip() for line in lines(text)]
+    for number, line in enumerate(known, 1):
         if _ERROR.match(line):
             raise bad(tool, text, "it complains", number)
-    return lines
+    return known
 
 
 FUNCTIONS = ("Copy", "Mul", "Add", "Triad", "Dot")
-_HEADER = re.compile(r"^Function +(MBytes|MiBytes|GBytes)/sec ")
-_ROW = re.compile(rf"^({'|'.join(FUNCTIONS)}) +(\S+) +\S+ +\S+ +\S+$")
-_WRONG = re.compile(r"^Validation failed")
-_GB = {"MBytes": 1e-3, "MiBytes": 1024 * 1024 / 1e9, "GBytes": 1.0}
+_HEADER = re.compile(r"^Function +(?:([MG]i?)Bytes/sec|([MGT]i?)B/s) ")  # 6.0 has shorter words and more units
+# From 10 TB/s on, the speed in MB/s fills its column, and the time begins after its third decimal.
+_ROW = re.compile(rf"^({'|'.join(FUNCTIONS)}) +(\d+\.\d{{3}}(?=\d+\.\d{{5}} )|\S+ +)\S+ +\S+ +\S+$")
+_WRONG = re.compile(r"^(?:Validation failed|FAILED validation) o[nf] ")
+_GB = {"M": 1e-3, "Mi": 2**20 / 1e9, "G": 1.0, "Gi": 2**30 / 1e9, "T": 1e3, "Ti": 2**40 / 1e9}
 
 
 def parse_babelstream(text: str, tool: str = "hip-stream") -> dict[str, float]:
@@ -95,20 +129,28 @@ def parse_babelstream(text: str, tool: str = "hip-stream") -> dict[str, float]:
     """
     speeds: dict[str, float] = {}
     scale = 0.0
-    for number, line in enumerate((raw.strip() for raw in text.splitlines()), 1):
+    for number, line in enumerate((raw.strip() for raw in lines(text)), 1):
         if _WRONG.match(line):
             raise bad(tool, text, "what it computed is wrong", number)
         if match := _HEADER.match(line):
-            scale = _GB[match[1]]
+            scale = _GB[match[1] or match[2]]
         elif scale and (match := _ROW.match(line)):
             try:
-                speeds[match[1]] = round(float(match[2]) * scale, 6)
+                speeds[match[1]] = round(_finite(match[2]) * scale, 6)
             except ValueError:
                 raise bad(tool, text, "this row isn't understood", number) from None
     missing = [name for name in FUNCTIONS if name not in speeds]
     if missing:
         raise bad(tool, text, f"it has no {missing[0]}")
     return speeds
+
+
+def _finite(word: str) -> float:
+    """A division by nothing is no speed, and would meet any threshold."""
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 _SPEED, _TIME = "rocblas-Gflops", "us"
@@ -120,16 +162,16 @@ def parse_rocblas(text: str, tool: str = "rocblas-bench") -> float:
     Raises:
         CheckFailed: there is none, or it isn't understood.
     """
-    lines = text.splitlines()
-    at = max((number for number, line in enumerate(lines, 1) if _SPEED in line), default=0)
+    known = lines(text)
+    at = max((number for number, line in enumerate(known, 1) if _SPEED in line), default=0)
     if not at:
         raise bad(tool, text, "no result")
-    if at >= len(lines) or not lines[at].strip():
+    if at >= len(known) or not known[at].strip():
         raise bad(tool, text, "nothing follows the names", at)
-    names, words = (lines[at - 1 + i].strip().split(",") for i in (0, 1))
+    names, words = (known[at - 1 + i].strip().split(",") for i in (0, 1))
     row = {name.strip(): word.strip() for name, word in zip(names, words, strict=False)}
     try:
-        gflops, *_ = [float(row[name]) for name in (_SPEED, _TIME, "M", "N", "K")]  # with these the row is whole
+        gflops, *_ = [_finite(row[name]) for name in (_SPEED, _TIME, "M", "N", "K")]  # with these the row is whole
         return gflops / 1e3
     except (KeyError, ValueError):
         raise bad(tool, text, "this row isn't understood", at + 1) from None

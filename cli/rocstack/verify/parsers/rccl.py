@@ -1,14 +1,20 @@
 """rccl-tests and nccl-tests, `all_reduce_perf` and its like (github.com/ROCm/rccl-tests, src/common.cu), and what RCCL
 prints with NCCL_DEBUG=INFO about the paths its data take (github.com/NVIDIA/nccl, src/transport)."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocstack.verify.parsers import bad
+from rocstack.verify.parsers import bad, lines
 
-_PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")  # mpirun --tag-output
+_PREFIXES = re.compile(
+    r"^(?:\[(?:prterun-[^]@\s]*@)?\d+,\d+\]<std(?:out|err)>: ?"  # mpirun --tag-output
+    r"|\s*\d{1,7}: "  # srun --label
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
+    r"|[A-Za-z][\w.-]*\d: )+"  # pdsh, clush: the node
+)
 _FIELDS = {
     "tests": re.compile(r"(?:rccl|nccl)-tests:? +[Vv]ersion +(\S+)"),
     "library": re.compile(r"^(?:RCCL|NCCL) version *:? *(\S+)"),
@@ -17,7 +23,13 @@ _FIELDS = {
 }
 _RANK = re.compile(r"^# +Rank +(\d+)\b")
 _ROW = re.compile(r"^\d+ +\d+ +[a-z]")
-_COLUMNS = (12, 13)  # older ones have no root
+_COLUMNS = (11, 12, 13)  # older ones have no root, those of 2021 and of collectives that don't reduce no redop
+_TIMED = re.compile(r"(?:\d[\d.e+]* +[\d.]+ +[\d.]+ +(?:\d[\d.e+]*|N/A) *){1,2}")  # what a row goes on with
+# Bounded, since a worker may print lines of some MB. "N/A" of a row may stand right before the node's name.
+_OF_RCCL = re.compile(
+    r"(?:\[\d{4}-\d\d-\d\d [\d:.]{8,20}\] )?(?<!/)[A-Za-z][\w.-]{0,63}:\d{1,10}:\d{1,10} \[-?\d{1,4}\] "
+    r".{0,80}?N?CCL [A-Z]{4,7} "
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,9 @@ class CollectiveRow:
     out_of_place: Timing
     in_place: Timing
 
+    def timing(self, in_place: bool) -> Timing:
+        return self.in_place if in_place else self.out_of_place
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -55,15 +70,15 @@ class Collective:
         timings = [timing for row in self.rows for timing in (row.out_of_place, row.in_place)]
         return max(self.out_of_bounds, sum(timing.wrong or 0 for timing in timings))
 
-    def busbw(self, size: int) -> float | None:
-        """Of the best row of at most `size` bytes that is at least half of it, GB/s, out of place."""
-        fit = [row.out_of_place.busbw for row in self.rows if size / 2 <= row.size <= size]
-        return max(fit, default=None)
+    def busbw(self, size: int, in_place: bool = True) -> float | None:
+        """Of the largest row of at most `size` bytes that is at least half of it, GB/s; of equal ones the fastest."""
+        fit = [(row.size, row.timing(in_place).busbw) for row in self.rows if size / 2 <= row.size <= size]
+        return max(fit)[1] if fit else None
 
-    @property
-    def points(self) -> list[list[float]]:
-        """[bytes, busbw, algbw] of each row, GB/s, out of place."""
-        return [[row.size, row.out_of_place.busbw, row.out_of_place.algbw] for row in self.rows]
+    def points(self, in_place: bool = True) -> list[list[float]]:
+        """[bytes, busbw, algbw] of each row, GB/s."""
+        timings = [(row.size, row.timing(in_place)) for row in self.rows]
+        return [[size, timing.busbw, timing.algbw] for size, timing in timings]
 
 
 def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
@@ -72,19 +87,26 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
         CheckFailed: no row, a row that isn't understood, or no end.
     """
     fields: dict[str, str] = {}
-    rows, ranks = [], set()
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = _PREFIX.sub("", raw).strip()
+    ranks: set[str] = set()
+    started: list[tuple[int, list[str]]] = []
+    for number, raw in enumerate(lines(text), 1):
+        line = _PREFIXES.sub("", raw).strip()
         for key, pattern in _FIELDS.items():
             if match := pattern.search(line):
                 fields[key] = match[1]
         if match := _RANK.match(line):
             ranks.add(match[1])
-        if _ROW.match(line):
-            try:
-                rows.append(_row(line.split()))
-            except (ValueError, IndexError):
-                raise bad(tool, text, "this row isn't understood", number) from None
+        own = without_rccl(line).strip()
+        if _ROW.match(own):
+            started.append((number, own.split()))
+        elif started and len(started[-1][1]) < min(_COLUMNS) and _TIMED.fullmatch(own):
+            started[-1][1].extend(own.split())
+    rows = []
+    for number, words in started:
+        try:
+            rows.append(_row(words))
+        except (ValueError, IndexError):
+            raise bad(tool, text, "this row isn't understood", number) from None
     if not rows:
         raise bad(tool, text, "no size was measured")
     if "average" not in fields:
@@ -93,19 +115,32 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
     return Collective(tests, library, len(ranks), tuple(rows), out_of_bounds)
 
 
+def without_rccl(line: str) -> str:
+    """What the tool printed before RCCL's own words: the tool begins a row, and RCCL, which first connects then, goes
+    on in the same line."""
+    match = _OF_RCCL.search(line)
+    return line[: match.start()] if match else line
+
+
 def _row(words: list[str]) -> CollectiveRow:
     if len(words) not in _COLUMNS:
         raise ValueError
-    return CollectiveRow(int(words[0]), words[2], words[3], _timing(words[-8:-4]), _timing(words[-4:]))
+    redop = words[3] if words[3].isalpha() else "none"
+    return CollectiveRow(int(words[0]), words[2], redop, _timing(words[-8:-4]), _timing(words[-4:]))
 
 
 def _timing(words: list[str]) -> Timing:
     us, algbw, busbw = (float(word) for word in words[:3])
+    if not (math.isfinite(busbw) and busbw >= 0):  # a division by nothing is no speed, and would meet any threshold
+        raise ValueError
+    if re.match(r"0\d", words[3]):  # a node's name that begins with a digit was behind it
+        raise ValueError
     return Timing(us, algbw, busbw, None if words[3] == "N/A" else int(float(words[3])))
 
 
 _INFO = re.compile(r"N?CCL INFO (.*)")
-_WAY = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\] (?:\[(?:send|receive)\] )?via ([\w/ -]+)")
+_WAY = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\] (?:\[(?:send|receive)\] )?via ([\w/() -]+)")
+_NUMBERS = re.compile(r"/\d+(?:\(\d+\))?")  # of a NIC, and of the rank whose NIC it is
 _NETWORK = re.compile(r"Using network ([\w-]+(?: Libfabric)?)")
 _VERSION = re.compile(r"(?:RCCL|NCCL) version[ :]+([\w.+:-]+)")
 
@@ -130,12 +165,15 @@ class Transport:
 def brief(text: str) -> list[str]:
     """One line of NCCL_DEBUG=INFO for each way that `parse_transport` reads: thousands of ranks print the same."""
     kept_lines: dict[str, str] = {}
-    for line in text.splitlines():
+    for raw in lines(text):
+        line = raw[len(without_rccl(raw)) :] or raw
         info = _INFO.search(line)
         way = _WAY.search(info[1]) if info else None
         network = _NETWORK.search(info[1]) if info else None
         if info and (way or network):
-            kept_lines.setdefault(re.sub(r"/\d+", "", way[1]) if way else network[0] if network else "", line)
+            kept_lines.setdefault(
+                re.sub(r"/\d+(?:\(\d+\))?", "", way[1]) if way else network[0] if network else "", line
+            )
         elif _VERSION.search(line):
             kept_lines.setdefault("version", line)
     return list(kept_lines.values())
@@ -148,7 +186,7 @@ def parse_transport(text: str, tool: str = "RCCL") -> Transport:
     """
     version, networks, direct = "", set(), 0
     ways: Counter[str] = Counter()
-    for line in text.splitlines():
+    for line in lines(text):
         if match := _VERSION.search(line):
             version = match[1]
         info = _INFO.search(line)

@@ -1,35 +1,75 @@
 """ROCm Validation Suite: what its modules gpup, gm, gst, iet, mem, pebb, peqt and pbqt say (ROCm/ROCmValidationSuite,
-docs; "system acceptance" of AMD)."""
+docs and sources; "system acceptance" of AMD). Lines of `# rocstack:` are those of the program that ran it."""
 
 import re
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from rocstack.verify.parsers import bad, finds_no_gpu
+from rocstack.verify.parsers import bad, finds_no_gpu, lines
 
+_ASKED = re.compile(
+    r"^# rocstack: (?:action (?P<action>\S.*)|no targets for (?P<none>.*)|configuration (?P<file>[^,]+), at most .*)$"
+)
 _ERROR = re.compile(r"\[ERROR\s*\]|RVS-ERROR")
 _RESULT = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?\[(?P<action>[^\]]+)\] (?P<said>.*)$")
-_END = re.compile(r"\[[CG]PU:: ?([^\]]+)\]")
+_END = re.compile(r"\[[CG]PU:: *([^\[\]]+)\]")
+_GPU = re.compile(r"\[GPU:: *(?:\d+ - +)?(\d+)")  # the id is padded to five digits, and may have one
 _PEERS = re.compile(r"^p2p .*peers: ?(true|false)")
 _NUMBERS = re.compile(r"^p2p(?:-bandwidth)?(?: *\[[ \d/]+\])? (\d+) (\d+) ")  # of GPUs, as older ones print them
-_MOVED = re.compile(r"(?:p2p-bandwidth|pcie-bandwidth) ?\[ ?(?P<index>\d+)/(?P<of>\d+)\]")
-_GBPS = re.compile(r"[1-9][\d.]* GBps")  # any above 0
+_MOVED = re.compile(r"(?P<way>a2a-p2p|p2p|pcie)-bandwidth ?\[ ?(?P<index>\d+)/(?P<of>\d+)\]")
+_TOGETHER = "a2a-p2p"  # all GPUs to all at once, from RVS 1.6 on: no link's own speed
+_GBPS = re.compile(r"\b(?<!\.)([1-9][\d.]*|0\.0*[1-9]\d*) GBps")  # any above 0
+_BOTH = re.compile(r"bidirectional: ?true|h2d::true d2h::true")
+_NO_LINK = re.compile(r"^p2p .*distance: ?-1\b")  # though the driver lets one GPU read the other's memory
+_PCIE_HOP = re.compile(r"^p2p .*distance: ?\d+ (?:.* )?PCIe:")
+_NO_WORK = re.compile(r"\bGFLOPS 0(?:\.0+)? Target GFLOPS:")  # meets a target of zero
+_NO_TARGET = re.compile(r"Target GFLOPS: 0(?:\.0+)? met: ?TRUE", re.IGNORECASE)
+# RVS has no word for a memory test that failed: each GPU says that a test begins, and PASS where it found no error.
+_TEST_BEGINS = re.compile(r"^mem +Test +(\d+)(?: \[|: (?!elapsedtime))")
+_TEST_PASSED = re.compile(r"^mem +Test +(\d+) ?: ?PASS\b")
 # What other results say, and the word that is said where all is as it should be; of a bandwidth, any above 0.
 _SAID = (
     (re.compile(r"(?:met|pass): ?(TRUE|FALSE)\b", re.IGNORECASE), "true"),
-    (re.compile(r"^mem Test +\d+ ?: .*bandwidth = ([\d.]+) ?GB/s"), None),
-    (re.compile(r"^mem Test +\d+ ?: (PASS|FAIL)"), "pass"),
+    (re.compile(r"^mem +Test +\d+ ?: .*bandwidth = (\d+(?:\.\d+)?) ?GB/s"), None),
+    (_TEST_PASSED, None),
     (re.compile(r"^peqt (true|false)$"), "true"),
+    (re.compile(r"(?:self|accu)-check error (\S+)"), "0"),  # of gst: said where products differ
     (re.compile(r"^gm \S+ \w+ violations (\d+)"), "0"),
 )
 
 
 @dataclass(frozen=True)
 class RvsReport:
-    """How many results there are, and the lines of those that aren't as they should be, after RVS' own complaints."""
+    """How many results there are, and the lines of those that aren't as they should be, after RVS' own complaints; what
+    is missing is among them. `gpus` that gave results; `slowest` transfer by way ("pcie", "p2p"): GB/s in one
+    direction, and the line. `without_target`: actions that any GPU meets. `none`: the model without targets. `own`: the
+    configuration is the model's own; RVS' for all models copy in blocks and ways that say nothing of a link's speed.
+    `over_pcie`: lines of two GPUs that reach each other over PCIe, which is a fault where each has a link to each."""
 
     results: int
     bad: tuple[str, ...]
+    gpus: int = 0
+    slowest: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    without_target: tuple[str, ...] = ()
+    none: str = ""
+    own: bool = False
+    over_pcie: tuple[str, ...] = ()
+
+
+@dataclass
+class _Action:
+    """What one action of the configuration said."""
+
+    results: int = 0
+    bad: list[str] = field(default_factory=list)
+    gpus: set[str] = field(default_factory=set)
+    begun: Counter[str] = field(default_factory=Counter)  # memory test -> GPUs
+    passed: Counter[str] = field(default_factory=Counter)
+    transfers: int = 0
+    moved: set[int] = field(default_factory=set)
+    target: bool = True
+    asked: bool = False  # its configuration names it
 
 
 def parse(text: str, tool: str = "rvs") -> RvsReport:
@@ -38,26 +78,83 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
         CheckFailed: no result, or no GPU; or the transfers of an action aren't all there.
     """
     errors: list[str] = []
-    results: list[tuple[str, bool]] = []
-    wanted: dict[str, int] = {}
-    got: dict[str, set[int]] = defaultdict(set)
-    for line in (raw.strip() for raw in text.splitlines()):
+    actions: dict[str, _Action] = defaultdict(_Action)
+    slowest: dict[str, tuple[float, str]] = {}
+    over_pcie: list[str] = []
+    own = False
+    for line in (raw.strip() for raw in lines(text)):
         if _ERROR.search(line):
             errors.append(line)
+        elif asked := _ASKED.match(line):
+            if asked["none"] is not None:
+                return RvsReport(0, (), none=asked["none"])
+            if asked["file"]:
+                own = "/" in asked["file"]
+            else:
+                actions[asked["action"].strip()].asked = True
         elif match := _RESULT.match(line):
-            action, said = match["action"].strip(), match["said"].strip()
-            if moved := _MOVED.search(said):
-                wanted[action] = int(moved["of"])
-                got[action].add(int(moved["index"]))
-            good = bool(_GBPS.search(said)) if moved else _good(said)
-            if good is not None:
-                results.append((line, good))
-    if not results and (not errors or finds_no_gpu(text)):
+            said = match["said"].strip()
+            _read(actions[match["action"].strip()], said, line)
+            if _PCIE_HOP.search(said):
+                over_pcie.append(line)
+            if (moved := _MOVED.search(said)) and moved["way"] != _TOGETHER and (speed := _GBPS.search(said)):
+                value = float(speed[1]) / (2 if _BOTH.search(said) else 1)
+                slowest[moved["way"]] = min(slowest.get(moved["way"], (value, line)), (value, line))
+    if not any(action.results for action in actions.values()) and (not errors or finds_no_gpu(text)):
         raise bad(tool, text, "no result")
-    for action, count in wanted.items():
-        if not errors and len(got[action]) < count:
-            raise bad(tool, text, f"action {action} ended after {len(got[action])} of {count} transfers")
-    return RvsReport(len(results), (*errors, *(line for line, good in results if not good)))
+    for name, action in actions.items():
+        if not errors and len(action.moved) < action.transfers:
+            raise bad(tool, text, f"action {name} ended after {len(action.moved)} of {action.transfers} transfers")
+    return RvsReport(
+        results=sum(action.results for action in actions.values()),
+        bad=(*errors, *(line for action in actions.values() for line in action.bad), *_missing(actions)),
+        gpus=_gpus(actions),
+        slowest=slowest,
+        without_target=tuple(name for name, action in actions.items() if not action.target),
+        own=own,
+        over_pcie=tuple(over_pcie),
+    )
+
+
+def _read(action: _Action, said: str, line: str) -> None:
+    if test := _TEST_BEGINS.match(said):
+        action.begun[test[1]] += 1
+        return
+    if test := _TEST_PASSED.match(said):
+        action.passed[test[1]] += 1
+    if _NO_TARGET.search(said):
+        action.target = False
+    moved = _MOVED.search(said)
+    if moved:
+        action.transfers = int(moved["of"])
+        action.moved.add(int(moved["index"]))
+    good = bool(_GBPS.search(said)) if moved else _good(said)
+    if good is not None:
+        action.results += 1
+        action.gpus.update(_GPU.findall(said))
+        if not good:
+            action.bad.append(line)
+
+
+def _gpus(actions: Mapping[str, _Action]) -> int:
+    """That took part: memory tests count them, the other modules name them."""
+    counts = [len(action.gpus) for action in actions.values()]
+    counts += [count for action in actions.values() for count in (*action.begun.values(), *action.passed.values())]
+    return max(counts, default=0)
+
+
+def _missing(actions: Mapping[str, _Action]) -> list[str]:
+    """What should be there: every action, every GPU in each of them, and each memory test's PASS on each GPU."""
+    missing, gpus = [], _gpus(actions)
+    for name, action in actions.items():
+        for test in sorted({*action.begun, *action.passed}, key=int):
+            if action.passed[test] < gpus:
+                missing.append(f"[{name}] mem Test {test}: {action.passed[test]} of {gpus} GPUs say PASS")
+        if action.asked and not action.results:
+            missing.append(f"[{name}] has no result")
+        elif action.gpus and len(action.gpus) < gpus:
+            missing.append(f"[{name}] {len(action.gpus)} of {gpus} GPUs have a result")
+    return missing
 
 
 def _good(text: str) -> bool | None:
@@ -65,8 +162,12 @@ def _good(text: str) -> bool | None:
     if peers := _PEERS.match(text):
         numbers = _NUMBERS.match(text)
         ends = _END.findall(text) or (numbers.groups() if numbers else ())
-        return None if len(set(ends)) == 1 else peers[1] == "true"
+        return None if len(set(ends)) == 1 else peers[1] == "true" and not _NO_LINK.search(text)
+    if _NO_WORK.search(text):
+        return False
     for pattern, good in _SAID:
         if match := pattern.search(text):
-            return match[1].lower() == good if good else float(match[1]) > 0
+            if good:
+                return match[1].lower() == good
+            return pattern is _TEST_PASSED or float(match[1]) > 0
     return None

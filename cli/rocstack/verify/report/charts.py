@@ -13,6 +13,7 @@ PLOT, HEIGHT = 440.0, 300.0  # between the axes it is so wide
 LEFT, TOP, BOTTOM = 52.0, 16.0, 40.0
 LETTER, MARGIN = 7.0, 24.0  # of a label
 APART = 15.0  # between two labels
+LEAST = 1e-9  # a scale ends at this at least
 STYLES = 6  # that the style sheet has
 MARK = 60.0  # how long the line of one curve's threshold is: it is about the largest sizes
 TABLES, LONG = 24, 12  # series with a table of their own; rows of a table that stands open
@@ -77,14 +78,15 @@ class Chart:
 
 
 def chart(curves: Curves) -> Chart | None:
-    """None where there is no point. Sizes are on a logarithmic scale, bandwidths begin at 0."""
-    known = [sorted(point for point in series.points if point[0] > 0) for series in curves.series]
+    """None where there is no point. Sizes are on a logarithmic scale, from a byte on; bandwidths begin at 0."""
+    known = [sorted(point for point in series.points if point[0] >= 1) for series in curves.series]
     points = [point for series in known for point in series]
     if not points:
         return None
     low, high = min(points)[0], max(points)[0]
     bounds = [line.value for line in (curves.threshold, *(series.threshold for series in curves.series)) if line]
-    top = _nice(max([*bounds, *(point[1] for point in points)]) * 1.05 or 1.0)
+    most = max([*bounds, *(point[1] for point in points)])
+    top = _nice(most * 1.05 if most > LEAST else 1.0)
 
     def x(size: float) -> float:
         share = math.log2(size / low) / math.log2(high / low) if high > low else 0.5

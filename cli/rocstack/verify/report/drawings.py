@@ -10,14 +10,15 @@ from pydantic import Field, ValidationError
 from rocstack.base.words import Value
 from rocstack.verify.result import CheckResult, Run
 
-# A node's tools may say "nan" or "inf", which no scale has.
+# A node's tools may say "nan" or "inf", which no scale has, or a speed below 0.
 Drawable = Annotated[float, Field(ge=-1e18, le=1e18)]
+Amount = Annotated[float, Field(ge=0, le=1e18)]
 
 
 class MatrixQuantity(Value):
     """`values[i][j]` is from `nodes[i]` to `nodes[j]`; None where it wasn't measured, as on the diagonal."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     unit: str
     better: Literal["low", "high"]
     nodes: tuple[str, ...]
@@ -31,7 +32,7 @@ class Matrix(Value):
 
 
 class ThresholdLine(Value):
-    value: Drawable
+    value: Amount
     text: str
 
 
@@ -39,7 +40,7 @@ class Series(Value):
     """`points` are (bytes, busbw, algbw), or without the last; `threshold` is of busbw, at the largest size."""
 
     name: str
-    points: tuple[tuple[Drawable, Drawable] | tuple[Drawable, Drawable, Drawable], ...]
+    points: tuple[tuple[Amount, Amount] | tuple[Amount, Amount, Amount], ...]
     threshold: ThresholdLine | None = None
 
 

@@ -49,10 +49,12 @@ def table(run: Run) -> CheckTable:
     few = len(names) <= FEW
     # With a few nodes, each has a column of its own.
     groups = alike((name, (tuple(each.get(name) for each in states), name if few else "")) for name in names)
-    columns = [(nodes, look) for (look, _), nodes in groups[:MOST]]
-    if rest := groups[MOST:]:
-        worst = tuple(_worst(cells) for cells in zip(*(look for (look, _), _ in rest), strict=True))
-        columns.append(([name for _, nodes in rest for name in nodes], worst))
+    columns = [(nodes, look) for (look, _), nodes in groups]
+    if not few:  # the odd ones first, and last those that most nodes are like
+        columns = [*sorted(columns[1:], key=lambda column: _bad(column[1])), columns[0]]
+    if rest := columns[MOST - 1 : -1]:
+        worst = tuple(_worst(cells) for cells in zip(*(look for _, look in rest), strict=True))
+        columns[MOST - 1 : -1] = [([name for nodes, _ in rest for name in nodes], worst)]
     rows = [
         CheckRow(
             result=result,
@@ -124,6 +126,12 @@ def say(value: Scalar) -> str:
 def _worst(states: Iterable[State | None]) -> State | None:
     there = set(states)
     return next((state for state in WORST if state in there), None)
+
+
+def _bad(states: Iterable[State | None]) -> tuple[int, ...]:
+    """For sorting, the worst first: by how many checks failed, then by how many could not run, and so on."""
+    there = list(states)
+    return tuple(-there.count(state) for state in WORST[:3])
 
 
 def _column(nodes: list[str], all_nodes: int) -> NodeColumn:

@@ -17,8 +17,11 @@ from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
 ROWS = 100  # of a table of nodes
 WORDS = {"passed": "passed", "measured": "measured", "failed": "failed", "error": "could not run", "skipped": "skipped"}
-# What no text for people needs: controls, marks of direction, invisible and half characters.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+# What no text for people needs: controls, marks of direction, invisible, half, private and no characters.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff"
+    "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U0010ffff]"
+)
 _UNKNOWN = ("no GPU and no known NIC", "unknown: the node is absent")  # of a node that took part, and of another
 
 

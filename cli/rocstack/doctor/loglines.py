@@ -1,0 +1,93 @@
+"""Lines of a log: which hold a text, what of them is shown, and which node and rank they come from. Pure."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_SHOWN = 200  # characters of a line
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_NODE = r"(?P<node>[A-Za-z0-9][A-Za-z0-9.-]{0,62})"
+_PREFIXES = [
+    re.compile(text)
+    for text in (
+        r"\s+",
+        rf"\[?{_TIME}\]?",
+        r"\[\s*\d+\.\d+\]",  # dmesg
+        r"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3}\s+\d+ [\d:]{8}(?: \d{4})?\]?",
+        rf"\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d {_NODE} (?=\S+:)",  # syslog
+        r"\[(?:prterun-[^]@\s]*@)?\d+,(?P<rank>\d+)\]<std(?:out|err)>:",  # mpirun
+        r"\[rank ?(?P<rank>\d+)\]:?|\[[a-z]\w*?\d+\]:",  # torch, torchrun's role and local rank
+        r"(?P<rank>\d+): ",  # srun --label
+        rf"{_NODE}:\d+:\d+ \[\d+\] ",  # RCCL: host, process, thread, device
+        rf"{_NODE}\s+\| ",  # compose
+        rf"slurm(?:d|stepd)-{_NODE}: ",
+        # pdsh, clush: a name with a number at its end, and not a device's
+        r"(?!(?:eth|en[ops]|ib|hsn|lo|card|renderD|nvme|sd|gpu)[a-z]*\d)(?P<node>[A-Za-z][A-Za-z0-9.-]{0,61}\d): ",
+    )
+]
+_AROUND = 500  # bytes before and after a known text: what a job's user writes has lines of any length
+_KEPT = 400  # characters that are looked at
+_BEFORE = 120  # characters before a known text that may say that nothing happened
+_HINT = re.compile(
+    r"(?:\b[Ii]f (?:[\w'`]{1,30} ){0,2}`?"
+    r"|\b(?:can|could|may|might) (?:cause|lead to|result in)\b[^.;]{0,100}"
+    r"|\.py::\w{1,80}\[[^\]]{0,100})$"
+)
+
+
+def holding(piece: bytes, key: bytes) -> Iterator[tuple[int, str]]:
+    """The lines of `piece` that hold `key`, with their number from 1. A carriage return ends what a person sees."""
+    at, number, counted = piece.find(key), 1, 0
+    while at >= 0:
+        number += piece.count(b"\n", counted, at)
+        counted = at
+        end = piece.find(b"\n", at)
+        end = len(piece) if end < 0 else end
+        start = piece.rfind(b"\n", 0, at) + 1
+        start = max(start, piece.rfind(b"\r", start, at) + 1)
+        shown_end = piece.find(b"\r", at, end)
+        line = piece[max(start, at - _AROUND) : min(end if shown_end < 0 else shown_end, at + _AROUND)]
+        yield number, line.decode("utf-8", "replace")
+        at = piece.find(key, end)
+
+
+def hinted(line: str, key: str) -> bool:
+    """Whether the text is a hint of what might happen, or part of a test's name.
+
+    >>> hinted("this can cause errors like `OSError: Too many open files`", "Too many open files")
+    True
+    """
+    at = line.find(key)
+    return bool(_HINT.search(line[max(0, at - _BEFORE) : max(0, at)]))
+
+
+def excerpt(line: str, key: bytes) -> str:
+    """What fits on a line of a terminal, around what was found, without control characters."""
+    line = "".join(char if char.isprintable() else " " for char in line).strip()
+    at = max(line.find(key.decode()), 0)
+    start = 0 if len(line) <= _SHOWN else max(0, min(at - _SHOWN // 4, len(line) - _SHOWN))
+    end = start + _SHOWN
+    return ("… " if start else "") + line[start:end] + (" …" if end < len(line) else "")
+
+
+class LogOrigin(NamedTuple):
+    """Which node and rank a line comes from, as far as what stands before it says so."""
+
+    node: str | None = None
+    rank: int | None = None
+
+
+def origin(line: str) -> LogOrigin:
+    """
+    >>> origin("[1,3]<stderr>:n2:812:830 [3] NCCL INFO Using network IB")
+    LogOrigin(node='n2', rank=3)
+    """
+    node: str | None = None
+    rank: int | None = None
+    at, line = 0, line[:_KEPT]
+    while match := next((m for m in (p.match(line, at) for p in _PREFIXES) if m and m.end() > at), None):
+        groups = match.groupdict()
+        node = groups.get("node") or node
+        rank = int(groups["rank"][:9]) if groups.get("rank") else rank
+        at = match.end()
+    return LogOrigin(node, rank)

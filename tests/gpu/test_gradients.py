@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from rocstack_trainer import all_reduce_check, optimizer
 from rocstack_trainer.config import Train
 from rocstack_trainer.gradients import compress, flat, team
-from rocstack_trainer.gradients.buckets import Buckets, Gradients, Line, NaiveGradients
+from rocstack_trainer.gradients.buckets import Buckets, Gradients, Line
 from rocstack_trainer.gradients.collectives import Bf16, Collective, Compressed, Flat, Maker
 from rocstack_trainer.gradients.compress import CODECS
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.models import fingerprint
+from rocstack_trainer.precision import autocast
 from rocstack_trainer.rank import Rank
-from rocstack_trainer.train import autocast
 
 BLOCK = {"int8": 1024, "int8+zstd": 4096}
 VALUES: dict[str, Callable[[], Tensor]] = {
@@ -181,15 +181,26 @@ def backward(model: torch.nn.Module, gradients: Gradients | None = None, precisi
 
 
 def of_plan(algorithm: str, parameters: list[torch.nn.Parameter], rank: Rank) -> Gradients:
-    if algorithm == "naive":
-        return NaiveGradients(parameters)
-    order = [0] if algorithm == "ring" else []
-    return Buckets(parameters, 12_000, Maker(Plan(algorithm, "none", [[0]], order, "", ""), rank, 60))
+    if algorithm == "alone":
+        return Gradients(parameters)
+    if algorithm == "line":
+        return Buckets(parameters, 12_000, OnTheLine)
+    return Buckets(parameters, 12_000, Maker(Plan(algorithm, "none", [[0]], "", ""), rank, 60))
 
 
-@pytest.mark.parametrize("algorithm", ["naive", "flat", "ring"])
+class OnTheLine(Collective):
+    """The backend's sum, as one of our own collectives: those run on the line and in its stream."""
+
+    def __init__(self, numel: int) -> None:
+        self.inner = Flat(team.everybody())
+
+    def __call__(self, flat: Tensor) -> None:
+        self.inner(flat)
+
+
+@pytest.mark.parametrize("algorithm", ["alone", "flat", "line"])
 def test_gradients_are_those_of_ddp(rank: Rank, algorithm: str) -> None:
-    """Buckets by the backend's own all-reduce (flat) and over our own line and stream (ring)."""
+    """Buckets by the backend's own all-reduce (flat), and over our own line and stream."""
     ours = net()
     theirs = DistributedDataParallel(copy.deepcopy(ours), device_ids=None if DEVICE == "cpu" else [0])
     gradients = of_plan(algorithm, list(ours.parameters()), rank)
@@ -202,7 +213,7 @@ def test_gradients_are_those_of_ddp(rank: Rank, algorithm: str) -> None:
 def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(rank: Rank) -> None:
     exact, rounded = net(), net()
     rounded.load_state_dict(exact.state_dict())
-    one = backward(exact, of_plan("naive", list(exact.parameters()), rank))
+    one = backward(exact, of_plan("alone", list(exact.parameters()), rank))
     other = backward(rounded, of_plan("flat", list(rounded.parameters()), rank), "bf16")
     assert {parameter.grad.dtype for parameter in rounded.parameters()} == {torch.float32}
     apart = float((one - other).norm() / one.norm())
@@ -218,7 +229,7 @@ def test_our_collectives_in_a_group_of_one(rank: Rank) -> None:
         Compressed(every, CODECS[name], len(values), rank.device)(found)
         apart = float((found - values).norm() / values.norm())
         assert apart < 0.02, name
-    for exact, tolerance in ((Flat(every), 0.0), (Bf16(Flat(every)), 2**-8)):
+    for exact, tolerance in ((Flat(every), 0.0), (Bf16(every), 2**-8)):
         found = values.clone()
         exact(found)
         torch.testing.assert_close(found, values, rtol=tolerance, atol=0)

@@ -109,7 +109,7 @@ def test_a_broken_image_stops_at_the_canary_and_the_next_heals(deployed: Deploye
     assert done.code == 1, done.err + done.out
     assert "failed n1: rocstack-worker ended" in done.out
     assert "exit code 3: no such library (the previous container runs again)" in done.out
-    assert "not come to: n2" in done.out
+    assert "not reached: n2" in done.out
     assert "stopped: " in done.out
     assert "canary" in done.out
     assert {node: deployed.containers(node) for node in BOTH} == before

@@ -58,6 +58,7 @@ class Node:
         command += ["-e", json.dumps({**FEW, **variables}), str(REPO / "playbooks/host-nic.yml")]
         env = {
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "ANSIBLE_INJECT_FACT_VARS": "False",
             "HOME": str(self.inventory.parent),
             "LC_ALL": "C.UTF-8",
             "ANSIBLE_PIPELINING": "True",

@@ -1,10 +1,12 @@
 """`rocstack build --nic slingshot --nic-plugin`: a stand-in for aws-ofi-nccl (900.1, so that nobody takes it for a
 release), as its archive is laid out, is compiled against the image's libfabric and ROCm, loaded, and told of; and
-the host's libfabric takes the place of the image's."""
+the host's libfabric takes the place of the image's. With aws-ofi-nccl-1.21.1.tar.gz in the folder ROCSTACK_SOURCES
+the real one is compiled too, in a minute on two idle cores."""
 
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -14,6 +16,7 @@ from workspace import Workspace, engine, inspect
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 VERSION = "900.1"
+REAL = "aws-ofi-nccl-1.21.1.tar.gz"
 PLUGIN = "/opt/rocstack/nic/plugin/librccl-net.so"
 CONFIGURE = """#!/bin/sh
 set -eu
@@ -65,17 +68,8 @@ def archive(folder: Path, symbol: str) -> Path:
     return path
 
 
-def build(workspace: Workspace, symbol: str) -> tuple[str, ...]:
-    return (
-        "build",
-        "--json",
-        "--nic",
-        "slingshot",
-        "--role",
-        "worker",
-        "--nic-plugin",
-        str(archive(workspace.folder, symbol)),
-    )
+def build(source: Path) -> tuple[str, ...]:
+    return ("build", "--json", "--nic", "slingshot", "--role", "worker", "--nic-plugin", str(source))
 
 
 def run(image: str, command: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -84,7 +78,7 @@ def run(image: str, command: str, *options: str) -> subprocess.CompletedProcess[
 
 
 def test_the_plugin_is_compiled_and_the_hosts_libfabric_taken(workspace: Workspace) -> None:
-    done = workspace.run(*build(workspace, "ncclNetPlugin_v6"))
+    done = workspace.run(*build(archive(workspace.folder, "ncclNetPlugin_v6")))
     assert done.code == 0, done.err + done.failures()
     assert f"RCCL's plugin: aws-ofi-nccl {VERSION}, compiled in the image" in done.err
     report = done.image("worker")
@@ -112,10 +106,26 @@ def test_the_plugin_is_compiled_and_the_hosts_libfabric_taken(workspace: Workspa
 
 
 def test_what_is_no_plugin_ends_the_build(workspace: Workspace) -> None:
-    failure = workspace.run(*build(workspace, "somethingElse")).failure("worker")
+    failure = workspace.run(*build(archive(workspace.folder, "somethingElse"))).failure("worker")
     assert "exports no ncclNetPlugin" in str(failure), failure
 
 
 def test_an_interface_that_rccl_does_not_take_ends_the_build(workspace: Workspace) -> None:
-    failure = workspace.run(*build(workspace, "ncclNetPlugin_v11")).failure("worker")
+    failure = workspace.run(*build(archive(workspace.folder, "ncclNetPlugin_v11"))).failure("worker")
     assert "takes versions 4, 5, 6 of a plugin's interface" in str(failure), failure
+
+
+def test_the_real_one(workspace: Workspace) -> None:
+    source = Path(os.environ.get("ROCSTACK_SOURCES", "")) / REAL
+    if not source.is_file():
+        pytest.skip(f"the folder ROCSTACK_SOURCES has no {REAL}")
+    done = workspace.run(*build(source), timeout=1800)
+    assert done.code == 0, done.err + done.failures()
+    report = done.image("worker")
+    assert report["versions"]["plugin"] == "1.21.1"
+    assert [text for text in report["smoke"]["plugin"] if "takes its interface v6" in text]
+    image = workspace.reference("worker", "slingshot")
+    asked = "import ctypes; ctypes.CDLL('librccl.so.1').ncclGetUniqueId(ctypes.create_string_buffer(128))"
+    said = run(image, f'NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=lo python3 -c "{asked}"').stdout
+    assert "Failed to find ncclCollNetPlugin" in said, said  # without a GPU it goes no further
+    assert "No plugin found" not in said

@@ -1,5 +1,6 @@
-"""Debian's ROCm 7.2 for real, for MI300X: 6 GB of packages, UCX and roctracer from source, JAX with its plugin. Half an
-hour on two idle cores. Set ROCSTACK_SOURCES to a folder with the two archives where their projects are not reached."""
+"""Debian's ROCm 7.2 for real, for MI300X: 6 GB of packages; UCX, PMIx, OpenMPI, Slurm, roctracer and the tools from
+source; JAX with its plugin. An hour on two cores. Set ROCSTACK_SOURCES to a folder with the ten archives that the
+stack names, where their projects are not reached."""
 
 from __future__ import annotations
 

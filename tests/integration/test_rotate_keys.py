@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +15,18 @@ from rocstack.deploy.plan.key_rotation import ROTATED
 
 pytestmark = pytest.mark.engine
 
-# A step that lasts all the time, and short ones, one after the other.
+LOST = "Unable to .*(Connection reset|Zero Bytes)"
+
+# A step that lasts all the time, and short ones, one after the other. Slurm answers a request for a step with a reset
+# connection where it comes just as the controller stops (docs/operations.md): that alone is tried again.
 JOB = """\
-srun --ntasks=1 --cpus-per-task=1 --mem=50 --overlap sleep 90 &
-for _ in $(seq {steps}); do srun --ntasks=1 --cpus-per-task=1 --mem=50 --overlap true || exit 1; done
+step() {{ srun --ntasks=1 --cpus-per-task=1 --mem=50 --overlap "$@"; }}
+step sleep 90 &
+for _ in $(seq {steps}); do
+    step true 2>$SLURM_JOB_ID.said && continue
+    cat $SLURM_JOB_ID.said
+    grep -qE "{lost}" $SLURM_JOB_ID.said && step true || exit 1
+done
 wait %1
 """
 
@@ -30,7 +39,7 @@ def secrets(deployed: DeployedCluster) -> dict[str, Any]:
 
 
 def submit(deployed: DeployedCluster, script: str, *flags: str) -> int:
-    line = " ".join(("sbatch --parsable --chdir=/tmp --output=/dev/null", *flags))
+    line = " ".join(("sbatch --parsable --chdir=/tmp --output=/tmp/%j.out", *flags))
     said = deployed.ssh(
         "n1", f"docker exec -i --user alice rocstack-control {line} <<'EOS'\n#!/bin/bash\n{script}\nEOS"
     )
@@ -83,7 +92,10 @@ def test_jobs_run_on_and_old_keys_are_worth_nothing(deployed: DeployedCluster) -
     before, old_token = secrets(deployed), token(deployed)
     credential = deployed.ssh("n2", "docker exec rocstack-worker munge -n").strip()
     workers = {node: deployed.containers(node)["rocstack-worker"] for node in ("n1", "n2")}
-    jobs = [submit(deployed, JOB.format(steps=60), f"--nodelist={node} --ntasks=2 --mem=200") for node in ("n1", "n2")]
+    jobs = [
+        submit(deployed, JOB.format(steps=60, lost=LOST), f"--nodelist={node} --ntasks=2 --mem=200")
+        for node in ("n1", "n2")
+    ]
     queued = submit(deployed, "srun true", f"--dependency=afterok:{jobs[0]}:{jobs[1]} --ntasks=1 --mem=50")
     until(lambda: [deployed.jobs().get(job) for job in jobs] == ["RUNNING", "RUNNING"], 60, deployed.jobs)
     done = deployed.run("rotate-keys", str(INVENTORY), "--json")
@@ -107,7 +119,11 @@ def test_jobs_run_on_and_old_keys_are_worth_nothing(deployed: DeployedCluster) -
         for name in ("database_password", "registry_password"):
             assert deployed.ssh(node, everywhere.format(before[name])).strip() == ""
 
-    assert [running.get(job) for job in jobs] == ["RUNNING", "RUNNING"], "or the test proves nothing"
+    said = {
+        job: deployed.ssh(node, f"docker exec rocstack-worker cat /tmp/{job}.out")
+        for node, job in zip(("n1", "n2"), jobs, strict=True)
+    }
+    assert [running.get(job) for job in jobs] == ["RUNNING", "RUNNING"], f"or the test proves nothing: {said}"
     wanted = "sacct --noheader --parsable2 --allocations --format=State --jobs={}"
     until(
         lambda: deployed.slurm(wanted.format(queued)).split() == ["COMPLETED"],
@@ -116,8 +132,9 @@ def test_jobs_run_on_and_old_keys_are_worth_nothing(deployed: DeployedCluster) -
     )
     for job in jobs:
         steps = ended(deployed, job)
-        assert len(steps) >= 62, steps
-        assert {state for _, state in steps} == {"COMPLETED"}, steps
+        assert [state for _, state in steps].count("COMPLETED") >= 62, steps
+        # The answer to one may have been lost after it had begun.
+        assert len([name for name, state in steps if state != "COMPLETED"]) <= len(re.findall(LOST, said[job])), steps
     plan = deployed.json("deploy", "--plan")
     assert plan["changes"] == 0, plan
 

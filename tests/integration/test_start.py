@@ -212,8 +212,9 @@ def test_a_command_runs_where_nothing_can_be_written(worker: Worker, flags: tupl
     assert code == 0, out
     assert "\nGLOO_SOCKET_IFNAME=eno1\n" in out
     code, out = there.run(f"{BIN}/rocstack-task-prolog")
-    assert (code, out.count("\n")) == (0, 1)
+    assert (code, out.count("\n")) == (0, 2)
     assert "no fabric environment for this task" in out
+    assert "no rendezvous for this task" in out
 
 
 SILENT = "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('127.0.0.1', 53)); time.sleep(60)"

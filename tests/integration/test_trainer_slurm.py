@@ -27,7 +27,7 @@ NodeName=n[1-2] CPUs=4 State=UNKNOWN
 PartitionName=train Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF
 """
-STEPS = 16
+STEPS = 48  # so many that a run lasts while a busy machine starts a command
 LAYOUT = ["-N2", "--ntasks-per-node=2"]
 SRUN = ["srun", *LAYOUT, "--mpi=pmix"]
 TRAIN = ["rocstack-train", "--config", "tiny", f"--steps={STEPS}", "--parallel.algorithm=hierarchical"]

@@ -51,12 +51,14 @@ def test_a_device_file_that_is_not_there(deployed: DeployedCluster) -> None:
     with without_device(deployed):
         found = states(deployed, 1)
     assert red(found) == {"gpu-devices"}
-    assert {"gpu-tools", "gres", "gres-worker", "gres-job"} <= {name for name, s in found.items() if s == "passed"}
+    assert {"gpu-tools", "gres", "gres-worker", "gres-job", "gres-each"} <= {
+        name for name, s in found.items() if s == "passed"
+    }
 
 
 def test_a_gres_count_that_is_wrong(deployed: DeployedCluster) -> None:
     with counted_wrong(deployed):
         found = states(deployed, 1)
     # The GPU that Slurm doesn't know is kept from nobody, and that is so.
-    assert red(found) == {"gres", "gres-isolation"}
+    assert red(found) == {"gres", "gres-each", "gres-isolation"}
     assert found["gpu-devices"] == "passed"

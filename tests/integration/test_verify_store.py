@@ -160,7 +160,7 @@ def test_watched_until_ctrl_c(deployed: DeployedCluster, runs: Path) -> None:
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        until(lambda: len([line for line in lines if "nodes pass" in line]) >= 2, 90, lambda: lines)
+        until(lambda: len([line for line in lines if "nodes pass" in line]) >= 2, 300, lambda: lines)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:

@@ -30,7 +30,9 @@ def build(config, rank, *more):
 """
 ANOTHER_SHARD = """
 _ids = Samples.ids
-Samples.ids = lambda self, step, rank, world: _ids(self, step, rank % 2 if world == 4 else rank, world)
+Samples.ids = lambda self, step, rank, world, *groups: (
+    _ids(self, step, rank % 2 if world == 4 else rank, world, *groups)
+)
 """
 NEVER_DAMAGED = """
 damage = lambda *_: ""

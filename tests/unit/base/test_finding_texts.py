@@ -57,7 +57,7 @@ def test_every_document_has_the_one_shape() -> None:
     assert set(as_rows([finding])[0]) == SHAPE | {"next_step"}
     assert as_rows([finding])[0]["next_step"] == "next"
     seen = Diagnosis(*finding.to_dict().values(), line=3).to_dict()
-    assert set(seen) == SHAPE | {"id", "means", "count", "line", "seen", "nodes", "ranks"}
+    assert set(seen) == SHAPE | {"id", "means", "count", "line", "seen", "nodes", "ranks", "file"}
     assert (seen["id"], seen["means"]) == ("x", "what")
     error = BadInput("what", code="x", where=Where("file", 3)).to_dict()
     assert set(error) == SHAPE | {"where", "exit_code"}

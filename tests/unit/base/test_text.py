@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocstack.base.text import count, listed
+from rocstack.base.text import count, from_json, listed
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,18 @@ def test_the_length_can_be_chosen() -> None:
 
 def test_one_and_more() -> None:
     assert [count(number, "node") for number in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "18446744073709551616", "9" * 5000])
+def test_numbers_that_no_answer_has_are_refused(number: str) -> None:
+    with pytest.raises(ValueError, match=r"a number (that|of)"):
+        from_json(f'{{"deep": [{number}]}}')
+
+
+def test_the_largest_counters_are_read() -> None:
+    assert from_json("[18446744073709551615, -9223372036854775808, 1.5e300]") == [2**64 - 1, -(2**63), 1.5e300]
+
+
+def test_an_answer_nested_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="nested too deep"):
+        from_json("[" * 100_000)

@@ -21,6 +21,7 @@ from cli_run import Cli, listing
 
 import rocstack
 from rocstack.base import paths
+from rocstack.cli import completion
 from rocstack.edge import engine
 
 COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
@@ -31,6 +32,11 @@ COMMANDS += [
     "report",
     "first-light",
     "replay",
+    "size",
+    "recipes",
+    "submit",
+    "jobs",
+    "job",
     "status",
     "logs",
     "down",
@@ -40,6 +46,7 @@ COMMANDS += [
     "demo",
 ]
 COMMANDS += ["config", "local"]
+ALONE = [name for name in COMMANDS if name not in ("local", "job")]  # those are groups of commands
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 
 
@@ -51,12 +58,14 @@ def test_help(cli: Cli) -> None:
     assert "Exit codes" in ran.out
 
 
-@pytest.mark.parametrize("command", [*COMMANDS[:-1], "local up", "local down", "local status", "local models"])
+@pytest.mark.parametrize(
+    "command", [*ALONE, "local up", "local down", "local status", "local models", "job show", "job logs", "job cancel"]
+)
 def test_help_of_commands(command: str, cli: Cli) -> None:
     ran = cli(*command.split(), "--help")
     assert ran.code == 0
     assert re.search(rf"Example: .*rocstack {command}", ran.out)
-    if command not in ("shell", "logs"):
+    if command not in ("shell", "logs", "job logs"):
         assert "--json" in ran.out
     options = re.findall(r"^  (--[a-z-]+)[ ,A-Z\[]*(.*)$", ran.out, re.MULTILINE)
     assert options
@@ -108,13 +117,13 @@ REFUSALS = [
     (("build", "--role", "workers"), "unknown-role", "did you mean 'worker'"),
     (("build", "--gfx", "mi300x"), "bad-gfx", "gfx942"),
     (("build", "--gfx", "gfx90a,gfx942\nRUN"), "bad-gfx", "gfx942"),
-    (("build", "--base", "registy"), "bad-setting", "'auto', 'registry' or 'mmdebstrap'"),
+    (("build", "--base", "registy"), "bad-setting", "did you mean 'registry'?"),
     (("build", "--base-image", "a b"), "bad-setting", "is not an image reference"),
     (("build", "--overlay", "none"), "no-overlay", "no overlay folder"),
     (("build", "--lock", "none.lock"), "no-lock", "no lock file none.lock"),
     (("build", "--ca-bundle", "none.pem"), "bad-setting", "no file none.pem"),
-    (("build", "--push", "https://registry.example"), "bad-registry", "without http:// or https://"),
-    (("build", "--push", "registry.example:5000", "--tag", "a b"), "bad-tag", "is not a valid tag"),
+    (("build", "--push", "https://registry.example"), "bad-setting", "without http:// or https://"),
+    (("build", "--push", "registry.example:5000", "--tag", "a b"), "bad-setting", "is not a tag"),
     (("render", "--stack", "debian13"), "unknown-stack", "did you mean 'debian-13'"),
     (("render", "--nic", "tpc"), "unknown-nic", "did you mean 'tcp'"),
     (("render", "--base-image", "a\nRUN reboot"), "bad-setting", "is not an image reference"),
@@ -458,6 +467,27 @@ def test_completion(shell: str, tmp_path: Path) -> None:
         found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack build --n", COMP_CWORD="2")
         of_nic = {"--nic", "--nic-source", "--nic-accept", "--nic-plugin", "--nic-variants"}
         assert set(found.split()) == {*of_nic, "--no-cache"}
+        (tmp_path / "site/nic").mkdir(parents=True)
+        (tmp_path / "site/nic/mine.j2").write_text("---\nabout: ours\n---\n")
+        found = complete(
+            _ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack build --overlay site --nic m", COMP_CWORD="5"
+        )
+        assert found.split() == ["mellanox", "mine"]
+
+
+def test_completion_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks/debian-site.yml").touch()
+    assert completion.values("stack", {}, "debian") == ["debian-13"]
+    assert completion.values("stack", {"overlay": "."}, "debian") == ["debian-13", "debian-site"]
+    assert completion.values("nic", {}, "mel") == ["mellanox"]
+    assert "mi300x-thor2" in completion.values("model", {}, "mi300x")
+    assert completion.values("service", {}, "w") == ["worker"]
+    assert completion.values("role", {}, "") == ["worker", "control"]
+    (tmp_path / "rocstack.yml").write_text("no: [such\n")
+    assert completion.values("stack", {}, "debian") == ["debian-13"], "a wrong setting is told by the command itself"
+    assert completion.of_option("out") is None
 
 
 def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:
@@ -488,6 +518,14 @@ def test_a_closed_output_is_no_defect(args: str, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("where", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("args", ["stack", "render --nic tpc", "config --chekc"])
+def test_bad_input_keeps_its_exit_code_where_nobody_hears_of_it(args: str, where: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m rocstack.cli.main {args} 2{where}"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+
+
 def test_no_terminal_no_colour(tmp_path: Path) -> None:
     for args in (["stacks"], ["render", "--nic", "tpc"]):
         command = [sys.executable, "-m", "rocstack.cli.main", *args]
@@ -516,7 +554,7 @@ def test_start_up(tmp_path: Path) -> None:
     rendering = modules(tmp_path, start.format(["render"]))
     assert not rendering & {"docker", "requests", "rich", "ansible", "ansible_runner", "cryptography", "pytest"}
     commands = {name for name in rendering if name.startswith("rocstack.cli.")}
-    assert commands == {f"rocstack.cli.{name}" for name in (*command_line, "images", "command")}
+    assert commands == {f"rocstack.cli.{name}" for name in (*command_line, "images", "command", "completion")}
 
 
 def test_ctrl_c_while_loading_shows_no_traceback(tmp_path: Path) -> None:

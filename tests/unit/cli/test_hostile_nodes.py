@@ -45,6 +45,7 @@ from rocstack.node.recording import Recording
 from rocstack.probe import profiles, recordings
 from rocstack.probe.recordings import ProbeFailure
 from rocstack.steps import probe as steps
+from rocstack.steps.options import DoctorOptions
 from rocstack.verify import artifacts, evidence
 from rocstack.verify.result import Run
 
@@ -201,13 +202,13 @@ def test_slurm(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatch)
     answer = {
         "nodes": {"nodes": [{"name": "n1", "state": ["IDLE"], "reason": "x", "cpus": 8, "alloc_cpus": {"number": 1},
                              "gres": "gpu:8", "gres_used": "gpu:1", "last_busy": 1, "slurmd_start_time": 1}]},
-        "queue": {"jobs": [{"job_id": 7, "job_state": ["RUNNING"], "nodes": "n1"}]},
+        "queue": "7|RUNNING|n1\n",
     }  # fmt: skip
     node = facts.of_dict("n1", known())
 
     def read(data: Any) -> SlurmState:
         said = f"rocstack-answer\n{json.dumps(data)}\nrocstack-answer\n"
-        said += f"{json.dumps(data.get('nodes'))}\x1e{json.dumps(data.get('queue'))}"
+        said += f"{json.dumps(data.get('nodes'))}\x1e{data.get('queue')}"
         monkeypatch.setattr(ssh, "run", lambda *_: ssh.subprocess.CompletedProcess([], 0, said, ""))
         return read_slurm(ssh.SshHost("n1"))
 
@@ -298,7 +299,7 @@ def test_log_files(screen: io.StringIO, mark: Path) -> None:
             tried["log"] += 3
             lines += [text + example, example + text, example.replace(" ", f" {text} ", 1)]
         report = logscan.scan(["\n".join(lines).encode(errors="surrogatepass")], table)
-        doctor._show_log(report, "x.log")
+        doctor._show_log(report, DoctorOptions(log="x.log"))
 
 
 def test_reports(screen: io.StringIO, mark: Path, tmp_path: Path) -> None:

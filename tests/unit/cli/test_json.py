@@ -29,6 +29,8 @@ WORKS = (
     ("config",),
     ("local", "models"),
     ("verify", "--list"),
+    ("size", "llama-3.1-8b"),
+    ("size", "llama-3.1-405b", "--nodes", "1"),
     ("verify", "--evidence", str(EVIDENCE), "--report", "report"),
 )
 
@@ -71,3 +73,14 @@ def test_what_works_without_an_engine(args: tuple[str, ...], cli: Cli) -> None:
 def test_all_of_them_are_tried() -> None:
     assert {("build",), ("deploy",), ("status",), ("local", "up")} <= set(with_json())
     assert len(with_json()) > 20
+
+
+def test_a_defect_of_ours_is_a_document_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("string indices")
+
+    monkeypatch.setattr("rocstack.settings.settings.load", broken)
+    ran = cli("config", "--json")
+    assert ran.code == 1
+    assert ran.json()["error"]["what"] == "TypeError: string indices"
+    assert ran.json()["error"]["next"]

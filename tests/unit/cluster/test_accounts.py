@@ -84,7 +84,7 @@ def test_a_reservation_leaves_out_what_slurm_does_not_know_yet() -> None:
 
 
 def test_a_reservation_of_a_node_that_is_not_there() -> None:
-    with pytest.raises(BadInput, match=r"cluster\.reservations\.r names 'n3'"):
+    with pytest.raises(BadInput, match=r"cluster\.reservations\.r\.nodes names 'n3'"):
         changes({"reservations": {"r": {"nodes": ["n3"], "accounts": ["default"]}}}, FRESH)
 
 

@@ -101,7 +101,7 @@ def test_a_gpu_without_a_driver_is_not_offered() -> None:
     gpus = (gpu(0), gpu(1, kfd_node=None), replace(gpu(2), render_minor=None))
     assert node("n1", 1, profile(gpus=gpus)).gpus == 1
     off = made([node("n1", 1, offer_gpus=False)])
-    assert "Gres" not in off["slurm.conf"]
+    assert " Gres=" not in off["slurm.conf"]
     assert not lines(off["gres.conf"], "NodeName")
 
 
@@ -267,7 +267,9 @@ def test_partitions() -> None:
 
 
 def test_a_partition_of_nodes_that_are_not_there() -> None:
-    with pytest.raises(BadInput, match=r"cluster\.partitions\.a names 'node9', .*did you mean 'node1'") as refused:
+    with pytest.raises(
+        BadInput, match=r"cluster\.partitions\.a\.nodes names 'node9', .*did you mean 'node1'"
+    ) as refused:
         made([node("node1", 1)], partitions={"a": {"nodes": "node9"}})
     assert refused.value.code == "unknown-node"
 
@@ -284,7 +286,7 @@ def test_more_lines() -> None:
 )
 def test_a_line_that_is_ours(key: str) -> None:
     with pytest.raises(BadInput, match=f"cluster.slurm sets {key}") as refused:
-        made([node("n1", 1)], slurm={key: "x"})
+        made([node("n1", 1)], slurm={key: "preempt/none" if key.lower() == "preempttype" else "x"})
     assert refused.value.code == "bad-slurm-line"
 
 

@@ -203,7 +203,7 @@ def test_written_limit_is_asked_for_and_auto_is_found_out() -> None:
 def test_unknown_limit_and_size() -> None:
     with pytest.raises(ValidationError, match="only memlock, nofile, stack can be auto"):
         RunProfile.model_validate({"ulimits": {"core": "auto"}})
-    with pytest.raises(ValidationError, match="no limit 'memlok'"):
+    with pytest.raises(ValidationError, match="there is no limit 'memlok'"):
         RunProfile.model_validate({"ulimits": {"memlok": 1}})
     with pytest.raises(ValidationError):
         RunProfile.model_validate({"shm": "64 GB"})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import json
 import subprocess
 import tarfile
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -19,7 +22,7 @@ from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import cluster_state, service_target
 from rocstack.deploy.state.cluster_state import ABSENT, SlurmState
 from rocstack.deploy.work import backup, controller, teardown
-from rocstack.edge import ssh, stalls
+from rocstack.edge import locks, ssh, stalls
 from rocstack.edge.ssh import SshHost
 
 HOSTS = (InventoryHost("n1", "10.0.0.1", "10.0.0.1"), InventoryHost("n2", "10.0.0.2", "10.0.0.2"))
@@ -125,6 +128,80 @@ def test_a_backup_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest
         backup.backup(SshHost("n1", (str(program),), "n1"), tmp_path / "b")
     assert "journalctl -u docker" in str(error.value)
     assert list(tmp_path.iterdir()) == [program]
+
+
+DOCKER = """#!/bin/sh
+echo "$*" >>{folder}/asked
+case "$*" in
+run*) cat >{folder}/read; {run} ;;
+*rocstack-health*) {health} ;;
+*squeue*) printf '7\\n8\\n' ;;
+esac
+"""
+
+
+def restored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, run: str = "", health: str = "", newer: bool = False
+) -> Any:
+    """This machine as the control node, with such a docker: the jobs that were cancelled. `newer`: another run has
+    taken the lock since, and this one hasn't heard of it."""
+    docker = folder / "docker"
+    docker.write_text(DOCKER.format(folder=folder, run=run, health=health))
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    file, spec = folder / "b", journal.lock(str(folder / "state"))
+    file.write_bytes(WHOLE)
+    with locks.cluster_lock(SshHost("n1"), spec) as held:
+        if newer:
+            Path(spec.fence).write_text(json.dumps({"number": held.fence["number"] + 1, "who": "ann@laptop"}))
+        return backup.restore(SshHost("n1"), file, held)
+
+
+def asked(folder: Path) -> list[str]:
+    file = folder / "asked"
+    return [line.split()[0] + " " + line.split()[-1] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_restore_cancels_the_jobs_of_the_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert restored(tmp_path, monkeypatch) == [7, 8]
+    assert (tmp_path / "read").read_bytes() == WHOLE
+    lines = (tmp_path / "asked").read_text().splitlines()
+    assert lines[-1].endswith("scancel --state=RUNNING 7 8"), "and no others"
+    assert [line.split()[0] for line in lines[1:4]] == ["stop", "run", "start"]
+    assert "--cap-drop=ALL" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"newer": True}, "the lock on the cluster is lost: .*ann@laptop"),
+        ({"run": "echo 'this is no backup; nothing was changed' >&2; exit 2"}, "n1 failed: this is no backup"),
+        ({"health": "echo no slurmctld; exit 1"}, "everything is restored, but the controller isn't healthy: no slurm"),
+    ],
+    ids=["another run has the lock", "refused", "unhealthy"],
+)
+def test_a_restore_that_fails_cancels_no_job(
+    how: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "_RESTORE", backup._RESTORE.replace(f"+ {backup.HEALTHY_WITHIN}", "+ 1"))
+    with pytest.raises(CheckFailed, match=says):
+        restored(tmp_path, monkeypatch, **how)
+    assert not [line for line in asked(tmp_path) if "scancel" in line or "RUNNING" in line]
+    assert "newer" in how or "start rocstack-control" in asked(tmp_path), "the controller runs again in any case"
+
+
+def test_what_changes_a_cluster_is_guarded() -> None:
+    """Every command that goes to a node by ssh: a new one is fenced by the lock's number, or only asks."""
+    fenced = {"backup.restore", "controller.run", "controller.end_jobs"}
+    asks = {"backup.backup", "controller.account_changes"}
+    found = set()
+    for file in Path(backup.__file__).parent.glob("*.py"):
+        for function in [each for each in ast.walk(ast.parse(file.read_text())) if isinstance(each, ast.FunctionDef)]:
+            calls = {ast.unparse(each.func) for each in ast.walk(function) if isinstance(each, ast.Call)}
+            if calls & {"ssh.run", "ssh.output", "ssh.captured", "stalls.run", "_run", "self._asked", "subprocess.run"}:
+                found.add(f"{file.stem}.{function.name}")
+                assert (f"{file.stem}.{function.name}" in fenced) == ("held.guarded" in calls), function.name
+    assert found - {"backup._run", "controller._asked"} == fenced | asks
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -247,3 +248,19 @@ def test_a_node_that_claims_anothers_address_gets_neither_its_rack_nor_a_certifi
     assert [(each.registry, each.node) for each in found] == [("10.8.8.8:5443", None), ("n3.example:5443", "n3")]
     own = inventory.rack_registries(lambda host: {"n2": "10.8.8.8"}.get(host.name, host.address))
     assert own[0].node == "n2", "its own rack's it may be, by an address that only the node knows"
+
+
+def test_a_container_under_a_name_of_its_own_is_left_alone() -> None:
+    def there(name: str) -> dict[str, Any]:
+        return {
+            "name": name, "id": name, "service": "worker", "image": "", "spec": "", "status": "running", "health": "",
+            "restarts": 0, "started": "", "pid": 1, "error": "",
+        }  # fmt: skip
+
+    desired = wanted({"n1": {}, "n2": {}})
+    names = ("rocstack-control", "rocstack-db-old", "rocstack-registry", "somebodys-test", "rocstack-worker")
+    node = facts.of_dict(
+        "n2", {**recorded("n2"), "deploy": {**recorded("n2")["deploy"], "containers": [*map(there, names)]}}
+    )
+    seen = replace(desired, facts=replace(desired.facts, nodes=(desired.facts.nodes[0], node)))
+    assert set(seen.node_specs()["n2"].remove) == {"rocstack-control", "rocstack-db", "rocstack-registry"}

@@ -85,7 +85,7 @@ def listing(groups: dict[str, Any], **variables: dict[str, Any]) -> dict[str, An
 
 
 def read(groups: dict[str, Any], **variables: dict[str, Any]) -> Inventory:
-    return inventory.of_listing(Path("inv"), listing(groups, **variables), lambda hosts: hosts)
+    return inventory.of_listing(Path("inv"), listing(groups, **variables), lambda hosts: (hosts, {}))
 
 
 GOOD = {"control": ["c1"], "workers": ["w1"]}
@@ -111,7 +111,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a list of nodes": ({"control": ["c1"], "workers": ["w[1-2]"]}, {}, "bad-node-name", "can't be"),
     "a long name": ({"control": ["c1"], "workers": ["w" * 64]}, {}, "bad-node-name", "can't be"),
     "misspelt variable": (GOOD, {"w1": {"rocstack_adress": "x"}}, "unknown-key", "did you mean 'rocstack_address'"),
-    "port": (GOOD, {"w1": {"ansible_port": "ssh"}}, "bad-value", "'ssh' of w1 is not a port"),
     "mirror": (GOOD, {"w1": {"rocstack_rack_registry": "https://m"}}, "bad-value", "is not a registry"),
 }  # fmt: skip
 

@@ -104,9 +104,10 @@ def image(role: str, given: Any, labels: dict[str, str]) -> Image:
 
 def scope_of(data: dict[str, Any]) -> Scope:
     failures = tuple(ProbeFailure(name, "unreachable", why) for name, why in data.get("failures", {}).items())
+    failures += tuple(ProbeFailure(name, facts.VARIABLES, why) for name, why in data.get("misdescribed", {}).items())
     nodes = []
     for name in ("n1", "n2"):
-        if name not in data.get("failures", {}):
+        if name not in {each.node for each in failures}:
             edits = placed(data.get("nodes", {}).get(name, {}))
             nodes.append(of(name, edited(name, edits, data.get("real", False), data.get("unlimited", False))))
             if name in data.get("clocks", {}):
@@ -124,7 +125,7 @@ def scope_of(data: dict[str, Any]) -> Scope:
     }
     layers = (given.get("worker") or {}).get("bytes", {}) if isinstance(given.get("worker"), dict) else {}
     return Scope(
-        Inventory(Path("inv.yml"), hosts[0], tuple(hosts)),
+        Inventory(Path("inv.yml"), hosts[0], tuple(hosts), warnings=tuple(data.get("warnings", ()))),
         Gathered(tuple(nodes), failures),
         wanted,
         nics=component.nic_profiles(),
@@ -137,11 +138,13 @@ def scope_of(data: dict[str, Any]) -> Scope:
         require=data.get("require"),
         insist=data.get("insist", True),
         proved=tuple(VerifiedLevel(**each) for each in data.get("proved", [])),
+        cluster=data.get("cluster", ""),
+        munge=data.get("munge", ""),
     )
 
 
 NAMES = ("n1", "n2")
-CODES = {*NODE_RULES, *CLUSTER_RULES, prepare.UNREACHED}
+CODES = {*NODE_RULES, *CLUSTER_RULES, *prepare.UNREAD}
 
 
 def of(name: str, data: dict[str, Any]) -> NodeFacts:
@@ -186,7 +189,8 @@ def test_a_node_with_an_error_is_blocked_and_the_others_are_not() -> None:
 
     assert left("engine-old") == {"n2"}
     assert left("all-at-once") == set()
-    assert left("same-machine") == left("disk-tight") == {"n1", "n2"}
+    assert left("same-machine") == {"n1"}, "the control node stays"
+    assert left("disk-tight") == {"n1", "n2"}
 
 
 def test_a_control_node_that_does_not_work_needs_no_gpu() -> None:

@@ -215,3 +215,18 @@ def test_beside_the_inventory_and_not_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     assert secrets.beside(tmp_path / "inventory.yml") == tmp_path / secrets.FILE
     assert secrets.beside(tmp_path / "site") == tmp_path / secrets.FILE
+
+
+@pytest.mark.parametrize("new", [(), ("jwt_key",)])
+def test_keys_that_a_killed_run_left_beside_the_file_go(new: tuple[str, ...], file: Path, made: Secrets) -> None:
+    for name in new:
+        without(file, name)
+        file.chmod(0o600)
+    code = (
+        "import os, signal, sys; from pathlib import Path; from rocstack.edge import files\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "files.write(Path(sys.argv[1]), 'munge_key: x', private=True)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(file)], check=False)
+    secrets.save(file, replace(made, new=new))
+    assert list(file.parent.iterdir()) == [file]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,16 @@ def test_a_cluster_in_order() -> None:
     ]
     assert {node.virtual for node in seen.nodes} == {"mi300x-thor2"}, "virtual nodes are said to be virtual"
     assert seen.nodes[0].image != seen.images[1].id, "a node of both roles is shown with the worker's image"
+
+
+def test_one_node_does_not_say_for_all_what_their_image_is() -> None:
+    state = looked({})
+    last = state.gathered.nodes[-1]
+    claim = {"stack": "evil", "nic": "evil", "digests": ("evil@sha256:" + "e" * 64,)}
+    lies = tuple(image.model_copy(update=claim) for image in last.images)
+    nodes = (*state.gathered.nodes[:-1], last.model_copy(update={"images": lies}))
+    seen = status.status(replace(state, gathered=replace(state.gathered, nodes=nodes)))
+    assert seen.images == status.status(state).images
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,27 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_run import Cli
+from growth import LINEAR, growth
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstack.base import finding_texts, paths
 from rocstack.base.errors import BadInput
-from rocstack.doctor import fleet, logfile, logscan
+from rocstack.doctor import fleet, logfile, loglines, logrules, logscan
 from rocstack.doctor import nodes as core
-from rocstack.doctor.logscan import LogOrigin, origin
+from rocstack.doctor.loglines import LogOrigin, origin
 
 FOLDER = paths.images() / "findings"
 TABLE = finding_texts.load()
 TEXTS = [entry for entry in TABLE.values() if entry.text]
 DATA = Path(__file__).parents[1] / "data" / "doctor"
 LOGS = sorted(DATA.glob("*.log"))
+HEALTHY = sorted(DATA.glob("healthy/*.log"))
+NOTES = {  # of healthy logs: what is worth a word there
+    "rccl-one-node": ("rccl-no-ib-device", "tcp-one-node"),
+    "time-limit": ("slurm-time-limit",),
+    "verbs-other-provider": ("verbs-provider-missing",),
+}
 ALONE = {"transport-unknown"}  # said of any log that isn't RCCL's
 
 
@@ -47,9 +54,12 @@ def test_there_are_enough() -> None:
     assert len(TABLE) - len(TEXTS) >= 25
 
 
-@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.code)
-def test_each_text_is_found_in_its_example_only(entry: finding_texts.TextEntry) -> None:
-    found = ids(f"before\n{entry.example}\nafter\n".encode())
+WORDINGS = [(entry, line) for entry in TEXTS for line in (str(entry.example), *entry.examples)]
+
+
+@pytest.mark.parametrize(("entry", "line"), WORDINGS, ids=lambda each: getattr(each, "code", None))
+def test_each_text_is_found_in_its_examples_only(entry: finding_texts.TextEntry, line: str) -> None:
+    found = ids(f"before\n{line}\nafter\n".encode())
     assert entry.code in found
     assert found - {entry.code} <= set(entry.also)
 
@@ -61,9 +71,9 @@ def test_each_entry_names_a_public_source_and_no_place_of_ours(entry: finding_te
     assert set(entry.also) <= set(TABLE)
 
 
-@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.code)
-def test_a_sentence_has_no_empty_place(entry: finding_texts.TextEntry) -> None:
-    finding = next(f for f in scan(str(entry.example).encode()).findings if f.code == entry.code)
+@pytest.mark.parametrize(("entry", "line"), WORDINGS, ids=lambda each: getattr(each, "code", None))
+def test_a_sentence_has_no_empty_place(entry: finding_texts.TextEntry, line: str) -> None:
+    finding = next(f for f in scan(line.encode()).findings if f.code == entry.code)
     assert "{" not in finding.what + finding.next
     assert "  " not in finding.what
     assert not re.search(r"\(\)| ,|: ;", finding.what)
@@ -82,10 +92,21 @@ def test_a_log(path: Path) -> None:
     report = scan(path.read_bytes())
     got = {finding.code: json.loads(json.dumps(finding.to_dict())) for finding in report.findings}
     assert set(got) == set(want["findings"])
+    assert [*got] == want.get("order", [*got])
     for name, expected in want["findings"].items():
         assert {key: got[name][key] for key in expected} == expected, name
     assert report.transports == want["transports"]
     assert report.lines == path.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
+def test_a_healthy_log_has_no_finding(path: Path) -> None:
+    found = {finding.code: finding.level for finding in scan(path.read_bytes()).findings}
+    assert found == dict.fromkeys(NOTES.get(path.stem, ()), "note")
+
+
+def test_there_are_many_healthy_logs() -> None:
+    assert len(HEALTHY) >= 20
 
 
 PREFIXES = {
@@ -150,6 +171,28 @@ def test_an_excerpt_is_short_and_harmless() -> None:
     assert finding.seen[0].isprintable()
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r", b""])
+def test_of_a_long_line_what_is_near_is_looked_at(end: bytes) -> None:
+    key = b"Unable to create QP."
+    (found,) = loglines.holding(b"n1: first\n" + b"x" * 9000 + key + b"y" * 9000 + end, key)
+    assert found == (2, "x" * 500 + key.decode() + "y" * (500 - len(key)))
+
+
+ENDLESS = ("a", "8", " ", "x:", "1:", "x[", "a1", ": ", "(", "/")
+
+
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.code)
+def test_a_text_of_any_length_costs_as_much_as_it_is_long(entry: finding_texts.TextEntry) -> None:
+    """What a job's user writes doesn't hold its reader up: thousands of lines are near a known text."""
+    for part in ENDLESS:
+        assert growth(entry.read, part) < LINEAR, part
+
+
+def test_a_plugins_name_of_any_length_costs_as_much_as_it_is_long() -> None:
+    for part in ("libnccl-net.so.", "libnccl-net", "librccl-anp.so-"):
+        assert growth(logrules._Plugin.lacking.search, part) < LINEAR, part
+
+
 def test_a_line_without_end_is_not_kept_whole() -> None:
     class Endless(io.RawIOBase):
         left = 40 << 20
@@ -194,7 +237,7 @@ def test_any_encoding(cli: Cli, tmp_path: Path, encoded: object, what: str) -> N
 def test_exit_codes_and_words(cli: Cli, tmp_path: Path) -> None:
     done = cli("doctor", "--log", str(DATA / "rdma.log"))
     assert (done.code, done.err) == (0, "")
-    assert "nothing known found in 7 lines" in done.out
+    assert "nothing known was found in 7 lines" in done.out
     assert "healthy" not in done.out
     done = cli("doctor", "--log", str(DATA / "mixed.log"))
     assert done.code == 1
@@ -290,3 +333,21 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  #
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 100_000  # KB
+
+
+def test_several_files_are_read_as_one_log() -> None:
+    """One log a rank: what they say together counts, and each line is its own file's."""
+    files = {
+        "rank0.log": b"a\nn1:1:2 [0] NCCL INFO Using network Socket\nb",
+        "rank1.log": b"n2:1:2 [0] NCCL INFO Using network Socket\nc\nUnable to create QP.\n",
+        "rank2.log": b"Initialize clique for rank 2\n",
+        "rank3.log": b"Initialize clique for rank 3\nstep 1\n",
+    }
+    report = logscan.scan_files([(name, [data]) for name, data in files.items()], TABLE)
+    places = {finding.code: (finding.file, finding.line) for finding in report.findings}
+    assert places == {
+        "perftest-create-qp": ("rank1.log", 3),
+        "tcp-fallback": ("", None),
+        "clique-stall": ("rank2.log", 1),
+    }
+    assert (report.lines, report.files) == (9, {"rank0.log": 3, "rank1.log": 3, "rank2.log": 1, "rank3.log": 2})

@@ -34,6 +34,19 @@ def test_ansible_can_read_it() -> None:
     assert "WARNING" not in done.stderr
 
 
+@pytest.mark.parametrize("word", ["True", "False"])
+def test_it_starts_only_where_facts_are_no_variables(word: str, tmp_path: Path) -> None:
+    """Before it contacts a host: the first one would answer."""
+    host = "n1 ansible_connection=local ansible_python_interpreter=/bin/false"
+    (tmp_path / "inv").write_text(f"{host}\n")
+    command = [BIN / "ansible-playbook", "-i", "inv", "-e", "rocstack_nic_hosts=all", PLAYBOOKS / "host-nic.yml"]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ANSIBLE_INJECT_FACT_VARS": word}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode
+    assert ("TASK [Gather facts]" in done.stdout) == (word == "False")
+    assert ("inject_facts_as_vars=False in ansible.cfg" in done.stdout) == (word == "True")
+
+
 def test_every_family_says_the_same_things() -> None:
     debian, redhat = read("vars/Debian.yml"), read("vars/RedHat.yml")
     assert set(debian) == set(redhat)

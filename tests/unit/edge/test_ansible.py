@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -15,6 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import ansible as ansible_core
 import pytest
 import yaml
 
@@ -51,6 +53,10 @@ REASONS = {
     "verification failed.\n": "Host key verification failed.",
     'Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: ssh: connect to '
     "host 10.0.0.1 port 22: Connection refused": "ssh: connect to host 10.0.0.1 port 22: Connection refused",
+    "Task failed: Failed to connect to the host via ssh: Authorized use only.\nLoad key '/k': invalid format\nroot@h: "
+    "Permission denied (publickey).": "Load key '/k': invalid format",
+    "Failed to connect to the host via ssh: kex_exchange_identification: Connection closed by remote host\nConnection "
+    "closed by 10.0.0.1 port 22": "kex_exchange_identification: Connection closed by remote host",
     "The module interpreter '/bin/python' was not found.": "The module interpreter '/bin/python' was not found.",
 }
 
@@ -328,3 +334,49 @@ def test_a_node_can_not_speak_for_another_one(place: Path, key: str) -> None:
     assert [host.host for host in found] == ["n1"]
     assert set(found[0].results) == {"Collect"}
     assert "\x1b" not in (place / "log").read_text()
+
+
+def options_of_plugins() -> dict[str, str]:
+    """Every variable by which the plugins that reach a node over ssh and become root can be set."""
+    plugins = Path(ansible_core.__file__).parent / "plugins"
+    files = (
+        "connection/ssh",
+        "become/sudo",
+        "shell/sh",
+        "doc_fragments/shell_common",
+        "doc_fragments/connection_pipelining",
+    )
+    texts = [(plugins / f"{name}.py").read_text() for name in files]
+    names = {*re.findall(r"- name: (ansible_\w+)", "".join(texts)), "ansible_connection", "ansible_become"}
+    assert len(names) > 40
+    return dict.fromkeys(sorted(names), "/tmp/evil")
+
+
+def test_a_node_does_not_steer_how_it_is_reached(place: Path) -> None:
+    """Ansible makes variables of the facts in a module's answer, which outrank the inventory's; from one that its own
+    list of dangerous ones lacks, ssh takes the socket of its control connection."""
+    (place / "answer").write_text(json.dumps({"changed": False, "ansible_facts": options_of_plugins()}))
+    log = f'[ "$1" = -V ] && exit\nprintf "%s\\n" "$*" >>{place}/contacts'
+    programs = {
+        "python": f"cat >>{place}/null\ncat {place}/answer",
+        "ssh": f'{log}\nfor last; do :; done\nexec sh -c "$last"',
+    }
+    for name, text in programs.items():
+        (place / name).write_text(f"#!/bin/sh\n{text}\n")
+        (place / name).chmod(0o755)
+    task = "    - name: Ask {}\n      ansible.builtin.ping:\n"
+    here = f"ansible_python_interpreter={place}/python ansible_ssh_executable={place}/ssh"
+    inventory = f"n1 ansible_host=n1.invalid ansible_connection=ssh {here}\n"
+    found = run(place, TASKS + task.format(1) + task.format(2), inventory)
+    assert found["n1"].state == "ok", found["n1"].reason
+    first, second = (place / "contacts").read_text().splitlines()
+    assert "ControlPath" in first
+    assert second == first
+
+
+def test_no_playbook_needs_facts_as_variables() -> None:
+    """`ansible_os_family` and such would be undefined; what is left names connections, which an inventory sets."""
+    own = {"ansible_facts", "ansible_check_mode", "ansible_version"}
+    names = {*options_of_plugins(), *own, "ansible_become_method", "ansible_ssh_password", "ansible_python_interpreter"}
+    for file in (each for ending in ("yml", "j2") for each in paths.playbooks().rglob(f"*.{ending}")):
+        assert {*re.findall(r"\bansible_[a-z_]+", file.read_text())} <= names, file

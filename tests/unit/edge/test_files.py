@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +64,41 @@ def test_a_file_that_can_not_be_written_goes_again(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="No space"):
             write(tmp_path / "file", "text")
     assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rocstack.edge import files
+with files.writing(Path(sys.argv[1]), private=True) as file:
+    file.write(b"a key")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:
+    path, others = tmp_path / "keys.yml", [tmp_path / ".keys.yml.swp", tmp_path / ".keys.yml.original"]
+    for each in (path, *others):
+        each.write_text("before")
+    killed(path)
+    assert path.read_text() == "before"
+    files.write(path, "now", private=True)
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+    killed(path)
+    files.sweep(path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+
+
+def test_two_writers_don_t_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yml"
+    with files.writing(path) as one:
+        one.write(b"one")
+        files.write(path, "two")
+        assert path.read_text() == "two"
+    assert path.read_text() == "one"
+    assert list(tmp_path.iterdir()) == [path]

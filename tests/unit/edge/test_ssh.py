@@ -150,3 +150,59 @@ def test_what_the_program_has_started_ends_with_it(tmp_path: Path, monkeypatch: 
     state = Path(f"/proc/{pid.read_text().strip()}/stat")
     while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.05)
+
+
+def test_a_tunnel_ends_though_a_connection_through_it_is_open(tmp_path: Path) -> None:
+    """ssh outlives its input as long as a forwarded connection does."""
+    program, ended = tmp_path / "ssh", tmp_path / "ended"
+    program.write_text(f"#!/bin/sh\ntrap 'touch {ended}; exit' TERM\necho {ssh._READY}\nwhile :; do sleep 0.05; done\n")
+    program.chmod(0o755)
+    with ssh.tunnel(ssh.SshHost("n1", (str(program),), "10.0.0.1"), "127.0.0.1", 5000):
+        assert not ended.exists()
+    assert ended.exists()
+
+
+def test_a_program_that_complains_without_end_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the ssh of a tunnel, or of the cluster's lock, for as long as a deploy takes."""
+    monkeypatch.setattr(ssh, "KEPT", 1000)
+    program = ssh.Program(["sh", "-c", "echo first >&2; yes | head -c 9000000 >&2; echo last >&2; echo done; cat"])
+    with program.within(60):
+        assert next(program.lines()) == b"done\n", "its complaints are read, or it would wait for that"
+    program.end()
+    said = program.complaints()
+    assert len(said) == 2000
+    assert (said[:6], said[-5:]) == ("first\n", "last\n")
+
+
+def test_a_short_complaint_is_whole() -> None:
+    program = ssh.Program(["sh", "-c", "echo no such host >&2; exit 255"])
+    program.end()
+    assert (program.returncode, program.complaints()) == (255, "no such host\n")
+
+
+def test_lines_are_read_in_blocks() -> None:
+    """Byte by byte, a node's long answer would take as many system calls."""
+    program = ssh.Program(
+        ["sh", "-c", "printf 'first\\nsecond\\n'; yes x | tr -d '\\n' | head -c 3000000; echo; printf end"]
+    )
+    reads, read = [0], program.stdout.read
+
+    class Counted:
+        close = program.stdout.close
+
+        def read(self, size: int) -> bytes:
+            reads[0] += 1
+            return read(size)
+
+    program.stdout = Counted()  # type: ignore[assignment]
+    found = [program.line(5 << 20) for _ in range(5)]
+    program.end()
+    assert [len(line) for line in found] == [6, 7, 3000001, 3, 0]
+    assert reads[0] < 3000
+    assert found[:2] == [b"first\n", b"second\n"]
+
+
+def test_a_longer_line_comes_in_pieces() -> None:
+    program = ssh.Program(["printf", "abcdefg\\nh\\n"])
+    assert list(iter(lambda: program.line(5), b"")) == [b"abcde", b"fg\n", b"h\n"]
+    program.end()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_run import listing
 
+from rocstack.base.errors import BadInput
 from rocstack.image import context
 from rocstack.image.context import BuildContext, ContextFile
 
@@ -113,3 +114,11 @@ def test_diff() -> None:
 
 def test_reading_nothing(tmp_path: Path) -> None:
     assert context.read(tmp_path / "none") == BuildContext({})
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "a/..", "/x", "", "a//b", "./x"])
+def test_a_path_that_leads_out_of_the_folder_is_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        BuildContext({**SOME.files, path: ContextFile(b"x")}).write(tmp_path / "out/context")
+    assert refused.value.code == "base-unfit"
+    assert listing(tmp_path) == {}

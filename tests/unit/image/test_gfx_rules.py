@@ -7,7 +7,7 @@ import gzip
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rocstack.base.errors import BadInput
 from rocstack.image import gfx_rules
+from rocstack.stack import gpus
 
 LISTS = sorted((Path(__file__).parents[1] / "data" / "filelists").glob("*.txt*"))
 MI = ("gfx90a", "gfx942")
@@ -34,10 +35,10 @@ def package(name: str) -> dict[str, int]:
     return sizes(file)
 
 
-def stays(path: str, gfx: Sequence[str]) -> bool:
+def stays(path: str, gfx: Sequence[str], unused: Mapping[str, Sequence[int]] = {}) -> bool:
     """Whether dpkg unpacks the absolute `path`: of the rules that match, the last one wins."""
     kept = "path-include"
-    for rule in gfx_rules.rules(gfx):
+    for rule in gfx_rules.rules(gfx, unused):
         verdict, _, glob = rule.partition("=")
         kept = verdict if fnmatch.fnmatchcase(path, glob) else kept
     return kept == "path-include"
@@ -177,6 +178,25 @@ def test_a_kernel_file_stays_if_a_target_in_its_name_is_kept(
 def test_miopen_names_end_in_a_number_of_compute_units(kept: str, other: str, units: int, form: str) -> None:
     path = "/opt/rocm/share/miopen/db/" + form.format(other, units) + ".HIP.fdb.txt"
     assert stays(path, (kept,)) == (kept == other)
+
+
+@pytest.mark.parametrize(
+    ("cards", "gone"),
+    [
+        (["1002:74a1"], {"gfx942e4.HIP.fdb.txt", "gfx942e4.db.txt"}),  # MI300X
+        (["1002:74a0"], {"gfx942130.HIP.fdb.txt", "gfx942130.db.txt"}),  # MI300A
+        (["1002:74a2"], {"gfx942130.HIP.fdb.txt", "gfx942130.db.txt"}),  # MI308X: 80 units, the nearest are 228
+        (["1002:74a1", "1002:74a0"], set()),
+        (["1002:74a1", "1002:740f"], {"gfx942e4.HIP.fdb.txt", "gfx942e4.db.txt", "gfx90a6e.HIP.fdb.txt"}),  # and MI210
+        (["1002:74a1", "1002:ffff"], set()),  # whatever that is
+        ([], set()),
+    ],
+)
+def test_databases_of_gpus_that_no_node_has(cards: list[str], gone: set[str]) -> None:
+    unused = gpus.unused_databases(cards)
+    paths = package("libmiopen-tests-data")
+    left = {path for path in paths if stays(path, MI, unused)}
+    assert {path.rpartition("/")[2] for path in paths if stays(path, MI) and path not in left} == gone
 
 
 @given(st.lists(gfx_targets, min_size=1, max_size=4), folders, plain)

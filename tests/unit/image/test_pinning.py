@@ -129,6 +129,9 @@ def indexes(tmp_path: Path) -> Iterator[str]:
         ("default", "filelock", "3.0", ""),
         ("default", "filelock", "4.0", ""),
         ("default", "transformers", "5.23.0", "filelock"),
+        ("default", "torch", "2.6.0", "triton-rocm>=1"),
+        ("default", "safetensors", "0.8.0", ""),
+        ("default", "peft", "0.21.2", "torch>=1.13\nRequires-Dist: safetensors"),
     ):
         folder = tmp_path / index / name.replace("_", "-")
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,6 +147,13 @@ def indexes(tmp_path: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def test_a_system_package_brings_nothing_with_it(indexes: str) -> None:
+    """PyTorch of the distribution: what needs it takes it as it is, and its wheel's own needs stay out."""
+    chosen = stack.load("debian-13").model_copy(update={"wheels": {"peft": "0.21.2"}, "provided": ()})
+    found = pinning.resolve_wheels(chosen, Site(env={"PIP_INDEX_URL": f"{indexes}/default"}))
+    assert [(each.name, each.version) for each in found] == [("peft", "0.21.2"), ("safetensors", "0.8.0")]
 
 
 def test_each_wheel_comes_from_one_index(indexes: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,12 +116,25 @@ def test_facts(default: Joined, default_context: BuildContext) -> None:
 
 
 def test_the_exclude_rules_of_stack_components_and_gfx(default: Joined, default_context: BuildContext) -> None:
-    rules = default_context.files["build/dpkg.rules"].data.decode().splitlines()
+    rules = default_context.files["rules/dpkg.rules"].data.decode().splitlines()
     # Last, and so stronger than what the targets keep: MI300A's database leaves an image for MI300X by an exclude.
     assert rules[-len(default.resolved.exclude) :] == [f"path-exclude={glob}" for glob in default.resolved.exclude]
-    other = join(gfx=("gfx908",)).render().files["build/dpkg.rules"].data.decode().splitlines()
+    other = join(gfx=("gfx908",)).render().files["rules/dpkg.rules"].data.decode().splitlines()
     assert set(rules) != set(other)
     assert all(re.match(r"path-(exclude|include)=/\S+$", rule) for rule in [*rules, *other])
+
+
+def test_stages_that_compile_are_the_same_for_every_target() -> None:
+    """What UCX, OpenMPI or Slurm are compiled in doesn't depend on the GPU: another target has them cached."""
+    one, other = (join(gfx=(gfx,)).render().files for gfx in ("gfx942", "gfx90a"))
+    assert {path for path in one if path.startswith("build/") and one[path] != other[path]} == set()
+    stages = [
+        dict(re.findall(r"(?ms)^FROM \S+ AS (\S+)$(.*?)(?=^FROM |\Z)", files["Dockerfile"].data.decode()))
+        for files in (one, other)
+    ]
+    assert {"tools", "index"} < set(stages[0])
+    different = {name for name in stages[0] if stages[0][name] != stages[1][name]}
+    assert different <= {"wheels", "worker-base", "control-base", "worker", "control"}, different
 
 
 def test_wheels_come_with_their_hashes(default: Joined, default_context: BuildContext) -> None:

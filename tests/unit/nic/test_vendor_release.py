@@ -454,3 +454,31 @@ def test_any_name_and_link(name: str, kind: bytes, link: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for info in tar:
             assert tarfile.data_filter(info, "/somewhere").name.startswith(TOP)
+
+
+def extended(record: bytes) -> bytes:
+    """A tar of one member, with an extended header of this record."""
+    header, member = tarfile.TarInfo("pax"), tarfile.TarInfo("member")
+    header.type, header.size = tarfile.XHDTYPE, len(record)
+    return header.tobuf() + record + bytes(-len(record) % 512) + member.tobuf() + bytes(1024)
+
+
+def large() -> bytes:
+    member = tarfile.TarInfo("member")
+    member.size = 1 << 44
+    return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (extended(b"3012 comment" + b"1" * 2990 + b"=abcdefg\n"), "a number of more than 32 digits"),
+        (extended(b"23 size=17592186044416\n"), "a member of 17592186044416 bytes"),
+        (large(), "a header of 17592186044416 bytes"),
+    ],
+)
+def test_what_the_standard_library_would_read_for_hours(data: bytes, cause: str) -> None:
+    """Digits in a square of their number, and a member's bytes one by one, although the file has no more."""
+    with pytest.raises(BadInput) as refused:
+        list(vendor_archive.members(io.BytesIO(data), "x.tar", "x.tar", vendor_archive.Budget()))
+    assert cause in str(refused.value.finding.cause)

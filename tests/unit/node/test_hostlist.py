@@ -58,3 +58,10 @@ def test_too_many(text: str) -> None:
 def test_natural_order() -> None:
     names = ["n10", "n2", "n1", "a", "n1b", "r2n1", "r1n10"]
     assert sorted(names, key=hostlist.natural) == ["a", "n1", "n1b", "n2", "n10", "r1n10", "r2n1"]
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "n[" * 100_000, "n[1" * 100_000, "a" * 200_000 + "["], ids="abcd")
+def test_a_text_of_nothing_but_brackets_is_refused_at_once(text: str) -> None:
+    """Of each bracket, the whole rest was read."""
+    with pytest.raises(ValueError, match=r"is no hostlist|more than 65536"):
+        hostlist.expand(text)

@@ -533,8 +533,9 @@ def test_a_task_without_the_file_runs(
     monkeypatch.setattr(node_command, "ENV_FILES", (str(file),))
     assert node_command.main(["env", "--task"]) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert (said.out, said.err.count("\n")) == ("", 2)
     assert f"there is no {file}" in said.err
+    assert "no rendezvous for this task: KeyError: 'SLURM_JOB_NUM_NODES'" in said.err
     file.write_text("A='\n")
     assert node_command.main(["env", "--task"]) == 0
     assert "can't be read" in capsys.readouterr().err

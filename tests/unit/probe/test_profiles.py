@@ -74,7 +74,7 @@ def test_profiles_fulfil_the_published_schema(fleet: tuple[NodeProfile, ...]) ->
     mine = [parse(recorded_nodes.recording(name), recorded_nodes.KINDS) for name in CASES]
     data = json.loads(json.dumps(to_dict([*fleet, *mine, recordings.probe_host()])))
     check.validate(data)
-    data["profiles"][0]["gpus"][0]["colour"] = "red"
+    next(each for each in data["profiles"] if each["gpus"])["gpus"][0]["colour"] = "red"
     assert not check.is_valid(data)
     about = schema["$defs"]["Gpu"]["properties"]
     assert about["render_minor"]["description"] == "/dev/dri/renderD<minor>", "the code's comments explain the fields"

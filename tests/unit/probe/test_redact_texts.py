@@ -121,3 +121,13 @@ def test_a_text_of_one_piece_is_no_work(piece: str) -> None:
     """It was hours of it."""
     text = piece * (200_000 // len(piece))
     assert len(Redaction(KEY).said(text)) <= 2 * len(text)
+
+
+@pytest.mark.parametrize(
+    "spelt", ["\u017flurm-gpu01", "SLURM-GPU01", "slurm-gpu01", "\u0131slurm-i1", "a\u0130b-node7"]
+)
+def test_letters_that_a_pattern_takes_for_others(spelt: str) -> None:
+    """The long s is an s to it, and the i without a dot an i."""
+    redaction = Redaction(KEY, hosts=[("slurm-gpu01", "islurm-i1", "aib-node7")])
+    for text in (redaction.said(f"{spelt} says"), redaction.words(f"{spelt} says"), redaction.key(f"{spelt} says")):
+        assert text == "node-1 says"

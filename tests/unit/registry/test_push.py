@@ -19,6 +19,7 @@ from rocstack.image.build_report import BuildReport, ImageReport
 from rocstack.registry.layers import sha256
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import INDEX, MANIFEST, as_json, media_type
+from rocstack.registry.publish import PackedLayers
 from rocstack.registry.push import push, push_images
 from rocstack.registry.registry_http import RegistryLogin
 from rocstack.settings.settings import Settings
@@ -37,7 +38,7 @@ def publish(store: Store, source: Layers | None = None, **options: Any) -> tuple
     """The digest, what was said without the repository's name, and the pauses."""
     said: list[str] = []
     slept: list[float] = []
-    more = {key: options.pop(key) for key in ("move_tags", "siblings") if key in options}
+    more = {key: options.pop(key) for key in ("move_tags", "siblings", "packed_layers") if key in options}
     target = repository(store, sleep=slept.append, on_retry=said.append, **options)
     done = push((source or Layers(BASE)).image(), target, CONTENT, TAGS, said.append, **more)
     return done, [text.replace(f"{store.host}/{NAME}:", "") for text in said], slept
@@ -112,14 +113,48 @@ DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 def test_the_same_image_is_not_sent_again(store: Store) -> None:
-    done = publish(store)[0]
+    """Nor packed again, where this machine knows what it packed."""
+    packed_layers = PackedLayers(None)
+    done = publish(store, packed_layers=packed_layers)[0]
+    for known, read in ((packed_layers, []), (None, [sha256(BASE)])):
+        for tag in TAGS:
+            del store.manifests[NAME, tag]
+        source = Layers(BASE)
+        store.requests.clear()
+        assert publish(store, source, packed_layers=known)[0] == done
+        assert {digest(store, tag) for tag in TAGS} == {done}
+        assert (source.read, store.count("/blobs/")) == (read, 0)
+
+
+EVIL = b"a stranger's layer"
+
+
+@pytest.mark.parametrize("tag", [CONTENT, "zzz"])
+@pytest.mark.parametrize("place", [NAME, "rocstack-control"])
+def test_no_layer_of_somebody_else_gets_in(store: Store, tag: str, place: str) -> None:
+    """A manifest of this image, with another blob in the place of a layer: by every byte as ours, but for that one."""
+    own = publish(store)[0]
+    manifest = json.loads(store.manifests[NAME, CONTENT][1])
+    layers = [{**manifest["layers"][0], "digest": sha256(EVIL), "size": len(EVIL)}]
+    config = store.blobs[NAME, manifest["config"]["digest"]]
+    store.manifests.clear()
+    store.blobs |= {(place, sha256(EVIL)): EVIL, (place, sha256(config)): config}
+    store.manifests[place, tag] = (MANIFEST, as_json({**manifest, "layers": layers}))
+    done, said, _ = publish(store, siblings=("rocstack-control",))
+    assert done == own
+    assert {digest(store, each) for each in (CONTENT, *TAGS)} == {own}
+    assert ("is another image" in "".join(said)) == ((tag, place) == (CONTENT, NAME))
+
+
+def test_another_tag_lends_layers_as_this_machine_packs_them(store: Store) -> None:
+    publish(store, Layers(BASE, TOP))
     for tag in TAGS:
         del store.manifests[NAME, tag]
-    source = Layers(BASE)
     store.requests.clear()
-    assert publish(store, source)[0] == done
-    assert {digest(store, tag) for tag in TAGS} == {done}
-    assert (source.read, store.count("/blobs/")) == ([], 0)
+    source = Layers(BASE)
+    publish(store, source, move_tags=True)
+    assert source.read == [sha256(BASE)]
+    assert not [request for request in store.requests if request.startswith("PATCH")]
 
 
 THEIRS = {"mediaType": MANIFEST, "digest": "sha256:" + "e" * 64, "size": 1}

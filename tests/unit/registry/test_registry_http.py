@@ -190,3 +190,69 @@ def test_an_answer_is_neither_unpacked_nor_longer_than_any(
     with pytest.raises(CheckFailed) as caught:
         http.request("GET", "v2/", good=(200,))
     assert "its answer has more than" in str(caught.value.cause)
+
+
+def test_its_own_name_by_http_is_no_way_around_https(signed: tuple[Store, Path]) -> None:
+    """Whoever is on the network answers there, and could ask for the login."""
+    store, ca = signed
+
+    def lead(handler: Handler) -> bool:
+        handler.body()
+        handler.answer(307, Location=f"http://{store.host}/v2/")
+        return True
+
+    store.faults.append(lead)
+    http = RegistryHttp(store.host, RegistryLogin("me", "secret"), ca=ca)
+    with pytest.raises(CheckFailed) as caught:
+        http.request("GET", "v2/", good=(200,))
+    assert f"http://{store.host}/v2/, which is not https" in str(caught.value.cause)
+
+
+@pytest.mark.parametrize("place", ["https://[", "https://a:99999999/x", "//[::1", "https://"])
+@pytest.mark.parametrize("code", [202, 307, 401])
+def test_an_address_that_is_none_is_the_registrys_fault(place: str, code: int) -> None:
+    with serving() as store:
+
+        def lead(handler: Handler) -> bool:
+            handler.body()
+            more = {"WWW-Authenticate": f'Bearer realm="{place}"'} if code == 401 else {"Location": place}
+            handler.answer(code, **more)
+            return True
+
+        store.faults += [lead] * 20
+        repository = Repository(RegistryHttp(store.host, plain=True), NAME, attempts=1, sleep=lambda seconds: None)
+        with pytest.raises((CheckFailed, Missing)):
+            repository.check_access()
+
+
+@pytest.mark.parametrize(
+    "body", [b"[1]", b"{", b"[" * 100_000, b'{"tags": 5}', b'{"tags": [{}]}', b"\xff", b"1" + b"0" * 400, b""]
+)
+def test_tags_of_another_shape_are_the_registrys_fault(body: bytes) -> None:
+    with serving() as store:
+
+        def say(handler: Handler) -> bool:
+            handler.answer(200, body)
+            return True
+
+        store.faults.append(say)
+        with pytest.raises(CheckFailed) as caught:
+            Repository(RegistryHttp(store.host, plain=True), NAME, attempts=1).tags()
+        assert "by something else" in f"{caught.value.cause}"
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{", b"[" * 100_000, b'{"token": 5}', b'{"token": "a\\nX: y"}', b"\xff"])
+def test_a_token_of_another_shape_is_the_registrys_fault(body: bytes) -> None:
+    with serving() as store:
+
+        def say(handler: Handler) -> bool:
+            if handler.path.startswith("/token"):
+                handler.answer(200, body)
+            else:
+                handler.answer(401, **{"WWW-Authenticate": f'Bearer realm="http://{store.host}/token"'})
+            return True
+
+        store.faults.append(say)
+        with pytest.raises(CheckFailed) as caught:
+            Repository(RegistryHttp(store.host, plain=True), NAME, attempts=1).tags()
+        assert "by something else" in f"{caught.value.cause}"

@@ -129,15 +129,26 @@ PLAIN_NIC, PLAIN_PART = head("nic", "mine", NIC).head.data, head("components", "
 COMPONENTS, NICS = component.library("components"), component.library("nic")
 
 
+def with_nic(nic: dict[str, Any]) -> component.TemplateLibrary:
+    return component.TemplateLibrary("nic", {**NICS.files, "mine": head("nic", "mine", NIC, nic)}, {})
+
+
+def resolves(nic: dict[str, Any]) -> None:
+    """Raises where a NIC's conditions name no component."""
+    component.validate_head(head("nic", "mine", NIC, nic), component.NicProfile)
+    parts = component.TemplateLibrary("components", {**COMPONENTS.files, "part": head("components", "part", PART)}, {})
+    resolve.resolve(to_stack(PLAIN_STACK), "mine", parts, with_nic(nic), overlay.Overlay())
+
+
 def dockerfile(data: dict[str, Any], nic: dict[str, Any], part: dict[str, Any], base: str | None = None) -> str:
     components = component.TemplateLibrary(
         "components", {**COMPONENTS.files, "part": head("components", "part", PART, part)}, {}
     )
-    nics = component.TemplateLibrary("nic", {**NICS.files, "mine": head("nic", "mine", NIC, nic)}, {})
+    nics = with_nic(nic)
     resolved = resolve.resolve(to_stack(data), "mine", components, nics, overlay.Overlay(), base=base)
     context = render.render(resolved, None, components, nics)
     for path, file in context.files.items():
-        if path == "build/dpkg.rules" or path.endswith("nic.sh"):
+        if path == "rules/dpkg.rules" or path.endswith("nic.sh"):
             assert "reboot" not in file.data.decode(), path
     return context.files["Dockerfile"].data.decode()
 
@@ -175,6 +186,7 @@ def test_the_fields_are_all_there() -> None:
     not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
     assert used - names - not_text <= {
         "provided",
+        "gfx_also",
         "index",
         "key_sha256",
         "pmix",
@@ -198,7 +210,7 @@ def test_fields(plain: list[str], data: st.DataObject) -> None:
     for loc in NIC_FIELDS:
         text = data.draw(TEXTS)
         one = changed(PLAIN_NIC, loc, text)
-        if accepted(lambda one=one: component.validate_head(head("nic", "mine", NIC, one), component.NicProfile)):
+        if accepted(lambda one=one: resolves(one)):
             nic = changed(nic, loc, text)
     for loc in PART_FIELDS:
         text = data.draw(TEXTS)

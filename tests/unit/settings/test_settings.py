@@ -83,15 +83,36 @@ def test_numbers_from_the_environment(text: str, tmp_path: Path) -> None:
         ("zzz: 1\n", 1, "unknown setting 'zzz'"),
         ("1: x\n", 1, "unknown setting '1'"),
         ("nic: 5\n", 1, "nic = 5"),
-        ("stack: x\nnic:\n  - tcp\n", 2, "nic = ['tcp']"),
+        ("stack: x\nnic:\n  - tcp\n", 2, 'nic = ["tcp"]'),
         ("nic: tcp\nnic: tcp\n", 2, "appears twice"),
         ("attempts: 0\n", 1, "attempts = 0"),
-        ("attempts: '4'\nbase: registy\n", 2, "'auto', 'registry' or 'mmdebstrap'"),
+        (
+            "attempts: '4'\nbase: registy\n",
+            2,
+            "'registy' is not one of auto, registry, mmdebstrap: did you mean 'registry'?",
+        ),
         ("ca_bundle: /nonexistent.pem\n", 1, "no file /nonexistent.pem"),
         ("base_image: 'a b'\n", 1, "is not an image reference"),
         ("apt_mirror: ftp://a.example\n", 1, "is not a plain http(s) address"),
         ("run:\n  ulimit: auto\n", 2, "unknown key 'ulimit': did you mean 'ulimits'?"),
-        ("stack: x\nrun: {shm: 1T}\n", 2, "run = {'shm': '1T'}"),
+        ("stack: x\nrun: {shm: 1T}\n", 2, "run.shm: '1T' is not host or a size such as 64g"),
+        ("run:\n  shm: host\n  ulimits: atuo\n", 3, "run.ulimits: 'atuo' is not"),
+        (
+            "nic_repository:\n  name: v\n  uri: ftp://a.example\n",
+            3,
+            "nic_repository.uri: 'ftp://a.example' is not a plain",
+        ),
+        ("partitions: {}\n", 1, "unknown setting 'partitions': it belongs below `cluster:`"),
+        ("nic: tcp\ntag: a b\n", 2, "'a b' is not a tag"),
+        ("push: http://r.example:5000\n", 1, "write it without http://"),
+        ("image_prefix: Up/X\n", 1, "'Up/X' is not the start of an image's name"),
+        ("sources: /nosuch\n", 1, "no folder /nosuch"),
+        ("out: ''\n", 1, "it is empty"),
+        ("nic_repository: 5\n", 1, "nic_repository = 5: must be a mapping (key: value), not '5'"),
+        ("nic_repository: [a]\n", 1, 'nic_repository = ["a"]: must be a mapping (key: value), not a list'),
+        ("run: 7\n", 1, "run = 7: must be a mapping"),
+        ("rehearsal: maybe\n", 1, "must be true or false, not 'maybe'"),
+        ("run:\n  ulimits:\n    memlok: -1\n", 3, "there is no limit 'memlok': did you mean 'memlock'"),
         ('out: "a\\nb"\n', 1, "out = 'a\\nb'"),
         ("- nic\n", 1, "must hold a mapping"),
     ],
@@ -218,3 +239,14 @@ def test_the_vendors_repository(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
         load({}, {}, written(tmp_path, text.replace("https://a.example/x", "https://u:geheim@a.example/x")))
     assert "geheim" not in str(refused.value.to_dict())
+
+
+@pytest.mark.parametrize("line", ["nic: brodcom", "stack: debian13", "overlay: nosuch"])
+def test_a_name_that_is_none_has_its_line(line: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rocstack.yml").write_text(f"attempts: 4\n{line}\n")
+    error = cli("render", "--json", cwd=tmp_path).json()["error"]
+    assert error["where"] == f"{tmp_path}/rocstack.yml:2"
+    flag, value = line.split(": ")
+    (tmp_path / "rocstack.yml").write_text("attempts: 4\n")  # a flag says it, and no line
+    error = cli("render", f"--{flag}", value, "--json", cwd=tmp_path).json()["error"]
+    assert error["where"] is None

@@ -10,7 +10,14 @@ import pytest
 from rocstack.base import paths
 from rocstack.base.errors import BadInput
 from rocstack.stack import blocks, component
-from rocstack.stack.component import Component, NicProfile, library, read_template, validate_head
+from rocstack.stack.component import (
+    Component,
+    NicProfile,
+    library,
+    read_template,
+    refuse_bad_heads,
+    validate_head,
+)
 
 Kind = Literal["components", "nic"]
 NEW = """\
@@ -82,8 +89,12 @@ def test_without_a_head(text: str, tmp_path: Path) -> None:
         ("---\n# comment\nabout: x\nabout: y\n---\n", 4, "appears twice"),
         ("---\nabout: x\nmethod:\n  apt: {}\n---\n", 3, "did you mean 'methods'"),
         ("---\nabout: x\nmethods:\n  apt:\n    package: [a]\n---\n", 5, "did you mean 'packages'"),
-        ("---\nabout: x\nmethods:\n  atp: {}\n---\n", 4, "'apt', 'amd', 'source'"),
-        ("---\nabout: x\nmethods: {}\nroles: [worker, controller]\n---\n", 4, "'worker' or 'control'"),
+        ("---\nabout: x\nmethods:\n  atp: {}\n---\n", 4, "'atp' is not one of apt, amd, source"),
+        (
+            "---\nabout: x\nmethods: {}\nroles: [worker, controller]\n---\n",
+            4,
+            "'controller' is not one of worker, control",
+        ),
         ("---\nabout: x\nmethods:\n  apt:\n    packages:\n      - a\n      - b;reboot\n---\n", 7, "not a package name"),
         ("---\nabout: x\nmethods: {}\nneeds: [A]\n---\n", 4, "is not a name"),
         ("---\nabout: x\nmethods: {}\nname: y\n---\n", 4, "the file's own name"),
@@ -106,6 +117,17 @@ def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) 
         ("about: x\nways: {inbox: {}}\nprovider: x'; reboot\n", 4, "is not the name of a driver"),
         (INBOX + "env:\n  - {name: A, value: $(reboot), why: x, source: y}\n", 5, "is not a plain value"),
         (INBOX + "env:\n  - {name: a-b, value: c, why: x, source: y}\n", 5, "is not an environment variable's name"),
+        ("about: x\nways: {source: {relase: driver}}\n", 3, "did you mean 'release'"),
+        ("about: x\nways: {about: {archvie: release}}\n", 3, "did you mean 'archive'"),
+        ("about: x\nways: {a: {kernel_abi: 6-1}}\n", 3, "'6-1' ends before it begins: write 1-6"),
+        (INBOX + 'pci: ["14e4:1760"]\ncards: {"14e4:1761": {rdma_core: "50", source: y}}\n', 5, "mean '14e4:1760'"),
+        (
+            INBOX
+            + "env:\n  - {name: A, value: b, why: x, source: y}\n" * 1
+            + "  - {name: A, value: c, why: x, source: y, when: rocm}\n",
+            6,
+            "A is set above already",
+        ),
         (INBOX + "env: [{name: A, value: 1, why: x, source: y}]\n", 4, "write it in quotes"),
     ],
 )
@@ -187,3 +209,10 @@ def test_every_template_is_used() -> None:
         "From.j2",
         "macros.j2",
     }
+
+
+def test_a_wrong_head_that_nothing_takes_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "fio.j2", "---\nabout: fio\nmethodes: {}\n---\n", "components")
+    with pytest.raises(BadInput, match="did you mean 'methods'") as refused:
+        refuse_bad_heads(tmp_path, library("components", tmp_path), library("nic", tmp_path))
+    assert str(refused.value.where) == f"{path}:3"

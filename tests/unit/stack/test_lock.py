@@ -165,8 +165,10 @@ def test_a_changed_stack_with_the_shipped_lock(tmp_path: Path, cli: Cli) -> None
 
 def test_no_lock_no_build(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "mine.yml").write_text((paths.images() / "stacks/debian-13.yml").read_text())
-    ran = cli("build", "--stack", "mine.yml", "--json")
+    ran = cli("build", "--stack", "mine.yml", "--frozen", "--json")
     assert (ran.code, ran.json()["error"]["code"]) == (2, "no-lock")
+    ran = cli("build", "--stack", "mine.yml", "--json")  # it would make one, with the engine
+    assert (ran.code, ran.json()["error"]["code"]) == (3, "no-engine")
     assert cli("render", "--stack", "mine.yml").code == 0
     assert set(listing(tmp_path)) == {"mine.yml"}
 

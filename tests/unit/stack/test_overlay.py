@@ -67,6 +67,11 @@ def test_refused(text: str, line: int, code: str, says: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        (
+            "slurm_wroker_packages_append: [a]",
+            "'slurm_wroker_packages_append': did you mean 'slurm_worker_packages",
+        ),
+        ("ucx_bulder_packages_append: [a]", "did you mean 'ucx_builder_packages_append'?"),
         ("slrum_packages_append: [a]", "no component 'slrum' in this stack: did you mean 'slurm'?"),
         ("fio_packages_append: [a]", "no component 'fio' in this stack: known: "),
         ("slurm_packages_remove: [slurm-clients]", "not in slurm's packages: did you mean 'slurm-client'?"),

@@ -24,6 +24,9 @@ AMD: dict[str, Any] = {
     "gfx": ["gfx90a", "gfx942"],
     "nic": "mellanox",
     "wheels": ["transformers"],
+    "packages.absent": ["none"],
+    "python": "3.12",
+    "trainer.method": "own",
     "rocm": "7.2.3",
     "rocm.method": "amd",
     "rccl": "2.27.7",
@@ -42,6 +45,8 @@ AMD: dict[str, Any] = {
 }
 # Rule -> (facts under which it holds, the same with facts that break it).
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "os-packages": ({}, {"packages.absent": ["librdmacm1t64"]}),
+    "trainer-python": ({}, {"python": "3.10"}),
     "rocm-6-os": ({"rocm": "6.4.3"}, {"os": "debian-13"}),
     "rocm-7.0-os": ({"rocm": "7.0.2", "os": "ubuntu-22.04"}, {"os": "debian-12"}),
     "rocm-7-os": ({"os": "debian-12"}, {"os": "ubuntu-20.04"}),
@@ -61,6 +66,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rccl.method": "apt", "rccl": "2.13.4", "gfx": ["gfx90a"]},
         {"rccl.method": "apt", "rccl": "2.13.4", "gfx": ["gfx90a", "gfx942"]},
     ),
+    "debian-rccl-7.2-gfx": (
+        {"rccl.method": "apt", "gfx": ["gfx90a", "gfx942", "gfx950"]},
+        {"gfx": ["gfx942", "gfx1151"]},
+    ),
+    "debian-rocblas-gfx": (
+        {"rocm.method": "apt", "rocm": "7.2.4"},
+        {"gfx": ["gfx942", "gfx950"]},
+    ),
+    "debian-hipblaslt-gfx": (
+        {"rocm.method": "apt", "rocm": "7.2.4", "gfx": ["gfx90a"]},
+        {"gfx": ["gfx90a", "gfx942"]},
+    ),
     "pytorch-wheel-rccl": ({}, {"rccl.method": "source"}),
     "triton-rocm": ({}, {"wheels": ["transformers", "pytorch-triton-rocm"]}),
     "pytorch-triton-rocm": ({"pytorch": "2.9.1"}, {"wheels": ["triton-rocm"]}),
@@ -68,6 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rocm-6.4-driver": ({"rocm": "6.4.0", "driver": "30.10"}, {"driver": "6.0.3"}),
     "rocm-7.0-driver": ({"rocm": "7.0.2", "driver": "6.3.4"}, {"driver": "6.1.5"}),
     "rocm-7-driver": ({"driver": "6.4.3"}, {"driver": "6.3.3"}),
+    "debian-rocm-7-driver": ({"rocm.method": "apt", "driver": "6.4.3"}, {"driver": "6.0"}),
     "rocm-6-ucx": ({"rocm": "6.2.0", "ucx": "1.15.0"}, {"ucx": "1.14.1"}),
     "rocm-7-ucx": ({"ucx": "1.17.0"}, {"ucx": "1.16.0+ds-5"}),
     "rocm-7-ucx-source": ({"ucx": "1.20.1"}, {"ucx": "1.18.1"}),
@@ -108,7 +126,8 @@ def test_without_a_fact_nothing_is_known(rule_id: str, gone: object) -> None:
     """Each fact a rule turns on, missing or senseless: never `holds`, and never `broken`."""
     good = {**AMD, **CASES[rule_id][0]}
     rule = BY_ID[rule_id]
-    words = {"os", "gfx", "wheels", "rocm.method", "rccl.method", "ucx.method", "pytorch.method"}  # any text is a word
+    methods = {f"{each}.method" for each in ("rocm", "rccl", "ucx", "pytorch", "trainer")}
+    words = {"os", "gfx", "wheels", "packages.absent", *methods}  # any text is a word
     for name in (*rule.when, *rule.need, *(rule.same or ())):
         if isinstance(gone, str) and gone and name in words:
             continue
@@ -126,7 +145,7 @@ def test_shipped_stacks_break_no_rule(name: str, nic: str) -> None:
         stack.load(name), nic, component.library("components"), component.library("nic"), overlay.Overlay()
     )
     verdicts = rules.judge(RULES, resolved.facts())
-    assert [v for v in verdicts if v.state == "broken"] == []
+    assert {v.rule.level for v in verdicts if v.state == "broken"} <= {"note"}  # what has another way
     rules.refuse_broken(verdicts)
     # What is not known is only what a stack can't know: the host's driver, and whose a component of its base is.
     unread = {f"{part.name}.method" for part in resolved.parts if part.choice.method == "base"}

@@ -59,10 +59,10 @@ def test_needed(field: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("debian13", "did you mean 'debian-13'?"),
+        ("debian13", "did you mean 'debian-13' or 'rocm-7.2-debian-13'?"),
         ("rocm-7.2-ubuntu-24.4", "did you mean 'rocm-7.2-ubuntu-24.04'"),
         ("fedora", f"known: {', '.join(stack.names())}"),
-        ("../debian-13", "did you mean 'debian-13'?"),
+        ("../debian-13", "did you mean 'debian-13' or 'rocm-7.2-debian-13'?"),
     ],
 )
 def test_no_such_stack(name: str, hint: str) -> None:
@@ -82,11 +82,11 @@ def test_own_stacks_come_first(tmp_path: Path) -> None:
     (tmp_path / "stacks").mkdir()
     text = PLAIN.read_text()
     (tmp_path / "stacks/site.yml").write_text(text)
-    (tmp_path / "stacks/debian-13.yml").write_text(text.replace('python: "3.13"', 'python: "3.12"'))
+    (tmp_path / "stacks/debian-13.yml").write_text(text.replace("budget_mb: ", "budget_mb: 9"))
     assert set(stack.names(tmp_path)) == {*stack.names(), "site"}
-    assert stack.load("site", tmp_path).python == "3.13"
-    assert stack.load("debian-13", tmp_path).python == "3.12"
-    assert stack.load("debian-13").python == "3.13"
+    assert stack.load("site", tmp_path).budget_mb == stack.load(str(PLAIN)).budget_mb
+    assert str(stack.load("debian-13", tmp_path).budget_mb).startswith("9")
+    assert not str(stack.load("debian-13").budget_mb).startswith("9")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,9 @@ def test_name_of(text: str, name: str) -> None:
 
 def test_other_gfx_targets() -> None:
     chosen = stack.load("debian-13")
-    assert chosen.with_gfx(("gfx906", "gfx908")) == chosen.model_copy(update={"gfx": ("gfx906", "gfx908")})
+    assert chosen.with_gfx(("gfx906", "gfx908")) == chosen.model_copy(
+        update={"gfx": ("gfx906", "gfx908"), "gfx_also": ()}
+    )
     for wrong in ((), ("mi300x",), ("gfx90a", ""), ("gfx90a\n",)):
         with pytest.raises(BadInput) as refused:
             chosen.with_gfx(wrong)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import gate_cases
 import pytest
 import recorded_nodes
+from cli_run import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.edge import engine
@@ -56,6 +57,20 @@ def test_an_image_that_cant_use_the_nodes_gpus(tmp_path: Path, monkeypatch: pyte
     assert isinstance(found, ImageFit)
     assert [verdict.result for verdict in found.verdicts] == [FITS]
     assert (found.ok, found.lacks) == (False, ("no code for gfx942", "no PyTorch with ROCm"))
+
+
+def test_an_image_says_what_its_libraries_have_code_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    code = {"gfx.rccl": "gfx90a,gfx942", "gfx.hipblaslt": "none"}
+    has("tcp", monkeypatch, **{"gfx": "gfx942", "framework": "jax", "framework.rocm": "7", **code})
+    node = recorded_nodes.PROFILE.validate_json(json.dumps(recorded_nodes.expected("mi300x-thor2")))
+    write_profiles(tmp_path / "nodes.json", [node])
+    found = explain(ExplainOptions(image="rocstack/worker:x", profiles=tmp_path / "nodes.json"))
+    assert isinstance(found, ImageFit)
+    assert found.to_dict()["code"] == {"hipblaslt": [], "rccl": ["gfx90a", "gfx942"]}
+    ran = cli("explain", "--image", "rocstack/worker:x", "--profiles", str(tmp_path / "nodes.json"))
+    assert "hipblaslt has code for no GPU\nrccl has code for gfx90a, gfx942" in ran.out
 
 
 def test_no_image_and_a_control_image(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,3 +198,14 @@ def test_a_file_that_is_there_is_kept(reached: Reached) -> None:
     assert refused.value.code == "not-empty"
     assert reached.file.read_bytes() == b"of another run"
     assert reached.done == []
+
+
+def test_training_runs_as_the_user_of_the_suite(reached: Reached, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[list[str]] = []
+    monkeypatch.setattr(steps.ssh, "output", lambda host, line, *more: lines.append(line) or (0, "done", ""))
+    reached.run(level=1)
+    (line,) = lines
+    assert line[line.index("--user") + 1] == "rocstack-verify"
+    assert line[line.index("--workdir") + 1] == "/"
+    assert line.index("--user") < line.index("c"), "of docker exec"
+    assert "--partition=rocstack-verify" in line[line.index("srun") :]

@@ -15,8 +15,8 @@ def checked(name: str, **more: Any) -> NodeEvidence:
     return NodeEvidence(name=name, **{**known, **more})
 
 
-def check(name: str = "one", level: int = 1) -> Check:
-    return Check(name=name, title="It is so", level=level, cause="c", next_step="n")
+def check(name: str = "one", level: int = 1, **more: Any) -> Check:
+    return Check(name=name, title="It is so", level=level, cause="c", next_step="n", **more)
 
 
 def result(*measures: Measure, name: str = "one", level: int = 1, **about: Any) -> CheckResult:

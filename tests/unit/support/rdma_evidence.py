@@ -23,6 +23,7 @@ SAID = {
     rdma.PINGPONG: "pingpong/good",
     rdma.WRITE: "perftest/all-sizes",
     rdma.BOTH_WAYS: "perftest/bidirectional",
+    rdma.GPU_WRITE: "perftest/all-sizes",
 }
 
 
@@ -30,6 +31,7 @@ JUDGED = {
     rdma.PINGPONG: "rdma-reachability",
     rdma.WRITE: "rdma-write-bandwidth",
     rdma.BOTH_WAYS: "rdma-write-both-ways",
+    rdma.GPU_WRITE: "rdma-gpu-memory",
 }
 
 

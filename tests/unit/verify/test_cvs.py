@@ -6,14 +6,19 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rocstack.edge.ssh import SshHost
+from rocstack.image import node_package
 from rocstack.node import parse
+from rocstack.node.fabric import parse_env
+from rocstack.node.nic_settings import FabricSetting
 from rocstack.node.profile import Address, Gpu, Netdev, Nic, NodeProfile, Pcie, System
 from rocstack.probe import recordings
+from rocstack.stack.component import NicProfile, library, validate_head
 from rocstack.verify import cvs
 from rocstack.verify.cvs import FILL_IN, CvsFacts, CvsHost
 from rocstack.virtual import machine, model, tree
@@ -38,8 +43,8 @@ def host(number: int, **more: Any) -> CvsHost:
         f"n{number}",
         system=System(os_name="Ubuntu 24.04.1 LTS", kernel="6.8.0-60-generic"),
         gpus=gpus,
-        nics=(Nic("0000:80:00.0", "14e4:1760", "broadcom", pcie=fast, netdevs=("ens1",)),),
-        netdevs=(Netdev("ens1", speed=400000),),
+        nics=tuple(Nic(f"0000:8{n}:00.0", "14e4:1760", "broadcom", pcie=fast, netdevs=(f"ens{n}",)) for n in range(8)),
+        netdevs=tuple(Netdev(f"ens{n}", speed=400000) for n in range(8)),
         addresses=(Address("eno1", f"10.0.0.{number}/24"),),
     )
     login = {"User": "ann", "IdentityFile": "/home/ann/.ssh/cluster"}
@@ -117,7 +122,7 @@ def test_our_thresholds() -> None:
     results = made()["rccl_config.json"]["rccl"]["results"]
     assert results["all_reduce_perf"] == {"bus_bw": {"8589934592": "304.00"}}
     assert "gather_perf" not in results, "there is none of ours"
-    assert made()["ibperf_config.json"]["ibperf"]["expected_results"]["ib_write_bw"]["8388608"]["8"] == "385.00"
+    assert made()["ibperf_config.json"]["ibperf"]["expected_results"]["ib_write_bw"]["8388608"]["8"] == "280.00"
     assert made()["health_config.json"]["rvs"]["config_path_mi300x"].endswith("/conf/MI300X")
 
 
@@ -154,7 +159,7 @@ def test_mi300x_is_judged_by_the_numbers_of_mi300x() -> None:
 
 def test_another_gpu_is_not_judged_by_them_and_a_person_is_told() -> None:
     hosts = (mi250x(),)
-    assert set(results(hosts).values()) == {FILL_IN}
+    assert set(results(hosts).values()) == {FILL_IN, "30.00", "55.00"}, "of which AMD's guide has other numbers"
     found = made(hosts)
     assert misfits(found["health_config.json"], SHAPES["health_config.json"]) == []
     notes = [note for note in cvs._notes(hosts, SAID, [], found) if FILL_IN in note]
@@ -165,11 +170,11 @@ def test_another_gpu_is_not_judged_by_them_and_a_person_is_told() -> None:
 
 def test_a_sites_own_thresholds_are_exported(tmp_path: Path) -> None:
     (tmp_path / "thresholds.yml").write_text(
-        "transferbench-p2p: {unit: GB/s, thresholds: [{least: 30, source: ours}]}\n"
+        "transferbench-p2p: {unit: GB/s, thresholds: [{least: 29, source: ours}]}\n"
         "all-reduce-busbw: {unit: GB/s, thresholds: [{least: 120, source: ours}]}\n"
     )
     found = results((mi250x(),), tmp_path)
-    assert (found["avg_gpu_to_gpu_p2p_unidir_bw"], found["avg_gpu_to_gpu_p2p_bidir_bw"]) == ("30.00", FILL_IN)
+    assert (found["avg_gpu_to_gpu_p2p_unidir_bw"], found["avg_gpu_to_gpu_p2p_bidir_bw"]) == ("29.00", "55.00")
     rccl = cvs.documents(HOSTS, SAID, "7.0.2", tmp_path)["rccl_config.json"]["rccl"]
     assert rccl["results"]["all_reduce_perf"] == {"bus_bw": {"8589934592": "120.00"}}
 
@@ -240,6 +245,49 @@ def test_one_worker_brings_no_code_into_all_jobs() -> None:
         "NCCL_NET_PLUGIN": "/home/eve/x.so",
         "HSA_TOOLS_LIB": "./x.so",
         "UCX_MODULE_DIR": "1/2/x",
+        "UCX_GDB_COMMAND": "perl -e system+id",
+        "UCX_HANDLE_ERRORS": "debug",
+        "NCCL_CONF_FILE": "x",
+        "NCCL_NET": "x.so",
+        "NCCL_SOCKET_IFNAME": "eth0 -x PATH=.",
+        "NCCL_IB_HCA": "mlx5_0:1,",
+        "GLOO_SOCKET_IFNAME": "-x",
+        "NCCL_IB_GID_INDEX": "3\n",
+        "UCX_NET_DEVICES": "^a",
     }
     assert cvs.harmless(good) == good
     assert cvs.harmless(bad) == {}
+
+
+def test_what_rocstack_sets_itself_is_left_but_for_files() -> None:
+    """Each profile's own settings, and what is computed for the nodes of the tests."""
+    own = {each.name: each.value for path in library("nic").files for each in rdma_settings(path)}
+    for file in (DATA.parent / "fabric").glob("*.env"):
+        if "overrides" not in file.name and "odd-names" not in file.name:
+            own |= parse_env(file.read_text())
+    assert len(own) > 25
+    assert {name for name in own if name not in cvs.harmless(own)} <= {"NCCL_NET_PLUGIN"}
+
+
+def rdma_settings(name: str) -> tuple[FabricSetting, ...]:
+    return node_package.settings(validate_head(library("nic").files[name], NicProfile)).env
+
+
+def test_the_command_lines_of_cvs_have_no_words_of_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = {"NCCL_IB_HCA": "=a;id", "GLOO_SOCKET_IFNAME": "$(id)", "NCCL_IB_GID_INDEX": "`id`", "NCCL_NET": "IB"}
+    odd = host(1, addresses=(Address("a;id", "10.0.0.1/24"),))
+    gpus = tuple(replace(gpu, name="AMD Instinct MI300X;id;# OAM") for gpu in odd.profile.gpus)
+    odd = replace(odd, profile=replace(odd.profile, gpus=gpus))
+    state = SimpleNamespace(release=None, gathered=SimpleNamespace(ssh_hosts={"n1": None}, failures=()), inventory=None)
+    monkeypatch.setattr(cvs.inventory, "load", lambda path: None)
+    monkeypatch.setattr(cvs.cluster_state, "read_state", lambda *_, **more: state)
+    monkeypatch.setattr(cvs, "_hosts", lambda state: [odd])
+    monkeypatch.setattr(cvs, "_ask", lambda host, virtual: CvsFacts(fabric=evil))
+    cluster: Any = SimpleNamespace(ship=SimpleNamespace(forks=1))
+    files, notes = cvs.export(tmp_path / "i.yml", tmp_path / "out", cluster)
+    text = "".join(file.read_text() for file in files)
+    assert "id)" not in text
+    assert ";id" not in text
+    assert "`id" not in text
+    assert "export NCCL_NET=IB\n" in text
+    assert any("NCCL_IB_HCA, GLOO_SOCKET_IFNAME, NCCL_IB_GID_INDEX" in note for note in notes)

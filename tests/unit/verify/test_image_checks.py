@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from evidence_replay import good, red, replay
 
-CHECKS = {"worker-image", "control-image", "labels", "nic-gate", "driver-rocm", "versions", "parts", "pmix", "secrets"}
+CHECKS = {
+    "worker-image",
+    "control-image",
+    "labels",
+    "nic-gate",
+    "driver-rocm",
+    "gpu-code",
+    "versions",
+    "parts",
+    "pmix",
+    "secrets",
+}
 OTHER = "sha256:" + "5" * 64
 Evidence = dict[str, Any]
 
@@ -59,8 +70,26 @@ def old_driver(evidence: Evidence) -> None:
     labels(evidence).update({"io.rocstack.component.rocm": "7.2.3", "io.rocstack.rocm.method": "amd"})
     for node in evidence["in_containers"].values():
         node["versions"]["rocm"] = "7.2.3"
-    for node, driver in zip(evidence["cluster"]["nodes"], ("30.30.0", "6.1.5"), strict=True):
+    for node, driver in zip(evidence["cluster"]["nodes"], ("6.16.13", "6.1.5"), strict=True):
         node["profile"]["amdgpu"] = driver
+
+
+def real(evidence: Evidence) -> None:
+    for node in evidence["cluster"]["nodes"]:
+        node["virtual"] = None
+        node["cpus"], node["memory"] = node["profile"]["system"]["cpus"], node["profile"]["system"]["memory"]
+
+
+def code_for(evidence: Evidence, **targets: str) -> None:
+    found = {f"io.rocstack.gfx.{name}": has for name, has in targets.items()}
+    labels(evidence).update({"io.rocstack.gfx": "gfx90a,gfx942", **found})
+
+
+def other_gpus(evidence: Evidence) -> None:
+    code_for(evidence, hip="gfx90a,gfx942", rccl="gfx90a", hipblaslt="none")
+    real(evidence)
+    for gpu in evidence["cluster"]["nodes"][0]["profile"]["gpus"]:
+        gpu["gfx"] = "gfx90a"
 
 
 def covered(evidence: Evidence) -> None:
@@ -97,6 +126,7 @@ FAULTS: list[tuple[str, Callable[[Evidence], None], str, str]] = [
     ("nic-gate", unfit, "n2", "kernel ABI 6"),
     ("nic-gate", not_known, "n2", "could not be read"),
     ("driver-rocm", old_driver, "n2", "ROCm 7.2.3"),
+    ("gpu-code", other_gpus, "n2", "rccl has no code for gfx942"),
     ("versions", covered, "n2", "rccl 2.21.5, the label says"),
     ("versions", unknown_version, "n2", "munge not there"),
     ("parts", unloadable, "n2", "librccl.so.1"),
@@ -121,6 +151,35 @@ def test_one_fact_turns_its_check_red(name: str, fault: Callable[[Evidence], Non
     bad = [measure for measure in found[name].measures if measure.state == "failed"]
     assert {measure.node for measure in bad} == {node}
     assert any(why in measure.why for measure in bad)
+
+
+@pytest.mark.parametrize(
+    ("code", "virtual", "state", "says"),
+    [
+        ({"hip": "gfx942", "rccl": "gfx942", "rocblas": "gfx90a,gfx942", "hipblaslt": "none"}, False, "passed", ""),
+        ({"hip": "gfx942", "jax": "none"}, False, "failed", "jax has no code for gfx942"),
+        ({"hip": "gfx942", "jax": "none"}, True, "skipped", "whose GPUs run no code: jax has no code for gfx942"),
+        ({}, False, "passed", ""),  # by what it is built for
+    ],
+)
+def test_code_for_the_gpus(code: dict[str, str], virtual: bool, state: str, says: str) -> None:
+    evidence = good()
+    code_for(evidence, **code)
+    if not virtual:
+        real(evidence)
+    found = replay(evidence, level=0)["gpu-code"].measures
+    assert {(measure.node, measure.state) for measure in found} == {("n1", state), ("n2", state)}
+    assert all(says in measure.why for measure in found)
+
+
+@pytest.mark.parametrize("driver", ["6.16.13", "6.14.14"])
+def test_a_driver_is_judged_by_its_release(driver: str) -> None:
+    """The kernel module of release 30.30 says 6.16.13."""
+    evidence = good()
+    old_driver(evidence)
+    for node in evidence["cluster"]["nodes"]:
+        node["profile"]["amdgpu"] = driver
+    assert {each.state for each in replay(evidence, level=0)["driver-rocm"].measures} == {"passed"}
 
 
 def test_the_store_of_containerd_has_other_ids() -> None:

@@ -218,23 +218,20 @@ def test_among_many_nodes_one_with_others_jobs_hides_no_other() -> None:
 
 @pytest.mark.parametrize(
     ("said", "found"),
-    [
-        ("n[1-2]|train|n7\nn3|rocstack-verify-54b718\n  n4|rocstack-verify-54b718-short\nn9|x\n", {"n1", "n2"}),
-        ("n3|rocstack-verify-0aa000\n", {"n3"}),
-        ("", set()),
-    ],
+    [("5|n[1-2]\n7|n3\n  8_1|n4\n9|n9\n", {"n1", "n2"}), ("6|n3\n10|\n", {"n3"}), ("", set())],
 )
 def test_on_which_nodes_others_have_jobs(said: str, found: set[str]) -> None:
-    """Also in hidden partitions, and those that only an administrator is shown."""
+    """Also in hidden partitions, and those that only an administrator is shown; whatever they are called."""
     asked: list[str] = []
 
     def admin(*words: str) -> SimpleNamespace:
         asked.extend(words)
         return SimpleNamespace(stdout=said)
 
-    slurm = SimpleNamespace(admin=admin, name="rocstack-verify-54b718")
+    own = {"rocstack-verify-54b718": ["7", "8_1"]}
+    slurm = SimpleNamespace(admin=admin, name="rocstack-verify-54b718", jobs_named=own.get)
     assert mpi.others(slurm, ["n1", "n2", "n3", "n4"]) == found
-    assert {"--all", "--states=running,completing", "--format=%N|%j"} <= {*asked}
+    assert {"--all", "--states=running,completing", "--format=%i|%N"} <= {*asked}
 
 
 def test_virtual_nodes_share_a_machine_and_are_not_compared() -> None:
@@ -403,3 +400,9 @@ def test_everybody_meets_everybody_once(count: int) -> None:
     for pairs in rounds:
         everyone = [node for pair in pairs for node in pair]
         assert len(everyone) == len(set(everyone))
+
+
+def test_the_answers_of_one_node_do_not_stand_for_anothers() -> None:
+    rows = [{"part": "ring", "node": "n1"}] * 4
+    assert not mpi._Said(rows, "", 0).all("ring", ["n1", "n2"])
+    assert mpi._Said([*rows, *[{"part": "ring", "node": "n2"}] * 2], "", 0).all("ring", ["n1", "n2"])

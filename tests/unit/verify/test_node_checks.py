@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -16,7 +19,11 @@ from rocstack.node import parse
 from rocstack.probe import recordings
 from rocstack.verify import suite
 from rocstack.verify.deployed_cluster import usual
+from rocstack.verify.slurm_session import StepOutput
 from rocstack.virtual import faults, machine, model, tree
+
+sys.path.append(str(suite.checks()))
+from experiments import gpus
 
 FILES = ("test_nodes.py", "test_gpus.py", "test_gpu_jobs.py", "test_topology.py")
 FILES += ("test_fabric.py", "test_fabric_jobs.py")
@@ -34,6 +41,9 @@ def own() -> set[str]:
     return {name for text in texts for name in re.findall(r'^    name="([^"]+)"', text, re.MULTILINE)}
 
 
+RIGHT = [f"GPU {index} (gfx942:sramecc+:xnack-): the kernel's result is right" for index in range(8)]
+
+
 def recorded() -> dict[str, Any]:
     return {key: value for key, value in good().items() if key in JUDGED}
 
@@ -43,6 +53,7 @@ def real(evidence: dict[str, Any]) -> dict[str, Any]:
     labels = evidence["cluster"]["labels"]
     provider = {"driver": "bnxt_re", "way": "host", "private_abi": 34, "kernel_abi": [1, 6]}
     labels |= {"io.rocstack.nic": "broadcom", "io.rocstack.nic.providers": json.dumps([provider])}
+    labels["io.rocstack.gfx"] = "gfx942"
     for node in evidence["cluster"]["nodes"]:
         profile, name = node["profile"], node["name"]
         node["virtual"] = profile["virtual"] = None
@@ -55,10 +66,14 @@ def real(evidence: dict[str, Any]) -> dict[str, Any]:
         evidence["controller"]["settings"] |= {"TaskPlugin": "task/cgroup,task/affinity", "ConstrainDevices": "yes"}
         own, *others = [f"/dev/dri/renderD{gpu['render_minor']}" for gpu in profile["gpus"]]
         evidence["gpu_jobs"][name]["one"]["devices"] = {own: "", **dict.fromkeys(others, "EPERM")}
+        for each, device in zip(evidence["gpu_jobs"][name]["each"], (own, *others), strict=True):
+            devices = {path: "" if path == device else "EPERM" for path in (own, *others)}
+            each |= {"env": {"ROCR_VISIBLE_DEVICES": "0"}, "devices": devices}
         said = evidence["gpu_jobs"][name]["all"]
         said |= {"rdma": [device["name"] for device in profile["verbs"]]}
         said |= {"agents": len(profile["gpus"]), "devices": dict.fromkeys(said["devices"], "")}
         said["smi"]["seconds"] = 0.4
+        said["hip"] = "\n".join(RIGHT)
     return evidence
 
 
@@ -102,6 +117,146 @@ def test_on_real_hardware_each_of_these_checks_says_something() -> None:
     """None is skipped there but for what the hosts of the recording have not."""
     results = replay(real(recorded()))
     assert {name for name in own() if results[name].state == "skipped"} == {"rocm"}
+
+
+@pytest.mark.parametrize("names", [("n2",), ("n1", "n2")])
+def test_a_gpu_that_fell_off_the_bus_is_missed_wherever_it_was(names: tuple[str, ...]) -> None:
+    """Also of all nodes, or of the only one; a guest may have half a board, and a board is never 7."""
+    for guest, number, missing in ((False, 7, True), (False, 4, True), (True, 4, False), (True, 7, True)):
+        evidence = real(recorded())
+        for node in evidence["cluster"]["nodes"]:
+            name, profile = node["name"], node["profile"]
+            evidence["on_hosts"][name]["guest"] = guest
+            if name in names:
+                profile["gpus"] = profile["gpus"][:number]
+        found = replay(evidence, only="gpu-count")["gpu-count"]
+        bad = {measure.node for measure in found.measures if measure.state == "failed"}
+        assert bad == ({*names} if missing or names == ("n2",) else set()), (guest, number)
+    assert "7 of 8 GPUs" in found.why
+
+
+def test_partitions_of_a_gpu_are_no_more_cards() -> None:
+    evidence = real(recorded())
+    for node in ("n1", "n2"):
+        evidence["on_hosts"][node]["partitions"] = dict.fromkeys(evidence["on_hosts"][node]["vram"], "CPX")
+        evidence["gpu_jobs"][node]["all"] |= {"agents": 64}
+    assert red(replay(evidence, only="gpu-tools")) == set()
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "says"),
+    [
+        (RIGHT, "passed", ""),
+        (RIGHT * 8, "passed", ""),  # GPUs that are divided
+        ([*RIGHT[:7], "GPU 7 (gfx942): element 3 is 0"], "failed", "7 of 8 GPUs compute: GPU 7 (gfx942): element 3"),
+        (["kernel: no kernel image is available for execution on the device"], "failed", "0 of 8 GPUs compute: kernel"),
+        (RIGHT[:4], "failed", "4 of 8 GPUs compute: it gave no answer"),
+        (None, "skipped", "no hip-check in the image"),
+    ],
+)
+def test_what_hip_check_says(lines: list[str] | None, state: str, says: str) -> None:
+    evidence = real(recorded())
+    for node in ("n1", "n2"):
+        evidence["gpu_jobs"][node]["all"]["hip"] = "\n".join(lines) if lines else None
+    found = replay(evidence, only="hip-check")["hip-check"].measures
+    assert {(each.node, each.state) for each in found} == {("n1", state), ("n2", state)}
+    assert all(says in each.why for each in found)
+
+
+def test_each_gpu_is_given_once_whatever_number_it_has_in_its_task() -> None:
+    """Where devices are kept from others, each task counts its own from 0; elsewhere Slurm's numbers differ."""
+    for evidence in (recorded(), real(recorded())):
+        assert {m.value for m in replay(evidence, only="gres-each")["gres-each"].measures} == {8}
+    evidence = real(recorded())
+    for each in evidence["gpu_jobs"]["n2"]["each"]:
+        each["devices"] = dict.fromkeys(each["devices"], "")  # kept from none, and each has number 0
+    assert replay(evidence, only="gres-each")["gres-each"].why == "ROCR_VISIBLE_DEVICES=0 was given to 8 tasks"
+    for error, state in (
+        ("Immediate execution impossible, insufficient priority", "skipped"),
+        ("no such gres", "failed"),
+    ):
+        evidence["gpu_jobs"]["n2"]["each"] = {"error": f"srun: error: {error}"}
+        measures = replay(evidence, only="gres-each")["gres-each"].measures
+        assert {measure.node: measure.state for measure in measures} == {"n1": "passed", "n2": state}
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_a_job_has_as_many_tasks_as_gpus(most: int) -> None:
+    """In the suite's allocation, which has as many GPUs of each node as the smallest has, or in jobs of its own."""
+    asked: list[tuple[Any, ...]] = []
+
+    def step(words: Any, names: list[str], tasks: int) -> StepOutput:
+        asked.append((tuple(words), names, tasks))
+        said = [json.dumps({"node": name, "env": {}}) for name in names for _ in range(tasks) if name != "n3"]
+        return StepOutput(0, "".join(f"@rocstack {each}\n" for each in said), "" if said else "srun: no")
+
+    def own(*line: str, seconds: float) -> tuple[str, ...]:
+        return line
+
+    def ran(program: Path, *words: str, nodes: list[str], tasks: int, options: list[str], **_: Any) -> StepOutput:
+        return step([*options, *words], nodes, tasks)
+
+    slurm = SimpleNamespace(gpus=most, name="x", partition="", run=own, heard=step, python=ran)
+    rows = [SimpleNamespace(name=f"n{n}", gres=f"gpu:mi300x:{count}(S:0-1)") for n, count in ((1, 8), (2, 8), (3, 4))]
+    cluster = SimpleNamespace(slurm=slurm, allocated=lambda: ["n1", "n2", "n3"], in_workers=lambda line, seconds: {})
+    found = gpus.run(cluster, cast(Any, SimpleNamespace(nodes=rows)))
+    count = most or 8
+    assert [len(found[name]["each"]) for name in ("n1", "n2")] == [count, count] == [found["n1"]["tasks"]] * 2
+    away = {"error": "srun: no"}
+    assert [found["n3"][kind] for kind in ("tasks", "all", "each")] == [4, away, away]
+    assert "said nothing" in found["n3"]["one"]["error"]
+    words = next(words for words, names, tasks in asked if names == ["n1", "n2"] and tasks > 1)
+    assert {f"--ntasks={2 * count}", "--gpus-per-task=1", "env"} <= set(words)
+    assert not [word for word in words if word.startswith("--gres")]
+
+
+def test_a_tool_that_fails_at_once_is_not_quick() -> None:
+    evidence = real(recorded())
+    evidence["gpu_jobs"]["n2"]["all"]["smi"] |= {"cards": {}, "seconds": 0.02}
+    assert replay(evidence, only="smi-seconds")["smi-seconds"].why == "rocm-smi told of 0 of 8 GPUs, after 0.0 s"
+
+
+def test_a_fabric_of_ipv6_alone_is_sound_and_one_of_link_local_addresses_is_not() -> None:
+    routed, local = "fd00:0010:0100:0000:0000:0000:0000:0001", "fe80:0000:0000:0000:0a00:27ff:fe00:0001"
+    for gid, state in ((routed, "passed"), (local, "failed")):
+        evidence = recorded()
+        for node in evidence["cluster"]["nodes"]:
+            for device in node["profile"]["verbs"]:
+                own = device["netdevs"][0] if device["netdevs"] else None
+                device["ports"][0]["gids"] = [{"index": 1, "gid": gid, "type": "RoCE v2", "netdev": own}]
+        found = replay(evidence, only="gids")["gids"]
+        assert found.state == state, found.why
+
+
+def test_a_card_for_management_may_have_few_lanes() -> None:
+    evidence = recorded()
+    narrow = {"speed": 8.0, "width": 4, "max_speed": 32.0, "max_width": 16}
+    for node in evidence["cluster"]["nodes"]:
+        spare = next(nic for nic in node["profile"]["nics"] if nic["netdevs"] == ["eno1"])
+        spare |= {"nic": "broadcom", "device": "14e4:1760", "pcie": narrow}
+    assert replay(evidence, only="nic-pcie")["nic-pcie"].state == "passed"
+
+
+def test_of_two_that_differ_none_is_blamed_alone_and_one_alone_proves_nothing() -> None:
+    evidence = recorded()
+    evidence["cluster"]["nodes"][1]["profile"]["system"]["kernel"] = "6.8.0-85-generic"
+    found = replay(evidence, only="kernel")["kernel"]
+    assert {measure.node for measure in found.measures if measure.state == "failed"} == {"n1", "n2"}
+    assert "no value is that of most nodes" in found.why
+    evidence["cluster"]["nodes"][1]["absent"] = "no route to host"
+    assert {measure.state for measure in replay(evidence, only="kernel")["kernel"].measures} == {"measured"}
+
+
+def test_memory_that_failed_where_nothing_used_it_is_said_and_fails_no_node() -> None:
+    evidence = real(recorded())
+    gpu = "amdgpu 0000:05:00.0: {3}"
+    logged = [f"{gpu}[Hardware Error]: Accelerator Check Architecture events logged"]
+    logged += [f"{gpu}[Hardware Error]: ACA[01/01].{name}=0x9c2041000000011b" for name in ("STATUS", "ADDR", "MISC")]
+    deferred = [*logged, f"{gpu}socket: 0, die: 1, 1 new deferred hardware errors detected in umc block"]
+    for lines in (["amdgpu 0000:05:00.0: amdgpu: poison is created, no user action is needed"], deferred):
+        evidence["on_hosts"]["n2"]["log"] = lines
+        measures = replay(evidence, only="kernel-log")["kernel-log"].measures
+        assert {m.node: (m.state, m.value) for m in measures} == {"n1": ("passed", 0), "n2": ("measured", 1)}
 
 
 def test_nodes_that_could_not_be_looked_at_have_failed() -> None:
@@ -192,6 +347,38 @@ def test_a_fabric_that_came_up_at_half_its_speed_as_a_whole_is_slow() -> None:
 def test_a_card_whose_id_does_not_say_its_speed_is_compared_only(card: dict[str, Any]) -> None:
     found = replay(halved(**card), only="nic-speed")["nic-speed"].measures
     assert [(each.state, each.value) for each in found] == [("passed", 200)] * 2
+
+
+def test_a_connectx_7_is_known_by_its_board() -> None:
+    evidence = halved(device="15b3:1021", nic="mellanox")
+    for node in evidence["cluster"]["nodes"]:
+        node["virtual"] = node["profile"]["virtual"] = None
+        boards = {device["name"]: "MT_0000000838" for device in node["profile"]["verbs"]}
+        evidence["on_hosts"][node["name"]]["boards"] = boards
+    found = replay(evidence, only="nic-speed")["nic-speed"]
+    assert [(each.state, each.wanted) for each in found.measures] == [("failed", "at least 400 Gb/s")] * 2
+
+
+def boasting() -> dict[str, Any]:
+    """Five nodes, of which one says that its ports run at 1600 Gb/s and carry 65,000 bytes."""
+    evidence = recorded()
+    nodes = evidence["cluster"]["nodes"]
+    good = next(node for node in nodes if node["name"] == "n2")
+    for name in ("n3", "n4", "n5"):
+        nodes.append({**copy.deepcopy(good), "name": name})
+        nodes[-1]["profile"]["name"] = name
+    for netdev in nodes[-1]["profile"]["netdevs"]:
+        netdev |= {"mtu": 65000, "speed": 1600000}
+    for device in nodes[-1]["profile"]["verbs"]:
+        device["ports"][0]["rate"] = 1600000
+    return evidence
+
+
+@pytest.mark.parametrize("check", ["nic-speed", "mtu"])
+def test_one_node_that_boasts_makes_no_other_one_slow(check: str) -> None:
+    found = {each.node: each for each in replay(boasting(), only=check)[check].measures}
+    assert {"n1", "n2", "n3", "n4", "n5"} <= found.keys()
+    assert [name for name, each in found.items() if each.state == "failed"] == []
 
 
 BLOCKS = {"CP_MEC1": "166", "RLC": "33", "PSP_SOSDRV": "36.00.43"}
@@ -347,3 +534,17 @@ def test_the_topology_is_drawn() -> None:
     assert drawn["nics"][0]["speed"] == 400000
     assert drawn["nics"][0]["state"] == "ACTIVE"
     assert drawn["affinity"][0] == {"gpu": 0, "nic": "bnxt_re0", "via": "switch"}
+
+
+def test_firmware_older_than_any_known_good_one_is_told_and_fails_no_node() -> None:
+    """It is known to matter where GPUs start transfers themselves alone."""
+    evidence = real(recorded())
+    told = {m.value: m for m in replay(evidence, only="nic-firmware")["nic-firmware"].measures if m.state == "measured"}
+    (old,) = told.values()
+    assert str(old.value).endswith(": 231.2.63.0")
+    assert (old.wanted or "").startswith("235.2.86.0 or 237.1.137.0 or newer")
+    assert "ROCm/mori" in old.source
+    for node in evidence["cluster"]["nodes"]:
+        for nic in node["profile"]["nics"]:
+            nic["firmware"] = "237.1.137.0" if nic["nic"] else nic["firmware"]
+    assert {m.state for m in replay(evidence, only="nic-firmware")["nic-firmware"].measures} == {"passed"}

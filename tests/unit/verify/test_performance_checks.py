@@ -16,9 +16,11 @@ from rocstack.verify.result import CheckResult
 DATA = Path(__file__).parents[1] / "data/verify"
 FAULTS = yaml.safe_load((DATA / "performance.yml").read_text())
 NODES = ("n1", "n2")
-TOOLS = ["all_reduce_perf", "rvs", "TransferBench", "hip-stream", "rocblas-bench"]
-MINE = {"collective-performance", "rvs", "transferbench", "babelstream", "gemm-rocblas", "gemm", "soak"}
+TOOLS = ["alltoall_perf", "gather_perf", "all_reduce_perf", "rvs", "TransferBench", "hip-stream", "rocblas-bench"]
+MINE = {"congestion", "collective-performance", "rvs", "transferbench", "babelstream", "gemm-rocblas", "gemm", "soak"}
 EXAMPLE = {1: (47.3,), 2: (48.6,), 3: (32.1, 39.2), 4: (1280.0,), 5: (40.0,), 6: (48.9,)}  # GB/s
+COUNTED = {"rx_pfc_ena_frames_pri3": 0, "np_cnp_sent": 3, "oos_drop_count": 5, "max_retry_exceeded": 0}
+CARDS = [f"bnxt_re{number}" for number in range(8)]
 Evidence = dict[str, Any]
 
 
@@ -36,6 +38,17 @@ def example(tests: dict[int, tuple[float, ...]]) -> str:
     return "\n".join(lines)
 
 
+def pairs(average: str, other: str, cpus: int = 0) -> str:
+    """A preset's table of eight GPUs that reach each other at 48 GB/s, with what a recorded output has after its own.
+    With `cpus`, as p2p draws it."""
+    cells = {(a, b): "N/A" if a == b and not cpus else "48.000" for a in range(8) for b in range(8)}
+    arrow, more = (" -> ", [""]) if cpus else (" ", [" 336.0", " 335.0"])
+    rows = [
+        f"GPU {a:02}{arrow}{'55.30 ' * cpus}{' '.join(cells[a, b] for b in range(8))}{''.join(more)}" for a in range(8)
+    ]
+    return "\n".join([average, *rows, other])
+
+
 def real() -> Evidence:
     """As the two recorded nodes would answer if they were no virtual ones."""
     found = good()
@@ -43,10 +56,15 @@ def real() -> Evidence:
         node["virtual"] = node["profile"]["virtual"] = None
         found["in_jobs"][node["name"]]["tools"] += TOOLS
     two = {"all_reduce_perf": said("rccl", "mi300x-two-nodes"), "alltoall_perf": said("rccl", "alltoall-two-nodes")}
-    modules = {"gst_single": "gst", "iet_single": "iet", "mem": "mem", "pebb_single": "pebb", "pbqt_single": "pbqt"}
-    bench = {"a2a": said("transferbench", "a2a"), "p2p": said("transferbench", "p2p")}
+    modules = {name: f"node-{name.partition('_')[0]}" for name in ("gst_single", "iet_single", "mem")}
+    modules |= {"pebb_single": "node-pebb", "pbqt_single": "node-pbqt"}
+    bench = {name: said("transferbench", name) for name in ("a2a", "p2p")}
+    head, _, tail = bench["a2a"]["out"].partition("\n\nRTotal")
+    bench["a2a"]["out"] = pairs(head.partition("\nGPU 00")[0], f"\nRTotal{tail}")
+    head, _, tail = bench["p2p"]["out"].partition("\n                           CPU->CPU")
+    bench["p2p"]["out"] = pairs(head.partition("\n  CPU 00")[0], f"                           CPU->CPU{tail}", cpus=1)
     bench |= {"example": {"code": 0, "out": example(EXAMPLE)}}
-    gemm = {"rocblas-fp32 GPU 0": said("rocblas", "gemm-fp32"), "rocblas-bf16 GPU 0": said("rocblas", "gemm-batched")}
+    gemm = {"rocblas-fp32 GPU 0": said("rocblas", "gemm-fp32"), "rocblas-fp16 GPU 0": said("rocblas", "gemm-batched")}
     gpu = {"name": "AMD Instinct MI300X", "tflops": 640.0, "gb": 4600.0, "error": 0.002}
     answer = {"rounds": 900, "wrong_sums": 0, "wrong_products": 0, "ranks": 16, "backend": "nccl", "slowest_ms": 9.0}
     answers = [{**answer, "node": node, "rank": rank} for node in NODES for rank in range(8)]
@@ -58,6 +76,11 @@ def real() -> Evidence:
         "babelstream": {node: {f"GPU {gpu}": said("babelstream", "hip") for gpu in range(8)} for node in NODES},
         "rocblas": {node: dict(gemm) for node in NODES},
         "gemm": {node: {"node": node, "gpus": [dict(gpu) for _ in range(8)], "error": ""} for node in NODES},
+        "congestion": {
+            "nodes": NODES, "loads": {tool: {"code": 0, "out": ""} for tool in ("alltoall_perf", "gather_perf")},
+            "before": {node: {card: dict(COUNTED) for card in CARDS} for node in NODES},
+            "after": {node: {card: COUNTED | {"rx_pfc_ena_frames_pri3": 90} for card in CARDS} for node in NODES},
+        },
         "soak": {
             "minutes": 10, "nodes": NODES, "ranks": 8, "gpus": True, "kernels": {node: [] for node in NODES},
             "steps": [{"seconds": 600, "code": 0, "answers": answers, "said": ""}],
@@ -90,9 +113,9 @@ def test_good_hardware_passes_all() -> None:
     curves = results["collective-performance"].drawings["curves"]
     assert [len(each["points"]) for each in curves["series"]] == [4, 4, 2, 1]
     assert [each["threshold"]["value"] for each in curves["series"]] == [304, 304, 304, 45], "each has its own"
-    assert curves["series"][2]["points"][-1] == [8589934592, 331.02, 178.51], "bytes, busbw, algbw"
+    assert curves["series"][2]["points"][-1] == [8589934592, 311.29, 177.88], "bytes, busbw and algbw in place"
     summed = results["collective-performance"].measures
-    assert [measure.value for measure in summed] == [312.39, 312.39, 331.02, 47.17]
+    assert [measure.value for measure in summed] == [311.29, 311.29, 311.29, 47.17], "of alltoall out of place"
     assert "between nodes via NET/IB" in summed[2].evidence
     assert all(measure.wanted and measure.source for measure in results["babelstream"].measures)
 
@@ -109,6 +132,145 @@ def test_virtual_nodes_skip_what_needs_gpus_and_only_measure_between_cpus() -> N
     assert algbw == pytest.approx(busbw * 4 / (2 * 3)), "of 4 ranks; rccl-tests, PERFORMANCE.md"
     assert {results[name].state for name in MINE - {"collective-performance", "soak"}} == {"skipped"}
     assert "virtual node" in results["rvs"].why
+
+
+def test_collectives_are_judged_in_place_as_amd_does() -> None:
+    slow_out_of_place = real()
+    slow_out_of_place["collective_performance"]["each"]["n2"]["all_reduce_perf"] = said("rccl", "below-threshold")
+    assert judged(slow_out_of_place)["collective-performance"].state == "passed"
+
+
+def slower_nics(evidence: Evidence, **device: Any) -> Evidence:
+    for node in evidence["cluster"]["nodes"]:
+        for nic in node["profile"]["nics"]:
+            nic |= device
+        for netdev in node["profile"]["netdevs"]:
+            netdev["speed"] = min(netdev["speed"] or 0, 200000)
+        for verbs in node["profile"]["verbs"]:
+            verbs["ports"][0]["rate"] = 200000
+    return evidence
+
+
+def test_between_nodes_it_is_the_nics_that_say_what_can_be_reached() -> None:
+    """8 × 200G carry 200 GB/s; of other collectives over them nobody has a number."""
+    evidence = slower_nics(real(), device="15b3:1021")
+    every = evidence["collective_performance"]["all"]
+    every["all_reduce_perf"]["out"] = every["all_reduce_perf"]["out"].replace("311.29", "171.00")
+    found = judged(evidence)["collective-performance"].measures
+    assert [(each.state, each.wanted) for each in found[2:]] == [
+        ("passed", "at least 152 GB/s"),
+        ("measured", "no floor known"),
+    ]
+
+
+def with_gpus(count: int, device: str = "") -> Evidence:
+    evidence = real()
+    for node in evidence["cluster"]["nodes"]:
+        node["profile"]["gpus"] = [
+            gpu | ({"device": device, "name": ""} if device else {}) for gpu in node["profile"]["gpus"][:count]
+        ]
+    return evidence
+
+
+def test_a_node_with_one_gpu_has_none_to_copy_to() -> None:
+    """A guest may have one. TransferBench then copies nothing, and RVS finds no peers."""
+    evidence = with_gpus(1)
+    for node in NODES:
+        evidence["transferbench"][node] |= {"a2a": said("transferbench", "a2a-no-direct-link")}
+        evidence["transferbench"][node] |= {"example": {"code": 1, "out": "[ERROR] GPU index must be between 0 and 0"}}
+        error = "[ERROR ] [ 1.2] [p2p-unidir] p2p-bandwidth No peers found"
+        evidence["rvs"][node]["pbqt_single"] = {"code": 0, "out": f"# rocstack: action p2p-unidir\n{error}"}
+    found = judged(evidence)
+    assert whys(found["transferbench"]) == ""
+    assert found["transferbench"].state == "skipped"
+    assert "pbqt" not in whys(found["rvs"])
+
+
+def test_gpus_without_direct_links_are_no_fault_of_models_that_have_none() -> None:
+    for device, wanted in (("1002:740f", ""), ("", "could not be measured")):  # MI210; MI300X
+        evidence = with_gpus(8, device)
+        for node in NODES:
+            evidence["transferbench"][node]["a2a"] = said("transferbench", "a2a-no-direct-link")
+        measures = [each for each in judged(evidence)["transferbench"].measures if each.why == "could not be measured"]
+        assert {each.why for each in measures} == ({wanted} if wanted else set()), device
+
+
+def test_speeds_of_rvs_configurations_for_all_models_are_no_links_own() -> None:
+    """They copy to and fro, and in blocks of some KB."""
+    evidence = real()
+    run = evidence["rvs"]["n1"]["pebb_single"]
+    run["out"] = run["out"].replace("MI300X/pebb_single.conf", "pebb_single.conf").replace("55.300 GBps", "6.700 GBps")
+    found = judged(evidence)["rvs"]
+    assert whys(found) == ""
+    assert [(m.node, m.value, m.wanted) for m in found.measures if m.state == "measured"] == [
+        ("n1", 6.7, "no floor known")
+    ]
+
+
+def test_a_gpu_without_a_name_is_judged_by_its_id() -> None:
+    """A virtual function, such as Azure's, has no product name."""
+    evidence = changed(real(), FAULTS["slow GEMM"])
+    for node in evidence["cluster"]["nodes"]:
+        for gpu in node["profile"]["gpus"]:
+            gpu |= {"device": "1002:74b5", "name": None}
+    results = judged(evidence)
+    assert red(results) == {"gemm"}
+    assert "420 TFLOPS, expected at least 552" in whys(results["gemm"])
+
+
+def test_packets_lost_where_pfc_acted_are_told_and_not_judged() -> None:
+    evidence = real()
+    evidence["congestion"]["after"]["n2"]["bnxt_re0"]["oos_drop_count"] = 25
+    found = {m.node: (m.state, m.value) for m in judged(evidence)["congestion"].measures}
+    assert found == {"n1": ("passed", 0), "n2": ("measured", 20)}
+
+
+@pytest.mark.parametrize(
+    ("cards", "before", "after", "state", "why"),
+    [
+        # without ethtool nobody counts pauses, and those that were may explain the losses
+        (CARDS, {"oos_drop_count": 5, "np_cnp_sent": 0}, {"oos_drop_count": 25, "np_cnp_sent": 0}, "measured", ""),
+        # of ionic's port: multicast that nobody takes
+        (CARDS, {"frames_rx_pripause_3": 0, "req_rx_pkt_seq_err": 0, "hw_rx_dropped": 5},
+         {"frames_rx_pripause_3": 0, "req_rx_pkt_seq_err": 0, "hw_rx_dropped": 9}, "passed", ""),
+        # a card that no job's data take
+        (["bnxt_re8"], {}, COUNTED | {"oos_drop_count": 25}, "passed", ""),
+        (["bnxt_re3"], COUNTED, {}, "failed", "counters of bnxt_re3 could not be read"),
+        (["bnxt_re3"], COUNTED, None, "failed", "counters of bnxt_re3 could not be read"),
+        # since the node's start
+        (CARDS, {"rx_pfc_ena_frames_pri3": 0}, {"rx_pfc_ena_frames_pri3": 0, "oos_drop_count": 88123}, "measured", ""),
+    ],
+)  # fmt: skip
+def test_only_what_the_cards_of_jobs_count_is_judged(
+    cards: list[str], before: dict[str, int], after: dict[str, int] | None, state: str, why: str
+) -> None:
+    evidence = real()
+    for when, numbers in (("before", before), ("after", after)):
+        evidence["congestion"][when]["n2"] |= dict.fromkeys(cards, numbers)
+        if numbers is None:
+            del evidence["congestion"][when]["n2"][cards[0]]
+    found = judged(evidence)["congestion"]
+    assert {m.node: m.state for m in found.measures} == {"n1": "passed", "n2": state}
+    assert why in whys(found)
+
+
+@pytest.mark.parametrize("answer", [None, "many", 10**400, {"rx": {}}, [1]])
+def test_a_node_that_answers_nonsense_fails_alone(answer: object) -> None:
+    evidence = real()
+    evidence["congestion"]["after"]["n2"]["bnxt_re0"] = answer
+    evidence["gemm"]["n2"]["gpus"] = answer
+    results = judged(evidence)
+    for check in ("congestion", "gemm"):
+        states = {m.node: m.state for m in results[check].measures}
+        assert states == {"n1": "passed", "n2": "failed"}, check
+
+
+def test_of_several_runs_the_fastest_counts() -> None:
+    evidence = real()
+    slow, fast = (said("rocblas", "gemm-fp32")["out"].replace("97921.4", speed) for speed in ("71000.0", "97921.4"))
+    for runs, state in ((slow + fast + slow, "passed"), (slow + slow, "failed")):
+        evidence["rocblas"]["n2"]["rocblas-fp32 GPU 0"]["out"] = runs
+        assert judged(evidence)["gemm-rocblas"].state == state
 
 
 def changed(evidence: Evidence, fault: dict[str, Any]) -> Evidence:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rocstack.base import finding_texts
 from rocstack.node.fabric import parse_env
 from rocstack.verify import suite
 from rocstack.verify.evidence import Evidence
@@ -172,9 +175,13 @@ AER = "pcieport 0000:00:01.1: AER: Uncorrected (Fatal) error received: 0000:05:0
 
 
 def test_of_the_kernels_log_what_matters_is_kept_however_much_a_start_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [AER, "x: Call Trace:", "mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 5: bea0000000000108"]
+    lines = [
+        AER,
+        "mlx5_core 0000:17:00.0: health_care:151: handling bad device here",
+        "mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 5: bea0000000000108",
+    ]
     lines += [f"[{number}] {text}" for number in range(1000) for text in CHATTER]
-    lines += [f"[{number}] amdgpu: [gfxhub0] no-retry page fault" for number in range(3)]
+    lines += [f"[{number}] amdgpu 0000:05:00.0: amdgpu: GPU reset begin!" for number in range(3)]
     log = host({"dmesg --time-format=iso": "\n".join(lines)}, monkeypatch)["log"](kernel.KEPT)
     assert log == lines[:3] + lines[-3:]
 
@@ -223,3 +230,38 @@ def test_each_task_is_asked_for_all_that_the_fabric_of_a_node_has() -> None:
     found = conftest.in_jobs.__wrapped__(Evidence(), cluster, SimpleNamespace(fabric=fabric))
     assert {name: answer.node for name, answer in found.items()} == {"n1": "n1"}
     assert asked == ["FI_MR_CACHE_MONITOR", "OURS"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+def test_what_a_user_types_is_no_private_key_of_ours(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\n")
+    docker.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def found(user: int) -> list[str]:
+        with subprocess.Popen(["sh", "-c", "read x", "BEGIN RSA PRIVATE KEY"], stdin=-1, user=user) as process:
+            program = [sys.executable, str(suite.checks() / "programs/secrets.py")]
+            said = subprocess.run(program, env=env, capture_output=True, text=True, check=True).stdout
+            process.kill()
+        place = f"the process list ({process.pid})"
+        return [each for each in json.loads(said)["found"] if each.endswith(place)]
+
+    assert found(65534) == []
+    assert len(found(0)) == 1
+
+
+def test_one_table_tells_the_check_and_the_doctor_what_is_a_fault() -> None:
+    """Each entry's own examples; a row of the table is all that a new fault needs."""
+    table = {code: entry for code, entry in finding_texts.table().items() if entry.kernel}
+    for entry in table.values():
+        for line in (str(entry.example), *entry.examples):
+            assert (kernel.bad(line), kernel.contained(line)) == (
+                entry.kernel != "contained",
+                entry.kernel == "contained",
+            )
+            assert kernel.lasting(line) == (entry.kernel == "lasting")
+            assert any(re.search(pattern, line, re.IGNORECASE) for pattern in kernel.KEPT)
+    assert {entry.level for entry in table.values() if entry.kernel != "contained"} == {"error"}
+    for code in ("oom-killer", "gpu-page-fault-kernel", "gpu-page-fault", "gpu-out-of-memory", "storage-away"):
+        assert not kernel.bad(str(finding_texts.table()[code].example)), "any program makes the kernel say that"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import sys
 import threading
@@ -11,6 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -30,7 +32,9 @@ from rocstack.verify.suite import checks
 sys.path.append(str(checks()))
 from experiments import rdma
 
-PROGRAM = (checks() / "programs/rdma.py").read_text().rpartition("\nmain()")[0]
+PROGRAMS = checks() / "programs"
+MESSAGES = (PROGRAMS / "messages.py").read_text()
+PROGRAM = MESSAGES + (PROGRAMS / "rdma.py").read_text().rpartition("\nmain()")[0]
 # As ibv_rc_pingpong does: a server whose client is gone waits for ever.
 TOOL = f"""#!{sys.executable}
 import socket, sys, time
@@ -57,14 +61,14 @@ class Comm:
     def __init__(self, rank: int, boxes: Sequence[Queue[Any]]) -> None:
         self.rank, self.boxes = rank, boxes
 
-    def send(self, value: Any, peer: int) -> None:
-        self.boxes[peer].put(value)
+    def Send(self, data: bytes, peer: int, tag: int) -> None:
+        self.boxes[peer].put(data)
 
-    def iprobe(self, source: int) -> bool:
+    def Iprobe(self, source: int) -> bool:
         return not self.boxes[self.rank].empty()
 
-    def recv(self, source: int) -> Any:
-        return self.boxes[self.rank].get()
+    def Recv(self, buffer: bytearray, peer: int, tag: int) -> None:
+        buffer[:] = self.boxes[self.rank].get()
 
 
 def program() -> dict[str, Any]:
@@ -73,11 +77,13 @@ def program() -> dict[str, Any]:
     return scope
 
 
-def between(rails: Sequence[Sequence[Any]], *, seconds: float = 20, together: bool = True) -> list[Any]:
+def between(
+    rails: Sequence[Sequence[Any]], *, seconds: float = 20, together: bool = True, more: Sequence[str] = ()
+) -> list[Any]:
     """What n1, who serves, and n2 say."""
     boxes: list[Queue[Any]] = [Queue(), Queue()]
     said: list[Any] = []
-    asked = {"tool": rdma.PINGPONG, "together": together, "seconds": seconds, "more": []}
+    asked = {"tool": rdma.PINGPONG, "together": together, "seconds": seconds, "more": more}
     ranks = []
     for rank in (0, 1):
         scope = program()
@@ -97,6 +103,48 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(TOOL)
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+def test_no_program_unpickles_what_another_node_sends() -> None:
+    """mpi4py's functions for objects are those with small letters."""
+    objects = (
+        r"(comm|heads|local)\.(i?send|i?m?recv|sendrecv|bcast|scatter|alltoall|(all)?gather|(all)?reduce|e?x?scan)\("
+    )
+    texts = {path.name: path.read_text() for path in PROGRAMS.glob("*.py")}
+    assert any("mpi4py" in text for text in texts.values())
+    assert [name for name, text in texts.items() if re.search(objects, text) or "pickle.load" in text] == []
+
+
+@pytest.mark.parametrize(
+    "told", [None, 5, [], {}, "ab", ["127.0.0.1"], ["127.0.0.1", 5], ["-x", [70000]], [[], [None]]]
+)
+def test_what_a_server_tells_is_an_address_and_ports(told: Any) -> None:
+    """Else there is no server: no word of it becomes an option of a tool."""
+    where, up = program()["served"](told, 1)
+    assert up == [None]
+    assert where in ("", "127.0.0.1")
+    for odd in ("--output=/etc/x", "-h", "a;b"):
+        assert program()["served"]([odd, [4000]], 1) == ("", [None])
+    assert program()["served"](["10.1.2.3", [4000, None]], 2) == ("10.1.2.3", [4000, None])
+
+
+@pytest.mark.parametrize("sent", [b"\x80\x04N.", b"[" * 100_000, b"{", b"\xff"])
+def test_nonsense_from_another_node_is_nothing(sent: bytes) -> None:
+    boxes: list[Queue[Any]] = [Queue(), Queue()]
+    boxes[0].put(len(sent).to_bytes(8, "big"))
+    boxes[0].put(sent)
+    assert program()["heard"](Comm(0, boxes), 1) is None
+
+
+def test_what_all_tell_comes_in_their_order() -> None:
+    class All:
+        size = 3
+
+        def Allgather(self, own: bytes, every: bytearray) -> None:
+            assert len(own) * 3 == len(every)
+            every[:] = own + b"{".ljust(len(own)) + json.dumps(True).encode().ljust(len(own))
+
+    assert program()["told_by_all"](All(), "n1") == ["n1", None, True]
 
 
 def test_servers_whose_clients_are_lost_end_soon_and_together() -> None:
@@ -178,6 +226,17 @@ def test_of_a_thousand_nodes_the_command_line_is_short_enough() -> None:
     request = json.loads(zlib.decompress(base64.b64decode(shlex.split(line)[-1])))
     assert request["rails"] == ends
     assert request["more"] == ["-s", "65536", "-n", "100", "-c"]
+
+
+def test_bandwidth_is_of_8_queue_pairs_and_messages_of_8_mib_at_both_ends() -> None:
+    """As thresholds have it: with one queue pair, or small messages, a healthy port is slower."""
+    for tool in (rdma.WRITE, rdma.BOTH_WAYS, rdma.GPU_WRITE):
+        more = rdma.MORE[tool]
+        options = dict(pairwise(more))
+        assert (options["-q"], options["-s"]) == ("8", "8388608"), tool
+        said = between([[["bnxt_re0", 1, 3, 4096]]] * 2, together=False, more=more)
+        assert len(said) == 2
+        assert all(f" {' '.join(more)} -p " in f" {each['said']}" for each in said), said
 
 
 def test_both_directions_are_measured_by_the_same_tool() -> None:
@@ -279,3 +338,18 @@ def test_rails_are_the_ports_and_gids_of_the_workers_own_environment() -> None:
     said = {"NCCL_IB_HCA": "=bnxt_re5:1,bnxt_re2:1", "NCCL_IB_GID_INDEX": "3"}
     assert rdma.rails(profile("n1"), said, nic) == [["bnxt_re5", 1, 3, 4096], ["bnxt_re2", 1, 3, 4096]]
     assert rdma.rails(profile("n1"), {}, rdma.nic_of("tcp")) == []
+
+
+def test_memory_of_a_gpu_is_asked_only_of_a_tool_that_has_it(tmp_path: Path) -> None:
+    helps = tmp_path / "helps"
+    helps.write_text("#!/bin/sh\necho '      --use_rocm=<rocm device id>  Use ROCm'; exit 1\n")
+    helps.chmod(0o755)
+    scope = program()
+    scope["NODE"] = "n1"
+    knows, memory = scope["knows"], scope["memory"]
+    assert knows(str(helps), "--use_rocm")
+    assert not knows(str(helps), "--use_rocm", "--use_rocm_dmabuf")
+    assert not knows(str(tmp_path / "absent"), "--use_rocm")
+    asked = {"gpus": {"n1": {"bnxt_re1": 3}}, "dmabuf": True}
+    assert memory(asked, "bnxt_re1") == ["--use_rocm=3", "--use_rocm_dmabuf"]
+    assert memory({}, "bnxt_re1") == []

@@ -36,7 +36,7 @@ def test_a_busy_cluster_is_one_reason_and_a_control_node_is_no_worker() -> None:
     assert [each.why for each in found.measures] == ["c1 is no worker and gets no jobs"]
 
 
-def test_a_tool_that_finds_no_gpu_has_not_failed_and_its_node_is_not_judged() -> None:
+def test_a_tool_that_finds_no_gpu_has_not_failed_where_no_driver_drives_one() -> None:
     found = Recorder(NODES[:1], NODES)
     for text in ("No supported GPUs available.", "Segmentation fault"):
         with pytest.raises(CheckFailed) as error:
@@ -82,3 +82,35 @@ def test_of_a_node_that_gave_no_answer_no_tool_is_known() -> None:
     why = {measure.node: measure.why for measure in found.measures}
     assert why["n2"] == "no rvs in the image"
     assert why["n3"] == "n3 gave no answer in a job, so whether its image has rvs is unknown"
+
+
+def judge(found: Recorder, answers: dict[str, str]) -> None:
+    for node in found.nodes:
+        found.passed(node.name, 1 / int(answers[node.name]))
+    found.drawings["curve"] = sorted(node.name for node in found.nodes)
+
+
+def test_a_node_whose_words_cannot_be_judged_fails_and_the_others_are_judged() -> None:
+    found = Recorder(tuple(checked(name) for name in ("n1", "n2", "n3", "n4")), NODES)
+    found.failed("n0", "written before")
+    found.run(lambda: judge(found, {"n1": "1", "n2": "0", "n3": "nine\x1b[2J", "n4": "4"}))
+    assert [(m.node, m.state) for m in found.measures] == [
+        ("n0", "failed"),
+        ("n1", "passed"),
+        ("n4", "passed"),
+        ("n2", "failed"),
+        ("n3", "failed"),
+    ]
+    assert "ZeroDivisionError" in found.measures[3].why
+    assert "ValueError" in found.measures[4].why
+    assert "\x1b" not in found.measures[4].why
+    assert found.drawings["curve"] == ["n1", "n4"]
+    assert len(found.nodes) == 4
+
+
+def test_a_check_that_stumbles_over_every_node_is_an_error_of_the_check() -> None:
+    found = Recorder(tuple(checked(name) for name in ("n1", "n2")), NODES)
+    with pytest.raises(ZeroDivisionError):
+        found.run(lambda: judge(found, {"n1": "0", "n2": "0"}))
+    assert found.measures == []
+    assert found.drawings == {}

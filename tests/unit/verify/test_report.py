@@ -84,12 +84,15 @@ def test_it_needs_nothing_else() -> None:
 
 def test_the_verdict_comes_first_and_each_failure_says_what_to_do() -> None:
     text = Parsed(sixteen()).text
-    order = ["14 of 16 nodes pass, 1 fails: n7", "What failed, and what to do", "Since the last run", "Checks by node"]
-    order += [
+    order = [
+        "14 of 16 nodes pass, 1 fails: n7",
+        "What failed, and what to do",
+        "Skipped checks",
+        "Since the last run",
+        "GPUs and NICs",
         "All pairs of nodes",
         "Collectives by message size",
-        "GPUs and NICs",
-        "Skipped checks",
+        "Checks by node",
         "What was verified",
     ]
     places = [text.rindex(each) for each in order]
@@ -112,6 +115,29 @@ def test_the_verdict_comes_first_and_each_failure_says_what_to_do() -> None:
         "NCCL_IB_HCA=bnxt_re",
     ):
         assert words in text, words
+
+
+def test_levels_are_folded_but_those_with_failures() -> None:
+    closed, opened = (
+        re.findall(rf"<details{open}>\n<summary>Level (\d): .*?</summary>", sixteen()) for open in ("", " open")
+    )
+    assert set(opened) == {"2", "3"}
+    assert set(closed) == {"0", "1"}
+    good = page.html(simulated_run(16, bad=(), slow=()))
+    assert not re.findall(r"<details open>", good)
+    assert re.search(r'<summary>Level 1: .*<span class="passed">\d+ passed</span>', good)
+
+
+def test_odd_nodes_have_the_first_columns() -> None:
+    """Of a thousand nodes, those that are like most come last."""
+    states = {"n7": "failed", "n8": "skipped", "n9": "error", "n10": "passed"}
+    many = [
+        result(*(on(f"n{i + 1}", states.get(f"n{i + 1}", "passed"), "so") for i in range(1000))),
+        result(*(on(f"n{i + 1}", "failed" if i in (6, 500) else "passed", "so") for i in range(1000)), name="two"),
+    ]
+    columns = matrix.table(run(*many, nodes=1000)).columns
+    assert [column.nodes for column in columns[:-1]] == [["n7"], ["n501"], ["n9"], ["n8"]]
+    assert len(columns[-1].nodes) == 996
 
 
 def test_a_good_run_of_virtual_nodes_says_that_they_are_virtual() -> None:
@@ -197,6 +223,34 @@ def test_a_drawing_that_cannot_be_drawn_is_named() -> None:
     found = drawings.read(run(result(on("n1"), drawings={"curves": {"unit": "s"}, "pie": {}})))
     assert found.unreadable == ["one: the curves can't be drawn: series: Field required", "one: nothing draws 'pie'"]
     assert "can't be drawn" in Parsed(page.html(run(result(on("n1"), drawings={"curves": {"unit": "s"}})))).text
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [[8, -5.0]], [[8, -5.0], [16, -5.0]], [[8, 5e-324]], [[5e-324, 1.0], [1e18, 1.0]], [[0, 1.0]], [[-1, 1.0]],
+        [[8, 1e18, -1.0]], [["8", None]],
+    ],
+)  # fmt: skip
+def test_no_number_of_a_node_takes_the_report_from_the_others(points: list[Any], tmp_path: Path) -> None:
+    drawn = {"curves": {"unit": "GB/s", "series": [{"name": "all_reduce", "points": points}]}}
+    artifacts.write(run(result(on("n1"), drawings=drawn)), tmp_path)
+    assert "It is so" in Parsed((tmp_path / artifacts.HTML).read_text()).text
+
+
+def test_what_can_not_be_seen_is_shown_as_such() -> None:
+    odd = "a\xadb\u202ec\U000e0041d\ue000e\ud800f\x1bg"
+    assert "a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf\ufffdg" in page.html(run(labels={"a": odd}))
+
+
+def test_a_page_that_fails_takes_no_result_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> str:
+        raise ValueError("no page")
+
+    monkeypatch.setattr(page, "html", fails)
+    with pytest.raises(ValueError, match="no page"):
+        artifacts.write(run(result(on("n1"))), tmp_path)
+    assert read(tmp_path / artifacts.REPORT).results
 
 
 def test_nothing_at_all_is_reported_too() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,16 +57,22 @@ def older_slurmd(evidence: Evidence) -> None:
     row(evidence)["version"] = "23.11.4"
 
 
+def real(evidence: Evidence, **facts: Any) -> None:
+    """A node that is no virtual one, with an image for its GPUs."""
+    evidence["cluster"]["labels"]["io.rocstack.gfx"] = "gfx942"
+    node(evidence).update(virtual=None, **facts)
+
+
 def too_many_cpus(evidence: Evidence) -> None:
-    node(evidence).update(virtual=None, cpus=64, memory=1 << 50)
+    real(evidence, cpus=64, memory=1 << 50)
 
 
 def too_much_memory(evidence: Evidence) -> None:
-    node(evidence).update(virtual=None, cpus=1024, memory=1 << 30)
+    real(evidence, cpus=1024, memory=1 << 30)
 
 
 def too_few_cpus(evidence: Evidence) -> None:
-    node(evidence).update(virtual=None, cpus=1024, memory=2 << 40)
+    real(evidence, cpus=1024, memory=2 << 40)
 
 
 def other_key(evidence: Evidence) -> None:
@@ -84,7 +93,7 @@ def expired(evidence: Evidence) -> None:
 
 
 def host_munge(evidence: Evidence) -> None:
-    evidence["credentials"]["n2"]["host"] = {"status": 8, "said": "unmunge: Error: Invalid credential"}
+    evidence["credentials"]["n2"]["host"] = {"status": 15, "said": "unmunge: Error: Expired credential"}
 
 
 def clock(evidence: Evidence) -> None:
@@ -181,7 +190,7 @@ FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
     ("munge", other_key, "Invalid credential"),
     ("munge", no_munge, "Failed to access the socket"),
     ("munge", expired, "400 s, expected at most 300 s"),
-    ("munge-host", host_munge, "8, not 0"),
+    ("munge-host", host_munge, "15, not 0"),
     ("clock-skew", clock, "expected at most 1 s"),
     ("containers", unhealthy, "worker restarting"),
     ("slurm-services", no_controller, "slurmctld"),
@@ -203,6 +212,14 @@ FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
     ("qos", within_refused, "Invalid qos specification"),
     ("accounting", unrecorded, "accounting doesn't show it"),
 ]
+
+
+def test_another_munge_of_the_host_is_none_of_ours() -> None:
+    evidence = good()
+    evidence["credentials"]["n2"]["host"] = {"status": 8, "said": "unmunge: Error: Invalid credential"}
+    found = {each.node: each for each in replay(evidence, only="munge-host")["munge-host"].measures}
+    assert found["n2"].state == "skipped"
+    assert "none of the cluster's" in found["n2"].why
 
 
 def test_good() -> None:
@@ -273,7 +290,8 @@ class Slurm:
     def admin(self, *command: str) -> Any:
         line = " ".join(command)
         said = {
-            "squeue": f"rocstack-verify-54b718|7|PENDING\n{self.name}|9|RUNNING\nmine|8|RUNNING",
+            # A job's name may be of more than one line.
+            "squeue": f"7|rocstack-verify-54b718\n9|{self.name}\n8|mine\n--user=alice|rocstack-verify-x|7|PENDING",
             "scontrol show": "ReservationName=rocstack-verify-54b718 StartTime=x\nReservationName=maintenance",
             "sacctmgr -nP show assoc": "normal,rocstack-verify-54b718",
             "sacctmgr -nP show qos format=Name,": "normal|100|low\nrocstack-verify-54b718|0|",
@@ -294,7 +312,7 @@ def test_what_a_killed_run_has_left_goes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [each["name"] for each in scheduling.ranks(slurm)] == ["normal"]
     scheduling.clear(slurm)
     assert slurm.done == [
-        "scancel 7",
+        "scancel --user=rocstack-verify 7",
         "scontrol delete ReservationName=rocstack-verify-54b718",
         "sacctmgr --immediate delete qos name=rocstack-verify-54b718",
     ]
@@ -317,6 +335,9 @@ def test_a_worker_that_is_not_to_be_judged_is_no_stranger() -> None:
     assert red(replay(evidence, "workers")) == set()
 
 
+GOOD = b64encode(b"STATUS: Success (0)").decode()
+
+
 class Fails:
     """A cluster of one worker whose control node makes a credential after so many failures; the worker shows what it
     was given to decode."""
@@ -326,14 +347,14 @@ class Fails:
 
     def admin(self, *command: str) -> Any:
         if command[-1] != "-n":
-            return SimpleNamespace(rc=0, stdout="STATUS: Success (0)", stderr="")
+            return SimpleNamespace(rc=0, stdout=f"{GOOD}\n", stderr="")
         self.failures -= 1
         good = self.failures < 0
         return SimpleNamespace(rc=0 if good else 1, stdout="MUNGE:abc:\n" * good, stderr="" if good else "no socket")
 
     def in_workers(self, line: str, seconds: float) -> Any:
-        status = "STATUS: Success (0)" if "MUNGE:abc:" in line else "unmunge: Error: Failed to match armor prefix"
-        return {"n2": SimpleNamespace(stdout=f"{status}@@\nMUNGE:def:\n", stderr="")}
+        bad = b64encode(b"unmunge: Error: Failed to match armor prefix").decode()
+        return {"n2": SimpleNamespace(stdout=f"{GOOD if 'MUNGE:abc:' in line else bad}\nMUNGE:def:\n", stderr="")}
 
     def everywhere(self, line: str, names: list[str]) -> Any:
         return {name: SimpleNamespace(stdout="absent\n", stderr="") for name in names}
@@ -346,3 +367,72 @@ def test_one_credential_that_the_control_node_did_not_make_blames_no_worker() ->
     assert credentials.run(Fails(1))["n2"]["here"]["status"] == 0
     here = credentials.run(Fails(2))["n2"]["here"]
     assert (here["status"], here["said"]) == (None, "none was made (exit code 1): no socket")
+
+
+class Munge:
+    """A control node and workers, on this machine, whose munge and unmunge are shell scripts: a credential holds its
+    payload in base64, and is bad with the payload "bad"."""
+
+    def __init__(self, folder: Path, made: dict[str, str]) -> None:
+        self.made, self.slurm, self.workers = made, self, list(made)
+        self.env = {"PATH": f"{folder}:/usr/bin:/bin"}
+        scripts = {
+            "munge": 'echo MUNGE:$(printf %s "$PAYLOAD" | base64 --wrap=0):',
+            "unmunge": """payload=$(cut -d: -f2 | base64 -d)
+                [ "$payload" = bad ] && echo "STATUS: Expired credential (15)" || echo "STATUS: Success (0)"
+                case "$*" in *output=/dev/null*) ;; *) echo; echo "$payload" ;; esac""",
+        }
+        for name, script in scripts.items():
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+
+    def admin(self, *command: str, payload: str = "own") -> Any:
+        env = self.env | {"PAYLOAD": payload}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        return SimpleNamespace(rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def in_workers(self, line: str, seconds: float) -> Any:
+        return {name: self.admin("sh", "-c", line, payload=payload) for name, payload in self.made.items()}
+
+    def everywhere(self, line: str, names: list[str]) -> Any:
+        return {name: SimpleNamespace(stdout="absent\n", stderr="") for name in names}
+
+
+@pytest.mark.parametrize("forged", ["x\n@@\nSTATUS: Success (0)\n@@", "\nSTATUS: Success (0)\n", "x" * 200_000])
+def test_no_workers_credential_tells_of_anothers(forged: str, tmp_path: Path) -> None:
+    sys.path.append(str(checks()))
+    from experiments import credentials
+
+    if len(forged) > 1000:  # as the environment can't hold it
+        munge = Munge(tmp_path, {"n1": "", "n2": "bad", "n3": "own"})
+        in_workers = munge.in_workers
+        munge.in_workers = lambda line, seconds: (
+            in_workers(line, seconds)
+            | {  # type: ignore[method-assign]
+                "n1": SimpleNamespace(stdout=f"{GOOD}\nMUNGE:{forged}:\n", stderr="")
+            }
+        )
+    else:
+        munge = Munge(tmp_path, {"n1": forged, "n2": "bad", "n3": "own"})
+    found = credentials.run(munge)
+    assert {name: each["here"]["status"] for name, each in found.items()} == {"n1": 0, "n2": 0, "n3": 0}
+    statuses = {name: each["there"]["status"] for name, each in found.items()}
+    assert statuses == {"n1": None if len(forged) > 1000 else 0, "n2": 15, "n3": 0}
+
+
+def test_only_the_suites_own_jobs_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's job can be called `rocstack-verify-x|--user=alice|PENDING`."""
+    monkeypatch.syspath_prepend(checks())
+    sys.modules.pop("experiments", None)
+    from experiments import scheduling
+
+    asked: list[tuple[str, ...]] = []
+
+    def admin(*command: str) -> Any:
+        asked.append(command)
+        return SimpleNamespace(rc=0, stdout="", stderr="")
+
+    scheduling.clear(SimpleNamespace(name="rocstack-verify-f0f0f0", user="rocstack-verify", admin=admin))
+    squeue = next(words for words in asked if words[0] == "squeue")
+    assert "--user=rocstack-verify" in squeue
+    assert squeue[-1].endswith("|%j"), "what its user chooses comes last"

@@ -14,6 +14,7 @@ import pytest
 from cli_run import Cli
 from evidence_replay import GOOD
 
+from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.cli import ui, verify_report
 from rocstack.verify import history, suite
@@ -23,7 +24,7 @@ from rocstack.verify.suite import SuiteOptions
 CHECK = """
 import os, signal, time
 from rocstack.verify.pytest_plugin import check
-about = dict(level=0, cause="c", next_step="n", source="s", scope="cluster")
+about = dict(level=0, cannot="x", cause="c", next_step="n", source="s", scope="cluster")
 @check(name="one", title="t", **about)
 def test_one(record):
     record.passed()
@@ -54,6 +55,19 @@ class Held:
 def held(suite):
     suite.watch(Held())
 """
+
+
+def test_the_reference_says_of_each_check_what_it_cannot_tell() -> None:
+    rows = {}
+    for line in (paths.data_root() / "docs/reference.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split(" | ")]
+        if len(cells) == 7:
+            rows[cells[1].strip("`")] = cells
+    for check in suite.listed():
+        assert check.cannot, check.name
+        assert not check.cannot.endswith("."), check.name
+        assert rows[check.name][4] == check.cannot.replace("|", "\\|"), check.name
+        assert rows[check.name][6].rstrip(" |"), f"{check.name}: where its demand is from"
 
 
 @pytest.fixture
@@ -270,3 +284,10 @@ def test_the_interrupted_are_told_where_the_report_is(
         130,
         f"stopped; what was tested until then: {tmp_path / 'r/report.html'}",
     )
+
+
+def test_what_mostly_waits_is_judged_last_of_its_level_and_begun_before() -> None:
+    """Scheduling's jobs wait for Slurm while training, which comes before, computes."""
+    order = [row.name for row in suite.listed() if row.level == 1]
+    assert order.index("training-one-rank") < order.index("scheduling")
+    assert {*order[-4:]} == {"scheduling", "preemption", "qos", "accounting"}

@@ -7,13 +7,13 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from testinfra.backend.ssh import SshBackend
 
 from rocstack.base.errors import BadInput
 from rocstack.deploy.read import inventory as inventories
@@ -22,7 +22,7 @@ from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
 from rocstack.probe.recordings import ProbeFailure
 from rocstack.verify import session, suite, testinfra_hosts
-from rocstack.verify.deployed_cluster import DeployedCluster
+from rocstack.verify.deployed_cluster import DeployedCluster, likeliest
 from rocstack.verify.session import Suite
 
 BOTH, WORKER = ("/rocstack-control n1", "/rocstack-worker n1"), ("/rocstack-worker n2",)
@@ -33,15 +33,15 @@ def edge(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Address -> the lines with which it answers, or (exit status, what it complains); "asked": ssh's words."""
     answers: dict[str, Any] = {"asked": {}}
 
-    def run_local(self: SshBackend, command: str, *args: str) -> Any:
-        line = shlex.split(self.quote(command, *args))
+    def captured(words: Sequence[str], seconds: float) -> Any:
+        line = shlex.split(words[-1])
         name = next(word for word in line[1:] if word in answers)
         answers["asked"][name] = line[1:-2]
         said = answers[name]
         code, out, err = (said[0], "", said[1]) if said and isinstance(said[0], int) else (0, "\n".join(said), "")
-        return self.result(code, b"", out.encode(), err.encode())
+        return subprocess.CompletedProcess(words, code, out.encode(), err.encode())
 
-    monkeypatch.setattr(SshBackend, "run_local", run_local)
+    monkeypatch.setattr(ssh, "captured", captured)
     return answers
 
 
@@ -108,6 +108,24 @@ def test_a_host_that_does_not_answer_is_named(answer: Any, says: str, edge: dict
 
 
 @pytest.mark.parametrize(
+    ("answers", "says"),
+    [("yes", "an answer of more than"), ("exec sleep 600", "no answer within"), ("head -c 9000 /dev/zero >&2", "\0")],
+)
+def test_a_host_that_answers_without_an_end_is_named(
+    answers: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{answers}\nexit 1\n")
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "made").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(ssh, "LONGEST", 10_000)
+    monkeypatch.setattr(testinfra_hosts, "_SECONDS", -29.0)  # and 30 more for ssh itself
+    error = refused("ssh://n1", tmp_path / "made")
+    assert says in error.what
+    assert len(error.what) < 400
+
+
+@pytest.mark.parametrize(
     ("named", "says"),
     [
         ("ssh://n2", "no controller of ours"),
@@ -120,6 +138,39 @@ def test_a_host_that_does_not_answer_is_named(answer: Any, says: str, edge: dict
 def test_what_is_no_cluster(named: str, says: str, edge: dict[str, Any], tmp_path: Path) -> None:
     edge |= {"n2": WORKER, "head": ("/rocstack-control head",)}
     assert says in refused(named, tmp_path).what
+
+
+LIARS = {
+    "another worker": ("/rocstack-worker n1",),
+    "in other letters": ("/rocstack-worker N1",),
+    "the control node": ("/rocstack-worker n2", "/rocstack-control c1"),
+    "a second control node": ("/rocstack-worker n2", "/rocstack-control c2"),
+    "the control node's name": ("/rocstack-worker c1",),
+}
+BAD_NAMES = ("n[1:200000]", "n[1-9]", "n1,n2", "", "all", "-x", "n 1", "{{ x }}", "../n1", "n" * 64)
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("lie", LIARS)
+def test_a_host_does_not_take_another_ones_place(lie: str, last: bool, edge: dict[str, Any], tmp_path: Path) -> None:
+    edge |= {"n1h": ("/rocstack-worker n1",), "c1h": ("/rocstack-control c1",), "n2h": LIARS[lie]}
+    error = refused("ssh://c1h,ssh://n1h,ssh://n2h" if last else "ssh://n2h,ssh://n1h,ssh://c1h", tmp_path)
+    assert "both say that they are" in error.what
+    assert "ssh://n2h" in error.what
+
+
+@pytest.mark.parametrize("container", ["worker", "control"])
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_that_no_node_can_have(name: str, container: str, edge: dict[str, Any], tmp_path: Path) -> None:
+    edge |= {"n1h": BOTH, "n2h": (f"/rocstack-{container} {name}",)}
+    error = refused("ssh://n1h,ssh://n2h", tmp_path)
+    assert error.what.startswith("--hosts=ssh://n2h: its container says")
+    assert len(error.what) < 200
+
+
+def test_other_containers_are_no_nodes(edge: dict[str, Any], tmp_path: Path) -> None:
+    edge |= {"n1h": BOTH, "n2h": ("/other n1", "/rocstack-worker n2", "/ x", "/")}
+    assert made("ssh://n1h,ssh://n2h", tmp_path)["groups"] == {"control": ["n1"], "workers": ["n1", "n2"]}
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +256,14 @@ def test_a_node_that_answers_without_an_end_has_no_answer(monkeypatch: pytest.Mo
     done = testinfra_hosts.SshBackend(ssh.SshHost("n1")).run("yes", seconds=20)
     assert done.rc == ssh.FAILED
     assert "an answer of more than" in done.stderr
+
+
+def test_one_worker_does_not_say_for_all_what_their_image_is() -> None:
+    true, lie = {"nic": "broadcom", "stack": "debian-13", "rdma": "56"}, {"nic": "tcp", "stack": "debian-13"}
+    assert likeliest([lie, true, true], {}) == true
+    assert likeliest([lie, true], {"nic": "broadcom"}) == true, "as the journal has it"
+    assert likeliest([lie, true, true], {"nic": "mellanox"}) == true, "another was deployed before"
+    assert likeliest([], {"nic": "broadcom"}) == {}
+    deployed = {"nic": "broadcom"}
+    one, other = {**deployed, "rccl": "2.27"}, {**deployed, "rccl": "9.9"}
+    assert likeliest([other, one], deployed) == deployed, "of two that differ, what both say"

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import jax_training
 import pytest
 from evidence_replay import good, red, replay, states
 
+from rocstack.verify.suite import checks
+
+DATA = Path(__file__).parents[1] / "data/verify"
+JAX_PYTHON = os.environ.get("ROCSTACK_JAX_PYTHON", "")
 CPUS = {f"training-{name}" for name in ("one-rank", "in-node", "on-nodes", "weights", "data", "restart")}
 GPUS = {"training-one-gpu", "training-gpus-in-node", "training-gpus-on-nodes"}
 
@@ -58,6 +66,14 @@ def loss_is_another(run: str, node: str = "") -> Callable[[dict[str, Any]], None
 def weights(run: str, when: str, rank: int, node: str = "") -> Callable[[dict[str, Any]], None]:
     def change(found: dict[str, Any]) -> None:
         rows(found, run, node)[rank][when] = "0" * 64
+
+    return change
+
+
+def both(*changes: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        for each in changes:
+            each(found)
 
     return change
 
@@ -178,9 +194,73 @@ def test_gpus_are_for_real_nodes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ({"framework": "jax", "framework.rocm": "7"}, ""),
+        ({"framework": "jax"}, "is built without ROCm; it trains with JAX"),
+        ({"framework": "pytorch"}, "is built without ROCm"),
+        ({"framework": "pytorch", "framework.rocm": "7.2"}, ""),
+    ],
+)
+def test_gpus_whose_framework_is_another_are_no_failure(labels: dict[str, str], says: str) -> None:
+    given = with_gpus(real=True)
+    given["cluster"]["labels"] |= {f"io.rocstack.{name}": value for name, value in labels.items()}
+    found = replay(given, only="training-*", level=2)
+    assert {found[name].state for name in CPUS} == {"passed"}
+    assert {found[name].state for name in GPUS} == {"skipped" if says else "passed"}
+    for name in GPUS:
+        assert found[name].why.removesuffix(")").endswith(says)
+        assert found[name].no_tool is bool(says)
+
+
+def with_jax() -> dict[str, Any]:
+    """What two ranks on each of two nodes answered, on processors; here as if they had been GPUs."""
+    given = with_gpus(real=True)
+    given["cluster"]["labels"] |= {"io.rocstack.framework": "jax", "io.rocstack.framework.rocm": "7"}
+    given["training_gpus"] = json.loads((DATA / "training-jax.json").read_text())
+    return given
+
+
+def test_ranks_that_trained_with_jax() -> None:
+    found = replay(with_jax(), only="training-*", level=2)
+    assert {found[name].state for name in GPUS} == {"passed"}
+
+
+@pytest.mark.parametrize(
     ("check", "change", "node", "says"),
     [
-        ("one-gpu", weights("alone", "after", 0, "n1"), "n1", "other weights than most nodes with such a device"),
+        ("one-gpu", loss_stays("alone", "n2"), "n2", "the loss does not fall"),
+        ("gpus-in-node", weights("node", "after", 1, "n2"), "n2", "rank 1 of 2 has other weights at the end"),
+        ("gpus-on-nodes", loss_is_another("all"), "", "differ from one rank's by up to 3.00%"),
+        ("gpus-on-nodes", sample_twice, "n1", "rank 1 has 1 samples that rank 0 has too"),
+        ("gpus-on-nodes", ended("all", 3, 1, "RuntimeError: JAX sees 0 devices"), "n2", "rank 3: RuntimeError: JAX"),
+    ],
+)
+def test_ranks_of_jax_that_compute_something_else(
+    check: str, change: Callable[[dict[str, Any]], None], node: str, says: str
+) -> None:
+    given = with_jax()
+    change(given["training_gpus"])
+    found = replay(given, only="training-*", level=2)
+    assert red(found) == {f"training-{check}"}
+    bad = [m for m in found[f"training-{check}"].measures if m.state == "failed"]
+    assert node in {m.node for m in bad}
+    assert says in bad[0].why
+
+
+@pytest.mark.skipif(not JAX_PYTHON, reason="ROCSTACK_JAX_PYTHON names no Python with JAX 0.9.1")
+def test_jax_trains_on_processors() -> None:
+    """The ranks of two nodes, as they are started in a job."""
+    given = with_jax()
+    given["training_gpus"] = jax_training.trained(JAX_PYTHON)
+    assert red(replay(given, only="training-*", level=2)) == set()
+    assert {row["run"]: row["world"] for row in given["training_gpus"]["answers"]} == {"alone": 1, "node": 2, "all": 4}
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "node", "says"),
+    [
+        ("one-gpu", both(weights("alone", "after", 0, "n1"), loss_is_another("alone", "n1")), "n1", "by up to 3.00%"),
         ("gpus-in-node", loss_is_another("node", "n1"), "n1", "differ from one rank's by up to 3.00%"),
         ("gpus-in-node", weights("node", "before", 1, "n2"), "n2", "rank 1 of 2 has other weights at the start"),
         ("gpus-in-node", weights("node", "after", 1, "n2"), "n2", "rank 1 of 2 has other weights at the end"),
@@ -203,3 +283,21 @@ def test_gpus_that_compute_something_else(
     bad = [m for m in found[f"training-{check}"].measures if m.state == "failed"]
     assert node in {m.node for m in bad}
     assert says in bad[0].why
+
+
+def test_gpus_need_not_sum_in_the_same_order() -> None:
+    """PyTorch only warns of what it can't make deterministic."""
+    given = with_gpus(real=True)
+    weights("alone", "after", 0, "n1")(given["training_gpus"])
+    assert red(replay(given, only="training-one-gpu", level=2)) == set()
+
+
+def test_the_ranks_of_one_node_do_not_stand_for_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(checks())
+    from experiments.training import _of_ranks
+
+    rows = [{"run": "all", "node": "n1", "rank": rank, "code": 0} for rank in (0, 1, 2, 3, 0)]
+    assert [row["rank"] for row in _of_ranks(rows, 2)] == [0, 1]
+    assert (
+        len(_of_ranks([*rows, {"run": "all", "node": "n2", "rank": 2, "code": 0}, {**rows[0], "run": "node"}], 2)) == 4
+    )

@@ -58,6 +58,9 @@ def test_what_is_rdma_depends_on_the_card(nic: str, way: str, good: bool) -> Non
 )
 def test_whether_host_memory_is_in_the_way_is_said(lines: slice, says: str) -> None:
     evidence = real()
+    for node in evidence["cluster"]["nodes"] if "by host" in says else ():
+        for link in node["profile"]["affinity"]:
+            link["via"] = "root"
     evidence["training_gpus"]["answers"] = []
     text = sample("transport/net-ib").splitlines(keepends=True)
     ways = [line for line in text if "via NET/IB" in line]
@@ -65,6 +68,16 @@ def test_whether_host_memory_is_in_the_way_is_said(lines: slice, says: str) -> N
     evidence["rccl"]["runs"]["all_reduce_perf"]["out"] = said
     first, second = replay(evidence, only="transport")["transport"].measures
     assert (first.state, second.state, second.value) == ("passed", "measured", says)
+
+
+def test_host_memory_in_the_way_of_cards_beside_their_gpus_is_a_fault() -> None:
+    evidence = real()
+    evidence["training_gpus"]["answers"] = []
+    text = sample("transport/net-ib").splitlines(keepends=True)
+    said = [line for line in text if "GDRDMA" not in line]
+    evidence["rccl"]["runs"]["all_reduce_perf"]["out"] = "".join([sample("rccl/mi300x-one-node"), *said])
+    bad = [each for each in replay(evidence, only="transport")["transport"].measures if each.state == "failed"]
+    assert ["which share PCIe switches" in each.why for each in bad] == [True]
 
 
 def test_training_that_says_nothing_of_its_way_is_not_passed() -> None:
@@ -82,6 +95,13 @@ def test_of_many_ranks_one_line_a_way_is_kept_and_the_ranks() -> None:
     assert kept.count(" via NET/IB") == 2
     assert parsers_rccl.parse_transport(kept).net == ("NET/IB",)
     assert parsers_rccl.parse(kept).ranks == 8000
+
+
+def test_a_row_that_rccl_interrupts_is_kept_once() -> None:
+    text = sample("rccl/rows-interrupted-by-info")
+    kept = rccl.short(text)
+    assert parsers_rccl.parse(kept).rows == parsers_rccl.parse(text).rows
+    assert parsers_rccl.parse_transport(kept).direct == 1
 
 
 def test_what_rccl_says_of_each_channel_is_kept_before_the_table() -> None:

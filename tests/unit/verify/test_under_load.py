@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -102,12 +103,12 @@ def test_collectives_on_gpus_from_the_start_to_the_verdict() -> None:
 
 @pytest.mark.parametrize(("gpus", "tools", "ranks"), [(0, ["all_reduce_perf"], 2), (8, [], 8)])
 def test_without_gpus_or_rccl_tests_it_is_our_own_benchmark(gpus: int, tools: list[str], ranks: int) -> None:
-    cluster = fake(gpus, {"python3": StepOutput(0, "{}", "")})
+    cluster = fake(gpus, {"all_reduce.py": StepOutput(0, "{}", "")})
     found = performance.collectives(cluster, dict.fromkeys(NODES, tools))
     assert (found["tool"], found["ranks"], found["gpus"]) == ("bench", 2 * ranks, bool(gpus))
-    assert [words[1] for _, words, _ in cluster.slurm.steps] == ["rocstack_trainer.bench"] * (2 if gpus else 1)
+    assert [words[0] for _, words, _ in cluster.slurm.steps] == (["nccl"] * 2 if gpus else ["gloo"])
     assert {more["tasks"] for *_, more in cluster.slurm.steps} == {ranks}
-    assert not gpus or "--sizes=8589934592" in cluster.slurm.steps[1][1]
+    assert not gpus or cluster.slurm.steps[1][1][1] == "8589934592"
 
 
 def test_what_takes_longer_than_is_left_has_an_allocation_of_its_own() -> None:
@@ -137,12 +138,29 @@ def test_a_node_that_died_takes_no_answers_of_others(dead: set[str]) -> None:
 def test_jobs_with_gpus_do_not_wait_for_each_other() -> None:
     program, lines = module("experiments/gpus.py"), list[tuple[str, ...]]()
     cluster = fake(8, {"gpus.py": StepOutput(1, '@rocstack {"node": "n1"}\n', "")})
-    assert program._job(cluster, list(NODES), 8, ())["n1"] == {"node": "n1"}
+    assert program._job(cluster, "all", list(NODES), 8).answers == [{"node": "n1"}]
     assert cluster.slurm.steps[0][2]["independent"]
     done = SimpleNamespace(rc=1, stdout='@rocstack {"node": "n1"}\n', stderr="")
     slurm = SimpleNamespace(gpus=0, name="x", partition="", run=lambda *words, seconds: lines.append(words) or done)
-    assert program._job(SimpleNamespace(slurm=slurm), list(NODES), 8, ())["n1"] == {"node": "n1"}
-    assert set(INDEPENDENT) < set(lines[0])
+    slurm.heard = lambda done, names, tasks: StepOutput(done.rc, done.stdout, done.stderr)
+    assert program._job(SimpleNamespace(slurm=slurm), "all", list(NODES), 8).answers == [{"node": "n1"}]
+    assert {*INDEPENDENT, "--label"} < set(lines[0])
+
+
+def test_of_a_gpus_three_runs_the_fastest_counts_and_ends_when_the_gpu_has() -> None:
+    source = (suite.checks() / "programs/gemm.py").read_text(encoding="utf-8").partition("\nanswer = ")[0]
+    program: dict[str, Any] = {}
+    exec(source, program)
+    now, queued, takes = [0.0], list[float](), iter([900.0, 30.0, 30.0, 10.0, 10.0, 20.0, 20.0])
+
+    def wait(_: object) -> None:
+        now[0] += sum(queued)
+        queued.clear()
+
+    program["time"] = SimpleNamespace(perf_counter=lambda: now[0])
+    assert program["fastest"](lambda: queued.append(next(takes)), wait, 2) == 10.0, "the first warms up"
+    found = program["measured"]("MI300X", 2 * 8192**3 / 600e12, 2 * (4 << 30) / 4500e9, 0.0)
+    assert (found["tflops"], found["gb"]) == pytest.approx((600, 4500))
 
 
 def test_training_cleans_the_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,11 +169,46 @@ def test_training_cleans_the_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(training, "run", lambda *_: {})
     monkeypatch.setattr(training, "scratch", lambda *_: ("/tmp/x", False))
     for dead, left in (({"n2"}, [["n1"]]), (set(NODES), [])):
-        cluster = fake(0, dict.fromkeys(("mkdir", "rm"), StepOutput(0, "", "")))
+        cluster = fake(0, dict.fromkeys(("rm",), StepOutput(0, "", "")))
         cluster.allocated = lambda: NODES
         cluster.slurm.dead = dead
         training.on_cpus(cluster)
         assert [list(more["nodes"]) for name, _, more in cluster.slurm.steps if name == "rm"] == left
+
+
+def test_training_goes_on_in_no_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made it first could put there what ranks read."""
+    source = (suite.checks() / "programs/training.py").read_text()
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    (tmp_path / "link").symlink_to(mine)
+    for name, folder in (("theirs", theirs), ("link", tmp_path / "link"), ("mine", mine), ("again", mine)):
+        plan = {"ranks": 1, "runs": [], "jax": "", "private": [str(folder)]}
+        env = {**os.environ, "SLURMD_NODENAME": "n1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2"}
+        done = subprocess.run(
+            [sys.executable, "-c", source, json.dumps(plan)], env=env, capture_output=True, text=True, check=True
+        )
+        (answer,) = StepOutput(0, done.stdout, "").answers or [None]
+        if folder == mine:
+            assert answer is None, name
+            assert mine.stat().st_mode & 0o777 == 0o700
+        else:
+            assert (answer["run"], answer["node"], answer["code"]) == ("start", "n1", 1)
+            assert f"{folder} is there already, and isn't this user's alone" in answer["said"]
+            assert not list(theirs.iterdir())
+
+
+def test_training_asks_for_folders_of_its_own_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(suite.checks())
+    training = module("experiments/training.py")
+    monkeypatch.setattr(training.secrets, "token_hex", lambda size: "f0")
+    cluster = fake(0, {"training.py": StepOutput(0, "", ""), "rm": StepOutput(0, "", "")})
+    cluster.allocated = lambda: NODES
+    cluster.settings = SimpleNamespace(mounts=())
+    training.on_cpus(cluster)
+    plan = json.loads(next(words[0] for name, words, _ in cluster.slurm.steps if name == "training.py"))
+    assert plan["private"] == ["/tmp/rocstack-verify-f0-tmp", "/tmp/rocstack-verify-f0"]
 
 
 def soaking(answers: Sequence[str] = ("n1", "n2")) -> Any:
@@ -205,7 +258,8 @@ def test_sums_of_a_soak_are_exact_in_fp32() -> None:
 
 def test_a_soak_goes_in_steps_in_an_allocation_that_lasts() -> None:
     chatter = "".join(f"[  111.0] audit: type={number}\n" for number in range(2000))
-    log = f"[   90.0] amdgpu: GPU reset\n[  110.5] amdgpu: GPU reset\n{chatter}[  120.0] eth0: link is up\nno time\n"
+    resets = "[   90.0] amdgpu: GPU reset begin!\n[  110.5] amdgpu: GPU reset begin!\n"
+    log = f"{resets}{chatter}[  120.0] eth0: link is up\nno time\n"
     lines = [f'@rocstack {{"node": "{node}"}}\n' for node in NODES for _ in range(8)]
     cluster = fake(8, {"soak.py": StepOutput(0, "".join(lines), "")})
     said = {"cat /proc/uptime": "100.25 800.0\n", "dmesg": log}
@@ -214,7 +268,24 @@ def test_a_soak_goes_in_steps_in_an_allocation_that_lasts() -> None:
     found = performance.soak(cluster, 25)
     assert [step["seconds"] for step in found["steps"]] == [600, 600, 300]
     assert (cluster.slurm.minutes, cluster.slurm.released) == (40, 1)
-    assert found["kernels"]["n1"] == ["[  110.5] amdgpu: GPU reset"], "no chatter takes its place"
+    assert found["kernels"]["n1"] == ["[  110.5] amdgpu: GPU reset begin!"], "once, and no chatter takes its place"
+
+
+def test_a_soak_hears_what_a_log_has_lost_by_its_end() -> None:
+    lines = [f'@rocstack {{"node": "{node}"}}\n' for node in NODES for _ in range(8)]
+    cluster = fake(8, {"soak.py": StepOutput(0, "".join(lines), "")})
+    logs, clock = ["[  110.5] amdgpu: GPU reset begin!\n", "[  777.0] amdgpu: RAS\n"], [100.0]
+
+    def everywhere(command: str, names: Any) -> dict[str, Any]:
+        if command == "dmesg":
+            out = logs.pop(0) if len(logs) > 1 else logs[0]
+        else:
+            clock[0] += 300
+            out = f"{clock[0] - 300:.2f} 8.0\n"
+        return dict.fromkeys(names, SimpleNamespace(rc=0, stdout=out))
+
+    cluster.everywhere = everywhere
+    assert performance.soak(cluster, 15)["kernels"]["n1"] == ["[  110.5] amdgpu: GPU reset begin!"]
 
 
 def run(**asked: Any) -> dict[str, Any]:
@@ -240,6 +311,14 @@ def test_the_program_says_how_each_tool_ended() -> None:
     assert said["slow"] == {"code": -1, "out": "met\nstopped after 2 s\n"}
 
 
+def test_tools_start_where_nobody_else_writes() -> None:
+    """UCX reads ./ucx.conf, in which UCX_GDB_COMMAND is a command line."""
+    said = run(seconds=5, batches=[{"one": ["sh", "-c", "pwd; stat -c %a .; stat -c %u .; ls -A; touch made"]}] * 2)
+    folder, mode, owner = said["one"]["out"].split()
+    assert (mode, owner) == ("700", str(os.getuid()))
+    assert not Path(folder).exists()
+
+
 def test_minutes_of_a_soak() -> None:
     assert [performance.minutes(virtual, None) for virtual in (False, True)] == [480, 0.25]
     assert performance.minutes(True, "90") == 90
@@ -251,26 +330,71 @@ def test_minutes_of_a_soak() -> None:
 
 @pytest.mark.parametrize("root", ["opt/rocm", "venv/lib/python3.12/site-packages/_rocm_sdk_devel"])
 def test_rvs_has_its_configurations_where_it_is_itself(root: str, tmp_path: Path) -> None:
-    source = (suite.checks() / "test_tools.py").read_text(encoding="utf-8")
-    script = source.partition('RUN_RVS = """')[2].partition('"""')[0]
     conf = tmp_path / root / "share/rocm-validation-suite/conf"
-    (conf / "MI300X").mkdir(parents=True)
-    for name in ("MI300X/gst_single.conf", "gst_single.conf", "mem.conf"):
-        (conf / name).touch()
+    for folder in ("MI300X", "MI355X"):
+        (conf / folder).mkdir(parents=True)
+    for name in ("MI300X/gst_single", "MI355X/iet_stress", "gst_single", "iet_single", "mem"):
+        (conf / f"{name}.conf").write_text("actions:\n- name: act\n  module: mem\n")
     rvs = tmp_path / root / "bin/rvs"
     rvs.parent.mkdir()
-    rvs.write_text("#!/bin/sh\necho $0 $*\n")
+    rvs.write_text("#!/bin/sh\necho [RESULT ] met: $*\necho noise\n")
     rvs.chmod(0o755)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/rvs").symlink_to(rvs)
     env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
 
-    def ran(module: str) -> Any:
-        words = ["sh", "-c", script, "MI300X", module]
+    def ran(model: str, module: str) -> Any:
+        words = [sys.executable, suite.checks() / "programs/rvs.py", model, module, "8", "600"]
         return subprocess.run(words, capture_output=True, text=True, check=False, env=env)
 
-    assert ran("gst_single").stdout.split()[1:] == ["-c", str(conf / "MI300X/gst_single.conf")]
-    assert ran("mem").stdout.split()[1:] == ["-c", str(conf / "mem.conf")]
-    none = ran("pbqt_single")
+    head = "# rocstack: configuration {}.conf, at most 600 s\n# rocstack: action act\n[RESULT ] met: -c {}/{}.conf\n"
+    for model, module, wanted in (
+        ("MI300X", "gst_single", "MI300X/gst_single"),
+        ("MI355X", "iet_single", "MI355X/iet_stress"),
+        ("MI355X", "mem", "mem"),
+        ("", "mem", "mem"),
+    ):
+        assert ran(model, module).stdout == head.format(wanted, conf, wanted)
+    for model in ("MI300A", "MI250X", ""):
+        assert ran(model, "gst_single").stdout.startswith(f"# rocstack: no targets for {model}")
+    none = ran("MI300X", "pbqt_single")
     assert none.returncode == 3
     assert none.stdout == f"[ERROR ] no configuration pbqt_single.conf for MI300X in {conf}\n"
+
+
+def rvs_program() -> dict[str, Any]:
+    found: dict[str, Any] = {"__name__": "rvs"}
+    exec((suite.checks() / "programs/rvs.py").read_text(), found)
+    return found
+
+
+def test_rvs_may_take_as_long_as_its_configuration_asks_for() -> None:
+    """MI300X's gst_single: ten actions, a GPU after the other, 1,700 s; it was stopped after 1,200."""
+    action = "- name: gst-{}\n  device: all\n  module: gst\n  ramp_interval: 5000\n  duration: 15000  # ms\n"
+    program = rvs_program()
+    asked = program["actions"]("# a head\nactions:\n" + "".join(action.format(number) for number in range(10)))
+    assert [each["name"] for each in asked] == [f"gst-{number}" for number in range(10)]
+    assert program["seconds"](asked, 8) == 10 * 8 * 22
+    at_once = program["actions"]("- name: iet\n  module: iet\n  parallel: true\n  wait: 30000\n  duration: 600000\n")
+    assert program["seconds"](at_once, 8) == 632
+
+
+def test_rvs_that_hangs_is_stopped_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rvs = tmp_path / "rvs"
+    rvs.write_text("#!/bin/sh\necho began\nexec sleep 60\n")
+    rvs.chmod(0o755)
+    assert rvs_program()["run"](str(rvs), "x.conf", 0.3) == -9
+    assert capsys.readouterr().out.startswith("began\n[ERROR ] stopped after 0 s")
+
+
+def test_counters_of_all_ports_of_a_device_are_added_up(tmp_path: Path) -> None:
+    device = tmp_path / "sys/class/infiniband/bnxt_re0"
+    for port, number in (("1", "5"), ("2", "7")):
+        for folder, name in (("hw_counters", "oos_drop_count"), ("counters", "link_downed"), ("counters", "lifespan")):
+            (device / "ports" / port / folder).mkdir(parents=True, exist_ok=True)
+            (device / "ports" / port / folder / name).write_text(f"{number}\n")
+    (device / "ports/1/hw_counters/np_cnp_sent").write_text("N/A\n")
+    program = module("programs/counters.py")
+    assert program.counted(tmp_path, "oos_drop_count|link_downed|np_cnp_sent") == {
+        "bnxt_re0": {"oos_drop_count": 12, "link_downed": 12}
+    }

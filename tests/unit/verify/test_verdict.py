@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import on, pairs, result, run
+from made_runs import check, on, pairs, result, run
 from simulated_run import simulated_run
 
 from rocstack.verify import verdict
@@ -48,7 +48,7 @@ def test_what_fails_of_the_cluster_is_no_nodes_fault() -> None:
     found = verdict.judge(run(result(on("n1"), on("n2")), qos))
     assert found.names("passing") == ("n1", "n2")
     assert found.cluster == (verdict.Reason("qos", "the job ran"),)
-    assert found.sentence == "2 of 2 nodes pass; the cluster as a whole fails: qos; level 0 is proved"
+    assert found.sentence == "the cluster as a whole fails: qos; 2 of 2 nodes pass; level 0 is proved"
 
 
 def test_a_check_that_broke_off_is_the_clusters() -> None:
@@ -120,6 +120,8 @@ def test_a_name_is_dropped_only_where_it_is_a_nodes() -> None:
     assert verdict.nameless("no driver on node n10", {"n1"}) == "no driver on node n10"
     assert verdict.nameless("no MUNGE on the host n1", {"n1"}) == "no MUNGE on the host"
     assert verdict.nameless("2 nodes are needed, 1 can take part (no GPU on node n1)", {"n1"}) == "no GPU"
+    both = "2 nodes are needed, 0 can take part (no GPU on node n1; no GPU on node n2)"
+    assert verdict.nameless(both, {"n1", "n2"}) == "no GPU"
 
 
 def test_virtual_nodes_are_called_so() -> None:
@@ -139,6 +141,41 @@ def test_virtual_nodes_are_called_so() -> None:
 )
 def test_no_more_is_said_to_be_proved_than_was(about: dict[str, Any], says: str) -> None:
     assert verdict.judge(run(result(on("n1"), on("n2")), **about)).sentence == says
+
+
+RESTART = result(Measure(state="passed", value=4.2, unit="s"), Measure(state="passed"), name="training-restart")
+
+
+@pytest.mark.parametrize(
+    ("restart", "seen", "says"),
+    [
+        (RESTART, {}, "the cluster of 2 nodes passes 1 check called 'training-*'"),
+        (RESTART, {"virtual": "mi300x"}, "the cluster of 2 virtual nodes passes 1 check called 'training-*'"),
+        (
+            result(*RESTART.measures, on("n2", "skipped", "not even one rank trains there"), name="training-restart"),
+            {},
+            "the cluster of 2 nodes passes 1 check called 'training-*', 1 could not be judged: n2",
+        ),
+        (
+            result(Measure(state="failed", why="other weights"), name="training-restart"),
+            {},
+            "the cluster as a whole fails: training-restart; none of 2 nodes was judged by itself",
+        ),
+        (
+            result(state="skipped", why="no rocstack-train in the image", name="training-restart"),
+            {},
+            "0 of 2 nodes pass 1 check called 'training-*', 2 could not be judged: n[1-2]; "
+            "1 check skipped: no rocstack-train in the image",
+        ),
+    ],
+)
+def test_what_was_asked_of_the_cluster_alone_is_said_of_the_cluster(
+    restart: CheckResult, seen: dict[str, Any], says: str
+) -> None:
+    nodes = tuple(NodeSeen(name=f"n{i}", roles=("worker",), **seen) for i in (1, 2))
+    found = verdict.judge(run(restart, only="training-*", seen=nodes))
+    assert found.sentence == says
+    assert found.run.passed == (restart.state == "passed")
 
 
 def test_a_thousand_nodes_are_judged_and_the_sentence_stays_short() -> None:
@@ -197,3 +234,47 @@ def test_no_level_is_proved_above_one_that_failed_or_was_not_tried(rows: list[An
         above = [each for each in results if each.check.level == (0 if proved is None else proved + 1)]
         states = {each.state for each in above}
         assert "passed" not in states or states & {"failed", "error"} or any(each.missed for each in above)
+
+
+def core(name: str, *measures: Measure, why: str = "", scope: str = "node", **more: Any) -> CheckResult:
+    found = result(*measures, name=name, level=2, **({"state": "skipped", "why": why} if why else {}))
+    needs = more.pop("needs", ())
+    return found.model_copy(update={"check": check(name, 2, core=True, scope=scope, needs=needs), **more})
+
+
+VIRTUAL = "virtual node (mi300x-thor2): it computes and carries nothing"
+ALL = on("n1"), on("n2")
+
+
+@pytest.mark.parametrize(
+    ("others", "nodes", "proved", "says"),
+    [
+        ((core("reach", *ALL),), 2, 2, ""),
+        ((core("reach", why=VIRTUAL),), 2, 1, "level 2 is not proved: count was shown, reach was not"),
+        ((core("reach", on("n1"), on("n2", "skipped", VIRTUAL)),), 2, 1, "count was shown, reach was not"),
+        ((core("reach", on("n1")),), 2, 1, "count was shown, reach was not"),
+        ((core("sum", Measure(state="passed"), scope="cluster"),), 2, 2, ""),
+        (
+            (core("sum", why=VIRTUAL, scope="cluster"), core("gpus", *ALL)),
+            2,
+            1,
+            "count, gpus were shown, sum was not",
+        ),
+        ((core("reach", on("n1"), on("n2", "skipped", "no GPU on node n2")),), 2, 2, ""),
+        ((core("reach", why="2 nodes are needed, 1 can take part", needs=("nodes:2",)),), 1, 2, ""),
+        ((core("reach", why="no RDMA device on node n1; no RDMA device on node n2"),), 2, 2, ""),
+        (
+            (core("speed", on("n1", "measured", wanted="no floor known"), on("n2")),),
+            2,
+            1,
+            "count was shown, speed was not; measured, no floor known: speed",
+        ),
+    ],
+)
+def test_a_level_is_proved_by_each_of_its_core_checks_on_each_node(
+    others: tuple[CheckResult, ...], nodes: int, proved: int, says: str
+) -> None:
+    here = [on(f"n{number + 1}") for number in range(nodes)]
+    found = run(result(*here), core("count", *here), *others, nodes=nodes, level=2)
+    assert found.proved == proved
+    assert says in verdict.judge(found).sentence

@@ -25,7 +25,7 @@ def line_of(text: str, part: str) -> int:
 def test_the_models_that_are_promised_are_there() -> None:
     assert set(model.names()) >= {
         "mi250x-slingshot", "mi300x-thor2", "mi300x-cx7", "mi325x-thor2", "mi300x-pollara", "mi355x-pollara",
-        "mixed-broken",
+        "mixed-broken", "epyc-thor2",
     }  # fmt: skip
 
 
@@ -50,10 +50,16 @@ CASES = [
     ("management: true, ", "", "exactly one kind of card is the management network", "nics:"),
     ("netdev: eno1", "netdev: rdma3", "network device 'rdma3' is there twice", "nics:"),
     ("10.100.0.0/16", "10.100.0.0/24", "10.100.0.0/24 holds too few /24 networks", "network:"),
-    ("10.100.0.0/16", "ten", "nics.0.network: expected 4 octets in 'ten'", "network: ten"),
+    ("10.100.0.0/16", "ten", "nics.0.network: Expected 4 octets in 'ten'", "network: ten"),
     ("xgmi: all", "xgmi: [[0, 8]]", "xgmi link [0, 8] is between no two GPUs", "gpus:"),
     ("memlock: -1", "memlok: -1", "memlok", "limits:"),
 ]
+
+
+def test_gpus_on_switches_need_gpus() -> None:
+    text = (model.folder() / "epyc-thor2.yml").read_text().replace("numa: 1, nics", "numa: 1, gpus: [0], nics")
+    with pytest.raises(BadInput, match=r"hold GPUs \[0\], and the model has no `gpus`"):
+        parse(text)
 
 
 @pytest.mark.parametrize(("old", "new", "says", "at"), CASES)
@@ -91,7 +97,9 @@ def test_gfx_as_kfd_writes_it(gfx: str, number: int) -> None:
 
 
 def test_hops_are_the_fewest_links() -> None:
-    hops = machine.hops(model.load("mi250x-slingshot").gpus)
+    gpus = model.load("mi250x-slingshot").gpus
+    assert gpus
+    hops = machine.hops(gpus)
     assert (hops[0, 1], hops[0, 6], hops[0, 3], hops[5, 6]) == (1, 1, 2, 2)
     assert len(hops) == 56
 

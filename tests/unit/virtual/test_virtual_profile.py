@@ -86,15 +86,14 @@ def test_a_probe_reads_no_more_than_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted({*model.names()} - {"mixed-broken"}))
 def test_every_model_has_what_it_says(name: str) -> None:
     spec, seen = model.load(name), profile(name)
-    assert len(seen.gpus) == spec.gpus.count
-    assert {gpu.device for gpu in seen.gpus} == {spec.gpus.pci}
-    assert {gpu.gfx for gpu in seen.gpus} == {spec.gpus.gfx}
-    assert {gpu.name for gpu in seen.gpus} == {spec.gpus.name}
-    assert {gpu.memory for gpu in seen.gpus} == {spec.gpus.memory_gib * 2**30}
-    assert {gpu.firmware for gpu in seen.gpus} == {spec.gpus.vbios}
-    assert [gpu.render_minor for gpu in seen.gpus] == list(range(128, 128 + spec.gpus.count))
-    assert seen.amdgpu == spec.gpus.driver
-    assert {link.kind for gpu in seen.gpus for link in gpu.links} == {"xgmi"}
+    gpus = spec.gpus
+    assert len(seen.gpus) == (gpus.count if gpus else 0)
+    assert seen.amdgpu == (gpus.driver if gpus else None)
+    for index, gpu in enumerate(seen.gpus):
+        assert gpus
+        assert (gpu.device, gpu.gfx, gpu.name, gpu.firmware) == (gpus.pci, gpus.gfx, gpus.name, gpus.vbios)
+        assert (gpu.memory, gpu.render_minor) == (gpus.memory_gib * 2**30, 128 + index)
+        assert {link.kind for link in gpu.links} == {"xgmi"}
     assert sum(spec.count for spec in spec.nics) == len([netdev for netdev in seen.netdevs if netdev.pci])
     for kind in spec.nics:
         mine = [nic for nic in seen.nics if nic.netdevs and nic.netdevs[0] in model.counted(kind.netdev, kind.count)]
@@ -108,6 +107,12 @@ def test_every_model_has_what_it_says(name: str) -> None:
             near = {a.nic for a in seen.affinity if a.gpu == gpu and a.via == "switch"}
             verbs = {v.name for v in seen.verbs if set(v.netdevs) & set(switch.nics)}
             assert near == (verbs or set(switch.nics))
+
+
+def test_a_node_without_gpus_shows_no_driver_of_them() -> None:
+    seen = recording("epyc-thor2")
+    assert not [path for path in (*seen.files, *seen.devices) if "kfd" in path or "/dri/" in path or "amdgpu" in path]
+    assert [verbs.name for verbs in profile("epyc-thor2").verbs] == ["bnxt_re0", "bnxt_re1"]
 
 
 def test_mi300x_with_thor2_in_full() -> None:

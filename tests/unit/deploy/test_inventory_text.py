@@ -1,0 +1,317 @@
+"""Inventories as people write them wrong: refused in the line that is meant, and nothing is lost silently."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from misspelling import misspelt
+
+from rocstack.base.errors import BadInput
+from rocstack.deploy.read import facts, inventory, inventory_text, inventory_values
+from rocstack.edge import ansible
+
+GOOD = """\
+control:
+  hosts:
+    c1: {ansible_host: 192.0.2.1}
+workers:
+  vars: {ansible_user: root}
+  hosts:
+    w1: {ansible_host: 192.0.2.2}
+    w2:
+      ansible_host: 192.0.2.3
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+def refused(text: str, name: str = "inv.yml") -> BadInput:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+    with pytest.raises(BadInput) as error:
+        inventory.load(Path(name))
+    return error.value
+
+
+# What is changed in GOOD, and what is said.
+WRONG = {
+    "a group twice": (("workers:", "workers: {hosts: {w0: }}\nworkers:"), "inv.yml:5", "'workers' is there twice, fir"),
+    "a host twice": (("    w2:", "    w1:"), "inv.yml:8", "'w1' is there twice, first in line 7"),
+    "hosts misspelt": (("  hosts:\n    w1", "  hoss:\n    w1"), "inv.yml:6", "'hoss' in group 'workers': did you"),
+    "vars misspelt": (("vars:", "vas:"), "inv.yml:5", "'vas' in group 'workers': did you mean 'vars'?"),
+    "an address of ours": (("w1: {", "w1: {rocstcak_address: a, "), "inv.yml:7", "did you mean 'rocstack_address'?"),
+    "a port's name": (("ansible_host: 192.0.2.3", "ansiblle_port: 3"), "inv.yml:9", "did you mean 'ansible_port'?"),
+    "a variable of a group": (("ansible_user", "ansible_usr"), "inv.yml:5", "did you mean 'ansible_user'?"),
+    "an address": (("192.0.2.3", "192.0.2.300"), "inv.yml:9", "'192.0.2.300' of w2 is neither an address nor a host"),
+    "a short address": (("192.0.2.3", "10.1"), "inv.yml:9", "10.1 of w2 is neither an address nor a host name"),
+    "a list of addresses": (("192.0.2.3", "[192.0.2.3, w2]"), "inv.yml:9", "is a list, where one text"),
+    "a mirror": (("192.0.2.3", "w2\n      rocstack_rack_registry: http://m"), "inv.yml:10", "is not a registry"),
+    "a group misspelt": (("workers:", "wrokers: {hosts: {w0: }}\nworkers:"), "inv.yml:4", "did you mean 'workers'?"),
+    "a mirror's port": (("192.0.2.3", "w2\n      rocstack_rack_registry: m:99999"), "inv.yml:10", "is not a registry"),
+    "a mirror's port 0": (("192.0.2.3", "w2\n      rocstack_rack_registry: m:0"), "inv.yml:10", "is not a registry"),
+    "a truth": (("ansible_host: 192.0.2.3", "rocstack_address: true"), "inv.yml:9", "is true or false, where a text"),
+    "a port of 5000 digits": (("192.0.2.2", f"192.0.2.2, ansible_port: {'9' * 5000}"), "inv.yml:7", "is too long"),
+    "no space": (("{ansible_host: 192.0.2.2}", "{ansible_host:192.0.2.2}"), "inv.yml:7", "a space belongs"),
+    "a range backwards": (("    w1:", "    w[5:1]:"), "inv.yml:7", "did you mean 'w[1:5]'?"),
+    "a range of Slurm's": (("    w1:", "    w[1-4]:"), "inv.yml:7", "did you mean 'w[1:4]'?"),
+    "a list of hosts": (("    w1: {ansible_host: 192.0.2.2}\n    w2:\n      ansible_host: 192.0.2.3", "    - w1"),
+                        "inv.yml:7", "'hosts' of group 'workers' is a list"),
+    "nodes alike": (("w2:", "W1:"), "inv.yml:8", "differ only in upper and lower case"),
+    "a node's name": (("w2:", "192.0.2.9:"), "inv.yml:8", "'192.0.2.9' is an address"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused_in_its_line(case: str) -> None:
+    (old, new), where, says = WRONG[case]
+    assert GOOD.count(old) == 1
+    error = refused(GOOD.replace(old, new))
+    assert (str(error.where), error.exit_code) == (where, 2)
+    assert says in error.what
+    assert error.next_step
+
+
+INI = "[control]\nc1\n\n[workers]\nw1 ansible_host=192.0.2.2\nw2\n\n[workers:vars]\nansible_user=root\n"
+WRONG_INI = {
+    "a section": (("workers:vars", "workers:var"), "inv:8", "unknown section [workers:var]: did you mean 'vars'?"),
+    "a variable": (("w2\n", "w2 ansible_prot=22\n"), "inv:6", "did you mean 'ansible_port'?"),
+    "a variable of a group": (("ansible_user", "ansible_suer"), "inv:9", "did you mean 'ansible_user'?"),
+    "a host twice": (("w2\n", "w2\nw1 ansible_port=3\n"), "inv:7", "'w1' is there twice, first in line 5"),
+    "an open bracket": (("w2\n", "w2\n[rack1\n"), "inv:7", "'[rack1' is no section"),
+    "spaces": (
+        ("ansible_host=192.0.2.2", "ansible_host = 192.0.2.2"),
+        "inv:5",
+        "'ansible_host' beside w1 is no",
+    ),
+    "a child": (("[workers:vars]", "[big:children]\nworkes\n[workers:vars]"), "inv:9", "did you mean 'workers'?"),
+    "a range": (("w2\n", "w[1-4]\n"), "inv:6", "did you mean 'w[1:4]'?"),
+    "an address": (("192.0.2.2", "192.0.2"), "inv:5", "ansible_host '192.0.2' of w1 is neither an address"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_INI)
+def test_refused_in_its_line_of_an_ini_file(case: str) -> None:
+    (old, new), where, says = WRONG_INI[case]
+    error = refused(INI.replace(old, new), "inv")
+    assert str(error.where) == where
+    assert says in error.what
+
+
+def test_variables_beside_the_inventory_have_their_lines_too(place: Path) -> None:
+    (place / "group_vars").mkdir()
+    (place / "group_vars/workers.yml").write_text("---\nown: 1\nansible_prot: 2\n")
+    error = refused(GOOD)
+    assert str(error.where) == str(Path("group_vars/workers.yml:3"))
+    (place / "group_vars/workers.yml").write_text("own: 1\nown: 2\n")
+    assert "'own' is there twice" in refused(GOOD).what
+
+
+def test_a_file_of_a_misspelt_group_is_refused_and_one_of_another_inventory_told(place: Path) -> None:
+    (place / "group_vars").mkdir()
+    (place / "group_vars/worker.yml").write_text("own: 1\n")
+    error = refused(GOOD)
+    assert (str(error.where), "did you mean 'workers'?" in error.what) == ("group_vars/worker.yml:1", True)
+    (place / "group_vars/worker.yml").rename(place / "group_vars/database.yml")
+    (place / "host_vars").mkdir()
+    (place / "host_vars/w10.yml").write_text("own: 1\n")  # of a node that was taken out, maybe
+    said = inventory.load(Path("inv.yml")).warnings
+    assert [text.rpartition("called ")[2] for text in said] == ["'database'", "'w10'"]
+
+
+DOUBTFUL = {
+    "undefined": ("ansible_user: '{{ nosuchthing }}'", "'nosuchthing' is undefined"),
+    "a mapping": ("ansible_user: {a: b}", "ansible_user {'a': 'b'} of w2 is a mapping, where one text belongs"),
+    "a list": ("ansible_ssh_common_args: [-v]", "ansible_ssh_common_args ['-v'] of w2 is a list, where one text"),
+    "a password's list": ("ansible_become_password: [hush]", "ansible_become_password *** of w2 is a list"),
+    "a port": ("ansible_port: ssh", "ansible_port 'ssh' of w2 is not a port"),
+    "a list of ports": ("ansible_port: [22]", "is a list, where one text"),
+    "become": ("ansible_become: maybe", "'maybe' of w2 is neither true nor false"),
+    "connection": ("ansible_connection: shh", "'shh' of w2 is no connection that Ansible has: did you mean 'ssh'?"),
+    "a container's": ("ansible_connection: docker", "is no connection that Ansible has"),
+    "time": ("ansible_timeout: ten", "'ten' of w2 is not a whole number"),
+    "a key": ("ansible_private_key_file: /nosuch/key", "'/nosuch/key' of w2 is not there"),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_what_one_host_would_fail_with_is_told_by_the_check(case: str, place: Path) -> None:
+    line, says = DOUBTFUL[case]
+    (place / "inv.yml").write_text(GOOD + f"      {line}\n")
+    found = inventory.load(Path("inv.yml"))
+    with pytest.raises(BadInput) as error:
+        inventory.refuse_doubtful(found)
+    assert (str(error.value.where), says in error.value.what) == ("inv.yml:10", True), error.value.what
+
+
+@pytest.mark.parametrize("word", [*inventory_values.OURS, *inventory_values.ANSIBLE])
+def test_every_misspelt_variable_is_caught(word: str) -> None:
+    known = {*inventory_values.OURS, *inventory_values.ANSIBLE}
+    for typo in sorted(misspelt(word) - known):
+        assert f"'{word}'" in (inventory_values.misspelt(typo, "x") or ""), typo
+
+
+@pytest.mark.parametrize(("variable", "meant"), inventory_values._OTHER_WORDS.items())
+def test_other_words_for_them(variable: str, meant: str) -> None:
+    assert inventory_values.misspelt(variable, "x") == f"did you mean '{meant}'?"
+    assert "'ansible_python_interpreter'" in (inventory_values.misspelt("ansible_python_interperator", "x") or "")
+
+
+OWN = ["ntp_server", "ansible_users", "rack", "slurm_partition", "ansible_distribution", "ansible_playbook_branch",
+       "my_ansible_host", "http_proxy", "rockets", "ansible_env", "possible", "host", "port", "users"]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", OWN)
+def test_variables_of_the_persons_own_are_theirs(word: str) -> None:
+    assert inventory_values.misspelt(word, ["a"] if word.endswith("s") else "a") is None
+
+
+GOOD_VALUES: list[tuple[str, Any]] = [
+    ("ansible_host", "node-1.example.com"), ("ansible_host", "fe80::1%eth0"), ("ansible_host", "[2001:db8::5]"),
+    ("ansible_host", "my_node"), ("ansible_host", "{{ ip }}"), ("ansible_host", {"__ansible_vault": "x"}),
+    ("ansible_port", "2222"), ("ansible_port", 22), ("ansible_port", None), ("ansible_user", 1000), ("x", ["a"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variable", "value"), GOOD_VALUES)
+def test_good_values(variable: str, value: Any) -> None:
+    assert inventory_values.wrong(variable, value) is None
+
+
+def test_odd_files_are_ansibles_to_judge(place: Path) -> None:
+    for content in (
+        b"\xff\xfe",
+        b"a: &a [*a]",
+        b"a: {children: &x {b: {children: *x}}}",
+        b"[" * 5000,
+        b"plugin: x\nhoss: 1",
+        b"a\n- b",
+    ):
+        (place / "inv.yml").write_bytes(content)
+        inventory_text.read(place / "inv.yml").refuse_lost()
+
+
+def test_a_program_that_fails(place: Path) -> None:
+    script = place / "inv.sh"
+    script.write_text("#!/bin/sh\necho 'no credentials for the cloud' >&2\nexit 3\n")
+    with pytest.raises(BadInput, match="can't be executed") as error:
+        inventory.load(script)
+    assert f"chmod +x {script}" in str(error.value.next_step)
+    script.chmod(0o755)
+    with pytest.raises(BadInput, match="ended with exit code 3: no credentials for the cloud"):
+        inventory.load(script)
+    script.write_text("#!/bin/sh\necho '{'\n")
+    with pytest.raises(BadInput, match="printed no inventory") as error:
+        inventory.load(script)
+    assert f"{script} --list" in str(error.value.next_step)
+
+
+def test_a_home_that_can_not_be_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/proc/nobody")
+    error = refused(GOOD)
+    assert "can't write to /proc/nobody/.ansible" in error.what
+    assert "ANSIBLE_HOME" in str(error.next_step)
+
+
+def test_an_undefined_variable_is_that_hosts_problem(place: Path) -> None:
+    (place / "inv.yml").write_text(GOOD.replace("192.0.2.3", "'{{ nobody }}'"))
+    found = inventory.load(Path("inv.yml"))
+    assert list(found.problems) == ["w2"]
+    assert "'nobody' is undefined" in found.problems["w2"]
+    assert [host.host for host in found.workers] == ["192.0.2.2", "w2"]
+
+
+@pytest.mark.parametrize("connection", ["", "      ansible_connection: local\n"])
+def test_a_value_that_can_not_be_is_that_hosts_problem(connection: str, place: Path) -> None:
+    """In our words, whether Ansible would have stopped at it or not."""
+    (place / "inv.yml").write_text(GOOD + connection + "      ansible_user: {a: b}\n      ansible_become: maybe\n")
+    found = inventory.load(Path("inv.yml"))
+    assert list(found.wrong) == list(found.doubtful) == ["w2"]
+    line = 11 if connection else 10
+    said = found.complaint("w2", failed=False)
+    assert (str(said and said.where), said and said.code) == (f"inv.yml:{line}", "bad-value")
+    assert found.complaint("w1", failed=True) is None
+
+
+def test_a_groups_value_is_the_problem_of_its_hosts(place: Path) -> None:
+    (place / "inv.yml").write_text(GOOD.replace("root", "[root]"))
+    found = inventory.load(Path("inv.yml"))
+    said = {name: f"{error.where}: {error.what}" for name, error in found.wrong.items()}
+    assert list(said) == ["w1", "w2"]
+    assert said["w1"] == "inv.yml:5: ansible_user ['root'] of w1 is a list, where one text belongs"
+
+
+def test_a_doubtful_value_is_said_where_ansible_failed(place: Path) -> None:
+    (place / "inv.yml").write_text(GOOD + "      ansible_become: maybe\n")
+    found = inventory.load(Path("inv.yml"))
+    said = found.complaint("w2", failed=True)
+    assert said
+    assert said.what == "ansible_become 'maybe' of w2 is neither true nor false"
+    assert found.complaint("w2", failed=False) is None
+
+
+def test_what_a_node_has_wrong_is_its_finding_alone(place: Path) -> None:
+    local = "ansible_connection: local"
+    (place / "inv.yml").write_text(
+        f"control: {{hosts: {{c1: {{{local}}}}}}}\nworkers:\n  hosts:\n    w1: {{{local}}}\n"
+        f"    w2: {{{local}, ansible_remote_tmp: [a]}}\n    w3: {{ansible_become: maybe}}\n"
+    )
+    found = facts.gather(inventory.load(Path("inv.yml")))
+    assert [node.name for node in found.nodes] == ["c1", "w1"]
+    said = {failure.node: failure.reason for failure in found.failures}
+    assert said == {
+        "w2": "inv.yml:5: ansible_remote_tmp ['a'] of w2 is a list, where one text belongs",
+        "w3": "inv.yml:6: ansible_become 'maybe' of w3 is neither true nor false",
+    }
+    assert {facts.code_of(failure) for failure in found.failures} == {facts.WRONG_VARIABLES}
+
+
+def test_what_ansible_warns_of_is_kept(place: Path) -> None:
+    said = "[WARNING]: Unable to x because\nof y\n[WARNING]: Invalid characters were found in group names but\nnot\n"
+    assert ansible.warnings(said + "[ERROR]: no\n[WARNING]: Unable to x because of y\n") == (
+        "Unable to x because of y",
+    )
+    text = GOOD.replace("192.0.2.2}", "192.0.2.2}\n    workers: {}")
+    assert "drops a part of the inventory: Found both group and host with same name: workers" in refused(text).what
+
+
+def test_a_program_ends_when_we_are_stopped(place: Path) -> None:
+    script, came = place / "inv.sh", place / "came"
+    script.write_text(f"#!/bin/sh\necho $$ > {came}\nexec sleep 600\n")
+    script.chmod(0o755)
+    code = (
+        f"from pathlib import Path; from rocstack.deploy.read import inventory; inventory.load(Path({str(script)!r}))"
+    )
+    own = "import signal\ndef stop(*_): raise KeyboardInterrupt\nsignal.signal(signal.SIGTERM, stop)\n" + code
+    process = subprocess.Popen([sys.executable, "-c", own], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (came.exists() and came.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    process.wait(30)
+    asked = Path(f"/proc/{came.read_text().strip()}")
+    while asked.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not asked.exists()
+
+
+def test_no_port() -> None:
+    """Of thousands of digits Python makes no number, and of such a number no digits."""
+    for value in ("9" * 5000, 10**5000, "0" * 5000, "\u0662\u0662", 0, 65536, -1, 22.0, True, "1e3", " 22"):
+        assert inventory_values.wrong("ansible_port", value) == "is not a port: a number from 1 to 65535"
+
+
+@pytest.mark.parametrize("value", [22, "22", "00022", 65535])
+def test_a_port(value: object) -> None:
+    assert inventory_values.wrong("ansible_port", value) is None

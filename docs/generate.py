@@ -102,7 +102,13 @@ EXIT = {
     "local up": "Exit code 1: a node does not answer, or the engine refused something; 2: an unknown model or fault.",
     "lock": "Exit code 1: apt or pip can't resolve something.",
     "logs": "The exit code is that of `docker logs` there; 1: no such container, or ssh fails; 2: no such node.",
+    "job cancel": "Exit code 1: Slurm refuses it; 2: no such job.",
+    "job logs": "Exit code 1: there is no log yet; 2: no such job.",
+    "job requeue": "Exit code 1: Slurm refuses it; 2: no such job.",
+    "job show": "Exit code 1: the job failed; 2: no such job.",
+    "jobs": "Exit code 1: Slurm doesn't answer.",
     "probe": "Exit code 1: a node could not be read, the others were; 2: the inventory or a recording is wrong.",
+    "recipes": "Exit code 2: no such recipe, or one is wrong.",
     "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
     "replay": "Exit code 1: something is concluded otherwise; 2: no file of `first-light`.",
     "report": "Exit code 1: with `--compare`, something fails in B that didn't in A; 2: no report there.",
@@ -111,8 +117,10 @@ EXIT = {
     "rotate-keys": "Exit code 1: a node doesn't have the new keys, and is named; 2: the secrets can't be changed.",
     "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",
     "shell": "The exit code is that of the shell; 1: no such container there; 3: no image, or no GPU to give it.",
+    "size": "Exit code 1: the model doesn't fit; 2: no such model, GPU or layout.",
     "stacks": "Exit code 2: a stack or NIC file is wrong.",
     "status": "Exit code 1: something is not in order, and named.",
+    "submit": "Exit code 1: Slurm refuses the job, or with `--follow`, it failed; 2: wrong input, or too many nodes.",
     "verify": "Exit code 1: a check failed, or could not be made; 75: all workers were busy with jobs.",
 }
 
@@ -319,25 +327,36 @@ def origin(key: str, measured: dict[str, str]) -> str:
 def checks() -> str:
     """What the acceptance suite proves, and what measured values must reach."""
     about = (
-        f"Of `rocstack verify`, by level; {ITEMS} kinds of test that any training cluster must pass have a number.\n"
+        f"Of `rocstack verify`, by level; {ITEMS} kinds of test that any training cluster must pass have a number. "
+        "Nodes are compared with most of them; one alone is measured. The source is that of the demand; thresholds "
+        "by hardware have their own, below.\n"
     )
     rows = [
-        (str(each.level), code(each.name), str(each.item or ""), each.title, code(", ".join(each.needs)), each.source)
+        (
+            f"{each.level}{', core' if each.core else ''}",
+            code(each.name),
+            str(each.item or ""),
+            each.title,
+            each.cannot,
+            code(", ".join(each.needs)),
+            each.source or "ours",
+        )
         for each in suite.listed()
     ]
     bounds = [
-        (code(name), each.text(quantity.unit), each.gpu, each.nic, each.source)
+        (code(name), each.text(quantity.unit), each.gpu, each.nic, " to ".join(map(str, each.nodes or ())), each.source)
         for name, quantity in thresholds.load().items()
         for each in quantity.thresholds
     ]
+    heads = ("level", "check", "no.", "what is so where it passes", "what it can't tell", "needs", "source")
     return "\n".join(
         (
             "## Checks\n",
             about,
-            table(("level", "check", "no.", "what is so", "needs", "source"), rows),
+            table(heads, rows),
             "### Thresholds\n",
             "The first holds whose patterns are found in the node's GPUs and NICs; else a value is just measured.\n",
-            table(("quantity", "wanted", "GPU", "NIC", "source"), bounds),
+            table(("quantity", "wanted", "GPU", "NIC", "nodes", "source"), bounds),
         )
     )
 
@@ -349,6 +368,7 @@ def findings() -> str:
         "deploy": "before a deploy",
         "node": "nodes",
         "rules": "a stack",
+        "size": "a layout of a model",
         "status": "a deployed cluster",
     }
     rows = []

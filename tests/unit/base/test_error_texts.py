@@ -16,7 +16,7 @@ from rocstack.base.errors import BadInput, Where, error_texts
 
 PACKAGE = Path(__file__).resolve().parents[3] / "cli/rocstack"
 FOLDER = paths.images() / "errors"
-KINDS = {"BadInput", "CheckFailed", "Missing", "RocstackError", "cls"}
+KINDS = {"BadInput", "CheckFailed", "Missing", "RocstackError", "Untrusted", "cls"}
 
 
 def raised() -> Iterator[tuple[str, ast.Call]]:

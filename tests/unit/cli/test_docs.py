@@ -18,6 +18,7 @@ import typer
 from rocstack.base.errors import BadInput, CheckFailed, Missing, error_texts
 from rocstack.cli.main import app
 from rocstack.cli.run import COMMANDS
+from rocstack.trust.verification import Untrusted
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "images/trainer"))
 from rocstack_trainer.settings import KEYS, SECTIONS
@@ -25,7 +26,7 @@ from rocstack_trainer.settings import KEYS, SECTIONS
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXIT = {error.__name__: error.exit_code for error in (CheckFailed, BadInput, Missing)}
+EXIT = {error.__name__: error.exit_code for error in (CheckFailed, BadInput, Missing, Untrusted)}
 
 
 def named(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""Signatures and attestations, as cosign makes and checks them by key."""

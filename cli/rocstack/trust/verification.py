@@ -65,39 +65,37 @@ def verify(
 class _Check:
     def __init__(self, source: Source, digest: str, keys: tuple[PublicKey, ...], known: frozenset[str]) -> None:
         self.source, self.digest, self.keys, self.known = source, digest, keys, known
-        self.reference = f"{source.reference}@{digest}"
+        self.at = f"{source.reference}@{digest}"
         self.listed: dict[str, str] | None = None  # what the trusted signatures list
 
     def evidence(self, required: Collection[str]) -> Evidence:
         if self.source.manifest(self.digest) is None:
-            raise Untrusted.of("image-absent", reference=self.reference)
+            raise Untrusted.of("image-absent", reference=self.at)
         signers, others = self._signatures()
         attestations = self._attestations()
         there = {each.predicate_type for each in attestations}
         for kind in required:
             if kind not in there:
-                raise Untrusted.of("attestation-missing", reference=self.reference, kind=_called(kind))
-        return Evidence(reference=self.reference, signers=signers, others=others, attestations=attestations)
+                raise Untrusted.of("attestation-missing", reference=self.at, kind=_called(kind))
+        return Evidence(reference=self.at, signers=signers, others=others, attestations=attestations)
 
     def _signatures(self) -> tuple[tuple[str, ...], int]:
         """Fingerprints of the trusted keys that signed, and how many other signatures there are."""
         try:
             files = attached.read(self.source, self.digest, "sig")
         except ValueError as error:
-            raise Untrusted.of("signature-broken", reference=self.reference, why=error) from None
+            raise Untrusted.of("signature-broken", reference=self.at, why=error) from None
         if not files:
-            raise Untrusted.of("image-unsigned", reference=self.reference)
+            raise Untrusted.of("image-unsigned", reference=self.at)
         signers: dict[str, None] = {}
         problem: Untrusted | None = None
         others = 0
         for each in files:
             if each.media_type != SIMPLE_SIGNING:
-                raise Untrusted.of(
-                    "unlisted-file", reference=self.reference, file=f"{each.digest} ({each.media_type[:80]})"
-                )
+                raise Untrusted.of("unlisted-file", reference=self.at, file=f"{each.digest} ({each.media_type[:80]})")
             if each.data is None:
                 problem = problem or Untrusted.of(
-                    "signature-broken", reference=self.reference, why=f"the registry lacks {each.digest}"
+                    "signature-broken", reference=self.at, why=f"the registry lacks {each.digest}"
                 )
                 continue
             by = [key for key in self.keys if key.signed(each.data, each.signature)]
@@ -106,7 +104,7 @@ class _Check:
                 signers |= dict.fromkeys(key.fingerprint for key in by)
             elif each.annotations.get(SIGNER) in {key.fingerprint for key in self.keys}:
                 why = f"it is said to be of key {each.annotations[SIGNER]}, and is not that key's over this payload"
-                problem = problem or Untrusted.of("signature-broken", reference=self.reference, why=why)
+                problem = problem or Untrusted.of("signature-broken", reference=self.at, why=why)
             else:
                 others += 1
         if problem:
@@ -116,7 +114,7 @@ class _Check:
             trusted = ", ".join(map(str, self.keys)) or "none"
             raise Untrusted.of(
                 "unknown-signer",
-                reference=self.reference,
+                reference=self.at,
                 signer=", ".join(said) or "a key that it doesn't name",
                 keys=trusted,
             )
@@ -128,9 +126,9 @@ class _Check:
             said = envelope.parse(each.data or b"", Payload)
             listed = said.listed
         except ValueError as error:
-            raise Untrusted.of("signature-broken", reference=self.reference, why=f"its payload: {error}") from None
+            raise Untrusted.of("signature-broken", reference=self.at, why=f"its payload: {error}") from None
         if said.digest != self.digest:
-            raise Untrusted.of("signature-of-another", reference=self.reference, other=said.digest)
+            raise Untrusted.of("signature-of-another", reference=self.at, other=said.digest)
         if listed is not None:
             self.listed = {**(self.listed or {}), **listed}
 
@@ -138,51 +136,47 @@ class _Check:
         try:
             files = attached.read(self.source, self.digest, "att") or ()
         except ValueError as error:
-            raise Untrusted.of("attestation-broken", reference=self.reference, kind="manifest", why=error) from None
+            raise Untrusted.of("attestation-broken", reference=self.at, kind="manifest", why=error) from None
         there = {each.digest for each in files}
         for digest, kind in (self.listed or {}).items():
             if digest not in there:
-                raise Untrusted.of(
-                    "attestation-absent", reference=self.reference, kind=_called(kind), digest=digest[:80]
-                )
+                raise Untrusted.of("attestation-absent", reference=self.at, kind=_called(kind), digest=digest[:80])
         return tuple(map(self._attestation, files))
 
     def _attestation(self, each: Attached) -> Attestation:
         listed = self.listed is not None and each.digest in self.listed
         kind = _called(each.annotations.get(PREDICATE_TYPE, "unknown type"))
         if each.media_type != DSSE:
-            raise Untrusted.of(
-                "unlisted-file", reference=self.reference, file=f"{each.digest} ({each.media_type[:80]})"
-            )
+            raise Untrusted.of("unlisted-file", reference=self.at, file=f"{each.digest} ({each.media_type[:80]})")
         if each.data is None:
-            raise Untrusted.of("attestation-absent", reference=self.reference, kind=kind, digest=each.digest)
+            raise Untrusted.of("attestation-absent", reference=self.at, kind=kind, digest=each.digest)
         try:
             envelope_ = envelope.parse(each.data, Envelope)
             signers = envelope_.signers(self.keys)
         except ValueError as error:
-            raise Untrusted.of("attestation-broken", reference=self.reference, kind=kind, why=error) from None
+            raise Untrusted.of("attestation-broken", reference=self.at, kind=kind, why=error) from None
         if not signers:
             if envelope_.claims(self.keys):
                 why = "its signature is said to be of a trusted key, and is not that key's over this statement"
-                raise Untrusted.of("attestation-broken", reference=self.reference, kind=kind, why=why)
+                raise Untrusted.of("attestation-broken", reference=self.at, kind=kind, why=why)
             if self.listed is not None and not listed:
-                raise Untrusted.of("unlisted-file", reference=self.reference, file=f"{each.digest} ({kind})")
-            raise Untrusted.of("attestation-unsigned", reference=self.reference, kind=kind)
+                raise Untrusted.of("unlisted-file", reference=self.at, file=f"{each.digest} ({kind})")
+            raise Untrusted.of("attestation-unsigned", reference=self.at, kind=kind)
         if envelope_.payload_type != IN_TOTO:
-            raise Untrusted.of("attestation-unknown-type", reference=self.reference, kind=envelope_.payload_type[:80])
+            raise Untrusted.of("attestation-unknown-type", reference=self.at, kind=envelope_.payload_type[:80])
         try:
             said = envelope.parse(envelope_.content, Statement)
         except ValueError as error:
             raise Untrusted.of(
-                "attestation-broken", reference=self.reference, kind=kind, why=f"its statement: {error}"
+                "attestation-broken", reference=self.at, kind=kind, why=f"its statement: {error}"
             ) from None
         if not said.is_about(self.digest):
             other = said.subject[0].digest.get("sha256", "something without a sha256")[:80]
             raise Untrusted.of(
-                "attestation-of-another", reference=self.reference, kind=_called(said.predicate_type), other=other
+                "attestation-of-another", reference=self.at, kind=_called(said.predicate_type), other=other
             )
         if said.predicate_type not in self.known:
-            raise Untrusted.of("attestation-unknown-type", reference=self.reference, kind=said.predicate_type[:120])
+            raise Untrusted.of("attestation-unknown-type", reference=self.at, kind=said.predicate_type[:120])
         fingerprints = tuple(key.fingerprint for key in signers)
         return Attestation(
             predicate_type=said.predicate_type, digest=each.digest, signers=fingerprints, predicate=said.predicate

@@ -116,7 +116,16 @@ def release_tags(stack: str, nic: str, release: str, *, default: tuple[str, str]
     Raises:
         BadInput: not a tag, or too long for one.
     """
-    tag = f"{stack}-{nic}-{release}"
+    return variant_tags(f"{stack}-{nic}", release, bare=(stack, nic) == default)
+
+
+def variant_tags(variant: str, release: str, *, bare: bool) -> tuple[str, ...]:
+    """The same, of whatever the pair is called in tags.
+
+    Raises:
+        BadInput: not a tag, or too long for one.
+    """
+    tag = f"{variant}-{release}"
     if not (_TAG.fullmatch(tag) and _TAG.fullmatch(release)):
         raise BadInput.of("bad-tag", tag=tag)
-    return (tag, release) if (stack, nic) == default else (tag,)
+    return (tag, release) if bare else (tag,)

@@ -49,6 +49,26 @@ def needs(nic: NicProfile, profiles: Iterable[NodeProfile]) -> tuple[Need, ...]:
     return tuple(sorted(rows, key=lambda need: (-len(need.nodes), need.kernel_abi, need.release or "")))
 
 
+def needs_of_releases(
+    nic: NicProfile, known: Sequence[Need], releases: Sequence[VendorRelease], named: Sequence[str]
+) -> tuple[Need, ...]:
+    """As if nodes had the driver of each of these releases: for images that are built before their nodes are known.
+
+    Raises:
+        BadInput: a release is not among `releases`, two speak one kernel ABI, or one's ABI can't be read in its source.
+    """
+    wanted, by_abi = list(known), {need.kernel_abi: f"the driver of {listed(need.nodes)}" for need in known}
+    for version in named:
+        found = pick(releases, version)
+        if found.kernel_abi is None:
+            raise BadInput.of("release-without-abi", release=version, driver=nic.provider or nic.name)
+        if other := by_abi.get(found.kernel_abi):
+            raise BadInput.of("releases-of-one-abi", release=version, other=other, abi=found.kernel_abi)
+        by_abi[found.kernel_abi] = f"release {version}"
+        wanted.append(Need(found.kernel_abi, version, (f"nodes with release {version}",)))
+    return tuple(wanted)
+
+
 @dataclass(frozen=True)
 class ProviderRow:
     """A provider to build, and what is shown of it before. `supports` is the kernel-ABI range, where it is known by

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from requests import Response
@@ -23,6 +25,7 @@ from rocstack.registry.registry_http import Body, PushStopped, RegistryHttp, Tag
 DOCKERS = "application/vnd.docker.distribution.manifest"
 ACCEPT = ", ".join((MANIFEST, INDEX, f"{DOCKERS}.v2+json", f"{DOCKERS}.list.v2+json"))
 FIRST_PAUSE = 2.0  # seconds; each further one is twice as long
+READ = 8 << 20  # bytes of a large blob that are asked for at once
 OCTETS = {"Content-Type": "application/octet-stream"}
 Result = TypeVar("Result")
 Count = Callable[[int], None]
@@ -54,6 +57,14 @@ class Repository:
         answer = self._ask("GET", "tags/list", {200, 401, 403, 404, 405})
         return self.http.said(answer, TagList, self.name).tags or [] if answer.status_code == 200 else []
 
+    def clock(self) -> datetime | None:
+        """The registry's time; None where it doesn't say."""
+        answer = self._ask("GET", "tags/list", {200, 401, 403, 404, 405})
+        try:
+            return parsedate_to_datetime(answer.headers.get("Date", "")).astimezone(UTC)
+        except ValueError:
+            return None
+
     def manifest(self, name: str, *, denied_is_absent: bool = False) -> bytes | None:
         """The manifest of a tag or digest, its bytes; None where there is none. Some registries deny reading what
         does not exist yet: before a push this may count as absent, as the push will report a real denial.
@@ -82,6 +93,25 @@ class Repository:
         """Is it there, with this size?"""
         answer = self._ask("HEAD", f"blobs/{blob.digest}", {200, 404})
         return answer.status_code == 200 and answer.headers.get("Content-Length") in (None, str(blob.size))
+
+    def size(self, digest: str) -> int | None:
+        """Bytes of a blob; -1 where the registry doesn't say, None where it has none."""
+        answer = self._ask("HEAD", f"blobs/{digest}", {200, 404})
+        said = answer.headers.get("Content-Length", "")
+        return None if answer.status_code == 404 else int(said) if said.isdecimal() else -1
+
+    def pieces(self, digest: str) -> Iterator[bytes]:
+        """A blob of any size, as it lies there: nothing is compared."""
+        at = 0
+        while True:
+            span = {"Range": f"bytes={at}-{at + READ - 1}"}
+            answer = self._ask("GET", f"blobs/{digest}", {200, 206, 416}, headers=span)
+            if answer.status_code == 416:  # it ended with the last piece
+                return
+            yield answer.content
+            at += len(answer.content)
+            if answer.status_code == 200 or len(answer.content) < READ:
+                return
 
     def blob(self, digest: str) -> bytes | None:
         """A small blob, whole."""

@@ -268,7 +268,10 @@ def _providers(
         repository=chosen.nic_repository is not None,
         versions={name: part.version for name, part in own.components.items() if part.version != UNREAD},
     )
-    plan = ways.plan(nic, ways.needs(nic, nodes), offer, way=options.way, variants=options.nic_variants)
+    wanted, variants = ways.needs(nic, nodes), options.nic_variants
+    if options.nic_releases:
+        wanted, variants = ways.needs_of_releases(nic, wanted, releases(), options.nic_releases), True
+    plan = ways.plan(nic, wanted, offer, way=options.way, variants=variants)
     if any(provider.way == "package" for provider in plan.providers):
         if chosen.nic_repository is None:
             raise BadInput.of("no-repository")

@@ -109,6 +109,10 @@ class ImageOptions(StackOptions):
     nic_plugin: Annotated[
         str | None, Flag("Source of RCCL's network plugin (aws-ofi-nccl-VERSION.tar.gz), to compile in the image.")
     ] = None
+    nic_releases: Annotated[
+        tuple[str, ...],
+        Flag("Build for this release of the vendor's driver, in --nic-source; may be repeated.", ("--nic-release",)),
+    ] = ()
     nic_variants: Annotated[bool, Flag("Put one provider per kernel ABI of the nodes into the image.")] = False
     base_image: Annotated[str | None, Flag("Base image to use instead of the stack's.")] = None
     rehearsal: Rehearsal = False
@@ -185,6 +189,59 @@ class BuildOptions(ImageOptions):
     tag: Annotated[str | None, Flag("Release tag; default: ISO year and week, such as 2026.47.")] = None
     move_tags: Annotated[bool, Flag("Move tags that exist to the new images.")] = False
     ca_bundle: Annotated[str | None, Flag("CA bundle (PEM) of the company's proxy.")] = None
+
+
+ReleaseYml = Annotated[Path, Flag("File that says what to release.", ("--file",), "FILE")]
+ReleaseRegistry = Annotated[
+    str | None, Flag("Registry instead of the file's: registry.example.com:5000/hpc; default: the setting `push`.")
+]
+PasswordFile = Annotated[
+    Path | None, Flag("File with the password of the private keys; default: the file's, else it is asked for.")
+]
+SigningKeys = Annotated[
+    tuple[Path, ...], Flag("Private key to sign with, instead of the file's; may be repeated.", metavar="FILE")
+]
+Layers = Annotated[bool, Flag("Also read every layer and compare its sha256.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions:
+    file: Annotated[Path, Flag("File that says what to release.", argument=True)] = Path("release.yml")
+    tag: Annotated[str | None, Flag("Tag of the release; default: ISO year and week, such as 2026.47.")] = None
+    registry: ReleaseRegistry = None
+    key: SigningKeys = ()
+    password_file: PasswordFile = None
+    report: Annotated[
+        Path | None, Flag("Report of a `rocstack verify` with these images, to attest: its folder or report.json.")
+    ] = None
+    move_tags: Annotated[bool, Flag("Move tags that exist to the new images.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseVerifyOptions:
+    tag: Annotated[str | None, Flag("Release, or name that one was promoted to; default: the last.", argument=True)] = (
+        None
+    )
+    file: ReleaseYml = Path("release.yml")
+    registry: ReleaseRegistry = None
+    key: Annotated[
+        tuple[Path, ...], Flag("Public key to trust, instead of the file's; may be repeated.", metavar="FILE")
+    ] = ()
+    layers: Layers = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromoteOptions:
+    tag: Annotated[str, Flag("Release to promote: 2026.47.", argument=True)]
+    to: Annotated[str, Flag("Name to move to it.")] = "stable"
+    report: Annotated[
+        Path | None, Flag("Report of a `rocstack verify` with its images, to attest first: its folder or report.json.")
+    ] = None
+    file: ReleaseYml = Path("release.yml")
+    registry: ReleaseRegistry = None
+    key: SigningKeys = ()
+    password_file: PasswordFile = None
+    layers: Layers = False
 
 
 @dataclass(frozen=True, kw_only=True)

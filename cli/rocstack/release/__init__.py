@@ -1,0 +1,1 @@
+"""Releases: which images belong together, what is said of each, and under which tags they are published."""

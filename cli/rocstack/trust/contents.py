@@ -1,0 +1,53 @@
+"""Whether a registry still has what an image's digest promises: its configuration and layers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from rocstack.registry.oci import CONFIG, Blob, parse_manifest
+from rocstack.registry.repository import Repository
+from rocstack.trust.verification import Untrusted
+
+AT_ONCE = 4
+Say = Callable[[str], None]
+
+
+def check(repository: Repository, digest: str, *, whole: bool = False, say: Say = lambda text: None) -> int:
+    """Asks for the size of each blob; with `whole` reads each and compares its sha256. Bytes of the layers, compressed.
+
+    Raises:
+        Untrusted: image-absent, layer-absent, or layer-differs.
+        CheckFailed, Missing: as `Repository`.
+    """
+    at = f"{repository.reference}@{digest}"
+    data = repository.manifest(digest)
+    if data is None:
+        raise Untrusted.of("image-absent", reference=at)
+    try:
+        config, layers = parse_manifest(data)
+    except ValueError as error:
+        raise Untrusted.of("layer-differs", reference=at, layer=digest, why=error) from None
+    blobs = dict.fromkeys([*layers, *([Blob(digest=config, size=-1, media_type=CONFIG)] if config else [])])
+
+    def one(blob: Blob) -> None:
+        size = repository.size(blob.digest)
+        if size is None:
+            raise Untrusted.of("layer-absent", reference=at, layer=blob.digest)
+        if blob.size >= 0 and size not in (-1, blob.size):
+            why = f"it has {size} bytes, the manifest says {blob.size}"
+            raise Untrusted.of("layer-differs", reference=at, layer=blob.digest, why=why)
+        if whole:
+            say(f"reading {blob.digest[:19]}: {max(blob.size, 0) / 1e6:.0f} MB")
+            summed = hashlib.sha256()
+            for piece in repository.pieces(blob.digest):
+                summed.update(piece)
+            if f"sha256:{summed.hexdigest()}" != blob.digest:
+                why = f"its content is sha256:{summed.hexdigest()}"
+                raise Untrusted.of("layer-differs", reference=at, layer=blob.digest, why=why)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for job in [pool.submit(one, blob) for blob in blobs]:
+            job.result()
+    return sum(layer.size for layer in layers)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from packageurl import PackageURL
 from pydantic import BaseModel, ConfigDict
 
 from rocstack.base import __version__
@@ -101,15 +102,15 @@ def provenance(
     system = resolved.stack.base.os.partition("-")[0]
     for package in lock.packages:
         if manifest["packages"].get(package.name) == package.version and package.sha256:
-            uri = f"pkg:deb/{system}/{package.name}@{package.version}"
+            uri = PackageURL("deb", system, package.name, package.version).to_string()
             dependencies.append({"uri": uri, "digest": _sha256(package.sha256)})
     for wheel in lock.wheels:
         if manifest["wheels"].get(wheel.name) == wheel.version and len(wheel.sha256) == 1:
-            uri = f"pkg:pypi/{wheel.name}@{wheel.version}"
+            uri = PackageURL("pypi", None, wheel.name, wheel.version).to_string()
             dependencies.append({"uri": uri, "digest": _sha256(wheel.sha256[0])})
     for each in lock.sources:
         if each.component in manifest["versions"]:
-            uri = each.url or f"pkg:deb/{system}/{each.package}@{each.version}?arch=source"
+            uri = each.url or PackageURL("deb", system, each.package, each.version, {"arch": "source"}).to_string()
             dependencies.append({"name": each.component, "uri": uri, "digest": _sha256(each.sha256)})
     for provider in resolved.providers:
         if provider.archive and provider.sha256:

@@ -47,6 +47,7 @@ def sbom(
         *_built(resolved, lock, manifest),
     ):
         bom.components.add(component)
+    bom.register_dependency(bom.metadata.component, bom.components)
     document: dict[str, Any] = from_json(JsonV1Dot6(bom).output_as_string())
     document["metadata"].pop("timestamp", None)
     return document

@@ -16,6 +16,7 @@ from rocstack.base import __version__, image_names
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.base.text import listed
 from rocstack.edge import engine, files
+from rocstack.edge.locks import file_lock
 from rocstack.image import base_image as bases
 from rocstack.image import image_manifest
 from rocstack.image.build_report import BuildReport, ImageReport
@@ -102,7 +103,12 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult:
     entries = [_planned(file, at, chosen, work.note) for at in range(len(file.plan.images))]
     run = result.read(options.report) if options.report else None
     keys = signing_keys(file, options.key, options.password_file, work.password)
-    with open_site(file, options.registry, settings(), trusted_keys(file, (), keys), work.note) as site:
+    folder = Path(chosen.out) / "release"
+    waits = f"another release runs in {folder}; waiting for it"
+    with (
+        file_lock(folder / ".running", lambda: work.note(waits)),
+        open_site(file, options.registry, settings(), trusted_keys(file, (), keys), work.note) as site,
+    ):
         _refuse_clock(site, tag, options.tag)
         latest = _latest(site)
         for each in entries:
@@ -122,7 +128,6 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult:
             previous=_previous(before, tag),
         )  # fmt: skip
         site.publish(made, keys, move=options.move_tags)
-        folder = Path(chosen.out) / "release"
         _write(folder, made, before, keys)
         return ReleaseResult(made, True, folder, record.changes(before, made) if before else {})
 
@@ -214,7 +219,7 @@ def _find_done(each: EntryPlan, site: ReleaseSite) -> None:
                 found = site.proved(role, sha256(data), inputs)
                 each.done[role] = _image_of(each, role, site, data, found)
         except CheckFailed as error:
-            if not isinstance(error, Untrusted) and error.code != "digest-differs":
+            if not isinstance(error, Untrusted) and error.code not in ("digest-differs", "foreign-provenance"):
                 raise
             site.note(f"{each.entry.variant} {role} is made again: {error.what}")
 

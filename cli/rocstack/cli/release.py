@@ -58,6 +58,10 @@ def publish(choice: ReleaseOptions) -> Answer:
 
     result = steps.release(choice, steps.ReleaseWork(build, say, _asked))
     yield result
+    if isinstance(result, steps.BuiltEntries):
+        built = sum(len(report.images) for report in result.reports)
+        out.say(f"{count(built, 'image')} built and tested; nothing was published")
+        return
     if not result.changed:
         made, images = result.release, count(len(result.release.images), "image")
         out.say(f"nothing changed since release {made.tag} of {made.created}: its {images} are there, signed and whole")

@@ -215,6 +215,9 @@ class ReleaseOptions:
         Path | None, Flag("Report of a `rocstack verify` with these images, to attest: its folder or report.json.")
     ] = None
     move_tags: Annotated[bool, Flag("Move tags that exist to the new images.")] = False
+    build_only: Annotated[bool, Flag("Build and test all images and stop: needs no key, no login and no registry.")] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

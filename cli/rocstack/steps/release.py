@@ -84,8 +84,23 @@ class EntryPlan:
     inputs: Mapping[Role, str]
     done: dict[Role, ReleasedImage] = field(default_factory=dict)
 
+    @property
+    def images(self) -> list[ReleasedImage]:
+        """Those that are done, in the stack's order."""
+        return [self.done[role] for role in self.inputs if role in self.done]
 
-def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult:
+
+@dataclass(frozen=True)
+class BuiltEntries:
+    """What was built and tested, and not published."""
+
+    reports: tuple[BuildReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"changed": False, "built": [report.to_dict() for report in self.reports]}
+
+
+def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | BuiltEntries:
     """Builds, pushes, signs and attests what release.yml names, then tags all of it. What was done before is kept, so
     that a release that broke off goes on, and an unchanged one ends at once.
 
@@ -101,6 +116,8 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult:
     for entry in file.plan.images:
         plan.tags(entry, tag)
     entries = [_planned(file, at, chosen, work.note) for at in range(len(file.plan.images))]
+    if options.build_only:
+        return _built(entries, file, work)
     run = result.read(options.report) if options.report else None
     keys = signing_keys(file, options.key, options.password_file, work.password)
     folder = Path(chosen.out) / "release"
@@ -119,7 +136,7 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult:
         for role in sorted({role for each in entries for role in each.inputs} | {"release"}):
             site.repository(role).check_access()
         _make_all(due, file, site, keys, chosen, work)
-        images = [_with_tags(image, each.entry, tag) for each in entries for image in each.done.values()]
+        images = [_with_tags(image, each.entry, tag) for each in entries for image in each.images]
         if run:
             attest_report(run, images, site, keys)
         before = latest.release if latest else None
@@ -241,7 +258,7 @@ def _image_of(each: EntryPlan, role: Role, site: ReleaseSite, data: bytes, found
 
 def _is_as(latest: Release, entries: Sequence[EntryPlan], asked: str | None, site: ReleaseSite) -> bool:
     """Is the last release what would be released now, under the tags that it has?"""
-    now = [_with_tags(image, each.entry, latest.tag) for each in entries for image in each.done.values()]
+    now = [_with_tags(image, each.entry, latest.tag) for each in entries for image in each.images]
     names = [(image.called, image.digest, image.tags) for image in now]
     if (asked or latest.tag) != latest.tag or names != [(i.called, i.digest, i.tags) for i in latest.images]:
         return False
@@ -252,6 +269,21 @@ def _is_as(latest: Release, entries: Sequence[EntryPlan], asked: str | None, sit
 
 
 # What is made
+
+
+def _built(entries: Sequence[EntryPlan], file: ReleaseFile, work: ReleaseWork) -> BuiltEntries:
+    """
+    Raises:
+        CheckFailed: an entry's images failed; the first of them.
+    """
+    reports = []
+    for number, each in enumerate(entries, 1):
+        report = work.build(each.options, f"{each.entry.variant} ({number} of {len(entries)})")
+        if why := _failure(report):
+            where = file.where("images", each.at)
+            raise CheckFailed.of("entry-failed", where, why=why, log=each.image.folder / "logs")
+        reports.append(report)
+    return BuiltEntries(tuple(reports))
 
 
 def _make_all(

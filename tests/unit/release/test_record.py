@@ -12,7 +12,8 @@ from rocstack.release.record import LARGEST, Release, ReleasedImage, changes, lo
 def image(**more: Any) -> ReleasedImage:
     about: dict[str, Any] = {
         "stack": "debian-13", "nic": "tcp", "way": "inbox", "role": "worker", "variant": "debian-13-tcp",
-        "repository": "registry.example/hpc/rocstack-worker", "digest": f"sha256:{'a' * 64}", "id": f"sha256:{'b' * 64}",
+        "repository": "registry.example/hpc/rocstack-worker", "digest": f"sha256:{'a' * 64}",
+        "id": f"sha256:{'b' * 64}",
         "inputs": "c" * 64, "lock": "d" * 64, "content": "e" * 64, "size": 1_185_000_000, "compressed": 480_000_000,
         "versions": {"rocm": "6.1.2", "ucx": "1.18.1"}, "packages": {"bash": "5.2", "curl": "8.1"},
         "tags": ("debian-13-tcp-2026.47", "2026.47"),
@@ -45,7 +46,7 @@ def test_it_is_read_as_it_was_written() -> None:
     ],
 )  # fmt: skip
 def test_anything_else_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):  # noqa: PT011
         loads(text)
 
 

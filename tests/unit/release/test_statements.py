@@ -23,6 +23,7 @@ from rocstack.verify.result import NodeSeen
 
 DIGEST = f"sha256:{'a' * 64}"
 WHERE = "registry.example:5000/hpc/rocstack-worker"
+HERE = Builder()
 THEN = datetime(2026, 11, 23, 3, 17, tzinfo=UTC)
 
 
@@ -83,7 +84,7 @@ def test_packages_of_an_sbom_are_its_packages_and_wheels() -> None:
     assert found == {**own["packages"], **{f"{name} (wheel)": version for name, version in own["wheels"].items()}}
 
 
-def said(builder: Builder = Builder()) -> dict[str, Any]:
+def said(builder: Builder = HERE) -> dict[str, Any]:
     joined = join()
     assert joined.lock
     return provenance(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import secrets
 import subprocess
 from collections.abc import Callable, Iterator
@@ -251,7 +252,15 @@ TAMPERED: dict[str, tuple[str, Change]] = {
 }
 
 
-@pytest.mark.parametrize("case", TAMPERED)
+SHORT = {  # one of each kind; the others are slow only for their number
+    "a byte of a layer", "a byte of the manifest", "a tag moved", "the signature gone", "signed by another key",
+    "the SBOM gone", "a file that nothing lists", "the list of another key",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in SHORT else pytest.mark.slow) for case in TAMPERED]
+)
 def test_what_is_done_to_a_release_is_refused_by_name(place: Releases, case: str) -> None:
     code, change = TAMPERED[case]
     with place.restored():
@@ -261,10 +270,17 @@ def test_what_is_done_to_a_release_is_refused_by_name(place: Releases, case: str
         error = found.get("error") or found["images"][0]["error"]
         assert error["code"] == code, error
         assert not found.get("ok")
-        promoted = place.run("promote", TAG, "--json", *(["--layers"] if code == "layer-differs" else []))
-        assert promoted.json["error"]["code"] == code
-        with place.repository("release") as listing:
-            assert listing.manifest("stable") is None
+
+
+def test_what_is_refused_is_not_promoted(place: Releases) -> None:
+    with place.restored():
+        with place.repository("control") as repository:
+            without("att")(place, repository, released(place))
+        done = place.run("promote", TAG, "--json")
+        assert (done.code, done.json["error"]["code"]) == (1, "attestation-absent")
+        for role in ("release", "control"):
+            with place.repository(role) as repository:
+                assert "stable" not in repository.tags()
     assert place.verify(TAG)["ok"]
 
 
@@ -272,9 +288,10 @@ def test_another_key_trusts_nothing_of_it(place: Releases, tmp_path: Path) -> No
     place.here.run("release", "keygen", str(tmp_path / "other.key"), "--password-file", "password")
     found = place.verify(TAG, "--key", str(tmp_path / "other.pub"))
     assert found["error"]["code"] == "unknown-signer"
-    done = place.run("--key", str(tmp_path / "other.key"), "--json")
-    assert done.code == 1, "the images of other keys are made again; then their release's tags are taken"
-    assert done.json["error"]["code"] == "release-exists"
+    done = place.run("--tag", TAG, "--key", str(tmp_path / "other.key"), "--json")
+    assert (done.code, done.json["error"]["code"]) == (1, "release-exists")
+    assert "building" not in done.err
+    assert place.verify(TAG)["ok"]
 
 
 def test_a_signature_that_was_removed_is_made_again(place: Releases) -> None:
@@ -309,7 +326,7 @@ def test_a_failure_in_the_middle_tags_nothing_and_the_next_run_goes_on(fresh: Re
     fresh.write(good, entry("mellanox", roles=["control"], lock="wrong.lock"))
     done = fresh.run("--tag", "w1", "--json")
     assert (done.code, done.json["error"]["code"]) == (1, "release-incomplete")
-    assert done.json["error"]["where"] == "release.yml:15"
+    assert re.fullmatch(r"release\.yml:[0-9]+", done.json["error"]["where"])
     with fresh.repository("control") as repository:
         signed = [tag for tag in repository.tags() if tag.startswith("i-")]
         assert len(signed) == 1

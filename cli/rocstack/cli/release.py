@@ -18,7 +18,7 @@ from rocstack.steps.options import Flag, PasswordFile, PromoteOptions, ReleaseOp
 
 if TYPE_CHECKING:
     from rocstack.image.build_report import BuildReport
-    from rocstack.release.record import Release
+    from rocstack.release.record import ReleaseRecord
     from rocstack.steps.options import BuildOptions
 
 SHORT = "publish"
@@ -147,6 +147,6 @@ def _asked(*, again: bool = False) -> bytes:
     return given.encode()
 
 
-def _show(made: Release) -> None:
+def _show(made: ReleaseRecord) -> None:
     rows = [(each.called, mb(each.compressed), ", ".join(each.tags), each.reference) for each in made.images]
     table(("IMAGE", "COMPRESSED", "TAGS", "DIGEST"), rows, right=(1,))

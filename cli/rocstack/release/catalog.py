@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rocstack.registry.layers import sha256
 from rocstack.registry.oci import MANIFEST, Blob, as_json, parse_manifest
 from rocstack.registry.repository import Repository
-from rocstack.release.record import Release, loads
+from rocstack.release.record import ReleaseRecord, loads
 from rocstack.trust.keys import PublicKey, SigningKey
 from rocstack.trust.signing import sign_image
 from rocstack.trust.verification import Untrusted, verify
@@ -23,12 +23,12 @@ LATEST = "latest"
 class Listed:
     """A release as its signer published it."""
 
-    release: Release
+    release: ReleaseRecord
     digest: str  # of the artifact
     signers: tuple[str, ...]
 
 
-def publish(repository: Repository, release: Release, keys: Sequence[SigningKey]) -> tuple[str, bytes]:
+def publish(repository: Repository, release: ReleaseRecord, keys: Sequence[SigningKey]) -> tuple[str, bytes]:
     """Puts the release there under its digest alone, signed; returns the digest and the manifest. `name` it after."""
     data, empty = release.dumps().encode(), b"{}"
     for each in (data, empty):

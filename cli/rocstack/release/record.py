@@ -51,7 +51,7 @@ class Vulnerabilities(Value):
     why: Line = "rocstack reads no vulnerability data; give the attested SBOM of each image to a scanner"
 
 
-class Release(Value):
+class ReleaseRecord(Value):
     """The images published together under one tag."""
 
     schema_version: Literal[1] = SCHEMA
@@ -72,7 +72,7 @@ class Release(Value):
         return self.model_dump_json(indent=1) + "\n"
 
 
-def loads(data: bytes) -> Release:
+def loads(data: bytes) -> ReleaseRecord:
     """
     Raises:
         ValueError: it is no release.json; in a short sentence.
@@ -81,13 +81,13 @@ def loads(data: bytes) -> Release:
         raise ValueError(f"it has more than {LARGEST >> 20} MB")
     try:
         from_json(data)  # its numbers and its depth
-        return Release.model_validate_json(data)
+        return ReleaseRecord.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'][:120]}".removeprefix(": ")) from None
 
 
-def changes(before: Release | None, now: Release) -> dict[str, tuple[str, ...]]:
+def changes(before: ReleaseRecord | None, now: ReleaseRecord) -> dict[str, tuple[str, ...]]:
     """Of each image of `now`: what is in it at another version than in the release before, each in a few words."""
     old = {(each.variant, each.role): each for each in before.images} if before else {}
     return {each.called: tuple(_changes(old.get((each.variant, each.role)), each)) for each in now.images}
@@ -114,7 +114,7 @@ def _versions(kind: str, was: Mapping[str, str], now: Mapping[str, str]) -> Iter
             yield f"{kind}{name}: {before or 'not there'} -> {after or 'gone'}"
 
 
-def notes(release: Release, before: Release | None, keys: Sequence[str]) -> str:
+def notes(release: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[str]) -> str:
     """Release notes, Markdown. `keys` are the signers' fingerprints."""
     lines = [f"# Release {release.tag}", ""]
     what = f"{count(len(release.images), 'image')}, made by rocstack {release.rocstack} on {release.created}."

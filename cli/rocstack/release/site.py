@@ -15,11 +15,11 @@ from rocstack.registry.repository import Repository
 from rocstack.release import catalog
 from rocstack.release.catalog import LATEST, Listed
 from rocstack.release.provenance import inputs_of
-from rocstack.release.record import Release, ReleasedImage
+from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.trust import contents
 from rocstack.trust.envelope import PROVENANCE, SBOM
 from rocstack.trust.keys import PublicKey, SigningKey
-from rocstack.trust.verification import Evidence, Untrusted, verify
+from rocstack.trust.verification import SignedEvidence, Untrusted, verify
 
 REQUIRED = (PROVENANCE, SBOM)
 
@@ -29,7 +29,7 @@ class Verified:
     """One image of a release: what is proved of it, or why it is refused."""
 
     image: ReleasedImage
-    evidence: Evidence | None = None
+    evidence: SignedEvidence | None = None
     error: CheckFailed | None = None
 
 
@@ -64,7 +64,7 @@ class ReleaseSite:
             raise BadInput.of("no-such-release", tag=tag, registry=self.target, hint=hinted(tag, known))
         return found
 
-    def proved(self, role: str, digest: str, inputs: str) -> Evidence:
+    def proved(self, role: str, digest: str, inputs: str) -> SignedEvidence:
         """What is signed of an image, which was made of `inputs`, and whose layers are there.
 
         Raises:
@@ -86,7 +86,7 @@ class ReleaseSite:
             if found != image.digest:
                 yield f"{repository.reference}:{tag}", found
 
-    def verified(self, release: Release, *, whole: bool = False) -> Iterator[Verified]:
+    def verified(self, release: ReleaseRecord, *, whole: bool = False) -> Iterator[Verified]:
         """Each image of a release, also those that are refused; with `whole` every byte of it is read."""
         for image in release.images:
             try:
@@ -99,7 +99,18 @@ class ReleaseSite:
             except CheckFailed as error:
                 yield Verified(image, error=error)
 
-    def publish(self, release: Release, keys: Sequence[SigningKey], *, move: bool) -> None:
+    def refuse_others(self, tag: str) -> None:
+        """Before anything is signed: the images of a release have the attestations of its keys.
+
+        Raises:
+            CheckFailed: other keys released under this tag.
+        """
+        try:
+            catalog.find(self.catalog, tag, self.trusted)
+        except Untrusted as error:
+            raise CheckFailed.of("release-exists", taken=error.what, tag=tag) from None
+
+    def publish(self, release: ReleaseRecord, keys: Sequence[SigningKey], *, move: bool) -> None:
         """Tags all images, after all tags were compared; then lists the release, which makes it one.
 
         Raises:
@@ -125,7 +136,7 @@ class ReleaseSite:
             self.catalog.put_manifest(tag, data, media_type(data))
         self.note(f"{self.catalog.reference}:{name} lists {count(len(release.images), 'image')}: {digest}")
 
-    def _lists(self, name: str, release: Release) -> bool:
+    def _lists(self, name: str, release: ReleaseRecord) -> bool:
         """Does the release of this name list the same images?"""
         try:
             found = catalog.find(self.catalog, name, self.trusted)

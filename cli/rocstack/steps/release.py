@@ -29,7 +29,7 @@ from rocstack.release import catalog, plan, record
 from rocstack.release.catalog import Listed
 from rocstack.release.plan import ReleaseEntry, ReleaseFile
 from rocstack.release.provenance import Builder, measured_in, provenance
-from rocstack.release.record import Release, ReleasedImage
+from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.release.sbom import packages_of, sbom
 from rocstack.release.site import ReleaseSite
 from rocstack.settings.settings import Settings
@@ -44,7 +44,7 @@ from rocstack.steps.release_check import attest_report
 from rocstack.trust.envelope import PROVENANCE, SBOM
 from rocstack.trust.keys import SigningKey
 from rocstack.trust.signing import sign_image
-from rocstack.trust.verification import Evidence, Untrusted
+from rocstack.trust.verification import SignedEvidence, Untrusted
 from rocstack.verify import result
 
 FAR = 300  # seconds that this machine's clock may differ from the registry's
@@ -63,7 +63,7 @@ class ReleaseWork:
 class ReleaseResult:
     """`changed` is False where nothing was to be done."""
 
-    release: Release
+    release: ReleaseRecord
     changed: bool
     folder: Path | None = None
     changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -127,6 +127,8 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
         open_site(file, options.registry, settings(), trusted_keys(file, (), keys), work.note) as site,
     ):
         _refuse_clock(site, tag, options.tag)
+        if not options.move_tags:
+            site.refuse_others(tag)
         latest = _latest(site)
         for each in entries:
             _find_done(each, site)
@@ -140,7 +142,7 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
         if run:
             attest_report(run, images, site, keys)
         before = latest.release if latest else None
-        made = Release(
+        made = ReleaseRecord(
             tag=tag, created=_stamp(), rocstack=__version__, registry=str(site.target), images=tuple(images),
             previous=_previous(before, tag),
         )  # fmt: skip
@@ -241,7 +243,7 @@ def _find_done(each: EntryPlan, site: ReleaseSite) -> None:
             site.note(f"{each.entry.variant} {role} is made again: {error.what}")
 
 
-def _image_of(each: EntryPlan, role: Role, site: ReleaseSite, data: bytes, found: Evidence) -> ReleasedImage:
+def _image_of(each: EntryPlan, role: Role, site: ReleaseSite, data: bytes, found: SignedEvidence) -> ReleasedImage:
     """What release.json says of an image that is there, from what was signed of it."""
     config, layers = parse_manifest(data)
     value, lock = each.image.resolved, each.image.lock
@@ -256,7 +258,7 @@ def _image_of(each: EntryPlan, role: Role, site: ReleaseSite, data: bytes, found
     )  # fmt: skip
 
 
-def _is_as(latest: Release, entries: Sequence[EntryPlan], asked: str | None, site: ReleaseSite) -> bool:
+def _is_as(latest: ReleaseRecord, entries: Sequence[EntryPlan], asked: str | None, site: ReleaseSite) -> bool:
     """Is the last release what would be released now, under the tags that it has?"""
     now = [_with_tags(image, each.entry, latest.tag) for each in entries for image in each.images]
     names = [(image.called, image.digest, image.tags) for image in now]
@@ -376,13 +378,13 @@ def _with_tags(image: ReleasedImage, entry: ReleaseEntry, tag: str) -> ReleasedI
     return image.model_copy(update={"tags": plan.tags(entry, tag)})
 
 
-def _previous(before: Release | None, tag: str) -> str | None:
+def _previous(before: ReleaseRecord | None, tag: str) -> str | None:
     if before is None:
         return None
     return before.tag if before.tag != tag else before.previous
 
 
-def _write(folder: Path, made: Release, before: Release | None, keys: Sequence[SigningKey]) -> None:
+def _write(folder: Path, made: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[SigningKey]) -> None:
     """release.json, a signature of it for each key (as `cosign sign-blob` makes it), and the notes."""
     folder.mkdir(parents=True, exist_ok=True)
     text = made.dumps()

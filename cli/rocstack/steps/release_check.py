@@ -10,7 +10,7 @@ from rocstack.base import image_names
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.release import catalog, record
 from rocstack.release.plan import WEEK, ReleaseFile
-from rocstack.release.record import Release, ReleasedImage
+from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.release.report import predicate
 from rocstack.release.site import REQUIRED, ReleaseSite, Verified
 from rocstack.steps.options import Note, PromoteOptions, ReleaseVerifyOptions, ignore, settings
@@ -25,7 +25,7 @@ from rocstack.verify.result import Run
 
 @dataclass(frozen=True)
 class VerifiedRelease:
-    release: Release
+    release: ReleaseRecord
     signers: tuple[str, ...]
     images: tuple[Verified, ...]
 
@@ -42,8 +42,8 @@ class VerifiedRelease:
 class Promotion:
     """`changed` is False where the name had these images already."""
 
-    release: Release
-    before: Release | None
+    release: ReleaseRecord
+    before: ReleaseRecord | None
     changed: bool
 
     def to_dict(self) -> dict[str, Any]:

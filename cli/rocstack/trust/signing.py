@@ -9,7 +9,7 @@ from typing import Any
 from rocstack.registry.repository import Repository
 from rocstack.trust import attached, envelope
 from rocstack.trust.attached import DSSE, PREDICATE_TYPE, SIGNATURE, SIGNER, SIMPLE_SIGNING, Attached
-from rocstack.trust.envelope import Envelope, Statement
+from rocstack.trust.envelope import Envelope, Payload, Statement
 from rocstack.trust.keys import PublicKey, SigningKey
 
 Predicates = Mapping[str, Mapping[str, Any]]  # predicate type -> predicate
@@ -35,19 +35,22 @@ def attest(
 def sign_image(repository: Repository, digest: str, keys: Sequence[SigningKey], predicates: Predicates) -> None:
     """Attests `predicates`, and signs the image with each of the keys.
 
-    An attestation of ours that is there already stays if it says the same, and goes if it says something else; other
-    types, and what other keys signed, stay. The signatures come last: until then nothing lists what was attested.
+    An attestation of ours stays if it says the same, and goes if it says something else; those of other types stay.
+    What none of the keys signed goes: nobody who trusts these keys would take the image with it. So do signatures of
+    other keys that list what is gone. To change a key, sign with both for a while. The signatures come last: until then
+    nothing lists what was attested.
 
     Raises:
         CheckFailed, Missing: as `Repository`.
     """
-    present = _readable(repository, digest, "att")
     own = [key.public for key in keys]
-    files: list[Attached] = []
     due = dict(predicates)
-    for each in present:
+    files: list[Attached] = []
+    for each in _readable(repository, digest, "att"):
         said = _said(each, digest, own)
-        if said is None or said.predicate_type not in predicates:
+        if said is None:
+            continue
+        if said.predicate_type not in predicates:
             files.append(each)
         elif said.predicate_type in due and said.predicate == due[said.predicate_type]:
             files.append(each)
@@ -55,11 +58,23 @@ def sign_image(repository: Repository, digest: str, keys: Sequence[SigningKey], 
     files += [attest(digest, repository.reference, kind, value, keys) for kind, value in due.items()]
     if files:
         attached.write(repository, digest, "att", files)
-    ours = [each for each in files if _said(each, digest, own)]
+    there = {each.digest for each in files}
     marks = {key.fingerprint for key in own}
-    others = [each for each in _readable(repository, digest, "sig") if each.annotations.get(SIGNER) not in marks]
-    signatures = [sign(digest, repository.reference, key, ours) for key in keys]
-    attached.write(repository, digest, "sig", [*others, *signatures])
+    signatures = [
+        each
+        for each in _readable(repository, digest, "sig")
+        if each.annotations.get(SIGNER) not in marks and there >= _listed(each)
+    ]
+    signatures += [sign(digest, repository.reference, key, files) for key in keys]
+    attached.write(repository, digest, "sig", signatures)
+
+
+def _listed(each: Attached) -> set[str]:
+    """Digests of the attestations that a signature lists."""
+    try:
+        return set(envelope.parse(each.data or b"", Payload).listed or ())
+    except ValueError:
+        return set()
 
 
 def _readable(repository: Repository, digest: str, kind: attached.Kind) -> list[Attached]:

@@ -30,7 +30,7 @@ class Attestation(Value):
     predicate: dict[str, Any]
 
 
-class Evidence(Value):
+class SignedEvidence(Value):
     """What is proved of an image."""
 
     reference: str  # by digest
@@ -49,7 +49,7 @@ def verify(
     required: Collection[str] = (),
     *,
     known: Collection[str] = tuple(TYPES),
-) -> Evidence:
+) -> SignedEvidence:
     """Checks the image with this digest. `required` are predicate types of which each must be attested, `known` those
     that may be.
 
@@ -68,7 +68,7 @@ class _Check:
         self.at = f"{source.reference}@{digest}"
         self.listed: dict[str, str] | None = None  # what the trusted signatures list
 
-    def evidence(self, required: Collection[str]) -> Evidence:
+    def evidence(self, required: Collection[str]) -> SignedEvidence:
         if self.source.manifest(self.digest) is None:
             raise Untrusted.of("image-absent", reference=self.at)
         signers, others = self._signatures()
@@ -77,7 +77,7 @@ class _Check:
         for kind in required:
             if kind not in there:
                 raise Untrusted.of("attestation-missing", reference=self.at, kind=_called(kind))
-        return Evidence(reference=self.at, signers=signers, others=others, attestations=attestations)
+        return SignedEvidence(reference=self.at, signers=signers, others=others, attestations=attestations)
 
     def _signatures(self) -> tuple[tuple[str, ...], int]:
         """Fingerprints of the trusted keys that signed, and how many other signatures there are."""

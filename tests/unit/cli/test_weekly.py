@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from rocstack.base import image_names, paths
+from rocstack.release.plan import ReleaseFile
 from rocstack.stack import lock, stack
 
 ROOT = Path(__file__).parents[3]
@@ -31,28 +31,71 @@ def test_actions_are_pinned_and_jobs_may_only_read(file: Path) -> None:
     assert len(used) == sum("uses" in step for step in steps) > 0
     assert all(re.fullmatch(r"[\w-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each) for each in used), used
     assert yaml.safe_load(file.read_text())["permissions"] == {}
-    assert all(job["permissions"] == {"contents": "read"} for job in jobs(file).values())
+    may = {name: job["permissions"] for name, job in jobs(file).items()}
+    assert may.pop("failed", {"issues": "write"}) == {"issues": "write"}
+    assert all(each == {"contents": "read"} for each in may.values())
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
     assert not any("${{" in step.get("run", "") for step in steps), "a value is a variable, never a part of a script"
 
 
-def test_secrets_are_in_one_step_of_one_job_after_the_tests_and_the_build() -> None:
-    secret = [(file.name, name) for file in WORKFLOWS for name, job in jobs(file).items() if "secrets." in str(job)]
-    assert secret == [("weekly.yml", "publish")]
+def test_secrets_come_after_all_tests_and_the_build_to_protected_jobs_alone() -> None:
+    secret = {(file.name, name) for file in WORKFLOWS for name, job in jobs(file).items() if "secrets." in str(job)}
+    assert secret == {("weekly.yml", "release"), ("weekly.yml", "promote")}
     weekly = jobs(ROOT / ".github/workflows/weekly.yml")
-    publish = weekly["publish"]
-    assert publish["environment"] == "publish"
-    assert set(publish["needs"]) == set(weekly) - {"publish"} >= {"slow", "mutation"}
-    assert "if" not in publish, "a condition of its own may run it after failed tests"
-    places = ["secrets." in str(step) for step in publish["steps"]]
-    assert (places.count(True), publish["steps"][places.index(True)]["run"]) == (1, "bash .ci/login")
-    builds = [at for at, step in enumerate(publish["steps"]) if "rocstack build" in step.get("run", "")]
-    assert all("--frozen" in publish["steps"][at]["run"] for at in builds)
-    pushes = [at for at in builds if "--push" in publish["steps"][at]["run"]]
-    assert builds[0] < places.index(True) < pushes[0]
-    assert publish["steps"][pushes[0]]["env"]["REGISTRY"] == "${{ steps.login.outputs.registry }}"
+    release, promote = weekly["release"], weekly["promote"]
+    assert (release["environment"], promote["environment"]) == ("publish", "stable")
+    assert release["needs"] == "test"
+    assert set(weekly["test"]["strategy"]["matrix"]["target"]) == {"test", "test-slow", "test-rdma", "mutation"}
+    assert "if" not in release, "a condition of its own may run it after failed tests"
+    assert {"release", "staging"} <= set(promote["needs"])
+    assert "if" not in promote
+    for job in (release, promote):
+        steps = [step for step in job["steps"] if "secrets." in str(step)]
+        assert [step["run"].partition(" write")[0] for step in steps] == ["bash .ci/login", ".ci/signing-key"]
+        assert "cache" not in str(job), "what is published is made of nothing that another run could have changed"
+        gone = [step for step in job["steps"] if step.get("if") == "always()"]
+        assert any("signing-key remove" in step["run"] and "docker logout" in step["run"] for step in gone)
+    places = ["secrets." in str(step) for step in release["steps"]]
+    built = next(at for at, step in enumerate(release["steps"]) if "--build-only" in step.get("run", ""))
+    made = next(step for step in release["steps"] if step.get("id") == "release")
+    assert built < places.index(True)
+    assert made["env"]["REGISTRY"] == "${{ steps.login.outputs.registry }}"
+
+
+def test_a_failure_opens_an_issue_whatever_failed() -> None:
+    weekly = jobs(ROOT / ".github/workflows/weekly.yml")
+    assert weekly["failed"]["if"] == "failure()"
+    assert set(weekly["failed"]["needs"]) == set(weekly) - {"failed"}
+
+
+def test_the_signing_key_is_for_this_user_alone_and_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "signing"
+    env = {"PATH": os.environ["PATH"], "SIGNING_KEY": "k", "SIGNING_PASSWORD": PASSWORD}
+    command = [ROOT / ".ci/signing-key", "write", folder]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()} == {
+        "release.key": 0o600,
+        "password": 0o600,
+    }
+    assert subprocess.run([ROOT / ".ci/signing-key", "remove", folder]).returncode == 0
+    assert not folder.exists()
+    ran = subprocess.run(command, env={**env, "SIGNING_PASSWORD": ""}, capture_output=True, text=True)
+    assert (ran.returncode, "ROCSTACK_SIGNING_PASSWORD" in ran.stderr, folder.exists()) == (2, True, False)
+
+
+def test_gitlab_does_the_same() -> None:
+    pipeline = yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text())
+    assert pipeline["stages"].index("test") < pipeline["stages"].index("release") < pipeline["stages"].index("stable")
+    assert (pipeline["release"]["environment"], pipeline["stable"]["environment"]) == ("publish", "stable")
+    assert "cache" not in pipeline["release"]
+    assert pipeline["release"]["resource_group"] == "weekly"
+    names = re.findall(r"ROCSTACK_[A-Z_]+", str(pipeline))
+    assert not names, "rocstack would take them for settings"
+    for script in re.findall(r"\.ci/[a-z.-]+", (ROOT / ".gitlab-ci.yml").read_text()):
+        assert (ROOT / script).exists() or script == ".ci/verified", script
 
 
 LISTED = "one.example/hpc two.example:5000"
@@ -138,15 +181,9 @@ def test_no_login_without_its_settings(lacking: str, tmp_path: Path) -> None:
     assert (ran.returncode, "environment 'publish' needs" in ran.stdout) == (2, True)
 
 
-def test_stacks_and_nics_of_the_weekly_matrix_exist() -> None:
-    workflow = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text())
-    matrix = workflow["jobs"]["publish"]["strategy"]["matrix"]
-    scheduled = re.search(r"\|\| '(.*)'", matrix["stack"])
-    assert scheduled
-    stacks = json.loads(scheduled[1])
-    by_hand = workflow[True]["workflow_dispatch"]["inputs"]["stacks"]["default"]  # YAML 1.1 reads `on` as true
-    assert stacks == json.loads(by_hand), "a run by hand builds the same as the scheduled one"
-    assert not set(stacks) - set(stack.names())
-    for name in stacks:
-        assert lock.for_stack(stack.load(name), None), "a stack without a lock can't be built unattended"
-    assert not set(matrix["nic"]) - {file.stem for file in (paths.templates() / "nic").glob("*.j2")}
+def test_what_is_released_weekly_can_be_built() -> None:
+    plan = ReleaseFile.load(ROOT / ".ci/release.yml").plan
+    assert sum(entry.default for entry in plan.images) == 1
+    for entry in plan.images:
+        assert lock.for_stack(stack.load(entry.stack), None), "a stack without a lock can't be built unattended"
+        assert (paths.templates() / f"nic/{entry.nic}.j2").is_file()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rocstack.release.record import LARGEST, Release, ReleasedImage, changes, loads, notes
+from rocstack.release.record import LARGEST, ReleasedImage, ReleaseRecord, changes, loads, notes
 
 
 def image(**more: Any) -> ReleasedImage:
@@ -21,14 +21,14 @@ def image(**more: Any) -> ReleasedImage:
     return ReleasedImage(**{**about, **more})
 
 
-def release(*images: ReleasedImage, **more: Any) -> Release:
+def release(*images: ReleasedImage, **more: Any) -> ReleaseRecord:
     about = {
         "tag": "2026.47",
         "created": "2026-11-22T03:17:00Z",
         "rocstack": "0.1.0",
         "registry": "registry.example/hpc",
     }
-    return Release(**{**about, **more}, images=images or (image(),))
+    return ReleaseRecord(**{**about, **more}, images=images or (image(),))
 
 
 def test_it_is_read_as_it_was_written() -> None:

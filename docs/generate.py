@@ -30,6 +30,7 @@ from rocstack.container import run_line, ulimit
 from rocstack.image import labels
 from rocstack.image.base_image import BaseImage
 from rocstack.probe import diagram, profiles, recordings, schema
+from rocstack.release import plan
 from rocstack.settings import settings
 from rocstack.stack import component, overlay, resolve, rules, stack
 from rocstack.stack.lock import Lock
@@ -67,6 +68,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     ),
     "Rule": (rules.Rule,),
     "Run profile": (run_line.RunProfile,),
+    "Release": (plan.ReleasePlan, plan.ReleaseEntry),
     "Cluster": (
         cluster.ClusterSettings,
         cluster.Partition,
@@ -109,6 +111,10 @@ EXIT = {
     "jobs": "Exit code 1: Slurm doesn't answer.",
     "probe": "Exit code 1: a node could not be read, the others were; 2: the inventory or a recording is wrong.",
     "recipes": "Exit code 2: no such recipe, or one is wrong.",
+    "release keygen": "Exit code 2: a file is there already, or there is no password.",
+    "release promote": "Exit code 1: something is refused, or the report proves nothing; nothing was moved.",
+    "release publish": "Exit code 1: an image failed or a tag is taken; no tag was made; 2: a file or key is wrong.",
+    "release verify": "Exit code 1: something is refused; 2: there is no such release.",
     "render": "Exit code 2: something is wrong with stack, NIC, overlay, rules or lock.",
     "replay": "Exit code 1: something is concluded otherwise; 2: no file of `first-light`.",
     "report": "Exit code 1: with `--compare`, something fails in B that didn't in A; 2: no report there.",

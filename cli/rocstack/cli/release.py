@@ -121,9 +121,9 @@ def promote(choice: PromoteOptions) -> Answer:
 
 @command("rocstack release keygen release.key", release)
 def keygen(
-    key: Annotated[Path, Flag("File of the private key; the public one is beside it.", argument=True)] = Path(
-        "release.key"
-    ),
+    key: Annotated[
+        Path, Flag("File of the private key; the public one is beside it.", metavar="FILE", argument=True)
+    ] = Path("release.key"),
     password_file: PasswordFile = None,
 ) -> None:
     """Make a pair of keys that rocstack and cosign can use. The private one is encrypted by a password."""

@@ -111,7 +111,11 @@ class ImageOptions(StackOptions):
     ] = None
     nic_releases: Annotated[
         tuple[str, ...],
-        Flag("Build for this release of the vendor's driver, in --nic-source; may be repeated.", ("--nic-release",)),
+        Flag(
+            "Build for this release of the vendor's driver, in --nic-source; may be repeated.",
+            ("--nic-release",),
+            "VERSION",
+        ),
     ] = ()
     nic_variants: Annotated[bool, Flag("Put one provider per kernel ABI of the nodes into the image.")] = False
     base_image: Annotated[str | None, Flag("Base image to use instead of the stack's.")] = None
@@ -206,7 +210,7 @@ Layers = Annotated[bool, Flag("Also read every layer and compare its sha256.")]
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions:
-    file: Annotated[Path, Flag("File that says what to release.", argument=True)] = Path("release.yml")
+    file: Annotated[Path, Flag("File that says what to release.", metavar="FILE", argument=True)] = Path("release.yml")
     tag: Annotated[str | None, Flag("Tag of the release; default: ISO year and week, such as 2026.47.")] = None
     registry: ReleaseRegistry = None
     key: SigningKeys = ()
@@ -222,9 +226,9 @@ class ReleaseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseVerifyOptions:
-    tag: Annotated[str | None, Flag("Release, or name that one was promoted to; default: the last.", argument=True)] = (
-        None
-    )
+    tag: Annotated[
+        str | None, Flag("Release, or a name it was promoted to; default: the last.", metavar="TAG", argument=True)
+    ] = None
     file: ReleaseYml = Path("release.yml")
     registry: ReleaseRegistry = None
     key: Annotated[
@@ -235,7 +239,7 @@ class ReleaseVerifyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteOptions:
-    tag: Annotated[str, Flag("Release to promote: 2026.47.", argument=True)]
+    tag: Annotated[str, Flag("Release to promote: 2026.47.", metavar="TAG", argument=True)]
     to: Annotated[str, Flag("Name to move to it.")] = "stable"
     report: Annotated[
         Path | None, Flag("Report of a `rocstack verify` with its images, to attest first: its folder or report.json.")

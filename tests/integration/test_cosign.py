@@ -14,7 +14,6 @@ import pytest
 from cosign import PASSWORD, Cosign, installed, logged_in
 from site_registry import USER, Registry, certificate, running
 
-from rocstack.registry.layers import sha256
 from rocstack.registry.oci import as_json, config_blob, manifest
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin
 from rocstack.registry.repository import Repository
@@ -154,13 +153,13 @@ def test_signing_again_changes_nothing_and_a_new_report_takes_the_place_of_the_o
     key = SigningKey.generate()
     kept = {PROVENANCE: PREDICATES[PROVENANCE], SBOM: PREDICATES[SBOM]}
     sign_image(place.repository, place.digest, [key], PREDICATES)
-    name = f"sha256-{place.digest[7:]}.att"
-    before = place.repository.manifest(name)
+    names = [f"sha256-{place.digest[7:]}.{kind}" for kind in ("att", "sig")]
+    before = [place.repository.manifest(name) for name in names]
     sign_image(place.repository, place.digest, [key], PREDICATES)
-    assert place.repository.manifest(name) == before
+    assert [place.repository.manifest(name) for name in names] == before
 
     sign_image(place.repository, place.digest, [key], {VERIFY_REPORT: {"level": 4, "ok": True}})
     found = verify(place.repository, place.digest, [key.public], PREDICATES)
     assert found.predicates(VERIFY_REPORT) == [{"level": 4, "ok": True}]
     assert {each.predicate_type: each.predicate for each in found.attestations if each.predicate_type in kept} == kept
-    assert sha256(before or b"") != sha256(place.repository.manifest(name) or b"")
+    assert [place.repository.manifest(name) for name in names] != before

@@ -59,13 +59,15 @@ def sign_image(repository: Repository, digest: str, keys: Sequence[SigningKey], 
     if files:
         attached.write(repository, digest, "att", files)
     there = {each.digest for each in files}
+    present = _readable(repository, digest, "sig")
     marks = {key.fingerprint for key in own}
-    signatures = [
-        each
-        for each in _readable(repository, digest, "sig")
-        if each.annotations.get(SIGNER) not in marks and there >= _listed(each)
-    ]
-    signatures += [sign(digest, repository.reference, key, files) for key in keys]
+    signatures = [each for each in present if each.annotations.get(SIGNER) not in marks and there >= _listed(each)]
+    for key in keys:
+        fresh = sign(digest, repository.reference, key, files)
+        same = (
+            each for each in present if each.data == fresh.data and key.public.signed(fresh.data or b"", each.signature)
+        )
+        signatures.append(next(same, fresh))
     attached.write(repository, digest, "sig", signatures)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import broadcom_standin
 import docker
 import pytest
 from cosign import logged_in
@@ -387,3 +388,42 @@ def test_another_image_under_the_same_tag_is_refused_before_any_tag(fresh: Relea
     assert fresh.verify("w1")["images"][0]["reference"].endswith(first)
     assert fresh.must("--tag", "w1", "--move-tags")["images"][0]["digest"] != first
     assert fresh.verify("w1")["ok"]
+
+
+@pytest.mark.slow
+def test_the_whole_matrix(fresh: Releases, base: str) -> None:
+    """Three NICs, two roles; Broadcom's library for two releases of its driver in one image."""
+    drivers = fresh.here.folder / "drivers"
+    versions = {6: "900.0.56.1", 7: "901.0.56.1"}
+    for abi, version in versions.items():
+        broadcom_standin.make_tarball(drivers, version, abi, source=broadcom_standin.fetch_source(base))
+    named = list(versions.values())
+    broadcom = entry("broadcom", name="rocm6.1-broadcom", nic_source="drivers", nic_releases=named)
+    fresh.write(entry(default=True), entry("mellanox"), broadcom)
+    made = fresh.must("--tag", "w1")
+    assert [(image["variant"], image["role"]) for image in made["images"]] == [
+        (variant, role)
+        for variant in ("debian-13-tcp", "debian-13-mellanox", "rocm6.1-broadcom")
+        for role in ("worker", "control")
+    ]
+    assert fresh.must()["changed"] is False
+    assert fresh.verify("w1", "--layers")["ok"]
+    client = docker.from_env()
+    auth = {"username": USER, "password": fresh.registry.password}
+    for image in made["images"]:
+        pulled = client.images.pull(image["repository"], tag=image["digest"], auth_config=auth)
+        assert pulled.id == image["id"]
+        if (image["variant"], image["role"]) == ("rocm6.1-broadcom", "worker"):
+            said = json.dumps(pulled.labels)
+            assert all(version in said for version in named), said
+        client.images.remove(f"{image['repository']}@{image['digest']}", noprune=True)
+    client.close()
+    with fresh.repository("worker") as repository:
+        files_ = attached.read(repository, made["images"][4]["digest"], "att") or ()
+        said = [json.loads(base64.b64decode(json.loads(each.data or b"")["payload"])) for each in files_]
+        (document,) = [each["predicate"] for each in said if each["predicateType"] == SBOM]
+        assert {each["version"] for each in document["components"] if each["name"] == "bnxt_re"} == set(named)
+        by_storage(FLIP, "layer")(fresh, repository, made["images"][0])
+    found = fresh.verify("w1", "--layers")
+    refused = [(each["image"], each["error"]["code"]) for each in found["images"] if not each["ok"]]
+    assert ("debian-13-tcp worker", "layer-differs") in refused

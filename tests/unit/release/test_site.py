@@ -53,9 +53,9 @@ def image(here: ReleaseSite, role: Any = "worker", key: SigningKey = KEY, **more
     said = {"buildDefinition": {"internalParameters": {"inputs": INPUTS}}}
     sign_image(repository, sha256(data), [key], {PROVENANCE: said, SBOM: {"components": []}})
     about: dict[str, Any] = {
-        "stack": "s", "nic": "tcp", "way": "inbox", "role": role, "variant": "s-tcp",
-        "repository": repository.reference, "digest": sha256(data), "id": sha256(config), "inputs": INPUTS,
-        "lock": "d" * 64, "content": "e" * 64, "size": 1, "compressed": 1, "versions": {}, "packages": {}, "tags": ("s-tcp-w1", "w1"),
+        "stack": "s", "nic": "tcp", "way": "inbox", "role": role, "variant": "s-tcp", "inputs": INPUTS,
+        "repository": repository.reference, "digest": sha256(data), "id": sha256(config), "lock": "d" * 64,
+        "content": "e" * 64, "size": 1, "compressed": 1, "versions": {}, "packages": {}, "tags": ("s-tcp-w1", "w1"),
     }  # fmt: skip
     return ReleasedImage(**{**about, **more})
 

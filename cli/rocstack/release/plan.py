@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rocstack.base import document, image_names
 from rocstack.base.document import Document
 from rocstack.base.errors import BadInput, Where
-from rocstack.base.words import AtKey, Line, Name, Tag, Value, Version
+from rocstack.base.words import AtKey, Line, Name, Sha256, Tag, Value, Version
 from rocstack.stack.component import ROLES, Role
 
 FILE = "release.yml"
@@ -41,9 +41,14 @@ class ReleaseEntry(Value):
     gfx: Line | None = None  # GPU targets instead of the stack's
     profiles: Line | None = None  # node profiles that the images must fit
     sources: Line | None = None  # folder of upstream archives
-    nic_source: Line | None = None  # the vendor's bundle or library sources, a file or folder
+    nic_source: Line | None = None  # the vendor's bundle or library sources: a file, folder, or http(s) address
+    nic_sha256: Sha256 | None = None  # of what is at that address
     nic_releases: tuple[Version, ...] = ()  # releases of the vendor's driver to build for, one provider per kernel ABI
     nic_plugin: Line | None = None  # source of RCCL's plugin
+
+    @property
+    def nic_from_url(self) -> bool:
+        return (self.nic_source or "").startswith(("http://", "https://"))
 
     @property
     def variant(self) -> str:
@@ -69,6 +74,12 @@ class ReleasePlan(Value):
             seen[entry.variant] = at
             if entry.nic_releases and not entry.nic_source:
                 raise AtKey(("images", at, "nic_releases"), "needs `nic_source`, where these releases are")
+            if entry.nic_from_url != bool(entry.nic_sha256):
+                key = "nic_source" if entry.nic_from_url else "nic_sha256"
+                problem = (
+                    "an address needs `nic_sha256`" if entry.nic_from_url else "is of a `nic_source` at an address"
+                )
+                raise AtKey(("images", at, key), problem)
             if len(set(entry.roles)) < len(entry.roles):
                 raise AtKey(("images", at, "roles"), "names a role twice")
         bare = [at for at, entry in enumerate(self.images) if entry.default]

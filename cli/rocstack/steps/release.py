@@ -27,6 +27,7 @@ from rocstack.registry.publish import PackedLayers
 from rocstack.registry.push import push
 from rocstack.release import catalog, plan, record
 from rocstack.release.catalog import Listed
+from rocstack.release.download import fetched
 from rocstack.release.plan import ReleaseEntry, ReleaseFile
 from rocstack.release.provenance import Builder, measured_in, provenance
 from rocstack.release.record import ReleasedImage, ReleaseRecord
@@ -167,10 +168,14 @@ def _planned(file: ReleaseFile, at: int, chosen: Settings, note: Callable[[str],
     name = str(given(entry.stack)) if entry.stack.endswith((".yml", ".yaml")) else entry.stack
     try:
         own = stack.load(name, chosen.overlay_folder())
+        source = given(entry.nic_source)
+        if entry.nic_from_url:
+            folder = Path(chosen.out) / "nic-sources"
+            source = str(fetched(str(entry.nic_source), str(entry.nic_sha256), folder, note, chosen.ca_bundle))
         options = BuildOptions(
             stack=name, nic=entry.nic, methods=entry.methods, gfx=entry.gfx, sources=given(entry.sources),
             lock=_lock_file(file, entry, own), profiles=file.path_of(entry.profiles) if entry.profiles else None,
-            nic_source=given(entry.nic_source), nic_releases=entry.nic_releases, nic_plugin=given(entry.nic_plugin),
+            nic_source=source, nic_releases=entry.nic_releases, nic_plugin=given(entry.nic_plugin),
             frozen=True, push="", role=entry.roles[0] if len(entry.roles) == 1 else "",
         )  # fmt: skip
         planned = plan_image(options, settings(options), note)

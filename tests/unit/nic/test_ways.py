@@ -353,3 +353,33 @@ def test_planned_variants() -> None:
     for case in ("thor2 abi 1", "thor2 abi 6"):
         assert judge(made, profile({**plain(case), "name": "n1"})).result == UNKNOWN
     assert judge(made, profile({**plain("thor2 abi 8"), "name": "n1"})).result == UNFIT
+
+
+def test_releases_stand_for_nodes_that_are_not_known_yet() -> None:
+    """One provider for each kernel ABI, by the releases' own sources."""
+    found = (release(V235, 6, "a"), release(V237, 7, "b"))
+    wanted = ways.needs_of_releases(nic("broadcom"), (), found, [V235, V237])
+    made = plan(nic("broadcom"), wanted, offer(*found), variants=True)
+    assert chosen(made) == [("abi-6", "source", V235, 6), ("abi-7", "source", V237, 7)]
+    both = ways.needs_of_releases(nic("broadcom"), [need(1)], found, [V237])
+    assert chosen(plan(nic("broadcom"), both, offer(*found), variants=True)) == [
+        ("abi-1", "inbox", None, 1),
+        ("abi-7", "source", V237, 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "named", "words"),
+    [
+        ([], [release(V235)], [V237], "no libbnxt_re 237.1.137.0 was found"),
+        ([], [release(V235, None)], [V235], "doesn't say which kernel ABI"),
+        ([], [release(V235, 6, "a"), release(V237, 6, "b")], [V235, V237], "speak the same kernel ABI, 6"),
+        ([need(6, V232)], [release(V235)], [V235], "the driver of n1 speak the same kernel ABI"),
+        ([], [release(V235)], [V235, V235], "speak the same kernel ABI"),
+    ],
+)
+def test_releases_that_no_image_can_have_are_refused(known: Any, found: Any, named: list[str], words: str) -> None:
+    error = refusal(lambda: ways.needs_of_releases(nic("broadcom"), known, found, named))
+    assert error
+    assert error.code == "no-release"
+    assert words in error.what

@@ -54,6 +54,8 @@ def test_tags_are_by_variant_and_release(tmp_path: Path) -> None:
         ("default: true", "roles: []", 6, "at least 1"),
         ('"231.0.162.0"', "231.0", 11, "in quotes"),
         ("name: rocm7.2-broadcom", "name: a b", 9, "not a tag"),
+        ("nic_source: drivers", "nic_source: https://example.com/a.zip", 10, "needs `nic_sha256`"),
+        ("nic_source: drivers", f"nic_source: drivers\n    nic_sha256: '{'a' * 64}'", 11, "at an address"),
     ],
 )
 def test_what_is_wrong_has_its_line(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:

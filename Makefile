@@ -56,6 +56,7 @@ lint: python ## style, types, the order of the packages, shell scripts and workf
 	$(BIN)/shellcheck --exclude=SC1091 $(SCRIPTS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production playbooks
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.gitlab-ci .gitlab-ci.yml
 	$(BIN)/zizmor --offline --quiet --persona auditor .github/workflows
 	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: skipped"; fi
 

@@ -371,6 +371,8 @@ def test_without_a_login_nothing_is_built(fresh: Releases) -> None:
     done = fresh.here.with_env(DOCKER_CONFIG=str(empty)).run("release", "--tag", "w1", "--json")
     assert (done.code, done.json["error"]["code"]) == (3, "registry-denied")
     assert "building" not in done.err
+    built = fresh.here.with_env(DOCKER_CONFIG=str(empty)).run("release", "--build-only", "--json")
+    assert (built.code, built.json["changed"], len(built.json["built"])) == (0, False, 1), built.err
 
 
 def test_another_image_under_the_same_tag_is_refused_before_any_tag(fresh: Releases) -> None:

@@ -28,7 +28,9 @@ class ReleaseGroup(TyperGroup):
     """`rocstack release [FILE]` is `rocstack release publish [FILE]`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+        first = args[0] if args else ""
+        plain = first.isidentifier() and not Path(first).exists()  # a command, if a misspelt one
+        if not plain and first not in ("-h", "--help"):
             args = [SHORT, *args]
         return super().parse_args(ctx, args)
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rocstack.base import document, image_names
 from rocstack.base.document import Document
-from rocstack.base.errors import BadInput, Where
+from rocstack.base.errors import BadInput, Where, nearest
 from rocstack.base.words import AtKey, Line, Name, Sha256, Tag, Value, Version
 from rocstack.stack.component import ROLES, Role
 
@@ -102,7 +102,11 @@ class ReleaseFile:
         Raises:
             BadInput: it isn't there, or something in it is wrong, with its line.
         """
-        doc = document.read(path, code="no-release-file")
+        if not path.exists():
+            others = sorted(each.name for each in path.absolute().parent.glob("*.y*ml"))
+            near = nearest(path.name, others)
+            raise BadInput.of("no-release-file", path=path, hint=f": did you mean '{near}'?" if near else "")
+        doc = document.read(path)
         return cls(doc.validate(ReleasePlan), path, doc)
 
     def path_of(self, text: str) -> Path:

@@ -287,3 +287,11 @@ def test_keys_and_passwords(cli: Any, tmp_path: Path) -> None:
     cli("release", "keygen", "other.key", "--password-file", "password")
     refused = cli("release", "--password-file", "password")
     assert "no-signing-key (release.yml:6)" in refused.err
+
+
+def test_a_file_or_command_that_is_not_there(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "release.yml").write_text("images: []\n")
+    assert "did you mean 'release.yml'?" in cli("release", "relese.yml").err
+    refused = cli("release", "promot")
+    assert (refused.code, "No such command 'promot'" in refused.err) == (2, True)
+    assert "docs/release.md" in cli("release", "verify", "--file", "none.yml").err

@@ -30,7 +30,7 @@ class ReleaseGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = args[0] if args else ""
         plain = first.isidentifier() and not Path(first).exists()  # a command, if a misspelt one
-        if not plain and first not in ("-h", "--help"):
+        if not (plain or first in ("-h", "--help") or ctx.resilient_parsing):  # the last: somebody completes a line
             args = [SHORT, *args]
         return super().parse_args(ctx, args)
 

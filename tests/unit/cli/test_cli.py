@@ -24,8 +24,10 @@ from rocstack.base import paths
 from rocstack.cli import completion
 from rocstack.edge import engine
 
-COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
+COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "release"]
 COMMANDS += [
+    "run",
+    "shell",
     "deploy",
     "rollback",
     "verify",
@@ -46,7 +48,7 @@ COMMANDS += [
     "demo",
 ]
 COMMANDS += ["config", "local"]
-ALONE = [name for name in COMMANDS if name not in ("local", "job")]  # those are groups of commands
+ALONE = [name for name in COMMANDS if name not in ("local", "job", "release")]  # those are groups of commands
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 
 
@@ -465,7 +467,7 @@ def test_completion(shell: str, tmp_path: Path) -> None:
         found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack ren", COMP_CWORD="1")
         assert found.split() == ["render"]
         found = complete(_ROCSTACK_COMPLETE="complete_bash", COMP_WORDS="rocstack build --n", COMP_CWORD="2")
-        of_nic = {"--nic", "--nic-source", "--nic-accept", "--nic-plugin", "--nic-variants"}
+        of_nic = {"--nic", "--nic-source", "--nic-accept", "--nic-plugin", "--nic-release", "--nic-variants"}
         assert set(found.split()) == {*of_nic, "--no-cache"}
         (tmp_path / "site/nic").mkdir(parents=True)
         (tmp_path / "site/nic/mine.j2").write_text("---\nabout: ours\n---\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.base import __version__, image_names
-from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.base.errors import CheckFailed
 from rocstack.base.text import listed
 from rocstack.edge import engine, files
 from rocstack.edge.locks import file_lock
-from rocstack.image import base_image as bases
 from rocstack.image import image_manifest
 from rocstack.image.build_report import BuildReport, ImageReport
 from rocstack.registry.layers import sha256
@@ -27,21 +24,17 @@ from rocstack.registry.publish import PackedLayers
 from rocstack.registry.push import push
 from rocstack.release import catalog, plan, record
 from rocstack.release.catalog import Listed
-from rocstack.release.download import fetched
 from rocstack.release.plan import ReleaseEntry, ReleaseFile
 from rocstack.release.provenance import Builder, measured_in, provenance
 from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.release.sbom import packages_of, sbom
 from rocstack.release.site import ReleaseSite
 from rocstack.settings.settings import Settings
-from rocstack.stack import lock as locks
-from rocstack.stack import stack
 from rocstack.stack.component import Role
-from rocstack.stack.stack import Stack
-from rocstack.steps.image_plan import ImagePlan, plan_image
-from rocstack.steps.options import LOCK, BuildOptions, ReleaseOptions, settings
+from rocstack.steps.options import BuildOptions, ReleaseOptions, settings
 from rocstack.steps.release_access import Password, open_site, signing_keys, trusted_keys
 from rocstack.steps.release_check import attest_report
+from rocstack.steps.release_plan import EntryPlan, plan_entry
 from rocstack.trust.envelope import PROVENANCE, SBOM
 from rocstack.trust.keys import SigningKey
 from rocstack.trust.signing import sign_image
@@ -75,23 +68,6 @@ class ReleaseResult:
 
 
 @dataclass(frozen=True)
-class EntryPlan:
-    """One entry of release.yml; `inputs` is the digest of all that is decided before its images are built."""
-
-    entry: ReleaseEntry
-    at: int
-    options: BuildOptions
-    image: ImagePlan
-    inputs: Mapping[Role, str]
-    done: dict[Role, ReleasedImage] = field(default_factory=dict)
-
-    @property
-    def images(self) -> list[ReleasedImage]:
-        """Those that are done, in the stack's order."""
-        return [self.done[role] for role in self.inputs if role in self.done]
-
-
-@dataclass(frozen=True)
 class BuiltEntries:
     """What was built and tested, and not published."""
 
@@ -116,7 +92,7 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
     tag = options.tag or image_names.week_tag(datetime.now(UTC).date())
     for entry in file.plan.images:
         plan.tags(entry, tag)
-    entries = [_planned(file, at, chosen, work.note) for at in range(len(file.plan.images))]
+    entries = [plan_entry(file, at, chosen, work.note) for at in range(len(file.plan.images))]
     if options.build_only:
         return _built(entries, file, work)
     run = result.read(options.report) if options.report else None
@@ -150,63 +126,6 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
         site.publish(made, keys, move=options.move_tags)
         _write(folder, made, before, keys)
         return ReleaseResult(made, True, folder, record.changes(before, made) if before else {})
-
-
-# What is decided before anything is built
-
-
-def _planned(file: ReleaseFile, at: int, chosen: Settings, note: Callable[[str], None]) -> EntryPlan:
-    """
-    Raises:
-        BadInput: with the entry's line, where nothing names a better place.
-    """
-    entry, where = file.plan.images[at], file.where("images", at)
-
-    def given(text: str | None) -> str | None:
-        return str(file.path_of(text)) if text else None
-
-    name = str(given(entry.stack)) if entry.stack.endswith((".yml", ".yaml")) else entry.stack
-    try:
-        own = stack.load(name, chosen.overlay_folder())
-        source = given(entry.nic_source)
-        if entry.nic_from_url:
-            folder = Path(chosen.out) / "nic-sources"
-            source = str(fetched(str(entry.nic_source), str(entry.nic_sha256), folder, note, chosen.ca_bundle))
-        options = BuildOptions(
-            stack=name, nic=entry.nic, methods=entry.methods, gfx=entry.gfx, sources=given(entry.sources),
-            lock=_lock_file(file, entry, own), profiles=file.path_of(entry.profiles) if entry.profiles else None,
-            nic_source=source, nic_releases=entry.nic_releases, nic_plugin=given(entry.nic_plugin),
-            frozen=True, push="", role=entry.roles[0] if len(entry.roles) == 1 else "",
-        )  # fmt: skip
-        planned = plan_image(options, settings(options), note)
-        if planned.lock is None:
-            raise BadInput.of("release-without-lock", stack=own.name)
-    except RocstackError as error:
-        error.where = error.where or where
-        raise
-    value = planned.resolved
-    roles = [role for role in value.stack.roles if role in entry.roles]
-    if not roles:
-        raise BadInput.of("no-such-image", where, stack=own.name, role=entry.roles[0])
-    decided = {
-        "context": planned.render().digest(),
-        "lock": planned.lock.digest(),
-        "base": chosen.base_image or bases.local_name(value.stack, chosen).rpartition(":")[2],
-        "rehearsal": list(planned.lacks),
-    }
-
-    def digest(role: Role) -> str:
-        return hashlib.sha256(json.dumps({**decided, "role": value.called(role)}, sort_keys=True).encode()).hexdigest()
-
-    return EntryPlan(entry, at, options, planned, {role: digest(role) for role in roles})
-
-
-def _lock_file(file: ReleaseFile, entry: ReleaseEntry, own: Stack) -> Path:
-    if entry.lock:
-        return file.path_of(entry.lock)
-    if LOCK.exists() and locks.read(LOCK).stack != own.name:
-        return locks.shipped(own)
-    return LOCK
 
 
 def _refuse_clock(site: ReleaseSite, tag: str, asked: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rocstack.base import image_names
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.release import catalog, record
+from rocstack.release import catalog
 from rocstack.release.plan import WEEK, ReleaseFile
 from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.release.report import predicate
@@ -120,10 +120,6 @@ def attest_report(run: Run, images: Sequence[ReleasedImage], site: ReleaseSite, 
         site.note(f"attesting the report {run.id} to {image.reference}")
         sign_image(repository, image.digest, keys, {VERIFY_REPORT: said})
         verify(repository, image.digest, site.trusted, (*REQUIRED, VERIFY_REPORT))
-
-
-def changes(promotion: Promotion) -> dict[str, tuple[str, ...]]:
-    return record.changes(promotion.before, promotion.release) if promotion.before else {}
 
 
 def _renamed(image: ReleasedImage, tag: str, to: str) -> tuple[str, ...]:

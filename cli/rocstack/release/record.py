@@ -131,15 +131,22 @@ def notes(release: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[s
     for name in names:
         cells = [_cell(each.versions.get(name, "")) for each in release.images]
         lines.append(f"| {_cell(name)} | {' | '.join(cells)} |")
-    since = f"since {before.tag}" if before else "since no release: this is the first"
-    lines += ["", f"## Changes {since}", ""]
+    ways = [_cell(each.way) if each.role == "worker" else "" for each in release.images]
+    lines += [f"| way of the NIC's provider | {' | '.join(ways)} |", ""]
+    lines += [f"## Changes since {before.tag}", ""] if before else ["This is the first release.", ""]
     for called, found in changes(before, release).items() if before else ():
         shown = listed(found, 40) if found else "nothing: the same image"
         lines.append(f"- {called}: {_cell(shown)}")
     if before:
         gone = {(each.variant, each.role) for each in before.images} - {(e.variant, e.role) for e in release.images}
         lines += [f"- {variant} {role}: not in this release any more" for variant, role in sorted(gone)]
-    lines += ["", "## Vulnerabilities", "", f"{release.vulnerabilities.state}: {release.vulnerabilities.why}.", ""]
+    lines += [
+        *([""] if before else []),
+        "## Vulnerabilities",
+        "",
+        f"{release.vulnerabilities.state}: {release.vulnerabilities.why}.",
+        "",
+    ]
     example = release.images[0].reference
     lines += ["## Check", "", "Signed by:", ""]
     lines += [f"- `{key}`" for key in keys]

@@ -44,14 +44,16 @@ def publish(repository: Repository, release: ReleaseRecord, keys: Sequence[Signi
     return digest, manifest
 
 
-def find(repository: Repository, tag: str, keys: Sequence[PublicKey]) -> Listed | None:
-    """The release of this tag; None where there is none.
+def find(
+    repository: Repository, tag: str, keys: Sequence[PublicKey], *, denied_is_absent: bool = False
+) -> Listed | None:
+    """The release of this tag; None where there is none. `denied_is_absent` is `Repository.manifest`'s.
 
     Raises:
         Untrusted: it is there, and its signature or its content isn't what a trusted key released.
         CheckFailed, Missing: as `Repository`.
     """
-    data = repository.manifest(tag, denied_is_absent=True)
+    data = repository.manifest(tag, denied_is_absent=denied_is_absent)
     if data is None:
         return None
     digest = sha256(data)

@@ -106,7 +106,7 @@ class ReleaseSite:
             CheckFailed: other keys released under this tag.
         """
         try:
-            catalog.find(self.catalog, tag, self.trusted)
+            catalog.find(self.catalog, tag, self.trusted, denied_is_absent=True)
         except Untrusted as error:
             raise CheckFailed.of("release-exists", taken=error.what, tag=tag) from None
 

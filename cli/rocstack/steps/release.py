@@ -147,7 +147,7 @@ def _refuse_clock(site: ReleaseSite, tag: str, asked: str | None) -> None:
 
 def _latest(site: ReleaseSite) -> Listed | None:
     try:
-        return catalog.find(site.catalog, catalog.LATEST, site.trusted)
+        return catalog.find(site.catalog, catalog.LATEST, site.trusted, denied_is_absent=True)
     except Untrusted as error:
         site.note(f"the last release counts for nothing: {error.what}")
         return None

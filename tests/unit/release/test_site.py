@@ -139,6 +139,13 @@ def test_an_expired_token_says_so_at_the_first_request_that_needs_it(store: Stor
     assert "expired" not in str(caught.value.to_dict())
 
 
+def test_without_a_login_a_release_is_denied_and_not_absent(store: Store) -> None:
+    store.password = "right"
+    with pytest.raises(Missing) as caught:
+        site(store).listed("w1")
+    assert caught.value.code == "registry-denied"
+
+
 def test_a_registry_that_dies_between_two_tags(store: Store) -> None:
     here = site(store)
     made = record(image(here), image(here, "control"))

@@ -117,7 +117,7 @@ def attest_report(run: Run, images: Sequence[ReleasedImage], site: ReleaseSite, 
     said = predicate(run)
     for image in ran:
         repository = site.repository(image.role)
-        site.note(f"attesting the report {run.id} to {image.reference}")
+        site.note(f"attesting level {run.proved}{' (virtual nodes)' if run.virtual else ''} to {image.reference}")
         sign_image(repository, image.digest, keys, {VERIFY_REPORT: said})
         verify(repository, image.digest, site.trusted, (*REQUIRED, VERIFY_REPORT))
 

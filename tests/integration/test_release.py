@@ -375,6 +375,7 @@ def test_without_a_login_nothing_is_built(fresh: Releases) -> None:
     assert (built.code, built.json["changed"], len(built.json["built"])) == (0, False, 1), built.err
 
 
+@pytest.mark.slow
 def test_another_image_under_the_same_tag_is_refused_before_any_tag(fresh: Releases) -> None:
     fresh.write(CONTROL)
     first = fresh.must("--tag", "w1")["images"][0]["digest"]

@@ -39,9 +39,10 @@ def overrides(folder: Path, shape: str, steps: int, seed: int, *more: str) -> li
     return [*(f"--{key}={value}" for key, value in pairs.items()), *more]
 
 
-def prepare(folder: Path, shape: str, seed: int, conversations: int) -> None:
+def prepare(folder: Path, shape: str, seed: int, conversations: int, device: str) -> None:
     """A seeded base model with its tokenizer, conversations, and the adapter that both begin with."""
     import chats
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
     from rocstack_trainer import cli
@@ -51,9 +52,9 @@ def prepare(folder: Path, shape: str, seed: int, conversations: int) -> None:
     sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv}
     chats.tokenizer(folder / "base", chats.MARKED)
-    LlamaForCausalLM(LlamaConfig(vocab_size=260, max_position_embeddings=length + 1, **sizes)).save_pretrained(
-        folder / "base"
-    )
+    config = LlamaConfig(vocab_size=260, max_position_embeddings=length + 1, **sizes)
+    with torch.device(device):
+        LlamaForCausalLM(config).save_pretrained(folder / "base")
     talks = [each["messages"] for each in chats.conversations(conversations * joined, seed)]
     groups = [talks[i : i + joined] for i in range(0, len(talks), joined)]
     rows = [{"messages": list(itertools.chain.from_iterable(group))} for group in groups]
@@ -144,7 +145,9 @@ def peak_mb(device: str) -> float:
 def alone(side: str, folder: Path, *words: str) -> dict[str, Any]:
     """A side in a process of its own."""
     command = [sys.executable, __file__, "--side", side, "--folder", str(folder), *words]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    if "cuda" not in words:
+        env["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side} ended with {done.returncode}:\n{done.stderr[-4000:]}")
@@ -162,7 +165,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side == "prepare":
-        prepare(args.folder, args.model, int(args.seeds), args.steps * BATCH)
+        prepare(args.folder, args.model, int(args.seeds), args.steps * BATCH, args.device)
         print("{}")
         return
     if args.side:

@@ -198,6 +198,18 @@ class LockOptions(StackOptions):
     methods: Methods = ()
     sources: Sources = None
     to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
+    upgrade: Annotated[
+        bool, Flag("First raise the versions in the stack's file to the newest that the rules and pip allow.")
+    ] = False
+    only: Annotated[
+        tuple[str, ...], Flag("With --upgrade: these components or wheels alone.", metavar="COMPONENT", argument=True)
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutdatedOptions(StackOptions):
+    methods: Methods = ()
+    lock: Annotated[Path, Flag("Lock to compare with.")] = LOCK
 
 
 @dataclass(frozen=True, kw_only=True)

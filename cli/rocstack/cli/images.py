@@ -1,6 +1,7 @@
 """`rocstack build`, `render`, `lock`, `stacks` and `explain`."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, command
@@ -13,6 +14,9 @@ from rocstack.steps.options import (
     RenderOptions,
     StacksOptions,
 )
+
+if TYPE_CHECKING:
+    from rocstack.stack.newer import Newer
 
 
 @command("rocstack build --nic broadcom --push registry.example.com:5000/hpc")
@@ -73,16 +77,7 @@ def outdated(choice: OutdatedOptions) -> Answer:
     result = steps.outdated(choice, say)
     yield result
     rows = [
-        (
-            each.name
-            + (f" (and {len(each.packages) - 1} more)" if each.kind == "package" and each.packages[1:] else ""),
-            each.locked,
-            each.newer or "not looked up",
-            "security" if each.security else "",
-            ("" if each.rules == "not looked up" else each.rules + (": " if each.why else ""))
-            + each.why
-            + (f"; {each.allowed} is allowed" if each.rules == "refused" and each.allowed else ""),
-        )
+        (_name(each), each.locked, each.newer or "not looked up", "security" if each.security else "", _said(each))
         for each in result.rows
     ]
     if rows:
@@ -97,6 +92,18 @@ def outdated(choice: OutdatedOptions) -> Answer:
     out.say(f"{newer} newer, {fixes}; {unseen} not looked up")
     if any(each.in_base for each in result.rows):
         say(f"some are of the base image {result.base}: a new lock has them once that image is a newer one")
+
+
+def _name(row: "Newer") -> str:
+    more = len(row.packages) - 1 if row.kind == "package" else 0
+    return f"{row.name} (and {more} more)" if more > 0 else row.name
+
+
+def _said(row: "Newer") -> str:
+    if row.rules == "not looked up":
+        return row.why
+    allowed = f"; {row.allowed} is allowed" if row.rules == "refused" and row.allowed else ""
+    return f"{row.rules}{': ' if row.why else ''}{row.why}{allowed}"
 
 
 @command("rocstack stacks")

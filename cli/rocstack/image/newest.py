@@ -29,7 +29,10 @@ apt-get -qq -s install --no-install-recommends {packages} | sed -n 's/^Inst \([^
 sort /tmp/locked | join - /tmp/candidates | while read -r name locked candidate; do
     [ "$candidate" != '(none)' ] && dpkg --compare-versions "$candidate" gt "$locked" || continue
     base=-
-    if dpkg-query -W "$name" >/dev/null 2>&1 && ! grep -qFx "$name" /tmp/inst; then base=base; fi
+    has=$(dpkg-query -W -f '${{Version}}' "$name" 2>/dev/null || true)
+    if [ -n "$has" ] && dpkg --compare-versions "$has" lt "$candidate" && ! grep -qFx "$name" /tmp/inst; then
+        base=base
+    fi
     echo "$name $locked $candidate $base"
 done >/tmp/newer
 cat /tmp/newer
@@ -52,7 +55,8 @@ def script(resolved: Resolved, lock: Lock, site: Site) -> str:
     for part in resolved.parts:
         if part.choice.source:
             name = shlex.quote(part.choice.source)
-            newest = f"apt-cache showsrc --only-source {name} | sed -n 's/^Version: //p' | sort -V | tail -n 1"
+            known = f"apt-cache showsrc --only-source {name} | sed -n 's/^Version: //p'"
+            newest = f"{known} | grep -vE '~(rc|beta|alpha|pre)' | sort -V | tail -n 1"
             lines.append(f"echo {name} $({newest})")
     return "\n".join(lines) + "\n"
 

@@ -1,5 +1,6 @@
 """What a stack's sources have that its lock doesn't, and what the rules say of it. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
@@ -95,6 +96,8 @@ def of_packages(resolved: Resolved, lock: Lock, news: AptNews, known: tuple[Rule
     versions = {each.name: each.version for each in lock.packages}
     out: list[Newer] = []
     for part in resolved.parts:
+        if "." not in part.choice.version:  # a release of the distribution: its packages have their own
+            continue
         own = [moved.pop(name) for name in _names(part) if name in moved]
         if own:
             out.append(_of_part(resolved, part, own, versions, known))
@@ -138,25 +141,27 @@ def _of_part(
 
 
 def package_of(part: Part, locked: Mapping[str, str]) -> str | None:
-    """The package whose version is the component's: the first that has it in the lock."""
+    """The package whose version is the component's: the first that has it in the lock, else the first of its series."""
     if part.choice.method not in ("apt", "amd") or "." not in part.choice.version:
         return None
-    names = (name for name in _names(part) if name in locked)
-    return next((n for n in names if coherence.same(_upstream(locked[n]) or "0", part.choice.version)), None)
+    own = {name: _upstream(locked[name]) or "0" for name in _names(part) if name in locked}
+    series = ".".join(part.choice.version.split(".")[:2])
+    exact = (name for name, version in own.items() if coherence.same(version, part.choice.version))
+    return next(exact, None) or next((n for n, version in own.items() if coherence.same(version, series)), None)
 
 
 def _upstream(text: str) -> str | None:
     found = rules.upstream(text)
-    return found.base_version.partition("!")[2] or found.base_version if found else None
+    return found.base_version if found else None
 
 
 def moved_components(resolved: Resolved, lock: Lock, news: AptNews) -> dict[str, str]:
     """Component -> the version that it has by apt now, where that is another than the stack's."""
     locked = {each.name: each.version for each in lock.packages}
-    newer = {each.name: each.newer for each in news.newer}
+    now = locked | {each.name: each.newer for each in news.newer}
     out = {}
     for part in resolved.parts:
-        version = _upstream(newer.get(package_of(part, locked) or "", ""))
+        version = _upstream(now.get(package_of(part, locked) or "", ""))
         if part.choice.source:
             version = _upstream(news.sources.get(part.choice.source, ""))
         if version and not coherence.same(version, part.choice.version):
@@ -175,7 +180,7 @@ def of_sources(resolved: Resolved, news: AptNews, known: tuple[Rule, ...]) -> li
         version = _upstream(newest or "")
         row = Newer(name=part.name, kind="source", locked=choice.version, rules="not looked up", why=choice.url or "")
         if choice.url:
-            out.append(row.model_copy(update={"why": f"see {choice.url.rpartition('/')[0]}"}))
+            out.append(row.model_copy(update={"why": f"see {_project(choice.url)}"}))
         elif newest is None or version is None:
             why = f"the index has no source package {choice.source}"
             out.append(row.model_copy(update={"why": why}))
@@ -183,6 +188,12 @@ def of_sources(resolved: Resolved, news: AptNews, known: tuple[Rule, ...]) -> li
             says = judge(resolved, {part.name: version}, known)
             out.append(row.model_copy(update={"newer": newest, "rules": says.says, "why": says.why}))
     return out
+
+
+def _project(url: str) -> str:
+    """The page where a project lists its releases."""
+    github = re.match(r"https://github\.com/[^/]+/[^/]+/", url)
+    return f"{github[0]}tags" if github else url.rpartition("/")[0]
 
 
 def of_repositories(resolved: Resolved) -> list[Newer]:

@@ -151,7 +151,7 @@ def plan_upgrade(options: LockOptions, note: Note = ignore) -> Upgrade:
 
 def _by_apt(seen: Outdated, wanted: Collection[str]) -> tuple[list[Change], list[Change]]:
     """An index holds one version of a package, so what it has is what an image gets."""
-    changes = []
+    changes = list[Change]()
     for name, version in newer.moved_components(seen.resolved, seen.locked, seen.news).items():
         says, why = newer.judge(seen.resolved, {name: version}, rules.load())
         if says == "refused":
@@ -164,7 +164,8 @@ def _by_apt(seen: Outdated, wanted: Collection[str]) -> tuple[list[Change], list
 
 def _by_pip(seen: Outdated, wanted: Collection[str], chosen: Settings) -> tuple[list[Change], list[Change]]:
     """Pip takes the newest set of wheels that goes together, up to what the rules allow."""
-    own, changes, refused = seen.resolved.stack, [], []
+    own = seen.resolved.stack
+    changes, refused = list[Change](), list[Change]()
     rows = {row.name: row for row in seen.rows if row.kind == "wheel" and row.newer and row.name in wanted}
     named = {wheel_of(name) if name in own.components else name: row for name, row in rows.items()}
     for row in rows.values():

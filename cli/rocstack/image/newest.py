@@ -125,11 +125,10 @@ def versions(stack: Stack, site: Site) -> dict[str, tuple[str, ...] | str]:
         listed = next((line for line in ran.stdout.splitlines() if line.startswith("Available versions:")), None)
         if ran.returncode == 0 and listed:
             return tuple(listed.partition(":")[2].replace(",", " ").split())
-        said = ran.stderr.splitlines()
-        lines = (
-            [line for line in said if "roken" in line] or [line for line in said if line.startswith("ERROR")] or said
-        )
-        return visible(lines[-1])[:_MOST] if lines else "pip said nothing"
+        if "connection broken" in ran.stderr:
+            return f"{index or 'the default index'} doesn't answer"
+        said = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+        return visible(said[-1])[:_MOST] if said else "pip said nothing"
 
     wheels = list(pinning.own_wheels(stack))
     with ThreadPoolExecutor(_AT_ONCE) as pool:

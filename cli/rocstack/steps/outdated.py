@@ -100,7 +100,7 @@ def _wheels(resolved: Resolved, lock: Lock, chosen: Settings, note: Note) -> lis
 
 
 @dataclass(frozen=True)
-class Change:
+class VersionChange:
     """A version that an upgrade changed; `refused` says why a newer one was left alone."""
 
     name: str
@@ -115,8 +115,8 @@ class Upgrade:
 
     file: Path
     text: str
-    changes: tuple[Change, ...]
-    refused: tuple[Change, ...]
+    changes: tuple[VersionChange, ...]
+    refused: tuple[VersionChange, ...]
 
     def to_dict(self) -> dict[str, Any]:
         refused = [{"name": each.name, "newer": each.after or None, "why": each.refused} for each in self.refused]
@@ -149,28 +149,30 @@ def plan_upgrade(options: LockOptions, note: Note = ignore) -> Upgrade:
     return Upgrade(file, document.with_values(text, _values(own, changes)), tuple(changes), tuple(refused))
 
 
-def _by_apt(seen: Outdated, wanted: Collection[str]) -> tuple[list[Change], list[Change]]:
+def _by_apt(seen: Outdated, wanted: Collection[str]) -> tuple[list[VersionChange], list[VersionChange]]:
     """An index holds one version of a package, so what it has is what an image gets."""
-    changes = list[Change]()
+    changes = list[VersionChange]()
     for name, version in newer.moved_components(seen.resolved, seen.locked, seen.news).items():
         says, why = newer.judge(seen.resolved, {name: version}, rules.load())
         if says == "refused":
             raise CheckFailed.of("apt-breaks-rule", name=name, version=version, why=why)
         if name in wanted:
-            changes.append(Change(name, seen.resolved.stack.components[name].version, version))
+            changes.append(VersionChange(name, seen.resolved.stack.components[name].version, version))
     unseen = [row for row in seen.rows if row.rules == "not looked up" and row.name in wanted]
-    return changes, [Change(row.name, row.locked, "", f"not looked up: {row.why}") for row in unseen]
+    return changes, [VersionChange(row.name, row.locked, "", f"not looked up: {row.why}") for row in unseen]
 
 
-def _by_pip(seen: Outdated, wanted: Collection[str], chosen: Settings) -> tuple[list[Change], list[Change]]:
+def _by_pip(
+    seen: Outdated, wanted: Collection[str], chosen: Settings
+) -> tuple[list[VersionChange], list[VersionChange]]:
     """Pip takes the newest set of wheels that goes together, up to what the rules allow."""
     own = seen.resolved.stack
-    changes, refused = list[Change](), list[Change]()
+    changes, refused = list[VersionChange](), list[VersionChange]()
     rows = {row.name: row for row in seen.rows if row.kind == "wheel" and row.newer and row.name in wanted}
     named = {wheel_of(name) if name in own.components else name: row for name, row in rows.items()}
     for row in rows.values():
         if row.rules == "refused":
-            refused.append(Change(row.name, row.locked, row.newer or "", row.why))
+            refused.append(VersionChange(row.name, row.locked, row.newer or "", row.why))
     bounds = {wheel: _bounds(row) for wheel, row in named.items() if row.allowed}
     if not bounds:
         return changes, refused
@@ -178,10 +180,10 @@ def _by_pip(seen: Outdated, wanted: Collection[str], chosen: Settings) -> tuple[
     found = {wheel.name: wheel.version for wheel in pinning.wheels_of(reports, own)}
     for wheel, row in named.items():
         if row.allowed and found[wheel] != row.locked:
-            changes.append(Change(row.name, row.locked, found[wheel]))
+            changes.append(VersionChange(row.name, row.locked, found[wheel]))
         if row.allowed and found[wheel] != row.allowed:
             why = newer.held_by(wheel, row.allowed, reports, own.python)
-            refused.append(Change(row.name, found[wheel], row.allowed, why))
+            refused.append(VersionChange(row.name, found[wheel], row.allowed, why))
     return changes, refused
 
 
@@ -190,7 +192,7 @@ def _bounds(row: Newer) -> str:
     return f">={least},<={most}"
 
 
-def _values(own: Stack, changes: Collection[Change]) -> dict[document.Path_, str]:
+def _values(own: Stack, changes: Collection[VersionChange]) -> dict[document.Path_, str]:
     """Where the stack's file says them. Another way to get a component from the same source package goes with it."""
     out: dict[document.Path_, str] = {}
     for each in changes:

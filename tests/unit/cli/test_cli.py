@@ -24,7 +24,8 @@ from rocstack.base import paths
 from rocstack.cli import completion
 from rocstack.edge import engine
 
-COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "run", "shell"]
+COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "outdated"]
+COMMANDS += ["run", "shell"]
 COMMANDS += [
     "deploy",
     "rollback",

@@ -18,6 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import manual
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -37,8 +38,6 @@ from rocstack.verify import artifacts, suite, thresholds
 from rocstack.verify.result import ITEMS
 from rocstack.virtual import machine, tree
 from rocstack.virtual import model as node_model
-
-import manual
 
 sys.path.insert(0, str(paths.images() / "trainer"))
 from rocstack_trainer.config import Config

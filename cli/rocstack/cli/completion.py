@@ -80,12 +80,6 @@ def _recipes(overlay: Path | None) -> Iterable[str]:
     return jobs.list_recipes(StacksOptions(overlay=str(overlay) if overlay else None))
 
 
-def _checks(overlay: Path | None) -> Iterable[str]:
-    from rocstack.verify import suite
-
-    return [each.name for each in suite.listed()]
-
-
 def _components(given: Mapping[str, Any], overlay: Path | None) -> Iterable[str]:
     own = _stack(given, overlay)
     return [*own.components, *own.wheels]
@@ -115,6 +109,5 @@ _KNOWN: Mapping[str, Callable[[Path | None], Iterable[str]]] = {
     "service": _services,
     "trained": _trained,
     "recipe": _recipes,
-    "check": _checks,
     "role": lambda overlay: ("worker", "control"),
 }

@@ -488,7 +488,6 @@ def test_completion_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert completion.values("role", {}, "") == ["worker", "control"]
     assert completion.values("trained", {}, "mixtral-8x7") == ["mixtral-8x7b"]
     assert "trainer" in completion.values("recipe", {}, "tr")
-    assert completion.values("check", {}, "munge")
     assert completion.values("method", {}, "") == ["openmpi=source"]
     assert completion.values("method", {"stack": "rocm-7.2-debian"}, "") == []
     assert completion.values("component", {"stack": "rocm-7.2-debian"}, "jax-") == [

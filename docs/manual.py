@@ -69,9 +69,7 @@ def of_command(command: ManCommand, neighbours: Iterable[str]) -> str:
     )
 
 
-def of_root(
-    text: str, options: Pairs, commands: Iterable[ManCommand], exits: Pairs, files: Pairs
-) -> str:
+def of_root(text: str, options: Pairs, commands: Iterable[ManCommand], exits: Pairs, files: Pairs) -> str:
     """rocstack(1)."""
     known = tuple(commands)
     about = "turn a list of AMD GPU servers into a Slurm cluster for multi-node training"

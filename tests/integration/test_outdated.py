@@ -10,7 +10,7 @@ from workspace import REPO, Workspace
 
 from rocstack.stack import lock, stack
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def test_what_is_newer_is_what_a_lock_pins(workspace: Workspace) -> None:

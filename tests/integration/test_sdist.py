@@ -62,6 +62,7 @@ def test_the_wheel_says_its_licence(dist: Path) -> None:
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 
 
+@pytest.mark.slow
 def test_pipx_installs_it(dist: Path, tmp_path: Path) -> None:
     """Its data, playbooks and Ansible are found from an empty folder, and `man` finds its pages."""
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)

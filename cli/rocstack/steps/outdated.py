@@ -214,7 +214,7 @@ def _own_file(chosen: Settings) -> Path:
     """
     folder = chosen.overlay_folder()
     file = Path(stack.read(chosen.stack, folder).path)
-    if paths.data_root() not in file.resolve().parents:
+    if file.resolve().parent != (paths.images() / "stacks").resolve():
         return file
     if folder:
         return folder / "stacks" / file.name

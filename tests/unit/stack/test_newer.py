@@ -89,7 +89,9 @@ def test_rccl_of_debian_has_a_version_that_no_package_has(debian: Resolved) -> N
 
 def test_a_lock_that_is_ahead_of_its_stack(debian: Resolved) -> None:
     """`rocstack lock` pins what apt has; the stack's file still says the release before."""
-    assert newer.moved_components(debian, locked(mariadb_server_core="1:11.8.9-0"), AptNews()) == {"mariadb": "11.8.9"}
+    assert newer.moved_components(debian, locked(mariadb_server_core="1:11.8.99-0"), AptNews()) == {
+        "mariadb": "11.8.99"
+    }
 
 
 def test_sources(amd: Resolved, debian: Resolved) -> None:

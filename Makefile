@@ -3,10 +3,11 @@ BIN := .venv/bin
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup python demo test test-quick test-slow test-rdma test-gpu mutation lint bench lock clean
+.PHONY: help setup python demo test test-quick test-slow test-rdma test-gpu mutation lint docs dist bench lock clean
 # Tests start thousands of short Python processes: without bytecode files each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 SCRIPTS = $(shell find cli .ci images bench docs playbooks tests -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 
 help: ## this list
@@ -58,7 +59,17 @@ lint: python ## style, types, the order of the packages, shell scripts and workf
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.gitlab-ci .gitlab-ci.yml
 	$(BIN)/zizmor --offline --quiet --persona auditor .github/workflows
+	$(MKDOCS) build --quiet
 	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: skipped"; fi
+
+docs: python ## the documentation as a site, in .rocstack/site; a broken link or anchor is an error
+	$(BIN)/python docs/generate.py --check
+	$(MKDOCS) build
+	@echo "open .rocstack/site/index.html; for its search: $(BIN)/mkdocs serve"
+
+dist: python ## wheel and sdist of rocstack, in dist/
+	.ci/version
+	$(BIN)/hatchling build --clean
 
 bench: setup ## measure builds, the NIC's library, the probe and the trainer beside what is done today
 	@failed=; for part in build nic/build.py nic/probe.py train; do \

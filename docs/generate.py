@@ -1,5 +1,5 @@
 """Writes docs/reference.md from the code (commands, settings, fields of stacks, components, NICs and rules, labels, the
-trainer's settings), and the JSON schemas of node profiles and of verify's report.json.
+trainer's settings), the JSON schemas of node profiles and of verify's report.json, and the man pages in docs/man.
 
     python docs/generate.py [--check]
 
@@ -18,6 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import manual
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -46,6 +47,7 @@ FILE = Path(__file__).with_name("reference.md")
 SCHEMA = Path(__file__).with_name("node-profile.schema.json")
 REPORT_SCHEMA = Path(__file__).with_name("report.schema.json")
 TOPOLOGY = Path(__file__).with_name("topology.svg")
+MAN = Path(__file__).with_name("man")
 # Titles of the files that users write -> their models, the outermost first.
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "Stack": (
@@ -102,7 +104,8 @@ EXIT = {
     "local reboot": "Exit code 1: the node does not answer; 2: no such node; 3: this folder has no virtual cluster.",
     "local status": "Exit code 1: a node or its engine does not answer; 3: this folder has no virtual cluster.",
     "local up": "Exit code 1: a node does not answer, or the engine refused something; 2: an unknown model or fault.",
-    "lock": "Exit code 1: apt or pip can't resolve something.",
+    "lock": "Exit code 1: apt or pip can't resolve something, or apt has only what a rule refuses.",
+    "outdated": "Exit code 0 also when something is newer; 1: a mirror doesn't answer; 2: there is no lock.",
     "logs": "The exit code is that of `docker logs` there; 1: no such container, or ssh fails; 2: no such node.",
     "job cancel": "Exit code 1: Slurm refuses it; 2: no such job.",
     "job logs": "Exit code 1: there is no log yet; 2: no such job.",
@@ -183,11 +186,15 @@ def options(command: Any, context: Any) -> str:
     return table(("option", "what it does"), ((code(first), " ".join(text.split())) for first, text in records))
 
 
-def exit_codes() -> str:
+def exit_rows() -> dict[int, str]:
     classes = (errors.CheckFailed, errors.BadInput, errors.Missing)
     own = {c.exit_code: inspect.cleandoc(c.__doc__ or "") for c in classes}
-    rows = {0: "Done.", **own, 130: "Stopped by Ctrl-C or SIGTERM; the next run goes on from the cache."}
-    return "## Exit codes\n\n" + table(("code", "meaning"), ((str(n), text) for n, text in rows.items()))
+    return {0: "Done.", **own, 130: "Stopped by Ctrl-C or SIGTERM; the next run goes on from the cache."}
+
+
+def exit_codes() -> str:
+    rows = ((str(number), text) for number, text in exit_rows().items())
+    return "## Exit codes\n\n" + table(("code", "meaning"), rows)
 
 
 def all_settings() -> str:
@@ -471,19 +478,56 @@ def topology(name: str = "mi300x-thor2") -> str:
     )
 
 
+def man_pages() -> Iterator[tuple[Path, str]]:
+    root: Any = typer.main.get_command(app)
+    context = root.make_context("rocstack", ["stacks"], resilient_parsing=True)
+
+    def records(command: Any, sub: Any) -> tuple[tuple[str, str], ...]:
+        return tuple(filter(None, (param.get_help_record(sub) for param in command.get_params(sub))))
+
+    own = tuple(
+        manual.ManCommand(
+            name=name,
+            summary=help_text(command.help).partition(". ")[0].rstrip("."),
+            usage=" ".join(command.collect_usage_pieces(sub))
+            + (" [-- COMMAND...]" if command.context_settings.get("allow_extra_args") else ""),
+            text=help_text(command.help),
+            options=records(command, sub),
+            exits=EXIT[name],
+            example=(command.epilog or "").removeprefix("Example: "),
+        )
+        for name, command, sub in leaves(root, context)
+    )
+    exits = tuple((str(number), text) for number, text in exit_rows().items())
+    files = (
+        ("rocstack.yml", "Settings of the current folder; `rocstack init` writes one with comments."),
+        ("inventory.yml", "The nodes: an Ansible inventory with the groups control and workers."),
+        ("rocstack.lock", "The versions and sha256 that `rocstack lock` pinned."),
+        (".rocstack/", "Build contexts, logs and reports."),
+    )
+    found = manual.pages(help_text(root.help), records(root, context), own, exits, files)
+    yield from ((MAN / name, text) for name, text in found.items())
+
+
 def main(argv: list[str]) -> int:
-    texts = {FILE: render(), SCHEMA: schema.text(profiles.Profiles), TOPOLOGY: topology()}
+    texts = {FILE: render(), SCHEMA: schema.text(profiles.Profiles), TOPOLOGY: topology(), **dict(man_pages())}
     texts[REPORT_SCHEMA] = artifacts.schema_text()
+    stale = [file for file in MAN.glob("*") if file not in texts]
     if argv == ["--check"]:
         wrong = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
         for file in wrong:
             sys.stderr.write(f"{file.name} is not what the code says: run `python docs/generate.py`\n")
-        return 1 if wrong else 0
+        for file in stale:
+            sys.stderr.write(f"{file.name} is of a command that is gone: run `python docs/generate.py`\n")
+        return 1 if wrong or stale else 0
     if argv:
         sys.stderr.write("usage: python docs/generate.py [--check]\n")
         return 2
+    MAN.mkdir(exist_ok=True)
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
+    for file in stale:
+        file.unlink()
     return 0
 
 

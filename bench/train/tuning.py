@@ -1,14 +1,15 @@
 """LoRA on conversations by rocstack's trainer and by TRL's SFTTrainer: the same base model, the same adapter to begin
-with, the same conversations in the same order. Losses step by step, and the peak memory of each process.
+with, the same conversations in the same order. Losses step by step, time of a step, peak memory of each process.
 
-    python tuning.py [--model s] [--steps 20] [--seeds 1,2,3] [--out FILE]
+    python tuning.py [--model s] [--steps 20] [--seeds 1,2,3] [--device cuda] [--out FILE]
 
-Needs trl, peft and datasets beside the trainer's own packages. Runs on CPUs, one rank, one thread.
+Needs trl, peft and datasets beside the trainer's own packages. One rank: on a CPU one thread and fp32, on a GPU bf16.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -16,67 +17,83 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "images/trainer"), str(ROOT / "images/trainer/tests")]
-SHAPES = {"s": (256, 688, 4, 4), "m": (768, 2048, 12, 12)}  # hidden, MLP, layers, heads: 3 and 85 M parameters
-BATCH, LENGTH, RANK, RATE = 8, 128, 8, 2e-3
+# Hidden, MLP, layers, heads, heads of keys, tokens of a sample, talks joined to one: 3, 85 and 974 M parameters.
+SHAPES = {
+    "s": (256, 688, 4, 4, 4, 128, 1),
+    "m": (768, 2048, 12, 12, 12, 128, 1),
+    "1b": (2048, 8192, 16, 32, 8, 1024, 16),
+}
+BATCH, RANK, RATE = 8, 8, 2e-3
+UNMEASURED = 3  # steps at the start
 
 
-def overrides(folder: Path, steps: int, seed: int, *more: str) -> list[str]:
-    pairs = {"model.path": folder / "base", "data.path": folder / "chat.jsonl", "data.seq_len": LENGTH}
+def overrides(folder: Path, shape: str, steps: int, seed: int, *more: str) -> list[str]:
+    pairs = {"model.path": folder / "base", "data.path": folder / "chat.jsonl", "data.seq_len": SHAPES[shape][5]}
     pairs |= {"train.batch": BATCH, "train.steps": steps, "train.lr": RATE, "train.warmup": 0, "train.min_lr": 1}
     pairs |= {"train.seed": seed, "lora.rank": RANK, "lora.alpha": 2 * RANK}
     return [*(f"--{key}={value}" for key, value in pairs.items()), *more]
 
 
-def prepare(folder: Path, shape: str, seed: int, conversations: int) -> None:
+def prepare(folder: Path, shape: str, seed: int, conversations: int, device: str) -> None:
     """A seeded base model with its tokenizer, conversations, and the adapter that both begin with."""
     import chats
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
     from rocstack_trainer import cli
 
-    hidden, mlp, layers, heads = SHAPES[shape]
+    hidden, mlp, layers, heads, kv, length, joined = SHAPES[shape]
     set_seed(seed)
-    sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
+    sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv}
     chats.tokenizer(folder / "base", chats.MARKED)
-    LlamaForCausalLM(LlamaConfig(vocab_size=260, max_position_embeddings=LENGTH + 1, **sizes)).save_pretrained(
-        folder / "base"
-    )
-    chats.jsonl(folder / "chat.jsonl", chats.conversations(conversations, seed))
-    if code := cli.run([*overrides(folder, 0, seed), "--export", str(folder / "begin")]):
+    config = LlamaConfig(vocab_size=260, max_position_embeddings=length + 1, **sizes)
+    with torch.device(device):
+        LlamaForCausalLM(config).save_pretrained(folder / "base")
+    talks = [each["messages"] for each in chats.conversations(conversations * joined, seed)]
+    groups = [talks[i : i + joined] for i in range(0, len(talks), joined)]
+    rows = [{"messages": list(itertools.chain.from_iterable(group))} for group in groups]
+    chats.jsonl(folder / "chat.jsonl", rows)
+    if code := cli.run([*overrides(folder, shape, 0, seed), "--export", str(folder / "begin")]):
         sys.exit(code)
 
 
-def ours(folder: Path, steps: int, seed: int) -> list[float]:
+def ours(folder: Path, shape: str, steps: int, seed: int, device: str) -> dict[str, list[float]]:
     from rocstack_trainer import cli
 
-    begin = ("--lora.rank=0", f"--lora.adapter={folder / 'begin'}")
-    if code := cli.run(overrides(folder, steps, seed, *begin, f"--output.metrics={folder / 'm.jsonl'}")):
+    more = ("--lora.rank=0", f"--lora.adapter={folder / 'begin'}", f"--output.metrics={folder / 'm.jsonl'}")
+    more += ("--parallel.backend=gloo",) if device == "cpu" else ("--output.every=1",)
+    if code := cli.run(overrides(folder, shape, steps, seed, *more)):
         sys.exit(code)
-    return [json.loads(line)["loss"] for line in (folder / "m.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "m.jsonl").read_text().splitlines()]
+    return {"losses": [line["loss"] for line in lines], "seconds": [line["step_ms"] / 1000 for line in lines]}
 
 
-def trl(folder: Path, steps: int, seed: int) -> list[float]:
+def trl(folder: Path, shape: str, steps: int, seed: int, device: str) -> dict[str, list[float]]:
     """As TRL's documentation has it; the conversations are put into our order first."""
+    import time
+
     import numpy as np
     import torch
     from datasets import Dataset
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
     from rocstack_trainer.data.samples import permute
 
     rows = [json.loads(line) for line in (folder / "chat.jsonl").read_text().splitlines()]
     order = permute(np.arange(steps * BATCH), len(rows), seed, 0)
-    net = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    on_gpu = device != "cpu"
+    net = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16 if on_gpu else torch.float32)
     arguments = SFTConfig(
         output_dir=str(folder / "trl"),
-        max_length=LENGTH + 1,  # ours counts what goes in: of a longer conversation, one more is a target
+        max_length=SHAPES[shape][5] + 1,  # ours counts what goes in: of a longer conversation, one more is a target
         assistant_only_loss=True,
         per_device_train_batch_size=BATCH,
         max_steps=steps,
@@ -91,25 +108,46 @@ def trl(folder: Path, steps: int, seed: int) -> list[float]:
         logging_steps=1,
         save_strategy="no",
         report_to="none",
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
         disable_tqdm=True,
         seed=seed,
     )
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if on_gpu:
+                torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+
     trainer = SFTTrainer(
         PeftModel.from_pretrained(net, folder / "begin", is_trainable=True),
         arguments,
         train_dataset=Dataset.from_list([rows[i] for i in order]),
         processing_class=AutoTokenizer.from_pretrained(folder / "base"),
+        callbacks=[Clock()],
     )
     trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"losses": losses, "seconds": [b - a for a, b in itertools.pairwise(ends)]}
+
+
+def peak_mb(device: str) -> float:
+    """Of the process, or of what it had on its GPU."""
+    if device == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**20
 
 
 def alone(side: str, folder: Path, *words: str) -> dict[str, Any]:
     """A side in a process of its own."""
     command = [sys.executable, __file__, "--side", side, "--folder", str(folder), *words]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    if "cuda" not in words:
+        env["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side} ended with {done.returncode}:\n{done.stderr[-4000:]}")
@@ -121,24 +159,25 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="s")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", default="1")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", choices=("prepare", "ours", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side == "prepare":
-        prepare(args.folder, args.model, int(args.seeds), args.steps * BATCH)
+        prepare(args.folder, args.model, int(args.seeds), args.steps * BATCH, args.device)
         print("{}")
         return
     if args.side:
-        losses = {"ours": ours, "trl": trl}[args.side](args.folder, args.steps, int(args.seeds))
-        print(json.dumps({"losses": losses, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+        side = {"ours": ours, "trl": trl}[args.side]
+        found = side(args.folder, args.model, args.steps, int(args.seeds), args.device)
+        print(json.dumps(found | {"peak_mb": peak_mb(args.device)}))
         return
     result: dict[str, Any] = {"command": " ".join(sys.argv), "model": args.model, "seeds": {}}
-    print(
-        "| seed | first loss, ours / TRL | last loss | largest difference | peak MB |\n| --- | --- | --- | --- | --- |"
-    )
+    print("| seed | first loss, ours / TRL | last loss | largest difference | s of a step, median | peak MB |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for seed in args.seeds.split(","):
-        words = ("--model", args.model, "--steps", str(args.steps), "--seeds", seed)
+        words = ("--model", args.model, "--steps", str(args.steps), "--seeds", seed, "--device", args.device)
         with tempfile.TemporaryDirectory() as folder:
             alone("prepare", Path(folder), *words)
             found = {side: alone(side, Path(folder), *words) for side in ("ours", "trl")}
@@ -146,7 +185,9 @@ def main() -> None:
         apart = max(abs(a - b) / b for a, b in zip(one, other, strict=True))
         result["seeds"][seed] = found | {"apart": apart, "mean": [fmean(one[-5:]), fmean(other[-5:])]}
         ends = f"{one[0]:.4f} / {other[0]:.4f} | {one[-1]:.4f} / {other[-1]:.4f} | {apart:.2%}"
-        print(f"| {seed} | {ends} | {found['ours']['peak_mb']:.0f} / {found['trl']['peak_mb']:.0f} |", flush=True)
+        took = " / ".join(f"{median(found[side]['seconds'][UNMEASURED:]):.3f}" for side in found)
+        peaks = " / ".join(f"{found[side]['peak_mb']:.0f}" for side in found)
+        print(f"| {seed} | {ends} | {took} | {peaks} |", flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 

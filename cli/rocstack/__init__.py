@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ExplainOptions,
         FirstLightOptions,
         LockOptions,
+        OutdatedOptions,
         ProbeOptions,
         RenderOptions,
         ReplayOptions,
@@ -35,16 +36,34 @@ if TYPE_CHECKING:
         StatusOptions,
         VerifyOptions,
     )
+    from rocstack.steps.outdated import outdated
     from rocstack.steps.probe import fabric_environment, probe
     from rocstack.steps.run import plan_run
     from rocstack.steps.size import size
     from rocstack.steps.verify import verify
 
 __all__ = ["BadInput", "BuildEvents", "BuildOptions", "CheckFailed", "DeployOptions", "DoctorOptions"]
-__all__ += ["ExplainOptions", "FirstLightOptions", "LockOptions", "Missing", "ProbeOptions", "RenderOptions"]
+__all__ += [
+    "ExplainOptions",
+    "FirstLightOptions",
+    "LockOptions",
+    "Missing",
+    "OutdatedOptions",
+    "ProbeOptions",
+    "RenderOptions",
+]
 __all__ += ["ReplayOptions", "RocstackError", "RollbackOptions", "RunOptions", "SizeOptions", "StacksOptions"]
 __all__ += ["StatusOptions", "VerifyOptions", "__version__", "build", "deploy", "doctor", "explain"]
-__all__ += ["fabric_environment", "first_light", "lock", "plan_deploy", "plan_rollback", "plan_run", "probe"]
+__all__ += [
+    "fabric_environment",
+    "first_light",
+    "lock",
+    "outdated",
+    "plan_deploy",
+    "plan_rollback",
+    "plan_run",
+    "probe",
+]
 __all__ += ["render", "replay", "rollback", "size", "stacks", "status", "verify"]
 _HOMES = {
     "base.errors": ("BadInput", "CheckFailed", "Missing", "RocstackError"),
@@ -54,6 +73,7 @@ _HOMES = {
     "steps.doctor": ("doctor",),
     "steps.explain": ("explain", "render", "stacks"),
     "steps.first_light": ("first_light", "replay"),
+    "steps.outdated": ("outdated",),
     "steps.probe": ("fabric_environment", "probe"),
     "steps.run": ("plan_run",),
     "steps.size": ("size",),

@@ -16,11 +16,10 @@ from workspace import Outcome, Workspace, engine
 
 from rocstack.deploy.read import journal, verified
 from rocstack.edge import locks, ssh
+from rocstack.node.engine_errors import NOT_STARTED
 
 INVENTORY = Path(".rocstack/local/inventory.yml")
 ANSWER = 120.0  # seconds for a command on a node
-# What runc says of a program that it never started: once in some thousand commands here, why isn't known.
-NOT_STARTED = "unable to start container process: waiting for init preliminary setup"
 # Slurm's own round of health checks, every five minutes, drains no node in which a test has made a fault.
 SETTINGS = f"""\
 inventory: {INVENTORY}

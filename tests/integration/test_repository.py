@@ -123,14 +123,14 @@ def test_another_key_is_refused(
 
 def test_a_lock_notes_the_key_that_it_finds(base: str, vendor: Vendor) -> None:
     value = resolved(base, vendor, None)
-    answer = pinning.ask_apt(value, BaseImage(reference=base, digest="", how="given"), Site())
+    answer = pinning.ask_apt(pinning.script(value, Site()), BaseImage(reference=base, digest="", how="given"))
     (key,) = pinning.parse_keys(answer, value.stack)
     assert (key.repository, key.url, key.sha256) == ("vendor", f"{vendor.address}/key.asc", vendor.key_sha256)
 
 
 def test_a_lock_sees_it_and_hashes_archives(base: str, vendor: Vendor) -> None:
     value = resolved(base, vendor, vendor.key_sha256)
-    answer = pinning.ask_apt(value, BaseImage(reference=base, digest="", how="given"), Site())
+    answer = pinning.ask_apt(pinning.script(value, Site()), BaseImage(reference=base, digest="", how="given"))
     assert ("tini", "0.0.1") in [(p.name, p.version) for p in pinning.parse_packages(answer)]
     (pmix,) = pinning.parse_sources(answer, value)
     assert (pmix.component, pmix.url, pmix.sha256) == ("pmix", f"{vendor.address}/archive.tar", vendor.archive_sha256)

@@ -126,7 +126,7 @@ def test_a_node_that_ssh_does_not_reach(deployed: DeployedCluster, tmp_path: Pat
         found = verify(deployed, tmp_path, WORKERS)
     finally:
         engine("exec", deployed.power("n2"), "iptables", "-D", *rule)
-    assert red(found) == {"workers": {"n2"}}
+    assert red(found) == {"workers": {"n2"}}, {name: found[name].why for name in red(found)}
     assert "could not be reached" in found["workers"].why
     assert {"munge", "workers", "containers"} <= passed(found, "n1")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -306,6 +307,27 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
     if not isinstance(root, yaml.MappingNode):
         raise refuse("the file must hold a mapping (key: value)", first_line)
     return Document(path, value(root, ()), lines)
+
+
+def with_values(text: str, values: Mapping[Path_, str]) -> str:
+    """The same YAML with other scalars at these key paths; comments and layout stay. A path that isn't there counts
+    for nothing."""
+    found: list[tuple[int, int, str]] = []
+
+    def walk(node: Any, loc: Path_) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, item in node.value:
+                walk(item, (*loc, key.value))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                walk(item, (*loc, index))
+        elif loc in values:
+            found.append((node.start_mark.index, node.end_mark.index, values[loc]))
+
+    walk(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    for start, end, value in sorted(found, reverse=True):
+        text = f"{text[:start]}{json.dumps(value)}{text[end:]}"
+    return text
 
 
 def tuples(value: Any) -> Any:

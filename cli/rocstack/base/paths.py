@@ -5,8 +5,12 @@ from pathlib import Path
 
 def data_root() -> Path:
     """The folder that holds `images/`, `templates/` and `playbooks/`."""
-    packaged = Path(__file__).parents[1] / "data"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3]
+    return Path(__file__).parents[1] / "data" if packaged() else Path(__file__).resolve().parents[3]
+
+
+def packaged() -> bool:
+    """Whether this is an installed package, whose data is no one's to change."""
+    return (Path(__file__).parents[1] / "data").is_dir()
 
 
 def images() -> Path:

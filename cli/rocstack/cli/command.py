@@ -95,18 +95,19 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
             value, default = list.__class_getitem__(get_args(value)[0]), list(default)
         if value is bool and not names:
             names = (f"--{name.replace('_', '-')}",)  # and no --no-...
-        annotation = Annotated[value, _argument(flag) if flag.argument else _option(flag, names, name)]
+        annotation = Annotated[value, _argument(flag, name) if flag.argument else _option(flag, names, name)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _argument(flag: Flag) -> Any:
-    return typer.Argument(help=flag.help, metavar=flag.metavar)
+def _argument(flag: Flag, parameter: str) -> Any:
+    proposed = completion.of_option(flag.completes or parameter)
+    return typer.Argument(help=flag.help, metavar=flag.metavar, autocompletion=proposed)
 
 
 def _option(flag: Flag, names: tuple[str, ...], parameter: str) -> Any:
     return typer.Option(
         *names, help=flag.help, metavar=flag.metavar, min=flag.least, max=flag.most, hidden=flag.hidden,
-        show_default=flag.show_default, autocompletion=completion.of_option(parameter),
+        show_default=flag.show_default, autocompletion=completion.of_option(flag.completes or parameter),
     )  # fmt: skip
 
 

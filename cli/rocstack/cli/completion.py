@@ -1,4 +1,4 @@
-"""What the shell's completion proposes as the value of an option. Nothing is loaded before it asks."""
+"""What the shell's completion proposes as the value of an option or argument. Nothing is loaded before it asks."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from rocstack.base.errors import RocstackError
 
 def of_option(name: str) -> Callable[..., list[str]] | None:
     """For the command line's library, which goes by the names of the parameters."""
-    if name not in _KNOWN:
+    if name not in _KNOWN and name not in _OF_STACK:
         return None
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
@@ -25,7 +25,8 @@ def values(option: str, given: Mapping[str, Any], incomplete: str) -> list[str]:
     except (RocstackError, OSError):  # what is wrong there is told when the command runs
         overlay = None
     try:
-        return [value for value in _KNOWN[option](overlay) if value.startswith(incomplete)]
+        known = _OF_STACK[option](given, overlay) if option in _OF_STACK else _KNOWN[option](overlay)
+        return [value for value in known if value.startswith(incomplete)]
     except (RocstackError, OSError):
         return []
 
@@ -66,11 +67,47 @@ def _services(overlay: Path | None) -> Iterable[str]:
     return services.SERVICES
 
 
+def _trained(overlay: Path | None) -> Iterable[str]:
+    from rocstack.size import models
+
+    return models.names()
+
+
+def _recipes(overlay: Path | None) -> Iterable[str]:
+    from rocstack.steps import jobs
+    from rocstack.steps.options import StacksOptions
+
+    return jobs.list_recipes(StacksOptions(overlay=str(overlay) if overlay else None))
+
+
+def _components(given: Mapping[str, Any], overlay: Path | None) -> Iterable[str]:
+    own = _stack(given, overlay)
+    return [*own.components, *own.wheels]
+
+
+def _methods(given: Mapping[str, Any], overlay: Path | None) -> Iterable[str]:
+    others = _stack(given, overlay).alternatives
+    return [f"{name}={choice.method}" for name, choices in others.items() for choice in choices]
+
+
+def _stack(given: Mapping[str, Any], overlay: Path | None) -> Any:
+    from rocstack.stack import stack
+    from rocstack.steps.options import settings
+
+    return stack.load(settings(stack=given.get("stack")).stack, overlay)
+
+
+_OF_STACK: Mapping[str, Callable[[Mapping[str, Any], Path | None], Iterable[str]]] = {
+    "component": _components,
+    "method": _methods,
+}
 _KNOWN: Mapping[str, Callable[[Path | None], Iterable[str]]] = {
     "stack": _stacks,
     "nic": _nics,
     "model": _models,
     "gpu": _gpus,
     "service": _services,
+    "trained": _trained,
+    "recipe": _recipes,
     "role": lambda overlay: ("worker", "control"),
 }

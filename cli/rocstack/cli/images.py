@@ -1,10 +1,22 @@
 """`rocstack build`, `render`, `lock`, `stacks` and `explain`."""
 
 import sys
+from typing import TYPE_CHECKING
 
+from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, command
 from rocstack.cli.ui import escape, out, paragraph, say, show_finding, table
-from rocstack.steps.options import BuildOptions, ExplainOptions, LockOptions, RenderOptions, StacksOptions
+from rocstack.steps.options import (
+    BuildOptions,
+    ExplainOptions,
+    LockOptions,
+    OutdatedOptions,
+    RenderOptions,
+    StacksOptions,
+)
+
+if TYPE_CHECKING:
+    from rocstack.stack.newer import Newer
 
 
 @command("rocstack build --nic broadcom --push registry.example.com:5000/hpc")
@@ -42,6 +54,12 @@ def lock(choice: LockOptions) -> Answer:
 
     result = steps.lock(choice, say)
     yield result
+    if upgrade := result.upgrade:
+        for each in upgrade.refused:
+            out.say(f"left alone: {each.name} {each.before}{each.after and f', not {each.after}'}: {each.refused}")
+        for each in upgrade.changes:
+            out.say(f"upgraded: {each.name} {each.before} -> {each.after}")
+        out.say(f"{upgrade.file}: {count(len(upgrade.changes), 'version')} changed")
     for change in result.changes:
         out.say(f"{change.what}: {change.locked} -> {change.found}")
     made = result.lock
@@ -49,6 +67,43 @@ def lock(choice: LockOptions) -> Answer:
         f"{result.file}: {len(made.packages)} packages, {len(made.wheels)} wheels, {len(made.sources)} sources, "
         f"base {made.base.digest[:19] if made.base else 'none'}, hash {made.digest()[:12]}"
     )
+
+
+@command("rocstack outdated --stack debian-13")
+def outdated(choice: OutdatedOptions) -> Answer:
+    """Show what is newer in a stack's sources than in its lock, and what the rules say of it. Changes nothing."""
+    from rocstack.steps import outdated as steps
+
+    result = steps.outdated(choice, say)
+    yield result
+    rows = [
+        (_name(each), each.locked, each.newer or "not looked up", "security" if each.security else "", _said(each))
+        for each in result.rows
+    ]
+    if rows:
+        table(("NAME", "LOCKED", "NEWER", "FIX", "RULES"), rows)
+    if result.gone:
+        out.say(f"in no index any more: {listed(result.gone)}")
+    newer = sum(each.newer is not None for each in result.rows)
+    unseen = len(result.rows) - newer
+    fixes = f"{sum(each.security for each in result.rows)} with security fixes"
+    if not result.security:
+        fixes = "security fixes not looked up: no security suite among the sources"
+    out.say(f"{newer} newer, {fixes}; {unseen} not looked up")
+    if any(each.in_base for each in result.rows):
+        say(f"some are of the base image {result.base}: a new lock has them once that image is a newer one")
+
+
+def _name(row: "Newer") -> str:
+    more = len(row.packages) - 1 if row.kind == "package" else 0
+    return f"{row.name} (and {more} more)" if more > 0 else row.name
+
+
+def _said(row: "Newer") -> str:
+    if row.rules == "not looked up":
+        return row.why
+    allowed = f"; {row.allowed} is allowed" if row.rules == "refused" and row.allowed else ""
+    return f"{row.rules}{': ' if row.why else ''}{row.why}{allowed}"
 
 
 @command("rocstack stacks")

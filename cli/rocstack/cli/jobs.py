@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rocstack.jobs.slurm import JobRecord
     from rocstack.steps.jobs import JobView
 
-RecipeName = Annotated[str, Flag("Recipe: a name from `rocstack recipes`.", argument=True)]
+RecipeName = Annotated[str, Flag("Recipe: a name from `rocstack recipes`.", argument=True, completes="recipe")]
 Number = Annotated[str, Flag("Number of the job.", argument=True)]
 Follow = Annotated[bool, Flag("Show the log until the job is over.", ("--follow", "-f"))]
 LONGEST = 1 << 16  # characters of a line that is kept until it ends
@@ -30,7 +30,7 @@ commands.add_typer(job, name="job", epilog="Example: rocstack job logs 17 --foll
 @command("rocstack recipes trainer")
 def recipes(
     choice: StacksOptions,
-    name: Annotated[str | None, Flag("Recipe to explain.", argument=True)] = None,
+    name: Annotated[str | None, Flag("Recipe to explain.", argument=True, completes="recipe")] = None,
 ) -> Answer:
     """List the kinds of jobs; with a name, explain its parameters."""
     from rocstack.steps import jobs as steps

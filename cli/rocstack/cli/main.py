@@ -24,6 +24,7 @@ COMMANDS = {
     "stacks": ("images", "List the stacks and NIC profiles."),
     "explain": ("images", "Explain why a combination is allowed or refused."),
     "lock": ("images", "Pin every package, wheel and source of a stack."),
+    "outdated": ("images", "Show what is newer in a stack's sources than in its lock."),
     "release": ("release", "Publish signed images that prove what is in them."),
     "run": ("run", "Run a command in the image on this host."),
     "shell": ("run", "Open a shell in a node's container or in the image."),

@@ -18,6 +18,7 @@ from typing import IO, Any
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.text import last_line
 from rocstack.edge import ansible
+from rocstack.node.engine_errors import NOT_STARTED
 
 PLAYBOOK, TASK = "connection.yml", "Connection"
 TIMEOUT_S = 60.0  # until ssh is through, and for the answer to a plain command
@@ -115,8 +116,11 @@ def run(
     Raises:
         CheckFailed: no answer in time, or one without an end.
     """
+    line = ssh_host.argv(command, options=["-T"])
     try:
-        done = captured(ssh_host.argv(command, options=["-T"]), seconds, text.encode())
+        done = captured(line, seconds, text.encode())
+        if NOT_STARTED.encode() in done.stderr:  # of a `docker exec`
+            done = captured(line, seconds, text.encode())
     except Endless as error:
         raise ssh_host.error("no end of the answer from", str(error)) from None
     except subprocess.TimeoutExpired:

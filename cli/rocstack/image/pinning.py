@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -60,9 +60,9 @@ def packages(resolved: Resolved) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain(resolved.shared_packages(), resolved.nic_packages(), *layers)))
 
 
-def script(resolved: Resolved, site: Site) -> str:
-    """What runs inside the base image. The build's own helpers set up mirror, repositories and certificates, so
-    that a lock sees the packages a build would see; then apt is asked, and sources are hashed. Pure."""
+def preparation(resolved: Resolved, site: Site) -> list[str]:
+    """What a script inside the base image starts with. The build's own helpers set up mirror, repositories and
+    certificates, so that apt sees the packages that a build would see. Pure."""
     lines = ["set -euo pipefail"]
 
     def file(path: str, text: str) -> None:
@@ -86,6 +86,16 @@ def script(resolved: Resolved, site: Site) -> str:
         run(f"{_BUILD}/apt-repository", repo.name, repo.uri, repo.suite, " ".join(repo.components), repo.key,
             repo.key_sha256 or "first-use", repo.origin, str(repo.priority))  # fmt: skip
     run(f"{_BUILD}/apt-update", "--source")
+    return lines
+
+
+def script(resolved: Resolved, site: Site) -> str:
+    """What runs inside the base image for a lock: apt is asked, and sources are hashed. Pure."""
+    lines = preparation(resolved, site)
+
+    def run(*words: str) -> None:
+        lines.append(shlex.join(words) + " >&2")
+
     lines.append(_RESOLVE.format(packages=shlex.join(packages(resolved))))
     archives = [each for part in resolved.parts for each in part.choice.archives]
     if any(each.url.startswith("https:") and not each.sha256 for each in archives):
@@ -107,15 +117,15 @@ def script(resolved: Resolved, site: Site) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ask_apt(resolved: Resolved, base: BaseImage, site: Site) -> str:
-    """Runs the script inside the base image.
+def ask_apt(script: str, base: BaseImage) -> str:
+    """Runs a script inside the base image, and returns what it prints.
 
     Raises:
         CheckFailed: a package or source is gone, or a mirror does not answer.
     """
     # The script comes through stdin: site settings are in no process list.
     command = ["docker", "run", "--rm", "-i", base.reference, "bash", "-c", "cat >/tmp/ask && bash /tmp/ask </dev/null"]
-    ran = subprocess.run(command, input=script(resolved, site), capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         lines = ran.stderr.splitlines()
         if unread := of_index(lines):
@@ -160,69 +170,97 @@ def parse_packages(text: str) -> tuple[LockedPackage, ...]:
 
 def resolve_wheels(stack: Stack, site: Site) -> tuple[LockedWheel, ...]:
     """Every wheel the stack needs as pip itself resolves it, dependencies included, less those that come as system
-    packages. A component's own index is asked first and alone, for the component and all that it needs; the default
-    index is asked for what remains, at the versions found so far. Asked both at once, pip takes the newest of a name,
-    also a stranger's. PyTorch as a system package is there for pip, of that version, and needs nothing more.
+    packages.
 
     Raises:
         CheckFailed: pip can't resolve them (no such version, a conflict, no network).
     """
-    default = [f"{name}=={version}" for name, version in stack.wheels.items()]
+    return wheels_of(ask_pip(stack, site), stack)
+
+
+def wheels_of(reports: Sequence[tuple[str | None, dict[str, Any]]], stack: Stack) -> tuple[LockedWheel, ...]:
+    """pip's reports as the wheels of a lock. Pure."""
+    found: dict[str, LockedWheel] = {}
+    for index, report in reports:
+        for wheel in parse_report(report, (), index):
+            found.setdefault(wheel.name, wheel)
+    there = (*stack.provided, *_system_torch(stack))
+    return tuple(wheel for name, wheel in sorted(found.items()) if name not in there)
+
+
+def _system_torch(stack: Stack) -> dict[str, str]:
+    """PyTorch as a system package is there for pip, of that version, and needs nothing more."""
+    torch = stack.components.get("pytorch")
+    return {} if torch is None or torch.method == "wheel" else {"torch": torch.version}
+
+
+def ask_pip(
+    stack: Stack, site: Site, wanted: Mapping[str, str] | None = None
+) -> tuple[tuple[str | None, dict[str, Any]], ...]:
+    """pip's installation report of each index. A component's own index is asked first and alone, for the component and
+    all that it needs; the default index is asked for what remains, at the versions found so far. Asked both at once,
+    pip takes the newest of a name, also a stranger's. `wanted` has other versions than the stack: wheel -> specifier.
+
+    Raises:
+        CheckFailed: pip can't resolve them (no such version, a conflict, no network).
+    """
     sets: dict[str | None, list[str]] = {}
+    for name, version, index in own_wheels(stack):
+        sets.setdefault(index, []).append(name + (wanted or {}).get(name, f"=={version}"))
+    sets[None] = sets.pop(None, [])  # the last
+    out: list[tuple[str | None, dict[str, Any]]] = []
+    for index, requirements in sets.items():
+        if requirements:
+            known = wheels_of(out, stack)
+            out.append((index, _resolved_by_pip(stack, site, index, requirements, known)))
+    return tuple(out)
+
+
+def own_wheels(stack: Stack) -> Iterator[tuple[str, str, str | None]]:
+    """The wheels that the stack itself names: name, version, and the index that is not the default one."""
     for name, choice in stack.components.items():
         if choice.method == "wheel":
-            sets.setdefault(choice.index, []).append(f"{wheel_of(name)}=={choice.version}")
-    sets[None] = [*sets.pop(None, []), *default]  # the last
-    torch = stack.components.get("pytorch")
-    there = {} if torch is None or torch.method == "wheel" else {"torch": torch.version}
-    found: dict[str, LockedWheel] = {}
-    for index, requirements in sets.items():
-        for wheel in _ask_pip(stack, site, index, requirements, tuple(found.values()), there) if requirements else ():
-            found.setdefault(wheel.name, wheel)
-    return tuple(wheel for name, wheel in sorted(found.items()) if name not in (*stack.provided, *there))
+            yield wheel_of(name), choice.version, choice.index
+    for name, version in stack.wheels.items():
+        yield name, version, None
 
 
-def _ask_pip(
-    stack: Stack,
-    site: Site,
-    index: str | None,
-    requirements: Sequence[str],
-    known: Sequence[LockedWheel],
-    there: Mapping[str, str],
-) -> tuple[LockedWheel, ...]:
-    """What one index has of them, with all that they need. `there` are system packages, with their versions."""
+def pip_command(stack: Stack, *words: str) -> list[str]:
+    """pip for the image's Python and platforms instead of this machine's."""
+    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", *words]
+    command += ["--only-binary", ":all:", "--implementation", "cp"]
+    command += ["--python-version", stack.python, "--abi", f"cp{stack.python.replace('.', '')}"]
+    return [*command, *(word for platform in PLATFORMS for word in ("--platform", platform))]
+
+
+def run_pip(command: Sequence[str], index: str | None, site: Site) -> subprocess.CompletedProcess[str]:
+    """Runs pip with the site's settings, and with that index alone."""
+    more = ["--index-url", index] if index else []
+    more += ["--cert", site.ca] if site.ca else []
+    own = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "HOME", "LANG", "SSL_"))}
+    own = {k: v for k, v in own.items() if k not in _MORE_PLACES}
+    env = {"PATH": "/usr/bin:/bin", **own, **site.env, "PIP_CONFIG_FILE": os.devnull}
+    return subprocess.run([*command, *more], capture_output=True, text=True, env=env, check=False)
+
+
+def _resolved_by_pip(
+    stack: Stack, site: Site, index: str | None, requirements: Sequence[str], known: Sequence[LockedWheel]
+) -> dict[str, Any]:
+    """What one index has of them, with all that they need."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
-        command += ["--ignore-installed", "--only-binary", ":all:", "--implementation", "cp"]
-        command += ["--python-version", stack.python, "--abi", f"cp{stack.python.replace('.', '')}"]
-        for platform in PLATFORMS:
-            command += ["--platform", platform]
         constraints = Path(folder) / "constraints.txt"
-        stand_ins = [_stand_in(Path(folder), name, version) for name, version in there.items()]
-        constraints.write_text(
-            "".join(f"{line}\n" for line in [*stand_ins, *(f"{w.name}=={w.version}" for w in known)])
-        )
-        command += [
-            "--find-links",
-            folder,
-            "--target",
-            folder,
-            "--report",
-            str(report),
-            "--constraint",
-            str(constraints),
-        ]
-        command += ["--index-url", index] if index else []
-        command += ["--cert", site.ca] if site.ca else []
-        own = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "HOME", "LANG", "SSL_"))}
-        own = {k: v for k, v in own.items() if k not in _MORE_PLACES}
-        env = {"PATH": "/usr/bin:/bin", **own, **site.env, "PIP_CONFIG_FILE": os.devnull}
-        ran = subprocess.run([*command, *requirements], capture_output=True, text=True, env=env, check=False)
+        lines = [_stand_in(Path(folder), name, version) for name, version in _system_torch(stack).items()]
+        lines += [f"{wheel.name}=={wheel.version}" for wheel in known]
+        constraints.write_text("".join(f"{line}\n" for line in lines))
+        command = pip_command(stack, "install", "--quiet", "--dry-run", "--ignore-installed")
+        command += ["--find-links", folder, "--target", folder, "--report", str(report)]
+        ran = run_pip([*command, "--constraint", str(constraints), *requirements], index, site)
         if ran.returncode != 0:
             errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
             raise CheckFailed.of("wheels-unresolved", error=errors[-1] if errors else "no message")
-        return parse_report(json.loads(report.read_text()), (), index)
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
 
 
 def _stand_in(folder: Path, name: str, version: str) -> str:
@@ -251,7 +289,7 @@ def parse_report(
 
 def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:
     """Resolves packages, wheels and sources. Needs the engine (for apt) and the network."""
-    answer = ask_apt(resolved, base, site)
+    answer = ask_apt(script(resolved, site), base)
     how: Literal["registry", "mmdebstrap"] = "registry" if base.how == "registry" else "mmdebstrap"
     return Lock(
         stack=resolved.stack.name,

@@ -61,10 +61,12 @@ def run_docker(*words: str, stdin: str = "", seconds: float) -> CommandOutput:
         NodeError: there is no docker command.
         TimeoutExpired, OSError: as subprocess.run.
     """
-    done = subprocess.run(
-        [_docker_path(), *words], input=stdin.encode(), capture_output=True, timeout=seconds, env=_environment()
-    )
-    out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+    line, env = [_docker_path(), *words], _environment()
+    for _ in range(2):
+        done = subprocess.run(line, input=stdin.encode(), capture_output=True, timeout=seconds, env=env)
+        out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+        if engine_errors.NOT_STARTED not in err:
+            break
     return CommandOutput(done.returncode, out, err)
 
 

@@ -45,6 +45,11 @@ class GpuLayout:
         return self.dp // self.shard
 
     @property
+    def effort(self) -> float:
+        """How much there is to set up and to go wrong: with a pipeline most, with shards alone least."""
+        return 2 * log2(self.pp) + log2(self.tp * self.ep * self.interleave) + (self.shard > 1) / 2
+
+    @property
     def bubble(self) -> float:
         """The share of the pipeline's time in which a stage waits: (p - 1) / (v m + p - 1)."""
         waits = self.pp - 1

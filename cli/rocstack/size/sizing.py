@@ -18,6 +18,7 @@ from rocstack.size.speed import Speed, seconds_of, speed
 from rocstack.size.traffic import Traffic, traffic
 
 TOKENS = 1 << 20  # of a step, where nobody says it
+ALIKE = 0.05  # of the speed: the formula knows no better
 MOST_NODES, MOST_GPUS = 4096, 1 << 22
 
 
@@ -173,14 +174,17 @@ class _Search:
         return need(self.shape, layout, self.sequence, self.rank).total <= self.hardware.budget
 
     def fastest(self, layouts: list[GpuLayout]) -> GpuLayout:
-        """By tokens/s between both bounds; of equals, and where nobody knows speeds, the first. The arithmetic doesn't
-        know that narrow products are slow: what is warned of comes last."""
+        """By tokens/s between both bounds: of those that are nearly as fast as the fastest, and where nobody knows
+        speeds, the simplest. The arithmetic doesn't know that narrow products are slow: what is warned of is last."""
 
         def score(layout: GpuLayout) -> tuple[bool, float]:
             found = speed(self.shape, layout, self.sequence, self.hardware, self.rank)
             return not advice.narrow(self.shape, layout), found.score if found else 0.0
 
-        return max(layouts, key=score)
+        scores = [(layout, *score(layout)) for layout in layouts]
+        wide, most = max((wide, fast) for _, wide, fast in scores)
+        near = [each for each in scores if each[1] == wide and each[2] >= most * (1 - ALIKE)]
+        return min(near, key=lambda each: (each[0].effort, -each[2]))[0]
 
     def refusal(self, gpus: int, asked: Asked) -> BadInput:
         plain = asked.plainly(gpus, self.batch)

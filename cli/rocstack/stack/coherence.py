@@ -128,14 +128,14 @@ def _of_rocm(stack: Fields) -> Iterator[Problem]:
     rocm = stack.components.get("rocm")
     for index, repository in enumerate(stack.repositories):
         found = _AMD.match(repository.uri)
-        if found and rocm and rocm.method == "amd" and not _same(found[1], rocm.version):
+        if found and rocm and rocm.method == "amd" and not same(found[1], rocm.version):
             yield ("repositories", index, "uri"), f"it has ROCm {found[1]}, and components.rocm is {rocm.version}"
     for name, choice in stack.components.items():
         said = re.search(r"\+rocm(\d+\.\d+)", choice.version)
         there = _WHEELS.search(choice.index or "")
         if said and there and said[1] != there[1]:
             yield ("components", name, "index"), f"it has wheels for ROCm {there[1]}, and the version says {said[1]}"
-        if said and rocm and rocm.method == "amd" and choice.method == "wheel" and not _same(said[1], rocm.version):
+        if said and rocm and rocm.method == "amd" and choice.method == "wheel" and not same(said[1], rocm.version):
             yield ("components", name, "version"), f"it is for ROCm {said[1]}, and components.rocm is {rocm.version}"
 
 
@@ -164,11 +164,17 @@ def _of_sources(stack: Fields) -> Iterator[Problem]:
                 right += _VERSION.findall(choice.url or "")
             if rocm and file.startswith("rocm-"):  # parts of ROCm have versions of their own, and the release's tag
                 right.append(rocm.version)
-            if found and not any(_same(each, version) for each in found for version in right):
+            if found and not any(same(each, version) for each in found for version in right):
                 yield (*loc, key), f"'{file}' is of {found[0]}, and the version says {choice.version}"
 
 
-def _same(one: str, other: str) -> bool:
+def amd_release(uri: str) -> str | None:
+    """The one release that a repository of AMD's has, as its address says."""
+    found = _AMD.match(uri)
+    return found[1] if found else None
+
+
+def same(one: str, other: str) -> bool:
     """Whether two versions agree as far as both go."""
     left, right = (re.findall(r"\d+", re.split(r"[+~-]", text.partition(":")[2] or text)[0]) for text in (one, other))
     length = min(len(left), len(right))

@@ -1,6 +1,7 @@
 """Build and lock: the images of a stack for a NIC, and the versions that are in them."""
 
 import os
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from rocstack.stack.lock import Drift, Lock, drift, read, refuse_other_keys, shi
 from rocstack.stack.resolve import Resolved
 from rocstack.steps.image_plan import ImagePlan, join, plan_image, plan_on_top, refuse_base, refuse_broken
 from rocstack.steps.options import BuildOptions, LockOptions, Note, ignore, settings
+from rocstack.steps.outdated import Upgrade, plan_upgrade, upgraded
 
 
 class BuildEvents:
@@ -207,22 +209,37 @@ class Locked:
     lock: Lock
     file: Path
     changes: tuple[Drift, ...] = ()
+    upgrade: Upgrade | None = None
 
     def to_dict(self) -> dict[str, Any]:
         changes = [change.model_dump() for change in self.changes]
-        return {"file": str(self.file), "digest": self.lock.digest(), "changes": changes}
+        upgrade = {"upgrade": self.upgrade.to_dict()} if self.upgrade else {}
+        return {"file": str(self.file), "digest": self.lock.digest(), "changes": changes, **upgrade}
 
 
 def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
-    """Resolves a stack, pins every package, wheel and source, and writes the lock.
+    """Resolves a stack, pins every package, wheel and source, and writes the lock; with `upgrade` the stack's file too.
 
     Raises:
-        BadInput: something is wrong with stack, NIC, overlay or rules; the file can't be written there.
+        BadInput: something is wrong with stack, NIC, overlay or rules; the file can't be written there; the stack isn't
+            the user's to upgrade.
         CheckFailed: apt or pip can't resolve something.
         Missing: no engine.
     """
     _refuse_place(options.to)
     chosen = settings(options)
+    if not options.upgrade:
+        if options.only:
+            raise BadInput.of("only-with-upgrade", name=options.only[0])
+        return _lock(options, chosen, note)
+    upgrade = plan_upgrade(options, note)
+    with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
+        if upgrade.changes:
+            chosen = upgraded(chosen, upgrade, Path(folder))
+        return replace(_lock(options, chosen, note, upgrade), upgrade=upgrade)
+
+
+def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade | None = None) -> Locked:
     plan = join(chosen, methods=options.methods)
     refuse_broken(plan)
     value = plan.resolved
@@ -235,6 +252,9 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
         with suppress(BadInput):  # a damaged lock is replaced
             before = read(path)
             refuse_other_keys(value.stack, before, path, made)
+    if upgrade and upgrade.changes:
+        upgrade.file.parent.mkdir(exist_ok=True)
+        files.write(upgrade.file, upgrade.text)
     files.write(options.to, made.to_text())
     if before is None:
         return Locked(made, options.to)

@@ -42,6 +42,7 @@ class Flag:
     argument: bool = False  # it is given without a flag
     hidden: bool = False
     show_default: bool = True
+    completes: str = ""  # what the shell proposes, where that is not of the field's name
 
 
 ClusterInventory = Annotated[
@@ -55,7 +56,12 @@ Overlay = Annotated[str | None, Flag("Folder of your own changes (overlay.yml, c
 Gfx = Annotated[str | None, Flag("GPU targets to build for instead of the stack's: gfx942,gfx950.")]
 Methods = Annotated[
     tuple[str, ...],
-    Flag("Get a component another way that the stack offers: openmpi=source.", ("--with",), "COMPONENT=METHOD"),
+    Flag(
+        "Get a component another way that the stack offers: openmpi=source.",
+        ("--with",),
+        "COMPONENT=METHOD",
+        completes="method",
+    ),
 ]
 Rehearsal = Annotated[
     bool, Flag("Allow an image that can't use the nodes' GPUs, and mark it; default: the setting `rehearsal`.")
@@ -262,6 +268,24 @@ class LockOptions(StackOptions):
     methods: Methods = ()
     sources: Sources = None
     to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
+    upgrade: Annotated[
+        bool, Flag("First raise the versions in the stack's file to the newest that the rules and pip allow.")
+    ] = False
+    only: Annotated[
+        tuple[str, ...],
+        Flag(
+            "With --upgrade: these components or wheels alone.",
+            metavar="COMPONENT",
+            argument=True,
+            completes="component",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutdatedOptions(StackOptions):
+    methods: Methods = ()
+    lock: Annotated[Path, Flag("Lock to compare with.")] = LOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +371,12 @@ class SizeOptions:
     """What of a layout is None is chosen: what fits, and of that the fastest."""
 
     model: Annotated[
-        str, Flag("Model: llama-3.1-70b, mixtral-8x7b, ..., or the path of a Hugging Face config.json.", argument=True)
+        str,
+        Flag(
+            "Model: llama-3.1-70b, mixtral-8x7b, ..., or the path of a Hugging Face config.json.",
+            argument=True,
+            completes="trained",
+        ),
     ]
     gpu: Annotated[str, Flag("Kind of GPU: mi300x, mi250x (a die of it), mi355x, ...")] = "mi300x"
     nodes: Annotated[int | None, Flag("Number of nodes; default: the fewest that fit.", least=1, most=65536)] = None

@@ -61,7 +61,7 @@ def end(children: list[tuple[int, Any]], within_s: float, but: int = -1) -> list
 
 
 def until(said: str, times: int, capfd: pytest.CaptureFixture[str]) -> str:
-    text, deadline = "", time.monotonic() + 30
+    text, deadline = "", time.monotonic() + 120  # processes that import PyTorch, on a machine with much else to do
     while text.count(said) < times:
         assert time.monotonic() < deadline, text
         text += capfd.readouterr().out

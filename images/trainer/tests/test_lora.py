@@ -201,6 +201,13 @@ def test_what_peft_can_not_do_is_refused(base: Path, talks: Path, setting: str, 
     assert message in refused(base, talks, setting)
 
 
+@pytest.mark.parametrize("settings", ['{"peft_type": "LORA", "r": 4, "target_modules": "("}', '{"a":' * 100_000])
+def test_an_adapter_of_a_stranger_is_refused(base: Path, talks: Path, tmp_path: Path, settings: str) -> None:
+    """A pattern that is none, and JSON of any depth."""
+    (tmp_path / "adapter_config.json").write_text(settings)
+    assert "lora" in refused(base, talks, f"lora.adapter={tmp_path}", "lora.rank=0")
+
+
 def test_without_peft_it_says_so(base: Path, talks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     (error,) = ranks(1, run, tuning(base, talks))

@@ -248,3 +248,21 @@ def test_a_file_does_not_name_itself() -> None:
     with pytest.raises(BadInput) as refused:
         doc.validate(Inner, extra={"image": "y"})
     assert str(refused.value.where) == "some.yml:1"
+
+
+def test_other_values_leave_the_rest_as_it_is() -> None:
+    text = 'a: {method: apt, version: "1.0"}  # kept\nb:\n  version: 1.0 # too\n'
+    text += "list:\n  - {version: '1'}\n  - x\nc: \"a\"\n"
+    values = {
+        ("a", "version"): "2.0",
+        ("b", "version"): "1:2+ds",
+        ("list", 0, "version"): "3",
+        ("list", 1): 'y "z"',
+        ("c", "none"): "9",
+        ("d",): "9",
+    }
+    assert document.with_values(text, values) == (
+        'a: {method: apt, version: "2.0"}  # kept\nb:\n  version: "1:2+ds" # too\nlist:\n  - {version: "3"}\n'
+        '  - "y \\"z\\""\nc: "a"\n'
+    )
+    assert document.with_values("", {("a",): "1"}) == ""

@@ -24,7 +24,7 @@ from rocstack.base import paths
 from rocstack.cli import completion
 from rocstack.edge import engine
 
-COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "release"]
+COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "outdated", "release"]
 COMMANDS += [
     "run",
     "shell",
@@ -487,6 +487,15 @@ def test_completion_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "mi300x-thor2" in completion.values("model", {}, "mi300x")
     assert completion.values("service", {}, "w") == ["worker"]
     assert completion.values("role", {}, "") == ["worker", "control"]
+    assert completion.values("trained", {}, "mixtral-8x7") == ["mixtral-8x7b"]
+    assert "trainer" in completion.values("recipe", {}, "tr")
+    assert completion.values("method", {}, "") == ["openmpi=source"]
+    assert completion.values("method", {"stack": "rocm-7.2-debian"}, "") == []
+    assert completion.values("component", {"stack": "rocm-7.2-debian"}, "jax-") == [
+        "jax-rocm7-plugin",
+        "jax-rocm7-pjrt",
+    ]
+    assert completion.values("component", {"stack": "no-such"}, "") == []
     (tmp_path / "rocstack.yml").write_text("no: [such\n")
     assert completion.values("stack", {}, "debian") == ["debian-13"], "a wrong setting is told by the command itself"
     assert completion.of_option("out") is None

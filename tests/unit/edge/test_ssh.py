@@ -11,6 +11,7 @@ import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.edge import ssh
+from rocstack.node.engine_errors import NOT_STARTED
 
 HOSTS = {
     "plain": "",
@@ -206,3 +207,12 @@ def test_a_longer_line_comes_in_pieces() -> None:
     program = ssh.Program(["printf", "abcdefg\\nh\\n"])
     assert list(iter(lambda: program.line(5), b"")) == [b"abcde", b"fg\n", b"h\n"]
     program.end()
+
+
+@pytest.mark.parametrize(("failures", "calls"), [(1, 2), (9, 2)])
+def test_what_runc_never_started_is_tried_once_more(failures: int, calls: int, tmp_path: Path) -> None:
+    count = tmp_path / "calls"
+    script = f'echo >>{count}; cat; [ "$(wc -l <{count})" -gt {failures} ] && exit; echo "$0" >&2; exit 126'
+    done = ssh.run(ssh.SshHost("n1"), ["sh", "-c", script, f"exec failed: {NOT_STARTED}: EOF"], text="given")
+    assert (done.returncode, done.stdout) == (0 if failures < calls else 126, "given")
+    assert len(count.read_text().splitlines()) == calls

@@ -146,13 +146,13 @@ def test_a_suite_that_has_moved_is_told_by_lock(monkeypatch: pytest.MonkeyPatch)
     done = subprocess.CompletedProcess([], 100, stdout="", stderr=GONE)
     monkeypatch.setattr(pinning.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(CheckFailed, match="nosuchsuite Release' does not have a Release file") as refused:
-        pinning.ask_apt(value, start, Site())
+        pinning.ask_apt(pinning.script(value, Site()), start)
     assert (refused.value.code, refused.value.exit_code) == ("index-unread", 1)
     assert "the mirror has no such suite" in str(refused.value.cause)
     assert "apt_mirror" in str(refused.value.next_step)
     done.stderr = "E: Unable to locate package x\n"
     with pytest.raises(CheckFailed) as refused:
-        pinning.ask_apt(value, start, Site())
+        pinning.ask_apt(pinning.script(value, Site()), start)
     assert refused.value.code == "packages-unresolved"
 
 

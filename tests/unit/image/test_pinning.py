@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
-import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from resolved_stack import join
+from wheel_index import add_wheel, served
 
 from rocstack.image import pinning
 from rocstack.settings.site import Site
@@ -121,32 +118,21 @@ def test_suites_are_the_same_for_the_lock_and_the_build() -> None:
 def indexes(tmp_path: Path) -> Iterator[str]:
     """Two wheel indexes on this machine: `torchs` is the component's own, `default` has names of it, too."""
     for index, name, version, needs in (
-        ("torchs", "torch", "2.11.0+rocm7.2", "triton-rocm>=1"),
-        ("torchs", "triton_rocm", "1.0", "filelock"),
-        ("torchs", "filelock", "3.0", ""),
-        ("default", "triton_rocm", "9.0", ""),  # a stranger's
-        ("default", "torch", "2.11.0+rocm7.2", ""),
-        ("default", "filelock", "3.0", ""),
-        ("default", "filelock", "4.0", ""),
-        ("default", "transformers", "5.23.0", "filelock"),
-        ("default", "torch", "2.6.0", "triton-rocm>=1"),
-        ("default", "safetensors", "0.8.0", ""),
-        ("default", "peft", "0.21.2", "torch>=1.13\nRequires-Dist: safetensors"),
+        ("torchs", "torch", "2.11.0+rocm7.2", ["triton-rocm>=1"]),
+        ("torchs", "triton_rocm", "1.0", ["filelock"]),
+        ("torchs", "filelock", "3.0", []),
+        ("default", "triton_rocm", "9.0", []),  # a stranger's
+        ("default", "torch", "2.11.0+rocm7.2", []),
+        ("default", "filelock", "3.0", []),
+        ("default", "filelock", "4.0", []),
+        ("default", "transformers", "5.23.0", ["filelock"]),
+        ("default", "torch", "2.6.0", ["triton-rocm>=1"]),
+        ("default", "safetensors", "0.8.0", []),
+        ("default", "peft", "0.21.2", ["torch>=1.13", "safetensors"]),
     ):
-        folder = tmp_path / index / name.replace("_", "-")
-        folder.mkdir(parents=True, exist_ok=True)
-        info = f"{name}-{version}.dist-info"
-        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{name}.py", index)
-            line = f"Requires-Dist: {needs}\n" if needs else ""
-            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{line}")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{info}/RECORD", "")
-    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *words: None})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(quiet, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+        add_wheel(tmp_path / index, name, version, needs)
+    with served(tmp_path) as address:
+        yield address
 
 
 def test_a_system_package_brings_nothing_with_it(indexes: str) -> None:

@@ -14,7 +14,7 @@ from rocstack.base.errors import BadInput
 from rocstack.size import advice, hardware, models, published
 from rocstack.size.layout import Asked, GpuLayout, divisors, possible, problem
 from rocstack.size.memory import held
-from rocstack.size.sizing import answer, flags
+from rocstack.size.sizing import ALIKE, answer, flags
 from rocstack.size.speed import speed
 from rocstack.size.traffic import traffic
 
@@ -213,7 +213,7 @@ def test_advice() -> None:
     [
         ("deepseek-v3", "mi300x", 8, "weights-gathered-anew", "--shard"),
         ("llama-3.1-405b", "mi300x", 5, "weights-gathered-anew", "--shard"),
-        ("llama-3.1-405b", "mi355x", 4, "long-bubble", "--interleave"),
+        ("deepseek-v3", "mi250x", 32, "long-bubble", "--interleave"),
         ("deepseek-v3", "mi250x", 24, "narrow-tensor-parallel", "take --tp"),
     ],
 )
@@ -248,7 +248,8 @@ def test_the_best_is_among_those_that_fit() -> None:
     for less in (Asked(tp=8), Asked(tp=4, pp=2), Asked(pp=4), Asked(shard=8)):
         other = answer(model, shape, MI300X, less, nodes=4, sequence=8192)
         if other.ok and found.speed and other.speed and not advice.narrow(shape, other.layout):
-            assert other.speed.score <= found.speed.score
+            assert other.speed.score * (1 - ALIKE) <= found.speed.score
+            assert found.layout.effort <= other.layout.effort or other.speed.score < found.speed.score
 
 
 def test_the_fewest_nodes_are_the_fewest() -> None:

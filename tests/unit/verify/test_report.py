@@ -143,7 +143,7 @@ def test_odd_nodes_have_the_first_columns() -> None:
 def test_a_good_run_of_virtual_nodes_says_that_they_are_virtual() -> None:
     text = Parsed(page.html(simulated_run(2, bad=(), slow=(), virtual=True))).text
     assert "2 of 2 virtual nodes pass level 3" in text
-    assert "Virtual nodes (mi300x-thor2): their GPUs and NICs are emulated" in text
+    assert "Virtual nodes (mi300x-thor2): the GPUs and NICs that they have are emulated" in text
     assert "What failed" not in text
     assert "Every GPU of the node is there gpu-count virtual" in text
     assert "NUMA balancing is off numa-balancing 0" in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,7 +64,7 @@ def inject(net: Any, about: Notes, bf16: bool = False) -> Any:
         try:
             kept = {key: value for key, value in about.items() if key in KEPT}
             return get_peft_model(net, LoraConfig(task_type="CAUSAL_LM", **kept))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, re.error, RecursionError) as error:  # the settings may be a stranger's
             raise ConfigError(f"lora: {error}") from error
 
 
@@ -156,7 +157,7 @@ def _settings(settings: Lora) -> Notes:
     folder = Path(settings.adapter)
     try:
         about = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"lora.adapter: {folder}: no adapter of peft: {error}") from None
     empty = (None, False, "none", [], {})
     known = KEPT | OTHER | {"qalora_group_size"}
@@ -177,7 +178,7 @@ def _read(folder: Path, mine: Mapping[str, torch.Tensor], base: str) -> dict[str
     try:
         ours = json.loads((folder / OURS).read_text(encoding="utf-8")) if (folder / OURS).is_file() else {}
         found = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ConfigError(f"lora.adapter: {folder} can't be read: {error}") from None
     _same_base(ours.get("base", base), base, f"lora.adapter: {folder} was trained for another model")
     here = {_short(name): tensor for name, tensor in mine.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +91,7 @@ def read_password(path: Path) -> bytes:
             mode = os.fstat(source.fileno()).st_mode
     except OSError as error:
         raise BadInput.of("no-access", path, why=error.strerror or error) from None
-    if mode & 0o077 and mode & 0o100000:
+    if stat.S_ISREG(mode) and mode & 0o077:
         raise BadInput.of("open-password", path)
     if len(data) > 4096 or not data.strip(b"\n"):
         raise BadInput.of("unfit-password", path)

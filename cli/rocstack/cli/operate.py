@@ -108,7 +108,9 @@ def _show(cluster: Status) -> None:
     nodes = f"{count(len(cluster.nodes), 'node')}{virtual}, control node {cluster.control}"
     out.print(f"[bold]{escape(cluster.cluster or 'no cluster')}[/]" + escape(f": {nodes}"))
     if cluster.release:
-        out.say(f"release of {cluster.release.when} by {cluster.release.who}: {cluster.release.basis}")
+        signers = ", ".join(cluster.release.images.signers)
+        signed = f"signed by {signers}" if signers else "unsigned"
+        out.say(f"release of {cluster.release.when} by {cluster.release.who}: {cluster.release.basis}; {signed}")
     if cluster.images:
         out.print()
         rows = [

@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from rocstack.base import document, image_names
 from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean, hinted
+from rocstack.base.levels import Level
 from rocstack.base.words import ImagePrefix, ImageRef, Line, Name, Tag, Url, Value
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import DEFAULT, RunProfile
@@ -56,6 +57,24 @@ def _file(text: str) -> str:
     return text
 
 
+class TrustPolicy(Value):
+    """What `deploy` asks of an image before any node gets it. Without keys it asks nothing."""
+
+    keys: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys (PEM); each is trusted
+    require: tuple[Literal["provenance", "sbom", "verify"], ...] = ("provenance", "sbom")  # attestations of these keys
+    level: Level | None = None  # of the acceptance suite, by a signed report
+    registry: Annotated[Line, AfterValidator(_registry)] = ""  # where the signatures are; default: the setting push
+    replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
+
+    @model_validator(mode="after")
+    def _needs_keys(self) -> Self:
+        if not self.keys and (self.level is not None or self.registry):
+            raise ValueError(
+                "it names no keys, so nothing is checked: name the public keys of the release in trust.keys"
+            )
+        return self
+
+
 class Settings(Value):
     """Every setting; the description is what `rocstack config` and the reference print."""
 
@@ -98,6 +117,10 @@ class Settings(Value):
     push: Annotated[Line, AfterValidator(_registry)] = Field("", description="registry[:port][/folder] to push to")
     tag: Tag | Literal[""] = Field("", description="release tag; default: ISO year and week, such as 2026.47")
     attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")
+    trust: TrustPolicy = Field(
+        TrustPolicy(),
+        description="what deploy asks of images: keys (public), require (provenance, sbom, verify), level, registry",
+    )
     run: RunProfile = Field(
         DEFAULT, description="limits and shared memory of containers that `run` starts (ulimits, shm)"
     )

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from rocstack.base import image_names
 from rocstack.base.errors import BadInput, Missing, RocstackError
 from rocstack.cluster import checks
 from rocstack.cluster.operation import RolloutSettings, Ship
@@ -18,6 +19,7 @@ from rocstack.deploy.plan.plan import Outcome, Plan
 from rocstack.deploy.plan.prepare import Choose, DeployRequest, prepare
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.journal import Journal
+from rocstack.deploy.read.trusted import TrustCheck
 from rocstack.deploy.ship.shipping import Shipping
 from rocstack.deploy.state import history as histories
 from rocstack.deploy.state import status as deployed
@@ -28,7 +30,9 @@ from rocstack.deploy.work import deploy as work
 from rocstack.edge import engine, ssh
 from rocstack.image.build_report import with_built_stack
 from rocstack.registry.local_image import LocalImage
-from rocstack.settings.settings import Settings, placed
+from rocstack.registry.registry_http import RegistryHttp, as_engine
+from rocstack.registry.repository import Repository
+from rocstack.settings.settings import Settings, of_setting, placed
 from rocstack.steps.options import (
     DeployOptions,
     Note,
@@ -38,6 +42,7 @@ from rocstack.steps.options import (
     inventory_path,
     settings,
 )
+from rocstack.trust.keys import PublicKey
 
 ROLLOUT = ("canary", "wave", "drain_timeout", "requeue", "failures")  # options that stand in `cluster.rollout`
 
@@ -187,6 +192,8 @@ def _request(options: DeployOptions | RollbackOptions, note: Note = ignore) -> t
         rehearsal=chosen.rehearsal,
         command="rollback" if isinstance(options, RollbackOptions) else "deploy --resume" if resume else "deploy",
         runs=Path(chosen.out) / "verify",
+        trust=_trust_check(chosen),
+        replaces=chosen.trust.replaces,
     )
     return request, chosen
 
@@ -206,6 +213,35 @@ def _cluster(cluster: ClusterSettings, rollout: Mapping[str, Any], ship: Mapping
         option, why = str(first["loc"][0]).replace("_", "-"), first["msg"].removeprefix("Value error, ")
         raise BadInput.of("bad-option", option=option, value=first["input"], why=why) from None
     return cluster.model_copy(update={"rollout": rollouts, "ship": ships})
+
+
+def _trust_check(chosen: Settings) -> TrustCheck | None:
+    """The trust policy of rocstack.yml; None where it names no key.
+
+    Raises:
+        BadInput: a key can't be used, or it isn't said where the signatures are.
+    """
+    policy, where = chosen.trust, chosen.trust.registry or chosen.push
+    if not policy.keys:
+        return None
+    with of_setting(chosen, "trust", Path.cwd()):
+        keys = tuple(PublicKey.load(Path(name).expanduser()) for name in policy.keys)
+        if not where:
+            raise BadInput.of("no-trust-registry")
+
+    @cache
+    def http() -> RegistryHttp:
+        try:
+            info = engine.connect().info()
+        except Missing:  # a rollback works without it
+            info = {}
+        return as_engine(info, target.host)
+
+    def repository(role: str) -> Repository:
+        return Repository(http(), target.path(role), attempts=chosen.cluster.ship.attempts)
+
+    target, folder = image_names.parse_registry(where), Path(chosen.out) / "trust"
+    return TrustCheck(keys, policy.require, policy.level, policy.replaces, repository, folder)
 
 
 def _built(chosen: Settings, options: DeployOptions) -> tuple[Choose, dict[str, int]]:

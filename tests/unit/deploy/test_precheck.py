@@ -138,6 +138,8 @@ def scope_of(data: dict[str, Any]) -> Scope:
         require=data.get("require"),
         insist=data.get("insist", True),
         proved=tuple(VerifiedLevel(**each) for each in data.get("proved", [])),
+        trust=tuple(data.get("trust", ())),
+        replaces=tuple(data.get("replaces", ())),
         cluster=data.get("cluster", ""),
         munge=data.get("munge", ""),
     )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Image:
     """`id` is the sha256 of its configuration, which shipping does not change. `name` is what this machine calls it,
     `reference` names it by digest in a registry that the nodes reach, once it is there. `size` is uncompressed bytes,
-    `layers` are diff ids, the same in every engine's store."""
+    `layers` are diff ids, the same in every engine's store. `signers` are fingerprints of the trusted keys that signed
+    it: empty where nobody asked."""
 
     role: str
     id: str
@@ -27,6 +28,7 @@ class Image:
     size: int = 0
     layers: tuple[str, ...] = ()
     reference: str | None = None
+    signers: tuple[str, ...] = ()
 
     @property
     def facts(self) -> ImageFacts:

@@ -110,6 +110,14 @@ def images_differ(scope: Scope) -> Iterator[Values]:
 
 
 @cluster_rule
+def trust_replaced(scope: Scope) -> Iterator[Values]:
+    """Whoever deploys without the cluster's keys, or with others, would take away what the others rely on."""
+    before = scope.control.state.trust if scope.control and scope.control.state else ()
+    if before and not {*before} & {*scope.trust} and not {*before} <= {*scope.replaces}:
+        yield {"before": ", ".join(before[:4])[:400], "now": ", ".join(scope.trust) or "no key"}
+
+
+@cluster_rule
 def not_verified(scope: Scope) -> Iterator[Values]:
     level_required = scope.require
     virtual = all(node.profile.virtual for node in scope.nodes)

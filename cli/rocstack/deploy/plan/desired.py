@@ -45,6 +45,7 @@ class DesiredCluster:
     keep: frozenset[str] = frozenset()
     gate: str = "refuse"
     overlay: Path | None = None
+    trust: tuple[str, ...] = ()  # fingerprints of the keys of the trust policy
 
     @property
     def control(self) -> NodeFacts:
@@ -191,6 +192,7 @@ class DesiredCluster:
             commands += [(services.CONTROL, "rocstack-users"), (services.CONTROL, "scontrol", "reconfigure")]
             machines = {name: asdict(each) for name, each in self.machines.items()}
             state |= {"keys": keys.fingerprints(), "slurm": control.slurm, "machines": machines}
+            state |= {"trust": self.trust} if self.trust else {}
         if "worker" in roles:
             files.append(FileSpec(cgroup.SECCOMP, cgroup.seccomp_profile()))
             containers.append(self._worker(host.name, worker, mounts, facts))

@@ -30,6 +30,7 @@ from rocstack.deploy.read import facts, journal, verified
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.journal import Journal, JournalImages, VerifiedLevel
+from rocstack.deploy.read.trusted import TrustCheck
 from rocstack.doctor import fleet
 from rocstack.edge.ansible import FORKS, State
 from rocstack.stack import component
@@ -59,6 +60,8 @@ class DeployRequest:
     rehearsal: bool = False  # real nodes may get a rehearsal image
     command: str = "deploy"  # that asked for it
     runs: Path | None = None  # folder of the acceptance suite's, with what they proved
+    trust: TrustCheck | None = None  # what the site asks of images; None: nothing
+    replaces: tuple[str, ...] = ()  # keys that the cluster trusted until now, without any in their place
 
     def rollout(self, known: Journal) -> RolloutSettings:
         """How an update goes through the nodes."""
@@ -150,11 +153,18 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         raise CheckFailed.of("control-unread", node=inventory.control.name, why=why, command=request.command)
     known = journal.loads(control.journal) if control else Journal()
     images = request.choose(known)
+    proved, trust = _proved(known, images, request.runs), request.trust
+    if trust:
+        events.say("checking the signatures of the images")
+        found = trust(images, events.say)
+        proved = found.proved  # by signed reports alone
+        images = {role: replace(image, signers=found.signers) for role, image in images.items()}
     desired = None
     if control:
         keep = known.kept_ids(cluster.keep_images)
+        now, trusted = datetime.now(UTC), trust.fingerprints if trust else ()
         desired = DesiredCluster(
-            inventory, cluster, request.run, keys, images, gathered, datetime.now(UTC), keep, gate, request.overlay
+            inventory, cluster, request.run, keys, images, gathered, now, keep, gate, request.overlay, trusted
         )
     ids = {image.id for image in images.values()}
     scope = Scope(
@@ -168,13 +178,22 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         layer_bytes=request.layer_bytes,
         ports=desired.ports if desired else {},
         rehearsal=request.rehearsal,
-        require=cluster.require if request.require is None else request.require,
+        require=_required(request),
         insist=request.require is not None or not ids <= known.kept_ids(),
-        proved=_proved(known, images, request.runs),
+        proved=proved,
+        trust=trust.fingerprints if trust else (),
+        replaces=trust.replaces if trust else request.replaces,
         cluster=cluster.name,
         munge=hashlib.sha256(keys.munge_key).hexdigest(),
     )
     return PreparedDeploy(request, images, gathered, known, keys, precheck(scope), desired)
+
+
+def _required(request: DeployRequest) -> int | None:
+    """The level that the images must have passed: the trust policy's is the least."""
+    asked = request.cluster.require if request.require is None else request.require
+    levels = [each for each in (asked, request.trust.level if request.trust else None) if each is not None]
+    return max(levels, default=None)
 
 
 def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[VerifiedLevel, ...]:

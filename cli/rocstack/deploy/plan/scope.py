@@ -26,6 +26,7 @@ class Scope:
     rehearsal: whether real nodes may get a rehearsal image.
     require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
     proved: what is known to be proved of them.
+    trust: fingerprints of the keys of the trust policy; `replaces`: of those that it takes the place of.
     cluster: its name.
     munge: SHA-256 of its MUNGE key, as nodes are to have it.
     """
@@ -43,6 +44,8 @@ class Scope:
     require: int | None = None
     insist: bool = True
     proved: tuple[VerifiedLevel, ...] = ()
+    trust: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
     cluster: str = ""
     munge: str = ""
 

@@ -109,7 +109,8 @@ class User(Value):
 
 class DeployedState(Answer):
     """/var/lib/rocstack/node.json: what the last deploy made of the node. `machines` and `keys` (fingerprints) are the
-    control node's; so is `slurm`, the version it has. `cluster` and `control` name the cluster and its control node."""
+    control node's; so is `slurm`, the version it has, and `trust`, fingerprints of the keys one of which signs what is
+    deployed. `cluster` and `control` name the cluster and its control node."""
 
     cluster: str = ""
     control: str = ""
@@ -117,6 +118,7 @@ class DeployedState(Answer):
     keys: dict[str, str] = Field(default_factory=dict)
     slurm: str = ""
     machines: dict[str, SlurmNodeConfig] = Field(default_factory=dict)
+    trust: tuple[str, ...] = ()
 
 
 class FactsAnswer(Value):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from rocstack.node.image_facts import LABEL_PREFIX
 
 FOLDER = "/var/lib/rocstack"  # on the control node
 PATH = f"{FOLDER}/deploy.json"
-SCHEMA = 2  # 1 had no `verified` but None
+SCHEMA = 3  # 1 had no `verified` but None, 2 no `signers`
 KEPT = 20  # releases
 Step = Literal["pending", "shipped", "drained", "started", "done", "failed"]
 _TOUCHED: frozenset[Step] = frozenset({"drained", "started", "done", "failed"})
@@ -52,6 +52,7 @@ class JournalImages(Value):
     control_reference: str = ""
     labels: Mapping[str, str] = Field(default_factory=dict)  # the worker's that a person asks for: stack, nic, content
     control_labels: Mapping[str, str] = Field(default_factory=dict)
+    signers: tuple[Annotated[str, Field(max_length=100)], ...] = ()  # of both, by the policy of whoever deployed them
 
     @classmethod
     def of(cls, images: Mapping[str, Image]) -> JournalImages:
@@ -64,6 +65,7 @@ class JournalImages(Value):
             control_reference=control.reference or "",
             labels=dict(worker.labels),
             control_labels=dict(control.labels),
+            signers=tuple(name for name in worker.signers if name in control.signers),
         )
 
     def by_role(self) -> dict[str, Image]:

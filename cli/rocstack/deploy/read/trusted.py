@@ -1,0 +1,205 @@
+"""What is proved of images before any node gets them: signed by a key of the site's trust policy, attested, and by
+digest. It is read from the registry where they were released, or, while that can't be reached, from what was kept when
+it was checked last: signatures are as good from a file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rocstack.base.errors import CheckFailed, Missing, RocstackError
+from rocstack.base.image_names import content_tag, id_tag
+from rocstack.base.levels import Level
+from rocstack.base.words import Value
+from rocstack.deploy.nodes.image import Image
+from rocstack.deploy.read.journal import VerifiedLevel
+from rocstack.edge import files
+from rocstack.registry.layers import sha256
+from rocstack.registry.oci import parse_manifest
+from rocstack.registry.repository import Repository
+from rocstack.trust.attached import Source
+from rocstack.trust.envelope import PROVENANCE, SBOM, VERIFY_REPORT
+from rocstack.trust.keys import PublicKey
+from rocstack.trust.verification import Evidence, Untrusted, verify
+
+ATTESTATIONS = {"provenance": PROVENANCE, "sbom": SBOM, "verify": VERIFY_REPORT}
+AWAY = frozenset({"registry-unreachable", "registry-busy"})
+NEWEST = 64  # tags in which an image is looked for
+SCHEMA = 1
+
+
+class Trusted(Value):
+    """`signers` are fingerprints of the keys that signed all images; `proved` is what signed reports say of them."""
+
+    signers: tuple[str, ...] = ()
+    proved: tuple[VerifiedLevel, ...] = ()
+
+
+class SignedReport(BaseModel):
+    """The predicate of a verify report, as `rocstack release` attests it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    report: str = ""
+    when: str = ""
+    level: Level | None = None
+    virtual: bool = True
+    image: str | None = None
+    controlImage: str | None = None
+
+
+@dataclass
+class Kept:
+    """A source of one image's manifests and files, and what is noted of another one. Compares what it gives."""
+
+    reference: str
+    digest: str
+    held: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def manifest(self, name: str) -> bytes | None:
+        return self._compared(name, self.held.get(name))
+
+    def blob(self, digest: str) -> bytes | None:
+        return self._compared(digest, self.held.get(digest))
+
+    def _compared(self, name: str, data: bytes | None) -> bytes | None:
+        if data is not None and name.startswith("sha256:") and sha256(data) != name:
+            raise Untrusted.of("signature-broken", reference=self.reference, why=f"what was kept of {name} was changed")
+        return data
+
+    def save(self, file: Path) -> None:
+        held = {name: base64.b64encode(data).decode() for name, data in self.held.items()}
+        about = {"schema": SCHEMA, "reference": self.reference, "digest": self.digest, "held": held}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(file, json.dumps(about) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> Kept | None:
+        """None where nothing was kept, or what can't be read: it is only kept."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            said = json.loads(file.read_text(encoding="utf-8"))
+            held = {str(name): base64.b64decode(text, validate=True) for name, text in said["held"].items()}
+            return cls(str(said["reference"]), str(said["digest"]), held)
+        return None
+
+
+@dataclass(frozen=True)
+class Noting:
+    """A source that notes in `kept` what it gives."""
+
+    source: Source
+    kept: Kept
+
+    @property
+    def reference(self) -> str:
+        return self.source.reference
+
+    def manifest(self, name: str) -> bytes | None:
+        return self._noted(name, self.source.manifest(name))
+
+    def blob(self, digest: str) -> bytes | None:
+        return self._noted(digest, self.source.blob(digest))
+
+    def _noted(self, name: str, data: bytes | None) -> bytes | None:
+        if data is not None:
+            self.kept.held[name] = data
+        return data
+
+
+@dataclass(frozen=True)
+class TrustCheck:
+    """The site's trust policy at work. `repository` gives that of a role; `folder` keeps what was read."""
+
+    keys: tuple[PublicKey, ...]
+    require: tuple[str, ...]  # keys of ATTESTATIONS
+    level: int | None
+    replaces: tuple[str, ...]
+    repository: Callable[[str], Repository]
+    folder: Path
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        return tuple(key.fingerprint for key in self.keys)
+
+    def __call__(self, images: Mapping[str, Image], say: Callable[[str], None]) -> Trusted:
+        """
+        Raises:
+            Untrusted: one of the images isn't what the policy accepts; as `verify`, or image-unreleased.
+            CheckFailed, Missing: its registry fails, and nothing was kept.
+        """
+        required = {ATTESTATIONS[name] for name in (*self.require, *(("verify",) if self.level is not None else ()))}
+        found = {role: self._evidence(image, required, say) for role, image in images.items()}
+        common = set.intersection(*(set(each.signers) for each in found.values()))
+        if not common:
+            raise Untrusted.of("signers-differ", images=" and ".join(each.reference for each in found.values()))
+        return Trusted(signers=tuple(sorted(common)), proved=tuple(_levels(found["worker"], images)))
+
+    def _evidence(self, image: Image, required: set[str], say: Callable[[str], None]) -> Evidence:
+        file = self.folder / f"{image.id.removeprefix('sha256:')}.json"
+        try:
+            repository = self.repository(image.role)
+            kept = Kept(repository.reference, _digest(repository, image))
+            evidence = verify(Noting(repository, kept), kept.digest, self.keys, required)
+            kept.save(file)
+            return evidence
+        except (CheckFailed, Missing) as error:
+            before = Kept.read(file) if error.code in AWAY else None
+            if before is None:
+                raise
+            say(f"{_first(error)}: checking the {image.role} image by the signatures that were kept")
+            if not _is(before.manifest(before.digest), image):
+                raise
+            return verify(before, before.digest, self.keys, required)
+
+
+def _first(error: RocstackError) -> str:
+    return error.what.splitlines()[0]
+
+
+def _digest(repository: Repository, image: Image) -> str:
+    """Of the manifest that names this very image. Where tags point is only a hint where to look for it.
+
+    Raises:
+        Untrusted: the repository has none.
+    """
+    for name in _names(repository, image):
+        data = repository.manifest(name, denied_is_absent=True)
+        if data is not None and _is(data, image):
+            return sha256(data)
+    raise Untrusted.of("image-unreleased", repository=repository.reference, role=image.role, id=image.id[7:19])
+
+
+def _names(repository: Repository, image: Image) -> Iterator[str]:
+    reference, _, digest = (image.reference or "").partition("@")
+    if digest and reference == repository.reference:
+        yield digest
+    with suppress(ValueError):  # no label, or one that isn't ours
+        yield content_tag(image.label("content"))
+    yield id_tag(image.id)
+    tags = [tag for tag in sorted(repository.tags(), reverse=True) if not tag.startswith("sha256-")]
+    yield from tags[:NEWEST]
+
+
+def _is(manifest: bytes | None, image: Image) -> bool:
+    """Does the manifest name this image's configuration, and so each of its layers?"""
+    try:
+        return parse_manifest(manifest or b"")[0] == image.id
+    except ValueError:
+        return False
+
+
+def _levels(evidence: Evidence, images: Mapping[str, Image]) -> Iterator[VerifiedLevel]:
+    for predicate in evidence.predicates(VERIFY_REPORT):
+        try:
+            said = SignedReport.model_validate(predicate)
+        except ValidationError:  # of a newer rocstack: it proves nothing here
+            continue
+        pair = (said.image, said.controlImage)
+        if said.level is not None and pair == (images["worker"].id, images["control"].id):
+            yield VerifiedLevel(level=said.level, when=said.when, virtual=said.virtual, report=said.report)

@@ -69,9 +69,7 @@ class TrustPolicy(Value):
     @model_validator(mode="after")
     def _needs_keys(self) -> Self:
         if not self.keys and (self.level is not None or self.registry):
-            raise ValueError(
-                "it names no keys, so nothing is checked: name the public keys of the release in trust.keys"
-            )
+            raise ValueError("nothing is checked without keys: name the release's public keys in trust.keys")
         return self
 
 
@@ -212,8 +210,8 @@ def of_setting(chosen: Settings, name: str, folder: Path) -> Iterator[None]:
     except RocstackError as error:
         file = folder / FILE
         if not error.where and file.exists():
-            doc = document.read(file)
-            if doc.data.get(name) == getattr(chosen, name):  # else a flag or a variable says it
+            doc, value = document.read(file), getattr(chosen, name)
+            if doc.data.get(name) == value or isinstance(value, Value):  # else a flag or a variable says it
                 error.where = doc.where((name,))
         raise
 

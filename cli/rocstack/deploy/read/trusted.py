@@ -27,7 +27,7 @@ from rocstack.registry.repository import Repository
 from rocstack.trust.attached import Source
 from rocstack.trust.envelope import PROVENANCE, SBOM, VERIFY_REPORT
 from rocstack.trust.keys import PublicKey
-from rocstack.trust.verification import Evidence, Untrusted, verify
+from rocstack.trust.verification import SignedEvidence, Untrusted, verify
 
 ATTESTATIONS = {"provenance": PROVENANCE, "sbom": SBOM, "verify": VERIFY_REPORT}
 AWAY = frozenset({"registry-unreachable", "registry-busy"})
@@ -140,7 +140,7 @@ class TrustCheck:
             raise Untrusted.of("signers-differ", images=" and ".join(each.reference for each in found.values()))
         return Trusted(signers=tuple(sorted(common)), proved=tuple(_levels(found["worker"], images)))
 
-    def _evidence(self, image: Image, required: set[str], say: Callable[[str], None]) -> Evidence:
+    def _evidence(self, image: Image, required: set[str], say: Callable[[str], None]) -> SignedEvidence:
         file = self.folder / f"{image.id.removeprefix('sha256:')}.json"
         try:
             repository = self.repository(image.role)
@@ -194,7 +194,7 @@ def _is(manifest: bytes | None, image: Image) -> bool:
         return False
 
 
-def _levels(evidence: Evidence, images: Mapping[str, Image]) -> Iterator[VerifiedLevel]:
+def _levels(evidence: SignedEvidence, images: Mapping[str, Image]) -> Iterator[VerifiedLevel]:
     for predicate in evidence.predicates(VERIFY_REPORT):
         try:
             said = SignedReport.model_validate(predicate)

@@ -134,32 +134,42 @@ class TrustCheck:
             CheckFailed, Missing: its registry fails, and nothing was kept.
         """
         required = {ATTESTATIONS[name] for name in (*self.require, *(("verify",) if self.level is not None else ()))}
-        found = {role: self._evidence(image, required, say) for role, image in images.items()}
+        found = dict[str, SignedEvidence]()
+        away: RocstackError | None = None  # the registry is asked once
+        for role, image in images.items():
+            try:
+                if away:
+                    raise away
+                found[role] = self._released(image, required)
+            except (CheckFailed, Missing) as error:
+                if error.code not in AWAY:
+                    raise
+                away = error
+                found[role] = self._kept(image, required, error, say)
         common = set.intersection(*(set(each.signers) for each in found.values()))
         if not common:
             raise Untrusted.of("signers-differ", images=" and ".join(each.reference for each in found.values()))
         return Trusted(signers=tuple(sorted(common)), proved=tuple(_levels(found["worker"], images)))
 
-    def _evidence(self, image: Image, required: set[str], say: Callable[[str], None]) -> SignedEvidence:
-        file = self.folder / f"{image.id.removeprefix('sha256:')}.json"
-        try:
-            repository = self.repository(image.role)
-            kept = Kept(repository.reference, _digest(repository, image))
-            evidence = verify(Noting(repository, kept), kept.digest, self.keys, required)
-            kept.save(file)
-            return evidence
-        except (CheckFailed, Missing) as error:
-            before = Kept.read(file) if error.code in AWAY else None
-            if before is None:
-                raise
-            say(f"{_first(error)}: checking the {image.role} image by the signatures that were kept")
-            if not _is(before.manifest(before.digest), image):
-                raise
-            return verify(before, before.digest, self.keys, required)
+    def _file(self, image: Image) -> Path:
+        return self.folder / f"{image.id.removeprefix('sha256:')}.json"
 
+    def _released(self, image: Image, required: set[str]) -> SignedEvidence:
+        repository = self.repository(image.role)
+        kept = Kept(repository.reference, _digest(repository, image))
+        evidence = verify(Noting(repository, kept), kept.digest, self.keys, required)
+        kept.save(self._file(image))
+        return evidence
 
-def _first(error: RocstackError) -> str:
-    return error.what.splitlines()[0]
+    def _kept(
+        self, image: Image, required: set[str], away: RocstackError, say: Callable[[str], None]
+    ) -> SignedEvidence:
+        """Raises `away` where nothing was kept of this image."""
+        kept = Kept.read(self._file(image))
+        if kept is None or not _is(kept.manifest(kept.digest), image):
+            raise away
+        say(f"{away.what.splitlines()[0]}: checking the {image.role} image by the signatures that were kept")
+        return verify(kept, kept.digest, self.keys, required)
 
 
 def _digest(repository: Repository, image: Image) -> str:

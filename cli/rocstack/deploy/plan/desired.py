@@ -185,6 +185,8 @@ class DesiredCluster:
         }
         if "control" in roles:
             files += self._control_files()
+            if self.trust or (facts.state and facts.state.trust):  # a change of it is a change of the cluster
+                files.append(FileSpec(services.TRUST, "".join(f"{each}\n" for each in self.trust).encode()))
             containers.append(services.database(control.id))
             if self.has_registry:
                 containers.append(services.registry(control.id, self.cluster.ship.port))

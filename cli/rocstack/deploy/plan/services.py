@@ -15,6 +15,7 @@ SLURM = "/etc/rocstack/slurm"
 TLS = "/etc/rocstack/registry"
 SERVER = (f"{TLS}/server.pem", f"{TLS}/server.key")
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
+TRUST = "/etc/rocstack/trust"  # whose images the cluster takes
 WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
 SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE}
 SERVICE_OF = {name: service for service, name in SERVICES.items()}

@@ -219,15 +219,16 @@ def _trust_check(chosen: Settings) -> TrustCheck | None:
     """The trust policy of rocstack.yml; None where it names no key.
 
     Raises:
-        BadInput: a key can't be used, or it isn't said where the signatures are.
+        BadInput: a key can't be used.
     """
     policy, where = chosen.trust, chosen.trust.registry or chosen.push
     if not policy.keys:
         return None
     with of_setting(chosen, "trust", Path.cwd()):
         keys = tuple(PublicKey.load(Path(name).expanduser()) for name in policy.keys)
-        if not where:
-            raise BadInput.of("no-trust-registry")
+    folder = Path(chosen.out) / "trust"
+    if not where:  # a site without a registry has what a bundle brought
+        return TrustCheck(keys, policy.require, policy.level, policy.replaces, None, folder)
 
     @cache
     def http() -> RegistryHttp:
@@ -240,7 +241,7 @@ def _trust_check(chosen: Settings) -> TrustCheck | None:
     def repository(role: str) -> Repository:
         return Repository(http(), target.path(role), attempts=chosen.cluster.ship.attempts)
 
-    target, folder = image_names.parse_registry(where), Path(chosen.out) / "trust"
+    target = image_names.parse_registry(where)
     return TrustCheck(keys, policy.require, policy.level, policy.replaces, repository, folder)
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rocstack.base.errors import CheckFailed, Missing, RocstackError
+from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.base.image_names import content_tag, id_tag
 from rocstack.base.levels import Level
 from rocstack.base.words import Value
@@ -114,13 +114,14 @@ class Noting:
 
 @dataclass(frozen=True)
 class TrustCheck:
-    """The site's trust policy at work. `repository` gives that of a role; `folder` keeps what was read."""
+    """The site's trust policy at work. `repository` gives that of a role: None where a site has no registry, and only
+    what was kept in `folder` counts."""
 
     keys: tuple[PublicKey, ...]
     require: tuple[str, ...]  # keys of ATTESTATIONS
     level: int | None
     replaces: tuple[str, ...]
-    repository: Callable[[str], Repository]
+    repository: Callable[[str], Repository] | None
     folder: Path
 
     @property
@@ -131,45 +132,55 @@ class TrustCheck:
         """
         Raises:
             Untrusted: one of the images isn't what the policy accepts; as `verify`, or image-unreleased.
-            CheckFailed, Missing: its registry fails, and nothing was kept.
+            CheckFailed, Missing, BadInput: its registry fails, or there is none, and nothing was kept.
         """
         required = {ATTESTATIONS[name] for name in (*self.require, *(("verify",) if self.level is not None else ()))}
         found = dict[str, SignedEvidence]()
-        away: RocstackError | None = None  # the registry is asked once
+        away = None if self.repository else BadInput.of("no-trust-registry")
         for role, image in images.items():
-            try:
-                if away:
-                    raise away
-                found[role] = self._released(image, required)
-            except (CheckFailed, Missing) as error:
-                if error.code not in AWAY:
-                    raise
-                away = error
-                found[role] = self._kept(image, required, error, say)
+            if self.repository and not away:  # it is asked once
+                try:
+                    found[role] = self._released(self.repository(role), image, required)
+                    continue
+                except (CheckFailed, Missing) as error:
+                    if error.code not in AWAY:
+                        raise
+                    away = error
+                    say(f"{away.what.splitlines()[0]}: checking the signatures that were kept")
+            found[role] = self._kept(image, required, away)
         common = set.intersection(*(set(each.signers) for each in found.values()))
         if not common:
             raise Untrusted.of("signers-differ", images=" and ".join(each.reference for each in found.values()))
         return Trusted(signers=tuple(sorted(common)), proved=tuple(_levels(found["worker"], images)))
 
-    def _file(self, image: Image) -> Path:
-        return self.folder / f"{image.id.removeprefix('sha256:')}.json"
+    def _released(self, repository: Repository, image: Image, required: set[str]) -> SignedEvidence:
+        return keep(self.folder, repository, image.id, _digest(repository, image), self.keys, required)
 
-    def _released(self, image: Image, required: set[str]) -> SignedEvidence:
-        repository = self.repository(image.role)
-        kept = Kept(repository.reference, _digest(repository, image))
-        evidence = verify(Noting(repository, kept), kept.digest, self.keys, required)
-        kept.save(self._file(image))
-        return evidence
-
-    def _kept(
-        self, image: Image, required: set[str], away: RocstackError, say: Callable[[str], None]
-    ) -> SignedEvidence:
+    def _kept(self, image: Image, required: set[str], away: RocstackError | None) -> SignedEvidence:
         """Raises `away` where nothing was kept of this image."""
-        kept = Kept.read(self._file(image))
+        kept = Kept.read(_file(self.folder, image.id))
         if kept is None or not _is(kept.manifest(kept.digest), image):
+            assert away is not None
             raise away
-        say(f"{away.what.splitlines()[0]}: checking the {image.role} image by the signatures that were kept")
         return verify(kept, kept.digest, self.keys, required)
+
+
+def keep(
+    folder: Path, source: Source, image_id: str, digest: str, keys: Sequence[PublicKey], required: Collection[str] = ()
+) -> SignedEvidence:
+    """Verifies an image of `source`, and keeps what proves it for a time without that source.
+
+    Raises:
+        Untrusted, CheckFailed, Missing: as `verify`.
+    """
+    kept = Kept(source.reference, digest)
+    evidence = verify(Noting(source, kept), digest, keys, required)
+    kept.save(_file(folder, image_id))
+    return evidence
+
+
+def _file(folder: Path, image_id: str) -> Path:
+    return folder / f"{image_id.removeprefix('sha256:')}.json"
 
 
 def _digest(repository: Repository, image: Image) -> str:

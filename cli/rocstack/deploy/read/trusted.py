@@ -136,7 +136,7 @@ class TrustCheck:
         """
         required = {ATTESTATIONS[name] for name in (*self.require, *(("verify",) if self.level is not None else ()))}
         found = dict[str, SignedEvidence]()
-        away = None if self.repository else BadInput.of("no-trust-registry")
+        away: RocstackError | None = None if self.repository else BadInput.of("no-trust-registry")
         for role, image in images.items():
             if self.repository and not away:  # it is asked once
                 try:
@@ -146,7 +146,7 @@ class TrustCheck:
                     if error.code not in AWAY:
                         raise
                     away = error
-                    say(f"{away.what.splitlines()[0]}: checking the signatures that were kept")
+                    say(f"{error.what.splitlines()[0]}: checking the signatures that were kept")
             found[role] = self._kept(image, required, away)
         common = set.intersection(*(set(each.signers) for each in found.values()))
         if not common:

@@ -33,6 +33,8 @@ def test_actions_are_pinned_and_jobs_may_only_read(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {}
     may = {name: job["permissions"] for name, job in jobs(file).items()}
     assert may.pop("failed", {"issues": "write"}) == {"issues": "write"}
+    proposes = {"contents": "write", "pull-requests": "write"}  # a person merges it
+    assert may.pop("propose", proposes) == proposes
     assert all(each == {"contents": "read"} for each in may.values())
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts
@@ -187,3 +189,12 @@ def test_what_is_released_weekly_can_be_built() -> None:
     for entry in plan.images:
         assert lock.for_stack(stack.load(entry.stack), None), "a stack without a lock can't be built unattended"
         assert (paths.templates() / f"nic/{entry.nic}.j2").is_file()
+
+
+def test_whoever_may_write_runs_nothing_of_the_repository() -> None:
+    """The patch comes from a job that read the network."""
+    steps = jobs(ROOT / ".github/workflows/weekly.yml")["propose"]["steps"]
+    (script,) = [step["run"] for step in steps if "run" in step]
+    assert not re.search(r"rocstack|make|\.ci/|cli/|python|source ", script)
+    assert "--include='images/stacks/*'" in script
+    assert "HEAD:refs/heads/weekly-upgrade" in script

@@ -62,7 +62,7 @@ class Repository:
         answer = self._ask("GET", "tags/list", {200, 401, 403, 404, 405})
         try:
             return parsedate_to_datetime(answer.headers.get("Date", "")).astimezone(UTC)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
 
     def manifest(self, name: str, *, denied_is_absent: bool = False) -> bytes | None:
@@ -98,7 +98,7 @@ class Repository:
         """Bytes of a blob; -1 where the registry doesn't say, None where it has none."""
         answer = self._ask("HEAD", f"blobs/{digest}", {200, 404})
         said = answer.headers.get("Content-Length", "")
-        return None if answer.status_code == 404 else int(said) if said.isdecimal() else -1
+        return None if answer.status_code == 404 else int(said) if said.isdecimal() and len(said) < 20 else -1
 
     def pieces(self, digest: str) -> Iterator[bytes]:
         """A blob of any size, as it lies there: nothing is compared."""

@@ -47,7 +47,7 @@ def fetched(url: str, sha256: str, folder: Path, say: Callable[[str], None], ca:
                 if summed.hexdigest() != sha256:
                     found = f"sha256 {summed.hexdigest()}"
                     raise CheckFailed.of("other-download", url=_shown(url), found=found, sha256=sha256)
-    except requests.exceptions.RequestException as error:
+    except (requests.exceptions.RequestException, ValueError) as error:  # ValueError: where a redirect leads is none
         raise Missing.of(
             "download-failed", url=_shown(url), why=re.sub(r"://[^/@\s]*@", "://***@", str(error))
         ) from None

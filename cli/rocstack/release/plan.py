@@ -17,6 +17,7 @@ from rocstack.base.words import AtKey, Line, Name, Sha256, Tag, Value, Version
 from rocstack.stack.component import ROLES, Role
 
 FILE = "release.yml"
+RESERVED = ("latest", "stable")
 WEEK = re.compile(r"20\d\d\.\d\d")
 
 
@@ -121,8 +122,10 @@ def tags(entry: ReleaseEntry, release: str) -> tuple[str, ...]:
     """Of an entry's images in a release: `<variant>-<release>`, and the bare one for the default entry.
 
     Raises:
-        BadInput: no tag, or too long for one.
+        BadInput: no tag, too long for one, or one that means something else.
     """
+    if release in RESERVED or re.match(r"(c|i|sha256)-", release):
+        raise BadInput.of("reserved-tag", tag=release)
     return image_names.variant_tags(entry.variant, release, bare=entry.default)
 
 

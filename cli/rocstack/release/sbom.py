@@ -17,6 +17,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from rocstack.base import __version__
+from rocstack.base.errors import CheckFailed
 from rocstack.base.text import from_json
 from rocstack.stack.lock import Lock
 from rocstack.stack.resolve import Resolved
@@ -128,11 +129,18 @@ def _hashes(sha256: str | None) -> list[HashType]:
 
 
 def packages_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Of an SBOM of ours: packages and wheels, and their versions."""
+    """Of an SBOM of ours: packages and wheels, and their versions.
+
+    Raises:
+        CheckFailed: another program made it.
+    """
     known = {}
-    for each in document.get("components", ()):
-        purl = str(each.get("purl", ""))
-        if purl.startswith(("pkg:deb/", "pkg:pypi/")):
-            wheel = " (wheel)" if purl.startswith("pkg:pypi/") else ""
-            known[f"{each['name']}{wheel}"] = str(each["version"])
+    try:
+        for each in document["components"]:
+            purl = str(each.get("purl", ""))
+            if purl.startswith(("pkg:deb/", "pkg:pypi/")):
+                wheel = " (wheel)" if purl.startswith("pkg:pypi/") else ""
+                known[f"{each['name']}{wheel}"] = str(each["version"])
+    except (KeyError, TypeError, AttributeError):
+        raise CheckFailed.of("foreign-sbom") from None
     return known

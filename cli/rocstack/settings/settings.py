@@ -52,7 +52,11 @@ def _folder(text: str) -> str:
 
 
 def _file(text: str) -> str:
-    if text and not Path(text).expanduser().is_file():
+    try:
+        there = not text or Path(text).expanduser().is_file()
+    except RuntimeError:  # nobody's home
+        there = False
+    if not there:
         raise ValueError(f"no file {text}")
     return text
 

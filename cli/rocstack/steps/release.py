@@ -108,9 +108,10 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
             site.refuse_others(tag)
         latest = _latest(site)
         for each in entries:
-            _find_done(each, site)
+            _find_done(each, site, keys)
         due = [each for each in entries if len(each.done) < len(each.inputs)]
-        if not due and latest and not run and _is_as(latest.release, entries, options.tag, site):
+        listed_by_all = latest and {key.public.fingerprint for key in keys} <= {*latest.signers}
+        if not due and latest and listed_by_all and not run and _is_as(latest.release, entries, options.tag, site):
             return ReleaseResult(latest.release, changed=False)
         for role in sorted({role for each in entries for role in each.inputs} | {"release"}):
             site.repository(role).check_access()
@@ -153,16 +154,26 @@ def _latest(site: ReleaseSite) -> Listed | None:
         return None
 
 
-def _find_done(each: EntryPlan, site: ReleaseSite) -> None:
-    """Which images of an entry are signed already: by the last release, or by one that broke off."""
+def _find_done(each: EntryPlan, site: ReleaseSite, keys: Sequence[SigningKey]) -> None:
+    """Which images of an entry are signed already: by the last release, or by one that broke off. What an earlier key
+    signed that is trusted still gets the signatures of today's keys."""
+    own = {key.public.fingerprint for key in keys}
     for role, inputs in each.inputs.items():
         try:
             data = site.repository(role).manifest(_inputs_tag(inputs), denied_is_absent=True)
             if data is not None:
                 found = site.proved(role, sha256(data), inputs)
+                if any(not own <= {*signers} for signers in (found.signers, *(a.signers for a in found.attestations))):
+                    site.note(f"signing {found.reference} with the keys of today")
+                    sign_image(site.repository(role), sha256(data), keys, {}, site.trusted)
+                    found = site.proved(role, sha256(data), inputs)
                 each.done[role] = _image_of(each, role, site, data, found)
         except CheckFailed as error:
-            if not isinstance(error, Untrusted) and error.code not in ("digest-differs", "foreign-provenance"):
+            if not isinstance(error, Untrusted) and error.code not in (
+                "digest-differs",
+                "foreign-provenance",
+                "foreign-sbom",
+            ):
                 raise
             site.note(f"{each.entry.variant} {role} is made again: {error.what}")
 

@@ -104,6 +104,8 @@ def keygen(path: Path, password_file: Path | None, password: Password) -> tuple[
     Raises:
         BadInput: a file is there already, or can't be written; the password can't be read.
     """
+    if not path.name or path.suffix == ".pub":
+        raise BadInput.of("public-name", path)
     for each in (path, path.with_suffix(".pub")):
         if each.exists():
             raise BadInput.of("key-exists", each)

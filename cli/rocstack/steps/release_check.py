@@ -88,10 +88,12 @@ def promote(options: PromoteOptions, password: Password, note: Note = ignore) ->
         for each in site.verified(release, whole=options.layers):
             if each.error:
                 raise each.error
-        if run:
-            attest_report(run, release.images, site, keys)
         found = catalog.find(site.catalog, to, site.trusted)
         before = found.release if found else None
+        if before and before.promoted != to:
+            raise BadInput.of("promotion-over-release", tag=to)
+        if run:
+            attest_report(run, release.images, site, keys)
         images = [image.model_copy(update={"tags": _renamed(image, options.tag, to)}) for image in release.images]
         update = {"images": tuple(images), "promoted": to, "previous": before.tag if before else None}
         made = release.model_copy(update=update)
@@ -118,7 +120,7 @@ def attest_report(run: Run, images: Sequence[ReleasedImage], site: ReleaseSite, 
     for image in ran:
         repository = site.repository(image.role)
         site.note(f"attesting level {run.proved}{' (virtual nodes)' if run.virtual else ''} to {image.reference}")
-        sign_image(repository, image.digest, keys, {VERIFY_REPORT: said})
+        sign_image(repository, image.digest, keys, {VERIFY_REPORT: said}, site.trusted)
         verify(repository, image.digest, site.trusted, (*REQUIRED, VERIFY_REPORT))
 
 

@@ -22,9 +22,10 @@ DSSE = "application/vnd.dsse.envelope.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
 SIGNER = "io.rocstack.signer"  # the fingerprint of the key: a hint, which nothing is proved by
 PREDICATE_TYPE = "predicateType"
-LARGEST = 16 << 20  # bytes of one file
 MOST = 64  # files of one image
 Kind = Literal["sig", "att"]
+LARGEST: dict[Kind, int] = {"sig": 64 << 10, "att": 16 << 20}  # bytes of one file
+ALL = 48 << 20  # bytes of all files of one kind
 
 
 class Source(Protocol):
@@ -98,9 +99,17 @@ def read(source: Source, digest: str, kind: Kind) -> tuple[Attached, ...] | None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'][:120]}".removeprefix(": ")) from None
-    if large := [each.digest for each in layers if each.size > LARGEST]:
-        raise ValueError(f"{large[0]} has more than {LARGEST >> 20} MB")
-    return tuple(Attached(each.mediaType, each.digest, source.blob(each.digest), each.annotations) for each in layers)
+    if large := [each.digest for each in layers if each.size > LARGEST[kind]]:
+        raise ValueError(f"{large[0]} has more than {LARGEST[kind] >> 10} kB")
+    if sum(each.size for each in layers) > ALL:
+        raise ValueError(f"they have more than {ALL >> 20} MB")
+    found = []
+    for each in layers:
+        data = source.blob(each.digest)
+        if data is not None and len(data) != each.size:
+            raise ValueError(f"{each.digest} has {len(data)} bytes, the manifest says {each.size}")
+        found.append(Attached(each.mediaType, each.digest, data, each.annotations))
+    return tuple(found)
 
 
 def write(repository: Repository, digest: str, kind: Kind, attached: Sequence[Attached]) -> str:

@@ -11,6 +11,7 @@ from rocstack.registry.repository import Repository
 from rocstack.trust.verification import Untrusted
 
 AT_ONCE = 4
+LARGEST_CONFIG = 16 << 20  # bytes
 Say = Callable[[str], None]
 
 
@@ -40,9 +41,13 @@ def check(repository: Repository, digest: str, *, whole: bool = False, say: Say 
             raise Untrusted.of("layer-differs", reference=at, layer=blob.digest, why=why)
         if whole:
             say(f"reading {blob.digest[:19]}: {max(blob.size, 0) / 1e6:.0f} MB")
-            summed = hashlib.sha256()
+            summed, seen = hashlib.sha256(), 0
             for piece in repository.pieces(blob.digest):
                 summed.update(piece)
+                seen += len(piece)
+                if seen > (blob.size if blob.size >= 0 else LARGEST_CONFIG):  # it may never end
+                    why = f"it has more bytes than the manifest's {blob.size}"
+                    raise Untrusted.of("layer-differs", reference=at, layer=blob.digest, why=why)
             if f"sha256:{summed.hexdigest()}" != blob.digest:
                 why = f"its content is sha256:{summed.hexdigest()}"
                 raise Untrusted.of("layer-differs", reference=at, layer=blob.digest, why=why)

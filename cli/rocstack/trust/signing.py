@@ -32,13 +32,20 @@ def attest(
     return Attached.make(DSSE, data, {SIGNATURE: "", PREDICATE_TYPE: predicate_type})
 
 
-def sign_image(repository: Repository, digest: str, keys: Sequence[SigningKey], predicates: Predicates) -> None:
+def sign_image(
+    repository: Repository,
+    digest: str,
+    keys: Sequence[SigningKey],
+    predicates: Predicates,
+    trusted: Sequence[PublicKey] = (),
+) -> None:
     """Attests `predicates`, and signs the image with each of the keys.
 
     An attestation of ours stays if it says the same, and goes if it says something else; those of other types stay.
-    What none of the keys signed goes: nobody who trusts these keys would take the image with it. So do signatures of
-    other keys that list what is gone. To change a key, sign with both for a while. The signatures come last: until then
-    nothing lists what was attested.
+    What one of these keys or of the `trusted` ones signed, and not all of these, is attested anew by these: so keys
+    change without a build. What none of them signed goes: nobody who trusts these keys would take the image with it. So
+    do signatures of other keys that list what is gone. Whatever it breaks off at, what was proved stays so: the new
+    attestations lie beside the old ones until the signatures list them.
 
     Raises:
         CheckFailed, Missing: as `Repository`.
@@ -46,20 +53,24 @@ def sign_image(repository: Repository, digest: str, keys: Sequence[SigningKey], 
     own = [key.public for key in keys]
     due = dict(predicates)
     files: list[Attached] = []
-    for each in _readable(repository, digest, "att"):
-        said = _said(each, digest, own)
-        if said is None:
-            continue
-        if said.predicate_type not in predicates:
-            files.append(each)
-        elif said.predicate_type in due and said.predicate == due[said.predicate_type]:
-            files.append(each)
-            del due[said.predicate_type]
-    files += [attest(digest, repository.reference, kind, value, keys) for kind, value in due.items()]
-    if files:
-        attached.write(repository, digest, "att", files)
-    there = {each.digest for each in files}
     present = _readable(repository, digest, "sig")
+    before = _readable(repository, digest, "att")
+    listed = _listed_by(present, [*own, *trusted])
+    for each in before:
+        said, signers = _said(each, digest, [*own, *trusted])
+        if said is None or (listed is not None and each.digest not in listed):
+            continue
+        kind, by_all = said.predicate_type, set(signers) >= {key.fingerprint for key in own}
+        if kind in predicates:
+            if by_all and kind in due and said.predicate == due[kind]:
+                files.append(each)
+                del due[kind]
+        else:
+            files.append(each if by_all else attest(digest, repository.reference, kind, said.predicate, keys))
+    files += [attest(digest, repository.reference, kind, value, keys) for kind, value in due.items()]
+    there = {each.digest for each in files}
+    if files:
+        attached.write(repository, digest, "att", [*files, *(each for each in before if each.digest not in there)])
     marks = {key.fingerprint for key in own}
     signatures = [each for each in present if each.annotations.get(SIGNER) not in marks and there >= _listed(each)]
     for key in keys:
@@ -69,14 +80,28 @@ def sign_image(repository: Repository, digest: str, keys: Sequence[SigningKey], 
         )
         signatures.append(next(same, fresh))
     attached.write(repository, digest, "sig", signatures)
+    if files and not {each.digest for each in before} <= there:
+        attached.write(repository, digest, "att", files)
+
+
+def _listed_by(signatures: Sequence[Attached], keys: Sequence[PublicKey]) -> set[str] | None:
+    """Digests of the attestations that signatures of these keys list; None where none has a list."""
+    ours = [each for each in signatures if any(key.signed(each.data or b"", each.signature) for key in keys)]
+    lists = [found for each in ours if (found := _list(each)) is not None]
+    return set().union(*lists) if lists else None
 
 
 def _listed(each: Attached) -> set[str]:
     """Digests of the attestations that a signature lists."""
+    return _list(each) or set()
+
+
+def _list(each: Attached) -> set[str] | None:
     try:
-        return set(envelope.parse(each.data or b"", Payload).listed or ())
+        found = envelope.parse(each.data or b"", Payload).listed
     except ValueError:
-        return set()
+        return None
+    return None if found is None else set(found)
 
 
 def _readable(repository: Repository, digest: str, kind: attached.Kind) -> list[Attached]:
@@ -87,11 +112,12 @@ def _readable(repository: Repository, digest: str, kind: attached.Kind) -> list[
         return []
 
 
-def _said(each: Attached, digest: str, keys: Sequence[PublicKey]) -> Statement | None:
-    """What all of the keys signed about the image; None for anything else."""
+def _said(each: Attached, digest: str, keys: Sequence[PublicKey]) -> tuple[Statement | None, tuple[str, ...]]:
+    """What one of the keys signed about the image, and the fingerprints of those that did; None for anything else."""
     try:
         envelope_ = envelope.parse(each.data or b"", Envelope)
         said = envelope.parse(envelope_.content, Statement)
     except ValueError:
-        return None
-    return said if said.is_about(digest) and len(envelope_.signers(keys)) == len(keys) else None
+        return None, ()
+    signers = tuple(key.fingerprint for key in envelope_.signers(keys))
+    return (said, signers) if signers and said.is_about(digest) else (None, ())

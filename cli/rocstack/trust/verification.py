@@ -133,6 +133,8 @@ class _Check:
             self.listed = {**(self.listed or {}), **listed}
 
     def _attestations(self) -> tuple[Attestation, ...]:
+        """What counts. One of a trusted key that no signature lists was listed once, or will be: it counts for nothing,
+        so that nobody can put an older one beside today's."""
         try:
             files = attached.read(self.source, self.digest, "att") or ()
         except ValueError as error:
@@ -141,7 +143,8 @@ class _Check:
         for digest, kind in (self.listed or {}).items():
             if digest not in there:
                 raise Untrusted.of("attestation-absent", reference=self.at, kind=_called(kind), digest=digest[:80])
-        return tuple(map(self._attestation, files))
+        found = map(self._attestation, files)
+        return tuple(each for each in found if self.listed is None or each.digest in self.listed)
 
     def _attestation(self, each: Attached) -> Attestation:
         listed = self.listed is not None and each.digest in self.listed

@@ -140,6 +140,7 @@ def scope_of(data: dict[str, Any]) -> Scope:
         proved=tuple(VerifiedLevel(**each) for each in data.get("proved", [])),
         trust=tuple(data.get("trust", ())),
         replaces=tuple(data.get("replaces", ())),
+        level=data.get("level"),
         cluster=data.get("cluster", ""),
         munge=data.get("munge", ""),
     )

@@ -121,10 +121,14 @@ def trust_replaced(scope: Scope) -> Iterator[Values]:
 def not_verified(scope: Scope) -> Iterator[Values]:
     level_required = scope.require
     virtual = all(node.profile.virtual for node in scope.nodes)
-    if level_required is None or any(each.holds(level_required, virtual) for each in scope.proved):
+
+    def unproved(level: int | None) -> bool:
+        return level is not None and not any(each.holds(level, virtual) for each in scope.proved)
+
+    if level_required is None or not unproved(level_required):
         return
     best = max(scope.proved, key=lambda each: (each.holds(each.level, virtual), each.level), default=None)
     simple = virtual or level_required < HARDWARE
     where = "virtual nodes (`rocstack local up`)" if simple else "a test cluster with such nodes"
     values = {"required": level_required, "passed": best.text if best else "none", "where": where}
-    yield values | _softer(not scope.insist)
+    yield values | _softer(not (scope.insist or unproved(scope.level)))

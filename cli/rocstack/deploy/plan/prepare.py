@@ -182,6 +182,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         insist=request.require is not None or not ids <= known.kept_ids(),
         proved=proved,
         trust=trust.fingerprints if trust else (),
+        level=trust.level if trust else None,
         replaces=trust.replaces if trust else request.replaces,
         cluster=cluster.name,
         munge=hashlib.sha256(keys.munge_key).hexdigest(),

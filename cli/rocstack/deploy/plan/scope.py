@@ -26,7 +26,8 @@ class Scope:
     rehearsal: whether real nodes may get a rehearsal image.
     require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
     proved: what is known to be proved of them.
-    trust: fingerprints of the keys of the trust policy; `replaces`: of those that it takes the place of.
+    trust: fingerprints of the keys of the trust policy; `replaces`: of those that it takes the place of; `level`: what
+        it requires of any image, whatever runs.
     cluster: its name.
     munge: SHA-256 of its MUNGE key, as nodes are to have it.
     """
@@ -46,6 +47,7 @@ class Scope:
     proved: tuple[VerifiedLevel, ...] = ()
     trust: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
+    level: int | None = None
     cluster: str = ""
     munge: str = ""
 

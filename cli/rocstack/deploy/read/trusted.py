@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.base.image_names import content_tag, id_tag
 from rocstack.base.levels import Level
+from rocstack.base.text import from_json
 from rocstack.base.words import Value
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.read.journal import VerifiedLevel
@@ -30,7 +32,7 @@ from rocstack.trust.keys import PublicKey
 from rocstack.trust.verification import SignedEvidence, Untrusted, verify
 
 ATTESTATIONS = {"provenance": PROVENANCE, "sbom": SBOM, "verify": VERIFY_REPORT}
-AWAY = frozenset({"registry-unreachable", "registry-busy"})
+AWAY = frozenset({"registry-unreachable", "registry-busy", "registry-denied"})  # a login may have expired
 NEWEST = 64  # tags in which an image is looked for
 SCHEMA = 1
 
@@ -83,7 +85,7 @@ class Kept:
     def read(cls, file: Path) -> Kept | None:
         """None where nothing was kept, or what can't be read: it is only kept."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            said = json.loads(file.read_text(encoding="utf-8"))
+            said = from_json(file.read_bytes())
             held = {str(name): base64.b64decode(text, validate=True) for name, text in said["held"].items()}
             return cls(str(said["reference"]), str(said["digest"]), held)
         return None
@@ -154,7 +156,16 @@ class TrustCheck:
         return Trusted(signers=tuple(sorted(common)), proved=tuple(_levels(found["worker"], images)))
 
     def _released(self, repository: Repository, image: Image, required: set[str]) -> SignedEvidence:
-        return keep(self.folder, repository, image.id, _digest(repository, image), self.keys, required)
+        """Tags are hints where to look: of what has this image's configuration, the first that is proved counts."""
+        kept, problem = Kept.read(_file(self.folder, image.id)), None
+        for digest in _digests(repository, image, kept.digest if kept else ""):
+            try:
+                return keep(self.folder, repository, image.id, digest, self.keys, required)
+            except Untrusted as error:
+                problem = problem or error
+        if problem:
+            raise problem
+        raise Untrusted.of("image-unreleased", repository=repository.reference, role=image.role, id=image.id[7:19])
 
     def _kept(self, image: Image, required: set[str], away: RocstackError | None) -> SignedEvidence:
         """Raises `away` where nothing was kept of this image."""
@@ -183,27 +194,26 @@ def _file(folder: Path, image_id: str) -> Path:
     return folder / f"{image_id.removeprefix('sha256:')}.json"
 
 
-def _digest(repository: Repository, image: Image) -> str:
-    """Of the manifest that names this very image. Where tags point is only a hint where to look for it.
-
-    Raises:
-        Untrusted: the repository has none.
-    """
-    for name in _names(repository, image):
-        data = repository.manifest(name, denied_is_absent=True)
-        if data is not None and _is(data, image):
-            return sha256(data)
-    raise Untrusted.of("image-unreleased", repository=repository.reference, role=image.role, id=image.id[7:19])
+def _digests(repository: Repository, image: Image, kept: str) -> Iterator[str]:
+    """Of the manifests that name this very image, each once. `kept` is where it was last."""
+    seen = set[str]()
+    for name in _names(repository, image, kept):
+        data = repository.manifest(name)
+        if data is not None and _is(data, image) and sha256(data) not in seen:
+            seen.add(sha256(data))
+            yield sha256(data)
 
 
-def _names(repository: Repository, image: Image) -> Iterator[str]:
+def _names(repository: Repository, image: Image, kept: str) -> Iterator[str]:
+    if re.fullmatch(r"sha256:[0-9a-f]{64}", kept):
+        yield kept
     reference, _, digest = (image.reference or "").partition("@")
     if digest and reference == repository.reference:
         yield digest
     with suppress(ValueError):  # no label, or one that isn't ours
         yield content_tag(image.label("content"))
     yield id_tag(image.id)
-    tags = [tag for tag in sorted(repository.tags(), reverse=True) if not tag.startswith("sha256-")]
+    tags = [tag for tag in sorted(repository.tags(), reverse=True) if not tag.startswith(("sha256-", "i-", "c-"))]
     yield from tags[:NEWEST]
 
 

@@ -39,6 +39,7 @@ def test_actions_are_pinned_and_jobs_may_only_read(file: Path) -> None:
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+    assert yaml.safe_load(file.read_text())["defaults"]["run"]["shell"] == "bash", "else a failure in a pipe is none"
     assert not any("${{" in step.get("run", "") for step in steps), "a value is a variable, never a part of a script"
 
 

@@ -122,6 +122,20 @@ def test_a_tag_of_another_image_is_passed_by(tmp_path: Path) -> None:
     assert check(where, tmp_path)[0].signers
 
 
+def test_another_manifest_of_the_same_image_hides_nothing(tmp_path: Path) -> None:
+    """A layer that was packed anew, and tags without an end."""
+    where = site()
+    for role, each in IMAGES.items():
+        twin = manifest(each) + b"\n"
+        where.shelves[role].manifests[sha256(twin)] = twin
+        where.tags[role] |= {f"c-{CONTENT[:16]}": sha256(twin), "zz": sha256(twin)}
+        where.tags[role] |= {f"i-{n:032x}": sha256(twin) for n in range(100)}
+    assert check(where, tmp_path)[0].signers
+    for role in IMAGES:  # where it was last is looked at first
+        where.tags[role] = {f"z{n}": "sha256:none" for n in range(100)}
+    assert check(where, tmp_path)[0].signers
+
+
 def test_images_of_two_keys_are_no_release(tmp_path: Path) -> None:
     assert code(site(control_key=THEIRS), tmp_path, keys=(OURS.public, THEIRS.public)) == "signers-differ"
 
@@ -164,6 +178,16 @@ def test_a_rollback_needs_no_registry(tmp_path: Path) -> None:
     assert found.signers == (OURS.public.fingerprint,)
     assert ["signatures that were kept" in line for line in said] == [True]
     assert check(where, tmp_path, repository=None) == (found, [])  # as after the install of a bundle
+
+
+def test_a_login_that_has_expired_is_a_registry_that_is_away(tmp_path: Path) -> None:
+    where = site()
+    where.away = Missing.of("registry-denied", reference="r", cause="401", host="registry.example")
+    assert code(where, tmp_path) == "registry-denied"
+    where.away = None
+    check(where, tmp_path)
+    where.away = Missing.of("registry-denied", reference="r", cause="401", host="registry.example")
+    assert check(where, tmp_path)[0].signers
 
 
 def test_without_a_registry_and_without_what_was_kept(tmp_path: Path) -> None:

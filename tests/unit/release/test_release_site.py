@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,18 @@ from fake_registry import Handler, Store, failing, serving
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.base.image_names import RegistryAddress
 from rocstack.registry.layers import sha256
-from rocstack.registry.oci import MANIFEST, as_json
+from rocstack.registry.oci import MANIFEST, ZSTD_LAYER, Blob, as_json
 from rocstack.registry.oci import manifest as manifest_of
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin
-from rocstack.release import catalog
+from rocstack.registry.repository import READ
+from rocstack.release import catalog, plan
+from rocstack.release.plan import ReleaseEntry
 from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.release.site import ReleaseSite
 from rocstack.steps import release as steps
+from rocstack.steps.release_access import keygen
 from rocstack.steps.release_check import attest_report
+from rocstack.trust import contents
 from rocstack.trust.envelope import PROVENANCE, SBOM, VERIFY_REPORT
 from rocstack.trust.keys import SigningKey
 from rocstack.trust.signing import sign_image
@@ -302,3 +308,110 @@ def test_a_file_or_command_that_is_not_there(cli: Any, tmp_path: Path) -> None:
     refused = cli("release", "promot")
     assert (refused.code, "No such command 'promot'" in refused.err) == (2, True)
     assert "docs/release.md" in cli("release", "verify", "--file", "none.yml").err
+
+
+def report(level: int) -> dict[str, dict[str, Any]]:
+    return {VERIFY_REPORT: {"level": level}}
+
+
+def test_a_report_by_a_new_key_keeps_what_the_old_one_signed(store: Store) -> None:
+    """As the documentation has it: with both keys for a while."""
+    old = site(store)
+    made = image(old)
+    both, repository = site(store, KEY, OTHER), old.repository("worker")
+    attest_report(run(image=made.id), [made], both, [KEY, OTHER])
+    for here in (old, both, site(store, OTHER)):
+        found = verify(repository, made.digest, here.trusted, (PROVENANCE, SBOM, VERIFY_REPORT))
+        assert len(found.attestations) == 3
+
+
+def test_an_older_attestation_of_ours_counts_for_nothing(store: Store) -> None:
+    here = site(store)
+    made, repository = image(here), here.repository("worker")
+    sign_image(repository, made.digest, [KEY], report(4))
+    name = f"{made.digest.replace(':', '-')}.att"
+    old = json.loads(repository.manifest(name) or b"")
+    sign_image(repository, made.digest, [KEY], report(1))
+    now = json.loads(repository.manifest(name) or b"")
+    assert {each["digest"] for each in old["layers"]} != {each["digest"] for each in now["layers"]}
+    now["layers"] = [*now["layers"], *(each for each in old["layers"] if each not in now["layers"])]
+    repository.put_manifest(name, as_json(now))
+    assert verify(repository, made.digest, here.trusted).predicates(VERIFY_REPORT) == [{"level": 1}]
+    sign_image(repository, made.digest, [KEY], {"urn:more": {}})  # and it isn't taken over
+    found = verify(repository, made.digest, here.trusted, known=[PROVENANCE, SBOM, VERIFY_REPORT, "urn:more"])
+    assert found.predicates(VERIFY_REPORT) == [{"level": 1}]
+
+
+@pytest.mark.parametrize("puts", range(1, 8))
+def test_signing_that_breaks_off_leaves_what_was_proved(store: Store, puts: int) -> None:
+    here = site(store)
+    made, repository = image(here), here.repository("worker")
+    sign_image(repository, made.digest, [KEY], report(4))
+    left = [puts]
+
+    def dies(handler: Handler) -> bool:
+        left[0] -= handler.command in ("PUT", "POST")
+        if left[0] > 0:
+            return False
+        handler.body()
+        handler.answer(500)
+        return True
+
+    store.faults.append(dies)
+    with contextlib.suppress(CheckFailed, Missing):
+        sign_image(repository, made.digest, [KEY], report(1))
+    store.faults.clear()
+    found = verify(repository, made.digest, here.trusted, (PROVENANCE, SBOM, VERIFY_REPORT))
+    assert found.predicates(VERIFY_REPORT) in ([{"level": 4}], [{"level": 1}])
+    sign_image(repository, made.digest, [KEY], report(1))
+    assert verify(repository, made.digest, here.trusted).predicates(VERIFY_REPORT) == [{"level": 1}]
+    assert len(json.loads(repository.manifest(f"{made.digest.replace(':', '-')}.att") or b"")["layers"]) == 3
+
+
+def test_a_layer_without_an_end_is_not_read_for_ever(store: Store) -> None:
+    here = site(store)
+    repository = here.repository("worker")
+    layer, config = b"x" * 100, as_json({"os": "linux", "rootfs": {"type": "layers", "diff_ids": []}})
+    for blob in (layer, config):
+        repository.put_blob(blob)
+    data = manifest_of(config, [Blob(digest=sha256(layer), size=100, media_type=ZSTD_LAYER)])
+    repository.put_manifest(sha256(data), data)
+
+    def endless(handler: Handler) -> bool:
+        if handler.command != "GET" or sha256(layer) not in handler.path:
+            return False
+        handler.answer(206, b"x" * READ)
+        return True
+
+    store.faults.append(endless)
+    with pytest.raises(Untrusted) as caught:
+        contents.check(repository, sha256(data), whole=True)
+    assert caught.value.code == "layer-differs"
+    assert "more bytes" in caught.value.what
+
+
+def test_many_large_files_are_not_read(store: Store) -> None:
+    here = site(store)
+    made, repository = image(here), here.repository("worker")
+    name = f"{made.digest.replace(':', '-')}.sig"
+    said = json.loads(repository.manifest(name) or b"")
+    said["layers"][0]["size"] = 70_000
+    repository.put_manifest(name, as_json(said))
+    with pytest.raises(Untrusted) as caught:
+        verify(repository, made.digest, here.trusted)
+    assert caught.value.code == "signature-broken"
+
+
+@pytest.mark.parametrize("tag", ["latest", "stable", "i-" + "a" * 32, "c-1", "sha256-" + "a" * 64 + ".sig"])
+def test_a_release_has_no_name_that_means_something_else(tag: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        plan.tags(ReleaseEntry(stack="debian-13", nic="tcp"), tag)
+    assert caught.value.code == "bad-tag"
+
+
+@pytest.mark.parametrize("name", ["release.pub", "."])
+def test_a_pair_of_keys_has_two_files(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        keygen(tmp_path / name if name != "." else Path("."), None, lambda: b"secret")
+    assert caught.value.code == "public-name"
+    assert not list(tmp_path.iterdir())

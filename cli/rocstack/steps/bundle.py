@@ -21,6 +21,7 @@ from rocstack.bundle.into_registry import FilledRepository, into_registry
 from rocstack.bundle.kit import make_kit
 from rocstack.bundle.needed import BundleBlobs
 from rocstack.bundle.write import write
+from rocstack.deploy.read import trusted
 from rocstack.edge import engine, files
 from rocstack.release import catalog
 from rocstack.release.plan import ReleaseFile
@@ -140,7 +141,11 @@ def install(options: BundleInstallOptions, note: Note = ignore, progress: Progre
             site = opened.enter_context(open_site(None, options.to_registry, settings(), tuple(keys), note))
             filled = into_registry(site, checked, blobs, downgrade=options.downgrade, note=note)
             return BundleInstallation(checked.proved.release, signers, repositories=filled)
-        return BundleInstallation(checked.proved.release, signers, images=_loaded(checked, blobs, options, note))
+        loaded = _loaded(checked, blobs, options, note)
+        for image in checked.proved.release.images if keys else ():  # what deploy's trust policy asks for
+            source = checked.layout.role(image.role)
+            trusted.keep(Path(settings().out) / "trust", source, image.id, image.digest, keys)
+        return BundleInstallation(checked.proved.release, signers, images=loaded)
 
 
 def _loaded(

@@ -6,7 +6,7 @@ It is an OCI layout (containerd's store reads `index.json`) that is also docker'
 
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ PACKERS = 2
 
 @dataclass(frozen=True)
 class ImageArchive:
-    """An image's packed layers in a folder."""
+    """An image and its packed layers; `pieces` gives the content of a blob."""
 
-    folder: Path
+    pieces: Callable[[str], Iterator[bytes]]
     name: str  # what the image is called on the nodes
     diff_ids: tuple[str, ...]
     config: bytes
@@ -47,7 +47,7 @@ class ImageArchive:
                 blobs = dict(
                     zip(needed, pool.map(lambda diff_id: _pack(image, diff_id, Path(made)), needed), strict=True)
                 )
-            yield cls(Path(made), name, image.diff_ids, image.config, blobs)
+            yield cls(lambda digest: _read(Path(made), digest), name, image.diff_ids, image.config, blobs)
 
     @property
     def id(self) -> str:
@@ -82,9 +82,7 @@ class ImageArchive:
         yield from _member(_path(config_blob(self.config).digest), self.config)
         for digest, blob in {b.digest: b for d, b in self.blobs.items() if d not in have}.items():
             yield _header(_path(digest), blob.size)
-            with (self.folder / digest.removeprefix("sha256:")).open("rb") as file:
-                while data := file.read(BLOCK):
-                    yield data
+            yield from self.pieces(digest)
             yield bytes(-blob.size % tarfile.BLOCKSIZE)
         yield bytes(2 * tarfile.BLOCKSIZE)
 
@@ -96,6 +94,12 @@ class ImageArchive:
         if any(diff_id not in self.blobs for diff_id in self.diff_ids):
             return None
         return manifest(self.config, [self.blobs[diff_id] for diff_id in self.diff_ids])
+
+
+def _read(folder: Path, digest: str) -> Iterator[bytes]:
+    with (folder / digest.removeprefix("sha256:")).open("rb") as file:
+        while data := file.read(BLOCK):
+            yield data
 
 
 def _pack(image: LocalImage, diff_id: str, to: Path) -> Blob:

@@ -258,6 +258,39 @@ class PromoteOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BundleOptions:
+    release: Annotated[
+        str | None, Flag("Release, or name that one was promoted to; default: the last.", metavar="TAG")
+    ] = None
+    registry: ReleaseRegistry = None
+    key: Annotated[
+        tuple[Path, ...], Flag("Public key to trust, instead of the file's; may be repeated.", metavar="FILE")
+    ] = ()
+    file: ReleaseYml = Path("release.yml")
+    since: Annotated[
+        Path | None, Flag("Leave out what this earlier bundle has: its file, or its bundle.json.", metavar="FILE")
+    ] = None
+    out: Annotated[Path, Flag("File to write.", ("--out", "-o"), "FILE")] = Path("rocstack.bundle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleInstallOptions:
+    bundle: Annotated[Path, Flag("Bundle to install.", metavar="FILE", argument=True)]
+    key: Annotated[
+        tuple[Path, ...], Flag("Public key that the release must be signed by; may be repeated.", metavar="FILE")
+    ] = ()
+    unsigned: Annotated[bool, Flag("Check no signature: whoever made the file could put anything into it.")] = False
+    to_registry: Annotated[
+        str | None, Flag("Fill this registry instead of this machine's engine: registry.example:5000/hpc.")
+    ] = None
+    with_: Annotated[
+        tuple[Path, ...],
+        Flag("Earlier bundle that has what this one leaves out; may be repeated.", ("--with",), "FILE"),
+    ] = ()
+    downgrade: Annotated[bool, Flag("Install it even if what is here is newer.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RenderOptions(ImageOptions):
     to: Annotated[Path | None, Flag("Write the whole context to this folder.")] = None
     diff: Annotated[bool, Flag("Show what changed since the last build of this stack and NIC.")] = False

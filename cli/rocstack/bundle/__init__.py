@@ -1,0 +1,1 @@
+"""Bundles: a release, and rocstack with its Python, in one file for a site without a network."""

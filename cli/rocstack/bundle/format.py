@@ -6,7 +6,6 @@ makes of it.
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
@@ -66,16 +65,6 @@ class BundleRecord(Value):
     members: tuple[BundleMember, ...] = Field(max_length=MOST)
     since: Line | None = None  # the release of the earlier bundle that has `absent`
     absent: tuple[BundleMember, ...] = Field((), max_length=MOST)  # belongs to it, and is left out
-
-    @classmethod
-    def of(
-        cls, script: bytes, release: str, created: str, rocstack: str, architecture: str, glibc: str, python: str,
-        members: tuple[BundleMember, ...], absent: tuple[BundleMember, ...], since: str | None,
-    ) -> Self:  # fmt: skip
-        return cls(
-            release=release, created=created, rocstack=rocstack, architecture=architecture, glibc=glibc, python=python,
-            install=hashlib.sha256(script).hexdigest(), members=members, absent=absent, since=since,
-        )  # fmt: skip
 
     @model_validator(mode="after")
     def _sorted(self) -> Self:

@@ -91,7 +91,8 @@ def _chains(client: docker.DockerClient) -> set[str]:
     found: set[str] = set()
     for row in client.api.images(quiet=True, all=True):
         try:
-            found.update(chain_ids(client.api.inspect_image(row)["RootFS"].get("Layers") or ()))
+            about = client.api.inspect_image(row)  # type: ignore[no-untyped-call]
+            found.update(chain_ids(about["RootFS"].get("Layers") or ()))
         except ImageNotFound:  # removed meanwhile
             continue
     return found
@@ -133,7 +134,8 @@ def _load(
     client: docker.DockerClient, archive: ImageArchive, have: frozenset[str], expected: str, info: Mapping[str, Any]
 ) -> None:
     try:
-        said = [row for row in client.api.load_image(archive.stream(have), quiet=True) if isinstance(row, dict)]
+        rows = client.api.load_image(archive.stream(have), quiet=True)  # type: ignore[no-untyped-call]
+        said = [row for row in rows if isinstance(row, dict)]
         wrong = next((str(row["error"]) for row in said if row.get("error")), "")
     except ImageNotFound as error:
         wrong = last_line(str(error))

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,6 @@ def _read(file: Path) -> Iterator[bytes]:
     with file.open("rb") as source:
         while data := source.read(1 << 20):
             yield data
-
-
-def left_out(parts: Mapping[str, BundlePart], earlier: BundleRecord | None) -> Collection[str]:
-    """Paths of those that an earlier bundle, or one before it, has."""
-    there = {(each.path, each.sha256) for each in earlier.whole()} if earlier else set()
-    return {path for path, part in parts.items() if (path, part.member.sha256) in there}
 
 
 def write(
@@ -102,6 +96,3 @@ def _stream(record: BundleRecord, install: bytes, own: bytes, parts: Mapping[str
         yield form.padding(member.size)
     yield END
 
-
-def sorted_members(parts: Sequence[BundlePart]) -> tuple[BundleMember, ...]:
-    return tuple(sorted((part.member for part in parts), key=lambda member: member.path))

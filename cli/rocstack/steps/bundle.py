@@ -8,19 +8,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstack.base import __version__
 from rocstack.base.errors import BadInput
 from rocstack.base.image_names import parse_registry
+from rocstack.bundle.assemble import assemble
 from rocstack.bundle.check import CheckedBundle, check
 from rocstack.bundle.collect import collect
 from rocstack.bundle.file import BundleFile, Progress, read_record
 from rocstack.bundle.format import BundleRecord
 from rocstack.bundle.into_engine import InstalledImage, into_engine
 from rocstack.bundle.into_registry import FilledRepository, into_registry
-from rocstack.bundle.kit import is_kit, make_kit
+from rocstack.bundle.kit import make_kit
 from rocstack.bundle.needed import BundleBlobs
-from rocstack.bundle.script import install_script
-from rocstack.bundle.write import left_out, sorted_members, write
+from rocstack.bundle.write import write
 from rocstack.edge import engine
 from rocstack.release import catalog
 from rocstack.release.plan import ReleaseFile
@@ -94,28 +93,11 @@ def bundle(options: BundleOptions, note: Note = ignore, progress: Progress = qui
         note(f"proving release {options.release or catalog.LATEST} in {site.target}")
         content = collect(site, options.release or catalog.LATEST)
         kit = make_kit(Path(chosen.out).absolute() / "bundle", note)
-        parts = {**content.parts, **kit.parts}
-        may = content.layers | kit.parts.keys()
-        absent = {path for path in left_out(parts, earlier) if path in may}
-        release = content.proved.release
-        tag, since = release.promoted or release.tag, earlier.release if earlier and absent else None
-        glibc = ".".join(map(str, kit.glibc))
-        script = install_script(
-            tag, kit.python.architecture, glibc, sorted_members([*parts.values()]), since if absent else None
-        )
-        made = BundleRecord.of(
-            script, tag, release.created, __version__, kit.python.architecture, glibc, kit.python.version,
-            sorted_members([part for path, part in parts.items() if path not in absent]),
-            sorted_members([parts[path] for path in absent]), since,
-        )  # fmt: skip
+        made = assemble(content, kit, earlier)
         note(f"writing {options.out}")
-        size, sha256 = write(options.out, made, script, parts, progress)
-    return WrittenBundle(
-        options.out, made, size, sha256,
-        kit=sum(each.size for each in made.members if is_kit(each.path)),
-        layers=sum(each.size for each in made.members if each.path in content.layers),
-        left_out=sum(each.size for each in made.absent),
-    )  # fmt: skip
+        size, sha256 = write(options.out, made.record, made.script, made.parts, progress)
+    left_out = sum(each.size for each in made.record.absent)
+    return WrittenBundle(options.out, made.record, size, sha256, made.kit, made.layers, left_out)
 
 
 def install(options: BundleInstallOptions, note: Note = ignore, progress: Progress = quiet) -> BundleInstallation:

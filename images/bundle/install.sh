@@ -117,8 +117,8 @@ placed() {
 # set_up: made where it stays, since programs name their Python by its path. Compiled, for users who can't write there.
 set_up() {
   rm -rf "$version" && mkdir -p "$version" "$fresh/wheels" && placed &&
-    python=$version/python/bin/$PYTHON && "$python" -I -m compileall -q "$version/python/lib" &&
-    "$python" -I "$fresh"/wheels/pip-*.whl/pip --isolated --disable-pip-version-check install --quiet --no-index \
+    python=$version/python/bin/$PYTHON && pip=$(ls "$fresh"/wheels/pip-[0-9]*.whl)/pip &&
+    "$python" -I -m compileall -q "$version/python/lib" && "$python" -I "$pip" --isolated --disable-pip-version-check install --quiet --no-index \
       --no-cache-dir --no-deps --root-user-action=ignore --no-warn-script-location --find-links "$fresh/wheels" \
       --require-hashes -r "$fresh/requirements.txt" &&
     "$version/python/bin/rocstack" --version && : >"$version/.complete"

@@ -5,6 +5,7 @@ set -eu
 umask 022
 
 RELEASE=@RELEASE@
+CREATED=@CREATED@
 ARCHITECTURE=@ARCHITECTURE@
 GLIBC=@GLIBC@ # the oldest that its programs run with
 KIT=@KIT@     # names what is set up: the same for the same Python and wheels
@@ -14,6 +15,7 @@ USAGE="usage: ./install FILE [--to DIR] [--rocstack-only] [OPTIONS of rocstack b
   FILE             the bundle that this script is in
   --to DIR         folder to set up rocstack in; default: /opt/rocstack
   --rocstack-only  set up rocstack, and load no images
+  --downgrade      also where a newer release was set up
 All else is passed on, such as --key release.pub or --to-registry HOST:PORT."
 
 # sha256 and path of each part
@@ -31,7 +33,7 @@ fail() {
   exit "${3:-1}"
 }
 
-to=/opt/rocstack file='' only='' left=$#
+to=/opt/rocstack file='' only='' downgrade='' left=$#
 while [ "$left" -gt 0 ]; do
   case $1 in
     -h | --help) echo "$USAGE"; exit 0 ;;
@@ -39,6 +41,7 @@ while [ "$left" -gt 0 ]; do
           to=$2; shift 2; left=$((left - 2)); continue ;;
     --to=*) to=${1#--to=} ;;
     --rocstack-only) only=yes ;;
+    --downgrade) downgrade=yes; set -- "$@" "$1" ;;
     -*) set -- "$@" "$1" ;;
     *) if [ -z "$file" ]; then file=$1; else set -- "$@" "$1"; fi ;;
   esac
@@ -68,6 +71,11 @@ mkdir -p "$to/parts" "$to/versions" "$to/bin" 2>/dev/null ||
   fail "$to can't be made" "run it as root, or choose a folder with --to" 3
 exec 9>"$to/.lock" || fail "$to can't be written" "run it as root, or choose a folder with --to" 3
 flock -n 9 || fail "another install runs in $to" "wait for it"
+
+before=$(cat "$to/.created" 2>/dev/null) || before=''
+[ -n "$downgrade" ] || [ "$(printf '%s\n%s\n' "$before" "$CREATED" | LC_ALL=C sort | tail -n 1)" = "$CREATED" ] ||
+  fail "this bundle's release $RELEASE is of $CREATED; a newer one, of $before, was set up in $to" \
+    "take the newer bundle, or add --downgrade"
 
 version=$to/versions/$KIT
 fresh=$(mktemp -d "$to/.new-XXXXXX")
@@ -118,14 +126,15 @@ placed() {
 set_up() {
   rm -rf "$version" && mkdir -p "$version" "$fresh/wheels" && placed &&
     python=$version/python/bin/$PYTHON && pip=$(ls "$fresh"/wheels/pip-[0-9]*.whl)/pip &&
-    "$python" -I -m compileall -q "$version/python/lib" && "$python" -I "$pip" --isolated --disable-pip-version-check install --quiet --no-index \
+    "$python" -I -m compileall -q "$version/python/lib" && "$python" -I -m venv --without-pip "$version/env" &&
+    "$version/env/bin/python" -I "$pip" --isolated --disable-pip-version-check install --quiet --no-index \
       --no-cache-dir --no-deps --root-user-action=ignore --no-warn-script-location --find-links "$fresh/wheels" \
       --require-hashes -r "$fresh/requirements.txt" &&
-    "$version/python/bin/rocstack" --version && : >"$version/.complete"
+    "$version/env/bin/rocstack" --version && : >"$version/.complete"
 }
 
 fetch
-if [ -f "$version/.complete" ] && "$version/python/bin/rocstack" --version >/dev/null 2>&1; then
+if [ -f "$version/.complete" ] && "$version/env/bin/rocstack" --version >/dev/null 2>&1; then
   say "rocstack is set up in $to already"
 else
   say "setting up rocstack and its Python in $to (a minute)"
@@ -139,7 +148,9 @@ else
 fi
 ln -sfn "versions/$KIT" "$fresh/current"
 mv -fT "$fresh/current" "$to/current"
-ln -sfn ../current/python/bin/rocstack "$fresh/rocstack"
+echo "$CREATED" >"$fresh/created"
+mv -f "$fresh/created" "$to/.created"
+ln -sfn ../current/env/bin/rocstack "$fresh/rocstack"
 mv -fT "$fresh/rocstack" "$to/bin/rocstack"
 say "$("$to/bin/rocstack" --version) is in $to/bin (release $RELEASE); add that folder to PATH"
 [ -z "$only" ] || exit 0

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rocstack.base import __version__, paths
+from rocstack.base.errors import CheckFailed
 from rocstack.bundle.collect import BundleContent
 from rocstack.bundle.format import BundleMember, BundleRecord
 from rocstack.bundle.kit import RocstackKit, is_kit
 from rocstack.bundle.relocatable import NAME
 from rocstack.bundle.write import BundlePart
 
-_WORD = re.compile(r"[A-Za-z0-9._+/-]*")
+_WORD = re.compile(r"[A-Za-z0-9.:_+/-]*")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def assemble(content: BundleContent, kit: RocstackKit, earlier: BundleRecord | N
     release = content.proved.release
     since = earlier.release if earlier and absent else None
     glibc, tag = ".".join(map(str, kit.glibc)), release.promoted or release.tag
-    script = install_script(tag, kit.python.architecture, glibc, _sorted(parts.values()), since)
+    script = install_script(tag, release.created, kit.python.architecture, glibc, _sorted(parts.values()), since)
     record = BundleRecord(
         release=tag,
         created=release.created,
@@ -57,14 +58,21 @@ def assemble(content: BundleContent, kit: RocstackKit, earlier: BundleRecord | N
 
 
 def install_script(
-    release: str, architecture: str, glibc: str, members: tuple[BundleMember, ...], since: str | None
+    release: str, created: str, architecture: str, glibc: str, members: tuple[BundleMember, ...], since: str | None
 ) -> bytes:
-    """The first member. `members` are all of the bundle, also those that a delta leaves out."""
+    """The first member. `members` are all of the bundle, also those that a delta leaves out.
+
+    Raises:
+        CheckFailed: a name isn't one that can stand in a script.
+    """
     kit = [each for each in members if is_kit(each.path)]
     parts = "\n".join(f"{each.sha256}  {each.path}" for each in kit)
     name = hashlib.sha256(parts.encode()).hexdigest()[:16]
-    values = {"RELEASE": release, "ARCHITECTURE": architecture, "GLIBC": glibc, "PYTHON": NAME, "KIT": name}
-    assert all(_WORD.fullmatch(text) for text in (*values.values(), since or "", *(each.path for each in kit)))
+    values = {"RELEASE": release, "CREATED": created, "ARCHITECTURE": architecture, "GLIBC": glibc}
+    values |= {"PYTHON": NAME, "KIT": name}
+    for word in (*values.values(), since or "", *(each.path for each in kit)):
+        if not _WORD.fullmatch(word):
+            raise CheckFailed.of("bundle-incoherent", file=release, why=f"{word!r:.200} is no word for a script")
     text = (paths.images() / "bundle/install.sh").read_text()
     for key, value in (values | {"SINCE": since or "''", "PARTS": parts}).items():
         text = text.replace(f"@{key}@", value)

@@ -54,7 +54,7 @@ def into_engine(
         raise CheckFailed.of(
             "bundle-other-machine", file=bundle.file.path, fits=bundle.file.record.architecture, here=machine
         )  # fmt: skip
-    old_store = info.get("Driver") == "overlay2"
+    old_store = not any("io.containerd.snapshotter" in str(row) for row in info.get("DriverStatus") or ())
     release = bundle.proved.release
     tag = release.promoted or release.tag
     images = [BundledImage.of(bundle, image) for image in release.images]

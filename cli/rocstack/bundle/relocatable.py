@@ -27,10 +27,11 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
 from rocstack.base.errors import CheckFailed, Missing
+from rocstack.base.text import last_line
 
 NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 LIBRARY = f"lib/{NAME}"
-# Debian's libc6, libcrypt apart: what each machine has in the version of its own glibc.
+# What each machine has in the version of its own glibc; libcrypt is no part of it any more.
 _GLIBC = re.compile(
     r"(ld-linux.*|linux-vdso|linux-gate|lib(c|m|mvec|dl|rt|pthread|util|resolv|anl|nsl|BrokenLocale|thread_db|nss_\w+))"
     r"\.so(\.\d+)*"
@@ -111,11 +112,13 @@ def _fill(root: Path) -> None:
     for name in ("python3", "python"):
         (root / "bin" / name).symlink_to(NAME)
     shutil.copytree(library, root / LIBRARY, ignore=_unwanted, ignore_dangling_symlinks=True)
-    dynamic = Path(sysconfig.get_path("platstdlib")) / "lib-dynload"
+    # sysconfig names the virtual environment's, in which there is none.
+    dynamic = Path(next(place for place in sys.path if place.endswith("/lib-dynload")))
     if not (root / LIBRARY / "lib-dynload").exists():
         shutil.copytree(dynamic, root / LIBRARY / "lib-dynload", ignore=_unwanted)
     (root / LIBRARY / "site-packages").mkdir()
-    (root / LIBRARY / "site-packages/sitecustomize.py").write_text(_CUSTOM)
+    (root / LIBRARY / "sitecustomize.py").unlink(missing_ok=True)
+    (root / LIBRARY / "sitecustomize.py").write_text(_CUSTOM)
     originals = [program, *(dynamic / file.name for file in (root / LIBRARY / "lib-dynload").glob("*.so"))]
     folder = root / "lib"
     for original, libraries in ((each, _needed(each)) for each in originals):
@@ -192,14 +195,23 @@ def _elves(root: Path) -> Iterator[Path]:
 
 
 def _try(program: Path) -> None:
-    """Does it run, and find all of itself in its own folder?"""
-    script = "import ssl, sqlite3, ctypes, lzma, bz2, hashlib, multiprocessing, sys; print(sys.prefix)"
+    """Does it run, and find all of itself in its own folder?
+
+    Raises:
+        CheckFailed: it doesn't.
+    """
+    script = "import ssl, sqlite3, ctypes, lzma, bz2, hashlib, zlib, sys; print(sys.prefix, *open('/proc/self/maps'))"
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(
-        [str(program), "-I", "-B", "-c", script], capture_output=True, text=True, env=env, check=False
-    )
-    if done.stdout.strip() != os.path.realpath(program.parents[1]):
-        raise CheckFailed.of("python-copy-broken", why=(done.stderr.strip() or done.stdout).splitlines()[-1:] or "")
+    command = [str(program), "-I", "-B", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode:
+        raise CheckFailed.of("python-copy-broken", why=last_line(done.stderr))
+    own = os.path.realpath(program.parents[1])
+    loaded = {words[5] for line in done.stdout.splitlines() if len(words := line.split()) == 6 and ".so" in words[5]}
+    if strange := sorted(each for each in loaded if not each.startswith(own) and not _GLIBC.fullmatch(Path(each).name)):
+        raise CheckFailed.of("python-copy-broken", why=f"it loads {strange[0]}")
+    if not done.stdout.startswith(own):
+        raise CheckFailed.of("python-copy-broken", why="it takes another folder for its own")
 
 
 def _packed(root: Path) -> bytes:

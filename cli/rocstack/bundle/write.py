@@ -95,4 +95,3 @@ def _stream(record: BundleRecord, install: bytes, own: bytes, parts: Mapping[str
             raise CheckFailed.of("bundle-source-differs", member=member.path)
         yield form.padding(member.size)
     yield END
-

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, command, commands
+from rocstack.cli.release import _asked
 from rocstack.cli.ui import err, mb, out, say, table
 from rocstack.steps.options import BundleInstallOptions, BundleOptions
 
@@ -71,7 +72,7 @@ def create(choice: BundleOptions) -> Answer:
     from rocstack.steps import bundle as steps
 
     with BytesDisplay("writing") as progress:
-        made = steps.bundle(choice, say, progress)
+        made = steps.bundle(choice, _asked, say, progress)
     yield made
     record = made.record
     out.say(f"{made.file}: release {record.release}, {mb(made.size)}")
@@ -81,6 +82,8 @@ def create(choice: BundleOptions) -> Answer:
         out.say(f"left out: {mb(made.left_out)} that the bundle of release {record.since} has")
     out.say(f"fits: {record.architecture} with glibc {record.glibc} or newer")
     out.say(f"sha256 {made.sha256}")
+    if made.signature:
+        out.say(f"{made.signature}: its signature")
 
 
 @command("rocstack bundle install site.bundle --key release.pub", bundle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,13 +21,13 @@ from rocstack.bundle.into_registry import FilledRepository, into_registry
 from rocstack.bundle.kit import make_kit
 from rocstack.bundle.needed import BundleBlobs
 from rocstack.bundle.write import write
-from rocstack.edge import engine
+from rocstack.edge import engine, files
 from rocstack.release import catalog
 from rocstack.release.plan import ReleaseFile
 from rocstack.release.record import ReleaseRecord
 from rocstack.steps.options import BundleInstallOptions, BundleOptions, Note, ignore, settings
-from rocstack.steps.release_access import open_site, trusted_keys
-from rocstack.trust.keys import PublicKey
+from rocstack.steps.release_access import Password, open_site, read_password, trusted_keys
+from rocstack.trust.keys import PublicKey, SigningKey
 
 
 def quiet(done: int, whole: int) -> None:
@@ -45,12 +46,14 @@ class WrittenBundle:
     kit: int
     layers: int
     left_out: int
+    signature: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         about = {"file": str(self.file), "release": self.record.release, "since": self.record.since}
         fits = {"architecture": self.record.architecture, "glibc": self.record.glibc, "python": self.record.python}
         sizes = {"size": self.size, "kit": self.kit, "layers": self.layers, "left_out": self.left_out}
-        return {**about, **fits, **sizes, "sha256": self.sha256}
+        signature = str(self.signature) if self.signature else None
+        return {**about, **fits, **sizes, "sha256": self.sha256, "signature": signature}
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ class BundleInstallation:
         return {**about, "signatures": signed, "signers": self.signers, **done}
 
 
-def bundle(options: BundleOptions, note: Note = ignore, progress: Progress = quiet) -> WrittenBundle:
+def bundle(
+    options: BundleOptions, password: Password, note: Note = ignore, progress: Progress = quiet
+) -> WrittenBundle:
     """Writes a bundle of a release, after everything of it was proved in its registry.
 
     Raises:
@@ -89,6 +94,7 @@ def bundle(options: BundleOptions, note: Note = ignore, progress: Progress = qui
     file = None if stated and not options.file.exists() else ReleaseFile.load(options.file)
     chosen = settings()
     earlier = read_record(options.since) if options.since else None
+    key = _signing_key(options, password)
     with open_site(file, options.registry, chosen, trusted_keys(file, options.key), note) as site:
         note(f"proving release {options.release or catalog.LATEST} in {site.target}")
         content = collect(site, options.release or catalog.LATEST)
@@ -97,7 +103,14 @@ def bundle(options: BundleOptions, note: Note = ignore, progress: Progress = qui
         note(f"writing {options.out}")
         size, sha256 = write(options.out, made.record, made.script, made.parts, progress)
     left_out = sum(each.size for each in made.record.absent)
-    return WrittenBundle(options.out, made.record, size, sha256, made.kit, made.layers, left_out)
+    signature = options.out.with_name(options.out.name + ".sig")
+    if key:
+        files.write(signature, base64.b64encode(key.sign_digest(bytes.fromhex(sha256))).decode() + "\n")
+    else:
+        signature.unlink(missing_ok=True)  # of another file
+    return WrittenBundle(
+        options.out, made.record, size, sha256, made.kit, made.layers, left_out, signature if key else None
+    )  # fmt: skip
 
 
 def install(options: BundleInstallOptions, note: Note = ignore, progress: Progress = quiet) -> BundleInstallation:
@@ -138,6 +151,17 @@ def _loaded(
         return into_engine(client, checked, blobs, prefix, downgrade=options.downgrade, note=note)
     finally:
         client.close()
+
+
+def _signing_key(options: BundleOptions, password: Password) -> SigningKey | None:
+    """
+    Raises:
+        BadInput: it isn't there, or can't be used.
+    """
+    if options.sign is None:
+        return None
+    secret = read_password(options.password_file) if options.password_file else password()
+    return SigningKey.load(options.sign, secret)
 
 
 def _keys(options: BundleInstallOptions) -> Sequence[PublicKey]:

@@ -271,6 +271,13 @@ class BundleOptions:
         Path | None, Flag("Leave out what this earlier bundle has: its file, or its bundle.json.", metavar="FILE")
     ] = None
     out: Annotated[Path, Flag("File to write.", ("--out", "-o"), "FILE")] = Path("rocstack.bundle")
+    sign: Annotated[
+        Path | None,
+        Flag(
+            "Private key to sign the file itself with: writes FILE.sig, which openssl and cosign check.", metavar="KEY"
+        ),
+    ] = None
+    password_file: Annotated[Path | None, Flag("File with the password of that key; default: it is asked for.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Literal, Self
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -162,6 +163,10 @@ class SigningKey:
     def sign(self, data: bytes) -> bytes:
         """As `cosign sign-blob`: DER, of the sha256 of `data`."""
         return self.key.sign(data, _SHA256)
+
+    def sign_digest(self, sha256: bytes) -> bytes:
+        """The same of data that has this sha256."""
+        return self.key.sign(sha256, ec.ECDSA(Prehashed(hashes.SHA256())))
 
     def encrypted(self, password: bytes) -> str:
         """The file that `cosign generate-key-pair` would write."""

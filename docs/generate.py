@@ -89,6 +89,8 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
 EXIT = {
     "backup": "Exit code 1: the cluster can't give it; 2: the file is there already.",
     "build": "Exit code 1: an image failed or is blocked, or the push was refused.",
+    "bundle create": "Exit code 1: something of the release is refused; 2: no release or key; 3: no room, no wheels.",
+    "bundle install": "Exit code 1: the bundle is refused, nothing was changed; 2: no bundle, or no key; 3: no engine.",
     "config": "Exit code 2: a setting is unknown or wrong.",
     "demo": "Exit code 1: the image does not run or does not train; 3: it was not built.",
     "deploy": "Exit code 1: a node was not changed or takes no jobs, the others are done; with `--plan`: is not fit.",

@@ -167,30 +167,37 @@ def _own_wheel(folder: Path) -> Path:
 
 
 def _put_together(dist: metadata.Distribution, folder: Path) -> Path:
-    rows, contents, programs = [], dict[str, bytes](), set[str]()
+    """A wheel of what one installed, with the same files in it."""
+    contents, programs = dict[str, bytes](), set[str]()
+    about = f"rocstack-{dist.version}.dist-info"
     for file in dist.files or ():
-        name = file.as_posix()
-        about = re.fullmatch(r"[^/]+\.dist-info/(METADATA|WHEEL|entry_points\.txt|licenses/.+)", name)
-        if (name.startswith("rocstack/") and "__pycache__" not in name) or about:
+        if name := _in_wheel(file.as_posix(), about):
             place = Path(str(file.locate()))
             contents[name] = place.read_bytes()
             programs |= {name} if os.access(place, os.X_OK) else set()
-    info = next((name.partition("/")[0] for name in contents if name.endswith(".dist-info/METADATA")), None)
-    if info is None:
+    if f"{about}/METADATA" not in contents:
         raise CheckFailed.of("bundle-no-own-wheel", why="it isn't installed from a wheel")
-    for name, data in sorted(contents.items()):
-        rows.append(f"{name},sha256={_urlsafe(hashlib.sha256(data).digest())},{len(data)}")
-    contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    made = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
+    sums = {name: _urlsafe(hashlib.sha256(data).digest()) for name, data in contents.items()}
+    rows = [f"{name},sha256={summed},{len(contents[name])}" for name, summed in sorted(sums.items())]
+    contents[f"{about}/RECORD"] = "\n".join([*rows, f"{about}/RECORD,,", ""]).encode()
+    made = folder / f"rocstack-{dist.version}-py3-none-any.whl"
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in sorted(contents.items(), key=lambda pair: (".dist-info/" in pair[0], pair[0])):
             entry = zipfile.ZipInfo(name, EPOCH)
-            entry.compress_type, entry.external_attr = (
-                zipfile.ZIP_DEFLATED,
-                (0o100755 if name in programs else 0o100644) << 16,
-            )
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o100755 if name in programs else 0o100644) << 16
             wheel.writestr(entry, data)
     return made
+
+
+def _in_wheel(name: str, about: str) -> str | None:
+    """What an installed file is called in its wheel; None for what pip made."""
+    if (name.startswith("rocstack/") and "__pycache__" not in name) or re.fullmatch(
+        rf"{re.escape(about)}/(METADATA|WHEEL|entry_points\.txt|licenses/.+)", name
+    ):
+        return name
+    shared = re.fullmatch(r"(?:\.\./)+(share/.+)", name)
+    return f"{about.removesuffix('.dist-info')}.data/data/{shared[1]}" if shared else None
 
 
 def _urlsafe(digest: bytes) -> str:

@@ -5,24 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from rocstack.base.text import count, listed
-from rocstack.cli.command import Answer, command, commands
-from rocstack.cli.release import _asked
+from rocstack.cli.command import Answer, ShortGroup, asked_password, command, commands
 from rocstack.cli.ui import err, mb, out, say, table
 from rocstack.steps.options import BundleInstallOptions, BundleOptions
 
-SHORT = "create"
 
-
-class BundleGroup(TyperGroup):
+class BundleGroup(ShortGroup):
     """`rocstack bundle -o FILE` is `rocstack bundle create -o FILE`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
-            args = [SHORT, *args]
-        return super().parse_args(ctx, args)
+    short = "create"
 
 
 bundle = typer.Typer(
@@ -72,7 +65,7 @@ def create(choice: BundleOptions) -> Answer:
     from rocstack.steps import bundle as steps
 
     with BytesDisplay("writing") as progress:
-        made = steps.bundle(choice, _asked, say, progress)
+        made = steps.bundle(choice, asked_password, say, progress)
     yield made
     record = made.record
     out.say(f"{made.file}: release {record.release}, {mb(made.size)}")

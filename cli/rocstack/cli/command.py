@@ -1,5 +1,6 @@
 """Makes commands of functions, their flags from the options of a step; and what several commands share."""
 
+import getpass
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from rocstack.base.errors import BadInput
 from rocstack.cli import completion
@@ -22,6 +24,18 @@ Service = Annotated[
 ]
 Force = Annotated[bool, Flag("Proceed even if jobs run; they are cancelled.")]
 Yes = Annotated[bool, Flag("Don't ask for confirmation.")]
+
+
+class ShortGroup(TyperGroup):
+    """`rocstack GROUP ...` without a command is that of `short`."""
+
+    short = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = [self.short, *args]
+        return super().parse_args(ctx, args)
+
 
 commands = typer.Typer(rich_markup_mode=None)  # those whose modules are loaded
 commands.callback()(lambda: None)
@@ -122,3 +136,16 @@ def confirmed(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise BadInput.of("unconfirmed", question=question)
     typer.confirm(f"{question} Go on?", abort=True, err=True)
+
+
+def asked_password(*, again: bool = False) -> bytes:
+    """
+    Raises:
+        BadInput: there is no terminal to ask at.
+    """
+    if not sys.stdin.isatty():
+        raise BadInput.of("no-password")
+    given = getpass.getpass("Password of the private key: ")
+    if again and given != getpass.getpass("Again: "):
+        raise BadInput.of("unlike-passwords")
+    return given.encode()

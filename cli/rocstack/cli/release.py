@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from rocstack.base.errors import BadInput
 from rocstack.base.text import count, listed
-from rocstack.cli.command import Answer, command, commands
+from rocstack.cli.command import Answer, ShortGroup, asked_password, command, commands
 from rocstack.cli.ui import mb, out, print_error, say, table
 from rocstack.steps.options import Flag, PasswordFile, PromoteOptions, ReleaseOptions, ReleaseVerifyOptions
 
@@ -21,18 +17,11 @@ if TYPE_CHECKING:
     from rocstack.release.record import ReleaseRecord
     from rocstack.steps.options import BuildOptions
 
-SHORT = "publish"
 
-
-class ReleaseGroup(TyperGroup):
+class ReleaseGroup(ShortGroup):
     """`rocstack release [FILE]` is `rocstack release publish [FILE]`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        first = args[0] if args else ""
-        plain = first.isidentifier() and not Path(first).exists()  # a command, if a misspelt one
-        if not (plain or first in ("-h", "--help") or ctx.resilient_parsing):  # the last: somebody completes a line
-            args = [SHORT, *args]
-        return super().parse_args(ctx, args)
+    short = "publish"
 
 
 release = typer.Typer(
@@ -58,7 +47,7 @@ def publish(choice: ReleaseOptions) -> Answer:
         with BuildDisplay() as events:
             return builds.build(options, events)
 
-    result = steps.release(choice, steps.ReleaseWork(build, say, _asked))
+    result = steps.release(choice, steps.ReleaseWork(build, say, asked_password))
     yield result
     if isinstance(result, steps.BuiltEntries):
         built = sum(len(report.images) for report in result.reports)
@@ -111,7 +100,7 @@ def promote(choice: PromoteOptions) -> Answer:
     """
     from rocstack.steps import release_check as steps
 
-    result = steps.promote(choice, _asked, say)
+    result = steps.promote(choice, asked_password, say)
     yield result
     name = result.release.promoted
     if not result.changed:
@@ -131,22 +120,9 @@ def keygen(
     """Make a pair of keys that rocstack and cosign can use. The private one is encrypted by a password."""
     from rocstack.steps import release_access as steps
 
-    public, made = steps.keygen(key, password_file, lambda: _asked(again=True))
+    public, made = steps.keygen(key, password_file, lambda: asked_password(again=True))
     out.say(f"{key}: the private key; keep it and its password where nobody else reads them, and a copy elsewhere")
     out.say(f"{public}: the public key, {made.public.fingerprint}; give it to everybody who deploys")
-
-
-def _asked(*, again: bool = False) -> bytes:
-    """
-    Raises:
-        BadInput: there is no terminal to ask at.
-    """
-    if not sys.stdin.isatty():
-        raise BadInput.of("no-password")
-    given = getpass.getpass("Password of the private key: ")
-    if again and given != getpass.getpass("Again: "):
-        raise BadInput.of("unlike-passwords")
-    return given.encode()
 
 
 def _show(made: ReleaseRecord) -> None:

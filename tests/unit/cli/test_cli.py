@@ -24,7 +24,7 @@ from rocstack.base import paths
 from rocstack.cli import completion
 from rocstack.edge import engine
 
-COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "outdated", "release"]
+COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "outdated", "release", "bundle"]
 COMMANDS += [
     "run",
     "shell",
@@ -48,7 +48,7 @@ COMMANDS += [
     "demo",
 ]
 COMMANDS += ["config", "local"]
-ALONE = [name for name in COMMANDS if name not in ("local", "job", "release")]  # those are groups of commands
+ALONE = [name for name in COMMANDS if name not in ("local", "job", "release", "bundle")]  # those are groups of commands
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 
 

@@ -57,6 +57,8 @@ def complaint(words: list[str]) -> str | None:
     if command is None:
         return f"no command {words[0]}"
     own = words if command is root else words[1:]
+    if (short := getattr(command, "short", None)) and (not own or own[0] not in command.commands):
+        own = [short, *own]
     while command is not root and hasattr(command, "commands") and own and not own[0].startswith("-"):
         command, own = command.get_command(context, own[0]), own[1:]
         if command is None:

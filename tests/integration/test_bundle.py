@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -20,6 +25,7 @@ from site_registry import USER, Registry, certificate, engine, running
 from tiny_release import LAYERS, publish
 from workspace import Outcome, Workspace
 
+from rocstack.bundle.kit import _put_together
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin
 from rocstack.trust.keys import SigningKey, write_pair
 
@@ -245,15 +251,65 @@ test ! -e /opt/rocstack
     assert "this bundle is for Linux on riscv64" in done.stderr
 
 
+def test_its_signature_is_one_that_openssl_checks(place: Bundles, tmp_path: Path) -> None:
+    (place.here.folder / "password").write_text("secret\n")
+    (place.here.folder / "password").chmod(0o600)
+    made = place.bundle("signed.bundle", "--sign", "release.key", "--password-file", "password").json
+    mark = Path(place.here.folder / made["signature"]).read_text()
+    (tmp_path / "sig").write_bytes(base64.b64decode(mark))
+    for key, code in (("release.pub", 0), ("other.pub", 1)):
+        line = ["openssl", "dgst", "-sha256", "-verify", key, "-signature", str(tmp_path / "sig"), "signed.bundle"]
+        assert subprocess.run(line, cwd=place.here.folder, capture_output=True).returncode == code
+
+
+def test_stopped_the_script_leaves_no_half(place: Bundles, debian: str) -> None:
+    script = """
+tar -xf /b/first.bundle install
+sh install /b/first.bundle --rocstack-only & pid=$!
+while ! ls -d /opt/rocstack/versions/*/python/bin >/dev/null 2>&1; do sleep 0.1; done
+kill -TERM $pid
+wait $pid && exit 9
+ls -A /opt/rocstack/versions | grep . && exit 9
+ls -Ad /opt/rocstack/.new* 2>/dev/null && exit 9
+sh install /b/first.bundle --rocstack-only
+/opt/rocstack/bin/rocstack --version
+rm -r /opt/rocstack/versions/*/env/lib/python3*/site-packages/typer
+sh install /b/first.bundle --rocstack-only
+/opt/rocstack/bin/rocstack --version
+"""
+    done = without_network(debian, place.here.folder, script)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.count("setting up rocstack") == 3
+
+
+def test_rocstack_puts_its_wheel_together_again(place: Bundles, tmp_path: Path) -> None:
+    """Where it isn't a checkout: of what was installed."""
+    archive = place.here.folder / "first.bundle"
+    subprocess.run(["tar", "-xf", archive, "-C", tmp_path, "--wildcards", "wheels/rocstack-*"], check=True)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "env"), "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--no-index", str(wheel)], check=True)
+    (place_of,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    (dist,) = Distribution.discover(name="rocstack", path=[str(place_of)])
+    (tmp_path / "again").mkdir()
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(_put_together(dist, tmp_path / "again")) as other:
+        contents = [{each: file.read(each) for each in file.namelist()} for file in (one, other)]
+        modes = [{each.filename: each.external_attr & 0o111 << 16 for each in file.infolist()} for file in (one, other)]
+    for each in contents:
+        (record,) = (name for name in each if name.endswith("/RECORD"))
+        del each[record]
+    assert contents[0] == contents[1]
+    assert modes[0] == modes[1]
+
+
 def test_what_the_record_says_is_in_the_file(place: Bundles) -> None:
     text = subprocess.run(
         ["tar", "-xOf", str(place.here.folder / "first.bundle"), "bundle.json"], capture_output=True, check=True
     ).stdout
     record = json.loads(text)
-    assert (record["release"], record["architecture"], record["python"]) == ("2026.47", os.uname().machine, _python())
-
-
-def _python() -> str:
-    import platform
-
-    return platform.python_version()
+    assert (record["release"], record["architecture"], record["python"]) == (
+        "2026.47",
+        platform.machine(),
+        platform.python_version(),
+    )

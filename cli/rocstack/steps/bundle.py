@@ -88,8 +88,9 @@ def bundle(
         Untrusted: something of the release isn't as it was signed.
         CheckFailed: as `make_kit`, `write` and `Repository`. No file is left then.
     """
-    if options.out.is_dir():
-        raise BadInput.of("no-access", options.out, why="it is a folder")
+    if options.out.is_dir() or not (folder := options.out.absolute().parent).is_dir():
+        why = "it is a folder" if options.out.is_dir() else f"there is no folder {folder}"
+        raise BadInput.of("no-access", options.out, why=why)
     stated = bool(options.registry and options.key)
     file = None if stated and not options.file.exists() else ReleaseFile.load(options.file)
     chosen = settings()

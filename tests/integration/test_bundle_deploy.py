@@ -1,0 +1,92 @@
+"""A real release in a bundle: into a fresh engine of a machine without a network, and on to a deployed cluster."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployed_cluster import deploy
+from released import Releases, entry, releases
+from site_registry import engine
+from workspace import Built, Workspace
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+TAG = "2026.01"
+WITH_ENGINE = """\
+RUN apt-get update -qq && apt-get install -qqy --no-install-recommends docker.io docker-cli && ! command -v python3
+VOLUME /var/lib/docker
+"""
+
+
+@pytest.fixture(scope="module")
+def place(base: str, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
+    folder = tmp_path_factory.mktemp("release")
+    (folder / "work").mkdir()
+    here = Workspace(folder / "work", built.workspace.prefix, made=built.workspace.made)
+    with releases(base, built, here, folder) as place:
+        place.write(entry(default=True))
+        place.must("--tag", TAG)
+        yield place
+
+
+@pytest.fixture(scope="module")
+def written(place: Releases) -> dict[str, Any]:
+    """What `bundle` says of the release's."""
+    done = place.here.run("bundle", "-o", "site.bundle", "--json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = done.json
+    return found
+
+
+def test_it_is_hardly_larger_than_its_layers(written: dict[str, Any]) -> None:
+    assert written["size"] - written["kit"] <= 1.02 * written["layers"]
+    assert written["kit"] < 80e6
+
+
+def test_a_fresh_engine_without_a_network(place: Releases, written: dict[str, Any], base: str, prefix: str) -> None:
+    name = f"{prefix}/airgapped:engine"
+    engine("build", "--quiet", "--tag", name, "-", stdin=f"FROM {base}\n{WITH_ENGINE}")
+    script = """
+test -z "$(tail -n +2 /proc/net/route)"
+dockerd --iptables=false --ip6tables=false --bridge=none >/log 2>&1 &
+tar -xf /b/site.bundle install
+sh install /b/site.bundle --rocstack-only
+for try in $(seq 60); do docker version >/dev/null 2>&1 && break; sleep 0.5; done
+PATH=/opt/rocstack/bin:$PATH
+rocstack bundle install /b/site.bundle --key /b/release.pub
+docker run --rm --network=none --entrypoint=/bin/true rocstack/worker:debian-13-tcp
+docker images --no-trunc --format '{{.Repository}}:{{.Tag}} {{.ID}}'
+rocstack bundle install /b/site.bundle --key /b/release.pub
+"""
+    line = ["docker", "run", "--rm", "--privileged", "--network=none", f"--volume={place.here.folder}:/b:ro"]
+    try:
+        done = subprocess.run([*line, name, "sh", "-euc", script], capture_output=True, text=True, check=False)
+    finally:
+        engine("rmi", "--force", name)
+    assert done.returncode == 0, done.stderr + done.stdout
+    for image in released(place):
+        assert f"rocstack/{image['role']}:debian-13-tcp {image['id']}" in done.stdout.splitlines()
+        assert f"rocstack/{image['role']}:debian-13-tcp-{TAG} {image['id']}" in done.stdout.splitlines()
+    assert f"release {TAG} was here already: nothing to do" in done.stdout
+
+
+def released(place: Releases) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = place.must("--tag", TAG)["images"]
+    return found
+
+
+def test_deploy_goes_on(place: Releases, written: dict[str, Any], prefix: str, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    there = Workspace(tmp_path / "site", f"{prefix}-c")
+    bundle, key = place.here.folder / "site.bundle", place.here.folder / "release.pub"
+    done = there.run("bundle", "install", str(bundle), "--key", str(key), "--json")
+    assert done.code == 0, done.err
+    ids = {each["role"]: each["id"] for each in released(place)}
+    with deploy(there) as cluster:
+        status = cluster.json("status")
+        assert {node["image"] for node in status["nodes"]} <= {*ids.values()}, status
+        cluster.run("verify", "--level", "0")

@@ -57,6 +57,12 @@ tar -xf /b/site.bundle install
 sh install /b/site.bundle --rocstack-only
 for try in $(seq 60); do docker version >/dev/null 2>&1 && break; sleep 0.5; done
 PATH=/opt/rocstack/bin:$PATH
+mkdir /small && mount -t tmpfs -o size=900m none /small
+dockerd --iptables=false --ip6tables=false --bridge=none --data-root=/small --exec-root=/run/small \
+  --pidfile=/run/small.pid --host=unix:///run/small.sock >/log.small 2>&1 &
+for try in $(seq 60); do docker -H unix:///run/small.sock version >/dev/null 2>&1 && break; sleep 0.5; done
+DOCKER_HOST=unix:///run/small.sock rocstack bundle install /b/site.bundle --key /b/release.pub && exit 9
+test -z "$(docker -H unix:///run/small.sock images --all --quiet)"
 rocstack bundle install /b/site.bundle --key /b/release.pub
 docker run --rm --network=none --entrypoint=/bin/true rocstack/worker:debian-13-tcp
 docker images --no-trunc --format '{{.Repository}}:{{.Tag}} {{.ID}}'
@@ -68,6 +74,7 @@ rocstack bundle install /b/site.bundle --key /b/release.pub
     finally:
         engine("rmi", "--force", name)
     assert done.returncode == 0, done.stderr + done.stdout
+    assert "error bundle-engine-full: the engine's disk is too small: the images take about" in done.stderr
     for image in released(place):
         assert f"rocstack/{image['role']}:debian-13-tcp {image['id']}" in done.stdout.splitlines()
         assert f"rocstack/{image['role']}:debian-13-tcp-{TAG} {image['id']}" in done.stdout.splitlines()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from pathlib import Path
 
 import docker
 import requests.exceptions
@@ -63,22 +64,27 @@ def into_engine(
         _refuse_older(client, bundle, images, names, tag)
     due = [each for each in images if engine.find_image(client, _engine_id(each, old_store)) is None]
     chains = _chains(client) if old_store and due else set()
-    have = {each.image.called: _have(each, chains) for each in due}
     needed = {
         blob.digest: blob.size * (each.image.size / max(1, each.image.compressed))
         for each in due
         for diff_id, blob in each.layers.items()
-        if diff_id not in have[each.image.called]
+        if diff_id not in _have(each, chains)
     }
     blobs.require(needed, "this machine's engine")
-    engine.require_disk(client, int(sum(needed.values()) / 1e6))
+    root, need = Path(str(info.get("DockerRootDir"))), sum(needed.values())
+    if due and root.is_dir() and shutil.disk_usage(root).free < need:
+        raise _full(root, need)
     for each in due:
         note(f"loading {each.image.called}: {each.image.compressed / 1e6:.0f} MB compressed")
         archive = ImageArchive(
             blobs.pieces, local_name(prefix, each.image.role, f"{each.image.variant}-{tag}"), each.diff_ids,
             each.config, dict(each.layers),
         )  # fmt: skip
-        _load(client, archive, have[each.image.called], _engine_id(each, old_store), info)
+        try:
+            _load(client, archive, _have(each, chains), _engine_id(each, old_store))
+        except _NoRoom:
+            raise _full(root, need) from None
+        chains |= set(chain_ids(each.diff_ids)) if old_store else set()
     return tuple(_named(client, each, names[each.image.called], tag, old_store, each in due, note) for each in images)
 
 
@@ -130,9 +136,22 @@ def _moment(text: str) -> datetime | None:
     return found if found.tzinfo and found.year > 1970 else None
 
 
-def _load(
-    client: docker.DockerClient, archive: ImageArchive, have: frozenset[str], expected: str, info: Mapping[str, Any]
-) -> None:
+class _NoRoom(Exception):
+    """The engine's disk is full."""
+
+
+def _full(root: Path, need: float) -> Missing:
+    """`root` may be on another machine than this."""
+    free = f"{shutil.disk_usage(root).free / 1e6:.0f} MB are free" if root.is_dir() else "less is free"
+    return Missing.of("bundle-engine-full", root=root, need=need / 1e6, free=free)
+
+
+def _load(client: docker.DockerClient, archive: ImageArchive, have: frozenset[str], expected: str) -> None:
+    """
+    Raises:
+        _NoRoom: as said.
+        Missing, CheckFailed: the engine fails, or has something else then.
+    """
     try:
         rows = client.api.load_image(archive.stream(have), quiet=True)  # type: ignore[no-untyped-call]
         said = [row for row in rows if isinstance(row, dict)]
@@ -142,7 +161,7 @@ def _load(
     except (APIError, DockerException, requests.exceptions.RequestException) as error:
         wrong = last_line(str(getattr(error, "explanation", None) or error))
     if _FULL.search(wrong):
-        raise Missing.of("bundle-engine-full", root=info.get("DockerRootDir"), need=archive.size(have) / 1e6)
+        raise _NoRoom
     if wrong:
         raise Missing.of("bundle-load-failed", name=archive.name, why=visible(wrong)[:300])
     found = engine.find_image(client, archive.name)

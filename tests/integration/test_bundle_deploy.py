@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from deployed_cluster import deploy
 from released import Releases, entry, releases
 from site_registry import engine
-from workspace import Built, Workspace
+from workspace import REPO, Built, Workspace
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -84,6 +85,19 @@ rocstack bundle install /b/site.bundle --key /b/release.pub
 def released(place: Releases) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = place.must("--tag", TAG)["images"]
     return found
+
+
+def test_a_change_of_the_trainer_is_a_few_mb(place: Releases, written: dict[str, Any], tmp_path: Path) -> None:
+    changed = replace(place, here=place.here.with_tree(tmp_path / "tree"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "requirements.lock", "docs/man"):
+        subprocess.run(["cp", "-r", "--parents", name, str(tmp_path / "tree")], cwd=REPO, check=True)
+    with (tmp_path / "tree/images/trainer/rocstack_trainer/settings.py").open("a") as file:
+        file.write("# changed\n")
+    changed.must("--tag", "2026.02")
+    done = changed.here.run("bundle", "--since", "site.bundle", "-o", "delta.bundle", "--json")
+    assert done.code == 0, done.err
+    assert done.json["size"] < 5e6, done.json
+    assert done.json["left_out"] > 0.98 * (written["layers"] + written["kit"]) - 5e6
 
 
 def test_deploy_goes_on(place: Releases, written: dict[str, Any], prefix: str, tmp_path: Path) -> None:

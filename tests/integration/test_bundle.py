@@ -26,8 +26,11 @@ from tiny_release import LAYERS, publish
 from workspace import Outcome, Workspace
 
 from rocstack.bundle.kit import _put_together
+from rocstack.deploy.read.trusted import Kept
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin
+from rocstack.release.site import REQUIRED
 from rocstack.trust.keys import SigningKey, write_pair
+from rocstack.trust.verification import verify
 
 pytestmark = pytest.mark.engine
 
@@ -94,6 +97,10 @@ def debian(base: str, prefix: str) -> Iterator[str]:
     engine("build", "--quiet", "--tag", name, "-", stdin=f"FROM {base}\n{line}\n{check}\n")
     yield name
     subprocess.run(["docker", "rmi", "--force", name], capture_output=True)
+
+
+def contents(bundle: Path, member: str) -> bytes:
+    return subprocess.run(["tar", "-xOf", bundle, member], capture_output=True, check=True).stdout
 
 
 def without_network(image: str, folder: Path, script: str) -> subprocess.CompletedProcess[str]:
@@ -176,6 +183,10 @@ def test_into_the_engine_and_again(place: Bundles, prefix: str) -> None:
         assert [each["loaded"] for each in done.json["images"]] == [True, True]
         ids = {name: engine("image", "inspect", "--format={{.Id}}", name) for name in names}
         assert ids == {each["name"]: each["id"] for each in done.json["images"]}
+        for image in json.loads(contents(place.here.folder / "first.bundle", "release.json"))["images"]:
+            kept = Kept.read(place.here.folder / f".rocstack/trust/{image['id'][7:]}.json")
+            assert kept
+            assert verify(kept, image["digest"], [place.key.public], REQUIRED).attestations
         again = own.run("bundle", "install", "first.bundle", "--key", "release.pub", "--json")
         assert again.json["changed"] is False
         # The engine has the layers that the delta leaves out.
@@ -304,10 +315,7 @@ def test_rocstack_puts_its_wheel_together_again(place: Bundles, tmp_path: Path) 
 
 
 def test_what_the_record_says_is_in_the_file(place: Bundles) -> None:
-    text = subprocess.run(
-        ["tar", "-xOf", str(place.here.folder / "first.bundle"), "bundle.json"], capture_output=True, check=True
-    ).stdout
-    record = json.loads(text)
+    record = json.loads(contents(place.here.folder / "first.bundle", "bundle.json"))
     assert (record["release"], record["architecture"], record["python"]) == (
         "2026.47",
         platform.machine(),

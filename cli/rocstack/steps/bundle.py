@@ -26,6 +26,7 @@ from rocstack.edge import engine, files
 from rocstack.release import catalog
 from rocstack.release.plan import ReleaseFile
 from rocstack.release.record import ReleaseRecord
+from rocstack.release.site import REQUIRED
 from rocstack.steps.options import BundleInstallOptions, BundleOptions, Note, ignore, settings
 from rocstack.steps.release_access import Password, open_site, read_password, trusted_keys
 from rocstack.trust.keys import PublicKey, SigningKey
@@ -141,22 +142,22 @@ def install(options: BundleInstallOptions, note: Note = ignore, progress: Progre
             site = opened.enter_context(open_site(None, options.to_registry, settings(), tuple(keys), note))
             filled = into_registry(site, checked, blobs, downgrade=options.downgrade, note=note)
             return BundleInstallation(checked.proved.release, signers, repositories=filled)
-        loaded = _loaded(checked, blobs, options, note)
-        for image in checked.proved.release.images if keys else ():  # what deploy's trust policy asks for
-            source = checked.layout.role(image.role)
-            trusted.keep(Path(settings().out) / "trust", source, image.id, image.digest, keys)
-        return BundleInstallation(checked.proved.release, signers, images=loaded)
+        return BundleInstallation(checked.proved.release, signers, images=_loaded(checked, blobs, keys, options, note))
 
 
 def _loaded(
-    checked: CheckedBundle, blobs: BundleBlobs, options: BundleInstallOptions, note: Note
+    checked: CheckedBundle, blobs: BundleBlobs, keys: Sequence[PublicKey], options: BundleInstallOptions, note: Note
 ) -> tuple[InstalledImage, ...]:
-    client = engine.connect()
+    """Into the engine. What proves the images is kept where `deploy` looks for it at a site without a registry."""
+    client, chosen = engine.connect(), settings()
     try:
-        prefix = settings().image_prefix
-        return into_engine(client, checked, blobs, prefix, downgrade=options.downgrade, note=note)
+        loaded = into_engine(client, checked, blobs, chosen.image_prefix, downgrade=options.downgrade, note=note)
     finally:
         client.close()
+    for image in checked.proved.release.images if keys else ():
+        source = checked.layout.role(image.role)
+        trusted.keep(Path(chosen.out) / "trust", source, image.id, image.digest, keys, REQUIRED)
+    return loaded
 
 
 def _signing_key(options: BundleOptions, password: Password) -> SigningKey | None:

@@ -88,12 +88,13 @@ def test_transient_failure_is_healed_by_waiting(built: Built, moody: Workspace) 
 def test_index_older_than_the_mirror_is_fetched_anew_once_for_both(built: Built, moody: Workspace) -> None:
     (moody.folder / "old").write_text(STALE)
     outcome = moody.build()
-    assert [image["attempts"] for image in outcome.json["images"]] == [2, 2]
+    attempts = [image["attempts"] for image in outcome.json["images"]]
+    assert max(attempts) == 2  # one that begins after the other has failed begins with the new index
     assert "the package index is older than the mirror; fetching it anew" in outcome.err
     worlds = [line.partition("=")[2] for line in (moody.folder / "worlds").read_text().split()]
     old, new = worlds[0], worlds[-1]
     assert re.fullmatch(rf"{old}-\d+", new)
-    assert sorted(worlds) == [old] * 2 + [new] * 4, "the images themselves are made from the index that worked"
+    assert sorted(worlds) == [old] * (sum(attempts) - 2) + [new] * 4, "the images themselves are made from the index that worked"
     assert outcome.json["world"] == new
     again = moody.build()
     assert again.json["world"] == new, "and it stays"

@@ -94,7 +94,7 @@ def test_index_older_than_the_mirror_is_fetched_anew_once_for_both(built: Built,
     worlds = [line.partition("=")[2] for line in (moody.folder / "worlds").read_text().split()]
     old, new = worlds[0], worlds[-1]
     assert re.fullmatch(rf"{old}-\d+", new)
-    assert sorted(worlds) == [old] * (sum(attempts) - 2) + [new] * 4, "the images themselves are made from the index that worked"
+    assert sorted(worlds) == [old] * (sum(attempts) - 2) + [new] * 4, "images are made from the index that worked"
     assert outcome.json["world"] == new
     again = moody.build()
     assert again.json["world"] == new, "and it stays"

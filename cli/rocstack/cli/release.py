@@ -162,7 +162,7 @@ def rebuild(choice: RebuildOptions) -> Answer:
             f"other inputs: the build context is not the release's: rocstack {recorded.rocstack} -> "
             f"{result.report.rocstack}, or another stack, overlay, profiles, NIC source"
         )
-    if not result.same_base:
+    if not (result.same_base or result.ok):
         out.say(f"other base: {recorded.base[:19]} -> {result.report.base_digest[:19]}")
     if image.failure:
         return

@@ -24,7 +24,7 @@ from rocstack.base import paths
 from rocstack.cli import completion
 from rocstack.edge import engine
 
-COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "outdated", "release"]
+COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "outdated", "release", "rebuild"]
 COMMANDS += [
     "run",
     "shell",

@@ -106,6 +106,7 @@ def _differs(one: LayerFile, two: LayerFile) -> Iterator[str]:
 
 
 def _cause(path: str, changed: Mapping[str, str], owners: Mapping[str, str]) -> str:
+    path = re.sub(r"(^|/)\.wh\.(?!\.wh\.)|/\.wh\.\.wh\.\.opq$", r"\1", path)  # marks of what is gone
     list_of = re.fullmatch(r"var/lib/dpkg/info/([a-z0-9.+-]+)(?::[a-z0-9]+)?\.[a-z0-9]+", path)
     name = list_of[1] if list_of else owners.get(path) or owners.get(path.removeprefix("usr/"), "")  # merged /usr
     if name in changed:

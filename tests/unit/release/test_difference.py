@@ -114,6 +114,8 @@ def test_the_time_of_change_is_no_content() -> None:
         ("usr/bin/fio", "fio: 1 -> 2"),
         ("usr/lib/libfio.so", "fio: 1 -> 2"),  # dpkg lists it below /lib
         ("var/lib/dpkg/info/fio.md5sums", "fio: 1 -> 2"),
+        ("usr/bin/.wh.fio", "fio: 1 -> 2"),
+        ("usr/bin/fio/.wh..wh..opq", "fio: 1 -> 2"),
         ("usr/bin/other", "other"),
         ("usr/local/lib/python3.13/dist-packages/my_wheel/a.py", "my-wheel (wheel): 1 -> 2"),
         ("usr/local/lib/python3.13/dist-packages/My_Wheel-2.dist-info/RECORD", "my-wheel (wheel): 1 -> 2"),

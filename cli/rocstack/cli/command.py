@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -32,7 +33,9 @@ class ShortGroup(TyperGroup):
     short = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+        first = args[0] if args else ""
+        plain = first.isidentifier() and not Path(first).exists()  # a command, if a misspelt one
+        if not (plain or first in ("-h", "--help") or ctx.resilient_parsing):  # the last: somebody completes a line
             args = [self.short, *args]
         return super().parse_args(ctx, args)
 
